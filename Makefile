@@ -1,0 +1,46 @@
+# Forebay's only entry point. `make run` and `make test` set up everything they need.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Where `make run` and `make bench` put their pool; any directory of yours on the drive to measure.
+BENCH_DIR ?= build/bench-disk
+BENCH_SIZE ?= 2GiB
+
+.PHONY: help install run bench test check format docs mutate soak replay clean
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
+
+install: $(STAMP) ## create the virtual environment
+$(STAMP): pyproject.toml tools/preflight.sh
+	@sh tools/preflight.sh $(PYTHON)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+run: $(STAMP) ## measure this machine: raw O_DIRECT against Forebay's verified pool
+	@mkdir -p -m 700 $(BENCH_DIR)
+	@exec $(BIN)/forebay bench pool --disk $(BENCH_DIR):$(BENCH_SIZE)
+
+check: $(STAMP) ## lint, types, and the fast tests (under a minute)
+	@$(BIN)/ruff format --check --quiet src tests tools
+	@$(BIN)/ruff check --quiet src tests tools
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python tools/size.py
+	@$(BIN)/python -m pytest -q -m 'not slow'
+
+test: $(STAMP) ## everything: lint, types, all tests
+	@$(BIN)/ruff format --check --quiet src tests tools
+	@$(BIN)/ruff check --quiet src tests tools
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python tools/size.py
+	@$(BIN)/python -m pytest -q
+
+format: $(STAMP) ## format the code and regenerate the generated parts of docs/
+	@$(BIN)/ruff format --quiet src tests tools
+	@$(BIN)/ruff check --quiet --fix src tests tools
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -1,0 +1,1 @@
+"""The `forebay` command: one module a command, each with `add(commands)`."""

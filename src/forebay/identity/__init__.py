@@ -1,0 +1,1 @@
+"""What may be interchanged with what: keys and namespaces, as pure functions."""

@@ -1,0 +1,106 @@
+"""Keys: a hash chain over token ids in which one key names a whole prefix.
+
+A key is BLAKE2b-256, keyed by the realm, of everything before it: namespace, group, chunk size,
+salt, adapter, and every token up to the chunk's last. It is the same in every process, on every
+machine and in every Python version; tests/identity/test_keys.py has golden values.
+"""
+
+import hashlib
+import struct
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.record.header import KEY_BYTES, NAMESPACE_BYTES
+
+_ROOT: Final = struct.Struct(
+    "<16s32sIIQQ"
+)  # version, namespace, group, chunk, salt and adapter length
+_KEY_VERSION: Final = b"forebay key 1"
+_PARTS_PERSON: Final = b"forebay parts"
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRoot:
+    """What a chain of keys begins with; chains with different roots share no key."""
+
+    namespace: bytes  # 32 bytes
+    chunk_tokens: int
+    group: int = 0
+    realm: str = ""  # the same on all hosts that share; empty: none
+    salt: str = ""  # of the tenant; empty: none
+    adapter: bytes = b""  # hash of a LoRA adapter's content; empty: none
+
+
+class KeyChain:
+    """Extends one chain chunk by chunk. Owned by one thread; holds a hash state, no tokens."""
+
+    __slots__ = ("_hash", "_realm", "chunk_tokens")
+
+    def __init__(self, root: ChainRoot) -> None:
+        assert len(root.namespace) == NAMESPACE_BYTES
+        assert root.chunk_tokens > 0
+        self.chunk_tokens = root.chunk_tokens
+        self._realm = (
+            hashlib.blake2b(root.realm.encode(), digest_size=KEY_BYTES).digest()
+            if root.realm
+            else b""
+        )
+        salt = root.salt.encode("utf-8", "surrogatepass")
+        start = _ROOT.pack(
+            _KEY_VERSION,
+            root.namespace,
+            root.group,
+            root.chunk_tokens,
+            len(salt),
+            len(root.adapter),
+        )
+        self._hash = hashlib.blake2b(
+            start + salt + root.adapter, digest_size=KEY_BYTES, key=self._realm
+        )
+
+    def extend(
+        self, tokens: Sequence[int], parts: Mapping[int, bytes] | None = None
+    ) -> list[bytes]:
+        """Keys of the next whole chunks, one a chunk.
+
+        `parts` has, by position in the returned list, what else shaped a chunk: the hashes of
+        images or embeddings that lie in it.
+        """
+        assert len(tokens) % self.chunk_tokens == 0, "only whole chunks have keys"
+        data = _token_bytes(tokens)
+        step = self.chunk_tokens * 4
+        keys: list[bytes] = []
+        if not parts:
+            update, digest = self._hash.update, self._hash.digest
+            for at in range(0, len(data), step):
+                update(data[at : at + step])
+                keys.append(digest())
+            return keys
+        for position, at in enumerate(range(0, len(data), step)):
+            if position in parts:
+                self._bind(parts[position])
+            self._hash.update(data[at : at + step])
+            keys.append(self._hash.digest())
+        return keys
+
+    def _bind(self, part: bytes) -> None:
+        """Begin a new hash over the chain so far and a part: no run of tokens can say the same."""
+        self._hash = hashlib.blake2b(
+            self._hash.digest() + part,
+            digest_size=KEY_BYTES,
+            key=self._realm,
+            person=_PARTS_PERSON,
+        )
+
+
+def _token_bytes(tokens: Sequence[int]) -> bytes:
+    ids = array("I", tokens)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
+
+
+assert array("I").itemsize == 4

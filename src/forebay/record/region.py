@@ -1,0 +1,155 @@
+"""The region: a preallocated file of records with a table of contents behind them.
+
+    [0, 4096)                  region header
+    [4096, end)                records, each at a page boundary
+    [end, size - 4096)         table of contents, once the region is sealed
+    [size - 4096, size)        footer that finds and proves the table
+
+A table of contents only says where to look: the record found there is verified like any other.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import xxhash
+
+from forebay.record.header import HASH_BYTES, HEADER_BYTES, VERSION, Damage, RecordHeader
+from forebay.sys.memory import PAGE_BYTES, padded
+
+SHORT_KEY_BYTES: Final = 16  # of a key, on the wire and in the index; the record has all 32
+FIRST_RECORD: Final = PAGE_BYTES
+_MAGIC_HEADER: Final = b"FOREBAYG"
+_MAGIC_FOOTER: Final = b"FOREBAYT"
+_HEADER: Final = struct.Struct("<8sHHIQQ")  # magic, version, 0, 0, generation, size
+# magic, version, 0, count, generation, size, contents offset, contents hash
+_FOOTER: Final = struct.Struct("<8sHHIQQQ16s")
+_ENTRY: Final = struct.Struct("<32s32s16sIIII")  # key, namespace, parent, page, length, group, 0
+ENTRY_BYTES: Final = _ENTRY.size
+_HASH_AT: Final = PAGE_BYTES - HASH_BYTES
+
+
+class RegionHeader(NamedTuple):
+    """The first page of a region."""
+
+    generation: int
+    size_bytes: int
+
+
+class Footer(NamedTuple):
+    """The last page of a sealed region."""
+
+    generation: int
+    size_bytes: int
+    contents_offset: int
+    records: int
+    contents_hash: bytes
+
+
+class ContentsEntry(NamedTuple):
+    """One record in a table of contents."""
+
+    key: bytes
+    namespace: bytes
+    parent: bytes  # SHORT_KEY_BYTES of it
+    offset: int
+    length: int
+    group: int
+
+
+def short(key: bytes) -> bytes:
+    """A key as the wire and the index carry it."""
+    return key[:SHORT_KEY_BYTES]
+
+
+def pack_header(header: RegionHeader) -> bytes:
+    """The first page of a region."""
+    fields = _HEADER.pack(_MAGIC_HEADER, VERSION, 0, 0, *header)
+    return _with_hash(fields)
+
+
+def unpack_header(page: memoryview | bytes) -> RegionHeader | Damage:
+    """What a region's first page says, or why it says nothing."""
+    if len(page) != PAGE_BYTES:
+        return Damage.CUT
+    magic, version, _, _, generation, size_bytes = _HEADER.unpack_from(page)
+    if magic != _MAGIC_HEADER:  # verify: region magic
+        return Damage.NOT_A_RECORD
+    if version != VERSION:  # verify: region version
+        return Damage.NEWER_VERSION
+    if not _hash_holds(page):  # verify: region header hash
+        return Damage.HEADER_HASH
+    return RegionHeader(generation, size_bytes)
+
+
+def pack_footer(footer: Footer) -> bytes:
+    """The last page of a sealed region."""
+    fields = _FOOTER.pack(
+        _MAGIC_FOOTER,
+        VERSION,
+        0,
+        footer.records,
+        footer.generation,
+        footer.size_bytes,
+        footer.contents_offset,
+        footer.contents_hash,
+    )
+    return _with_hash(fields)
+
+
+def unpack_footer(page: memoryview | bytes) -> Footer | Damage:
+    """What a region's last page says; every length in it is checked before it is used."""
+    if len(page) != PAGE_BYTES:
+        return Damage.CUT
+    magic, version, _, count, generation, size_bytes, offset, digest = _FOOTER.unpack_from(page)
+    if magic != _MAGIC_FOOTER:  # verify: footer magic
+        return Damage.NOT_A_RECORD
+    if version != VERSION:  # verify: footer version
+        return Damage.NEWER_VERSION
+    if not _hash_holds(page):  # verify: footer hash
+        return Damage.HEADER_HASH
+    end = size_bytes - PAGE_BYTES
+    if not FIRST_RECORD <= offset <= end - padded(count * ENTRY_BYTES):  # verify: contents bounds
+        return Damage.LENGTH
+    return Footer(generation, size_bytes, offset, count, digest)
+
+
+def pack_entry(header: RecordHeader) -> bytes:
+    """A record's line in the table of contents."""
+    name = header.name
+    page = header.offset // PAGE_BYTES
+    return _ENTRY.pack(
+        name.key, name.namespace, short(name.parent), page, header.length, name.group, 0
+    )
+
+
+def contents_hash(contents: memoryview | bytes) -> bytes:
+    """The hash of a table of contents, as the footer carries it."""
+    return xxhash.xxh3_128_digest(contents)
+
+
+def unpack_contents(
+    contents: memoryview | bytes, footer: Footer
+) -> Iterator[ContentsEntry] | Damage:
+    """The entries of a table of contents, or why it cannot be believed."""
+    contents = contents[: footer.records * ENTRY_BYTES]
+    if contents_hash(contents) != footer.contents_hash:  # verify: contents hash
+        return Damage.PAYLOAD_HASH
+    return _entries(contents)
+
+
+def _entries(contents: memoryview | bytes) -> Iterator[ContentsEntry]:
+    for key, namespace, parent, page, length, group, _ in _ENTRY.iter_unpack(contents):
+        yield ContentsEntry(key, namespace, parent, page * PAGE_BYTES, length, group)
+
+
+def _with_hash(fields: bytes) -> bytes:
+    page = fields.ljust(_HASH_AT, b"\0")
+    return page + xxhash.xxh3_128_digest(page)
+
+
+def _hash_holds(page: memoryview | bytes) -> bool:
+    return bytes(page[_HASH_AT:]) == xxhash.xxh3_128_digest(page[:_HASH_AT])
+
+
+assert HEADER_BYTES == PAGE_BYTES

@@ -1,0 +1,1 @@
+"""The only code that touches the world: files, memory, clocks. Tests inject faults here."""

@@ -1,0 +1,90 @@
+"""The disk seam: every call by which Forebay touches a file system.
+
+Each method is one system call and raises OSError as the kernel says it. `forebay.testing.FaultDisk`
+subclasses this to lose, tear, misdirect and delay; production code reaches files in no other way.
+Paths are names relative to a directory descriptor, never followed through a symbolic link.
+"""
+
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+FILE_MODE = 0o600
+
+
+class FileStatus(NamedTuple):
+    """What fstat says, as far as Forebay asks."""
+
+    size_bytes: int
+    allocated_bytes: int  # as du counts it
+    owner_uid: int
+    mode: int
+
+
+class Space(NamedTuple):
+    """What statvfs says."""
+
+    free_bytes: int  # available to this user
+    total_bytes: int
+
+
+class Disk:
+    """The real file system."""
+
+    def open_directory(self, path: str) -> int:
+        """A descriptor of an existing directory; the last component must not be a symbolic link."""
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def open(self, directory: int, name: str, *, create: bool, direct: bool, write: bool) -> int:
+        """A descriptor of a file; `create` demands that it does not exist yet."""
+        flags = os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY)
+        flags |= os.O_CREAT | os.O_EXCL if create else 0
+        flags |= os.O_DIRECT if direct else 0
+        return os.open(name, flags, FILE_MODE, dir_fd=directory)
+
+    def close(self, descriptor: int) -> None:
+        """Give a descriptor back."""
+        os.close(descriptor)
+
+    def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """preadv: bytes read, fewer at the end of the file."""
+        return os.preadv(descriptor, buffers, offset)
+
+    def write(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """pwritev: bytes written."""
+        return os.pwritev(descriptor, buffers, offset)
+
+    def preallocate(self, descriptor: int, size_bytes: int) -> None:
+        """Reserve every block of a file now, so that a later write needs none."""
+        os.posix_fallocate(descriptor, 0, size_bytes)
+
+    def rename(self, directory: int, source: str, target: str) -> None:
+        """Rename within one directory, atomically."""
+        os.rename(source, target, src_dir_fd=directory, dst_dir_fd=directory)
+
+    def unlink(self, directory: int, name: str) -> None:
+        """Remove a file."""
+        os.unlink(name, dir_fd=directory)
+
+    def names(self, directory: int) -> list[str]:
+        """The names in a directory, unsorted."""
+        return os.listdir(directory)
+
+    def status(self, descriptor: int) -> FileStatus:
+        """Size, allocation, owner and mode of an open file or directory."""
+        found = os.fstat(descriptor)
+        return FileStatus(found.st_size, found.st_blocks * 512, found.st_uid, found.st_mode)
+
+    def space(self, directory: int) -> Space:
+        """Free and total bytes of the file system."""
+        found = os.fstatvfs(directory)
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+    def try_lock(self, descriptor: int) -> bool:
+        """Take an exclusive lock that ends with the descriptor; False if another has it."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

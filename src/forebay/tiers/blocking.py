@@ -1,0 +1,55 @@
+"""Tiers for callers that may wait: scripts, benchmarks, tests."""
+
+import threading
+import time
+from typing import cast
+
+from forebay.record.header import RecordName
+from forebay.sys import memory
+from forebay.tiers.contract import (
+    Dropped,
+    DropReason,
+    LoadOutcome,
+    Miss,
+    MissReason,
+    StoreOutcome,
+    Tier,
+)
+
+
+class _Answer:
+    """One outcome, awaited by one thread."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._outcome: object = None
+
+    def set(self, outcome: object) -> None:
+        self._outcome = outcome
+        self._ready.set()
+
+    def wait(self, timeout_s: float) -> object:
+        return self._outcome if self._ready.wait(timeout_s) else None
+
+
+def store(tier: Tier, name: RecordName, payload: bytes, timeout_s: float = 30.0) -> StoreOutcome:
+    """Store a payload and wait for the outcome; too late counts as dropped."""
+    source = memory.allocate(len(payload))
+    source[: len(payload)] = payload
+    answer = _Answer()
+    tier.submit_store(name, source, len(payload), answer.set)
+    outcome = cast("StoreOutcome | None", answer.wait(timeout_s))
+    return outcome if outcome is not None else Dropped(DropReason.BUSY)
+
+
+def load(
+    tier: Tier, name: RecordName, length_max: int, timeout_s: float = 30.0
+) -> tuple[LoadOutcome, bytes]:
+    """Load a payload of at most `length_max` bytes and wait for it; too late is a miss."""
+    target = memory.allocate(length_max)
+    answer = _Answer()
+    tier.submit_load(name, target, answer.set, time.monotonic() + timeout_s)
+    outcome = cast("LoadOutcome | None", answer.wait(timeout_s))
+    if outcome is None:
+        return Miss(MissReason.DEADLINE), b""
+    return outcome, b"" if isinstance(outcome, Miss) else bytes(target[: outcome.length])

@@ -1,0 +1,72 @@
+"""Imports point down only; each layer may use the ones below it and nothing else of Forebay."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "forebay"
+
+# Lower numbers are lower layers. Siblings of one layer do not import each other, unless listed.
+LAYERS = {
+    "errors": 0,
+    "quantity": 0,
+    "settings": 0,
+    "sys": 1,
+    "record": 2,
+    "identity": 2,
+    "tiers": 3,
+    "pool": 4,
+    "engines": 5,
+    "sim": 6,
+    "plan": 6,
+    "bench": 6,
+    "observe": 6,
+    "gateway": 6,
+    "cli": 7,
+    "testing": 8,
+}
+SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
+SIBLINGS |= {("identity", "record"), ("plan", "sim")}
+# What only some layers may import from outside.
+ONLY_IN = {
+    "torch": {"engines"},
+    "vllm": {"engines"},
+    "hypothesis": {"testing"},
+    "pytest": {"testing"},
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            if node.module == "forebay":
+                found |= {f"forebay.{alias.name}" for alias in node.names}
+    return found
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if layer_of(path) != "__init__")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down(path: Path) -> None:
+    layer = layer_of(path)
+    assert layer in LAYERS, f"{layer} is in no layer: place it in tests/test_layers.py"
+    for name in imports_of(path):
+        top, _, rest = name.partition(".")
+        if top in ONLY_IN:
+            assert layer in ONLY_IN[top], f"{path} imports {name}"
+        target = rest.partition(".")[0]
+        if top != "forebay" or target in {"", "__version__", layer}:
+            continue
+        below = LAYERS[target] < LAYERS[layer] or (layer, target) in SIBLINGS
+        assert below, f"{path} imports {name}, which is not below it"

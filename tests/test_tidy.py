@@ -1,0 +1,82 @@
+"""Taste made executable: sizes, words and sinks that the code must not have."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "forebay"
+FILES = sorted(SOURCE.rglob("*.py"))
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+PARAMETERS_MAX = 7
+PACKAGE_FILES_MAX = 12
+WORDS = re.compile(r"\b\w*(Manager|Helper|Util|Utils|V2)\b|\bHACK\b|\bXXX\b|\bTODO\b(?! #\d)")
+SINKS = {"pickle", "marshal", "shelve", "dill"}  # T41: bytes are data, never code
+CALLS = {"eval", "exec", "compile", "__import__"}
+BROAD_ALLOWED = 1  # the engine boundary; start-up errors are typed
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_file_is_small_and_says_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= FILE_LINES_MAX
+    assert ast.get_docstring(ast.parse(text)), "a module says what it promises"
+    assert not (found := WORDS.search(text)), found
+    for node in functions(path):
+        size = (node.end_lineno or node.lineno) - node.lineno + 1
+        assert size <= FUNCTION_LINES_MAX, f"{node.name} has {size} lines"
+        count = len(node.args.args) + len(node.args.kwonlyargs) + len(node.args.posonlyargs)
+        assert count <= PARAMETERS_MAX, f"{node.name} has {count} parameters"
+
+
+def test_packages_are_rooms_not_halls() -> None:
+    for package in SOURCE.rglob("__init__.py"):
+        names = [path.name for path in package.parent.glob("*.py")]
+        assert len(names) <= PACKAGE_FILES_MAX, package.parent
+
+
+def test_almost_nothing_catches_everything() -> None:
+    broad = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler):
+                names = {
+                    child.id for child in ast.walk(node.type or node) if isinstance(child, ast.Name)
+                }
+                if node.type is None or names & {"Exception", "BaseException"}:
+                    broad.append(f"{path}:{node.lineno}")
+    assert len(broad) <= BROAD_ALLOWED, broad
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_t41_no_sink_that_turns_bytes_into_code(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            names = {module or ""} | {alias.name for alias in node.names}
+            assert not {name.partition(".")[0] for name in names} & SINKS
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in CALLS | {"torch.load", "yaml.load", "numpy.load", "np.load"}
+            for keyword in node.keywords:
+                value = getattr(keyword.value, "value", None)
+                assert not (keyword.arg in {"shell", "allow_pickle"} and value), called
+
+
+def test_library_code_leaves_the_process_alone() -> None:
+    banned = ("set_start_method", "gc.disable", "basicConfig", "signal.signal(")
+    for path in FILES:
+        if path.relative_to(SOURCE).parts[0] in {"cli", "testing"}:
+            continue
+        for word in banned:
+            assert word not in path.read_text(), f"{path}: {word}"

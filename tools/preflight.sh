@@ -1,0 +1,26 @@
+#!/bin/sh
+# Before anything is downloaded: say in one sentence what this machine lacks and how to mend it.
+# Usage: preflight.sh PYTHON
+python=${1:-python3}
+need_disk_mb=600
+need_memory_mb=1500
+
+fail() {
+  echo "forebay: $1" >&2
+  exit 2
+}
+
+[ "$(uname -s)" = Linux ] || fail "Linux is needed and this is $(uname -s); run it in a Linux machine or container."
+[ "$(uname -m)" = x86_64 ] || fail "x86-64 is needed and this is $(uname -m); run it on an x86-64 machine."
+command -v "$python" >/dev/null 2>&1 ||
+  fail "'$python' was not found; install it with: apt-get install python3 python3-venv (or: make PYTHON=/path/to/python3)."
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' ||
+  fail "$python is $("$python" -V 2>&1), but Python 3.11 to 3.14 is needed; name another one with: make PYTHON=/path/to/python3.12."
+"$python" -c 'import venv, ensurepip' 2>/dev/null ||
+  fail "$python has no venv module; install it with: apt-get install python3-venv."
+free_mb=$(df -Pm . | awk 'NR == 2 { print $4 }')
+[ "$free_mb" -ge "$need_disk_mb" ] ||
+  fail "$need_disk_mb MB of disk are needed here and $free_mb MB are free; free some, or clone onto another drive."
+memory_mb=$(awk '/^MemAvailable:/ { print int($2 / 1024) }' /proc/meminfo)
+[ "$memory_mb" -ge "$need_memory_mb" ] ||
+  fail "$need_memory_mb MB of memory are needed and $memory_mb MB are available; stop something or use a larger machine."
