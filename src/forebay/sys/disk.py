@@ -88,3 +88,7 @@ class Disk:
         except BlockingIOError:
             return False
         return True
+
+    def user(self) -> int:
+        """The effective user, whose files and directories are trusted."""
+        return os.geteuid()

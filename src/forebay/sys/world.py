@@ -1,0 +1,14 @@
+"""The seams together, as a tier takes them."""
+
+from dataclasses import dataclass, field
+
+from forebay.sys.clock import Clock
+from forebay.sys.disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything outside the process; the real one, but in tests."""
+
+    disk: Disk = field(default_factory=Disk)
+    clock: Clock = field(default_factory=Clock)

@@ -1,0 +1,141 @@
+"""The catalog: the index and the regions it speaks of, behind one lock.
+
+The lock guards the index, the table of regions and the hidden set; no I/O happens under it, and no
+call holds it for more than `_BATCH` rows.
+"""
+
+import threading
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from forebay.record.header import RecordName
+from forebay.record.region import ContentsEntry, short
+from forebay.tiers.contract import DropReason
+from forebay.tiers.disk.index import Index, Place
+from forebay.tiers.disk.region import Region
+
+_BATCH: Final = 512
+_NO_PARENT: Final = bytes(16)  # short(ROOT)
+
+
+class Catalog:
+    """What the tier holds and where."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._index = Index()
+        self._regions: dict[int, Region] = {}
+        self._rows: dict[int, array[int]] = {}  # region number → rows settled in it
+        self._hidden: frozenset[int] = frozenset()  # regions of directories that are off
+        self._numbers = 0
+
+    def number(self) -> int:
+        """A region number that was never given before."""
+        with self._lock:
+            self._numbers += 1
+            return self._numbers
+
+    def prefix(self, keys: Sequence[bytes]) -> int:
+        """How many keys, from the first, can be loaded."""
+        with self._lock:
+            return self._index.prefix(keys, self._hidden)
+
+    def find(self, key: bytes) -> tuple[Region, Place] | None:
+        """Where to load a record from."""
+        with self._lock:
+            place = self._index.find(key)
+            return None if place is None else (self._regions[place.region], place)
+
+    def reserve(self, name: RecordName) -> DropReason | None:
+        """Announce a record that is about to be written, or say why it must not be."""
+        key, parent = short(name.key), short(name.parent)
+        with self._lock:
+            if key in self._index:
+                return DropReason.DUPLICATE
+            known = self._index.reserve(
+                key, None if parent == _NO_PARENT else parent, name.namespace
+            )
+            return None if known else DropReason.ORPHAN
+
+    def settle(self, key: bytes, place: Place) -> bool:
+        """A record is on the medium; False if its prefix left meanwhile."""
+        with self._lock:
+            row = self._index.settle(key, place)
+            if row is None:
+                return False
+            self._rows[place.region].append(row)
+            return True
+
+    def forget(self, key: bytes, place: Place | None = None) -> None:
+        """Drop a record and all that continue it; only if it still lies at `place`, where given."""
+        with self._lock:
+            if place is None or self._index.find(key) == place:
+                self._index.remove(key)
+
+    def add_region(self, region: Region) -> None:
+        """Records may be settled in this region from now on."""
+        with self._lock:
+            self._regions[region.number] = region
+            self._rows[region.number] = array("i")
+
+    def drop_region(self, region: Region) -> int:
+        """Forget a region's records and all that continue them; how many records left."""
+        removed = 0
+        while True:
+            with self._lock:
+                rows = self._rows[region.number]
+                for _ in range(min(_BATCH, len(rows))):
+                    removed += self._index.remove_row(rows.pop(), region.number)
+                if not rows:
+                    del self._rows[region.number], self._regions[region.number]
+                    return removed
+
+    def hide(self, regions: Iterable[int]) -> None:
+        """Answer as if these regions' records were absent, until the next call."""
+        with self._lock:
+            self._hidden = frozenset(regions)
+
+    def counts(self) -> tuple[int, int]:
+        """Records, and their payload bytes."""
+        with self._lock:
+            return self._index.records, self._index.payload_bytes
+
+    def restore(self, found: Iterable[tuple[Region, Iterable[ContentsEntry]]]) -> int:
+        """Fill the catalog at start, oldest region first; how many records have no prefix any more.
+
+        A parent may stand in a later region than its child, so a child waits for it here. Of two
+        records of one key the later region's counts.
+        """
+        waiting: dict[bytes, list[tuple[int, ContentsEntry]]] = {}
+        for region, entries in found:
+            self.add_region(region)
+            with self._lock:
+                for entry in entries:
+                    self._restore(region.number, entry, waiting)
+        return sum(map(len, waiting.values()))
+
+    def _restore(
+        self,
+        number: int,
+        entry: ContentsEntry,
+        waiting: dict[bytes, list[tuple[int, ContentsEntry]]],
+    ) -> None:
+        index = self._index
+        ready = [(number, entry)]
+        while ready:
+            region, entry = ready.pop()
+            key, parent = short(entry.key), entry.parent
+            place = Place(region, entry.offset, entry.length)
+            row: int | None
+            if key in index:
+                row = index.move(key, place)
+            elif parent != _NO_PARENT and parent not in index:
+                waiting.setdefault(parent, []).append((region, entry))
+                continue
+            else:
+                index.reserve(key, None if parent == _NO_PARENT else parent, entry.namespace)
+                row = index.settle(key, place)
+                ready.extend(waiting.pop(key, ()))
+            assert row is not None
+            self._rows[region].append(row)

@@ -1,0 +1,125 @@
+"""A directory that Forebay may own: checked, locked, measured; and the names in it."""
+
+import errno
+import logging
+import os
+import re
+import stat
+from typing import Final, NamedTuple
+
+from forebay.errors import DirectoryError
+from forebay.quantity import format_size
+from forebay.sys.disk import Disk
+from forebay.sys.memory import PAGE_BYTES
+from forebay.tiers.disk.options import Directory
+
+LOCK_NAME: Final = "lock"
+_REGION_NAME: Final = re.compile(r"region-([0-9a-f]{16})")
+REGIONS_MIN: Final = 8  # a directory; evicting one of fewer would forget too much at once
+REGION_BYTES_MIN: Final = 16 * PAGE_BYTES
+_OVERHEAD_BYTES: Final = 64 * 1024  # the directory itself and the lock file, as du counts them
+_OVERHEAD_SHARE: Final = 4096  # one part in so many: the file system's extent blocks
+_log: Final = logging.getLogger(__name__)
+
+
+class OpenDirectory(NamedTuple):
+    """A directory held by this process until its lock is closed."""
+
+    path: str
+    descriptor: int
+    lock: int
+    direct: bool  # whether its file system has O_DIRECT
+
+
+def region_name(generation: int) -> str:
+    """The file name of a region."""
+    return f"region-{generation:016x}"
+
+
+def region_names(disk: Disk, directory: int) -> list[tuple[int, str]]:
+    """Generation and name of every region file, oldest first."""
+    matches = (_REGION_NAME.fullmatch(name) for name in disk.names(directory))
+    return sorted((int(match[1], 16), match[0]) for match in matches if match)
+
+
+def usable_bytes(cap_bytes: int) -> int:
+    """What regions may take so that `du` never shows more than the cap."""
+    return max(0, cap_bytes - _OVERHEAD_BYTES - cap_bytes // _OVERHEAD_SHARE)
+
+
+def region_bytes(wanted: Directory, region_bytes_max: int) -> int:
+    """The size of new regions under this cap."""
+    size = min(region_bytes_max, usable_bytes(wanted.cap_bytes) // REGIONS_MIN)
+    size -= size % PAGE_BYTES
+    if size < REGION_BYTES_MIN:
+        least = REGIONS_MIN * REGION_BYTES_MIN + 2 * _OVERHEAD_BYTES
+        raise DirectoryError(
+            f"{format_size(wanted.cap_bytes)} is too small for {wanted.path}; "
+            f"give it at least {format_size(least)}."
+        )
+    return size
+
+
+def open_directory(disk: Disk, path: str) -> OpenDirectory:
+    """Check and lock a directory; a DirectoryError says in one sentence what is wrong with it."""
+    try:
+        descriptor = disk.open_directory(path)
+    except OSError as error:
+        raise DirectoryError(_cannot_open(path, error)) from None
+    try:
+        _refuse_unsafe(disk, path, descriptor)
+        lock, direct = _open_lock(disk, path, descriptor)
+    except (DirectoryError, OSError):
+        disk.close(descriptor)
+        raise
+    return OpenDirectory(path, descriptor, lock, direct)
+
+
+def _cannot_open(path: str, error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return f"{path} does not exist; create it with: mkdir -m 700 {path}"
+    if error.errno in {errno.ENOTDIR, errno.ELOOP}:
+        return f"{path} is not a directory, or is a symbolic link; name a directory itself."
+    return f"{path} cannot be opened ({error.strerror}); choose a directory of your own."
+
+
+def _refuse_unsafe(disk: Disk, path: str, descriptor: int) -> None:
+    status = disk.status(descriptor)
+    if status.owner_uid != disk.user():
+        raise DirectoryError(f"{path} belongs to another user; choose a directory of your own.")
+    if status.mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DirectoryError(f"{path} can be written by others; mend it with: chmod 700 {path}")
+
+
+def _open_lock(disk: Disk, path: str, directory: int) -> tuple[int, bool]:
+    direct = True
+    try:
+        try:
+            lock = _open_or_create(disk, directory, direct=True)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            direct = False
+            lock = _open_or_create(disk, directory, direct=False)
+    except OSError as error:
+        raise DirectoryError(
+            f"{path} cannot be written ({os.strerror(error.errno or 0)}); "
+            "choose a directory of your own on a writable file system."
+        ) from None
+    if not direct:
+        _log.warning(
+            "%s is on a file system without O_DIRECT; records go through the page cache", path
+        )
+    if not disk.try_lock(lock):
+        disk.close(lock)
+        raise DirectoryError(
+            f"{path} is in use by another pool; stop it or name another directory."
+        )
+    return lock, direct
+
+
+def _open_or_create(disk: Disk, directory: int, *, direct: bool) -> int:
+    try:
+        return disk.open(directory, LOCK_NAME, create=True, direct=direct, write=True)
+    except FileExistsError:
+        return disk.open(directory, LOCK_NAME, create=False, direct=direct, write=True)

@@ -1,0 +1,240 @@
+"""One drive: the threads that read and write one directory, and its health.
+
+Reads and writes have threads of their own, so that neither waits behind the other in our queues.
+A call that hangs keeps its thread and its buffer; the drive is then switched off, alone, and what
+waits for it is answered.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from forebay.record.header import (
+    Damage,
+    RecordHeader,
+    mismatch,
+    pack,
+    payload_hash,
+    record_bytes,
+    unpack,
+)
+from forebay.record.region import short
+from forebay.sys import memory
+from forebay.sys.memory import PAGE_BYTES
+from forebay.sys.world import World
+from forebay.tiers.contract import (
+    Dropped,
+    DropReason,
+    Hit,
+    LoadOutcome,
+    Miss,
+    MissReason,
+    Stored,
+    StoreOutcome,
+)
+from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.disk.directory import OpenDirectory
+from forebay.tiers.disk.health import Health
+from forebay.tiers.disk.index import Place
+from forebay.tiers.disk.options import Options
+from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
+from forebay.tiers.disk.region import Region
+from forebay.tiers.disk.shelf import FULL, Shelf
+from forebay.tiers.disk.transfer import read_whole, write_whole
+
+_WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
+_log: Final = logging.getLogger(__name__)
+
+
+class Drive:
+    """Reads and writes records in one directory."""
+
+    def __init__(
+        self,
+        directory: OpenDirectory,
+        shelf: Shelf,
+        catalog: Catalog,
+        options: Options,
+        world: World,
+    ) -> None:
+        self.directory = directory
+        self.shelf = shelf
+        self.health = Health(options)
+        self.assigned_bytes = 0  # given to this drive; the tier spreads by it
+        self.read_bytes = 0
+        self.written_bytes = 0
+        self._catalog = catalog
+        self._options = options
+        self._disk, self._clock = world.disk, world.clock
+        self._queue = JobQueue(options)
+        self._is_probing = False
+        self._threads = [
+            *self._workers("read", options.read_depth, self._read_forever),
+            *self._workers("write", options.write_depth, self._write_forever),
+        ]
+
+    def start(self) -> None:
+        """Begin to work."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit_load(self, job: LoadJob) -> None:
+        """Queue a load, or answer it at once."""
+        reason = self._queue.put_load(job) if self.health.is_on else MissReason.TIER_OFF
+        if reason is not None:
+            job.done(Miss(reason))
+
+    def submit_store(self, job: StoreJob) -> None:
+        """Queue a store whose key is reserved, or drop it at once."""
+        reason = self._queue.put_store(job) if self.health.is_on else DropReason.TIER_OFF
+        if reason is not None:
+            self._catalog.forget(short(job.name.key))
+            drop(job, reason)
+
+    def tick(self, now: float) -> None:
+        """Look at deadlines; called every `tick_s`."""
+        self._queue.expire(now)
+        oldest = self._queue.oldest()
+        if oldest is not None and now - oldest > self._options.hang_s:
+            self._switch_off(now, "does not answer")
+        if not self.health.is_on:
+            self._answer_waiting()
+            if not self._is_probing and self.health.probe_due(now):
+                self._is_probing = True
+                threading.Thread(target=self._probe, name="forebay-probe", daemon=True).start()
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what was accepted, seal, and close what no thread can touch any more."""
+        if not self.health.is_on:
+            self._answer_waiting()
+        if not self._queue.drain(timeout_s):
+            self._answer_waiting()
+            _log.warning("%s: calls in flight did not end in time", self.directory.path)
+            return  # hung threads still use the descriptors; the kernel closes them with us
+        for thread in self._threads:
+            thread.join(timeout_s)
+        self.shelf.close()
+        for descriptor in (*self.shelf.descriptors(), self.directory.lock):
+            self._disk.close(descriptor)
+        self._disk.close(self.directory.descriptor)
+
+    def _workers(self, kind: str, depth: int, target: Callable[[], None]) -> list[threading.Thread]:
+        return [
+            threading.Thread(target=target, name=f"forebay-{kind}-{number}", daemon=True)
+            for number in range(depth)
+        ]
+
+    def _read_forever(self) -> None:
+        page = memory.allocate(PAGE_BYTES)
+        while (job := self._queue.take_load(self._clock.monotonic)) is not None:
+            outcome = self._load(job, page)
+            self._queue.end_load(job)
+            job.done(outcome)
+
+    def _load(self, job: LoadJob, page: memoryview) -> LoadOutcome:
+        if job.started >= job.deadline:
+            return Miss(MissReason.DEADLINE)
+        length = job.place.length
+        buffers = [page, job.target[: memory.padded(length)]]
+        try:
+            count = read_whole(self._disk, job.region.descriptor, buffers, job.place.offset)
+        except OSError:
+            self._failed()
+            return Miss(MissReason.IO_ERROR)
+        damage = _damage(page, job, count)
+        if damage is not None:
+            self._catalog.forget(short(job.wanted.name.key), job.place)
+            wrong = damage in _WRONG_RECORD
+            return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, damage)
+        self.read_bytes += length
+        return Hit(length)
+
+    def _write_forever(self) -> None:
+        page = memory.allocate(PAGE_BYTES)
+        while (job := self._queue.take_store(self._clock.monotonic)) is not None:
+            outcome = self._store(job, page)
+            self._queue.end_store(job)
+            job.done(outcome)
+
+    def _store(self, job: StoreJob, page: memoryview) -> StoreOutcome:
+        key = short(job.name.key)
+        placed = self.shelf.place(job.length)
+        if isinstance(placed, DropReason):
+            self._catalog.forget(key)
+            if placed is DropReason.IO_ERROR:
+                self._failed()
+            return Dropped(placed)
+        region, offset = placed
+        header = RecordHeader(
+            job.name, region.generation, offset, job.length, payload_hash(job.source[: job.length])
+        )
+        refused = self._write(job, header, page, region)
+        stored = refused is None and self._catalog.settle(
+            key, Place(region.number, offset, job.length)
+        )
+        self.shelf.written(region, header if stored else None)
+        if refused is not None:
+            self._catalog.forget(key)
+            return Dropped(refused)
+        return Stored() if stored else Dropped(DropReason.ORPHAN)
+
+    def _write(
+        self, job: StoreJob, header: RecordHeader, page: memoryview, region: Region
+    ) -> DropReason | None:
+        pack(header, page)
+        buffers = [page, job.source[: memory.padded(job.length)]]
+        try:
+            write_whole(self._disk, region.descriptor, buffers, header.offset)
+        except OSError as error:
+            if error.errno in FULL:
+                return DropReason.NO_SPACE
+            self._failed()
+            return DropReason.IO_ERROR
+        self.written_bytes += record_bytes(job.length)
+        return None
+
+    def _failed(self) -> None:
+        now = self._clock.monotonic()
+        if self.health.failed(now):
+            self._switch_off(now, "failed too often", announce=True)
+
+    def _switch_off(self, now: float, why: str, *, announce: bool = False) -> None:
+        if self.health.switch_off(now) or announce:
+            _log.warning("%s %s and is switched off; it is probed later", self.directory.path, why)
+
+    def _answer_waiting(self) -> None:
+        for job in self._queue.flush():
+            self._catalog.forget(short(job.name.key))
+            drop(job, DropReason.TIER_OFF)
+
+    def _probe(self) -> None:
+        """Try one write and one read of the lock file's first page."""
+        page = memory.allocate(PAGE_BYTES)
+        try:
+            write_whole(self._disk, self.directory.lock, [page], 0)
+            read_whole(self._disk, self.directory.lock, [page], 0)
+        except OSError:
+            pass
+        else:
+            if self._queue.oldest() is None:
+                self.health.switch_on()
+                _log.warning("%s answers again and is switched on", self.directory.path)
+        finally:
+            self._is_probing = False
+
+
+def _damage(page: memoryview, job: LoadJob, count: int) -> Damage | None:
+    """Why what was read is not the wanted record, or None: then it is, bit for bit."""
+    length = job.place.length
+    if count < record_bytes(length):  # verify: whole read
+        return Damage.CUT
+    found = unpack(page)
+    if isinstance(found, Damage):
+        return found
+    wrong = mismatch(found, job.wanted)
+    if wrong is not None:
+        return wrong
+    if payload_hash(job.target[:length]) != found.payload_hash:  # verify: payload hash
+        return Damage.PAYLOAD_HASH
+    return None

@@ -1,0 +1,177 @@
+"""The index: short key → place of a record, with the tree that the chunks form.
+
+Columns of plain numbers, a row a record: nothing here is visible to the garbage collector, so
+millions of records neither slow it down nor are slowed by it. Not thread-safe; the catalog is.
+
+A row is born *pending*, while its record is being written, so that a child written beside its
+parent is not an orphan; only a settled row is found. Removing a row removes all that continue it.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from forebay.record.region import SHORT_KEY_BYTES
+
+_NONE: Final = -1
+_FREE: Final = -1  # in the region column: the row holds no record
+_PENDING: Final = -2  # in the region column: the record is being written
+
+
+class Place(NamedTuple):
+    """Where a record lies."""
+
+    region: int  # number of the region, unique in this process
+    offset: int  # bytes from the region's start to the header
+    length: int  # payload bytes
+
+
+class Index:
+    """All records of a tier."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, int] = {}
+        self._keys: list[bytes] = []
+        self._region = array("i")
+        self._offset = array("Q")
+        self._length = array("I")
+        self._namespace = array("I")
+        self._parent = array("i")
+        self._first_child = array("i")
+        self._next_sibling = array("i")
+        self._previous_sibling = array("i")
+        self._free = array("i")
+        self._namespace_numbers: dict[bytes, int] = {}
+        self.records = 0  # settled
+        self.payload_bytes = 0  # of settled records
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a record is here or being written."""
+        return key in self._rows
+
+    def find(self, key: bytes) -> Place | None:
+        """Where a settled record lies."""
+        row = self._rows.get(key)
+        if row is None or self._region[row] < 0:
+            return None
+        return Place(self._region[row], self._offset[row], self._length[row])
+
+    def prefix(self, keys: Sequence[bytes], hidden: frozenset[int]) -> int:
+        """How many keys, from the first, are settled in regions that are not `hidden`."""
+        rows, region = self._rows, self._region
+        for count, key in enumerate(keys):
+            row = rows.get(key[:SHORT_KEY_BYTES])
+            if row is None or region[row] < 0 or (hidden and region[row] in hidden):
+                return count
+        return len(keys)
+
+    def reserve(self, key: bytes, parent: bytes | None, namespace: bytes) -> bool:
+        """Make a pending row; False if the parent is not here. The key must not be here yet."""
+        assert key not in self._rows
+        parent_row = _NONE
+        if parent is not None:
+            parent_row = self._rows.get(parent, _NONE)
+            if parent_row == _NONE:
+                return False
+        row = self._new_row(key)
+        self._region[row] = _PENDING
+        self._namespace[row] = self._namespace_numbers.setdefault(
+            namespace, len(self._namespace_numbers)
+        )
+        if parent_row != _NONE:
+            self._link(row, parent_row)
+        return True
+
+    def settle(self, key: bytes, place: Place) -> int | None:
+        """Give a pending row its place; the row, or None if it is gone or settled already."""
+        row = self._rows.get(key)
+        if row is None or self._region[row] != _PENDING:
+            return None
+        self._region[row], self._offset[row], self._length[row] = place
+        self.records += 1
+        self.payload_bytes += place.length
+        return row
+
+    def move(self, key: bytes, place: Place) -> int:
+        """Let a settled row point to another record of the same key; the row."""
+        row = self._rows[key]
+        assert self._region[row] >= 0
+        self.payload_bytes += place.length - self._length[row]
+        self._region[row], self._offset[row], self._length[row] = place
+        return row
+
+    def remove(self, key: bytes) -> int:
+        """Forget a record and all that continue it; how many rows that were."""
+        row = self._rows.get(key)
+        return 0 if row is None else self._remove_tree(row)
+
+    def remove_row(self, row: int, region: int) -> int:
+        """Likewise by row, if that row still belongs to `region`."""
+        return self._remove_tree(row) if self._region[row] == region else 0
+
+    def keys_of(self, namespace: bytes) -> Iterator[bytes]:
+        """Keys of one namespace; the index must not change meanwhile."""
+        number = self._namespace_numbers.get(namespace)
+        for key, row in self._rows.items():
+            if self._namespace[row] == number:
+                yield key
+
+    def _new_row(self, key: bytes) -> int:
+        if self._free:
+            row = self._free.pop()
+            self._keys[row] = key
+        else:
+            row = len(self._keys)
+            self._keys.append(key)
+            for column in (self._offset, self._length, self._namespace):
+                column.append(0)
+            for column in (self._region, *self._links()):
+                column.append(_NONE)
+        self._rows[key] = row
+        return row
+
+    def _links(self) -> tuple["array[int]", ...]:
+        return (self._parent, self._first_child, self._next_sibling, self._previous_sibling)
+
+    def _link(self, row: int, parent: int) -> None:
+        sibling = self._first_child[parent]
+        self._parent[row] = parent
+        self._next_sibling[row] = sibling
+        self._first_child[parent] = row
+        if sibling != _NONE:
+            self._previous_sibling[sibling] = row
+
+    def _unlink(self, row: int) -> None:
+        parent, following = self._parent[row], self._next_sibling[row]
+        previous = self._previous_sibling[row]
+        if previous != _NONE:
+            self._next_sibling[previous] = following
+        elif parent != _NONE:
+            self._first_child[parent] = following
+        if following != _NONE:
+            self._previous_sibling[following] = previous
+
+    def _remove_tree(self, top: int) -> int:
+        self._unlink(top)
+        removed = 0
+        stack = [top]
+        while stack:
+            row = stack.pop()
+            child = self._first_child[row]
+            while child != _NONE:
+                stack.append(child)
+                child = self._next_sibling[child]
+            self._free_row(row)
+            removed += 1
+        return removed
+
+    def _free_row(self, row: int) -> None:
+        if self._region[row] >= 0:
+            self.records -= 1
+            self.payload_bytes -= self._length[row]
+        del self._rows[self._keys[row]]
+        self._keys[row] = b""
+        self._region[row] = _FREE
+        for column in self._links():
+            column[row] = _NONE
+        self._free.append(row)

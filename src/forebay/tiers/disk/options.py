@@ -1,0 +1,35 @@
+"""What an operator, or a test, may choose about the NVMe tier. Every limit of the tier is here."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """One directory on one drive."""
+
+    path: str
+    cap_bytes: int  # what `du` may show at most, at any instant
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Limits, each with its unit; the defaults suit NVMe drives and records of a few MiB."""
+
+    region_bytes: int = 256 * MIB  # less where the cap is small: at least 8 regions a directory
+    read_depth: int = 8  # reads in flight a directory
+    write_depth: int = 4  # writes in flight a directory; one while reads are waiting
+    read_queue_max: int = 4096  # loads waiting a directory; more are misses
+    write_queue_bytes: int = 256 * MIB  # stores waiting a directory; more are dropped
+    errors_max: int = 8  # within the window: then the directory is switched off
+    error_window_s: float = 60.0
+    hang_s: float = 10.0  # a call in flight this long switches the directory off
+    probe_interval_s: float = 10.0  # how often a directory that is off is tried again
+    tick_s: float = 0.05  # how often deadlines are looked at
+    full_pause_s: float = 1.0  # how long a full file system is left alone before the next try
+
+    def __post_init__(self) -> None:
+        assert self.read_depth > 0
+        assert self.write_depth > 0
+        assert self.region_bytes > 0

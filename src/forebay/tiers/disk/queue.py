@@ -1,0 +1,170 @@
+"""What waits for one drive: loads before stores, each with its own depth and its own bound."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forebay.record.header import RecordHeader, RecordName
+from forebay.tiers.contract import (
+    Dropped,
+    DropReason,
+    LoadOutcome,
+    Miss,
+    MissReason,
+    StoreOutcome,
+)
+from forebay.tiers.disk.index import Place
+from forebay.tiers.disk.options import Options
+from forebay.tiers.disk.region import Region
+
+
+@dataclass(slots=True, eq=False)
+class LoadJob:
+    """One load; the target is the drive's until `done` is called."""
+
+    wanted: RecordHeader  # as the index has it; the payload hash is not known yet
+    region: Region
+    place: Place
+    target: memoryview
+    done: Callable[[LoadOutcome], None]
+    deadline: float  # monotonic; not begun by then: a miss
+    started: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class StoreJob:
+    """One store; the source is the drive's until `done` is called."""
+
+    name: RecordName
+    source: memoryview
+    length: int
+    done: Callable[[StoreOutcome], None]
+    started: float = 0.0
+
+
+class JobQueue:
+    """Two queues and what is in flight of each.
+
+    The condition's lock guards everything here. `done` is never called under it.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._changed = threading.Condition()
+        self._loads: deque[LoadJob] = deque()
+        self._stores: deque[StoreJob] = deque()
+        self._stores_bytes = 0
+        self._loading: set[LoadJob] = set()
+        self._storing: set[StoreJob] = set()
+        self._closed = False
+
+    def put_load(self, job: LoadJob) -> MissReason | None:
+        """Queue a load, or say why not."""
+        with self._changed:
+            if self._closed:
+                return MissReason.TIER_OFF
+            if len(self._loads) >= self._options.read_queue_max:
+                return MissReason.BUSY
+            self._loads.append(job)
+            self._changed.notify_all()
+        return None
+
+    def put_store(self, job: StoreJob) -> DropReason | None:
+        """Queue a store, or say why not."""
+        with self._changed:
+            if self._closed:
+                return DropReason.TIER_OFF
+            if self._stores_bytes + job.length > self._options.write_queue_bytes:
+                return DropReason.BUSY
+            self._stores.append(job)
+            self._stores_bytes += job.length
+            self._changed.notify_all()
+        return None
+
+    def take_load(self, now: Callable[[], float]) -> LoadJob | None:
+        """Wait for a load; None once closed."""
+        with self._changed:
+            while not self._loads and not self._closed:
+                self._changed.wait()
+            if not self._loads:
+                return None
+            job = self._loads.popleft()
+            job.started = now()
+            self._loading.add(job)
+            if not self._loads:
+                self._changed.notify_all()  # stores may use their full depth again
+            return job
+
+    def take_store(self, now: Callable[[], float]) -> StoreJob | None:
+        """Wait for a store; None once closed and empty.
+
+        While loads are waiting one store at a time goes on: loads come first, but a writer that
+        never gets its turn would have to drop everything.
+        """
+        with self._changed:
+            while not self._stores or (self._loads and self._storing):
+                if self._closed and not self._stores:
+                    return None
+                self._changed.wait()
+            job = self._stores.popleft()
+            job.started = now()
+            self._storing.add(job)
+            return job
+
+    def end_load(self, job: LoadJob) -> None:
+        """A taken load has ended."""
+        with self._changed:
+            self._loading.remove(job)
+            self._changed.notify_all()
+
+    def end_store(self, job: StoreJob) -> None:
+        """A taken store has ended."""
+        with self._changed:
+            self._storing.remove(job)
+            self._stores_bytes -= job.length
+            self._changed.notify_all()
+
+    def oldest(self) -> float | None:
+        """When the longest-running call in flight began."""
+        with self._changed:
+            started = [job.started for job in self._loading]
+            started += [job.started for job in self._storing]
+            return min(started, default=None)
+
+    def expire(self, now: float) -> None:
+        """Answer loads whose deadline passed while they waited."""
+        with self._changed:
+            if not any(job.deadline <= now for job in self._loads):
+                return
+            late = [job for job in self._loads if job.deadline <= now]
+            self._loads = deque(job for job in self._loads if job.deadline > now)
+            self._changed.notify_all()
+        for job in late:
+            job.done(Miss(MissReason.DEADLINE))
+
+    def flush(self) -> list[StoreJob]:
+        """Answer every waiting load with a miss; waiting stores are the caller's to answer."""
+        with self._changed:
+            loads, self._loads = self._loads, deque()
+            stores, self._stores = self._stores, deque()
+            self._stores_bytes -= sum(job.length for job in stores)
+            self._changed.notify_all()
+        for job in loads:
+            job.done(Miss(MissReason.TIER_OFF))
+        return list(stores)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Accept nothing more and wait until all that was accepted has ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            return self._changed.wait_for(self._is_idle, timeout_s)
+
+    def _is_idle(self) -> bool:
+        return not (self._loads or self._stores or self._loading or self._storing)
+
+
+def drop(job: StoreJob, reason: DropReason) -> None:
+    """Answer a store that was not done."""
+    job.done(Dropped(reason))

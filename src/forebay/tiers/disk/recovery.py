@@ -1,0 +1,148 @@
+"""What a region file holds: read from its table of contents, or found by walking it.
+
+The table of a sealed region is believed (its records are verified when they are loaded). A region
+without one was open when its process died: it is walked from the front and every record in it is
+verified whole, because the last of them may be torn. Where a header is damaged the walk goes on
+page by page; a record is recognised by its own hash, generation and place.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import xxhash
+
+from forebay.record import region as layout
+from forebay.record.header import (
+    HEADER_BYTES,
+    MAGIC,
+    Damage,
+    RecordHeader,
+    record_bytes,
+    unpack,
+)
+from forebay.sys import memory
+from forebay.sys.disk import Disk
+from forebay.sys.memory import PAGE_BYTES
+from forebay.tiers.disk.transfer import read_whole
+
+_WINDOW_BYTES: Final = 4 << 20
+
+
+class Found(NamedTuple):
+    """A region file's content."""
+
+    generation: int
+    size_bytes: int
+    entries: Iterable[layout.ContentsEntry]
+    contents: bytes  # the entries, packed
+    end: int  # where the next record would go
+    sealed: bool  # read from a table of contents
+
+
+def recover(disk: Disk, descriptor: int, named: int, size_bytes: int) -> Found | Damage | None:
+    """Read one region; `named` is the generation in its file's name.
+
+    A region whose header is damaged is still walked, by the generation in its name. None: its life
+    never began. Damage is returned only for a file that holds nothing of ours: it may be another's
+    (NOT_A_RECORD) or a later Forebay's (NEWER_VERSION).
+    """
+    page = memory.allocate(PAGE_BYTES)
+    head = page[: read_whole(disk, descriptor, [page], 0)]
+    header = layout.unpack_header(head)
+    if header is Damage.NEWER_VERSION:
+        return header
+    generation = named if isinstance(header, Damage) else header.generation
+    from_table = _read_contents(disk, descriptor, generation, size_bytes)
+    if from_table is not None:
+        return from_table
+    blank = not any(head)  # preallocated, but its header never reached the medium
+    walked = _walk(disk, descriptor, generation, size_bytes)
+    if walked.contents or not isinstance(header, Damage):
+        return walked
+    return None if blank else header
+
+
+def _read_contents(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Found | None:
+    page = memory.allocate(PAGE_BYTES)
+    count = read_whole(disk, descriptor, [page], size_bytes - PAGE_BYTES)
+    footer = layout.unpack_footer(page[:count])
+    if isinstance(footer, Damage):
+        return None
+    if (footer.generation, footer.size_bytes) != (generation, size_bytes):  # verify: footer place
+        return None
+    used = footer.records * layout.ENTRY_BYTES
+    contents = memory.allocate(used)
+    if read_whole(disk, descriptor, [contents], footer.contents_offset) < used:
+        return None
+    entries = layout.unpack_contents(contents, footer)
+    if isinstance(entries, Damage):
+        return None
+    packed = bytes(contents[:used])
+    return Found(generation, size_bytes, entries, packed, footer.contents_offset, sealed=True)
+
+
+def _walk(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Found:
+    window = _Window(disk, descriptor, size_bytes)
+    entries: list[layout.ContentsEntry] = []
+    contents = bytearray()
+    at = end = layout.FIRST_RECORD
+    while at + PAGE_BYTES <= size_bytes:
+        header = _record_at(window, at, generation)
+        if header is None:
+            at += PAGE_BYTES
+            continue
+        name = header.name
+        entries.append(
+            layout.ContentsEntry(
+                name.key, name.namespace, layout.short(name.parent), at, header.length, name.group
+            )
+        )
+        contents += layout.pack_entry(header)
+        at = end = at + record_bytes(header.length)
+    return Found(generation, size_bytes, entries, bytes(contents), end, sealed=False)
+
+
+def _record_at(window: "_Window", at: int, generation: int) -> RecordHeader | None:
+    """The record that begins at `at`, if all of it is sound and of this generation."""
+    page = window.view(at, PAGE_BYTES)
+    if bytes(page[: len(MAGIC)]) != MAGIC:
+        return None
+    header = unpack(bytes(page))
+    if isinstance(header, Damage):
+        return None
+    if (header.generation, header.offset) != (generation, at):  # verify: walked place
+        return None
+    if at + record_bytes(header.length) > window.size_bytes:  # verify: walked length
+        return None
+    if window.hash(at + HEADER_BYTES, header.length) != header.payload_hash:  # verify: walked hash
+        return None
+    return header
+
+
+class _Window:
+    """A region read in large steps, whatever the size of its records."""
+
+    def __init__(self, disk: Disk, descriptor: int, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._disk = disk
+        self._descriptor = descriptor
+        self._buffer = memory.allocate(_WINDOW_BYTES)
+        self._start = self._stop = 0
+
+    def view(self, at: int, size: int) -> memoryview:
+        """Up to `size` bytes at `at`; fewer at the end of window or file, none where unreadable."""
+        if not self._start <= at < self._stop:
+            self._start = at
+            self._stop = at + read_whole(self._disk, self._descriptor, [self._buffer], at)
+        return self._buffer[at - self._start : min(at + size, self._stop) - self._start]
+
+    def hash(self, at: int, length: int) -> bytes:
+        digest = xxhash.xxh3_128()
+        stop = at + length
+        while at < stop:
+            part = self.view(at, stop - at)
+            if not part:
+                break
+            digest.update(part)
+            at += len(part)
+        return digest.digest()

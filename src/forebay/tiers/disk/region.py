@@ -1,0 +1,101 @@
+"""One region: a preallocated file that is filled once, from the front, and then evicted whole.
+
+    [0, PAGE)              header
+    [PAGE, end)            records that were given a place; the writer of each owns its bytes
+    [end, size - PAGE)     free; must stay large enough for the table of contents
+    [size - PAGE, size)    footer, once sealed
+
+Not thread-safe: the drive that owns the region guards it.
+"""
+
+from forebay.record import region as layout
+from forebay.record.header import RecordHeader, record_bytes
+from forebay.sys import memory
+from forebay.sys.disk import Disk
+from forebay.sys.memory import PAGE_BYTES
+from forebay.tiers.disk.transfer import write_whole
+
+
+class Region:
+    """A region file that is open in this process."""
+
+    __slots__ = (
+        "contents",
+        "descriptor",
+        "drive",
+        "end",
+        "full",
+        "generation",
+        "name",
+        "number",
+        "placed",
+        "size_bytes",
+        "writing",
+    )
+
+    def __init__(
+        self, number: int, name: str, generation: int, descriptor: int, size_bytes: int
+    ) -> None:
+        self.number = number  # unique in this process; never given twice
+        self.name = name  # of the file
+        self.generation = generation  # in the header of every record that belongs to this life
+        self.descriptor = descriptor
+        self.drive = 0  # the number of its directory in the tier
+        self.size_bytes = size_bytes
+        self.end = layout.FIRST_RECORD  # where the next record goes
+        self.placed = 0  # records that were given a place, written or not
+        self.writing = 0  # of these, still being written
+        self.full = False  # takes no more records
+        self.contents = bytearray()  # packed entries of what was written; emptied when sealed
+
+    def place(self, length: int) -> int | None:
+        """Give a record of this payload a place, or None if there is no room for it."""
+        size = record_bytes(length)
+        contents = memory.padded((self.placed + 1) * layout.ENTRY_BYTES)
+        if self.end + size + contents + PAGE_BYTES > self.size_bytes:
+            return None
+        offset = self.end
+        self.end += size
+        self.placed += 1
+        self.writing += 1
+        return offset
+
+    def written(self, header: RecordHeader | None) -> bool:
+        """A placed record is written, or failed (None); True if that makes the region sealable."""
+        self.writing -= 1
+        assert self.writing >= 0
+        if header is not None:
+            self.contents += layout.pack_entry(header)
+        return self.full and self.writing == 0
+
+
+def write_header(disk: Disk, region: Region) -> None:
+    """Begin a region's life: from here on, records of earlier generations in it are nothing."""
+    page = memory.allocate(PAGE_BYTES)
+    page[:] = layout.pack_header(layout.RegionHeader(region.generation, region.size_bytes))
+    write_whole(disk, region.descriptor, [page], 0)
+
+
+def seal(disk: Disk, region: Region) -> None:
+    """Write the table of contents, then the footer that vouches for it."""
+    contents = memory.allocate(len(region.contents))
+    contents[: len(region.contents)] = region.contents
+    page = memory.allocate(PAGE_BYTES)
+    page[:] = layout.pack_footer(
+        layout.Footer(
+            region.generation,
+            region.size_bytes,
+            region.end,
+            len(region.contents) // layout.ENTRY_BYTES,
+            layout.contents_hash(bytes(region.contents)),
+        )
+    )
+    if region.contents:
+        write_whole(disk, region.descriptor, [contents], region.end)
+    write_whole(disk, region.descriptor, [page], region.size_bytes - PAGE_BYTES)
+
+
+def unseal(disk: Disk, region: Region) -> None:
+    """Wipe the footer of a region that will take more records."""
+    offset = region.size_bytes - PAGE_BYTES
+    write_whole(disk, region.descriptor, [memory.allocate(PAGE_BYTES)], offset)

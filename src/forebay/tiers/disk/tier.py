@@ -1,0 +1,200 @@
+"""The tier itself: opens directories warm, spreads records over them, answers what it knows."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from forebay.errors import DirectoryError
+from forebay.record.header import RecordHeader, RecordName
+from forebay.record.region import short
+from forebay.sys import memory
+from forebay.sys.clock import Clock
+from forebay.sys.world import World
+from forebay.tiers.contract import (
+    Dropped,
+    DropReason,
+    LoadOutcome,
+    Miss,
+    MissReason,
+    StoreOutcome,
+    Tier,
+    Usage,
+)
+from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.disk.drive import Drive
+from forebay.tiers.disk.options import Directory, Options
+from forebay.tiers.disk.queue import LoadJob, StoreJob
+from forebay.tiers.disk.warmup import Opened, open_shelf, release
+
+_log: Final = logging.getLogger(__name__)
+_NO_HASH: Final = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class DriveStatus:
+    """One directory, for people and metrics."""
+
+    path: str
+    is_on: bool
+    errors: int
+    read_bytes: int
+    written_bytes: int
+    allocated_bytes: int
+    evicted_regions: int
+
+
+class DiskTier(Tier):
+    """Records on one or more drives."""
+
+    def __init__(
+        self,
+        drives: Sequence[Drive],
+        caps_bytes: Sequence[int],
+        catalog: Catalog,
+        options: Options,
+        clock: Clock,
+    ) -> None:
+        self._drives = drives
+        self._caps_bytes = caps_bytes
+        self._catalog = catalog
+        self._options = options
+        self._clock = clock
+        self._stop = threading.Event()
+        self._watch = threading.Thread(
+            target=self._watch_forever, name="forebay-watch", daemon=True
+        )
+
+    @classmethod
+    def open(
+        cls,
+        directories: Sequence[Directory],
+        options: Options | None = None,
+        world: World | None = None,
+    ) -> Self:
+        """Take the directories, find what they hold, and begin; DirectoryError if one is unfit."""
+        options, world = options or Options(), world or World()
+        catalog = Catalog()
+        opened: list[Opened] = []
+        try:
+            for number, wanted in enumerate(directories):
+                opened.append(open_shelf(wanted, number, catalog, options, world))
+        except DirectoryError:
+            for taken in opened:
+                release(world.disk, taken)
+            raise
+        orphans = catalog.restore(
+            (region, found.entries) for taken in opened for region, found in taken.found
+        )
+        if orphans:
+            _log.info("%d records have lost their prefix and are forgotten", orphans)
+        drives = [Drive(taken.directory, taken.shelf, catalog, options, world) for taken in opened]
+        tier = cls(
+            drives, [wanted.cap_bytes for wanted in directories], catalog, options, world.clock
+        )
+        for drive in drives:
+            drive.start()
+        tier._watch.start()
+        return tier
+
+    def prefix(self, keys: Sequence[bytes]) -> int:
+        """See Tier."""
+        return self._catalog.prefix(keys)
+
+    def submit_load(
+        self,
+        name: RecordName,
+        target: memoryview,
+        done: Callable[[LoadOutcome], None],
+        deadline: float,
+    ) -> None:
+        """See Tier."""
+        assert memory.is_aligned(target)
+        found = self._catalog.find(short(name.key))
+        if found is None:
+            done(Miss(MissReason.ABSENT))
+            return
+        region, place = found
+        if memory.padded(place.length) > target.nbytes:
+            done(Miss(MissReason.WRONG_RECORD))  # of another shape than was asked for
+            return
+        wanted = RecordHeader(name, region.generation, place.offset, place.length, _NO_HASH)
+        drive = self._drives[region.drive]
+        drive.submit_load(LoadJob(wanted, region, place, target, done, deadline))
+
+    def submit_store(
+        self,
+        name: RecordName,
+        source: memoryview,
+        length: int,
+        done: Callable[[StoreOutcome], None],
+    ) -> None:
+        """See Tier."""
+        assert memory.is_aligned(source)
+        assert 0 < length <= source.nbytes
+        drive = self._choose(length)
+        refused = drive if isinstance(drive, DropReason) else self._catalog.reserve(name)
+        if refused is not None or isinstance(drive, DropReason):
+            done(Dropped(refused or DropReason.TIER_OFF))
+            return
+        drive.assigned_bytes += length
+        drive.submit_store(StoreJob(name, source, length, done))
+
+    def remove(self, key: bytes) -> None:
+        """See Tier."""
+        self._catalog.forget(short(key))
+
+    def usage(self) -> Usage:
+        """See Tier."""
+        records, payload_bytes = self._catalog.counts()
+        used = sum(drive.shelf.allocated_bytes for drive in self._drives)
+        return Usage(records, payload_bytes, used, sum(self._caps_bytes))
+
+    def drives(self) -> list[DriveStatus]:
+        """How each directory is doing."""
+        return [
+            DriveStatus(
+                drive.directory.path,
+                drive.health.is_on,
+                drive.health.errors,
+                drive.read_bytes,
+                drive.written_bytes,
+                drive.shelf.allocated_bytes,
+                drive.shelf.evicted_regions,
+            )
+            for drive in self._drives
+        ]
+
+    def close(self, timeout_s: float) -> None:
+        """See Tier."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._watch.join(timeout_s)
+        until = self._clock.monotonic() + timeout_s
+        for drive in self._drives:
+            drive.close(max(0.0, until - self._clock.monotonic()))
+
+    def _choose(self, length: int) -> Drive | DropReason:
+        """The drive that carries least for its size."""
+        healthy = [
+            (drive.assigned_bytes / cap_bytes, drive.shelf.drive, drive)
+            for drive, cap_bytes in zip(self._drives, self._caps_bytes, strict=True)
+            if drive.health.is_on
+        ]
+        if not healthy:
+            return DropReason.TIER_OFF
+        fitting = [entry for entry in healthy if entry[2].shelf.fits(length)]
+        return min(fitting)[2] if fitting else DropReason.TOO_LARGE
+
+    def _watch_forever(self) -> None:
+        hidden: list[int] = []
+        while not self._stop.wait(self._options.tick_s):
+            now = self._clock.monotonic()
+            for drive in self._drives:
+                drive.tick(now)
+            off = [drive for drive in self._drives if not drive.health.is_on]
+            if off or hidden:
+                hidden = [number for drive in off for number in drive.shelf.numbers()]
+                self._catalog.hide(hidden)

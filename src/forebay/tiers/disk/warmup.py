@@ -1,0 +1,158 @@
+"""Opening a directory: check it, trim it to its cap, and find what its regions hold."""
+
+import errno
+import logging
+from typing import Final, NamedTuple
+
+from forebay.errors import DirectoryError
+from forebay.quantity import format_size
+from forebay.record.header import Damage
+from forebay.record.region import ENTRY_BYTES
+from forebay.sys.disk import Disk
+from forebay.sys.world import World
+from forebay.tiers.disk import region as regions
+from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.disk.directory import (
+    OpenDirectory,
+    open_directory,
+    region_bytes,
+    region_names,
+    usable_bytes,
+)
+from forebay.tiers.disk.options import Directory, Options
+from forebay.tiers.disk.recovery import Found, recover
+from forebay.tiers.disk.region import Region
+from forebay.tiers.disk.shelf import Room, Shelf
+
+_RESUME_SHARE: Final = 8  # a region with more than one part in so many left is filled further
+_log: Final = logging.getLogger(__name__)
+
+
+class Opened(NamedTuple):
+    """A directory that is ours, with the regions found in it, oldest first."""
+
+    directory: OpenDirectory
+    shelf: Shelf
+    found: list[tuple[Region, Found]]
+
+
+class _File(NamedTuple):
+    """A region file, not read yet."""
+
+    generation: int  # in its name
+    name: str
+    descriptor: int
+    size_bytes: int
+
+
+def open_shelf(
+    wanted: Directory, drive: int, catalog: Catalog, options: Options, world: World
+) -> Opened:
+    """Take one directory; a DirectoryError says in one sentence why it cannot be had."""
+    disk = world.disk
+    new_bytes = region_bytes(wanted, options.region_bytes)
+    directory = open_directory(disk, wanted.path)
+    usable = usable_bytes(wanted.cap_bytes)
+    room = Room(drive, usable, new_bytes)
+    shelf = Shelf(directory, catalog, options, world, room)
+    opened = Opened(directory, shelf, [])
+    try:
+        files = _trim(disk, directory, usable)
+        _refuse_too_much(disk, wanted, usable - sum(file.size_bytes for file in files))
+        for file in files:
+            _adopt(disk, opened, catalog.number(), file)
+        _resume(disk, opened)
+    except DirectoryError:
+        release(disk, opened)
+        raise
+    except OSError as error:
+        release(disk, opened)
+        raise DirectoryError(f"{wanted.path} cannot be read ({error.strerror}).") from None
+    return opened
+
+
+def release(disk: Disk, opened: Opened) -> None:
+    """Let go of a directory that no thread uses."""
+    for region, _ in opened.found:
+        disk.close(region.descriptor)
+    disk.close(opened.directory.lock)
+    disk.close(opened.directory.descriptor)
+
+
+def _trim(disk: Disk, directory: OpenDirectory, usable: int) -> list[_File]:
+    """Open every region file, and remove the oldest until the rest fits the cap."""
+    files = []
+    for generation, name in region_names(disk, directory.descriptor):
+        try:
+            descriptor = disk.open(
+                directory.descriptor, name, create=False, direct=directory.direct, write=True
+            )
+        except OSError as error:
+            _log.warning("%s/%s is left alone (%s)", directory.path, name, error.strerror)
+            continue
+        files.append(_File(generation, name, descriptor, disk.status(descriptor).size_bytes))
+    while files and sum(file.size_bytes for file in files) > usable:
+        _remove(disk, directory, files.pop(0))
+    return files
+
+
+def _remove(disk: Disk, directory: OpenDirectory, file: _File) -> None:
+    disk.close(file.descriptor)
+    disk.unlink(directory.descriptor, file.name)
+
+
+def _refuse_too_much(disk: Disk, wanted: Directory, missing_bytes: int) -> None:
+    directory = disk.open_directory(wanted.path)
+    free_bytes = disk.space(directory).free_bytes
+    disk.close(directory)
+    if missing_bytes > free_bytes:
+        raise DirectoryError(
+            f"{wanted.path} has {format_size(free_bytes)} free and would need "
+            f"{format_size(missing_bytes)} more; lower its cap or free some space."
+        )
+
+
+def _adopt(disk: Disk, opened: Opened, number: int, file: _File) -> None:
+    path = f"{opened.directory.path}/{file.name}"
+    try:
+        found = recover(disk, file.descriptor, file.generation, file.size_bytes)
+    except OSError as error:
+        _log.warning("%s cannot be read (%s) and is left alone", path, error.strerror)
+        found = Damage.NEWER_VERSION
+    if found is None:
+        _remove(disk, opened.directory, file)
+        return
+    if isinstance(found, Damage):
+        disk.close(file.descriptor)
+        if found is not Damage.NEWER_VERSION:
+            raise DirectoryError(
+                f"{path} is not a region of Forebay; move it away, or name another directory."
+            )
+        opened.shelf.reserve_generation(file.generation, file.size_bytes)
+        return
+    region = Region(number, file.name, found.generation, file.descriptor, file.size_bytes)
+    region.drive = opened.shelf.drive
+    region.end = found.end
+    region.placed = len(found.contents) // ENTRY_BYTES
+    opened.found.append((region, found))
+
+
+def _resume(disk: Disk, opened: Opened) -> None:
+    """Order the regions by age; fill the youngest further, and seal what was found unsealed."""
+    opened.found.sort(key=lambda pair: pair[0].generation)
+    for region, found in opened.found:
+        youngest = region is opened.found[-1][0]
+        roomy = region.size_bytes - region.end > region.size_bytes // _RESUME_SHARE
+        resume = youngest and roomy
+        region.contents = bytearray(found.contents) if resume or not found.sealed else bytearray()
+        try:
+            if resume and found.sealed:
+                regions.unseal(disk, region)
+            elif not resume and not found.sealed:
+                regions.seal(disk, region)
+                region.contents = bytearray()
+        except OSError as error:
+            if error.errno not in {errno.EIO, errno.ENOSPC, errno.EROFS}:
+                raise
+            resume = False
+        opened.shelf.adopt(region, resume=resume)
