@@ -36,6 +36,11 @@ def region_name(generation: int) -> str:
     return f"region-{generation:016x}"
 
 
+def generation_in(name: str) -> int:
+    """The generation that a region's file name speaks of."""
+    return int(name.removeprefix("region-"), 16)
+
+
 def region_names(disk: Disk, directory: int) -> list[tuple[int, str]]:
     """Generation and name of every region file, oldest first."""
     matches = (_REGION_NAME.fullmatch(name) for name in disk.names(directory))

@@ -22,6 +22,7 @@ from forebay.record.header import (
 from forebay.record.region import short
 from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
+from forebay.sys.transfer import read_whole, write_whole
 from forebay.sys.world import World
 from forebay.tiers.contract import (
     Dropped,
@@ -41,7 +42,6 @@ from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
 from forebay.tiers.disk.region import Region
 from forebay.tiers.disk.shelf import FULL, Shelf
-from forebay.tiers.disk.transfer import read_whole, write_whole
 
 _WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
 _log: Final = logging.getLogger(__name__)
@@ -114,10 +114,8 @@ class Drive:
             return  # hung threads still use the descriptors; the kernel closes them with us
         for thread in self._threads:
             thread.join(timeout_s)
-        self.shelf.close()
-        for descriptor in (*self.shelf.descriptors(), self.directory.lock):
+        for descriptor in (*self.shelf.close(), self.directory.lock, self.directory.descriptor):
             self._disk.close(descriptor)
-        self._disk.close(self.directory.descriptor)
 
     def _workers(self, kind: str, depth: int, target: Callable[[], None]) -> list[threading.Thread]:
         return [

@@ -46,54 +46,58 @@ class StoreJob:
 class JobQueue:
     """Two queues and what is in flight of each.
 
-    The condition's lock guards everything here. `done` is never called under it.
+    One lock guards everything here; the conditions say which kind of thread has something to do.
+    `done` is never called under it.
     """
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._load_ready = threading.Condition(self._lock)
+        self._store_ready = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
         self._loads: deque[LoadJob] = deque()
         self._stores: deque[StoreJob] = deque()
-        self._stores_bytes = 0
+        self._stores_bytes = 0  # waiting and in flight
         self._loading: set[LoadJob] = set()
         self._storing: set[StoreJob] = set()
         self._closed = False
 
     def put_load(self, job: LoadJob) -> MissReason | None:
         """Queue a load, or say why not."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return MissReason.TIER_OFF
             if len(self._loads) >= self._options.read_queue_max:
                 return MissReason.BUSY
             self._loads.append(job)
-            self._changed.notify_all()
+            self._load_ready.notify()
         return None
 
     def put_store(self, job: StoreJob) -> DropReason | None:
         """Queue a store, or say why not."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return DropReason.TIER_OFF
             if self._stores_bytes + job.length > self._options.write_queue_bytes:
                 return DropReason.BUSY
             self._stores.append(job)
             self._stores_bytes += job.length
-            self._changed.notify_all()
+            self._store_ready.notify()
         return None
 
     def take_load(self, now: Callable[[], float]) -> LoadJob | None:
         """Wait for a load; None once closed."""
-        with self._changed:
-            while not self._loads and not self._closed:
-                self._changed.wait()
-            if not self._loads:
-                return None
+        with self._lock:
+            while not self._loads:
+                if self._closed:
+                    return None
+                self._load_ready.wait()
             job = self._loads.popleft()
             job.started = now()
             self._loading.add(job)
             if not self._loads:
-                self._changed.notify_all()  # stores may use their full depth again
+                self._store_ready.notify_all()  # stores may use their full depth again
             return job
 
     def take_store(self, now: Callable[[], float]) -> StoreJob | None:
@@ -102,11 +106,11 @@ class JobQueue:
         While loads are waiting one store at a time goes on: loads come first, but a writer that
         never gets its turn would have to drop everything.
         """
-        with self._changed:
+        with self._lock:
             while not self._stores or (self._loads and self._storing):
                 if self._closed and not self._stores:
                     return None
-                self._changed.wait()
+                self._store_ready.wait()
             job = self._stores.popleft()
             job.started = now()
             self._storing.add(job)
@@ -114,52 +118,53 @@ class JobQueue:
 
     def end_load(self, job: LoadJob) -> None:
         """A taken load has ended."""
-        with self._changed:
+        with self._lock:
             self._loading.remove(job)
-            self._changed.notify_all()
+            self._idle.notify_all()
 
     def end_store(self, job: StoreJob) -> None:
         """A taken store has ended."""
-        with self._changed:
+        with self._lock:
             self._storing.remove(job)
             self._stores_bytes -= job.length
-            self._changed.notify_all()
+            self._store_ready.notify()
+            self._idle.notify_all()
 
     def oldest(self) -> float | None:
         """When the longest-running call in flight began."""
-        with self._changed:
+        with self._lock:
             started = [job.started for job in self._loading]
             started += [job.started for job in self._storing]
             return min(started, default=None)
 
     def expire(self, now: float) -> None:
         """Answer loads whose deadline passed while they waited."""
-        with self._changed:
-            if not any(job.deadline <= now for job in self._loads):
-                return
+        with self._lock:
             late = [job for job in self._loads if job.deadline <= now]
-            self._loads = deque(job for job in self._loads if job.deadline > now)
-            self._changed.notify_all()
+            if late:
+                self._loads = deque(job for job in self._loads if job.deadline > now)
+                self._store_ready.notify_all()
         for job in late:
             job.done(Miss(MissReason.DEADLINE))
 
     def flush(self) -> list[StoreJob]:
         """Answer every waiting load with a miss; waiting stores are the caller's to answer."""
-        with self._changed:
+        with self._lock:
             loads, self._loads = self._loads, deque()
             stores, self._stores = self._stores, deque()
             self._stores_bytes -= sum(job.length for job in stores)
-            self._changed.notify_all()
+            self._idle.notify_all()
         for job in loads:
             job.done(Miss(MissReason.TIER_OFF))
         return list(stores)
 
     def drain(self, timeout_s: float) -> bool:
         """Accept nothing more and wait until all that was accepted has ended."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
-            return self._changed.wait_for(self._is_idle, timeout_s)
+            self._load_ready.notify_all()
+            self._store_ready.notify_all()
+            return self._idle.wait_for(self._is_idle, timeout_s)
 
     def _is_idle(self) -> bool:
         return not (self._loads or self._stores or self._loading or self._storing)

@@ -23,7 +23,7 @@ from forebay.record.header import (
 from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
-from forebay.tiers.disk.transfer import read_whole
+from forebay.sys.transfer import read_whole
 
 _WINDOW_BYTES: Final = 4 << 20
 

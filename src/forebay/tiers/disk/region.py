@@ -13,7 +13,7 @@ from forebay.record.header import RecordHeader, record_bytes
 from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
-from forebay.tiers.disk.transfer import write_whole
+from forebay.sys.transfer import write_whole
 
 
 class Region:

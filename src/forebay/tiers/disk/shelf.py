@@ -6,6 +6,7 @@ writer at a time, while the others wait for `_rolled`.
 """
 
 import errno
+import logging
 import threading
 from collections import deque
 from typing import Final, NamedTuple
@@ -16,10 +17,11 @@ from forebay.sys.world import World
 from forebay.tiers.contract import DropReason
 from forebay.tiers.disk import region as regions
 from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.directory import OpenDirectory, region_name
+from forebay.tiers.disk.directory import OpenDirectory, generation_in, region_name
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.region import Region
 
+_log: Final = logging.getLogger(__name__)
 FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -52,7 +54,8 @@ class Shelf:
         self._open: Region | None = None
         self._sealed: deque[Region] = deque()  # oldest first; whole, but for what evicts them
         self._generation = 0
-        self._full_until = 0.0
+        self._pause = (DropReason.NO_SPACE, 0.0)  # why, and until when, no region is opened
+        self._unlinked: list[int] = []  # descriptors of files that are gone
         self.allocated_bytes = 0
         self.evicted_regions = 0
 
@@ -63,7 +66,7 @@ class Shelf:
 
     def adopt(self, region: Region, *, resume: bool) -> None:
         """Take a region found at start, oldest first; the last may be filled further."""
-        self._generation = max(self._generation, region.generation, int(region.name[-16:], 16))
+        self._generation = max(self._generation, region.generation, generation_in(region.name))
         self.allocated_bytes += region.size_bytes
         if resume:
             self._open = region
@@ -96,14 +99,12 @@ class Shelf:
                 offset = region.place(length) if region is not None else None
                 if region is not None and offset is not None:
                     return region, offset
-                if region is not None:
-                    region.full = True
-                    self._open = None
-                    self._sealed.append(region)
-                seal_now = region is not None and region.writing == 0
+                if region is not None and not region.placed:
+                    return DropReason.TOO_LARGE
                 self._is_rolling = True
-            if region is not None and seal_now:
-                self._seal(region)
+                sealable = self._retire_open()
+            if sealable is not None:
+                self._seal(sealable)
             refused = self._roll()
             if refused is not None:
                 return refused
@@ -112,30 +113,40 @@ class Shelf:
         """A placed record is on the medium, or failed (None)."""
         with self._rolled:
             sealable = region.written(header)
+            if sealable:
+                region.writing += 1  # held until sealed: nothing else may use the file
         if sealable:
             self._seal(region)
 
-    def close(self) -> None:
-        """Seal the open region; no writer is left."""
+    def close(self) -> list[int]:
+        """Seal the open region, with no writer left; the descriptors, which are the caller's now."""
         with self._rolled:
-            region, self._open = self._open, None
-        if region is not None and region.writing == 0:
+            region = self._retire_open()
+        if region is not None:
             self._seal(region)
-            self._sealed.append(region)
+        return [region.descriptor for region in self._sealed] + self._unlinked
 
-    def descriptors(self) -> list[int]:
-        """The descriptors of all regions here."""
-        with self._rolled:
-            return [region.descriptor for region in self._sealed]
+    def _retire_open(self) -> Region | None:
+        """Take no more records into the open region; it, if it can be sealed at once."""
+        region, self._open = self._open, None
+        if region is None:
+            return None
+        region.full = True
+        self._sealed.append(region)
+        if region.writing:
+            return None
+        region.writing += 1
+        return region
 
     def _seal(self, region: Region) -> None:
         """Write the table of contents; without it the region is walked at the next start."""
         try:
             regions.seal(self._disk, region)
-        except OSError:
-            pass
-        finally:
+        except OSError as error:
+            _log.warning("%s has no table of contents (%s)", region.name, error.strerror)
+        with self._rolled:
             region.contents = bytearray()
+            region.writing -= 1
 
     def _roll(self) -> DropReason | None:
         """Open the next region; the reason if that cannot be done now."""
@@ -144,7 +155,7 @@ class Shelf:
             opened = self._next_region()
         except OSError as error:
             opened = DropReason.NO_SPACE if error.errno in FULL else DropReason.IO_ERROR
-            self._full_until = self._clock.monotonic() + self._options.full_pause_s
+            self._pause = (opened, self._clock.monotonic() + self._options.full_pause_s)
         finally:
             with self._rolled:
                 self._is_rolling = False
@@ -154,28 +165,44 @@ class Shelf:
         return None if isinstance(opened, Region) else opened
 
     def _next_region(self) -> Region | DropReason:
-        if self._clock.monotonic() < self._full_until:
-            return DropReason.NO_SPACE
-        if self.allocated_bytes + self._room.region_bytes <= self._room.usable_bytes:
-            region = self._create()
-        else:
-            recycled = self._recycle()
-            if recycled is None:
+        reason, until = self._pause
+        if self._clock.monotonic() < until:
+            return reason
+        while self.allocated_bytes + self._room.region_bytes > self._room.usable_bytes:
+            oldest = self._evict()
+            if oldest is None:
                 return DropReason.BUSY
-            region = recycled
+            if oldest.size_bytes == self._room.region_bytes:
+                region = self._recycle(oldest)
+                break
+            self._unlink(oldest)
+        else:
+            region = self._create()
         self._catalog.add_region(region)
         return region
 
+    def _evict(self) -> Region | None:
+        """The oldest region, its records forgotten; None if all are still being written."""
+        with self._rolled:
+            oldest = self._sealed[0] if self._sealed else None
+        if oldest is None or oldest.writing:
+            return None
+        if oldest.number:
+            self._catalog.drop_region(oldest)
+            oldest.number = 0  # forgotten already, if what follows fails and is tried again
+            self.evicted_regions += 1
+        return oldest
+
     def _create(self) -> Region:
         """A new file, every block of it allocated before its first record."""
-        name = region_name(self._generation + 1)
+        name = self._next_name()
         place = self._directory.descriptor
         descriptor = self._disk.open(
             place, name, create=True, direct=self._directory.direct, write=True
         )
         try:
             self._disk.preallocate(descriptor, self._room.region_bytes)
-            region = self._begin(name, descriptor, self._room.region_bytes)
+            region = self._begin(name, descriptor)
         except OSError:
             self._disk.close(descriptor)
             self._disk.unlink(place, name)
@@ -183,30 +210,30 @@ class Shelf:
         self.allocated_bytes += self._room.region_bytes
         return region
 
-    def _recycle(self) -> Region | None:
-        """The oldest region's file under a new name; its records are forgotten first."""
-        with self._rolled:
-            oldest = self._sealed[0] if self._sealed else None
-            if oldest is None or oldest.writing:
-                return None
-        if oldest.number:
-            self._catalog.drop_region(oldest)
-            oldest.number = 0  # forgotten, if the following fails and is tried again
-            self.evicted_regions += 1
-        name = region_name(self._generation + 1)
+    def _recycle(self, oldest: Region) -> Region:
+        """The oldest region's file under a new name: no block is freed, none allocated."""
+        name = self._next_name()
         self._disk.rename(self._directory.descriptor, oldest.name, name)
         oldest.name = name
-        self._generation += 1
-        region = self._begin(name, oldest.descriptor, oldest.size_bytes)
+        region = self._begin(name, oldest.descriptor)
         with self._rolled:
             self._sealed.popleft()
         return region
 
-    def _begin(self, name: str, descriptor: int, size_bytes: int) -> Region:
-        generation = int(name[-16:], 16)
-        self._generation = max(self._generation, generation)
+    def _unlink(self, oldest: Region) -> None:
+        """Remove a file of another size; reads in flight may still use its descriptor."""
+        self._disk.unlink(self._directory.descriptor, oldest.name)
+        with self._rolled:
+            self._unlinked.append(self._sealed.popleft().descriptor)
+        self.allocated_bytes -= oldest.size_bytes
+
+    def _next_name(self) -> str:
+        self._generation += 1
+        return region_name(self._generation)
+
+    def _begin(self, name: str, descriptor: int) -> Region:
         number = self._catalog.number()
-        region = Region(number, name, generation, descriptor, size_bytes)
+        region = Region(number, name, generation_in(name), descriptor, self._room.region_bytes)
         region.drive = self._room.drive
         regions.write_header(self._disk, region)
         return region
