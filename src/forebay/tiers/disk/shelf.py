@@ -119,7 +119,7 @@ class Shelf:
             self._seal(region)
 
     def close(self) -> list[int]:
-        """Seal the open region, with no writer left; the descriptors, which are the caller's now."""
+        """Seal the open region, with no writer left; hands its descriptors to the caller."""
         with self._rolled:
             region = self._retire_open()
         if region is not None:
