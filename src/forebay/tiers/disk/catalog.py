@@ -13,7 +13,7 @@ from forebay.record.header import RecordName
 from forebay.record.region import ContentsEntry, short
 from forebay.tiers.contract import DropReason
 from forebay.tiers.disk.index import Index, Place
-from forebay.tiers.disk.region import Region
+from forebay.tiers.disk.regions.region import Region
 
 _BATCH: Final = 512
 _NO_PARENT: Final = bytes(16)  # short(ROOT)

@@ -35,13 +35,13 @@ from forebay.tiers.contract import (
     StoreOutcome,
 )
 from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.directory import OpenDirectory
 from forebay.tiers.disk.health import Health
 from forebay.tiers.disk.index import Place
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
-from forebay.tiers.disk.region import Region
-from forebay.tiers.disk.shelf import FULL, Shelf
+from forebay.tiers.disk.regions.directory import OpenDirectory
+from forebay.tiers.disk.regions.region import Region
+from forebay.tiers.disk.regions.shelf import FULL, Shelf
 
 _WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
 _log: Final = logging.getLogger(__name__)

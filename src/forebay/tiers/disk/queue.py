@@ -16,7 +16,7 @@ from forebay.tiers.contract import (
 )
 from forebay.tiers.disk.index import Place
 from forebay.tiers.disk.options import Options
-from forebay.tiers.disk.region import Region
+from forebay.tiers.disk.regions.region import Region
 
 
 @dataclass(slots=True, eq=False)

@@ -26,7 +26,7 @@ from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.drive import Drive
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
-from forebay.tiers.disk.warmup import Opened, open_shelf, release
+from forebay.tiers.disk.regions.warmup import Opened, open_shelf, release
 
 _log: Final = logging.getLogger(__name__)
 _NO_HASH: Final = bytes(16)

@@ -10,19 +10,19 @@ from forebay.record.header import Damage
 from forebay.record.region import ENTRY_BYTES
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
-from forebay.tiers.disk import region as regions
 from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.directory import (
+from forebay.tiers.disk.options import Directory, Options
+from forebay.tiers.disk.regions import region as regions
+from forebay.tiers.disk.regions.directory import (
     OpenDirectory,
     open_directory,
     region_bytes,
     region_names,
     usable_bytes,
 )
-from forebay.tiers.disk.options import Directory, Options
-from forebay.tiers.disk.recovery import Found, recover
-from forebay.tiers.disk.region import Region
-from forebay.tiers.disk.shelf import Room, Shelf
+from forebay.tiers.disk.regions.recovery import Found, recover
+from forebay.tiers.disk.regions.region import Region
+from forebay.tiers.disk.regions.shelf import Room, Shelf
 
 _RESUME_SHARE: Final = 8  # a region with more than one part in so many left is filled further
 _log: Final = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from forebay.record.header import RecordHeader, record_bytes
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.world import World
 from forebay.tiers.contract import DropReason
-from forebay.tiers.disk import region as regions
 from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.directory import OpenDirectory, generation_in, region_name
 from forebay.tiers.disk.options import Options
-from forebay.tiers.disk.region import Region
+from forebay.tiers.disk.regions import region as regions
+from forebay.tiers.disk.regions.directory import OpenDirectory, generation_in, region_name
+from forebay.tiers.disk.regions.region import Region
 
 _log: Final = logging.getLogger(__name__)
 FULL: Final = {errno.ENOSPC, errno.EDQUOT}

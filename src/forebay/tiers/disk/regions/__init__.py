@@ -1,0 +1,1 @@
+"""Region files: what one is, how they are filled and evicted, how they are found again."""
