@@ -1,0 +1,193 @@
+"""What an engine and the pool say to each other: tagged MessagePack arrays, one a frame.
+
+docs/format.md has every message with golden bytes. Keys are 16 bytes here (`short`), joined; only
+`Reserve` carries all 32, because they go into the record. A slot is an offset in the slab of the
+message's `generation`; a slot of another generation means nothing and is never touched.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+PROTOCOL: Final = 1
+FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
+SENTENCE_MAX: Final = 400
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An immutable message; its tag is its lower-case name."""
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """First of all: who joins. Every process of one engine says the same `engine`."""
+
+    protocol: int
+    engine: str  # random; names the engine in leases and statistics, nothing else
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """The answer to Hello; the slab's descriptor comes with it."""
+
+    protocol: int
+    generation: int  # of the slab, random
+    slab_bytes: int  # to map
+    arena_bytes: int  # a slot never straddles a multiple of it
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """Why the pool hangs up, in one sentence; the connection ends behind it."""
+
+    sentence: str
+
+
+class Lookup(_Message, frozen=True, tag="lookup"):
+    """A request arrived: how much of its chain is known? Pins nothing; promotion may begin."""
+
+    request: int  # chosen by the client, unique on this connection until cancelled
+    namespace: bytes
+    group: int
+    keys: bytes
+
+
+class Found(_Message, frozen=True, tag="found"):
+    """The answer to Lookup."""
+
+    request: int
+    known: int  # chunks, from the first, in any tier
+    ready: int  # of these, from the first, already in DRAM
+
+
+class Ask(_Message, frozen=True, tag="ask"):
+    """Pin chunks [first, first + count) of a request that was looked up, and promise them."""
+
+    request: int
+    first: int
+    count: int
+    deadline_ms: int  # then the promise is cut to what is verified
+    stream: bool  # promise all that is known, even more than the load budget holds at once
+
+
+class Promise(_Message, frozen=True, tag="promise"):
+    """The answer to Ask: these chunks are verified and pinned until released."""
+
+    request: int
+    generation: int
+    first: int
+    total: int  # chunks promised; more than len(offsets) only in a stream
+    offsets: list[int]  # of chunks first, first + 1, …
+    lengths: list[int]
+    proof: bytes  # `proof_of` the full keys of the `total` promised chunks, or empty in a stream
+
+
+class Ready(_Message, frozen=True, tag="ready"):
+    """In a stream: one more chunk is verified and pinned; `length` 0 means that it failed."""
+
+    request: int
+    generation: int
+    chunk: int  # its position in the chain
+    offset: int
+    length: int
+    key: bytes  # the full key
+
+
+class Release(_Message, frozen=True, tag="release"):
+    """Unpin chunks of a promise; none named: all of them, and the request is forgotten."""
+
+    request: int
+    chunks: list[int]
+
+
+class Cancel(_Message, frozen=True, tag="cancel"):
+    """Forget a request in whatever state it is."""
+
+    request: int
+
+
+class Run(_Message, frozen=True):
+    """Successive chunks of one chain that an engine has computed."""
+
+    namespace: bytes
+    group: int
+    parent: bytes  # full key of the chunk before, or ROOT
+    keys: bytes  # full keys, joined
+    length: int  # payload bytes of each chunk
+
+
+class Reserve(_Message, frozen=True, tag="reserve"):
+    """Slots wanted for these chunks."""
+
+    batch: int  # chosen by the client; comes back
+    runs: list[Run]
+
+
+class Answer(IntEnum):
+    """What stands in `Reserved.answers` where there is no offset."""
+
+    HAVE = -1  # stored already, or being stored
+    NO = -2  # not wanted: too large, its prefix is gone, or no tier would keep it
+    LATER = -3  # no slot just now
+
+
+class Reserved(_Message, frozen=True, tag="reserved"):
+    """The answer to Reserve: an offset, or an Answer, for every key in order."""
+
+    batch: int
+    generation: int
+    answers: list[int]
+
+
+class Commit(_Message, frozen=True, tag="commit"):
+    """These reserved slots are filled; their chunks can be found from now on."""
+
+    generation: int
+    offsets: list[int]
+
+
+class Committed(_Message, frozen=True, tag="committed"):
+    """The answer to Commit: how many of the offsets were this engine's and are now chunks."""
+
+    count: int
+
+
+class Abort(_Message, frozen=True, tag="abort"):
+    """These reserved slots will not be filled, and are not written any more."""
+
+    generation: int
+    offsets: list[int]
+
+
+class Stats(_Message, frozen=True, tag="stats"):
+    """Numbers wanted."""
+
+
+class StatsReply(_Message, frozen=True, tag="stats_reply"):
+    """The answer to Stats: a JSON object, as `forebay stats --json` prints it."""
+
+    json: bytes
+
+
+class Resize(_Message, frozen=True, tag="resize"):
+    """New caps; -1 leaves one as it is. Directories are named as they were at start."""
+
+    dram_bytes: int
+    disk: list[tuple[str, int]]
+
+
+class Clear(_Message, frozen=True, tag="clear"):
+    """Delete one namespace's records (hex prefix of it, at least 8 digits), or everything: ''."""
+
+    namespace: str
+
+
+class Done(_Message, frozen=True, tag="done"):
+    """The answer to Resize and Clear: what was done, or why not."""
+
+    ok: bool
+    sentence: str
+
+
+ClientMessage = (
+    Hello | Lookup | Ask | Release | Cancel | Reserve | Commit | Abort | Stats | Resize | Clear
+)
+PoolMessage = Welcome | Refused | Found | Promise | Ready | Reserved | Committed | StatsReply | Done

@@ -1,0 +1,57 @@
+"""The line between the pool's core and its sockets.
+
+The server owns sockets, frames, processes and time; the core owns chunks. They meet here, on one
+thread: the server hands every message of a connection to `Core.handle`, and the core answers, now
+or later, through the connection's `send`.
+"""
+
+from abc import ABC, abstractmethod
+
+from forebay.pool.messages import ClientMessage, PoolMessage
+
+
+class Session(ABC):
+    """One connection that said Hello."""
+
+    engine: str  # what it said
+
+    @abstractmethod
+    def send(self, message: PoolMessage) -> None:
+        """Queue a message; never blocks, and does nothing once the connection is over."""
+
+
+class Core(ABC):
+    """What the server drives. Every method is called on the server's thread and returns at once."""
+
+    generation: int
+    slab_descriptor: int
+    slab_bytes: int
+    arena_bytes: int
+
+    @abstractmethod
+    def handle(self, session: Session, message: ClientMessage) -> None:
+        """Act on a message (never Hello); a message that makes no sense is ignored and counted."""
+
+    @abstractmethod
+    def left(self, session: Session) -> None:
+        """A connection is over: its requests and pins end now, its reserved slots do not yet."""
+
+    @abstractmethod
+    def exited(self, engine: str) -> None:
+        """Every process of an engine is gone for good: nobody writes into its slots any more."""
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Take over what I/O threads have finished; called after they woke the server."""
+
+    @abstractmethod
+    def tick(self, now: float) -> None:
+        """Look at deadlines, write behind, scrub a little; called at least every 10 ms."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, object]:
+        """Numbers as `forebay stats --json` prints them."""
+
+    @abstractmethod
+    def close(self, timeout_s: float) -> None:
+        """Write what is worth keeping within the time, then let go of everything."""
