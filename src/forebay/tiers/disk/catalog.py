@@ -6,23 +6,28 @@ call holds it for more than `_BATCH` rows.
 
 import threading
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from forebay.record.header import RecordName
 from forebay.record.region import ContentsEntry, short
 from forebay.tiers.contract import DropReason
-from forebay.tiers.disk.index import Index, Place
+from forebay.tiers.disk.index import Index, Place, Removed
 from forebay.tiers.disk.regions.region import Region
 
 _BATCH: Final = 512
 _NO_PARENT: Final = bytes(16)  # short(ROOT)
 
 
-class Catalog:
-    """What the tier holds and where."""
+def _ignore(_: list[Removed]) -> None:
+    """Nobody wants to know what left."""
 
-    def __init__(self) -> None:
+
+class Catalog:
+    """What the tier holds and where. `on_removed` hears, on any thread, which records left."""
+
+    def __init__(self, on_removed: Callable[[list[Removed]], None] | None = None) -> None:
+        self._on_removed = on_removed or _ignore
         self._lock = threading.Lock()
         self._index = Index()
         self._regions: dict[int, Region] = {}
@@ -40,6 +45,11 @@ class Catalog:
         """How many keys, from the first, can be loaded."""
         with self._lock:
             return self._index.prefix(keys, self._hidden)
+
+    def has(self, key: bytes) -> bool:
+        """Whether a record is here or on its way."""
+        with self._lock:
+            return key in self._index
 
     def find(self, key: bytes) -> tuple[Region, Place] | None:
         """Where to load a record from."""
@@ -67,11 +77,39 @@ class Catalog:
             self._rows[place.region].append(row)
             return True
 
+    def mark_read(self, key: bytes) -> None:
+        """A record was loaded."""
+        with self._lock:
+            self._index.mark_read(key)
+
     def forget(self, key: bytes, place: Place | None = None) -> None:
         """Drop a record and all that continue it; only if it still lies at `place`, where given."""
+        removed: list[Removed] = []
         with self._lock:
             if place is None or self._index.find(key) == place:
-                self._index.remove(key)
+                removed = self._index.remove(key)
+        if removed:
+            self._on_removed(removed)
+
+    def forget_namespace(self, namespace: bytes | None) -> list[tuple[Region, Place]]:
+        """Drop all records of a namespace, or of all; where they lie."""
+        places = []
+        removed: list[Removed] = []
+        with self._lock:
+            for key in list(self._index.keys_of(namespace)):
+                place = self._index.find(key)
+                if place is not None:
+                    places.append((self._regions[place.region], place))
+            for key in list(self._index.keys_of(namespace)):
+                removed += self._index.remove(key)
+        if removed:
+            self._on_removed(removed)
+        return places
+
+    def namespaces(self) -> list[bytes]:
+        """Every namespace that has, or had, records here."""
+        with self._lock:
+            return self._index.namespaces()
 
     def add_region(self, region: Region) -> None:
         """Records may be settled in this region from now on."""
@@ -81,15 +119,18 @@ class Catalog:
 
     def drop_region(self, region: Region) -> int:
         """Forget a region's records and all that continue them; how many records left."""
-        removed = 0
-        while True:
+        count = 0
+        rows = self._rows[region.number]
+        while rows:
+            removed: list[Removed] = []
             with self._lock:
-                rows = self._rows[region.number]
                 for _ in range(min(_BATCH, len(rows))):
                     removed += self._index.remove_row(rows.pop(), region.number)
-                if not rows:
-                    del self._rows[region.number], self._regions[region.number]
-                    return removed
+            count += len(removed)
+            self._on_removed(removed)
+        with self._lock:
+            del self._rows[region.number], self._regions[region.number]
+        return count
 
     def hide(self, regions: Iterable[int]) -> None:
         """Answer as if these regions' records were absent, until the next call."""

@@ -92,6 +92,16 @@ class Drive:
             self._catalog.forget(short(job.name.key))
             drop(job, reason)
 
+    def erase(self, region: Region, place: Place) -> None:
+        """Wipe a forgotten record's header, unless its region has begun another life."""
+        if region.number != place.region:
+            return
+        try:
+            page = memory.allocate(PAGE_BYTES)
+            write_whole(self._disk, region.descriptor, [page], place.offset)
+        except OSError:
+            self._failed()
+
     def tick(self, now: float) -> None:
         """Look at deadlines; called every `tick_s`."""
         self._queue.expire(now)
@@ -146,6 +156,7 @@ class Drive:
             wrong = damage in _WRONG_RECORD
             return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, damage)
         self.read_bytes += length
+        self._catalog.mark_read(short(job.wanted.name.key))
         return Hit(length)
 
     def _write_forever(self) -> None:

@@ -26,6 +26,14 @@ class Place(NamedTuple):
     length: int  # payload bytes
 
 
+class Removed(NamedTuple):
+    """A record that left the index."""
+
+    key: bytes
+    length: int  # payload bytes
+    was_read: bool  # loaded at least once
+
+
 class Index:
     """All records of a tier."""
 
@@ -36,6 +44,7 @@ class Index:
         self._offset = array("Q")
         self._length = array("I")
         self._namespace = array("I")
+        self._read = bytearray()  # 1: loaded since it was settled
         self._parent = array("i")
         self._first_child = array("i")
         self._next_sibling = array("i")
@@ -100,21 +109,31 @@ class Index:
         self._region[row], self._offset[row], self._length[row] = place
         return row
 
-    def remove(self, key: bytes) -> int:
-        """Forget a record and all that continue it; how many rows that were."""
+    def mark_read(self, key: bytes) -> None:
+        """A record was loaded; said again when it is removed."""
         row = self._rows.get(key)
-        return 0 if row is None else self._remove_tree(row)
+        if row is not None:
+            self._read[row] = 1
 
-    def remove_row(self, row: int, region: int) -> int:
+    def remove(self, key: bytes) -> list[Removed]:
+        """Forget a record and all that continue it; those that were settled."""
+        row = self._rows.get(key)
+        return [] if row is None else self._remove_tree(row)
+
+    def remove_row(self, row: int, region: int) -> list[Removed]:
         """Likewise by row, if that row still belongs to `region`."""
-        return self._remove_tree(row) if self._region[row] == region else 0
+        return self._remove_tree(row) if self._region[row] == region else []
 
-    def keys_of(self, namespace: bytes) -> Iterator[bytes]:
-        """Keys of one namespace; the index must not change meanwhile."""
-        number = self._namespace_numbers.get(namespace)
+    def keys_of(self, namespace: bytes | None) -> Iterator[bytes]:
+        """Keys of one namespace, or of all; the index must not change meanwhile."""
+        number = None if namespace is None else self._namespace_numbers.get(namespace, _NONE)
         for key, row in self._rows.items():
-            if self._namespace[row] == number:
+            if number is None or self._namespace[row] == number:
                 yield key
+
+    def namespaces(self) -> list[bytes]:
+        """Every namespace ever seen."""
+        return list(self._namespace_numbers)
 
     def _new_row(self, key: bytes) -> int:
         if self._free:
@@ -123,6 +142,7 @@ class Index:
         else:
             row = len(self._keys)
             self._keys.append(key)
+            self._read.append(0)
             for column in (self._offset, self._length, self._namespace):
                 column.append(0)
             for column in (self._region, *self._links()):
@@ -151,9 +171,9 @@ class Index:
         if following != _NONE:
             self._previous_sibling[following] = previous
 
-    def _remove_tree(self, top: int) -> int:
+    def _remove_tree(self, top: int) -> list[Removed]:
         self._unlink(top)
-        removed = 0
+        removed: list[Removed] = []
         stack = [top]
         while stack:
             row = stack.pop()
@@ -161,8 +181,9 @@ class Index:
             while child != _NONE:
                 stack.append(child)
                 child = self._next_sibling[child]
+            if self._region[row] >= 0:
+                removed.append(Removed(self._keys[row], self._length[row], self._read[row] == 1))
             self._free_row(row)
-            removed += 1
         return removed
 
     def _free_row(self, row: int) -> None:
@@ -172,6 +193,7 @@ class Index:
         del self._rows[self._keys[row]]
         self._keys[row] = b""
         self._region[row] = _FREE
+        self._read[row] = 0
         for column in self._links():
             column[row] = _NONE
         self._free.append(row)

@@ -24,8 +24,10 @@ from forebay.tiers.contract import (
 )
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.drive import Drive
+from forebay.tiers.disk.index import Removed
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
+from forebay.tiers.disk.regions.directory import usable_bytes
 from forebay.tiers.disk.regions.warmup import Opened, open_shelf, release
 
 _log: Final = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class DiskTier(Tier):
     def __init__(
         self,
         drives: Sequence[Drive],
-        caps_bytes: Sequence[int],
+        caps_bytes: list[int],
         catalog: Catalog,
         options: Options,
         clock: Clock,
@@ -72,10 +74,14 @@ class DiskTier(Tier):
         directories: Sequence[Directory],
         options: Options | None = None,
         world: World | None = None,
+        on_removed: Callable[[list[Removed]], None] | None = None,
     ) -> Self:
-        """Take the directories, find what they hold, and begin; DirectoryError if one is unfit."""
+        """Take the directories, find what they hold, and begin; DirectoryError if one is unfit.
+
+        `on_removed` hears, on any thread, which records left the index.
+        """
         options, world = options or Options(), world or World()
-        catalog = Catalog()
+        catalog = Catalog(on_removed)
         opened: list[Opened] = []
         try:
             for number, wanted in enumerate(directories):
@@ -144,6 +150,30 @@ class DiskTier(Tier):
     def remove(self, key: bytes) -> None:
         """See Tier."""
         self._catalog.forget(short(key))
+
+    def has(self, key: bytes) -> bool:
+        """Whether this one record can be loaded, or is being stored."""
+        return self._catalog.has(short(key))
+
+    def name_of(self, prefix: bytes) -> list[bytes]:
+        """The namespaces that begin with these bytes."""
+        return [name for name in self._catalog.namespaces() if name.startswith(prefix)]
+
+    def erase(self, namespace: bytes | None) -> int:
+        """Delete the records of a namespace, or of all, for good; how many. Waits for the medium."""
+        places = self._catalog.forget_namespace(namespace)
+        for region, place in places:
+            self._drives[region.drive].erase(region, place)
+        return len(places)
+
+    def resize(self, path: str, cap_bytes: int) -> bool:
+        """Change a directory's cap; False if no such directory is in use. Waits for the medium."""
+        for number, drive in enumerate(self._drives):
+            if drive.directory.path == path:
+                drive.shelf.resize(usable_bytes(cap_bytes))
+                self._caps_bytes[number] = cap_bytes
+                return True
+        return False
 
     def usage(self) -> Usage:
         """See Tier."""

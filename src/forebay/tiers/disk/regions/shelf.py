@@ -85,6 +85,26 @@ class Shelf:
             found = [region.number for region in self._sealed]
             return [*found, self._open.number] if self._open is not None else found
 
+    def resize(self, usable: int) -> None:
+        """Live under another cap from now on; regions that do not fit it any more go at once.
+
+        Called by one thread at a time, which it may keep for a few unlinks.
+        """
+        with self._rolled:
+            while self._is_rolling:
+                self._rolled.wait()
+            self._is_rolling = True
+            self._room = self._room._replace(usable_bytes=usable)
+        try:
+            while self.allocated_bytes > usable and (oldest := self._evict()) is not None:
+                self._unlink(oldest)
+        except OSError as error:
+            _log.warning("%s is above its cap (%s)", self._directory.path, error.strerror)
+        finally:
+            with self._rolled:
+                self._is_rolling = False
+                self._rolled.notify_all()
+
     def fits(self, length: int) -> bool:
         """Whether a record of this payload can ever have a place here."""
         return record_bytes(length) + 3 * PAGE_BYTES <= self._room.region_bytes
@@ -172,7 +192,8 @@ class Shelf:
             oldest = self._evict()
             if oldest is None:
                 return DropReason.BUSY
-            if oldest.size_bytes == self._room.region_bytes:
+            within_cap = self.allocated_bytes <= self._room.usable_bytes
+            if within_cap and oldest.size_bytes == self._room.region_bytes:
                 region = self._recycle(oldest)
                 break
             self._unlink(oldest)
