@@ -127,14 +127,18 @@ def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
 
 
 def mismatch(found: RecordHeader, wanted: RecordHeader) -> Damage | None:
-    """Why an undamaged header is not the wanted one: all but payload hash and parent must agree."""
+    """Why an undamaged header is not the wanted one: all but payload hash and parent must agree.
+
+    A wanted key may be short (a pool's client names chunks so); it is compared as far as it goes.
+    """
     if (found.generation, found.offset) != (wanted.generation, wanted.offset):  # verify: place
         return Damage.PLACE
     if found.name.namespace != wanted.name.namespace:  # verify: namespace
         return Damage.NAMESPACE
     if found.name.group != wanted.name.group:  # verify: group
         return Damage.GROUP
-    if found.name.key != wanted.name.key:  # verify: key
+    key = wanted.name.key
+    if found.name.key[: len(key)] != key:  # verify: key
         return Damage.KEY
     if found.length != wanted.length:  # verify: length
         return Damage.LENGTH

@@ -10,10 +10,10 @@ and of whole pages (`forebay.sys.memory.allocate`), so that bytes go straight to
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from forebay.record.header import Damage, RecordName
+from forebay.record.header import Damage, RecordHeader, RecordName
 
 
 class MissReason(StrEnum):
@@ -45,6 +45,7 @@ class Hit:
     """The payload is in the target buffer, verified."""
 
     length: int  # payload bytes; what lies behind them in the target is undefined
+    header: RecordHeader | None = field(default=None, compare=False)  # as it stood on the medium
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,14 +150,14 @@ class Drive:
         except OSError:
             self._failed()
             return Miss(MissReason.IO_ERROR)
-        damage = _damage(page, job, count)
-        if damage is not None:
+        found = _verify(page, job, count)
+        if isinstance(found, Damage):
             self._catalog.forget(short(job.wanted.name.key), job.place)
-            wrong = damage in _WRONG_RECORD
-            return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, damage)
+            wrong = found in _WRONG_RECORD
+            return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
         self.read_bytes += length
         self._catalog.mark_read(short(job.wanted.name.key))
-        return Hit(length)
+        return Hit(length, found)
 
     def _write_forever(self) -> None:
         page = memory.allocate(PAGE_BYTES)
@@ -233,8 +233,8 @@ class Drive:
             self._is_probing = False
 
 
-def _damage(page: memoryview, job: LoadJob, count: int) -> Damage | None:
-    """Why what was read is not the wanted record, or None: then it is, bit for bit."""
+def _verify(page: memoryview, job: LoadJob, count: int) -> RecordHeader | Damage:
+    """The header of what was read, if that is the wanted record bit for bit, or why it is not."""
     length = job.place.length
     if count < record_bytes(length):  # verify: whole read
         return Damage.CUT
@@ -246,4 +246,4 @@ def _damage(page: memoryview, job: LoadJob, count: int) -> Damage | None:
         return wrong
     if payload_hash(job.target[:length]) != found.payload_hash:  # verify: payload hash
         return Damage.PAYLOAD_HASH
-    return None
+    return found

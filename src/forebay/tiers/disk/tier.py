@@ -160,7 +160,7 @@ class DiskTier(Tier):
         return [name for name in self._catalog.namespaces() if name.startswith(prefix)]
 
     def erase(self, namespace: bytes | None) -> int:
-        """Delete the records of a namespace, or of all, for good; how many. Waits for the medium."""
+        """Delete a namespace's records, or all, for good; how many. Waits for the medium."""
         places = self._catalog.forget_namespace(namespace)
         for region, place in places:
             self._drives[region.drive].erase(region, place)
