@@ -1,7 +1,7 @@
 """The slab: shared memory cut into arenas, arenas cut into slots of one size.
 
-    arena a    [a × arena, (a + 1) × arena)
-    slot s     [a × arena + s × slot, … + slot), one chunk; no slot straddles an arena
+    arena a    [a * arena, (a + 1) * arena)
+    slot s     [a * arena + s * slot, … + slot), one chunk; no slot straddles an arena
 
 An arena belongs to one class of slot sizes while one of its slots is taken, and to none before and
 after, so that models of different shape share the slab. Memory is allocated arena by arena, when it
