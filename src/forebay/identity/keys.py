@@ -9,7 +9,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -94,6 +94,11 @@ class KeyChain:
             key=self._realm,
             person=_PARTS_PERSON,
         )
+
+
+def proof_of(keys: Iterable[bytes]) -> bytes:
+    """16 bytes that prove two sides to mean the same full keys, though they spoke in short ones."""
+    return hashlib.blake2b(b"".join(keys), digest_size=16, person=b"forebay proof").digest()
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:

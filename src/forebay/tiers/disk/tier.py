@@ -155,6 +155,13 @@ class DiskTier(Tier):
         """Whether this one record can be loaded, or is being stored."""
         return self._catalog.has(short(key))
 
+    def length_of(self, key: bytes) -> int | None:
+        """The payload bytes of a record that can be loaded now."""
+        found = self._catalog.find(short(key))
+        if found is None or not self._drives[found[0].drive].health.is_on:
+            return None
+        return found[1].length
+
     def name_of(self, prefix: bytes) -> list[bytes]:
         """The namespaces that begin with these bytes."""
         return [name for name in self._catalog.namespaces() if name.startswith(prefix)]

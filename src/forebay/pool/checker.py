@@ -1,0 +1,59 @@
+"""A thread that hashes slots: after a commit, before a promise if so configured, and when idle."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from forebay.record.header import payload_hash
+
+_WAITING_MAX: Final = 1024
+
+
+class Checker:
+    """Hashes what it is given, in order; answers through the pool's completions."""
+
+    def __init__(self, complete: Callable[[Callable[[], None]], None]) -> None:
+        self._complete = complete
+        self._jobs: queue.Queue[tuple[memoryview, Callable[[bytes], None]] | None]
+        self._jobs = queue.Queue(_WAITING_MAX)
+        self._thread = threading.Thread(target=self._run, name="forebay-check", daemon=True)
+        self._thread.start()
+
+    def submit(self, payload: memoryview, done: Callable[[bytes], None]) -> bool:
+        """Hash a payload; `done` is called on the pool's thread. False: too much is waiting."""
+        try:
+            self._jobs.put_nowait((payload, done))
+        except queue.Full:
+            return False
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits."""
+        return self._jobs.empty()
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what waits, as far as the time allows."""
+        try:
+            self._jobs.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            payload, done = job
+            digest = payload_hash(payload)
+            self._complete(_Answer(done, digest))
+
+
+class _Answer:
+    """A digest on its way to whoever wanted it."""
+
+    def __init__(self, done: Callable[[bytes], None], digest: bytes) -> None:
+        self._done = done
+        self._digest = digest
+
+    def __call__(self) -> None:
+        self._done(self._digest)

@@ -1,0 +1,143 @@
+"""The chunks in DRAM and the forest they form together with the disk.
+
+Every chunk here, whatever its state, has a slot. Promised: no chunk that can be found has a hole
+before it; each of its ancestors is in DRAM or on disk, and when the last copy of one goes, what
+continues it in DRAM goes too. Not thread-safe: the pool's thread owns it.
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from forebay.record.header import ROOT, RecordName
+from forebay.record.region import short
+
+if TYPE_CHECKING:
+    from forebay.pool.request import Request
+
+
+class State(IntEnum):
+    """What is in a chunk's slot."""
+
+    FILLING = 0  # an engine writes into it
+    LOADING = 1  # the disk writes into it
+    READY = 2  # verified, or committed by an engine
+
+
+class Chunk:
+    """One chunk in DRAM."""
+
+    __slots__ = (
+        "asks",
+        "awaited",
+        "digest",
+        "engine",
+        "guards",
+        "key",
+        "length",
+        "name",
+        "offset",
+        "on_disk",
+        "pins",
+        "slot_bytes",
+        "state",
+        "writing",
+    )
+
+    def __init__(self, name: RecordName, state: State, offset: int, length: int) -> None:
+        self.name = name  # its key is short while LOADING
+        self.key = short(name.key)
+        self.state = state
+        self.offset = offset
+        self.length = length
+        self.slot_bytes = 0
+        self.pins = 0  # of all kinds
+        self.asks = 0  # pins by asks alone
+        self.guards: Chunk | None = None  # the parent that is pinned while this is filled
+        self.on_disk = state is State.LOADING
+        self.writing = False  # to disk
+        self.engine = ""  # that fills it
+        self.digest: bytes | None = None  # payload hash, once known
+        self.awaited: list[Request] = []  # that wait for it to be loaded
+
+    @property
+    def parent(self) -> bytes | None:
+        """The short key of the chunk before, if any."""
+        parent = self.name.parent
+        return None if parent == ROOT else short(parent)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody uses the slot."""
+        return self.state is not State.READY or self.pins > 0 or self.writing
+
+
+class Chunks:
+    """Chunks by key and by slot."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[bytes, Chunk] = {}
+        self._by_offset: dict[int, Chunk] = {}
+        self._continuing: dict[bytes, set[Chunk]] = {}  # parent → children in DRAM
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self._by_key.values())
+
+    def get(self, key: bytes) -> Chunk | None:
+        """The chunk of a short key, in whatever state."""
+        return self._by_key.get(key)
+
+    def at(self, offset: int) -> Chunk | None:
+        """The chunk in a slot."""
+        return self._by_offset.get(offset)
+
+    def add(self, chunk: Chunk) -> None:
+        """A chunk has a slot from now on."""
+        assert chunk.key not in self._by_key
+        assert chunk.offset not in self._by_offset
+        self._by_key[chunk.key] = chunk
+        self._by_offset[chunk.offset] = chunk
+        self._link(chunk)
+
+    def adopt(self, chunk: Chunk, name: RecordName) -> None:
+        """A loaded chunk's record says what it is in full."""
+        self._unlink(chunk)
+        chunk.name = name
+        self._link(chunk)
+
+    def remove(self, chunk: Chunk) -> None:
+        """The slot is no longer this chunk's."""
+        del self._by_key[chunk.key]
+        del self._by_offset[chunk.offset]
+        self._unlink(chunk)
+
+    def descendants(self, key: bytes) -> list[Chunk]:
+        """All chunks in DRAM that continue this key through chunks in DRAM, nearest first."""
+        found: list[Chunk] = []
+        stack = [key]
+        while stack:
+            for child in self._continuing.get(stack.pop(), ()):
+                found.append(child)
+                stack.append(child.key)
+        return found
+
+    def has_children(self, key: bytes) -> bool:
+        """Whether a chunk in DRAM continues this key."""
+        return key in self._continuing
+
+    def _link(self, chunk: Chunk) -> None:
+        parent = chunk.parent
+        if parent is not None:
+            self._continuing.setdefault(parent, set()).add(chunk)
+
+    def _unlink(self, chunk: Chunk) -> None:
+        parent = chunk.parent
+        children = self._continuing.get(parent) if parent is not None else None
+        if parent is None or children is None:
+            return
+        children.discard(chunk)
+        if not children:
+            del self._continuing[parent]

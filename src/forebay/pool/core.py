@@ -1,0 +1,276 @@
+"""The pool's core: one thread's worth of decisions over a slab, a disk tier and a policy.
+
+I/O threads never touch it: they leave what they have done in `_done` and wake the server, which
+calls `complete`.
+"""
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from forebay.errors import StartupError
+from forebay.pool.counters import Counters
+from forebay.pool.loads import Loads
+from forebay.pool.messages import (
+    Abort,
+    Ask,
+    Cancel,
+    Clear,
+    ClientMessage,
+    Commit,
+    Done,
+    Hello,
+    Lookup,
+    Release,
+    Reserve,
+    Resize,
+    Stats,
+    StatsReply,
+)
+from forebay.pool.policy.contract import Policy
+from forebay.pool.room import Room
+from forebay.pool.scrub import Scrubber
+from forebay.pool.session import Core, Session
+from forebay.pool.stores import Stores
+from forebay.quantity import format_size
+from forebay.sys.shared import SharedMemory, total_memory_bytes
+from forebay.sys.world import World
+from forebay.tiers.disk import Directory, DiskTier, Options
+from forebay.tiers.disk.index import Removed
+from forebay.tiers.dram.slab import Slab, arena_bytes_for
+
+NAMESPACE_DIGITS_MIN: Final = 8
+_FLUSH_STEP_S: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """What a pool is made of."""
+
+    dram_bytes: int
+    directories: tuple[Directory, ...] = ()
+    disk: Options = field(default_factory=Options)
+    huge_pages: bool = False
+    verify_dram: bool = False
+
+
+class Pool(Core):
+    """See Core."""
+
+    def __init__(
+        self,
+        options: PoolOptions,
+        policy: Policy,
+        wake: Callable[[], None],
+        world: World | None = None,
+    ) -> None:
+        """Take DRAM and directories; a StartupError says in one sentence what cannot be had."""
+        self._world = world or World()
+        self._wake = wake
+        self._done: deque[Callable[[], None]] = deque()  # left by I/O threads
+        memory = _shared_memory(options)
+        self.generation = secrets.randbits(62)
+        self.arena_bytes = arena_bytes_for(options.dram_bytes)
+        self.slab_bytes = memory.size_bytes
+        self.slab_descriptor = memory.descriptor
+        self._slab = Slab(memory, self.arena_bytes, options.dram_bytes)
+        self._counters = Counters()
+        clock = self._world.clock
+        self._room = Room(self._slab, policy, self._counters, clock.monotonic)
+        self._disk = self._open_disk(options)
+        parts = (self._room, self._disk, self._counters, clock, self._complete)
+        self._loads = Loads(*parts)
+        self._stores = Stores(*parts)
+        self._scrubber = Scrubber(self._room, self._stores.checker, self._loads.damaged)
+        self._loads.generation = self._stores.generation = self.generation
+        self._loads.checker = self._stores.checker if options.verify_dram else None
+        self._started = clock.monotonic()
+        self._background: list[threading.Thread] = []
+
+    def handle(self, session: Session, message: ClientMessage) -> None:  # noqa: C901 - a line each
+        """See Core."""
+        match message:
+            case Lookup():
+                self._loads.lookup(session, message)
+            case Ask():
+                self._loads.ask(session, message)
+            case Release():
+                self._loads.release(session, message)
+            case Cancel():
+                self._loads.cancel(session, message.request)
+            case Reserve():
+                self._stores.reserve(session, message)
+            case Commit():
+                self._stores.commit(session, message)
+            case Abort():
+                self._stores.abort(session, message)
+            case Stats():
+                session.send(StatsReply(msgspec.json.encode(self.stats())))
+            case Resize():
+                self._in_background(session, partial(self._resize, message))
+            case Clear():
+                self._clear(session, message)
+            case Hello():
+                self._counters.add("nonsense")
+
+    def left(self, session: Session) -> None:
+        """See Core."""
+        self._loads.left(session)
+
+    def exited(self, engine: str) -> None:
+        """See Core."""
+        self._stores.exited(engine)
+
+    def complete(self) -> None:
+        """See Core."""
+        for _ in range(len(self._done)):
+            self._done.popleft()()
+
+    def tick(self, now: float) -> None:
+        """See Core."""
+        self._loads.tick(now)
+        self._room.shrink()
+        idle = not (self._loads.loading or self._stores.writing)
+        self._stores.write_behind(idle=idle)
+        if idle:
+            self._scrubber.step(now)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is due soon, so that ticks matter."""
+        return bool(self._loads.loading or self._stores.writing or self._loads.held_requests)
+
+    def stats(self) -> dict[str, object]:
+        """See Core."""
+        usage = self._disk.usage() if self._disk is not None else None
+        drives = self._disk.drives() if self._disk is not None else []
+        return {
+            "uptime_s": round(self._world.clock.monotonic() - self._started, 3),
+            "dram": {
+                "cap_bytes": self._slab.cap_bytes,
+                "allocated_bytes": self._slab.allocated_bytes,
+                "taken_bytes": self._slab.taken_bytes,
+                "pinned_bytes": self._room.pinned_bytes,
+                "unsettled_bytes": self._room.unsettled_bytes,
+                "chunks": len(self._room.chunks),
+                "pinned_chunks": sum(1 for chunk in self._room.chunks if chunk.pins),
+                "filling": self._stores.filling,
+            },
+            "disk": {
+                "cap_bytes": usage.cap_bytes if usage else 0,
+                "used_bytes": usage.used_bytes if usage else 0,
+                "records": usage.records if usage else 0,
+                "payload_bytes": usage.payload_bytes if usage else 0,
+                "drives": drives,
+            },
+            "requests": self._loads.held_requests,
+            "counters": self._counters.as_dict(),
+        }
+
+    def close(self, timeout_s: float) -> None:
+        """See Core."""
+        until = self._world.clock.monotonic() + timeout_s
+        pause = threading.Event()
+        while self._disk is not None and self._world.clock.monotonic() < until:
+            self.complete()
+            self._stores.write_behind(idle=True)
+            if not self._stores.writing:
+                break
+            pause.wait(_FLUSH_STEP_S)
+        left_s = max(0.1, until - self._world.clock.monotonic())
+        self._stores.close(left_s)
+        if self._disk is not None:
+            self._disk.close(left_s)
+        self.complete()
+        for thread in self._background:
+            thread.join(left_s)
+
+    def _complete(self, action: Callable[[], None]) -> None:
+        """Called by I/O threads: do this on the pool's thread."""
+        self._done.append(action)
+        self._wake()
+
+    def _open_disk(self, options: PoolOptions) -> DiskTier | None:
+        if not options.directories:
+            return None
+        return DiskTier.open(options.directories, options.disk, self._world, self._disk_removed)
+
+    def _disk_removed(self, removed: list[Removed]) -> None:
+        self._complete(lambda: self._stores.disk_removed(removed))
+
+    def _in_background(self, session: Session, work: Callable[[], Done]) -> None:
+        """Do what waits for a medium on a thread of its own, then answer."""
+
+        def run() -> None:
+            done = work()
+            self._complete(partial(session.send, done))
+
+        self._background = [thread for thread in self._background if thread.is_alive()]
+        thread = threading.Thread(target=run, name="forebay-chore", daemon=True)
+        self._background.append(thread)
+        thread.start()
+
+    def _resize(self, message: Resize) -> Done:
+        for path, cap_bytes in message.disk:
+            if self._disk is None or not self._disk.resize(path, cap_bytes):
+                return Done(ok=False, sentence=f"{path} is not a directory of this pool.")
+        if message.dram_bytes >= 0:
+            if message.dram_bytes > self.slab_bytes:
+                limit = format_size(self.slab_bytes)
+                return Done(ok=False, sentence=f"DRAM can grow to {limit} at most while running.")
+            self._complete(lambda: self._resize_dram(message.dram_bytes))
+        return Done(ok=True, sentence="the new caps hold.")
+
+    def _resize_dram(self, cap_bytes: int) -> None:
+        self._slab.resize(cap_bytes)
+        self._room.shrink()
+
+    def _clear(self, session: Session, message: Clear) -> None:
+        try:
+            prefix = bytes.fromhex(message.namespace)
+        except ValueError:
+            prefix = b""
+            if message.namespace:
+                session.send(Done(ok=False, sentence="a namespace is written in hex digits."))
+                return
+        if message.namespace and len(message.namespace) < NAMESPACE_DIGITS_MIN:
+            digits = NAMESPACE_DIGITS_MIN
+            session.send(Done(ok=False, sentence=f"name at least {digits} digits of a namespace."))
+            return
+        kept = self._room.drop_idle(
+            [c for c in list(self._room.chunks) if c.name.namespace.startswith(prefix)]
+        )
+        self._in_background(session, partial(self._erase, prefix, kept))
+
+    def _erase(self, prefix: bytes, kept: int) -> Done:
+        count = 0
+        if self._disk is not None:
+            names = self._disk.name_of(prefix) if prefix else [None]
+            count = sum(self._disk.erase(name) for name in names)
+        sentence = f"{count} records are erased from disk"
+        sentence += f"; {kept} chunks in use stay until they are released." if kept else "."
+        return Done(ok=True, sentence=sentence)
+
+
+def _shared_memory(options: PoolOptions) -> SharedMemory:
+    """The slab's memory: as large as the machine's, so that the cap can be raised while running."""
+    total = total_memory_bytes()
+    wanted = options.dram_bytes
+    if wanted > total:
+        raise StartupError(
+            f"{format_size(wanted)} of DRAM are asked for and this machine has "
+            f"{format_size(total)}; lower --dram."
+        )
+    size = wanted if options.huge_pages else max(wanted, total)
+    arena = arena_bytes_for(wanted)
+    try:
+        return SharedMemory(size - size % arena, huge_pages=options.huge_pages)
+    except OSError as error:
+        kind = "huge pages" if options.huge_pages else "shared memory"
+        raise StartupError(f"no {kind} can be had ({error.strerror}); lower --dram.") from None

@@ -1,0 +1,398 @@
+"""From lookup to release: what is known, what is promised, what is read for it.
+
+Arrival: the longest known prefix is found, nothing is pinned, and its chunks are read ahead in
+order of arrival. Ask: chunks are pinned one after another inside the load budget, those on disk
+are read first (joined, where another request reads them already), and the promise is given when
+all are verified, when the budget holds no more, or at the deadline with what is verified by then.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from forebay.identity.keys import proof_of
+from forebay.pool.checker import Checker
+from forebay.pool.chunks import Chunk, State
+from forebay.pool.counters import Counters
+from forebay.pool.messages import Ask, Found, Lookup, Promise, Ready, Release
+from forebay.pool.request import Request
+from forebay.pool.room import Room
+from forebay.pool.session import Session
+from forebay.record.header import ROOT, RecordName
+from forebay.record.region import SHORT_KEY_BYTES
+from forebay.sys.clock import Clock
+from forebay.tiers.contract import Hit, LoadOutcome
+from forebay.tiers.disk import DiskTier
+from forebay.tiers.dram.slab import slot_bytes_for
+
+REQUESTS_MAX: Final = 4096  # a session; more are answered with "unknown"
+READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
+Complete = Callable[[Callable[[], None]], None]
+
+
+class Loads:
+    """All requests of all sessions. Owned by the pool's thread."""
+
+    def __init__(
+        self,
+        room: Room,
+        disk: DiskTier | None,
+        counters: Counters,
+        clock: Clock,
+        complete: Complete,
+    ) -> None:
+        self._room = room
+        self._disk = disk
+        self._counters = counters
+        self._clock = clock
+        self._complete = complete
+        self.checker: Checker | None = None  # set where every promise must be re-hashed
+        self.generation = 0
+        self.loading = 0  # reads in flight
+        self._requests: dict[Session, dict[int, Request]] = {}
+        self._arrived: dict[Request, None] = {}  # being read ahead, in order of arrival
+        self._ahead_bytes = 0  # read ahead for requests that have not asked yet
+        self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
+
+    def lookup(self, session: Session, message: Lookup) -> None:
+        """Answer how much is known, and begin to read it ahead."""
+        size = SHORT_KEY_BYTES
+        joined = message.keys
+        keys = [joined[at : at + size] for at in range(0, len(joined) - size + 1, size)]
+        known = self.known(keys)
+        ready = self._ready(keys[:known])
+        self._room.policy.requested(keys, known, self._clock.monotonic())
+        session.send(Found(message.request, known, ready))
+        self._counters.add("lookups")
+        self._counters.add("lookup.chunks", len(keys))
+        self._counters.add("lookup.known", known)
+        mine = self._requests.setdefault(session, {})
+        if known and message.request not in mine and len(mine) < REQUESTS_MAX:
+            name = (message.namespace, message.group)
+            request = Request(session, message.request, name, keys[:known])
+            request.stop = known
+            mine[message.request] = request
+            if ready < known:
+                request.next = ready
+                self._arrived[request] = None
+                self._read_ahead()
+
+    def ask(self, session: Session, message: Ask) -> None:
+        """Begin to acquire the chunks of a request; the promise follows, now or later."""
+        request = self._requests.get(session, {}).get(message.request)
+        if request is None or request.asked:
+            self._send_promise(session, message.request, message.first, [], 0)
+            return
+        self._end_reading_ahead(request)
+        request.asked = True
+        request.first = request.next = max(0, message.first)
+        request.stop = min(len(request.keys), request.first + max(0, message.count))
+        request.stream = message.stream
+        request.deadline = self._clock.monotonic() + max(0, message.deadline_ms) / 1000
+        self._asked[request] = None
+        self._advance(request)
+
+    def release(self, session: Session, message: Release) -> None:
+        """Unpin what an engine has copied."""
+        request = self._requests.get(session, {}).get(message.request)
+        if request is None:
+            return
+        for position in message.chunks or list(request.held):
+            chunk = request.held.pop(position, None)
+            if chunk is not None:
+                self._unpin(chunk)
+        if not message.chunks:
+            self._forget(request)
+        self.pump()
+
+    def cancel(self, session: Session, number: int) -> None:
+        """Forget a request in whatever state."""
+        request = self._requests.get(session, {}).get(number)
+        if request is not None:
+            self._forget(request)
+            self.pump()
+
+    def left(self, session: Session) -> None:
+        """Forget all of a session's requests."""
+        for request in list(self._requests.pop(session, {}).values()):
+            self._forget(request)
+        self.pump()
+
+    def known(self, keys: list[bytes]) -> int:
+        """How many keys, from the first, are in DRAM or on disk."""
+        at = 0
+        while at < len(keys):
+            chunk = self._room.chunks.get(keys[at])
+            if chunk is not None and chunk.state is not State.FILLING:
+                at += 1
+                continue
+            more = self._disk.prefix(keys[at:]) if self._disk is not None else 0
+            if not more:
+                break
+            at += more
+        return at
+
+    def tick(self, now: float) -> None:
+        """Cut promises whose deadline has come; then whoever waited for room may go on."""
+        for request in [r for r in self._asked if not r.promised and r.deadline <= now]:
+            self._counters.add("promises.cut_by_deadline")
+            self._promise(request, request.contiguous())
+        self.pump()
+
+    def pump(self) -> None:
+        """Let everyone go on who waited for room: asks in order, then reading ahead."""
+        for request in list(self._asked):
+            if request.next < request.stop:
+                self._advance(request)
+        self._read_ahead()
+
+    @property
+    def held_requests(self) -> int:
+        """Requests that are not forgotten yet."""
+        return sum(map(len, self._requests.values()))
+
+    def _ready(self, keys: list[bytes]) -> int:
+        for count, key in enumerate(keys):
+            chunk = self._room.chunks.get(key)
+            if chunk is None or chunk.state is not State.READY:
+                return count
+        return len(keys)
+
+    def _advance(self, request: Request) -> None:
+        """Acquire as much as there is room for, and promise if that is all there will be."""
+        blocked = False
+        while request.next < request.stop and not blocked:
+            blocked = not self._acquire(request, request.next)
+        if request.promised or not request.asked:
+            self._end_if_over(request)
+            return
+        alone = blocked and all(not other.held for other in self._asked if other is not request)
+        if not request.awaited and (request.next >= request.stop or (alone and request.held)):
+            self._promise(request, request.stop if request.stream else request.next)
+
+    def _acquire(self, request: Request, position: int) -> bool:
+        """Pin or await one chunk; False if there is no room for it now."""
+        chunk = self._room.chunks.get(request.keys[position])
+        if chunk is None or chunk.state is State.FILLING:
+            chunk = None if chunk is not None else self._read(request, position)
+            if chunk is None:
+                return self._gone(request, position)
+        elif (chunk.name.namespace, chunk.name.group) != (request.namespace, request.group):
+            self._fail(request, position)  # verify: dram namespace
+            return True
+        elif chunk.state is State.READY and not self._pin_ready(request, position, chunk):
+            return False
+        if chunk.state is State.LOADING:
+            chunk.awaited.append(request)
+            request.awaited.add(position)
+        request.next = position + 1
+        return True
+
+    def _gone(self, request: Request, position: int) -> bool:
+        """A chunk cannot be read: for want of room (False), or because it is no more."""
+        disk = self._disk
+        if disk is not None and disk.length_of(request.keys[position]) is not None:
+            return False
+        self._fail(request, position)
+        return True
+
+    def _pin_ready(self, request: Request, position: int, chunk: Chunk) -> bool:
+        if not chunk.asks and not self._fits(chunk.slot_bytes):
+            return False
+        self._pin(chunk)
+        if self.checker is not None and chunk.digest is not None:
+            check = partial(self._checked, request, position, chunk)
+            payload = self._room.slab.view(chunk.offset, chunk.length)[: chunk.length]
+            if self.checker.submit(payload, check):
+                request.awaited.add(position)
+                return True
+        self._hold(request, position, chunk)
+        return True
+
+    def _hold(self, request: Request, position: int, chunk: Chunk) -> None:
+        request.held[position] = chunk
+        self._counters.add("loaded.chunks")
+        self._counters.add("loaded.bytes", chunk.length)
+        if request.promised:
+            request.session.send(
+                Ready(
+                    request.number,
+                    self.generation,
+                    position,
+                    chunk.offset,
+                    chunk.length,
+                    chunk.name.key,
+                )
+            )
+
+    def _checked(self, request: Request, position: int, chunk: Chunk, digest: bytes) -> None:
+        """A slot was hashed again before a promise."""
+        self._unpin(chunk)
+        sound = digest == chunk.digest  # verify: dram hash
+        if position not in request.awaited:
+            return
+        request.awaited.discard(position)
+        if sound:
+            self._pin(chunk)
+            self._hold(request, position, chunk)
+        else:
+            self.damaged(chunk)
+            self._fail(request, position)
+        self._advance(request)
+
+    def damaged(self, chunk: Chunk) -> None:
+        """A slot does not hold what it should: forget it; the disk's copy is verified anyway."""
+        self._counters.add("misses.dram_corrupt")
+        if not chunk.is_busy and self._room.chunks.get(chunk.key) is chunk:
+            self._room.drop(chunk)
+            if not chunk.on_disk:
+                self._room.drop_tree(chunk.key)
+
+    def _fits(self, slot_bytes: int) -> bool:
+        pinned = self._room.pinned_bytes
+        return not pinned or pinned + slot_bytes <= self._room.load_budget_bytes
+
+    def _pin(self, chunk: Chunk) -> None:
+        if not chunk.asks and chunk.state is State.READY:
+            self._room.pinned_bytes += chunk.slot_bytes
+        chunk.asks += 1
+        self._room.pin(chunk)
+
+    def _unpin(self, chunk: Chunk) -> None:
+        chunk.asks -= 1
+        self._room.unpin(chunk)
+        if not chunk.asks:
+            self._room.pinned_bytes -= chunk.slot_bytes
+
+    def _read(self, request: Request, position: int) -> Chunk | None:
+        """Begin to read a chunk from disk; None if it is not there or there is no room."""
+        key = request.keys[position]
+        length = self._disk.length_of(key) if self._disk is not None else None
+        if length is None or not self._fits(slot_bytes_for(length)):
+            return None
+        offset = self._room.take(length)
+        if offset is None:
+            return None
+        parent = request.keys[position - 1] if position else ROOT
+        name = RecordName(request.namespace, request.group, key, parent)
+        chunk = Chunk(name, State.LOADING, offset, length)
+        chunk.slot_bytes = self._room.slab.slot_bytes_at(offset)
+        self._room.chunks.add(chunk)
+        self._room.pinned_bytes += chunk.slot_bytes
+        self.loading += 1
+        deadline = self._clock.monotonic() + READ_DEADLINE_S
+        target = self._room.slab.view(offset, length)
+        assert self._disk is not None
+        self._disk.submit_load(name, target, partial(self._loaded_on_thread, chunk), deadline)
+        return chunk
+
+    def _loaded_on_thread(self, chunk: Chunk, outcome: LoadOutcome) -> None:
+        self._complete(partial(self._loaded, chunk, outcome))
+
+    def _loaded(self, chunk: Chunk, outcome: LoadOutcome) -> None:
+        self.loading -= 1
+        self._room.pinned_bytes -= chunk.slot_bytes
+        awaiting, chunk.awaited = chunk.awaited, []
+        if isinstance(outcome, Hit) and outcome.header is not None:
+            self._counters.add("disk.loaded")
+            self._counters.add("disk.loaded_bytes", chunk.length)
+            self._room.chunks.adopt(chunk, outcome.header.name)
+            chunk.digest = outcome.header.payload_hash
+            chunk.state = State.READY
+            now = self._clock.monotonic()
+            place = self._room.place_of(chunk)
+            self._room.policy.stored(chunk.key, chunk.parent, place, now)
+            self._room.policy.on_disk(chunk.key, present=True)
+        else:
+            reason = "io_error" if isinstance(outcome, Hit) else outcome.reason.value
+            self._counters.add(f"misses.{reason}")
+            self._room.drop(chunk)
+        for request in awaiting:
+            self._arrived_at(request, chunk)
+        self.pump()
+
+    def _arrived_at(self, request: Request, chunk: Chunk) -> None:
+        position = request.positions[chunk.key]
+        if position not in request.awaited:
+            return
+        request.awaited.discard(position)
+        if chunk.state is State.READY:
+            self._pin(chunk)
+            self._hold(request, position, chunk)
+        else:
+            self._fail(request, position)
+        self._advance(request)
+
+    def _fail(self, request: Request, position: int) -> None:
+        """A chunk cannot be had: what follows it is cut off."""
+        request.stop = min(request.stop, position)
+        request.next = min(request.next, request.stop)
+        for behind in [held for held in request.held if held > position]:
+            self._unpin(request.held.pop(behind))
+        request.awaited = {waited for waited in request.awaited if waited < position}
+        if request.promised:
+            number, generation = request.number, self.generation
+            request.session.send(Ready(number, generation, position, 0, 0, b""))
+
+    def _promise(self, request: Request, stop: int) -> None:
+        """Promise [first, stop) and let go of what lies behind."""
+        request.stop = min(stop, request.stop)
+        for behind in [held for held in request.held if held >= request.stop]:
+            self._unpin(request.held.pop(behind))
+        request.awaited = {waited for waited in request.awaited if waited < request.stop}
+        request.next = min(request.next, request.stop)
+        request.promised = True
+        held = [request.held[position] for position in sorted(request.held)]
+        total = max(0, request.stop - request.first)
+        self._counters.add("promises")
+        self._counters.add("promised.chunks", total)
+        self._send_promise(request.session, request.number, request.first, held, total)
+        self._end_if_over(request)
+
+    def _send_promise(
+        self, session: Session, number: int, first: int, held: list[Chunk], total: int
+    ) -> None:
+        offsets = [chunk.offset for chunk in held]
+        lengths = [chunk.length for chunk in held]
+        proof = proof_of(chunk.name.key for chunk in held) if len(held) == total else b""
+        promise = Promise(number, self.generation, first, total, offsets, lengths, proof)
+        session.send(promise)
+
+    def _end_if_over(self, request: Request) -> None:
+        if request.promised and request.is_over:
+            self._asked.pop(request, None)
+            if not request.held:
+                self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        for chunk in request.held.values():
+            self._unpin(chunk)
+        request.held.clear()
+        request.awaited.clear()
+        request.stop = request.next = 0
+        self._end_reading_ahead(request)
+        self._asked.pop(request, None)
+        mine = self._requests.get(request.session)
+        if mine is not None and mine.get(request.number) is request:
+            del mine[request.number]
+
+    def _read_ahead(self) -> None:
+        """Read what arrived and was not asked for yet, oldest first, inside the load budget."""
+        while self._arrived and self._ahead_bytes < self._room.load_budget_bytes:
+            request = next(iter(self._arrived))
+            if request.next >= request.stop:
+                del self._arrived[request]
+                continue
+            chunk = self._room.chunks.get(request.keys[request.next])
+            if chunk is None:
+                chunk = self._read(request, request.next)
+                if chunk is None:
+                    return
+                request.ahead_bytes += chunk.slot_bytes
+                self._ahead_bytes += chunk.slot_bytes
+            request.next += 1
+
+    def _end_reading_ahead(self, request: Request) -> None:
+        self._arrived.pop(request, None)
+        self._ahead_bytes -= request.ahead_bytes
+        request.ahead_bytes = 0

@@ -1,0 +1,64 @@
+"""One request that looked up its chain: what it may still want, what it waits for, what it holds.
+
+[0, first)        the engine has these itself
+[first, next)     acquired: each is held (pinned, verified) or awaited
+[next, stop)      promised in a stream, or hoped for; not acquired yet
+[stop, …)         unknown, cut off by a deadline, or failed
+"""
+
+from forebay.pool.chunks import Chunk
+from forebay.pool.session import Session
+
+
+class Request:
+    """A chain of keys on its way from lookup to release."""
+
+    __slots__ = (
+        "ahead_bytes",
+        "asked",
+        "awaited",
+        "deadline",
+        "first",
+        "group",
+        "held",
+        "keys",
+        "namespace",
+        "next",
+        "number",
+        "positions",
+        "promised",
+        "session",
+        "stop",
+        "stream",
+    )
+
+    def __init__(
+        self, session: Session, number: int, name: tuple[bytes, int], keys: list[bytes]
+    ) -> None:
+        self.session = session
+        self.number = number
+        self.namespace, self.group = name
+        self.keys = keys
+        self.positions = {key: position for position, key in enumerate(keys)}
+        self.stop = 0
+        self.next = 0  # of prefetching before the ask, of acquiring after it
+        self.ahead_bytes = 0  # slots read for it before it asked
+        self.asked = False
+        self.promised = False
+        self.first = 0
+        self.deadline = 0.0
+        self.stream = False
+        self.held: dict[int, Chunk] = {}
+        self.awaited: set[int] = set()
+
+    def contiguous(self) -> int:
+        """The end of the run of held chunks that begins at `first`."""
+        end = self.first
+        while end in self.held:
+            end += 1
+        return end
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be acquired."""
+        return self.next >= self.stop and not self.awaited

@@ -1,0 +1,142 @@
+"""Room in DRAM: who gets a slot, and who leaves for it.
+
+Loads and stores have budgets of their own, so that neither can starve the other in a small slab.
+A slot is found by allocation, then by evicting what the policy values least, then by taking a
+whole arena from another class. Nothing here waits: what cannot be had now is None.
+"""
+
+from collections.abc import Callable, Iterable
+
+from forebay.pool.chunks import Chunk, Chunks, State
+from forebay.pool.counters import Counters
+from forebay.pool.policy.contract import Place, Policy
+from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
+
+_TRIES_MAX = 64  # victims asked for one slot; a policy that offers more than that is wrong
+
+
+class Room:
+    """The slab and what is in it."""
+
+    def __init__(
+        self, slab: Slab, policy: Policy, counters: Counters, now: Callable[[], float]
+    ) -> None:
+        self.slab = slab
+        self.chunks = Chunks()
+        self.policy = policy
+        self.pinned_bytes = 0  # by asks and loads: the load budget
+        self.unsettled_bytes = 0  # being filled or written to disk: the store budget
+        self._counters = counters
+        self._now = now
+        self._places: dict[int, Place] = {}
+
+    @property
+    def load_budget_bytes(self) -> int:
+        """What asks and loads may hold at once."""
+        return self.slab.cap_bytes // 2
+
+    @property
+    def store_budget_bytes(self) -> int:
+        """What engines' stores and writes to disk may hold at once."""
+        return self.slab.cap_bytes // 2
+
+    def take(self, length: int) -> int | None:
+        """A slot for a payload of this length, evicting if need be; its offset."""
+        slot_bytes = slot_bytes_for(length)
+        offset = self.slab.take(slot_bytes)
+        for _ in range(_TRIES_MAX):
+            if offset is not None or not self._evict_one(slot_bytes):
+                break
+            offset = self.slab.take(slot_bytes)
+        if offset is None and self._take_arena(slot_bytes):
+            offset = self.slab.take(slot_bytes)
+        return offset
+
+    def place_of(self, chunk: Chunk) -> Place:
+        """What the policy knows of a chunk's slot."""
+        size = chunk.slot_bytes
+        return self._places.setdefault(size, Place(size, size_class=size))
+
+    def drop(self, chunk: Chunk) -> None:
+        """Forget a chunk that nobody uses, and free its slot."""
+        assert not chunk.pins
+        assert not chunk.writing
+        if chunk.state is State.READY:
+            self.policy.removed(chunk.key)
+        self.chunks.remove(chunk)
+        self.slab.give(chunk.offset)
+
+    def pin(self, chunk: Chunk) -> None:
+        """Keep a ready chunk where it is."""
+        chunk.pins += 1
+        self.policy.pin(chunk.key)
+
+    def unpin(self, chunk: Chunk) -> None:
+        """One pin less."""
+        assert chunk.pins > 0
+        chunk.pins -= 1
+        self.policy.unpin(chunk.key)
+
+    def drop_tree(self, key: bytes) -> None:
+        """Drop what continues a key that is in no tier any more, as far as nobody uses it."""
+        self.drop_idle(child for child in reversed(self.chunks.descendants(key)))
+
+    def drop_idle(self, chunks: Iterable[Chunk]) -> int:
+        """Drop those of these chunks that nobody uses; how many are left."""
+        left = 0
+        for chunk in chunks:
+            if chunk.is_busy:
+                left += 1
+            else:
+                self.drop(chunk)
+        return left
+
+    def shrink(self) -> None:
+        """Empty arenas until the slab is under its cap, as far as nobody uses them."""
+        while self.slab.excess() and (arena := self._emptiest()) is not None:
+            self._empty(arena)
+
+    def _evict_one(self, slot_bytes: int) -> bool:
+        key = self.policy.victim(self._now(), slot_bytes, spare_unwritten=True)
+        chunk = None if key is None else self.chunks.get(key)
+        if chunk is None or chunk.is_busy:
+            return False
+        self._counters.add("dram.evicted")
+        self.drop(chunk)
+        return True
+
+    def _take_arena(self, slot_bytes: int) -> bool:
+        """Take an arena from other classes, if this one has none at all."""
+        if any(arena.slot_bytes == slot_bytes for arena in self.slab.arenas()):
+            return False
+        arena = self._emptiest()
+        if arena is None:
+            return False
+        self._empty(arena)
+        self._counters.add("dram.arenas_taken")
+        return True
+
+    def _emptiest(self) -> Arena | None:
+        """The arena that loses least and that nobody uses."""
+        for arena in sorted(self.slab.arenas(), key=lambda arena: len(arena.taken)):
+            if not any(self._holds(offset) for offset in arena.taken):
+                return arena
+        return None
+
+    def _holds(self, offset: int) -> bool:
+        """Whether what lies in a slot, or what needs it, is in use."""
+        chunk = self.chunks.at(offset)
+        if chunk is None or chunk.is_busy:
+            return True
+        needs = () if chunk.on_disk else self.chunks.descendants(chunk.key)
+        return any(child.is_busy for child in needs)
+
+    def _empty(self, arena: Arena) -> None:
+        for offset in list(arena.taken):
+            chunk = self.chunks.at(offset)
+            if chunk is None:
+                continue  # it went with its parent
+            doomed = [] if chunk.on_disk else self.chunks.descendants(chunk.key)
+            for child in reversed(doomed):
+                self.drop(child)
+            self.drop(chunk)

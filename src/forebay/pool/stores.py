@@ -1,0 +1,253 @@
+"""From reserve to disk: slots for engines, commits, and writing behind.
+
+A slot given to an engine is that engine's until it commits, aborts, or all of its processes are
+gone: a process that lives may still write there. Nothing waits: an engine that finds no slot is
+told to come again, and what the policy offers for the disk is written while there is room.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from forebay.pool.checker import Checker
+from forebay.pool.chunks import Chunk, State
+from forebay.pool.counters import Counters
+from forebay.pool.messages import Abort, Answer, Commit, Committed, Reserve, Reserved, Run
+from forebay.pool.room import Room
+from forebay.pool.session import Session
+from forebay.record.header import (
+    KEY_BYTES,
+    NAMESPACE_BYTES,
+    PAYLOAD_BYTES_MAX,
+    ROOT,
+    RecordName,
+)
+from forebay.record.region import short
+from forebay.sys.clock import Clock
+from forebay.tiers.contract import Dropped, DropReason, StoreOutcome
+from forebay.tiers.disk import DiskTier
+from forebay.tiers.disk.index import Removed
+from forebay.tiers.dram.slab import slot_bytes_for
+
+WRITES_MAX: Final = 16  # in flight or queued at the disk; the rest waits in DRAM
+Complete = Callable[[Callable[[], None]], None]
+
+
+class Stores:
+    """Everything on its way into the pool. Owned by the pool's thread."""
+
+    def __init__(
+        self,
+        room: Room,
+        disk: DiskTier | None,
+        counters: Counters,
+        clock: Clock,
+        complete: Complete,
+    ) -> None:
+        self._room = room
+        self._disk = disk
+        self._counters = counters
+        self._clock = clock
+        self._complete = complete
+        self._checker = Checker(complete)
+        self.generation = 0
+        self.writing = 0  # to disk, in flight
+        self._filling: dict[str, dict[int, Chunk]] = {}  # engine → slots it may write into
+
+    @property
+    def checker(self) -> Checker:
+        """The thread that hashes slots."""
+        return self._checker
+
+    def reserve(self, session: Session, message: Reserve) -> None:
+        """Answer for every chunk: a slot, have it, no, or later."""
+        answers: list[int] = []
+        for run in message.runs:
+            answers += self._reserve_run(session.engine, run)
+        session.send(Reserved(message.batch, self.generation, answers))
+
+    def commit(self, session: Session, message: Commit) -> None:
+        """Let chunks be found whose slots an engine has filled."""
+        count = 0
+        if message.generation == self.generation:
+            for offset in message.offsets:
+                chunk = self._filling.get(session.engine, {}).pop(offset, None)
+                count += chunk is not None and self._commit(chunk)
+        self._counters.add("stored.commits", count)
+        session.send(Committed(count))
+        self.write_behind()
+
+    def abort(self, session: Session, message: Abort) -> None:
+        """Take slots back that an engine will not fill."""
+        if message.generation == self.generation:
+            for offset in message.offsets:
+                chunk = self._filling.get(session.engine, {}).pop(offset, None)
+                if chunk is not None:
+                    self._abandon(chunk)
+
+    def exited(self, engine: str) -> None:
+        """Nobody is left who could write into this engine's slots."""
+        for chunk in self._filling.pop(engine, {}).values():
+            self._abandon(chunk)
+
+    @property
+    def filling(self) -> int:
+        """Slots that engines may write into."""
+        return sum(map(len, self._filling.values()))
+
+    def write_behind(self, *, idle: bool = False) -> None:
+        """Hand to the disk what the policy offers, while there is room."""
+        disk = self._disk
+        while disk is not None and self.writing < WRITES_MAX:
+            key = self._room.policy.next_write(self._clock.monotonic(), idle=idle)
+            if key is None:
+                return
+            chunk = self._room.chunks.get(key)
+            if chunk is None or chunk.state is not State.READY or chunk.writing:
+                self._room.policy.write_failed(key)
+                continue
+            chunk.writing = True
+            self.writing += 1
+            self._room.policy.pin(key)
+            self._room.unsettled_bytes += chunk.slot_bytes
+            source = self._room.slab.view(chunk.offset, chunk.length)
+            done = partial(self._written_on_thread, chunk)
+            disk.submit_store(chunk.name, source, chunk.length, done)
+
+    def disk_removed(self, removed: list[Removed]) -> None:
+        """Records left the disk: what continues them in DRAM alone would have a hole before it."""
+        policy, chunks = self._room.policy, self._room.chunks
+        for record in removed:
+            chunk = chunks.get(record.key)
+            if chunk is not None:
+                chunk.on_disk = False
+                policy.on_disk(record.key, present=False)
+        for record in removed:
+            if chunks.get(record.key) is None and chunks.has_children(record.key):
+                self._room.drop_tree(record.key)
+        size = sum(record.length for record in removed)
+        read = sum(record.length for record in removed if record.was_read)
+        policy.region_evicted(size, read, self._clock.monotonic())
+
+    def close(self, timeout_s: float) -> None:
+        """Stop the hashing thread."""
+        self._checker.close(timeout_s)
+
+    def _reserve_run(self, engine: str, run: Run) -> list[int]:
+        count, rest = divmod(len(run.keys), KEY_BYTES)
+        keys = [run.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in range(count)]
+        sensible = (
+            not rest
+            and len(run.parent) == KEY_BYTES
+            and len(run.namespace) == NAMESPACE_BYTES
+            and 0 < run.length <= PAYLOAD_BYTES_MAX
+            and 0 <= run.group < 1 << 32
+            and slot_bytes_for(run.length) <= self._room.slab.arena_bytes
+        )
+        if not sensible or not self._is_known(run.parent):
+            self._counters.add("stores.no", count)
+            return [Answer.NO] * count
+        answers: list[int] = []
+        parent = run.parent
+        for key in keys:
+            name = RecordName(run.namespace, run.group, key, parent)
+            answer = self._reserve_one(engine, name, run.length)
+            if answer == Answer.LATER:
+                break
+            answers.append(answer)
+            parent = key
+        missing = count - len(answers)
+        self._counters.add("stores.later", missing)
+        return answers + [Answer.LATER] * missing
+
+    def _reserve_one(self, engine: str, name: RecordName, length: int) -> int:
+        key = short(name.key)
+        room = self._room
+        if room.chunks.get(key) is not None or (self._disk is not None and self._disk.has(key)):
+            self._counters.add("stores.have")
+            return Answer.HAVE
+        slot_bytes = slot_bytes_for(length)
+        unsettled = room.unsettled_bytes
+        if unsettled and unsettled + slot_bytes > room.store_budget_bytes:
+            return Answer.LATER
+        guard = self._guard(name)
+        offset = room.take(length)
+        if offset is None:
+            self._unguard(guard)
+            return Answer.LATER
+        chunk = Chunk(name, State.FILLING, offset, length)
+        chunk.slot_bytes = slot_bytes
+        chunk.engine = engine
+        chunk.guards = guard
+        room.chunks.add(chunk)
+        room.unsettled_bytes += slot_bytes
+        self._filling.setdefault(engine, {})[offset] = chunk
+        self._counters.add("stores.slots")
+        return offset
+
+    def _is_known(self, key: bytes) -> bool:
+        """Whether a prefix ends here that a chunk may continue."""
+        if key == ROOT or self._room.chunks.get(short(key)) is not None:
+            return True
+        return self._disk is not None and self._disk.has(key)
+
+    def _guard(self, name: RecordName) -> Chunk | None:
+        """Pin the parent while its child is filled, if the parent has no copy on disk."""
+        parent = self._room.chunks.get(short(name.parent)) if name.parent != ROOT else None
+        if parent is None or parent.state is not State.READY or parent.on_disk:
+            return None
+        self._room.pin(parent)
+        return parent
+
+    def _unguard(self, guard: Chunk | None) -> None:
+        if guard is not None:
+            self._room.unpin(guard)
+
+    def _commit(self, chunk: Chunk) -> bool:
+        self._settle_filling(chunk)
+        if not self._is_known(chunk.name.parent):
+            self._room.drop(chunk)
+            return False
+        chunk.state = State.READY
+        now = self._clock.monotonic()
+        self._room.policy.stored(chunk.key, chunk.parent, self._room.place_of(chunk), now)
+        self._counters.add("stored.chunks")
+        self._counters.add("stored.bytes", chunk.length)
+        payload = self._room.slab.view(chunk.offset, chunk.length)[: chunk.length]
+        self._room.pin(chunk)
+        if not self._checker.submit(payload, partial(self._hashed, chunk)):
+            self._room.unpin(chunk)
+        return True
+
+    def _hashed(self, chunk: Chunk, digest: bytes) -> None:
+        chunk.digest = digest
+        self._room.unpin(chunk)
+
+    def _abandon(self, chunk: Chunk) -> None:
+        """Drop a chunk that will never be filled, and what was stored to continue it."""
+        self._settle_filling(chunk)
+        self._room.drop(chunk)
+        self._room.drop_tree(chunk.key)
+
+    def _settle_filling(self, chunk: Chunk) -> None:
+        self._room.unsettled_bytes -= chunk.slot_bytes
+        guard, chunk.guards = chunk.guards, None
+        self._unguard(guard)
+
+    def _written_on_thread(self, chunk: Chunk, outcome: StoreOutcome) -> None:
+        self._complete(partial(self._written, chunk, outcome))
+
+    def _written(self, chunk: Chunk, outcome: StoreOutcome) -> None:
+        self.writing -= 1
+        chunk.writing = False
+        self._room.unsettled_bytes -= chunk.slot_bytes
+        self._room.policy.unpin(chunk.key)
+        if isinstance(outcome, Dropped) and outcome.reason is not DropReason.DUPLICATE:
+            self._counters.add(f"disk.dropped.{outcome.reason.value}")
+            self._room.policy.write_failed(chunk.key)
+        else:
+            self._counters.add("disk.written")
+            self._counters.add("disk.written_bytes", chunk.length)
+            chunk.on_disk = True
+            self._room.policy.on_disk(chunk.key, present=True)
+        self.write_behind()
