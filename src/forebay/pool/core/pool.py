@@ -15,8 +15,11 @@ from typing import Final
 import msgspec
 
 from forebay.errors import StartupError
-from forebay.pool.counters import Counters
-from forebay.pool.loads import Loads
+from forebay.pool.core.counters import Counters
+from forebay.pool.core.loads import Loads
+from forebay.pool.core.room import Room
+from forebay.pool.core.scrub import Scrubber
+from forebay.pool.core.stores import Stores
 from forebay.pool.messages import (
     Abort,
     Ask,
@@ -34,10 +37,7 @@ from forebay.pool.messages import (
     StatsReply,
 )
 from forebay.pool.policy.contract import Policy
-from forebay.pool.room import Room
-from forebay.pool.scrub import Scrubber
 from forebay.pool.session import Core, Session
-from forebay.pool.stores import Stores
 from forebay.quantity import format_size
 from forebay.sys.shared import SharedMemory, total_memory_bytes
 from forebay.sys.world import World

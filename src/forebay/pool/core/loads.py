@@ -11,12 +11,12 @@ from functools import partial
 from typing import Final
 
 from forebay.identity.keys import proof_of
-from forebay.pool.checker import Checker
-from forebay.pool.chunks import Chunk, State
-from forebay.pool.counters import Counters
+from forebay.pool.core.checker import Checker
+from forebay.pool.core.chunks import Chunk, State
+from forebay.pool.core.counters import Counters
+from forebay.pool.core.request import Request
+from forebay.pool.core.room import Room
 from forebay.pool.messages import Ask, Found, Lookup, Promise, Ready, Release
-from forebay.pool.request import Request
-from forebay.pool.room import Room
 from forebay.pool.session import Session
 from forebay.record.header import ROOT, RecordName
 from forebay.record.region import SHORT_KEY_BYTES

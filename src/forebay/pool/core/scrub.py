@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from forebay.pool.checker import Checker
-from forebay.pool.chunks import Chunk, State
-from forebay.pool.room import Room
+from forebay.pool.core.checker import Checker
+from forebay.pool.core.chunks import Chunk, State
+from forebay.pool.core.room import Room
 
 _INTERVAL_S: Final = 0.05  # between two slots: at most 80 MB/s of an idle machine at 4 MiB
 

@@ -6,7 +6,7 @@
 [stop, …)         unknown, cut off by a deadline, or failed
 """
 
-from forebay.pool.chunks import Chunk
+from forebay.pool.core.chunks import Chunk
 from forebay.pool.session import Session
 
 

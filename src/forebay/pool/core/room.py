@@ -7,8 +7,8 @@ whole arena from another class. Nothing here waits: what cannot be had now is No
 
 from collections.abc import Callable, Iterable
 
-from forebay.pool.chunks import Chunk, Chunks, State
-from forebay.pool.counters import Counters
+from forebay.pool.core.chunks import Chunk, Chunks, State
+from forebay.pool.core.counters import Counters
 from forebay.pool.policy.contract import Place, Policy
 from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
 

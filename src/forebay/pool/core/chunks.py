@@ -13,7 +13,7 @@ from forebay.record.header import ROOT, RecordName
 from forebay.record.region import short
 
 if TYPE_CHECKING:
-    from forebay.pool.request import Request
+    from forebay.pool.core.request import Request
 
 
 class State(IntEnum):

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from forebay.pool.checker import Checker
-from forebay.pool.chunks import Chunk, State
-from forebay.pool.counters import Counters
+from forebay.pool.core.checker import Checker
+from forebay.pool.core.chunks import Chunk, State
+from forebay.pool.core.counters import Counters
+from forebay.pool.core.room import Room
 from forebay.pool.messages import Abort, Answer, Commit, Committed, Reserve, Reserved, Run
-from forebay.pool.room import Room
 from forebay.pool.session import Session
 from forebay.record.header import (
     KEY_BYTES,
