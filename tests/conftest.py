@@ -1,12 +1,21 @@
 """What every test shares: skips are named in the last line, and in CI they are failures."""
 
 import os
+import random
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.load_profile("default")
+
+
+@pytest.fixture
+def seed() -> int:
+    """The luck of a test: `make replay SEED=…` gives a failed test the same again."""
+    seed = int(os.environ.get("FOREBAY_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"replay with: make replay SEED={seed}")
+    return seed
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -19,7 +19,6 @@ class Outcomes:
         self._tier = tier
         self._changed = threading.Condition()  # guards everything here
         self._submitted = 0
-        self._stores = 0
         self._answers: Counter[int] = Counter()
         self.stored: list[Sample] = []
         self.dropped: Counter[str] = Counter()
@@ -41,8 +40,6 @@ class Outcomes:
                     self.dropped[outcome.reason] += 1
 
         number = self._number()
-        with self._changed:
-            self._stores += 1
         self._tier.submit_store(sample.name, source, len(data), done)
 
     def load(self, sample: Sample, deadline: float = FOREVER) -> None:
@@ -63,15 +60,6 @@ class Outcomes:
             assert done, f"{self._submitted - len(self._answers)} answers are missing"
             assert set(self._answers.values()) <= {1}, "an answer came twice"
             assert not self.wrong, f"wrong bytes were served for {len(self.wrong)} records"
-
-    def wait_for_stores(self, timeout_s: float = 30.0) -> None:
-        """Until every store submitted so far is answered; loads may still be under way."""
-        with self._changed:
-            wanted = self._stores
-            done = self._changed.wait_for(
-                lambda: len(self.stored) + self.dropped.total() >= wanted, timeout_s
-            )
-            assert done, "stores are not answered"
 
     def _judge(self, sample: Sample, outcome: LoadOutcome, target: memoryview) -> None:
         match outcome:
