@@ -2,6 +2,9 @@
 
 import os
 import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,6 +19,17 @@ def seed() -> int:
     seed = int(os.environ.get("FOREBAY_SEED") or random.SystemRandom().randrange(1 << 32))
     print(f"replay with: make replay SEED={seed}")
     return seed
+
+
+@pytest.fixture
+def swift_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one: for what repeats itself hundreds of times."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="forebay-test-") as path:
+        yield Path(path)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

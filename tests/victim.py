@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -19,12 +18,12 @@ from tests.harness import open_tier
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, single
-from forebay.tiers.contract import Stored
 from forebay.tiers.disk import Options
 
 PAGE: Final = 4096
 TINY_REGION_BYTES: Final = 16 * PAGE
 TINY_CAP_BYTES: Final = 11 * TINY_REGION_BYTES  # of which eight regions are usable
+BATCH: Final = 8  # stores in flight at once under load
 WRONG_BYTES: Final = 3  # exit status of a victim that was served something else
 
 
@@ -80,30 +79,16 @@ def under_load(job: Job) -> int:
     tier = open_tier(Path(job.place), FaultDisk(*job.faults), options=options)
     number = job.start
     while True:
-        outcomes = Outcomes(tier)
-        for _ in range(8):
-            _store_and_acknowledge(tier.submit_store, job, number)
-            number += 1
-        for _ in range(8):
+        numbers = {loaded(number + ahead): number + ahead for ahead in range(BATCH)}
+        outcomes = Outcomes(tier, lambda sample, n=numbers: _acknowledge(job, n[sample]))  # type: ignore[misc]
+        for sample in numbers:
+            outcomes.store(sample)
             outcomes.load(loaded(draw.randrange(max(1, number))))
         try:
             outcomes.wait()
         except AssertionError:
             return WRONG_BYTES
-
-
-def _store_and_acknowledge(submit: Callable[..., None], job: Job, number: int) -> None:
-    from forebay.sys import memory
-
-    sample = loaded(number)
-    source = memory.allocate(sample.length)
-    source[: sample.length] = sample.payload
-
-    def done(outcome: object) -> None:
-        if outcome == Stored():
-            _acknowledge(job, number)
-
-    submit(sample.name, source, sample.length, done)
+        number += BATCH
 
 
 def _acknowledge(job: Job, number: int) -> None:

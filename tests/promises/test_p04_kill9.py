@@ -5,6 +5,7 @@ At most the unflushed tail is lost: what was acknowledged is there again, unless
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,20 +99,21 @@ FATES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fate", FATES)
 def test_t1_t5_kill_at_every_write_point(
-    fate: str, tmp_path: Path, executioner: Executioner
+    fate: str, swift_path: Path, executioner: Executioner
 ) -> None:
     """Counting up until no kill fires covers every write point by construction: creating, filling
     and sealing a region, evicting one, trimming to a lowered cap, filling a region further."""
     for n in count(1):
-        place, notes = tmp_path / f"{n}", tmp_path / f"{n}.txt"
+        place, notes = swift_path / f"{n}", swift_path / f"{n}.txt"
         faults = tuple(fault.format(n=n) for fault in FATES[fate])
         ended = executioner.run(victim.Job(str(place), str(notes), "every_write_point", faults))
         assert ended in {0, -signal.SIGKILL}
         check_tiny(place, victim.acknowledged(notes))
+        shutil.rmtree(place, ignore_errors=True)
         if ended == 0:
             break
     print(f"{n - 1} kill points, {fate}")
-    assert n > 60, "the workload reaches the points that it is meant to reach"
+    assert n > 80, "the workload reaches the points that it is meant to reach"
 
 
 def check_tiny(place: Path, acknowledged: list[int]) -> None:
@@ -121,8 +123,12 @@ def check_tiny(place: Path, acknowledged: list[int]) -> None:
     with opened(place, options=TINY, cap_bytes=victim.TINY_CAP_BYTES) as tier:
         hits = survivors(tier, samples)
         assert_accounting(tier, place, hits)
+        sizes = {path.stat().st_size for path in regions(place)}
+        assert sizes <= {victim.TINY_REGION_BYTES}, "nothing half made is left"
         kept = [number for number in acknowledged if victim.tiny(number) in hits]
-        assert kept == acknowledged[len(acknowledged) - len(kept) :], "the oldest leave first"
+        # A region whose eviction was cut short may be back: its two records, and no gap otherwise.
+        youngest = acknowledged[len(acknowledged) - len(kept) + 2 :]
+        assert kept[max(0, len(kept) - len(youngest)) :] == youngest, "the oldest leave first"
         assert len(kept) >= min(len(acknowledged), 12), "a restart is warm"
         assert len(hits) - len(kept) <= 1, "one store was in flight"
         outcomes = Outcomes(tier)
@@ -145,9 +151,9 @@ def random_kills(executioner: Executioner, tmp_path: Path, seed: int, kills: int
         done = victim.acknowledged(notes)
         if not place.exists():
             continue
-        start = max(done, default=-1) + 100
+        start = max(start, max(done, default=-1) + 1) + victim.BATCH  # above all ever written
         with opened(place, options=Options(region_bytes=1 << 18)) as tier:
-            samples = [victim.loaded(number) for number in range(max(0, start - 1500), start)]
+            samples = [victim.loaded(number) for number in range(start)]
             hits = survivors(tier, samples)
             assert_accounting(tier, place, hits)
             here, room = set(hits), CAP_BYTES // 2

@@ -162,10 +162,12 @@ class FaultDisk(Disk):
             _before(armed)
         if not self._powered:
             raise OSError(errno.EIO, "the power is off")
-        yield struck
-        for armed in struck:
-            if armed.fault.effect is Effect.KILL:
-                os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            yield struck
+        finally:  # also after a call that failed: it may have done something
+            for armed in struck:
+                if armed.fault.effect is Effect.KILL:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

@@ -15,8 +15,9 @@ FOREVER: Final = float("inf")  # a deadline on any clock
 class Outcomes:
     """What a tier answered to what this object submitted; any thread may submit."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, on_stored: Callable[[Sample], None] | None = None) -> None:
         self._tier = tier
+        self._on_stored = on_stored  # called with each stored sample before it is counted
         self._changed = threading.Condition()  # guards everything here
         self._submitted = 0
         self._answers: Counter[int] = Counter()
@@ -33,6 +34,8 @@ class Outcomes:
         source[: len(data)] = data
 
         def done(outcome: StoreOutcome) -> None:
+            if self._on_stored and isinstance(outcome, Stored):
+                self._on_stored(sample)
             with self._answered(number):
                 if isinstance(outcome, Stored):
                     self.stored.append(sample)
