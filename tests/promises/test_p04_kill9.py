@@ -73,7 +73,7 @@ def survivors(tier: DiskTier, samples: Sequence[Sample]) -> list[Sample]:
         outcomes.load(sample)
     outcomes.wait()
     assert outcomes.misses.keys() <= {MissReason.ABSENT}
-    return sorted(outcomes.hits, key=samples.index)
+    return outcomes.hits
 
 
 def assert_accounting(tier: DiskTier, place: Path, hits: Sequence[Sample]) -> None:
@@ -142,6 +142,7 @@ def random_kills(executioner: Executioner, tmp_path: Path, seed: int, kills: int
     draw = random.Random(seed)
     place, notes = tmp_path / "pool", tmp_path / "acknowledged"
     start = 0
+    before: list[Sample] = []  # what the last life left; nothing older can come back
     for _ in range(kills):
         job = victim.Job(
             str(place), str(notes), "under_load", (), start, seed=draw.randrange(1 << 30)
@@ -151,19 +152,24 @@ def random_kills(executioner: Executioner, tmp_path: Path, seed: int, kills: int
         done = victim.acknowledged(notes)
         if not place.exists():
             continue
-        start = max(start, max(done, default=-1) + 1) + victim.BATCH  # above all ever written
+        first, start = start, max(start, max(done, default=-1) + 1) + victim.BATCH
+        samples = [*before, *(victim.loaded(number) for number in range(first, start))]
         with opened(place, options=Options(region_bytes=1 << 18)) as tier:
-            samples = [victim.loaded(number) for number in range(start)]
-            hits = survivors(tier, samples)
-            assert_accounting(tier, place, hits)
-            here, room = set(hits), CAP_BYTES // 2
-            for number in reversed(done):
-                sample = victim.loaded(number)
-                room -= sample.length + 2 * victim.PAGE
-                if room < 0:
-                    break
-                assert sample in here, f"record {number} was acknowledged and is lost"
+            before = survivors(tier, samples)
+            assert_accounting(tier, place, before)
+        assert_warm(set(before), done)
     assert len(victim.acknowledged(notes)) > kills, "there was load"
+
+
+def assert_warm(here: set[Sample], acknowledged: list[int]) -> None:
+    """The youngest half of what fits is there, if it was acknowledged."""
+    room = CAP_BYTES // 2
+    for number in reversed(acknowledged):
+        sample = victim.loaded(number)
+        room -= sample.length + 2 * victim.PAGE
+        if room < 0:
+            break
+        assert sample in here, f"record {number} was acknowledged and is lost"
 
 
 @pytest.mark.slow
