@@ -1,12 +1,35 @@
 """What every test shares: skips are named in the last line, and in CI they are failures."""
 
 import os
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.load_profile("default")
+
+
+@pytest.fixture
+def seed() -> int:
+    """The luck of a test: `make replay SEED=…` gives a failed test the same again."""
+    seed = int(os.environ.get("FOREBAY_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"replay with: make replay SEED={seed}")
+    return seed
+
+
+@pytest.fixture
+def swift_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one: for what repeats itself hundreds of times."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="forebay-test-") as path:
+        yield Path(path)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

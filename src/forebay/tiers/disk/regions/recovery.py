@@ -51,15 +51,18 @@ def recover(disk: Disk, descriptor: int, named: int, size_bytes: int) -> Found |
     header = layout.unpack_header(head)
     if header is Damage.NEWER_VERSION:
         return header
+    blank = not any(head)  # created, perhaps preallocated, but its header never reached the medium
+    if size_bytes < layout.FIRST_RECORD + PAGE_BYTES:  # no room for a footer, let alone a record
+        return None if blank else Damage.NOT_A_RECORD
     generation = named if isinstance(header, Damage) else header.generation
     from_table = _read_contents(disk, descriptor, generation, size_bytes)
     if from_table is not None:
         return from_table
-    blank = not any(head)  # preallocated, but its header never reached the medium
     walked = _walk(disk, descriptor, generation, size_bytes)
     if walked.contents or not isinstance(header, Damage):
         return walked
-    return None if blank else header
+    # Our magic without our hash is a header torn while it was written, by creation or eviction.
+    return None if blank or header is Damage.HEADER_HASH else header
 
 
 def _read_contents(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Found | None:

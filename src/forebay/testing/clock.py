@@ -1,0 +1,40 @@
+"""A clock whose hands a test moves."""
+
+import threading
+
+from forebay.sys.clock import Clock
+
+
+class ManualClock(Clock):
+    """Stands still until it is told to move; any thread may read and move it."""
+
+    def __init__(self, monotonic: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
+        self._lock = threading.Lock()  # guards both hands
+        self._monotonic = monotonic
+        self._wall = wall
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        with self._lock:
+            return self._monotonic
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        with self._lock:
+            return self._wall
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, on both hands."""
+        assert seconds >= 0
+        with self._lock:
+            self._monotonic += seconds
+            self._wall += seconds
+
+    def suspend(self, seconds: float) -> None:
+        """The machine sleeps: the wall clock goes on, the monotonic one does not."""
+        self.jump(seconds)
+
+    def jump(self, seconds: float) -> None:
+        """Somebody sets the wall clock, by as much as years and in either direction."""
+        with self._lock:
+            self._wall += seconds

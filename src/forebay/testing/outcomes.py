@@ -1,0 +1,98 @@
+"""Many answers at once: submits loads and stores, keeps what came back, and how often."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from forebay.sys import memory
+from forebay.testing.samples import Sample
+from forebay.tiers.contract import Hit, LoadOutcome, Miss, Stored, StoreOutcome, Tier
+
+FOREVER: Final = float("inf")  # a deadline on any clock
+
+
+class Outcomes:
+    """What a tier answered to what this object submitted; any thread may submit."""
+
+    def __init__(self, tier: Tier, on_stored: Callable[[Sample], None] | None = None) -> None:
+        self._tier = tier
+        self._on_stored = on_stored  # called with each stored sample before it is counted
+        self._changed = threading.Condition()  # guards everything here
+        self._submitted = 0
+        self._answers: Counter[int] = Counter()
+        self.stored: list[Sample] = []
+        self.dropped: Counter[str] = Counter()
+        self.hits: list[Sample] = []
+        self.misses: Counter[str] = Counter()
+        self.wrong: list[Sample] = []  # hits that held anything else; always empty, or P1 is broken
+
+    def store(self, sample: Sample, payload: bytes | None = None) -> None:
+        """Submit a store; no waiting."""
+        data = sample.payload if payload is None else payload
+        source = memory.allocate(len(data))
+        source[: len(data)] = data
+
+        def done(outcome: StoreOutcome) -> None:
+            if self._on_stored and isinstance(outcome, Stored):
+                self._on_stored(sample)
+            with self._answered(number):
+                if isinstance(outcome, Stored):
+                    self.stored.append(sample)
+                else:
+                    self.dropped[outcome.reason] += 1
+
+        number = self._number()
+        self._tier.submit_store(sample.name, source, len(data), done)
+
+    def load(self, sample: Sample, deadline: float = FOREVER) -> None:
+        """Submit a load; no waiting."""
+        target = memory.allocate(sample.length)
+
+        def done(outcome: LoadOutcome) -> None:
+            with self._answered(number):
+                self._judge(sample, outcome, target)
+
+        number = self._number()
+        self._tier.submit_load(sample.name, target, done, deadline)
+
+    def wait(self, timeout_s: float = 30.0) -> None:
+        """Until everything is answered; each exactly once."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: len(self._answers) == self._submitted, timeout_s)
+            assert done, f"{self._submitted - len(self._answers)} answers are missing"
+            assert set(self._answers.values()) <= {1}, "an answer came twice"
+            assert not self.wrong, f"wrong bytes were served for {len(self.wrong)} records"
+
+    def _judge(self, sample: Sample, outcome: LoadOutcome, target: memoryview) -> None:
+        match outcome:
+            case Miss(reason):
+                self.misses[reason] += 1
+            case Hit(length) if bytes(target[:length]) == sample.payload:
+                self.hits.append(sample)
+            case _:
+                self.wrong.append(sample)
+
+    def _number(self) -> int:
+        with self._changed:
+            self._submitted += 1
+            return self._submitted
+
+    def _answered(self, number: int) -> "_Answer":
+        return _Answer(self._changed, lambda: self._answers.update([number]))
+
+
+class _Answer:
+    """The condition, held while one answer is written down, and told afterwards."""
+
+    def __init__(self, changed: threading.Condition, count: Callable[[], None]) -> None:
+        self._changed = changed
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._changed.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._count()
+        self._changed.notify_all()
+        self._changed.release()

@@ -1,0 +1,165 @@
+"""What a power loss may take back: every change since the medium last settled.
+
+Data and names fail differently, and so they are modelled. Each write not yet settled is, each for
+itself, kept, lost, or torn at 512 or 4096 bytes: drives and kernels write back in any order. Names
+(create, preallocate, rename, unlink) survive up to a random moment and not beyond, as a journalling
+file system keeps them. The two are independent: a new name may lead to old bytes.
+"""
+
+import os
+import random
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from forebay.sys.disk import FILE_MODE
+
+SECTOR_BYTES: Final = (512, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    file: int  # a descriptor of the journal's own
+    offset: int
+    before: bytes  # as long as `after`; zeros where the file had nothing
+    after: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Created:
+    directory: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Resized:
+    file: int
+    size_before_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Renamed:
+    directory: int
+    source: str
+    target: str
+    overwritten: int | None  # what `target` named before
+
+
+@dataclass(frozen=True, slots=True)
+class _Unlinked:
+    directory: int
+    name: str
+    file: int
+
+
+class Journal:
+    """Changes in order, with what is needed to undo them. Not thread-safe: its owner locks."""
+
+    def __init__(self) -> None:
+        self._writes: list[_Written] = []
+        self._names: list[_Created | _Resized | _Renamed | _Unlinked] = []
+        self._files: dict[tuple[int, int], int] = {}
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> None:
+        """A write is about to happen."""
+        file = self._keep(descriptor)
+        before = os.pread(file, len(data), offset).ljust(len(data), b"\0")
+        self._writes.append(_Written(file, offset, before, data))
+
+    def create(self, directory: int, name: str) -> None:
+        """A file was created."""
+        self._names.append(_Created(self._keep(directory), name))
+
+    def resize(self, descriptor: int) -> None:
+        """A file is about to grow."""
+        file = self._keep(descriptor)
+        self._names.append(_Resized(file, os.fstat(file).st_size))
+
+    def rename(self, directory: int, source: str, target: str) -> None:
+        """A file is about to be renamed."""
+        overwritten = self._keep_named(directory, target)
+        self._names.append(_Renamed(self._keep(directory), source, target, overwritten))
+
+    def unlink(self, directory: int, name: str) -> None:
+        """A file is about to be removed."""
+        file = self._keep_named(directory, name)
+        if file is not None:
+            self._names.append(_Unlinked(self._keep(directory), name, file))
+
+    def settle(self) -> None:
+        """All that was written has reached the medium; nothing of it can be lost any more."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+        self._writes.clear()
+        self._names.clear()
+
+    def lose(self, draw: random.Random) -> None:
+        """Take back what a power loss takes, by the drawn luck; then there is nothing to lose."""
+        for written in reversed(self._writes):
+            os.pwrite(written.file, written.before, written.offset)
+        for written in self._writes:
+            for start, end in _survivors(len(written.after), draw):
+                os.pwrite(written.file, written.after[start:end], written.offset + start)
+        for change in reversed(self._names[draw.randint(0, len(self._names)) :]):
+            _undo(change)
+        self.settle()
+
+    def _keep(self, descriptor: int) -> int:
+        """A descriptor of the same file that outlives its owner's and knows no O_DIRECT."""
+        status = os.fstat(descriptor)
+        identity = (status.st_dev, status.st_ino)
+        if identity not in self._files:
+            flags = os.O_RDONLY if stat.S_ISDIR(status.st_mode) else os.O_RDWR
+            self._files[identity] = os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC)
+        return self._files[identity]
+
+    def _keep_named(self, directory: int, name: str) -> int | None:
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        except FileNotFoundError:
+            return None
+        try:
+            return self._keep(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _survivors(size_bytes: int, draw: random.Random) -> list[tuple[int, int]]:
+    """The half-open ranges of one write that reach the medium."""
+    fate = draw.choice(("kept", "lost", "cut", "sieved"))
+    if fate == "kept":
+        return [(0, size_bytes)]
+    if fate == "lost":
+        return []
+    step = draw.choice(SECTOR_BYTES)
+    starts = range(0, size_bytes, step)
+    if fate == "cut":
+        return [(0, draw.choice(starts))]
+    return [(start, min(start + step, size_bytes)) for start in starts if draw.random() < 0.5]
+
+
+def _undo(change: _Created | _Resized | _Renamed | _Unlinked) -> None:
+    match change:
+        case _Created(directory, name):
+            os.unlink(name, dir_fd=directory)
+        case _Resized(file, size_bytes):
+            os.ftruncate(file, size_bytes)
+        case _Renamed(directory, source, target, overwritten):
+            os.rename(target, source, src_dir_fd=directory, dst_dir_fd=directory)
+            if overwritten is not None:
+                _restore(directory, target, overwritten)
+        case _Unlinked(directory, name, file):
+            _restore(directory, name, file)
+
+
+def _restore(directory: int, name: str, file: int) -> None:
+    """Give a name back to a file that has none; a copy, since Linux links no such file again."""
+    target = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE, dir_fd=directory)
+    try:
+        with Path(f"/proc/self/fd/{file}").open("rb") as source:
+            while data := source.read(1 << 20):
+                os.write(target, data)
+    finally:
+        os.close(target)

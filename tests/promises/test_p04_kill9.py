@@ -1,0 +1,232 @@
+"""P4: kill -9 at any instant leaves a cache that opens, is warm, and satisfies P1.
+
+At most the unflushed tail is lost: what was acknowledged is there again, unless it was evicted.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+import pytest
+from tests import victim
+from tests.harness import CAP_BYTES, open_tier, opened, regions
+
+from forebay.testing.faultdisk import FaultDisk
+from forebay.testing.outcomes import Outcomes
+from forebay.testing.samples import Sample, chain
+from forebay.tiers.contract import MissReason
+from forebay.tiers.disk import DiskTier, Options
+
+ROOT = Path(__file__).parent.parent.parent
+MUTATING = "open+write+preallocate+rename+unlink"
+TINY = Options(region_bytes=victim.TINY_REGION_BYTES, read_depth=2, write_depth=1)
+
+
+class Executioner:
+    """Runs victims and says how they ended."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.victim"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, job: victim.Job, kill_after_s: float | None = None) -> int:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(victim.encode(job))
+        self._process.stdin.flush()
+        pid = int(self._process.stdout.readline())
+        if kill_after_s is not None:
+            victim.patience(kill_after_s)
+            os.kill(pid, signal.SIGKILL)
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def executioner() -> Iterator[Executioner]:
+    executioner = Executioner()
+    yield executioner
+    executioner.close()
+
+
+def survivors(tier: DiskTier, samples: Sequence[Sample]) -> list[Sample]:
+    """What can be loaded, all of it exact; nothing that is listed may be damaged."""
+    outcomes = Outcomes(tier)
+    for sample in samples:
+        outcomes.load(sample)
+    outcomes.wait()
+    assert outcomes.misses.keys() <= {MissReason.ABSENT}
+    return outcomes.hits
+
+
+def assert_accounting(tier: DiskTier, place: Path, hits: Sequence[Sample]) -> None:
+    """What the tier says it holds is what lies on the disk, and nothing else lies there."""
+    usage = tier.usage()
+    assert usage.records == len(hits)
+    assert usage.payload_bytes == sum(sample.length for sample in hits)
+    assert usage.used_bytes == sum(path.stat().st_size for path in regions(place))
+    assert {path.name for path in place.iterdir()} == {
+        "lock",
+        *(path.name for path in regions(place)),
+    }
+
+
+FATES = {
+    "before": [f"{MUTATING}:kill=before@{{n}}"],
+    "after": [f"{MUTATING}:kill=after@{{n}}"],
+    "torn in the header": ["write:tear=700@{n}", "write:kill=after@{n}"],
+    "torn in the payload": ["write:tear=9000@{n}", "write:kill=after@{n}"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", FATES)
+def test_t1_t5_kill_at_every_write_point(
+    fate: str, swift_path: Path, executioner: Executioner
+) -> None:
+    """Counting up until no kill fires covers every write point by construction: creating, filling
+    and sealing a region, evicting one, trimming to a lowered cap, filling a region further."""
+    for n in count(1):
+        place, notes = swift_path / f"{n}", swift_path / f"{n}.txt"
+        faults = tuple(fault.format(n=n) for fault in FATES[fate])
+        ended = executioner.run(victim.Job(str(place), str(notes), "every_write_point", faults))
+        assert ended in {0, -signal.SIGKILL}
+        check_tiny(place, victim.acknowledged(notes))
+        shutil.rmtree(place, ignore_errors=True)
+        if ended == 0:
+            break
+    print(f"{n - 1} kill points, {fate}")
+    assert n > 80, "the workload reaches the points that it is meant to reach"
+
+
+def check_tiny(place: Path, acknowledged: list[int]) -> None:
+    if not place.exists():
+        return
+    samples = [victim.tiny(number) for number in range(31)]
+    with opened(place, options=TINY, cap_bytes=victim.TINY_CAP_BYTES) as tier:
+        hits = survivors(tier, samples)
+        assert_accounting(tier, place, hits)
+        sizes = {path.stat().st_size for path in regions(place)}
+        assert sizes <= {victim.TINY_REGION_BYTES}, "nothing half made is left"
+        kept = [number for number in acknowledged if victim.tiny(number) in hits]
+        # A region whose eviction was cut short may be back: its two records, and no gap otherwise.
+        youngest = acknowledged[len(acknowledged) - len(kept) + 2 :]
+        assert kept[max(0, len(kept) - len(youngest)) :] == youngest, "the oldest leave first"
+        assert len(kept) >= min(len(acknowledged), 12), "a restart is warm"
+        assert len(hits) - len(kept) <= 1, "one store was in flight"
+        outcomes = Outcomes(tier)
+        for number in range(100, 130):
+            outcomes.store(victim.tiny(number))
+        outcomes.wait()
+        assert len(outcomes.stored) == 30, "and goes on"
+
+
+def random_kills(executioner: Executioner, tmp_path: Path, seed: int, kills: int) -> None:
+    draw = random.Random(seed)
+    place, notes = tmp_path / "pool", tmp_path / "acknowledged"
+    start = 0
+    before: list[Sample] = []  # what the last life left; nothing older can come back
+    for _ in range(kills):
+        job = victim.Job(
+            str(place), str(notes), "under_load", (), start, seed=draw.randrange(1 << 30)
+        )
+        ended = executioner.run(job, kill_after_s=draw.uniform(0.02, 0.3))
+        assert ended == -signal.SIGKILL, "nothing but us ends a victim; 3 is wrong bytes"
+        done = victim.acknowledged(notes)
+        if not place.exists():
+            continue
+        first, start = start, max(start, max(done, default=-1) + 1) + victim.BATCH
+        samples = [*before, *(victim.loaded(number) for number in range(first, start))]
+        with opened(place, options=Options(region_bytes=1 << 18)) as tier:
+            before = survivors(tier, samples)
+            assert_accounting(tier, place, before)
+        assert_warm(set(before), done)
+    assert len(victim.acknowledged(notes)) > kills, "there was load"
+
+
+def assert_warm(here: set[Sample], acknowledged: list[int]) -> None:
+    """The youngest half of what fits is there, if it was acknowledged."""
+    room = CAP_BYTES // 2
+    for number in reversed(acknowledged):
+        sample = victim.loaded(number)
+        room -= sample.length + 2 * victim.PAGE
+        if room < 0:
+            break
+        assert sample in here, f"record {number} was acknowledged and is lost"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_t2_random_kills_under_load(executioner: Executioner, tmp_path: Path, seed: int) -> None:
+    random_kills(executioner, tmp_path, seed, kills=int(os.environ.get("FOREBAY_KILLS", "100")))
+
+
+def test_t2_a_few_random_kills_under_load(
+    executioner: Executioner, tmp_path: Path, seed: int
+) -> None:
+    random_kills(executioner, tmp_path, seed, kills=5)
+
+
+LOSSES = int(os.environ.get("FOREBAY_LOSSES", "20"))
+
+
+@pytest.mark.parametrize("nth", range(LOSSES))
+def test_t3_power_loss(nth: int, tmp_path: Path, seed: int) -> None:
+    """Unsynced writes and names are lost, kept and torn, life after life, in one directory."""
+    place = tmp_path / "pool"
+    draw = random.Random(seed + nth)
+    samples: list[Sample] = []
+    for life in range(4):
+        disk = FaultDisk(seed=draw.randrange(1 << 30), volatile=True)
+        tier = open_tier(place, disk)
+        outcomes = Outcomes(tier)
+        for step in range(draw.randrange(1, 12)):
+            links = chain(f"{nth} {life} {step}", [draw.randrange(1, 40_000) for _ in range(6)])
+            for link in links:
+                outcomes.store(link)
+                outcomes.load(draw.choice(samples or links))
+            samples += links
+            if draw.random() < 0.2:
+                outcomes.wait()
+                disk.settle()
+        disk.power_off()
+        tier.close(20)
+        outcomes.wait()
+        check_after_power_loss(place, samples)
+
+
+def check_after_power_loss(place: Path, samples: Sequence[Sample]) -> None:
+    """Every load is exact or a miss; a table may list what was lost, so a miss may say so."""
+    with opened(place) as tier:
+        outcomes = Outcomes(tier)
+        for sample in samples:
+            outcomes.load(sample)
+        outcomes.wait()
+        assert outcomes.misses.keys() <= {
+            MissReason.ABSENT,
+            MissReason.CORRUPT,
+            MissReason.WRONG_RECORD,
+        }
+        again = Outcomes(tier)
+        for sample in samples:
+            again.load(sample)
+        again.wait()
+        assert again.misses.keys() <= {MissReason.ABSENT}, "damage is met once"
+        assert_accounting(tier, place, again.hits)

@@ -1,0 +1,171 @@
+"""Region header, footer and table of contents: exact or a named damage, whatever the bytes."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from forebay.record.header import Damage, RecordHeader, RecordName
+from forebay.record.region import (
+    ENTRY_BYTES,
+    FIRST_RECORD,
+    ContentsEntry,
+    Footer,
+    RegionHeader,
+    contents_hash,
+    pack_entry,
+    pack_footer,
+    pack_header,
+    short,
+    unpack_contents,
+    unpack_footer,
+    unpack_header,
+)
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PAGE = 4096
+NAME = RecordName(bytes(range(32)), 7, bytes(range(100, 132)), bytes(range(200, 232)))
+RECORDS = [RecordHeader(NAME, 5, PAGE * (1 + 2 * n), 100 + n, bytes(16)) for n in range(3)]
+CONTENTS = b"".join(map(pack_entry, RECORDS))
+HEADER = RegionHeader(5, 1 << 20)
+FOOTER = Footer(5, 1 << 20, PAGE * 7, len(RECORDS), contents_hash(CONTENTS))
+Unpack = Callable[[bytes], object]
+PAGES: list[tuple[Unpack, bytes]] = [
+    (unpack_header, pack_header(HEADER)),
+    (unpack_footer, pack_footer(FOOTER)),
+]
+both = pytest.mark.parametrize(("unpack", "page"), PAGES, ids=["header", "footer"])
+
+
+def rehashed(page: bytes | bytearray) -> bytes:
+    return bytes(page[:-16]) + xxhash.xxh3_128_digest(bytes(page[:-16]))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_a_header_is_unpacked_as_packed(generation: int, size_bytes: int) -> None:
+    header = RegionHeader(generation, size_bytes)
+    assert unpack_header(pack_header(header)) == header
+
+
+def test_a_footer_and_its_contents_are_unpacked_as_packed() -> None:
+    assert unpack_footer(pack_footer(FOOTER)) == FOOTER
+    entries = unpack_contents(CONTENTS + b"what lies behind them", FOOTER)
+    assert not isinstance(entries, Damage)
+    assert list(entries) == [
+        ContentsEntry(
+            NAME.key, NAME.namespace, short(NAME.parent), record.offset, record.length, NAME.group
+        )
+        for record in RECORDS
+    ]
+
+
+def test_t12_golden_bytes_of_version_1() -> None:
+    assert (GOLDEN / "region-header-v1.bin").read_bytes() == pack_header(HEADER)
+    assert (GOLDEN / "region-footer-v1.bin").read_bytes() == pack_footer(FOOTER)
+    assert (GOLDEN / "region-contents-v1.bin").read_bytes() == CONTENTS
+
+
+@both
+def test_t6_every_flipped_bit_is_damage(unpack: Unpack, page: bytes) -> None:
+    changed = bytearray(page)
+    for bit in range(PAGE * 8):
+        changed[bit // 8] ^= 1 << bit % 8
+        assert isinstance(unpack(bytes(changed)), Damage), f"bit {bit}"
+        changed[bit // 8] ^= 1 << bit % 8
+
+
+def test_t6_every_flipped_bit_of_the_contents_is_damage() -> None:
+    changed = bytearray(CONTENTS)
+    for bit in range(len(CONTENTS) * 8):
+        changed[bit // 8] ^= 1 << bit % 8
+        assert unpack_contents(bytes(changed), FOOTER) is Damage.PAYLOAD_HASH
+        changed[bit // 8] ^= 1 << bit % 8
+
+
+@both
+def test_t4_a_page_cut_at_every_byte_is_damage(unpack: Unpack, page: bytes) -> None:
+    for cut in range(PAGE):
+        assert unpack(page[:cut]) is Damage.CUT
+        assert isinstance(unpack(page[:cut].ljust(PAGE, b"\0")), Damage)
+
+
+def test_t4_contents_cut_at_every_byte_are_damage() -> None:
+    for cut in range(len(CONTENTS)):
+        assert unpack_contents(CONTENTS[:cut], FOOTER) is Damage.PAYLOAD_HASH
+
+
+@both
+@pytest.mark.parametrize("version", [0, 2, 0xFFFF])
+def test_t12_another_version_is_named(unpack: Unpack, page: bytes, version: int) -> None:
+    changed = bytearray(page)
+    struct.pack_into("<H", changed, 8, version)
+    assert unpack(bytes(changed)) is Damage.NEWER_VERSION
+    assert unpack(rehashed(changed)) is Damage.NEWER_VERSION
+
+
+@both
+def test_other_bytes_are_not_ours(unpack: Unpack, page: bytes) -> None:
+    changed = bytearray(page)
+    changed[7] = ord("X")
+    assert unpack(rehashed(changed)) is Damage.NOT_A_RECORD
+
+
+@both
+@given(data=st.binary(max_size=2 * PAGE) | st.binary(min_size=PAGE, max_size=PAGE))
+@example(data=b"")
+@example(data=bytes(PAGE))
+@example(data=b"\xff" * PAGE)
+def test_t39_hostile_bytes_are_damage(unpack: Unpack, page: bytes, data: bytes) -> None:
+    assert isinstance(unpack(data), Damage)
+
+
+@given(noise=st.binary(min_size=1, max_size=60), at=st.integers(8, 70))
+def test_t39_a_hostile_footer_with_a_valid_hash_points_inside_its_region(
+    noise: bytes, at: int
+) -> None:
+    changed = bytearray(pack_footer(FOOTER))
+    changed[at : at + len(noise)] = noise
+    found = unpack_footer(rehashed(changed))
+    if isinstance(found, Footer):
+        assert found.contents_offset >= FIRST_RECORD
+        assert found.contents_offset + found.records * ENTRY_BYTES <= found.size_bytes - PAGE
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        FOOTER._replace(records=2**32 - 1),
+        FOOTER._replace(records=(1 << 20) // ENTRY_BYTES),
+        FOOTER._replace(contents_offset=0),
+        FOOTER._replace(contents_offset=PAGE - 1),
+        FOOTER._replace(contents_offset=(1 << 20) - PAGE),
+        FOOTER._replace(contents_offset=2**63),
+        FOOTER._replace(contents_offset=2**64 - 1),
+        FOOTER._replace(size_bytes=0),
+        FOOTER._replace(size_bytes=PAGE),
+    ],
+)
+def test_t40_a_length_bomb_is_refused(footer: Footer) -> None:
+    assert unpack_footer(pack_footer(footer)) is Damage.LENGTH
+
+
+def test_an_empty_region_has_a_footer_too() -> None:
+    footer = Footer(1, 3 * PAGE, 2 * PAGE, 0, contents_hash(b""))
+    assert unpack_footer(pack_footer(footer)) == footer
+    entries = unpack_contents(b"", footer)
+    assert not isinstance(entries, Damage)
+    assert list(entries) == []
+
+
+def test_an_entry_keeps_what_the_index_needs() -> None:
+    record = replace(RECORDS[0], offset=PAGE * 123_456)
+    entries = unpack_contents(
+        pack_entry(record), Footer(1, 1, 1, 1, contents_hash(pack_entry(record)))
+    )
+    assert not isinstance(entries, Damage)
+    assert next(entries).offset == PAGE * 123_456

@@ -1,0 +1,33 @@
+"""The disk tier keeps the contract."""
+
+from pathlib import Path
+
+from tests.harness import SMALL, flip, open_tier, records
+
+from forebay.record.header import HEADER_BYTES
+from forebay.testing.conformance import TierConformance
+from forebay.tiers.contract import Tier
+from forebay.tiers.disk import Directory, DiskTier
+
+
+class TestDiskTier(TierConformance):
+    def open_tier(self, place: Path) -> Tier:
+        return open_tier(place)
+
+    def damage(self, place: Path) -> None:
+        for path, offset in records(place):
+            flip(path, (offset + HEADER_BYTES) * 8)
+
+
+class TestDiskTierOfTwoDrives(TestDiskTier):
+    """The same tests: a caller cannot tell how many drives there are."""
+
+    def open_tier(self, place: Path) -> Tier:
+        drives = [place / "one", place / "two"]
+        for drive in drives:
+            drive.mkdir(mode=0o700, exist_ok=True)
+        return DiskTier.open([Directory(str(drive), 2 << 20) for drive in drives], SMALL)
+
+    def damage(self, place: Path) -> None:
+        for drive in ("one", "two"):
+            super().damage(place / drive)
