@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 
 from forebay import __version__
+from forebay.cli import bench
 from forebay.cli.flags import Parser
 from forebay.errors import StartupError
 
 # One module a command, in the order of the help text.
-_MODULES: tuple[ModuleType, ...] = ()
+_MODULES: tuple[ModuleType, ...] = (bench,)
 
 
 class _Terminated(KeyboardInterrupt):
