@@ -37,17 +37,17 @@ class Lane:
 class TierLoad:
     """Keeps a tier busy. Used by one thread; the tier stays the caller's."""
 
-    def __init__(self, tier: Tier, payload_bytes: int, records: int) -> None:
+    def __init__(
+        self, tier: Tier, payload_bytes: int, records: int, buffers: list[memoryview]
+    ) -> None:
         self._tier = tier
         self._payload_bytes = payload_bytes
         self._names: deque[RecordName] = deque(maxlen=max(1, int(records * _KEEP_SHARE)))
         self._ended: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         self._lanes = [
-            Lane(memory.allocate(payload_bytes), is_store=number >= DEPTH_MAX)
-            for number in range(2 * DEPTH_MAX)
+            Lane(buffer[: memory.padded(payload_bytes)], is_store=number >= DEPTH_MAX)
+            for number, buffer in enumerate(buffers)
         ]
-        for lane in self._lanes:
-            lane.buffer[:] = os.urandom(len(lane.buffer))
         self.misses = 0
         self.dropped = 0
 

@@ -16,7 +16,7 @@ from typing import Final
 from forebay.bench import small
 from forebay.bench.figures import DirectoryShare, Figures, Spread, Versus
 from forebay.bench.ours import TierLoad
-from forebay.bench.raw import DEPTH_MAX, RawFiles
+from forebay.bench.raw import DEPTH_MAX, RawFiles, allocate_buffers
 from forebay.errors import DirectoryError, SettingsError
 from forebay.quantity import format_size
 from forebay.record.header import PAYLOAD_BYTES_MAX, record_bytes
@@ -35,6 +35,7 @@ _RECORDS_MIN: Final = 64  # a directory, so that some regions are filled and evi
 _RAW_SHARE: Final = 4  # one part in so many is the raw file's
 _REOPEN_TIMES: Final = 5
 _CLOSE_S: Final = 60.0
+_CLEANUP_S: Final = 1.5  # kept for removing what was made
 _SLICE_MIN_S: Final = 0.05
 _SLICES: Final = 2 * 2 * PAIRS * len(DEPTHS) + 2 * PAIRS
 
@@ -69,7 +70,7 @@ def run(plan: Plan, progress: Progress) -> Figures:
             index = small.index_bytes_per_record()
             progress("reopening 100,000 records", 0.05)
             reopen = _reopen(plan, places)
-        rest_s = plan.seconds - (time.monotonic() - start)
+        rest_s = plan.seconds - _CLEANUP_S - (time.monotonic() - start)
         bandwidth = _Bandwidth(plan, places, rest_s, progress)
         read, write, mixed_raw, mixed_ours = bandwidth.measure()
     return Figures(
@@ -149,6 +150,7 @@ class _Bandwidth:
         self._until = time.monotonic() + seconds
         self._slices_done = 0
         self._disk = Disk()
+        self._buffers = allocate_buffers(record_bytes(plan.payload_bytes))
         self.written_bytes = 0
         self.shares: tuple[DirectoryShare, ...] = ()
         self.misses = 0
@@ -206,7 +208,8 @@ class _Bandwidth:
         io_bytes = record_bytes(self._plan.payload_bytes)
         least = min(self._plan.used_bytes(disk) for disk in self._plan.disks)
         descriptors = [self._disk.open_directory(str(place)) for place in self._places]
-        raw = RawFiles(self._disk, descriptors, io_bytes, least // _RAW_SHARE // io_bytes)
+        slots = least // _RAW_SHARE // io_bytes
+        raw = RawFiles(self._disk, descriptors, io_bytes, slots, self._buffers)
         self._progress("writing the raw file once", 0.3)
         try:
             raw.prepare()
@@ -230,7 +233,7 @@ class _Bandwidth:
         )
         tier = DiskTier.open(directories, options)
         try:
-            ours = TierLoad(tier, self._plan.payload_bytes, records)
+            ours = TierLoad(tier, self._plan.payload_bytes, records, self._buffers)
             self._progress("filling the tier once", 0.35)
             ours.fill(records)
             yield tier, ours

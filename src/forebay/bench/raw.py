@@ -21,6 +21,18 @@ _JOIN_S: Final = 60.0
 DEPTH_MAX: Final = 8
 
 
+def allocate_buffers(io_bytes: int) -> list[memoryview]:
+    """Enough for reads and writes at once, of whole I/Os.
+
+    Raw and ours must take turns with the same ones: how the kernel happened to lay out a buffer's
+    pages makes up to a third of the bandwidth.
+    """
+    buffers = [memory.allocate(io_bytes) for _ in range(2 * DEPTH_MAX)]
+    for buffer in buffers:
+        buffer[:] = os.urandom(len(buffer))
+    return buffers
+
+
 @dataclass(slots=True)
 class RawFiles:
     """Threads on preallocated files. Used by one thread; `close` removes the files."""
@@ -29,8 +41,8 @@ class RawFiles:
     directories: list[int]  # descriptors, the caller's
     io_bytes: int
     slots: int  # I/Os that fit in each file
+    buffers: list[memoryview]  # from `allocate_buffers`
     _files: list[int] = field(default_factory=list)
-    _buffers: list[memoryview] = field(default_factory=list)
     _written: int = 0  # slots written so far; the next write takes the slot after them
 
     def prepare(self) -> None:
@@ -38,10 +50,6 @@ class RawFiles:
         for directory in self.directories:
             self._files.append(_create(self.disk, directory))
             self.disk.preallocate(self._files[-1], self.slots * self.io_bytes)
-        for _ in range(2 * DEPTH_MAX):
-            buffer = memory.allocate(self.io_bytes)
-            buffer[:] = os.urandom(len(buffer))
-            self._buffers.append(buffer)
         self._run([(self._write_slot, DEPTH_MAX)], times=self.slots * len(self._files))
 
     def read(self, depth: int, seconds: float) -> float:
@@ -104,7 +112,7 @@ class RawFiles:
             except OSError as error:
                 failures.append(error)
 
-        buffers = iter(self._buffers)
+        buffers = iter(self.buffers)
         threads = [
             threading.Thread(target=work, args=(move, kind, lane, next(buffers)), name="bench-raw")
             for kind, (move, depth) in enumerate(lanes)

@@ -101,7 +101,7 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def keys_ms(times: int = 15) -> Spread:
+def keys_ms(times: int = 41) -> Spread:
     """Thread CPU time of the key chain over 100,000 tokens in chunks of 16, in milliseconds."""
     tokens = [number * 7919 % 150_000 for number in range(KEY_TOKENS)]
     root = ChainRoot(bytes(32), KEY_CHUNK_TOKENS, salt="tenant")
