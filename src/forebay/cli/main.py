@@ -4,19 +4,21 @@ Exit status: 0 done, 1 the command found what it looks for (damage, a violation)
 begin, 130 interrupted, 143 terminated.
 """
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 
 from forebay import __version__
-from forebay.cli import bench
+from forebay.cli import bench, check
 from forebay.cli.flags import Parser
 from forebay.errors import StartupError
 
 # One module a command, in the order of the help text.
-_MODULES: tuple[ModuleType, ...] = (bench,)
+_MODULES: tuple[ModuleType, ...] = (check, bench)
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class _Terminated(KeyboardInterrupt):
@@ -38,11 +40,10 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and answer its exit status."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminate)
     try:
         parsed = build_parser().parse_args(arguments)
-        status = int(parsed.run(parsed))
+        with _terminable():
+            status = int(parsed.run(parsed))
         sys.stdout.flush()
     except StartupError as error:
         print(f"forebay: {error}", file=sys.stderr)
@@ -57,6 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the command like Ctrl-C meanwhile."""
+    before = {number: signal.signal(number, _terminate) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

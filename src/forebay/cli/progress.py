@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+Show = Callable[[str, float], None]  # what is being done, and how much of all is done (0 to 1)
+
 
 @contextlib.contextmanager
-def shown() -> Iterator[Callable[[str, float], None]]:
-    """A function of what is being done and how much of all is done (0 to 1), until the end."""
+def shown() -> Iterator[Show]:
+    """A function to tell progress to, until the end."""
     if not sys.stderr.isatty():
         yield lambda _what, _done: None
         return
