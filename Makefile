@@ -38,7 +38,10 @@ test: $(STAMP) ## everything: lint, types, all tests
 	@$(BIN)/python tools/size.py
 	@$(BIN)/python -m pytest -q
 
-format: $(STAMP) ## format the code and regenerate the generated parts of docs/
+docs: $(STAMP) ## write the generated parts of docs/
+	@$(BIN)/python tools/docs.py
+
+format: $(STAMP) docs ## format the code and write the generated parts of docs/
 	@$(BIN)/ruff format --quiet src tests tools
 	@$(BIN)/ruff check --quiet --fix src tests tools
 

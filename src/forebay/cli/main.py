@@ -1,25 +1,33 @@
 """The front door: parse, run one command, turn what went wrong into one sentence.
 
 Exit status: 0 done, 1 the command found what it looks for (damage, a violation), 2 it could not
-begin, 130 interrupted.
+begin, 130 interrupted, 143 terminated.
 """
 
-import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from types import FrameType, ModuleType
 
 from forebay import __version__
+from forebay.cli import bench, check
+from forebay.cli.flags import Parser
 from forebay.errors import StartupError
 
 # One module a command, in the order of the help text.
-_MODULES: tuple[ModuleType, ...] = ()
+_MODULES: tuple[ModuleType, ...] = (check, bench)
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-def build_parser() -> argparse.ArgumentParser:
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: end like Ctrl-C, so that what a command made is cleaned up."""
+
+
+def build_parser() -> Parser:
     """The whole command line, every command with its help."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="forebay",
         description="A shared, verified KV-cache pool beneath the GPUs of LLM inference servers.",
     )
@@ -32,12 +40,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and answer its exit status."""
-    parsed = build_parser().parse_args(arguments)
     try:
-        return int(parsed.run(parsed))
+        parsed = build_parser().parse_args(arguments)
+        with _terminable():
+            status = int(parsed.run(parsed))
+        sys.stdout.flush()
     except StartupError as error:
         print(f"forebay: {error}", file=sys.stderr)
         return 2
+    except _Terminated:
+        return 143
     except KeyboardInterrupt:
         print("forebay: interrupted", file=sys.stderr)
         return 130
@@ -45,3 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has gone; what remains in the buffer must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    return status
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the command like Ctrl-C meanwhile."""
+    before = {number: signal.signal(number, _terminate) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise _Terminated

@@ -16,6 +16,7 @@ import xxhash
 from forebay.sys.memory import PAGE_BYTES, padded
 
 MAGIC: Final = b"FOREBAYR"
+ERASED_MAGIC: Final = b"FOREBAYE"  # begins the page that an erased record leaves behind
 VERSION: Final = 1
 HEADER_BYTES: Final = PAGE_BYTES
 KEY_BYTES: Final = 32
@@ -103,6 +104,22 @@ def pack(header: RecordHeader, page: memoryview) -> None:
         header.payload_hash,
     )
     page[_HASH_AT:] = xxhash.xxh3_128_digest(page[:_HASH_AT])
+
+
+def erased_page() -> bytes:
+    """What replaces the header of a record that was deleted for good."""
+    return ERASED_MAGIC.ljust(HEADER_BYTES, b"\0")
+
+
+def is_erased(page: memoryview | bytes) -> bool:
+    """Whether a record stood here and was deleted on purpose."""
+    return bytes(page) == erased_page()
+
+
+def claimed_place(page: memoryview | bytes) -> tuple[int, int]:
+    """Generation and offset that a header page speaks of, be it damaged or not."""
+    fields = _FIELDS.unpack_from(page)
+    return fields[5], fields[6]
 
 
 def unpack(page: memoryview | bytes) -> RecordHeader | Damage:

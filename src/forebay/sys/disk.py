@@ -38,7 +38,9 @@ class Disk:
 
     def open(self, directory: int, name: str, *, create: bool, direct: bool, write: bool) -> int:
         """A descriptor of a file; `create` demands that it does not exist yet."""
-        flags = os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY)
+        # O_NONBLOCK: a pipe under a region's name must not keep us waiting for its writer.
+        flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        flags |= os.O_RDWR if write else os.O_RDONLY
         flags |= os.O_CREAT | os.O_EXCL if create else 0
         flags |= os.O_DIRECT if direct else 0
         return os.open(name, flags, FILE_MODE, dir_fd=directory)
@@ -75,6 +77,10 @@ class Disk:
         """Size, allocation, owner and mode of an open file or directory."""
         found = os.fstat(descriptor)
         return FileStatus(found.st_size, found.st_blocks * 512, found.st_uid, found.st_mode)
+
+    def set_mode(self, descriptor: int, mode: int) -> None:
+        """Change who may do what with an open file."""
+        os.fchmod(descriptor, mode)
 
     def space(self, directory: int) -> Space:
         """Free and total bytes of the file system."""

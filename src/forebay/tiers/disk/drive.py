@@ -13,6 +13,7 @@ from typing import Final
 from forebay.record.header import (
     Damage,
     RecordHeader,
+    erased_page,
     mismatch,
     pack,
     payload_hash,
@@ -98,6 +99,7 @@ class Drive:
             return
         try:
             page = memory.allocate(PAGE_BYTES)
+            page[:] = erased_page()
             write_whole(self._disk, region.descriptor, [page], place.offset)
         except OSError:
             self._failed()

@@ -17,6 +17,7 @@ from forebay.record.header import (
     MAGIC,
     Damage,
     RecordHeader,
+    claimed_place,
     record_bytes,
     unpack,
 )
@@ -55,8 +56,8 @@ def recover(disk: Disk, descriptor: int, named: int, size_bytes: int) -> Found |
     if size_bytes < layout.FIRST_RECORD + PAGE_BYTES:  # no room for a footer, let alone a record
         return None if blank else Damage.NOT_A_RECORD
     generation = named if isinstance(header, Damage) else header.generation
-    from_table = _read_contents(disk, descriptor, generation, size_bytes)
-    if from_table is not None:
+    from_table = read_contents(disk, descriptor, generation, size_bytes)
+    if isinstance(from_table, Found):
         return from_table
     walked = _walk(disk, descriptor, generation, size_bytes)
     if walked.contents or not isinstance(header, Damage):
@@ -65,33 +66,36 @@ def recover(disk: Disk, descriptor: int, named: int, size_bytes: int) -> Found |
     return None if blank or header is Damage.HEADER_HASH else header
 
 
-def _read_contents(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Found | None:
+def read_contents(
+    disk: Disk, descriptor: int, generation: int, size_bytes: int
+) -> Found | Damage | None:
+    """What a region's table says; None: not sealed in this life; Damage: not to be believed."""
     page = memory.allocate(PAGE_BYTES)
     count = read_whole(disk, descriptor, [page], size_bytes - PAGE_BYTES)
     footer = layout.unpack_footer(page[:count])
     if isinstance(footer, Damage):
-        return None
+        return footer if any(page[:count]) else None
     if (footer.generation, footer.size_bytes) != (generation, size_bytes):  # verify: footer place
         return None
     used = footer.records * layout.ENTRY_BYTES
     contents = memory.allocate(used)
     if read_whole(disk, descriptor, [contents], footer.contents_offset) < used:
-        return None
+        return Damage.CUT
     entries = layout.unpack_contents(contents, footer)
     if isinstance(entries, Damage):
-        return None
+        return entries
     packed = bytes(contents[:used])
     return Found(generation, size_bytes, entries, packed, footer.contents_offset, sealed=True)
 
 
 def _walk(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Found:
-    window = _Window(disk, descriptor, size_bytes)
+    window = Window(disk, descriptor, size_bytes)
     entries: list[layout.ContentsEntry] = []
     contents = bytearray()
     at = end = layout.FIRST_RECORD
     while at + PAGE_BYTES <= size_bytes:
-        header = _record_at(window, at, generation)
-        if header is None:
+        header = record_at(window, at, generation)
+        if not isinstance(header, RecordHeader):
             at += PAGE_BYTES
             continue
         name = header.name
@@ -105,24 +109,24 @@ def _walk(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Foun
     return Found(generation, size_bytes, entries, bytes(contents), end, sealed=False)
 
 
-def _record_at(window: "_Window", at: int, generation: int) -> RecordHeader | None:
-    """The record that begins at `at`, if all of it is sound and of this generation."""
+def record_at(window: "Window", at: int, generation: int) -> RecordHeader | Damage | None:
+    """The record that begins at `at`; None: none of this life; Damage: one, but not a sound one."""
     page = window.view(at, PAGE_BYTES)
     if bytes(page[: len(MAGIC)]) != MAGIC:
         return None
     header = unpack(bytes(page))
     if isinstance(header, Damage):
-        return None
+        return header if claimed_place(page) == (generation, at) else None
     if (header.generation, header.offset) != (generation, at):  # verify: walked place
         return None
     if at + record_bytes(header.length) > window.size_bytes:  # verify: walked length
-        return None
+        return Damage.LENGTH
     if window.hash(at + HEADER_BYTES, header.length) != header.payload_hash:  # verify: walked hash
-        return None
+        return Damage.PAYLOAD_HASH
     return header
 
 
-class _Window:
+class Window:
     """A region read in large steps, whatever the size of its records."""
 
     def __init__(self, disk: Disk, descriptor: int, size_bytes: int) -> None:
@@ -135,11 +139,20 @@ class _Window:
     def view(self, at: int, size: int) -> memoryview:
         """Up to `size` bytes at `at`; fewer at the end of window or file, none where unreadable."""
         if not self._start <= at < self._stop:
-            self._start = at
-            self._stop = at + read_whole(self._disk, self._descriptor, [self._buffer], at)
+            self._read(at, size)
         return self._buffer[at - self._start : min(at + size, self._stop) - self._start]
 
+    def _read(self, at: int, size: int) -> None:
+        self._start = self._stop = at
+        try:
+            self._stop += read_whole(self._disk, self._descriptor, [self._buffer], at)
+        except OSError:
+            # What is unreadable may lie behind what is wanted.
+            wanted = self._buffer[: memory.padded(size)]
+            self._stop += read_whole(self._disk, self._descriptor, [wanted], at)
+
     def hash(self, at: int, length: int) -> bytes:
+        """The hash of these bytes; of fewer, and so another, where the file ends early."""
         digest = xxhash.xxh3_128()
         stop = at + length
         while at < stop:

@@ -1,0 +1,241 @@
+"""`forebay bench pool`: the raw drive and Forebay's tier, turn by turn in one run.
+
+Everything happens in fresh directories inside the given ones, within their sizes and within the
+time, and is removed at the end. A pair is a slice of raw and a slice of ours, back to back, in
+alternating order, so that what else goes on in the machine meets both.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from forebay.bench import small
+from forebay.bench.figures import DirectoryShare, Figures, Spread, Versus
+from forebay.bench.ours import TierLoad
+from forebay.bench.raw import DEPTH_MAX, RawFiles, allocate_buffers
+from forebay.errors import DirectoryError, SettingsError
+from forebay.quantity import format_size
+from forebay.record.header import PAYLOAD_BYTES_MAX, record_bytes
+from forebay.settings import DiskSetting
+from forebay.sys.disk import Disk
+from forebay.sys.scratch import scratch
+from forebay.tiers.disk import Directory, DiskTier, Options
+
+DEPTHS: Final = (1, 4, DEPTH_MAX)
+PAIRS: Final = 5
+MIXED_DEPTH: Final = 4
+USED_BYTES_MAX: Final = 8 << 30  # a directory; more would only take longer to fill
+SECONDS_MIN: Final = 5.0
+SMALL_SECONDS_MIN: Final = 40.0  # with less time, reopening and index are left out
+_RECORDS_MIN: Final = 64  # a directory, so that some regions are filled and evicted
+_RAW_SHARE: Final = 4  # one part in so many is the raw file's
+_REOPEN_TIMES: Final = 5
+_CLOSE_S: Final = 60.0
+_CLEANUP_S: Final = 1.5  # kept for removing what was made
+_SLICE_MIN_S: Final = 0.05
+_SLICES: Final = 2 * 2 * PAIRS * len(DEPTHS) + 2 * PAIRS
+
+Progress = Callable[[str, float], None]  # what is being done, and how much of all is done (0 to 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure."""
+
+    disks: tuple[DiskSetting, ...]
+    payload_bytes: int  # of a record
+    seconds: float  # for everything
+
+    def used_bytes(self, disk: DiskSetting) -> int:
+        """What the run takes of a directory's size."""
+        return min(disk.cap_bytes, USED_BYTES_MAX)
+
+
+def run(plan: Plan, progress: Progress) -> Figures:
+    """Measure; blocks for about `plan.seconds`."""
+    _refuse_impossible(plan)
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(scratch(disk.path)) for disk in plan.disks]
+        _refuse_too_much(plan, places)
+        progress("key chain", 0.0)
+        keys = small.keys_ms()
+        reopen, index = None, None
+        if plan.seconds >= SMALL_SECONDS_MIN:
+            progress("index memory", 0.01)
+            index = small.index_bytes_per_record()
+            progress("reopening 100,000 records", 0.05)
+            reopen = _reopen(plan, places)
+        rest_s = plan.seconds - _CLEANUP_S - (time.monotonic() - start)
+        bandwidth = _Bandwidth(plan, places, rest_s, progress)
+        read, write, mixed_raw, mixed_ours = bandwidth.measure()
+    return Figures(
+        record_payload_bytes=plan.payload_bytes,
+        seconds=time.monotonic() - start,
+        written_bytes=bandwidth.written_bytes,
+        read=read,
+        write=write,
+        mixed_ours=mixed_ours,
+        mixed_raw=mixed_raw,
+        shares=bandwidth.shares,
+        misses=bandwidth.misses,
+        dropped=bandwidth.dropped,
+        reopen_100k_s=reopen,
+        index_bytes_per_record=index,
+        keys_100k_ms=keys,
+    )
+
+
+def _refuse_impossible(plan: Plan) -> None:
+    if not 0 < plan.payload_bytes <= PAYLOAD_BYTES_MAX:
+        raise SettingsError(
+            f"--record: a record has 1 byte to {format_size(PAYLOAD_BYTES_MAX)}, for example 4MiB."
+        )
+    if plan.seconds < SECONDS_MIN:
+        raise SettingsError(f"--seconds: at least {SECONDS_MIN:.0f} are needed.")
+    least = 2 * _RECORDS_MIN * record_bytes(plan.payload_bytes)
+    for disk in plan.disks:
+        if disk.cap_bytes < least:
+            raise SettingsError(
+                f"--disk: {format_size(disk.cap_bytes)} in {disk.path} is too small for records of"
+                f" {format_size(plan.payload_bytes)}; give it at least {format_size(least)}."
+            )
+
+
+def _refuse_too_much(plan: Plan, places: Sequence[Path]) -> None:
+    """Sizes above what is free; directories on one drive count together."""
+    wanted: dict[int, int] = {}
+    for disk, place in zip(plan.disks, places, strict=True):
+        drive = place.stat().st_dev
+        wanted[drive] = wanted.get(drive, 0) + disk.cap_bytes
+        free_bytes = shutil.disk_usage(place).free
+        if wanted[drive] > free_bytes:
+            raise DirectoryError(
+                f"{disk.path} has {format_size(free_bytes)} free and {format_size(wanted[drive])}"
+                " would be needed; lower the size or free some space."
+            )
+
+
+def _reopen(plan: Plan, places: Sequence[Path]) -> Spread | None:
+    need = small.reopen_bytes() // len(places)
+    if any(plan.used_bytes(disk) < need for disk in plan.disks):
+        return None
+    homes = [place / "reopen" for place in places]
+    for home in homes:
+        home.mkdir(mode=0o700)
+    try:
+        directories = [
+            Directory(str(home), plan.used_bytes(disk))
+            for home, disk in zip(homes, plan.disks, strict=True)
+        ]
+        return small.reopen(directories, _REOPEN_TIMES)
+    finally:
+        for home in homes:
+            shutil.rmtree(home)
+
+
+class _Bandwidth:
+    """The pairs of one run."""
+
+    def __init__(
+        self, plan: Plan, places: Sequence[Path], seconds: float, progress: Progress
+    ) -> None:
+        self._plan = plan
+        self._places = places
+        self._progress = progress
+        self._until = time.monotonic() + seconds
+        self._slices_done = 0
+        self._disk = Disk()
+        self._buffers = allocate_buffers(record_bytes(plan.payload_bytes))
+        self.written_bytes = 0
+        self.shares: tuple[DirectoryShare, ...] = ()
+        self.misses = 0
+        self.dropped = 0
+
+    def measure(self) -> tuple[Versus, Versus, tuple[float, float], tuple[float, float]]:
+        """Reads, writes, and both at once: raw and ours."""
+        with self._raw() as raw, self._tier() as (tier, ours):
+            read = self._versus("reads", raw.read, ours.read)
+            write = self._versus("writes", raw.write, ours.write)
+            mixed = [self._mixed(raw, ours) for _ in range(PAIRS)]
+            drives = tier.drives()
+            total = sum(drive.written_bytes for drive in drives) or 1
+            self.shares = tuple(
+                DirectoryShare(disk.path, round(drive.written_bytes / total, 4))
+                for disk, drive in zip(self._plan.disks, drives, strict=True)
+            )
+            self.written_bytes = total + raw.written_bytes
+            self.misses, self.dropped = ours.misses, ours.dropped
+        columns = [Spread.of(column).median for column in zip(*mixed, strict=True)]
+        return read, write, (columns[0], columns[1]), (columns[2], columns[3])
+
+    def _versus(
+        self,
+        what: str,
+        raw: Callable[[int, float], float],
+        ours: Callable[[int, float], float],
+    ) -> Versus:
+        rounds = []
+        for number in range(PAIRS):
+            each = {}
+            for depth in DEPTHS:
+                found = {}
+                sides = [("raw", raw), ("ours", ours)]
+                for side, measure in sides if number % 2 == 0 else sides[::-1]:
+                    found[side] = measure(depth, self._slice(f"{what}, {side}, depth {depth}"))
+                each[depth] = (found["raw"], found["ours"])
+            rounds.append(each)
+        return Versus.of(rounds)
+
+    def _mixed(self, raw: RawFiles, ours: TierLoad) -> tuple[float, float, float, float]:
+        plain = raw.both(MIXED_DEPTH, self._slice("reads and writes at once, raw"))
+        tier = ours.both(MIXED_DEPTH, self._slice("reads and writes at once, ours"))
+        return (*plain, *tier)
+
+    def _slice(self, what: str) -> float:
+        """Seconds of the next slice: the time that is left, shared by the slices that are left."""
+        self._progress(what, 0.4 + 0.6 * self._slices_done / _SLICES)
+        left = (self._until - time.monotonic()) / max(1, _SLICES - self._slices_done)
+        self._slices_done += 1
+        return max(_SLICE_MIN_S, left)
+
+    @contextlib.contextmanager
+    def _raw(self) -> Iterator[RawFiles]:
+        io_bytes = record_bytes(self._plan.payload_bytes)
+        least = min(self._plan.used_bytes(disk) for disk in self._plan.disks)
+        descriptors = [self._disk.open_directory(str(place)) for place in self._places]
+        slots = least // _RAW_SHARE // io_bytes
+        raw = RawFiles(self._disk, descriptors, io_bytes, slots, self._buffers)
+        self._progress("writing the raw file once", 0.3)
+        try:
+            raw.prepare()
+            yield raw
+        finally:
+            raw.close()
+            for descriptor in descriptors:
+                self._disk.close(descriptor)
+
+    @contextlib.contextmanager
+    def _tier(self) -> Iterator[tuple[DiskTier, TierLoad]]:
+        directories = []
+        for disk, place in zip(self._plan.disks, self._places, strict=True):
+            home = place / "pool"
+            home.mkdir(mode=0o700)
+            used_bytes = self._plan.used_bytes(disk)
+            directories.append(Directory(str(home), used_bytes - used_bytes // _RAW_SHARE))
+        options = Options(read_depth=DEPTH_MAX, write_depth=DEPTH_MAX)
+        records = sum(each.cap_bytes for each in directories) // record_bytes(
+            self._plan.payload_bytes
+        )
+        tier = DiskTier.open(directories, options)
+        try:
+            ours = TierLoad(tier, self._plan.payload_bytes, records, self._buffers)
+            self._progress("filling the tier once", 0.35)
+            ours.fill(records)
+            yield tier, ours
+        finally:
+            tier.close(_CLOSE_S)

@@ -1,0 +1,147 @@
+"""The yardstick: what the drive gives to plain threads that read and write with O_DIRECT.
+
+Same seam, same I/O size, same number in flight as Forebay's tier beside it, but nothing is hashed,
+indexed or verified. One preallocated file a directory, written once before anything is measured.
+"""
+
+import errno
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from forebay.sys import memory
+from forebay.sys.disk import Disk
+
+FILE_NAME: Final = "raw"
+_JOIN_S: Final = 60.0
+DEPTH_MAX: Final = 8
+
+
+def allocate_buffers(io_bytes: int) -> list[memoryview]:
+    """Enough for reads and writes at once, of whole I/Os.
+
+    Raw and ours must take turns with the same ones: how the kernel happened to lay out a buffer's
+    pages makes up to a third of the bandwidth.
+    """
+    buffers = [memory.allocate(io_bytes) for _ in range(2 * DEPTH_MAX)]
+    for buffer in buffers:
+        buffer[:] = os.urandom(len(buffer))
+    return buffers
+
+
+@dataclass(slots=True)
+class RawFiles:
+    """Threads on preallocated files. Used by one thread; `close` removes the files."""
+
+    disk: Disk
+    directories: list[int]  # descriptors, the caller's
+    io_bytes: int
+    slots: int  # I/Os that fit in each file
+    buffers: list[memoryview]  # from `allocate_buffers`
+    _files: list[int] = field(default_factory=list)
+    _written: int = 0  # slots written so far; the next write takes the slot after them
+
+    def prepare(self) -> None:
+        """Create the files and write every byte of them once."""
+        for directory in self.directories:
+            self._files.append(_create(self.disk, directory))
+            self.disk.preallocate(self._files[-1], self.slots * self.io_bytes)
+        self._run([(self._write_slot, DEPTH_MAX)], times=self.slots * len(self._files))
+
+    def read(self, depth: int, seconds: float) -> float:
+        """Read random slots, `depth` at once."""
+        return self._run([(self._read_slot, depth)], seconds)[0]
+
+    def write(self, depth: int, seconds: float) -> float:
+        """Write slots in order, `depth` at once."""
+        return self._run([(self._write_slot, depth)], seconds)[0]
+
+    def both(self, depth: int, seconds: float) -> tuple[float, float]:
+        """Read and write at once, `depth` each."""
+        read, write = self._run([(self._read_slot, depth), (self._write_slot, depth)], seconds)
+        return read, write
+
+    @property
+    def written_bytes(self) -> int:
+        """Written so far, with the preparation."""
+        return self._written * self.io_bytes
+
+    def close(self) -> None:
+        """Remove the files."""
+        for directory, descriptor in zip(self.directories, self._files, strict=False):
+            self.disk.close(descriptor)
+            self.disk.unlink(directory, FILE_NAME)
+        self._files.clear()
+
+    def _read_slot(self, buffer: memoryview) -> int:
+        number = random.randrange(self.slots * len(self._files))  # noqa: S311 - a place to read
+        return self.disk.read(*self._place(buffer, number))
+
+    def _write_slot(self, buffer: memoryview) -> int:
+        number = self._written = self._written + 1
+        return self.disk.write(*self._place(buffer, number))
+
+    def _place(self, buffer: memoryview, number: int) -> tuple[int, list[memoryview], int]:
+        """Neighbouring numbers lie in different directories."""
+        file = self._files[number % len(self._files)]
+        return file, [buffer], number // len(self._files) % self.slots * self.io_bytes
+
+    def _run(
+        self,
+        lanes: list[tuple[Callable[[memoryview], int], int]],
+        seconds: float = 3600.0,
+        times: int = 1 << 60,
+    ) -> list[float]:
+        """GB/s (10^9) of threads that repeat an I/O for so long or so often."""
+        stop = threading.Event()
+        moved = [[0] * depth for _, depth in lanes]
+        failures: list[OSError] = []
+        turns = iter(range(times))
+        start = time.monotonic()
+
+        def work(move: Callable[[memoryview], int], kind: int, lane: int, mine: memoryview) -> None:
+            try:
+                while not stop.is_set() and time.monotonic() - start < seconds:
+                    if next(turns, None) is None:
+                        break
+                    moved[kind][lane] += move(mine)
+            except OSError as error:
+                failures.append(error)
+
+        buffers = iter(self.buffers)
+        threads = [
+            threading.Thread(target=work, args=(move, kind, lane, next(buffers)), name="bench-raw")
+            for kind, (move, depth) in enumerate(lanes)
+            for lane in range(depth)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(seconds + _JOIN_S)
+        finally:
+            stop.set()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(_JOIN_S)
+        if failures:
+            raise failures[0]
+        elapsed = time.monotonic() - start
+        return [sum(each) / elapsed / 1e9 for each in moved]
+
+
+def _create(disk: Disk, directory: int) -> int:
+    """A new file, with O_DIRECT where the file system has it."""
+    try:
+        return disk.open(directory, FILE_NAME, create=True, direct=True, write=True)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    # The failed O_DIRECT open may have left the file behind.
+    if FILE_NAME in disk.names(directory):
+        disk.unlink(directory, FILE_NAME)
+    return disk.open(directory, FILE_NAME, create=True, direct=False, write=True)

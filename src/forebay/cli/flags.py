@@ -1,0 +1,65 @@
+"""Flags that commands share: settings by name, `--config`, `--json`."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from forebay import settings
+from forebay.errors import SettingsError
+from forebay.settings import Settings
+
+
+class Commands(Protocol):
+    """Where a command's parser is added; argparse keeps its own type of it private."""
+
+    def add_parser(self, name: str, **options: str) -> "Parser":
+        """The parser of a new command, with argparse's own options."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one sentence and whose flags have one spelling."""
+
+    def __init__(self, **options: object) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse found wrong, as the start-up error that it is."""
+        raise SettingsError(f"{message.rstrip('.')}; see {self.prog} --help.")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json`: the same facts for programs."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def add_settings(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Flags for these settings, and `--config`."""
+    docs = {each.name: each for each in settings.documentation()}
+    for name in names:
+        doc = f"{docs[name].doc} (default: {docs[name].default})".replace("%", "%%")
+        default = getattr(Settings(), name)
+        flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=doc)
+        elif isinstance(default, tuple):
+            form = "DIR:SIZE" if name == "disk" else "ID"
+            parser.add_argument(flag, action="append", metavar=form, help=doc)
+        else:
+            parser.add_argument(flag, metavar=_metavar(default), help=doc)
+    parser.set_defaults(setting_names=tuple(names))
+    parser.add_argument("--config", metavar="FILE.toml", help="settings; flags go before it")
+
+
+def read_settings(parsed: argparse.Namespace) -> Settings:
+    """Settings as flags, variables and the file say them, in this order."""
+    flags = {name: getattr(parsed, name) for name in parsed.setting_names}
+    sources = [settings.from_flags(flags), settings.from_environment(os.environ)]
+    if parsed.config is not None:
+        sources.append(settings.from_file(parsed.config))
+    return settings.build(sources)
+
+
+def _metavar(default: object) -> str:
+    return {int: "NUMBER", float: "NUMBER"}.get(type(default), "TEXT")

@@ -1,0 +1,331 @@
+"""Settings: one frozen dataclass, read from flags, variables and a file, in this order of strength.
+
+Each source is a plain mapping from names to values, with a way to spell a name for the person who
+wrote it there; an engine's extra configuration is one more such source. A name that nobody knows is
+an error, a value is taken as written or refused, and a stronger source replaces a value whole.
+`docs/settings.md` is generated from the fields below.
+"""
+
+import difflib
+import math
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from forebay.errors import SettingsError
+from forebay.quantity import parse_size
+
+VARIABLE_PREFIX: Final = "FOREBAY_"
+_DOC: Final = "doc"
+_PARSE: Final = "parse"
+_SHOW: Final = "show"
+_ON: Final = frozenset({"true", "yes", "on", "1"})
+_OFF: Final = frozenset({"false", "no", "off", "0"})
+
+
+class DiskSetting(NamedTuple):
+    """One directory that the pool may fill, and how far."""
+
+    path: str
+    cap_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.cap_bytes}"
+
+
+class Source(NamedTuple):
+    """Where some settings come from."""
+
+    values: Mapping[str, object]
+    spell: Callable[[str], str]  # a setting's name as it is written there, for error sentences
+
+
+def _quoted(value: object) -> str:
+    return f"'{str(value)[:80]}'"
+
+
+def _size(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return parse_size(str(value))
+    if isinstance(value, str):
+        return parse_size(value)
+    raise SettingsError(f"{_quoted(value)} is not a size; write one as 512MiB, 64GiB or 1TB.")
+
+
+def _count(value: object) -> int:
+    if isinstance(value, str) and value.strip().isdecimal() and len(value.strip()) <= 15:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise SettingsError(f"{_quoted(value)} is not a whole number of 0 or more.")
+
+
+def _positive(value: object) -> int:
+    if (count := _count(value)) == 0:
+        raise SettingsError("'0' is too few; at least 1 is needed.")
+    return count
+
+
+def _duration(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number) or number < 0:
+        raise SettingsError(f"{_quoted(value)} is not a number of 0 or more.")
+    return number
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text not in _ON | _OFF:
+        raise SettingsError(f"{_quoted(value)} is neither true nor false.")
+    return text in _ON
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise SettingsError("a text is needed, in quotes and without NUL.")
+    return value
+
+
+def _many(value: object) -> list[object]:
+    if isinstance(value, str):
+        return [part for part in value.split(",") if part.strip()]
+    if isinstance(value, list | tuple):
+        return list(value)
+    raise SettingsError(f"{_quoted(value)} is not a list.")
+
+
+def _uids(value: object) -> tuple[int, ...]:
+    return tuple(_count(part) for part in _many([value] if isinstance(value, int) else value))
+
+
+def _disks(value: object) -> tuple[DiskSetting, ...]:
+    disks = tuple(parse_disk(_text(part)) for part in _many(value))
+    paths = [os.path.normpath(disk.path) for disk in disks]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise SettingsError(f"{_quoted(path)} is named twice; give each directory one size.")
+    return disks
+
+
+def parse_disk(text: str) -> DiskSetting:
+    """`DIR:SIZE`; a directory's name may hold colons, the last one parts it from the size."""
+    path, colon, size = text.strip().rpartition(":")
+    if not colon or not path:
+        raise SettingsError(
+            f"{_quoted(text)} is not DIR:SIZE; write it as /mnt/nvme/forebay:500GiB."
+        )
+    cap_bytes = parse_size(size)
+    if cap_bytes == 0:
+        raise SettingsError(f"{_quoted(text)} gives the directory no space; write a size above 0.")
+    return DiskSetting(path, cap_bytes)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value) or "none"
+
+
+def _size_plain(value: object) -> str:
+    """A default size in the largest unit that says it exactly."""
+    assert isinstance(value, int)
+    power = next(power for power in (4, 3, 2, 1, 0) if value % 1024**power == 0)
+    return f"{value >> 10 * power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if value else "0"
+
+
+def _setting(
+    doc: str, parse: Callable[[object], object], show: Callable[[object], str] = _plain
+) -> dict[str, object]:
+    return {_DOC: doc, _PARSE: parse, _SHOW: show}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that can be set; every field has its sentence, its parser and its default."""
+
+    dram: int = field(
+        default=4 << 30,
+        metadata=_setting(
+            "Host memory for chunks, allocated when the pool starts; 0 keeps none.",
+            _size,
+            _size_plain,
+        ),
+    )
+    disk: tuple[DiskSetting, ...] = field(
+        default=(),
+        metadata=_setting(
+            "Directories for chunks, each with its hard cap, as DIR:SIZE; the flag may be repeated,"
+            " the variable separates with commas.",
+            _disks,
+        ),
+    )
+    socket: str = field(
+        default="",
+        metadata=_setting(
+            "Path of the pool's Unix socket; none: one of this user's, in the runtime directory.",
+            _text,
+        ),
+    )
+    chunk_tokens: int = field(
+        default=0,
+        metadata=_setting(
+            "Tokens in a chunk, a multiple of the engine's block; 0: from the model's shape, so"
+            " that a record has a few MiB.",
+            _count,
+        ),
+    )
+    min_tokens: int = field(
+        default=256,
+        metadata=_setting(
+            "Prefixes shorter than this many tokens are neither stored nor loaded.", _count
+        ),
+    )
+    lookup_deadline_ms: float = field(
+        default=0.3,
+        metadata=_setting(
+            "Longest wait of a request's first ask for the pool's answer, in milliseconds.",
+            _duration,
+        ),
+    )
+    load_deadline_ms: float = field(
+        default=2000.0,
+        metadata=_setting(
+            "Longest time from a request's first ask until its load is promised, in milliseconds;"
+            " what is not verified by then is recomputed.",
+            _duration,
+        ),
+    )
+    realm: str = field(
+        default="",
+        metadata=_setting(
+            "A secret that keys every name; hosts that share a remote store share it.", _text
+        ),
+    )
+    verify_dram: bool = field(
+        default=False,
+        metadata=_setting("Verify chunks in host memory again at every hit.", _switch),
+    )
+    huge_pages: bool = field(
+        default=False, metadata=_setting("Back host memory with 2 MiB pages.", _switch)
+    )
+    linger_s: float = field(
+        default=600.0,
+        metadata=_setting(
+            "Seconds that a pool started by an engine outlives its last engine.", _duration
+        ),
+    )
+    allow_uid: tuple[int, ...] = field(
+        default=(),
+        metadata=_setting("User ids, besides the pool's own, that may join it.", _uids),
+    )
+    keep_on_reset: bool = field(
+        default=False,
+        metadata=_setting(
+            "Keep the namespace when the engine resets its cache: only for those who sleep and wake"
+            " with the same weights.",
+            _switch,
+        ),
+    )
+    read_depth: int = field(
+        default=8, metadata=_setting("Reads under way at once in each directory.", _positive)
+    )
+    write_depth: int = field(
+        default=4, metadata=_setting("Writes under way at once in each directory.", _positive)
+    )
+    write_queue: int = field(
+        default=256 << 20,
+        metadata=_setting(
+            "Bytes that may wait to be written; a store beyond them is dropped.", _size, _size_plain
+        ),
+    )
+    trace: str = field(
+        default="",
+        metadata=_setting(
+            "File that gets a line a request, without anything derived from text; none: no trace.",
+            _text,
+        ),
+    )
+    trace_size: int = field(
+        default=1 << 30,
+        metadata=_setting("Bytes at which the trace file ends.", _size, _size_plain),
+    )
+
+
+NAMES: Final = tuple(each.name for each in fields(Settings))
+
+
+class SettingDoc(NamedTuple):
+    """A setting for people."""
+
+    name: str
+    doc: str
+    default: str
+
+
+def documentation() -> list[SettingDoc]:
+    """Every setting with its sentence and its default, in order."""
+    return [
+        SettingDoc(each.name, each.metadata[_DOC], each.metadata[_SHOW](each.default))
+        for each in fields(Settings)
+    ]
+
+
+def build(sources: Sequence[Source]) -> Settings:
+    """Settings from sources, the strongest first; every value in every source is checked."""
+    parsers = {each.name: each.metadata[_PARSE] for each in fields(Settings)}
+    chosen: dict[str, object] = {}
+    for source in sources:
+        for name, value in source.values.items():
+            if name not in parsers:
+                raise SettingsError(_unknown(name, source))
+            try:
+                parsed = parsers[name](value)
+            except SettingsError as error:
+                raise SettingsError(f"{source.spell(name)}: {error}") from None
+            chosen.setdefault(name, parsed)
+    return Settings(**chosen)  # type: ignore[arg-type]
+
+
+def from_flags(values: Mapping[str, object]) -> Source:
+    """Flags of a command; those that were not given are None."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return Source(given, lambda name: "--" + name.replace("_", "-"))
+
+
+def from_environment(environment: Mapping[str, str]) -> Source:
+    """Every variable that begins with FOREBAY_."""
+    values = {
+        name.removeprefix(VARIABLE_PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(VARIABLE_PREFIX)
+    }
+    return Source(values, lambda name: VARIABLE_PREFIX + name.upper())
+
+
+def from_file(path: str) -> Source:
+    """A TOML file with one key a setting."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not a text file; write it as TOML.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not TOML: {error}.") from None
+    return Source(values, lambda name: f"{path}: {name}")
+
+
+def _unknown(name: str, source: Source) -> str:
+    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
+    hint = f"the nearest is {source.spell(near[0])}" if near else "docs/settings.md has all of them"
+    return f"{source.spell(name)} is not a setting; {hint}."

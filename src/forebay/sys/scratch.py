@@ -1,0 +1,59 @@
+"""A private directory inside one of the user's, gone again when its owner is done."""
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from forebay.errors import DirectoryError
+
+PREFIX: Final = "forebay-bench-"
+
+
+def refuse_unsafe(path: str) -> None:
+    """A DirectoryError if others could move what we put there; a sticky directory is fine."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise DirectoryError(
+            f"{path} cannot be used ({error.strerror}); create it with: mkdir -m 700 {path}"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise DirectoryError(f"{path} is not a directory; name one.")
+    if status.st_mode & stat.S_ISVTX:
+        return
+    if status.st_uid not in {os.geteuid(), 0}:
+        raise DirectoryError(f"{path} belongs to another user; choose a directory of your own.")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DirectoryError(f"{path} can be written by others; mend it with: chmod 700 {path}")
+
+
+@contextlib.contextmanager
+def scratch(parent: str) -> Iterator[Path]:
+    """A fresh directory of mode 0700 in `parent`, removed with all in it, also after Ctrl-C."""
+    refuse_unsafe(parent)
+    try:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    except OSError as error:
+        raise DirectoryError(
+            f"{parent} cannot be written ({error.strerror}); choose a directory of your own."
+        ) from None
+    try:
+        yield path
+    finally:
+        try:
+            shutil.rmtree(path)
+        except KeyboardInterrupt:  # an impatient second Ctrl-C must not leave gigabytes behind
+            shutil.rmtree(path)
+            raise
+
+
+def leftovers(parent: str) -> list[str]:
+    """Directories that an earlier run could not remove because it was killed."""
+    with contextlib.suppress(OSError):
+        return sorted(str(path) for path in Path(parent).glob(PREFIX + "*"))
+    return []

@@ -1,0 +1,58 @@
+"""Repair of what an audit found: what is damaged is dropped, what is sound stays.
+
+A region with something wrong in it gets a new table of contents, of its sound records alone. The
+old one is wiped first, so that a crash in between leaves a region that the next start walks. Files
+of others and of other versions are left alone.
+"""
+
+import stat
+
+from forebay.sys.disk import FILE_MODE, Disk
+from forebay.sys.memory import PAGE_BYTES, padded
+from forebay.tiers.disk.regions import region as regions
+from forebay.tiers.disk.regions.audit import Audit, Held, Kind, RegionAudit, open_region
+from forebay.tiers.disk.regions.region import Region
+
+_DIRECTORY_MODE = 0o700
+
+
+def repair(disk: Disk, held: Held, found: Audit) -> list[str]:
+    """Mend what can be mended; a sentence for each thing done."""
+    done = []
+    if any(fault.kind is Kind.MODE for fault in found.others):
+        disk.set_mode(held.descriptor, _DIRECTORY_MODE)
+        done.append(f"the directory has mode {_DIRECTORY_MODE:o} now")
+    for region in found.regions:
+        if region.is_ours and region.faults:
+            try:
+                done.append(f"{region.name} {_mend(disk, held.descriptor, region)}")
+            except OSError as error:
+                done.append(f"{region.name} could not be mended ({error.strerror})")
+    return done
+
+
+def _mend(disk: Disk, directory: int, found: RegionAudit) -> str:
+    room = found.size_bytes - PAGE_BYTES - found.end  # a file that was cut short may have none
+    if not found.records or padded(len(found.contents)) > room or found.size_bytes % PAGE_BYTES:
+        disk.unlink(directory, found.name)
+        return "had nothing that could be saved and was removed"
+    descriptor = open_region(disk, directory, found.name, write=True)
+    try:
+        if stat.S_IMODE(disk.status(descriptor).mode) != FILE_MODE:
+            disk.set_mode(descriptor, FILE_MODE)
+        if {fault.kind for fault in found.faults} == {Kind.MODE}:
+            return f"has mode {FILE_MODE:o} now"
+        return _rewrite(disk, descriptor, found)
+    finally:
+        disk.close(descriptor)
+
+
+def _rewrite(disk: Disk, descriptor: int, found: RegionAudit) -> str:
+    """Begin with the header, wipe the footer, write the table, then the footer that proves it."""
+    region = Region(0, found.name, found.generation, descriptor, found.size_bytes)
+    region.end = found.end
+    region.contents = found.contents
+    regions.unseal(disk, region)
+    regions.write_header(disk, region)
+    regions.seal(disk, region)
+    return f"has a new table of contents with its {found.records} sound records"

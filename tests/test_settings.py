@@ -1,0 +1,132 @@
+"""Settings: flags before variables before the file; what cannot be meant is one sentence."""
+
+import importlib.util
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from forebay import settings
+from forebay.errors import SettingsError
+from forebay.settings import DiskSetting, Settings, build, from_environment, from_file, from_flags
+
+ROOT = Path(__file__).parent.parent
+
+
+def refused(*sources: settings.Source) -> str:
+    with pytest.raises(SettingsError) as caught:
+        build(sources)
+    return str(caught.value)
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_at_most_twenty_fields_each_with_a_sentence() -> None:
+    assert len(fields(Settings)) <= 20
+    for name, doc, default in settings.documentation():
+        assert doc.endswith("."), name
+        assert default, name
+    with pytest.raises(FrozenInstanceError):
+        Settings().dram = 0  # type: ignore[misc]
+
+
+def test_flags_go_before_variables_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.toml"
+    path.write_text('dram = "1GiB"\nmin_tokens = 64\nread_depth = 2\nverify_dram = true\n')
+    found = build(
+        [
+            from_flags({"dram": "3GiB", "min_tokens": None}),
+            from_environment({"FOREBAY_DRAM": "2GiB", "FOREBAY_MIN_TOKENS": "128", "HOME": "/"}),
+            from_file(str(path)),
+        ]
+    )
+    assert (found.dram, found.min_tokens, found.read_depth) == (3 << 30, 128, 2)
+    assert found.verify_dram is True
+    assert found.write_depth == Settings().write_depth
+
+
+def test_a_list_is_replaced_whole_never_merged() -> None:
+    flags = from_flags({"disk": ["/a:1GiB"]})
+    variables = from_environment({"FOREBAY_DISK": "/b:1GiB,/c:x y:2TB"})
+    assert build([flags, variables]).disk == (DiskSetting("/a", 1 << 30),)
+    two = (DiskSetting("/b", 1 << 30), DiskSetting("/c:x y", 2 * 10**12))
+    assert build([from_environment({"FOREBAY_DISK": "/b:1GiB,/c:x y:2TB"})]).disk == two
+
+
+def test_an_unknown_name_is_refused_with_its_origin_and_the_nearest_one(tmp_path: Path) -> None:
+    assert refused(from_environment({"FOREBAY_DRAMM": "1"})) == (
+        "FOREBAY_DRAMM is not a setting; the nearest is FOREBAY_DRAM."
+    )
+    path = tmp_path / "forebay.toml"
+    path.write_text("min_token = 3\n")
+    sentence = refused(from_file(str(path)))
+    assert sentence == f"{path}: min_token is not a setting; the nearest is {path}: min_tokens."
+    extra = settings.Source({"zzz": 1}, "kv_connector_extra_config['{}']".format)
+    assert refused(extra).startswith("kv_connector_extra_config['zzz'] is not a setting;")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dram", "many"),
+        ("dram", -1),
+        ("dram", True),
+        ("dram", "9999999TiB"),
+        ("min_tokens", "-1"),
+        ("min_tokens", "1.5"),
+        ("min_tokens", "9" * 5000),
+        ("read_depth", 0),
+        ("load_deadline_ms", "nan"),
+        ("load_deadline_ms", "soon"),
+        ("load_deadline_ms", True),
+        ("verify_dram", "maybe"),
+        ("realm", 3),
+        ("socket", "a\0b"),
+        ("disk", 7),
+        ("disk", ["/a"]),
+        ("disk", [":1GiB"]),
+        ("disk", ["/a:0"]),
+        ("disk", ["/a:1GiB", "/a/:2GiB"]),
+        ("disk", [7]),
+        ("allow_uid", "root"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(name: str, value: Any) -> None:
+    sentence = refused(from_flags({name: value}))
+    assert sentence.startswith("--" + name.replace("_", "-") + ": ")
+    assert sentence.endswith((".", ")."))
+    assert "\n" not in sentence
+    assert len(sentence) < 250
+
+
+def test_typed_values_are_taken_as_they_are() -> None:
+    extra = {"dram": 1024, "allow_uid": [1, 2], "linger_s": 0, "keep_on_reset": False}
+    found = build([settings.Source(extra, str)])
+    assert (found.dram, found.allow_uid, found.linger_s) == (1024, (1, 2), 0.0)
+    assert build([from_environment({"FOREBAY_ALLOW_UID": "1000"})]).allow_uid == (1000,)
+    assert build([from_environment({"FOREBAY_HUGE_PAGES": "off"})]).huge_pages is False
+
+
+@pytest.mark.parametrize("text", [b"dram = ", b"\xff\xfe", b"[disk]\na = 1\n"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "forebay.toml"
+    path.write_bytes(text)
+    with pytest.raises(SettingsError) as caught:
+        build([from_file(str(path))])
+    assert str(path) in str(caught.value)
+    with pytest.raises(SettingsError, match="No such file"):
+        from_file(str(tmp_path / "none.toml"))
+
+
+def test_the_table_in_the_docs_is_current() -> None:
+    docs = tool("docs")
+    assert docs.SETTINGS.read_text() == docs.settings_page(), "run: make docs"
