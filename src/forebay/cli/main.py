@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from forebay import __version__
+from forebay.cli import plan
 from forebay.errors import StartupError
 
 # One module a command, in the order of the help text.
-_MODULES: tuple[ModuleType, ...] = ()
+_MODULES: tuple[ModuleType, ...] = (plan,)
 
 
 def build_parser() -> argparse.ArgumentParser:
