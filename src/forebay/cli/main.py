@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 
 from forebay import __version__
-from forebay.cli import bench, check
+from forebay.cli import bench, check, plan
 from forebay.cli.flags import Parser
 from forebay.errors import StartupError
 
 # One module a command, in the order of the help text.
-_MODULES: tuple[ModuleType, ...] = (check, bench)
+_MODULES: tuple[ModuleType, ...] = (check, bench, plan)
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 

@@ -27,6 +27,7 @@ from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import read_whole
 
 _WINDOW_BYTES: Final = 4 << 20
+_SECTOR_BYTES: Final = 512  # what a drive writes whole or not at all
 
 
 class Found(NamedTuple):
@@ -52,7 +53,8 @@ def recover(disk: Disk, descriptor: int, named: int, size_bytes: int) -> Found |
     header = layout.unpack_header(head)
     if header is Damage.NEWER_VERSION:
         return header
-    blank = not any(head)  # created, perhaps preallocated, but its header never reached the medium
+    # Created, perhaps preallocated, but the sector with its magic never reached the medium.
+    blank = not any(head[:_SECTOR_BYTES])
     if size_bytes < layout.FIRST_RECORD + PAGE_BYTES:  # no room for a footer, let alone a record
         return None if blank else Damage.NOT_A_RECORD
     generation = named if isinstance(header, Damage) else header.generation

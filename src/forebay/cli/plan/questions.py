@@ -1,0 +1,314 @@
+"""`forebay plan`: what to buy, from model shapes and measured results.
+
+Six questions, each answered with a table or with `--json`. Nothing is computed here: arguments
+become values of `forebay.plan`, its answers become tables.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from forebay.cli.plan import tables
+from forebay.cli.plan.inputs import (
+    REFERENCE,
+    add_assumptions,
+    add_shape,
+    assumed,
+    clients_under_sla,
+    drive_of,
+    machine_of,
+    measured_source,
+    model_of,
+    read_json,
+)
+from forebay.errors import SettingsError
+from forebay.plan.breakeven import SOURCES, breakeven
+from forebay.plan.capacity import Machine, capacity, kv_need
+from forebay.plan.fleet import Load, Server, cost, gpus_required
+from forebay.plan.measured import Sla, operating_point
+from forebay.plan.pool import Demand, pool_size
+from forebay.plan.ssd import DRIVES, wear
+from forebay.quantity import parse_size
+
+Arguments = argparse.Namespace
+Questions = Any  # argparse's own type for a group of sub-commands is private
+
+
+def add(commands: Questions) -> None:
+    """Add `plan` and its six questions."""
+    parser = commands.add_parser(
+        "plan",
+        help="what to buy: KV size, GPUs, pool, break-even, SSD life, cost",
+        description="What must I buy? Arithmetic on model shapes and measured results.",
+    )
+    questions = parser.add_subparsers(title="questions", metavar="QUESTION", required=True)
+    for add_question in (_add_kv, _add_gpus, _add_pool, _add_breakeven, _add_ssd, _add_cost):
+        add_question(questions)
+
+
+def _question(
+    questions: Questions, name: str, run: Callable[[Arguments], int], summary: str, examples: str
+) -> argparse.ArgumentParser:
+    lines = "\n".join(f"  forebay plan {name} {line}" for line in examples.splitlines())
+    parser: argparse.ArgumentParser = questions.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"examples:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _print_json(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer, indent=2))
+
+
+def _add_kv(questions: Questions) -> None:
+    parser = _question(
+        questions,
+        "kv",
+        _run_kv,
+        "bytes of KV for a model: a token, in all, and what fits on GPUs",
+        "Qwen2.5-32B --tokens 792000\n"
+        "DeepSeek-V3 --batch 64 --tokens 8192 --tp 8 --kv-dtype fp8\n"
+        "--layers 32 --heads 8 --head-dim 128 --bits 16 --tokens 4096\n"
+        "Llama-3.1-70B --tokens 32768 --gpu-memory 141GB --gpus 8 --pool 4TiB",
+    )
+    add_shape(parser)
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="sequences (1)")
+    parser.add_argument("--tokens", type=int, default=8192, metavar="S", help="of each (8192)")
+    parser.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks (1, or --gpus)")
+    parser.add_argument("--gpu-memory", metavar="SIZE", help="of one GPU: also say what fits")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many of them (1)")
+    parser.add_argument("--weights", metavar="SIZE", help="of the model (default: its files)")
+    parser.add_argument("--pool", default="1TiB", metavar="SIZE", help="DRAM and NVMe (1TiB)")
+    parser.add_argument("--reserve", default="2GiB", metavar="SIZE", help="a GPU, no KV (2GiB)")
+    add_assumptions(parser, Machine, utilization="share of GPU memory the engine uses")
+
+
+def _run_kv(arguments: Arguments) -> int:
+    model = model_of(arguments)
+    machine = machine_of(arguments, model)
+    tp = 1 if arguments.tp is None else arguments.tp
+    need = kv_need(model.shape, arguments.batch, arguments.tokens, machine.tp if machine else tp)
+    found = capacity(model.shape, machine, arguments.tokens) if machine else None
+    if arguments.json:
+        fits = {"machine": asdict(machine), "capacity": asdict(found)} if machine and found else {}
+        _print_json({**asdict(need), **fits})
+        return 0
+    tables.show_kv(need)
+    if machine and found:
+        print()
+        tables.show_capacity(found, machine)
+    return 0
+
+
+def _add_gpus(questions: Questions) -> None:
+    parser = _question(
+        questions,
+        "gpus",
+        _run_gpus,
+        "GPUs for a target rate, from a measured one",
+        "--target-tps 100000 --measured-tps 12000 --measured-gpus 8 --utilization 0.8\n"
+        "--target-req-s 40 --bench result.json --measured-gpus 8",
+    )
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--target-tps", type=float, metavar="T", help="output tokens a second")
+    target.add_argument("--target-req-s", type=float, metavar="R", help="requests a second")
+    measured = parser.add_mutually_exclusive_group(required=True)
+    measured.add_argument("--measured-tps", type=float, metavar="M", help="output tokens a second")
+    measured.add_argument("--bench", type=Path, metavar="FILE", help="a benchmark result (JSON)")
+    parser.add_argument("--measured-gpus", type=int, required=True, metavar="G", help="it ran on")
+    parser.add_argument(
+        "--utilization", type=float, default=0.8, metavar="U", help="share of the peak (0.8)"
+    )
+    _add_sla(parser)
+
+
+def _run_gpus(arguments: Arguments) -> int:
+    tokens = arguments.target_tps is not None
+    unit = "tokens/s" if tokens else "requests/s"
+    if arguments.bench is None:
+        if not tokens:
+            raise SettingsError("bench is missing; --target-req-s needs --bench.")
+        rate = arguments.measured_tps
+    else:
+        source = str(arguments.bench)
+        step = operating_point(source, read_json(arguments.bench), _sla(arguments))
+        rate = step.output_tok_s if tokens else step.req_s
+        if rate is None:
+            raise SettingsError(f"output_tok_s is missing in {source}; give --target-req-s.")
+    target = arguments.target_tps if tokens else arguments.target_req_s
+    need = gpus_required(target, rate, arguments.measured_gpus, arguments.utilization)
+    if arguments.json:
+        _print_json({"unit": unit, **asdict(need)})
+    else:
+        tables.show_gpus(need, unit)
+    return 0
+
+
+def _add_sla(parser: argparse.ArgumentParser) -> None:
+    add_assumptions(parser, Sla, tpot_ms="SLA: mean time per output token")
+    add_assumptions(parser, Sla, ttft_ms="SLA: mean time to the first token")
+
+
+def _sla(arguments: Arguments) -> Sla:
+    return Sla(**assumed(arguments, Sla))
+
+
+def _add_pool(questions: Questions) -> None:
+    parser = _question(
+        questions,
+        "pool",
+        _run_pool,
+        "DRAM and NVMe for users x context x how long a context should live",
+        "Llama-3.1-70B --users 200 --context 16000 --live-hours 24\n"
+        "Qwen3-8B --users 1000 --context 4000 --session-minutes 15 --live-hours 8",
+    )
+    add_shape(parser)
+    parser.add_argument("--users", type=int, required=True, metavar="U", help="active at once")
+    parser.add_argument("--context", type=int, required=True, metavar="S", help="tokens of each")
+    add_assumptions(
+        parser,
+        Demand,
+        live_hours="NVMe keeps a context so long after its user left",
+        session_minutes="how long a user stays",
+        dram_minutes="DRAM keeps a context so long after its user left",
+        headroom="share added for peaks",
+    )
+
+
+def _run_pool(arguments: Arguments) -> int:
+    demand = Demand(arguments.users, arguments.context, **assumed(arguments, Demand))
+    found = pool_size(model_of(arguments).shape, demand)
+    if arguments.json:
+        _print_json({"demand": asdict(demand), **asdict(found)})
+    else:
+        tables.show_pool(found, demand)
+    return 0
+
+
+def _add_breakeven(questions: Questions) -> None:
+    parser = _question(
+        questions,
+        "breakeven",
+        _run_breakeven,
+        "tokens and bandwidth at which loading beats recomputing, per tier",
+        "Llama-3.1-8B --prefill-tps 38000\n"
+        "Llama-3.1-70B --prefill-tps 6700 --tokens 32000 --tier nvme-gen5 --tier 100gbe\n"
+        "Qwen3-8B --prefill-tps 20000 --bandwidth raid=26GB --latency-us 150",
+    )
+    add_shape(parser)
+    parser.add_argument(
+        "--prefill-tps", type=float, required=True, metavar="P", help="measured prompt tokens/s"
+    )
+    parser.add_argument("--tokens", type=int, default=8192, metavar="S", help="prefix (8192)")
+    parser.add_argument(
+        "--tier", action="append", choices=list(SOURCES), help="only these presets (all)"
+    )
+    parser.add_argument(
+        "--bandwidth", action="append", default=[], metavar="NAME=SIZE", help="measured, a second"
+    )
+    parser.add_argument(
+        "--latency-us", type=float, default=100.0, metavar="N", help="of --bandwidth (100)"
+    )
+
+
+def _run_breakeven(arguments: Arguments) -> int:
+    measured = [measured_source(text, arguments.latency_us) for text in arguments.bandwidth]
+    names = arguments.tier or ([] if measured else list(SOURCES))
+    sources = [*(SOURCES[name] for name in names), *measured]
+    shape = model_of(arguments).shape
+    found = breakeven(shape, arguments.prefill_tps, arguments.tokens, sources)
+    if arguments.json:
+        _print_json(asdict(found))
+    else:
+        tables.show_breakeven(found)
+    return 0
+
+
+def _add_ssd(questions: Questions) -> None:
+    parser = _question(
+        questions,
+        "ssd",
+        _run_ssd,
+        "DWPD and years of life for a day's writes",
+        "--writes-per-day 60TB --drive nvme-gen5 --drives 4\n"
+        "--writes-per-day 10TB --capacity 7.68TB --dwpd 1\n"
+        "--writes-per-day 10TB --capacity 6.4TB --tbw-random 35040TB --tbw-sequential 74200TB",
+    )
+    parser.add_argument("--writes-per-day", required=True, metavar="SIZE", help="over all drives")
+    parser.add_argument("--drives", type=int, default=1, metavar="N", help="that share them (1)")
+    drives = ", ".join(f"{key} = {drive.name}" for key, drive in DRIVES.items())
+    parser.add_argument("--drive", choices=list(DRIVES), help=f"a preset: {drives}")
+    group = parser.add_argument_group("another drive")
+    group.add_argument("--capacity", metavar="SIZE", help="of one drive")
+    group.add_argument("--dwpd", type=float, metavar="X", help="rated drive writes a day (random)")
+    group.add_argument("--tbw-random", metavar="SIZE", help="rated bytes written, instead of DWPD")
+    group.add_argument("--tbw-sequential", metavar="SIZE", help="the same, sequential")
+    group.add_argument("--warranty-years", type=float, metavar="N", help="of the rating (5)")
+
+
+def _run_ssd(arguments: Arguments) -> int:
+    writes_per_day_bytes = parse_size(arguments.writes_per_day)
+    found = wear(drive_of(arguments), arguments.drives, writes_per_day_bytes)
+    if arguments.json:
+        _print_json(asdict(found))
+    else:
+        tables.show_wear(found)
+    return 0
+
+
+def _add_cost(questions: Questions) -> None:
+    parser = _question(
+        questions,
+        "cost",
+        _run_cost,
+        "GPU-only against pool for the same load: servers, power, price",
+        "--clients 64\n"
+        "--clients 64 --baseline-servers 2\n"
+        "ab.json --clients 500 --price 320000 --pool-price 20000\n"
+        "without.json with.json --clients 500 --tpot-ms 30",
+    )
+    parser.add_argument(
+        "results",
+        nargs="*",
+        type=Path,
+        metavar="RESULT",
+        help=f"an A/B result, or two results, without and with the pool (default: {REFERENCE})",
+    )
+    parser.add_argument("--clients", type=int, metavar="N", help="to serve under the SLA")
+    parser.add_argument(
+        "--baseline-servers", type=int, metavar="N", help="what GPU-only takes, if you know it"
+    )
+    _add_sla(parser)
+    add_assumptions(
+        parser,
+        Server,
+        server_gpus="GPUs a server",
+        rack_units="of a server",
+        power_kw_min="of a server",
+        power_kw_max="of a server",
+        price="of a server, in dollars",
+        pool_price="added to a server for its pool, in dollars",
+        cooling_ratio="kW of cooling a kW",
+    )
+
+
+def _run_cost(arguments: Arguments) -> int:
+    load = Load(arguments.clients, arguments.baseline_servers)
+    server = Server(**assumed(arguments, Server))
+    sla = _sla(arguments)
+    clients, basis = clients_under_sla(arguments.results, sla)
+    found = cost(load, *clients, server)
+    if arguments.json:
+        _print_json({"basis": basis, "server": asdict(server), **asdict(found)})
+    else:
+        tables.show_cost(found, server, f"Clients under the SLA from {basis}.")
+    return 0

@@ -1,0 +1,257 @@
+"""Results of the planner for people: a title, a table, and the lines beneath that explain it."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from forebay.plan.breakeven import Breakeven
+from forebay.plan.capacity import Capacity, KvNeed, Machine
+from forebay.plan.fleet import Cost, Fleet, GpuNeed, Server
+from forebay.plan.pool import Demand, PoolSize
+from forebay.plan.ssd import Wear
+
+
+def size(size_bytes: float) -> str:
+    """Memory, in binary units: `193.36 GiB`."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size_bytes < 1024:
+            break
+        size_bytes, unit = size_bytes / 1024, larger
+    return f"{size_bytes:,.2f} {unit}".replace(".00 ", " ")
+
+
+def drive_size(size_bytes: float) -> str:
+    """Storage and bandwidth, in decimal units as on a drive's label: `7.68 TB`."""
+    if size_bytes >= 1e12:
+        return f"{size_bytes / 1e12:,.2f} TB"
+    return f"{size_bytes / 1e9:,.2f} GB"
+
+
+def show_kv(need: KvNeed) -> None:
+    rows = [("a token", f"{need.token_bytes:,} bytes", f"{need.classic_token_bytes:,} bytes")]
+    if need.growing_token_bytes != need.token_bytes:
+        rows.append(("a token past the window", f"{need.growing_token_bytes:,} bytes", ""))
+    rows.append(("in all", size(need.total_bytes), size(need.classic_total_bytes)))
+    if need.tp > 1:
+        rows.append((f"on each of {need.tp} ranks", size(need.rank_bytes), ""))
+    notes = [f"{group.layers} {group.kind} layers: {group.formula}" for group in need.groups]
+    if need.classic_total_bytes != need.total_bytes:
+        notes.append(f"The classic MHA estimate is {need.classic_factor:.2f} times the true size.")
+    _show(
+        f"{need.model}: {need.batch:,} x {need.tokens:,} tokens at {need.bits} bit",
+        ("KV", "true", "classic MHA estimate"),
+        rows,
+        notes,
+    )
+
+
+def show_capacity(found: Capacity, machine: Machine) -> None:
+    longest = f"{found.longest_context_tokens:,} tokens"
+    notes = [
+        (
+            f"Assumed: {machine.utilization:g} of {size(machine.gpu_memory_bytes)} a GPU is used,"
+            f" {size(machine.reserve_bytes)} of it for activations and graphs;"
+            f" {found.replicas} replica(s) on {machine.tp} GPU(s) each;"
+            f" the pool is {size(machine.pool_bytes)}."
+        ),
+        (
+            "A running request lies on the GPUs whole: a pool keeps the context of more users, it"
+            " does not make one context longer."
+        ),
+    ]
+    if not found.room_bytes:
+        notes.append("The weights leave no room for KV: more GPUs, a larger tp or smaller weights.")
+    _show(
+        f"{machine.gpus:,} GPU(s) of {size(machine.gpu_memory_bytes)}",
+        ("fits", "without a pool", "with a pool"),
+        [
+            ("weights", size(found.weights_bytes), size(found.weights_bytes)),
+            (
+                "room for KV",
+                size(found.room_bytes),
+                size(found.room_bytes + machine.pool_bytes),
+            ),
+            ("longest context", longest, longest),
+            (
+                f"users of {found.tokens:,} tokens, running",
+                f"{found.users_running:,}",
+                f"{found.users_running:,}",
+            ),
+            (
+                f"users of {found.tokens:,} tokens, kept",
+                f"{found.users_running:,}",
+                f"{found.users_kept:,}",
+            ),
+        ],
+        notes,
+    )
+
+
+def show_gpus(need: GpuNeed, unit: str) -> None:
+    _show(
+        f"{need.gpus:,} GPUs for {need.target_rate:,.6g} {unit}",
+        ("", "value"),
+        [
+            ("target", f"{need.target_rate:,.6g} {unit}"),
+            ("measured", f"{need.measured_rate:,.6g} {unit} on {need.measured_gpus:,} GPU(s)"),
+            ("utilization", f"{need.utilization:g}"),
+            ("required", f"{need.gpus_exact:,.2f}, so {need.gpus:,} GPUs"),
+        ],
+        [
+            (
+                "required = target / (measured x utilization) x measured GPUs"
+                f" = {need.target_rate:.6g} / ({need.measured_rate:.6g} x {need.utilization:g})"
+                f" x {need.measured_gpus}"
+            )
+        ],
+    )
+
+
+def show_pool(found: PoolSize, demand: Demand) -> None:
+    _show(
+        f"A pool for {demand.users:,} users of {demand.context_tokens:,} tokens",
+        ("tier", "contexts kept", "size"),
+        [
+            ("DRAM", f"{found.contexts_in_dram:,}", size(found.dram_bytes)),
+            ("NVMe", f"{found.contexts_in_nvme:,}", drive_size(found.nvme_bytes)),
+        ],
+        [
+            (
+                "contexts = users x (1 + time kept / session);"
+                f" one context is {size(found.context_bytes)}."
+            ),
+            (
+                f"Assumed: a user stays {demand.session_minutes:g} min, DRAM keeps a context"
+                f" {demand.dram_minutes:g} min and NVMe {demand.live_hours:g} h after that,"
+                f" headroom {demand.headroom:.0%}."
+            ),
+            (
+                f"New KV: {found.new_contexts_per_day:,.0f} contexts, at most"
+                f" {drive_size(found.writes_per_day_bytes)} a day (plan ssd tells how long drives"
+                " last)."
+            ),
+        ],
+    )
+
+
+def show_breakeven(found: Breakeven) -> None:
+    rows = []
+    for contest in found.contests:
+        wins = contest.wins_from_tokens
+        rows.append(
+            (
+                contest.source,
+                f"{drive_size(contest.bytes_s)}/s",
+                "never" if wins is None else f"{wins:,} tokens",
+                f"{contest.load_ms:,.1f} ms",
+                f"{contest.speedup:.2f}",
+            )
+        )
+    _show(
+        f"Loading against recomputing at {found.prefill_tps:,.6g} tokens/s",
+        ("from", "bandwidth", "loading wins from", f"load {found.tokens:,} tokens", "faster by"),
+        rows,
+        [
+            (
+                f"Recomputing {found.tokens:,} tokens takes {found.recompute_ms:,.1f} ms; loading"
+                f" them wins above {drive_size(found.even_bytes_s)}/s"
+                " (prefill rate x bytes a token)."
+            ),
+            "load time = latency + bytes / bandwidth; recompute time = tokens / prefill rate.",
+        ],
+    )
+
+
+def show_wear(found: Wear) -> None:
+    def life(dwpd: float | None, years: float | None) -> tuple[str, str]:
+        if dwpd is None or years is None:
+            return "not published", "not published"
+        return f"{dwpd:.2f}", f"{years:,.1f}"
+
+    _show(
+        f"{drive_size(found.writes_per_day_bytes)} a day on {found.drives:,} x {found.drive}",
+        ("endurance", "rated DWPD", "years of life"),
+        [
+            ("random writes", *life(found.random_dwpd, found.random_years)),
+            ("sequential writes", *life(found.sequential_dwpd, found.sequential_years)),
+        ],
+        [
+            (
+                f"The load is {found.dwpd:.2f} DWPD; a record stays"
+                f" {found.residence_days:,.1f} days until its region is used again."
+            ),
+            "DWPD = writes a day / capacity; years = endurance / (writes a day x 365).",
+            f"Rated over {found.warranty_years:g} years. Forebay writes its regions in sequence.",
+        ],
+    )
+
+
+def show_cost(found: Cost, server: Server, basis: str) -> None:
+    def row(label: str, cell: Callable[[Fleet], str]) -> tuple[str, str, str]:
+        return label, cell(found.without), cell(found.pooled)
+
+    notes = [
+        basis,
+        (
+            "servers = ceil(clients / clients under the SLA)."
+            f" Assumed a server: {server.server_gpus} GPUs, {server.rack_units}U,"
+            f" {_power(server.power_kw_min, server.power_kw_max)}, {_price(server.price)},"
+            f" {_price(server.pool_price)} more with a pool,"
+            f" {server.cooling_ratio:g} kW of cooling a kW."
+        ),
+    ]
+    carried = found.without.servers * found.without.clients_per_server
+    if carried < found.clients:
+        notes.append(
+            f"The GPU-only servers carry {carried:,} clients under the SLA, not {found.clients:,}."
+        )
+    _show(
+        f"{found.clients:,} clients",
+        ("", "GPU only", "with a pool"),
+        [
+            row("clients a server", lambda fleet: f"{fleet.clients_per_server:,}"),
+            row("servers", lambda fleet: f"{fleet.servers:,}"),
+            row("GPUs", lambda fleet: f"{fleet.gpus:,}"),
+            row("rack units", lambda fleet: f"{fleet.rack_units:,}U"),
+            row("power", lambda fleet: _power(fleet.power_kw_min, fleet.power_kw_max)),
+            row("cooling", lambda fleet: _power(fleet.cooling_kw_min, fleet.cooling_kw_max)),
+            row("price", lambda fleet: _price(fleet.price)),
+        ],
+        notes,
+    )
+
+
+def _power(low_kw: float, high_kw: float) -> str:
+    if low_kw == high_kw:
+        return f"{low_kw:,.6g} kW"
+    return f"{low_kw:,.6g} - {high_kw:,.6g} kW"
+
+
+def _price(dollars: float) -> str:
+    if dollars < 100_000:
+        return f"${dollars:,.0f}"
+    return f"${dollars / 1e6:,.2f}M".replace("0M", "M")
+
+
+def _show(
+    title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]
+) -> None:
+    # Names come from users and files: they are text, never markup.
+    console = Console(markup=False, emoji=False, highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for place, header in enumerate(headers):
+        table.add_column(header, justify="right" if place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_printable, row))
+    console.print(_printable(title), soft_wrap=True)
+    console.print(table)
+    for note in notes:
+        console.print(_printable(note), soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    # A file's name need not be UTF-8; a terminal wants it so.
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,136 @@
+"""How many GPUs and servers a load needs, and what they cost, without a pool and with one."""
+
+import math
+from dataclasses import dataclass
+
+from forebay.errors import SettingsError
+from forebay.plan.number import real, whole
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNeed:
+    """GPUs for a target rate; rates are tokens or requests a second, both of one kind."""
+
+    target_rate: float
+    measured_rate: float
+    measured_gpus: int
+    utilization: float
+    gpus_exact: float
+    gpus: int
+
+
+def gpus_required(
+    target_rate: float, measured_rate: float, measured_gpus: int, utilization: float
+) -> GpuNeed:
+    """Required = target / (measured x utilization) x GPUs it was measured on."""
+    real("target", target_rate, most=1e12)
+    real("measured", measured_rate, most=1e12)
+    whole("measured_gpus", measured_gpus, most=10**6)
+    real("utilization", utilization, most=1.0)
+    exact = target_rate / (measured_rate * utilization) * measured_gpus
+    # A float's last digit must not buy a GPU: 10 / (5 x 0.8) x 8 is 20, not 21.
+    return GpuNeed(
+        target_rate,
+        measured_rate,
+        measured_gpus,
+        utilization,
+        gpus_exact=exact,
+        gpus=math.ceil(round(exact, 6)) if exact > 1e-6 else 1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server of a GPU fleet; the defaults are an 8-GPU machine of the HGX class."""
+
+    server_gpus: int = 8
+    rack_units: int = 7
+    power_kw_min: float = 10.0
+    power_kw_max: float = 12.0
+    price: float = 500_000.0  # in dollars
+    pool_price: float = 0.0  # drives and DRAM added for the pool, in dollars
+    cooling_ratio: float = 0.3  # kW of cooling a kW of load
+
+    def __post_init__(self) -> None:
+        whole("server_gpus", self.server_gpus, most=10**4)
+        whole("rack_units", self.rack_units, most=10**4)
+        real("power_kw_min", self.power_kw_min, most=1e6)
+        real("power_kw_max", self.power_kw_max, most=1e6)
+        real("price", self.price, most=1e12, zero=True)
+        real("pool_price", self.pool_price, most=1e12, zero=True)
+        real("cooling_ratio", self.cooling_ratio, most=10.0, zero=True)
+        if self.power_kw_min > self.power_kw_max:
+            raise SettingsError("power_kw_min is above power_kw_max; swap them.")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Servers that carry a load."""
+
+    clients_per_server: int  # under the SLA
+    servers: int
+    gpus: int
+    rack_units: int
+    power_kw_min: float
+    power_kw_max: float
+    cooling_kw_min: float
+    cooling_kw_max: float
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The same load on GPUs alone and with a pool beneath them."""
+
+    clients: int
+    without: Fleet
+    pooled: Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load to carry: clients, the servers it runs on without a pool, or both."""
+
+    clients: int | None = None
+    baseline_servers: int | None = None  # what GPU-only is known or decided to take
+
+    def __post_init__(self) -> None:
+        if self.clients is None and self.baseline_servers is None:
+            raise SettingsError("clients is missing; give --clients or --baseline-servers.")
+        if self.clients is not None:
+            whole("clients", self.clients, most=10**9)
+        if self.baseline_servers is not None:
+            whole("baseline_servers", self.baseline_servers, most=10**9)
+
+
+def cost(load: Load, clients_without: int, clients_pooled: int, server: Server) -> Cost:
+    """Servers = ceil(target clients / clients under the SLA); the rest follows from them."""
+    whole("clients_without", clients_without, most=10**9)
+    whole("clients_with", clients_pooled, most=10**9)
+    baseline = load.baseline_servers
+    clients = load.clients
+    if clients is None:
+        assert baseline is not None
+        clients = baseline * clients_without
+    if baseline is None:
+        baseline = -(-clients // clients_without)
+    pooled = -(-clients // clients_pooled)
+    return Cost(
+        clients=clients,
+        without=_fleet(clients_without, baseline, server, server.price),
+        pooled=_fleet(clients_pooled, pooled, server, server.price + server.pool_price),
+    )
+
+
+def _fleet(clients_per_server: int, servers: int, server: Server, price: float) -> Fleet:
+    return Fleet(
+        clients_per_server=clients_per_server,
+        servers=servers,
+        gpus=servers * server.server_gpus,
+        rack_units=servers * server.rack_units,
+        power_kw_min=servers * server.power_kw_min,
+        power_kw_max=servers * server.power_kw_max,
+        cooling_kw_min=servers * server.power_kw_min * server.cooling_ratio,
+        cooling_kw_max=servers * server.power_kw_max * server.cooling_ratio,
+        price=servers * price,
+    )

@@ -1,0 +1,148 @@
+"""How many bytes of KV a model keeps, by kind of layer.
+
+A shape is a list of layer groups. Each group keeps `heads x head_values` numbers a token; a window
+bounds for how many tokens; a recurrent layer keeps a state of fixed size instead. All sums are of
+whole numbers and exact; bits become bytes once, at the end, rounded up.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from forebay.errors import SettingsError
+from forebay.plan.number import whole
+
+BITS_MAX: Final = 64
+LAYERS_MAX: Final = 10_000
+VALUES_MAX: Final = 10**7  # heads, and numbers a head
+RANKS_MAX: Final = 4096
+
+
+class Kind(StrEnum):
+    """What a layer keeps of a token."""
+
+    FULL = "full"  # K and V of every token
+    SLIDING = "sliding"  # K and V of the last `window_tokens` tokens
+    LATENT = "latent"  # MLA: one compressed vector a token, shared by all heads
+    LINEAR = "linear"  # a recurrent state, whatever the length
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers of one kind and size."""
+
+    kind: Kind
+    layers: int
+    heads: int  # heads that hold KV; tensor parallelism splits them (a latent is one head)
+    head_values: int  # numbers a token and head: 2 x head_dim, or the latent's width
+    window_tokens: int | None = None  # only the last so many tokens are kept
+    state_bytes: int = 0  # a sequence and layer, whatever its length
+
+    def __post_init__(self) -> None:
+        whole("layers", self.layers, most=LAYERS_MAX)
+        whole("heads", self.heads, most=VALUES_MAX)
+        whole("head_values", self.head_values, least=0, most=VALUES_MAX)
+        whole("state_bytes", self.state_bytes, least=0)
+        if self.window_tokens is not None:
+            whole("window_tokens", self.window_tokens)
+
+    @property
+    def token_values(self) -> int:
+        """Numbers that one token adds, over all layers of the group."""
+        return self.layers * self.heads * self.head_values
+
+    def kept_tokens(self, tokens: int) -> int:
+        """Tokens of a sequence whose KV the group still holds."""
+        return tokens if self.window_tokens is None else min(tokens, self.window_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """All of a model that decides the size of its KV cache."""
+
+    name: str
+    groups: tuple[LayerGroup, ...]
+    attention_heads: int
+    classic_values: int  # numbers a token if every attention head kept its own K and V
+    bits: int  # of one cached number
+    context_tokens_max: int | None = None  # the model's own limit
+
+    def __post_init__(self) -> None:
+        whole("attention_heads", self.attention_heads, most=VALUES_MAX)
+        whole("bits", self.bits, most=BITS_MAX)
+
+    @property
+    def token_bytes(self) -> int:
+        """What one more token costs while it is inside every window."""
+        return self._bytes(sum(group.token_values for group in self.groups))
+
+    @property
+    def growing_token_bytes(self) -> int:
+        """What one more token costs once every window is full."""
+        growing = (group for group in self.groups if group.window_tokens is None)
+        return self._bytes(sum(group.token_values for group in growing))
+
+    @property
+    def classic_token_bytes(self) -> int:
+        """The MHA estimate: 2 x layers x attention heads x head_dim x bits / 8."""
+        return self._bytes(self.classic_values)
+
+    def group_bytes(self, group: LayerGroup, tokens: int) -> int:
+        """KV of one sequence in one of the groups."""
+        state_bytes = group.layers * group.state_bytes if tokens else 0
+        return self._bytes(group.token_values * group.kept_tokens(tokens)) + state_bytes
+
+    def sequence_bytes(self, tokens: int) -> int:
+        """KV of one sequence of this many tokens, in all layers."""
+        return sum(self.group_bytes(group, tokens) for group in self.groups)
+
+    def rank(self, tp: int) -> "Shape":
+        """The part of one of `tp` ranks, as vLLM splits it; heads fewer than ranks are copied."""
+        whole("tp", tp, most=RANKS_MAX)
+        if self.attention_heads % tp:
+            raise SettingsError(
+                f"tp {tp} does not divide the {self.attention_heads} attention heads of"
+                f" {self.name}; choose a divisor."
+            )
+        groups = []
+        for group in self.groups:
+            if group.heads % tp and tp % group.heads:
+                raise SettingsError(
+                    f"tp {tp} neither divides nor is a multiple of the {group.heads} KV heads of"
+                    f" {self.name}; choose one that does."
+                )
+            heads = max(1, group.heads // tp)
+            state_bytes = -(-group.state_bytes // tp)
+            groups.append(replace(group, heads=heads, state_bytes=state_bytes))
+        return replace(self, groups=tuple(groups))
+
+    def _bytes(self, values: int) -> int:
+        return -(-values * self.bits // 8)
+
+
+def plain_shape(layers: int, heads: int, head_dim: int, bits: int) -> Shape:
+    """The classic formula without a model: every head keeps K and V of every token."""
+    whole("head_dim", head_dim, most=VALUES_MAX // 2)
+    group = LayerGroup(Kind.FULL, layers, heads, 2 * head_dim)
+    name = f"{layers} layers x {heads} heads x {head_dim}"
+    return Shape(name, (group,), heads, group.token_values, bits)
+
+
+def model_dim_shape(layers: int, model_dim: int, bits: int) -> Shape:
+    """The classic formula from the model's width, which is heads x head_dim."""
+    whole("model_dim", model_dim, most=VALUES_MAX)
+    # With the heads unknown, each number of the width is a head: it can be split by any divisor.
+    return replace(plain_shape(layers, model_dim, 1, bits), name=f"{layers} layers x {model_dim}")
+
+
+def most_tokens(fits: Callable[[int], bool], limit_tokens: int) -> int:
+    """The largest number of tokens in [0, limit] for which a test that turns false once is true."""
+    low, high = 0, limit_tokens
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
