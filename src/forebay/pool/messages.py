@@ -81,7 +81,10 @@ class Promise(_Message, frozen=True, tag="promise"):
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """In a stream: one more chunk is verified and pinned; `length` 0 means that it failed."""
+    """In a stream: one more chunk is verified and pinned.
+
+    `length` 0 means that it failed: chunks before it may still come, none behind it will.
+    """
 
     request: int
     generation: int

@@ -6,7 +6,7 @@ are read first (joined, where another request reads them already), and the promi
 all are verified, when the budget holds no more, or at the deadline with what is verified by then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -145,6 +145,11 @@ class Loads:
             if request.next < request.stop:
                 self._advance(request)
         self._read_ahead()
+
+    def requests(self) -> Iterator[Request]:
+        """Every request that is not forgotten yet."""
+        for mine in self._requests.values():
+            yield from mine.values()
 
     @property
     def held_requests(self) -> int:

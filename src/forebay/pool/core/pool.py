@@ -14,7 +14,8 @@ from typing import Final
 
 import msgspec
 
-from forebay.errors import StartupError
+from forebay.errors import DirectoryError, StartupError
+from forebay.pool.core.audit import violations
 from forebay.pool.core.counters import Counters
 from forebay.pool.core.loads import Loads
 from forebay.pool.core.room import Room
@@ -84,6 +85,7 @@ class Pool(Core):
         clock = self._world.clock
         self._room = Room(self._slab, policy, self._counters, clock.monotonic)
         self._disk = self._open_disk(options)
+        self._room.writes_behind = self._disk is not None
         parts = (self._room, self._disk, self._counters, clock, self._complete)
         self._loads = Loads(*parts)
         self._stores = Stores(*parts)
@@ -141,10 +143,24 @@ class Pool(Core):
         if idle:
             self._scrubber.step(now)
 
+    def violations(self) -> list[str]:
+        """What is wrong with the books; always empty, say the tests."""
+        return violations(self._room, self._loads)
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """A slot's bytes, as a process that maps the slab sees them."""
+        return self._slab.view(offset, length)[:length]
+
     @property
     def is_waiting(self) -> bool:
         """Whether something is due soon, so that ticks matter."""
         return bool(self._loads.loading or self._stores.writing or self._loads.held_requests)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no thread has anything of ours in hand."""
+        busy = self._loads.loading or self._stores.writing or self._done
+        return not busy and self._stores.checker.is_idle
 
     def stats(self) -> dict[str, object]:
         """See Core."""
@@ -218,7 +234,11 @@ class Pool(Core):
 
     def _resize(self, message: Resize) -> Done:
         for path, cap_bytes in message.disk:
-            if self._disk is None or not self._disk.resize(path, cap_bytes):
+            try:
+                known = self._disk is not None and self._disk.resize(path, cap_bytes)
+            except DirectoryError as error:
+                return Done(ok=False, sentence=str(error))
+            if not known:
                 return Done(ok=False, sentence=f"{path} is not a directory of this pool.")
         if message.dram_bytes >= 0:
             if message.dram_bytes > self.slab_bytes:

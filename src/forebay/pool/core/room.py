@@ -26,6 +26,7 @@ class Room:
         self.policy = policy
         self.pinned_bytes = 0  # by asks and loads: the load budget
         self.unsettled_bytes = 0  # being filled or written to disk: the store budget
+        self.writes_behind = False  # whether there is a disk, worth waiting for before evicting
         self._counters = counters
         self._now = now
         self._places: dict[int, Place] = {}
@@ -97,7 +98,7 @@ class Room:
             self._empty(arena)
 
     def _evict_one(self, slot_bytes: int) -> bool:
-        key = self.policy.victim(self._now(), slot_bytes, spare_unwritten=True)
+        key = self.policy.victim(self._now(), slot_bytes, spare_unwritten=self.writes_behind)
         chunk = None if key is None else self.chunks.get(key)
         if chunk is None or chunk.is_busy:
             return False
@@ -106,19 +107,18 @@ class Room:
         return True
 
     def _take_arena(self, slot_bytes: int) -> bool:
-        """Take an arena from other classes, if this one has none at all."""
-        if any(arena.slot_bytes == slot_bytes for arena in self.slab.arenas()):
-            return False
-        arena = self._emptiest()
+        """Take an arena from another class: nothing of this one can leave."""
+        arena = self._emptiest(other_than=slot_bytes)
         if arena is None:
             return False
         self._empty(arena)
         self._counters.add("dram.arenas_taken")
         return True
 
-    def _emptiest(self) -> Arena | None:
-        """The arena that loses least and that nobody uses."""
-        for arena in sorted(self.slab.arenas(), key=lambda arena: len(arena.taken)):
+    def _emptiest(self, other_than: int = 0) -> Arena | None:
+        """The arena that loses least, of those that nobody uses."""
+        arenas = [arena for arena in self.slab.arenas() if arena.slot_bytes != other_than]
+        for arena in sorted(arenas, key=lambda arena: len(arena.taken) * arena.slot_bytes):
             if not any(self._holds(offset) for offset in arena.taken):
                 return arena
         return None

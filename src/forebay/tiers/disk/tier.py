@@ -27,7 +27,7 @@ from forebay.tiers.disk.drive import Drive
 from forebay.tiers.disk.index import Removed
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
-from forebay.tiers.disk.regions.directory import usable_bytes
+from forebay.tiers.disk.regions.directory import region_bytes, usable_bytes
 from forebay.tiers.disk.regions.warmup import Opened, open_shelf, release
 
 _log: Final = logging.getLogger(__name__)
@@ -174,10 +174,14 @@ class DiskTier(Tier):
         return len(places)
 
     def resize(self, path: str, cap_bytes: int) -> bool:
-        """Change a directory's cap; False if no such directory is in use. Waits for the medium."""
+        """Change a directory's cap; False if no such directory is in use. Waits for the medium.
+
+        DirectoryError if the cap is too small to work with.
+        """
         for number, drive in enumerate(self._drives):
             if drive.directory.path == path:
-                drive.shelf.resize(usable_bytes(cap_bytes))
+                size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
+                drive.shelf.resize(usable_bytes(cap_bytes), size)
                 self._caps_bytes[number] = cap_bytes
                 return True
         return False

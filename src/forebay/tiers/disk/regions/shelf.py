@@ -85,7 +85,7 @@ class Shelf:
             found = [region.number for region in self._sealed]
             return [*found, self._open.number] if self._open is not None else found
 
-    def resize(self, usable: int) -> None:
+    def resize(self, usable: int, region_bytes: int) -> None:
         """Live under another cap from now on; regions that do not fit it any more go at once.
 
         Called by one thread at a time, which it may keep for a few unlinks.
@@ -94,8 +94,11 @@ class Shelf:
             while self._is_rolling:
                 self._rolled.wait()
             self._is_rolling = True
-            self._room = self._room._replace(usable_bytes=usable)
+            self._room = self._room._replace(usable_bytes=usable, region_bytes=region_bytes)
+            unfit = self._retire_open() if self.allocated_bytes > usable else None
         try:
+            if unfit is not None:
+                self._seal(unfit)
             while self.allocated_bytes > usable and (oldest := self._evict()) is not None:
                 self._unlink(oldest)
         except OSError as error:

@@ -1,0 +1,182 @@
+"""A desk at which tests deal with a pool's core directly: one process, no socket, real tiers."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from tests.oldest import Oldest
+
+from forebay.identity.keys import ChainRoot, KeyChain, proof_of
+from forebay.pool.core import Pool, PoolOptions
+from forebay.pool.messages import (
+    Answer,
+    Ask,
+    Commit,
+    Committed,
+    Found,
+    Lookup,
+    PoolMessage,
+    Promise,
+    Ready,
+    Release,
+    Reserve,
+    Reserved,
+    Run,
+)
+from forebay.pool.policy.contract import Policy
+from forebay.pool.session import Session
+from forebay.record.header import ROOT
+from forebay.record.region import short
+from forebay.sys.world import World
+from forebay.tiers.disk import Directory
+
+NAMESPACE = b"n" * 32
+LENGTH = 1 << 16
+M = TypeVar("M", bound=PoolMessage)
+
+
+class Client(Session):
+    """A session that keeps what it is sent."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.inbox: list[PoolMessage] = []
+
+    def send(self, message: PoolMessage) -> None:
+        self.inbox.append(message)
+
+
+def chain(name: str, chunks: int) -> list[bytes]:
+    """Full keys of a made-up dialog."""
+    return KeyChain(ChainRoot(NAMESPACE, 1, salt=name)).extend(range(chunks))
+
+
+def payload(key: bytes, length: int = LENGTH) -> bytes:
+    """What is stored under a key: the oracle outside the pool."""
+    return random.Random(key).randbytes(length)
+
+
+class Desk:
+    """Drives a pool as the server would."""
+
+    def __init__(
+        self,
+        dram_bytes: int,
+        place: Path | None = None,
+        disk_bytes: int = 0,
+        world: World | None = None,
+        policy: Policy | None = None,
+        *,
+        verify_dram: bool = False,
+    ) -> None:
+        self._woken = threading.Event()
+        self._numbers = 0
+        directories = (Directory(str(place), disk_bytes),) if place is not None else ()
+        wanted = PoolOptions(dram_bytes, directories, verify_dram=verify_dram)
+        self.pool = Pool(wanted, policy or Oldest(), self._woken.set, world)
+        self.clock = (world or World()).clock
+
+    def number(self, part: str, name: str) -> int:
+        """One figure of the statistics."""
+        figures = self.pool.stats()[part]
+        assert isinstance(figures, dict)
+        return int(figures[name])
+
+    def turn(self) -> None:
+        """One round of the server's loop."""
+        self._woken.wait(0.002)
+        self._woken.clear()
+        self.pool.complete()
+        self.pool.tick(self.clock.monotonic())
+
+    def until(self, done: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not done():
+            assert time.monotonic() < end, f"nothing came: {self.pool.stats()}"
+            self.turn()
+
+    def settle(self) -> None:
+        """Wait until nothing is being read or written."""
+        self.until(lambda: self.pool.is_settled)
+
+    def receive(self, client: Client, kind: type[M]) -> M:
+        def here() -> list[M]:
+            return [message for message in client.inbox if isinstance(message, kind)]
+
+        self.until(lambda: bool(here()))
+        message = here()[0]
+        client.inbox.remove(message)
+        return message
+
+    def reserve(
+        self, client: Client, keys: list[bytes], parent: bytes = ROOT, length: int = LENGTH
+    ) -> list[int]:
+        run = Run(NAMESPACE, 0, parent, b"".join(keys), length)
+        self.pool.handle(client, Reserve(7, [run]))
+        return self.receive(client, Reserved).answers
+
+    def fill(self, offset: int, data: bytes) -> None:
+        self.pool.view(offset, len(data))[:] = data
+
+    def commit(self, client: Client, offsets: list[int]) -> int:
+        self.pool.handle(client, Commit(self.pool.generation, offsets))
+        return self.receive(client, Committed).count
+
+    def store(self, client: Client, keys: list[bytes], timeout_s: float = 20.0) -> None:
+        """Store a whole chain, coming again as long as the pool says so."""
+        end = time.monotonic() + timeout_s
+        parent, left = ROOT, list(keys)
+        while left:
+            assert time.monotonic() < end, self.pool.stats()
+            offsets = []
+            for key, answer in zip(list(left), self.reserve(client, left, parent), strict=True):
+                assert answer != Answer.NO, self.pool.stats()
+                if answer == Answer.LATER:
+                    break
+                if answer >= 0:
+                    self.fill(answer, payload(key))
+                    offsets.append(answer)
+                parent = key
+                left.pop(0)
+            assert self.commit(client, offsets) == len(offsets)
+            self.turn()
+
+    def lookup(self, client: Client, keys: list[bytes]) -> tuple[int, Found]:
+        self._numbers += 1
+        joined = b"".join(map(short, keys))
+        self.pool.handle(client, Lookup(self._numbers, NAMESPACE, 0, joined))
+        return self._numbers, self.receive(client, Found)
+
+    def ask(
+        self, client: Client, number: int, keys: list[bytes], *, stream: bool = False
+    ) -> Promise:
+        self.pool.handle(client, Ask(number, 0, len(keys), 10_000, stream))
+        promise = self.receive(client, Promise)
+        for key, offset, length in zip(keys, promise.offsets, promise.lengths, strict=False):
+            assert self.pool.view(offset, length) == payload(key), "wrong bytes"
+        if promise.total == len(promise.offsets):
+            assert promise.proof == proof_of(keys[: promise.total])
+        return promise
+
+    def load(self, client: Client, keys: list[bytes], *, stream: bool = False) -> int:
+        """How many chunks, from the first, came back exact."""
+        number, _ = self.lookup(client, keys)
+        promise = self.ask(client, number, keys, stream=stream)
+        count = len(promise.offsets)
+        if stream and count < promise.total:
+            self.pool.handle(client, Release(number, list(range(count))))
+            while count < promise.total:
+                ready = self.receive(client, Ready)
+                if not ready.length:
+                    promise = msgspec.structs.replace(promise, total=ready.chunk)
+                    continue
+                assert ready.key == keys[ready.chunk]
+                assert self.pool.view(ready.offset, ready.length) == payload(ready.key)
+                self.pool.handle(client, Release(number, [ready.chunk]))
+                count += 1
+        self.pool.handle(client, Release(number, []))
+        return count

@@ -1,0 +1,332 @@
+"""The pool's core, driven directly: what is stored comes back, whatever the sizes."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.desk import LENGTH, Client, Desk, chain, payload
+
+from forebay.pool.messages import (
+    Abort,
+    Answer,
+    Ask,
+    Cancel,
+    Clear,
+    Commit,
+    Committed,
+    Done,
+    Promise,
+    Release,
+    Resize,
+)
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk(4 * MIB)
+    yield desk
+    desk.settle()
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_a_chain_comes_back_from_dram(desk: Desk) -> None:
+    client, keys = Client("e"), chain("a", 8)
+    desk.store(client, keys)
+    assert desk.load(client, keys) == 8
+    assert desk.load(client, [*keys[:5], *chain("b", 3)]) == 5
+
+
+def test_an_unknown_chain_is_promised_nothing(desk: Desk) -> None:
+    client = Client("e")
+    number, found = desk.lookup(client, chain("a", 3))
+    assert (found.known, found.ready) == (0, 0)
+    assert desk.ask(client, number, chain("a", 3)).total == 0
+
+
+def test_what_is_not_committed_is_not_found(desk: Desk) -> None:
+    client, keys = Client("e"), chain("a", 2)
+    desk.reserve(client, keys)
+    assert desk.lookup(client, keys)[1].known == 0
+
+
+def test_two_engines_of_one_key_share_one_slot(desk: Desk) -> None:
+    keys = chain("a", 2)
+    first, second = Client("e"), Client("f")
+    offsets = desk.reserve(first, keys)
+    assert desk.reserve(second, keys) == [Answer.HAVE, Answer.HAVE]
+    assert desk.commit(second, offsets) == 0, "only the engine that reserved may commit"
+    for key, offset in zip(keys, offsets, strict=True):
+        desk.fill(offset, payload(key))
+    assert desk.commit(first, offsets) == 2
+    assert desk.load(second, keys) == 2
+
+
+def test_a_chunk_without_its_prefix_is_refused(desk: Desk) -> None:
+    keys = chain("a", 3)
+    assert desk.reserve(Client("e"), keys[1:], parent=keys[0]) == [Answer.NO, Answer.NO]
+
+
+def test_nonsense_is_refused(desk: Desk) -> None:
+    client, keys = Client("e"), chain("a", 1)
+    for length in (0, -1, 1 << 40, 4 * MIB):
+        assert desk.reserve(client, keys, length=length) == [Answer.NO]
+    assert desk.reserve(client, keys, parent=b"short") == [Answer.NO]
+    desk.pool.handle(client, Commit(desk.pool.generation + 1, [0]))
+    assert desk.receive(client, Committed).count == 0
+    desk.pool.handle(client, Release(99, [1, 2]))
+    desk.pool.handle(client, Cancel(99))
+    desk.pool.handle(client, Abort(desk.pool.generation, [12345]))
+    desk.pool.handle(client, Ask(99, -5, -5, -5, True))
+    assert desk.receive(client, Promise).total == 0
+
+
+def test_t33_with_everything_pinned_a_store_is_refused_at_once(desk: Desk) -> None:
+    client = Client("e")
+    chains = [chain(str(number), 16) for number in range(4)]  # 64 slots: all there are
+    offsets = []
+    for keys in chains:
+        answers = desk.reserve(client, keys)
+        offsets += [answer for answer in answers if answer >= 0]
+    assert Answer.LATER in desk.reserve(client, chain("more", 16))
+    desk.pool.handle(client, Abort(desk.pool.generation, offsets))
+    assert desk.number("dram", "taken_bytes") == 0
+
+
+def test_leaves_go_before_roots(desk: Desk) -> None:
+    client, old = Client("e"), chain("old", 40)
+    desk.store(client, old)
+    desk.store(client, chain("new", 40))
+    known = desk.lookup(client, old)[1].known
+    assert 0 < known < 40
+    assert desk.load(client, chain("new", 40)) == 32, "the load budget is half of the slab"
+
+
+def test_models_of_different_shape_share_the_slab(desk: Desk) -> None:
+    client = Client("e")
+    desk.store(client, chain("small", 64))
+    for length in (LENGTH // 2, LENGTH * 3, LENGTH * 7):
+        keys = chain(f"of {length}", 3)
+        offsets = desk.reserve(client, keys, length=length)
+        assert all(offset >= 0 for offset in offsets)
+        assert desk.commit(client, offsets) == 3
+        assert desk.lookup(client, keys)[1].known == 3
+
+
+def test_an_engine_that_exits_gives_back_all_that_it_held(desk: Desk) -> None:
+    client, keys = Client("e"), chain("a", 8)
+    desk.store(client, keys[:4])
+    desk.reserve(client, keys[4:], parent=keys[3])
+    number, _ = desk.lookup(client, keys)
+    desk.ask(client, number, keys)
+    desk.pool.left(client)
+    assert desk.number("dram", "pinned_bytes") == 0
+    assert desk.number("dram", "filling") == 4, "a living process may still write there"
+    desk.pool.exited("e")
+    assert desk.number("dram", "filling") == 0
+    assert desk.load(Client("f"), keys) == 4
+
+
+def test_an_aborted_parent_takes_its_children_along(desk: Desk) -> None:
+    client, keys = Client("e"), chain("a", 3)
+    offsets = desk.reserve(client, keys)
+    assert desk.commit(client, offsets[1:]) == 2
+    desk.pool.handle(client, Abort(desk.pool.generation, offsets[:1]))
+    desk.settle()
+    desk.pool.handle(client, Abort(desk.pool.generation, offsets[:1]))
+    assert desk.lookup(client, keys)[1].known == 0
+
+
+def test_t6_a_rotten_slot_is_found_by_verify_dram() -> None:
+    desk = Desk(4 * MIB, verify_dram=True)
+    client, keys = Client("e"), chain("a", 4)
+    desk.store(client, keys)
+    desk.settle()
+    number, _ = desk.lookup(client, keys)
+    offset = desk.ask(client, number, keys).offsets[2]
+    desk.pool.handle(client, Release(number, []))
+    desk.pool.view(offset, 1)[0] ^= 1
+    assert desk.load(client, keys) == 2
+    desk.settle()
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_t6_a_rotten_slot_is_found_by_the_idle_scrubber(desk: Desk) -> None:
+    client, keys = Client("e"), chain("a", 4)
+    desk.store(client, keys)
+    number, _ = desk.lookup(client, keys)
+    offset = desk.ask(client, number, keys).offsets[2]
+    desk.pool.handle(client, Release(number, []))
+    desk.pool.view(offset, 1)[0] ^= 1
+    desk.until(lambda: desk.lookup(client, keys)[1].known == 2)
+
+
+def test_everything_goes_through_a_small_dram(place: Path) -> None:
+    desk = Desk(1 * MIB, place, 64 * MIB)
+    client = Client("e")
+    chains = [chain(str(number), 40) for number in range(5)]  # each 2.5 times the slab
+    for keys in chains:
+        desk.store(client, keys)
+    for keys in chains:
+        assert desk.load(client, keys, stream=True) == 40
+    assert desk.load(client, chains[0]) == 8, "without streaming: what the budget holds"
+    desk.settle()
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_a_restart_is_warm(place: Path) -> None:
+    keys = chain("a", 30)
+    for stored in (False, True):
+        desk = Desk(4 * MIB, place, 64 * MIB)
+        if not stored:
+            desk.store(Client("e"), keys)
+        assert desk.load(Client("e"), keys) == 30
+        desk.pool.close(5)
+
+
+def test_many_requests_join_one_read(place: Path) -> None:
+    keys = chain("a", 16)
+    desk = Desk(4 * MIB, place, 64 * MIB)
+    desk.store(Client("e"), keys)
+    desk.pool.close(5)
+    desk = Desk(4 * MIB, place, 64 * MIB)
+    clients = [Client(str(number)) for number in range(6)]
+    numbers = [desk.lookup(client, keys)[0] for client in clients]
+    for client, number in zip(clients, numbers, strict=True):
+        assert desk.ask(client, number, keys).total == 16
+    assert desk.number("counters", "disk.loaded") == 16
+    for client in clients:
+        desk.pool.left(client)
+    desk.settle()
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
+    desk = Desk(1 * MIB, place, 6 * MIB)
+    client = Client("e")
+    chains = [chain(str(number), 20) for number in range(12)]  # 15 MiB
+    for keys in chains:
+        desk.store(client, keys)
+    desk.settle()
+    desk.turn()
+    found = [desk.lookup(client, keys)[1].known for keys in chains]
+    for keys, known in zip(chains, found, strict=True):
+        desk.pool.left(client)
+        assert desk.load(client, keys, stream=True) == known
+    assert sum(found) > 40
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_caps_change_while_it_runs(place: Path) -> None:
+    desk = Desk(4 * MIB, place, 64 * MIB)
+    client = Client("e")
+    for number in range(8):
+        desk.store(client, chain(str(number), 30))
+    desk.settle()
+    desk.pool.handle(client, Resize(1 * MIB, [(str(place), 6 * MIB)]))
+    assert desk.receive(client, Done).ok
+    desk.until(lambda: desk.number("dram", "allocated_bytes") <= MIB)
+    assert desk.number("disk", "used_bytes") <= 6 * MIB
+    desk.pool.handle(client, Resize(-1, [("/nowhere", MIB)]))
+    assert not desk.receive(client, Done).ok
+    desk.pool.close(5)
+
+
+@pytest.mark.parametrize("namespace", ["", "6e6e6e6e"])
+def test_clearing_deletes_for_good(place: Path, namespace: str) -> None:
+    keys = chain("a", 30)
+    desk = Desk(4 * MIB, place, 64 * MIB)
+    client = Client("e")
+    desk.store(client, keys)
+    desk.settle()
+    for wrong in ("6e", "zz", "00" * 32):
+        desk.pool.handle(client, Clear(wrong))
+        done = desk.receive(client, Done)
+        assert done.ok == (wrong == "00" * 32)
+    assert desk.lookup(client, keys)[1].known == 30
+    desk.pool.left(client)
+    desk.pool.handle(client, Clear(namespace))
+    assert desk.receive(client, Done).ok
+    desk.turn()
+    assert desk.lookup(client, keys)[1].known == 0
+    desk.pool.close(5)
+    desk = Desk(4 * MIB, place, 64 * MIB)
+    assert desk.load(client, keys) == 0
+    desk.pool.close(5)
+
+
+def test_a_promise_is_cut_at_its_deadline(place: Path) -> None:
+    from forebay.sys.world import World
+    from forebay.testing.faultdisk import FaultDisk
+
+    keys = chain("a", 8)
+    desk = Desk(4 * MIB, place, 64 * MIB)
+    desk.store(Client("e"), keys)
+    desk.pool.close(5)
+    disk = FaultDisk()
+    desk = Desk(4 * MIB, place, 64 * MIB, World(disk))
+    client = Client("e")
+    assert desk.load(client, keys[:3]) == 3
+    disk.arm("read:latency=2s")
+    number, _ = desk.lookup(client, keys)
+    desk.pool.handle(client, Ask(number, 0, 8, 50, False))
+    assert desk.receive(client, Promise).total == 3
+    desk.pool.handle(client, Release(number, []))
+    desk.settle()
+    assert desk.load(client, keys) == 8, "what came too late for one is there for the next"
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_a_damaged_record_ends_a_stream(place: Path) -> None:
+    keys = chain("a", 40)
+    desk = Desk(1 * MIB, place, 64 * MIB)
+    client = Client("e")
+    desk.store(client, keys)
+    desk.pool.close(5)
+    (region,) = place.glob("region-*")
+    data = bytearray(region.read_bytes())
+    at = data.find(keys[30])
+    data[at + 8000] ^= 4
+    region.write_bytes(data)
+    desk = Desk(1 * MIB, place, 64 * MIB)
+    assert desk.load(client, keys, stream=True) == 30
+    assert desk.lookup(client, keys)[1].known == 30
+    desk.settle()
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_reading_ahead_pins_nothing_and_stays_within_the_budget(place: Path) -> None:
+    chains = [chain(str(number), 20) for number in range(6)]
+    desk = Desk(2 * MIB, place, 64 * MIB)
+    client = Client("e")
+    for keys in chains:
+        desk.store(client, keys)
+    desk.pool.close(5)
+    desk = Desk(2 * MIB, place, 64 * MIB)
+    numbers = [desk.lookup(client, keys)[0] for keys in chains]
+    desk.settle()
+    loaded = desk.number("counters", "disk.loaded")
+    assert 10 <= loaded <= 17
+    assert desk.number("dram", "pinned_bytes") == 0
+    for number, keys in itertools.islice(zip(numbers, chains, strict=True), 3):
+        assert desk.ask(client, number, keys).total >= 16
+        desk.pool.handle(client, Release(number, []))
+    desk.pool.left(client)
+    desk.settle()
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
