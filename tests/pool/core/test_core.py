@@ -115,6 +115,7 @@ def test_models_of_different_shape_share_the_slab(desk: Desk) -> None:
     client = Client("e")
     desk.store(client, chain("small", 64))
     for length in (LENGTH // 2, LENGTH * 3, LENGTH * 7):
+        desk.settle()
         keys = chain(f"of {length}", 3)
         offsets = desk.reserve(client, keys, length=length)
         assert all(offset >= 0 for offset in offsets)

@@ -332,12 +332,14 @@ class Loads:
         """A chunk cannot be had: what follows it is cut off."""
         request.stop = min(request.stop, position)
         request.next = min(request.next, request.stop)
-        for behind in [held for held in request.held if held > position]:
-            self._unpin(request.held.pop(behind))
         request.awaited = {waited for waited in request.awaited if waited < position}
         if request.promised:
+            # What was handed out behind it stays pinned until released: it may be being copied.
             number, generation = request.number, self.generation
             request.session.send(Ready(number, generation, position, 0, 0, b""))
+            return
+        for behind in [held for held in request.held if held > position]:
+            self._unpin(request.held.pop(behind))
 
     def _promise(self, request: Request, stop: int) -> None:
         """Promise [first, stop) and let go of what lies behind."""
