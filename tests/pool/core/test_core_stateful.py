@@ -1,0 +1,127 @@
+"""Any order of what engines may say, with evictions and I/O in between: books and bytes hold."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.desk import NAMESPACE, Client, Desk, chain, payload
+
+from forebay.pool.messages import Abort, Ask, Cancel, Commit, Lookup, Promise, Ready, Release
+from forebay.record.header import ROOT
+from forebay.record.region import short
+
+MIB = 1 << 20
+CHAINS = [chain(f"dialog {number}", 12) for number in range(4)]
+# Two dialogs that part after their sixth chunk: a forest, not a bundle of sticks.
+CHAINS.append(CHAINS[0][:6] + chain("branch", 12)[6:])
+dialogs = st.integers(0, len(CHAINS) - 1)
+engines = st.sampled_from("ef")
+depths = st.integers(1, 12)
+requests = st.integers(0, 5)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        Path(self._folder.name).chmod(0o700)
+        self._desk = Desk(1 * MIB, Path(self._folder.name), 4 * MIB)
+        self._clients = {name: Client(name) for name in "ef"}
+        self._filled: dict[str, list[int]] = {"e": [], "f": []}
+        self._asked: dict[tuple[str, int], list[bytes]] = {}
+
+    @rule(engine=engines, dialog=dialogs, depth=depths)
+    def reserve(self, engine: str, dialog: int, depth: int) -> None:
+        keys = CHAINS[dialog][:depth]
+        answers = self._desk.reserve(self._clients[engine], keys, ROOT)
+        for key, answer in zip(keys, answers, strict=True):
+            if answer >= 0:
+                self._desk.fill(answer, payload(key))
+                self._filled[engine].append(answer)
+
+    @rule(engine=engines, count=depths, abort=st.booleans())
+    def commit_or_abort(self, engine: str, count: int, abort: bool) -> None:
+        offsets = self._filled[engine][:count]
+        del self._filled[engine][:count]
+        kind = Abort if abort else Commit
+        self._desk.pool.handle(self._clients[engine], kind(self._desk.pool.generation, offsets))
+
+    @rule(engine=engines, dialog=dialogs, number=requests)
+    def lookup(self, engine: str, dialog: int, number: int) -> None:
+        keys = CHAINS[dialog]
+        if (engine, number) not in self._asked:
+            self._asked[engine, number] = keys
+            joined = b"".join(map(short, keys))
+            self._desk.pool.handle(self._clients[engine], Lookup(number, NAMESPACE, 0, joined))
+
+    @rule(engine=engines, number=requests, first=depths, ms=st.sampled_from([0, 5, 10_000]))
+    def ask(self, engine: str, number: int, first: int, ms: int) -> None:
+        self._desk.pool.handle(self._clients[engine], Ask(number, first - 1, 12, ms, ms == 5))
+
+    @rule(engine=engines, number=requests, chunks=st.lists(st.integers(-1, 12), max_size=4))
+    def release(self, engine: str, number: int, chunks: list[int]) -> None:
+        self._desk.pool.handle(self._clients[engine], Release(number, chunks))
+        if not chunks:
+            self._asked.pop((engine, number), None)
+
+    @rule(engine=engines, number=requests)
+    def cancel(self, engine: str, number: int) -> None:
+        self._desk.pool.handle(self._clients[engine], Cancel(number))
+        self._asked.pop((engine, number), None)
+
+    @rule(engine=engines, for_good=st.booleans())
+    def leave(self, engine: str, for_good: bool) -> None:
+        self._desk.pool.left(self._clients[engine])
+        self._clients[engine] = Client(engine)
+        self._asked = {key: keys for key, keys in self._asked.items() if key[0] != engine}
+        if for_good:
+            self._desk.pool.exited(engine)
+            self._filled[engine].clear()
+
+    @rule(turns=st.integers(1, 5))
+    def turn(self, turns: int) -> None:
+        for _ in range(turns):
+            self._desk.turn()
+
+    @rule()
+    def settle(self) -> None:
+        self._desk.settle()
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        assert self._desk.pool.violations() == []
+
+    @invariant()
+    def what_is_handed_out_is_exact(self) -> None:
+        for engine, client in self._clients.items():
+            for message in client.inbox:
+                keys = self._asked.get((engine, getattr(message, "request", -1)))
+                if keys is None:
+                    continue
+                if isinstance(message, Promise):
+                    handed = zip(
+                        keys[message.first :], message.offsets, message.lengths, strict=False
+                    )
+                    for key, offset, length in handed:
+                        assert self._desk.pool.view(offset, length) == payload(key)
+                elif isinstance(message, Ready) and message.length:
+                    found = self._desk.pool.view(message.offset, message.length)
+                    assert found == payload(keys[message.chunk])
+            client.inbox.clear()
+
+    def teardown(self) -> None:
+        for engine, client in self._clients.items():
+            self._desk.pool.left(client)
+            self._desk.pool.exited(engine)
+        self._desk.settle()
+        assert self._desk.pool.violations() == []
+        assert self._desk.number("dram", "pinned_bytes") == 0
+        assert self._desk.number("dram", "filling") == 0
+        self._desk.pool.close(5)
+        self._folder.cleanup()
+
+
+PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestPool = PoolMachine.TestCase
