@@ -13,13 +13,14 @@ from forebay.record.header import ROOT
 from forebay.record.region import short
 
 MIB = 1 << 20
-CHAINS = [chain(f"dialog {number}", 12) for number in range(4)]
+CHAINS = [chain(f"dialog {number}", 12) for number in range(3)]
 # Two dialogs that part after their sixth chunk: a forest, not a bundle of sticks.
 CHAINS.append(CHAINS[0][:6] + chain("branch", 12)[6:])
 dialogs = st.integers(0, len(CHAINS) - 1)
 engines = st.sampled_from("ef")
 depths = st.integers(1, 12)
-requests = st.integers(0, 5)
+waits = st.sampled_from([0, 5, 10_000])
+requests = st.integers(0, 2)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -41,24 +42,32 @@ class PoolMachine(RuleBasedStateMachine):
                 self._desk.fill(answer, payload(key))
                 self._filled[engine].append(answer)
 
-    @rule(engine=engines, count=depths, abort=st.booleans())
-    def commit_or_abort(self, engine: str, count: int, abort: bool) -> None:
+    @rule(engine=engines, dialog=dialogs, depth=depths)
+    def store(self, engine: str, dialog: int, depth: int) -> None:
+        self.reserve(engine, dialog, depth)
+        self.commit_or_abort(engine, len(self._filled[engine]), Commit)
+
+    @rule(engine=engines, dialog=dialogs, number=requests, ms=waits)
+    def load(self, engine: str, dialog: int, number: int, ms: int) -> None:
+        self.lookup(engine, dialog, number)
+        self.ask(engine, number, 0, ms)
+
+    @rule(engine=engines, count=depths, kind=st.sampled_from([Commit, Commit, Commit, Abort]))
+    def commit_or_abort(self, engine: str, count: int, kind: type[Commit | Abort]) -> None:
         offsets = self._filled[engine][:count]
         del self._filled[engine][:count]
-        kind = Abort if abort else Commit
         self._desk.pool.handle(self._clients[engine], kind(self._desk.pool.generation, offsets))
 
     @rule(engine=engines, dialog=dialogs, number=requests)
     def lookup(self, engine: str, dialog: int, number: int) -> None:
-        keys = CHAINS[dialog]
-        if (engine, number) not in self._asked:
-            self._asked[engine, number] = keys
-            joined = b"".join(map(short, keys))
-            self._desk.pool.handle(self._clients[engine], Lookup(number, NAMESPACE, 0, joined))
+        self.cancel(engine, number)
+        keys = self._asked[engine, number] = CHAINS[dialog]
+        joined = b"".join(map(short, keys))
+        self._desk.pool.handle(self._clients[engine], Lookup(number, NAMESPACE, 0, joined))
 
-    @rule(engine=engines, number=requests, first=depths, ms=st.sampled_from([0, 5, 10_000]))
+    @rule(engine=engines, number=requests, first=st.integers(0, 3), ms=waits)
     def ask(self, engine: str, number: int, first: int, ms: int) -> None:
-        self._desk.pool.handle(self._clients[engine], Ask(number, first - 1, 12, ms, ms == 5))
+        self._desk.pool.handle(self._clients[engine], Ask(number, first, 12, ms, ms == 5))
 
     @rule(engine=engines, number=requests, chunks=st.lists(st.integers(-1, 12), max_size=4))
     def release(self, engine: str, number: int, chunks: list[int]) -> None:
