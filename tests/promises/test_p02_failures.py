@@ -22,6 +22,7 @@ from tests.harness import (
     overwrite,
     records,
     regions,
+    until,
 )
 
 from forebay.errors import DirectoryError
@@ -244,14 +245,6 @@ def world(disk: FaultDisk) -> World:
 
 def fault_within(text: str, within: str) -> Fault:
     return replace(parse_fault(text), within=within)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
 
 
 def test_t18_a_drive_that_becomes_read_only_still_serves(swift_path: Path) -> None:
