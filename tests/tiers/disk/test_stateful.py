@@ -25,7 +25,7 @@ class DiskMachine(TierMachine):
 
 
 def run(examples: int, steps: int) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         DiskMachine,
         settings=settings(
             max_examples=examples,
