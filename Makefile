@@ -38,6 +38,17 @@ test: $(STAMP) ## everything: lint, types, all tests
 	@$(BIN)/python tools/size.py
 	@$(BIN)/python -m pytest -q
 
+mutate: $(STAMP) ## take each verification away in turn: some test must fail
+	@$(BIN)/python tools/mutate.py $(ONLY)
+
+soak: $(STAMP) ## the long versions: 1000 kills, 200 power losses, 2000 random histories
+	@FOREBAY_KILLS=1000 FOREBAY_LOSSES=200 FOREBAY_EXAMPLES=2000 \
+	  $(BIN)/python -m pytest -q -o timeout=7200 tests/promises/test_p04_kill9.py tests/tiers
+
+replay: $(STAMP) ## run the tests with the luck of a failed run: make replay SEED=… [TESTS=…]
+	@test -n "$(SEED)" || { echo 'forebay: name the seed that the failed test printed: make replay SEED=…' >&2; exit 2; }
+	@FOREBAY_SEED=$(SEED) $(BIN)/python -m pytest -q $(or $(TESTS),tests)
+
 docs: $(STAMP) ## write the generated parts of docs/
 	@$(BIN)/python tools/docs.py
 

@@ -1,6 +1,7 @@
 """What tests of the disk tier share: a small tier in a directory, and a witness beside it."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -81,3 +82,12 @@ def flip(path: Path, bit: int) -> None:
 def allocated(place: Path) -> int:
     """Bytes of a directory as `du` counts them."""
     return sum(path.lstat().st_blocks * 512 for path in (place, *place.iterdir()))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")

@@ -74,9 +74,11 @@ def open_directory(disk: Disk, path: str) -> OpenDirectory:
     try:
         _refuse_unsafe(disk, path, descriptor)
         lock, direct = _open_lock(disk, path, descriptor)
-    except (DirectoryError, OSError):
+    except (DirectoryError, OSError) as error:
         disk.close(descriptor)
-        raise
+        if isinstance(error, DirectoryError):
+            raise
+        raise DirectoryError(_cannot_open(path, error)) from None
     return OpenDirectory(path, descriptor, lock, direct)
 
 
@@ -115,12 +117,14 @@ def _open_lock(disk: Disk, path: str, directory: int) -> tuple[int, bool]:
         _log.warning(
             "%s is on a file system without O_DIRECT; records go through the page cache", path
         )
-    if not disk.try_lock(lock):
+    try:
+        if disk.try_lock(lock):
+            return lock, direct
+    except OSError:
         disk.close(lock)
-        raise DirectoryError(
-            f"{path} is in use by another pool; stop it or name another directory."
-        )
-    return lock, direct
+        raise
+    disk.close(lock)
+    raise DirectoryError(f"{path} is in use by another pool; stop it or name another directory.")
 
 
 def _open_or_create(disk: Disk, directory: int, *, direct: bool) -> int:

@@ -224,14 +224,15 @@ class Shelf:
         descriptor = self._disk.open(
             place, name, create=True, direct=self._directory.direct, write=True
         )
+        self.allocated_bytes += self._room.region_bytes  # from before it is until after it is gone
         try:
             self._disk.preallocate(descriptor, self._room.region_bytes)
             region = self._begin(name, descriptor)
         except OSError:
             self._disk.close(descriptor)
             self._disk.unlink(place, name)
+            self.allocated_bytes -= self._room.region_bytes
             raise
-        self.allocated_bytes += self._room.region_bytes
         return region
 
     def _recycle(self, oldest: Region) -> Region:

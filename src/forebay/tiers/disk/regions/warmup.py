@@ -56,17 +56,21 @@ def open_shelf(
     room = Room(drive, usable, new_bytes)
     shelf = Shelf(directory, catalog, options, world, room)
     opened = Opened(directory, shelf, [])
+    files: list[_File] = []  # open, and not yet a region
     try:
-        files = _trim(disk, directory, usable)
-        _refuse_too_much(disk, wanted, usable - sum(file.size_bytes for file in files))
-        for file in files:
-            _adopt(disk, opened, catalog.number(), file)
+        left_alone_bytes = _open_files(disk, opened, files, new_bytes)
+        usable -= left_alone_bytes
+        _trim(disk, directory, files, usable)
+        _refuse_too_much(disk, opened, usable - sum(file.size_bytes for file in files))
+        while files:
+            _adopt(disk, opened, catalog.number(), files.pop(0))
         _resume(disk, opened)
-    except DirectoryError:
+    except (DirectoryError, OSError) as error:
+        for file in files:
+            disk.close(file.descriptor)
         release(disk, opened)
-        raise
-    except OSError as error:
-        release(disk, opened)
+        if isinstance(error, DirectoryError):
+            raise
         raise DirectoryError(f"{wanted.path} cannot be read ({error.strerror}).") from None
     return opened
 
@@ -79,9 +83,14 @@ def release(disk: Disk, opened: Opened) -> None:
     disk.close(opened.directory.descriptor)
 
 
-def _trim(disk: Disk, directory: OpenDirectory, usable: int) -> list[_File]:
-    """Open every region file, and remove the oldest until the rest fits the cap."""
-    files = []
+def _open_files(disk: Disk, opened: Opened, files: list[_File], new_bytes: int) -> int:
+    """Open every region file, oldest first; the bytes of those that cannot be opened.
+
+    Those are left alone, but neither their name nor their bytes are given away: how many they have
+    cannot be asked, so they count as one of ours.
+    """
+    directory = opened.directory
+    left_alone_bytes = 0
     for generation, name in region_names(disk, directory.descriptor):
         try:
             descriptor = disk.open(
@@ -89,11 +98,18 @@ def _trim(disk: Disk, directory: OpenDirectory, usable: int) -> list[_File]:
             )
         except OSError as error:
             _log.warning("%s/%s is left alone (%s)", directory.path, name, error.strerror)
+            opened.shelf.reserve_generation(generation, new_bytes)
+            left_alone_bytes += new_bytes
             continue
-        files.append(_File(generation, name, descriptor, disk.status(descriptor).size_bytes))
+        files.append(_File(generation, name, descriptor, 0))
+        files[-1] = files[-1]._replace(size_bytes=disk.status(descriptor).size_bytes)
+    return left_alone_bytes
+
+
+def _trim(disk: Disk, directory: OpenDirectory, files: list[_File], usable: int) -> None:
+    """Remove the oldest until the rest fits the cap."""
     while files and sum(file.size_bytes for file in files) > usable:
         _remove(disk, directory, files.pop(0))
-    return files
 
 
 def _remove(disk: Disk, directory: OpenDirectory, file: _File) -> None:
@@ -101,13 +117,11 @@ def _remove(disk: Disk, directory: OpenDirectory, file: _File) -> None:
     disk.unlink(directory.descriptor, file.name)
 
 
-def _refuse_too_much(disk: Disk, wanted: Directory, missing_bytes: int) -> None:
-    directory = disk.open_directory(wanted.path)
-    free_bytes = disk.space(directory).free_bytes
-    disk.close(directory)
+def _refuse_too_much(disk: Disk, opened: Opened, missing_bytes: int) -> None:
+    free_bytes = disk.space(opened.directory.descriptor).free_bytes
     if missing_bytes > free_bytes:
         raise DirectoryError(
-            f"{wanted.path} has {format_size(free_bytes)} free and would need "
+            f"{opened.directory.path} has {format_size(free_bytes)} free and would need "
             f"{format_size(missing_bytes)} more; lower its cap or free some space."
         )
 

@@ -1,0 +1,107 @@
+"""P9, as far as it touches the directory: private, and never left through a name."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.harness import CAP_BYTES, SMALL, opened
+
+from forebay.errors import DirectoryError
+from forebay.sys.disk import Disk
+from forebay.sys.world import World
+from forebay.testing.conformance import load, store
+from forebay.testing.samples import Sample, single
+from forebay.tiers.contract import Hit, Stored
+from forebay.tiers.disk import Directory, DiskTier
+
+
+def try_open(place: Path, disk: Disk | None = None) -> DiskTier:
+    return DiskTier.open([Directory(str(place), CAP_BYTES)], SMALL, World(disk or Disk()))
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
+def test_t44_files_are_private_whatever_the_umask(swift_path: Path, umask: int) -> None:
+    place = swift_path / "pool"
+    place.mkdir(mode=0o700)
+    before = os.umask(umask)
+    try:
+        tier = try_open(place)
+        outcome = store(tier, single("private"))
+        tier.close(10)
+    finally:
+        os.umask(before)
+    assert outcome == Stored()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.iterdir()}
+    assert modes["lock"] & ~0o600 == 0
+    assert set(modes.values()) <= {0o600, 0o600 & ~umask}
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o707, 0o722, 0o1777])
+def test_t44_a_directory_that_others_can_write_is_refused(swift_path: Path, mode: int) -> None:
+    place = swift_path / "pool"
+    place.mkdir()
+    place.chmod(mode)
+    with pytest.raises(DirectoryError, match="chmod 700"):
+        try_open(place)
+    assert list(place.iterdir()) == []
+
+
+class AnotherUser(Disk):
+    """The same disk, seen by somebody else."""
+
+    def user(self) -> int:
+        return super().user() + 1
+
+
+def test_t44_a_directory_of_another_user_is_refused(swift_path: Path) -> None:
+    with pytest.raises(DirectoryError, match="belongs to another user"):
+        try_open(swift_path, AnotherUser())
+    assert list(swift_path.iterdir()) == []
+
+
+def test_t44_a_symbolic_link_is_refused(swift_path: Path) -> None:
+    (swift_path / "real").mkdir(mode=0o700)
+    (swift_path / "link").symlink_to(swift_path / "real")
+    with pytest.raises(DirectoryError, match="symbolic link"):
+        try_open(swift_path / "link")
+
+
+def test_a_missing_directory_and_a_file_are_refused_with_a_sentence(swift_path: Path) -> None:
+    with pytest.raises(DirectoryError, match="does not exist; create it with: mkdir"):
+        try_open(swift_path / "missing")
+    (swift_path / "file").write_bytes(b"")
+    with pytest.raises(DirectoryError, match="not a directory"):
+        try_open(swift_path / "file")
+
+
+def test_t43_no_name_reaches_the_file_system(swift_path: Path) -> None:
+    """Keys and namespaces are bytes in a record; the names of files are numbers."""
+    hostile = [b"../../../../etc/passwd\0AAAAAAAAA", b"/absolute/path".ljust(32, b"/"), b"." * 32]
+    place = swift_path / "pool"
+    with opened(place) as tier:
+        for key in hostile:
+            name = single("x", namespace=key).name
+            sample = Sample(type(name)(key, 0, key, name.parent), 5000)
+            assert store(tier, sample) == Stored()
+            assert load(tier, sample) == (Hit(5000), sample.payload)
+    assert {path.name for path in swift_path.iterdir()} == {"pool"}
+    assert {path.name.partition("-")[0] for path in place.iterdir()} == {"lock", "region"}
+
+
+@pytest.mark.parametrize("name", ["lock", "region-0000000000000001"])
+def test_t43_a_link_in_the_directory_is_not_followed(swift_path: Path, name: str) -> None:
+    place, outside = swift_path / "pool", swift_path / "outside"
+    place.mkdir(mode=0o700)
+    outside.write_bytes(b"not yours")
+    (place / name).symlink_to(outside)
+    try:
+        tier = try_open(place)
+    except DirectoryError as error:
+        assert str(error).startswith(str(place))  # noqa: PT017 - either way is right
+    else:
+        for n in range(100):
+            assert store(tier, single(f"beside {n}", 30_000)) == Stored()
+        tier.close(10)
+    assert outside.read_bytes() == b"not yours"

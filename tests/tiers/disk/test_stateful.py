@@ -1,0 +1,46 @@
+"""The disk tier against chance."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from forebay.sys.world import World
+from forebay.testing.clock import ManualClock
+from forebay.testing.faultdisk import FaultDisk
+from forebay.testing.stateful import TierMachine
+from forebay.tiers.contract import Tier
+from forebay.tiers.disk import Directory, DiskTier, Options
+
+SMALL = Options(region_bytes=1 << 17, read_depth=2, write_depth=2, tick_s=0.01)
+CAP_BYTES = 3 << 19
+EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "150"))
+
+
+class DiskMachine(TierMachine):
+    def open_tier(self, place: Path, disk: FaultDisk, clock: ManualClock) -> Tier:
+        return DiskTier.open([Directory(str(place), CAP_BYTES)], SMALL, World(disk, clock))
+
+
+def run(examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        DiskMachine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            suppress_health_check=list(HealthCheck),
+            deadline=None,
+        ),
+    )
+
+
+def test_t28_a_load_is_a_miss_or_exactly_what_was_stored() -> None:
+    run(examples=15, steps=25)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_t28_a_load_is_a_miss_or_exactly_what_was_stored_at_length() -> None:
+    run(EXAMPLES, steps=50)
