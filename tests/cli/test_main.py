@@ -1,5 +1,6 @@
 """The front door: every command explains itself, and what cannot begin is one sentence."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_an_unknown_variable_is_refused_by_every_command_that_reads_settings(
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    command = f"{sys.executable} -m forebay.cli.main --help | head -c 1"
+    command = f"{shlex.quote(sys.executable)} -m forebay.cli.main --help | head -c 1"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert ended.returncode == 0
     assert ended.stderr == ""
