@@ -15,26 +15,28 @@ help: ## list the targets
 
 install: $(STAMP) ## create the virtual environment
 $(STAMP): pyproject.toml tools/preflight.sh
-	@sh tools/preflight.sh $(PYTHON)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@sh tools/preflight.sh '$(PYTHON)'
+	@# An environment that was interrupted while it was made, or whose Python has gone, is made anew.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || '$(PYTHON)' -m venv --clear '$(VENV)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' || \
+	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
 	@touch $@
 
 run: $(STAMP) ## measure this machine: raw O_DIRECT against Forebay's verified pool
-	@mkdir -p -m 700 $(BENCH_DIR)
-	@exec $(BIN)/forebay bench pool --disk $(BENCH_DIR):$(BENCH_SIZE)
+	@mkdir -p -m 700 '$(BENCH_DIR)'
+	@exec $(BIN)/python -m forebay.cli.main bench pool --disk '$(BENCH_DIR):$(BENCH_SIZE)'
 
 check: $(STAMP) ## lint, types, and the fast tests (under a minute)
 	@$(BIN)/ruff format --check --quiet src tests tools
 	@$(BIN)/ruff check --quiet src tests tools
-	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
 	@$(BIN)/python -m pytest -q -m 'not slow'
 
 test: $(STAMP) ## everything: lint, types, all tests
 	@$(BIN)/ruff format --check --quiet src tests tools
 	@$(BIN)/ruff check --quiet src tests tools
-	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
 	@$(BIN)/python -m pytest -q
 

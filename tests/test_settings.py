@@ -1,9 +1,7 @@
 """Settings: flags before variables before the file; what cannot be meant is one sentence."""
 
-import importlib.util
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,22 +10,11 @@ from forebay import settings
 from forebay.errors import SettingsError
 from forebay.settings import DiskSetting, Settings, build, from_environment, from_file, from_flags
 
-ROOT = Path(__file__).parent.parent
-
 
 def refused(*sources: settings.Source) -> str:
     with pytest.raises(SettingsError) as caught:
         build(sources)
     return str(caught.value)
-
-
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_at_most_twenty_fields_each_with_a_sentence() -> None:
@@ -125,8 +112,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: bytes) -> Non
     assert str(path) in str(caught.value)
     with pytest.raises(SettingsError, match="No such file"):
         from_file(str(tmp_path / "none.toml"))
-
-
-def test_the_table_in_the_docs_is_current() -> None:
-    docs = tool("docs")
-    assert docs.SETTINGS.read_text() == docs.settings_page(), "run: make docs"

@@ -1,11 +1,16 @@
-"""Write the generated parts of docs/; a test holds the files to what this would write."""
+"""Write the generated parts of the docs; a test holds the files to what this would write."""
 
+import ast
 from pathlib import Path
 
 from forebay.settings import documentation
 
 ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "forebay"
 SETTINGS = ROOT / "docs" / "settings.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+_MODULES_BEGIN = "<!-- modules:"
+_MODULES_END = "<!-- end of modules -->"
 _SETTINGS_HEAD = """\
 # Settings
 
@@ -31,5 +36,23 @@ def settings_page() -> str:
     return _SETTINGS_HEAD + "".join(rows)
 
 
+def architecture_page() -> str:
+    """ARCHITECTURE.md with its list of modules written anew."""
+    page = ARCHITECTURE.read_text()
+    begin = page.index("\n", page.index(_MODULES_BEGIN)) + 1
+    end = page.index(_MODULES_END)
+    return f"{page[:begin]}\n{_modules()}\n{page[end:]}"
+
+
+def _modules() -> str:
+    rows = ["| module | what it is |", "|---|---|"]
+    for path in sorted(SOURCE.rglob("*.py")):
+        sentence = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
+        name = path.relative_to(SOURCE).as_posix().removesuffix("__init__.py")
+        rows.append(f"| `{name or 'forebay'}` | {' '.join(sentence.split())} |")
+    return "\n".join(rows) + "\n"
+
+
 if __name__ == "__main__":
     SETTINGS.write_text(settings_page())
+    ARCHITECTURE.write_text(architecture_page())

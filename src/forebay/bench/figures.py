@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final, NamedTuple, Self
 
-# A model to speak of: Qwen3-32B, 64 layers, 8 KV heads of 128, bf16, keys and values.
-MODEL_NAME: Final = "Qwen3-32B in bf16"
+# A model to speak of: Qwen2.5-32B, 64 layers, 8 KV heads of 128, bf16, keys and values.
+MODEL_NAME: Final = "Qwen2.5-32B in bf16"
 MODEL_KV_BYTES: Final = 64 * 8 * 128 * 2 * 2  # a token
 # Recomputing costs 2 x 32.8e9 operations a token; an H100 sustains about half of its 989 TFLOP/s.
 MODEL_PREFILL_TOKENS: Final = 7500  # a second, computed

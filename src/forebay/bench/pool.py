@@ -30,6 +30,7 @@ PAIRS: Final = 5
 MIXED_DEPTH: Final = 4
 USED_BYTES_MAX: Final = 8 << 30  # a directory; more would only take longer to fill
 SECONDS_MIN: Final = 5.0
+SECONDS_MAX: Final = 3600.0
 SMALL_SECONDS_MIN: Final = 40.0  # with less time, reopening and index are left out
 _RECORDS_MIN: Final = 64  # a directory, so that some regions are filled and evicted
 _RAW_SHARE: Final = 4  # one part in so many is the raw file's
@@ -95,9 +96,9 @@ def _refuse_impossible(plan: Plan) -> None:
         raise SettingsError(
             f"--record: a record has 1 byte to {format_size(PAYLOAD_BYTES_MAX)}, for example 4MiB."
         )
-    if plan.seconds < SECONDS_MIN:
-        raise SettingsError(f"--seconds: at least {SECONDS_MIN:.0f} are needed.")
-    least = 2 * _RECORDS_MIN * record_bytes(plan.payload_bytes)
+    if not SECONDS_MIN <= plan.seconds <= SECONDS_MAX:
+        raise SettingsError(f"--seconds: write {SECONDS_MIN:.0f} to {SECONDS_MAX:.0f}.")
+    least = _RECORDS_MIN * record_bytes(plan.payload_bytes)
     for disk in plan.disks:
         if disk.cap_bytes < least:
             raise SettingsError(

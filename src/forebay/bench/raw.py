@@ -105,10 +105,10 @@ class RawFiles:
 
         def work(move: Callable[[memoryview], int], kind: int, lane: int, mine: memoryview) -> None:
             try:
-                while not stop.is_set() and time.monotonic() - start < seconds:
-                    if next(turns, None) is None:
-                        break
+                while next(turns, None) is not None:
                     moved[kind][lane] += move(mine)
+                    if stop.is_set() or time.monotonic() - start >= seconds:
+                        break
             except OSError as error:
                 failures.append(error)
 

@@ -38,11 +38,11 @@ def reopen_bytes() -> int:
     return REOPEN_RECORDS * each * 6 // 5
 
 
-def reopen(directories: Sequence[Directory], times: int) -> Spread:
-    """Seconds until a tier with 100,000 records is open again, everything indexed."""
+def reopen(directories: Sequence[Directory], times: int, records: int = REOPEN_RECORDS) -> Spread:
+    """Seconds until a tier with so many records is open again, everything indexed."""
     tier = DiskTier.open(directories, Options())
     try:
-        stored = _store_chains(tier, REOPEN_RECORDS)
+        stored = _store_chains(tier, records)
     finally:
         tier.close(_CLOSE_S)
     seconds = []
@@ -83,9 +83,9 @@ def _store_chains(tier: DiskTier, records: int) -> int:
     return len(arrived)
 
 
-def index_bytes_per_record() -> float:
-    """Growth of resident memory a record, over a million records, in a process of its own."""
-    command = [sys.executable, "-m", "forebay.bench.index_memory", str(INDEX_RECORDS)]
+def index_bytes_per_record(records: int = INDEX_RECORDS) -> float:
+    """Growth of resident memory a record, over so many records, in a process of its own."""
+    command = [sys.executable, "-m", "forebay.bench.index_memory", str(records)]
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=True

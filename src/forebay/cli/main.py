@@ -73,3 +73,7 @@ def _terminable() -> Iterator[None]:
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise _Terminated
+
+
+if __name__ == "__main__":
+    sys.exit(main())

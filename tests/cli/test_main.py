@@ -1,0 +1,67 @@
+"""The front door: every command explains itself, and what cannot begin is one sentence."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forebay.cli.flags import Parser, add_settings, read_settings
+from forebay.cli.main import main
+from forebay.settings import NAMES
+
+
+@pytest.mark.parametrize("command", [[], ["check"], ["bench"], ["bench", "pool"]])
+def test_help_explains(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: forebay")
+    assert command in ([], ["bench"]) or "examples:" in out
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nothing"], ["check"], ["check", "a", "b"], ["bench", "pool", "--jso"]]
+)
+def test_a_bad_command_line_is_one_sentence(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("forebay: ")
+    assert err.endswith("--help.\n")
+    assert err.count("\n") == 1
+
+
+def test_every_setting_can_be_a_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    parser = Parser(prog="forebay")
+    add_settings(parser, NAMES)
+    file = tmp_path / "forebay.toml"
+    file.write_text("load_deadline_ms = 5\nwrite_depth = 9\n")
+    monkeypatch.setenv("FOREBAY_WRITE_DEPTH", "2")
+    given = ["--no-verify-dram", "--huge-pages", "--allow-uid", "7", "--allow-uid", "8"]
+    found = read_settings(parser.parse_args([*given, "--config", str(file)]))
+    assert (found.verify_dram, found.huge_pages, found.allow_uid) == (False, True, (7, 8))
+    assert (found.write_depth, found.load_deadline_ms) == (2, 5.0)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--help"])
+    assert "--lookup-deadline-ms NUMBER" in capsys.readouterr().out
+
+
+def test_an_unknown_variable_is_refused_by_every_command_that_reads_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FOREBAY_DISKS", "x")
+    assert main(["bench", "pool", "--disk", f"{tmp_path}:1GiB"]) == 2
+    assert "FOREBAY_DISKS is not a setting; the nearest is FOREBAY_DISK." in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{shlex.quote(sys.executable)} -m forebay.cli.main --help | head -c 1"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stderr == ""

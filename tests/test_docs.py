@@ -1,0 +1,96 @@
+"""The docs say what the code does: tables, modules, links and the README's first lines."""
+
+import importlib.util
+import re
+import struct
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from forebay.identity import keys
+from forebay.record import header, region
+from forebay.sys.memory import PAGE_BYTES
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PENDING = {"docs/promises.md"}  # written together with the tests that it lists
+FIELD = re.compile(r"(\d*)([sHIQ])")
+BYTES = {"s": 1, "H": 2, "I": 4, "Q": 8}
+PAGE_HASH = (PAGE_BYTES - header.HASH_BYTES, header.HASH_BYTES)
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def fields_of(layout: struct.Struct) -> list[tuple[int, int]]:
+    """Offset and size of every field of a packed struct."""
+    found, at = [], 0
+    for count, code in FIELD.findall(layout.format):
+        size = BYTES[code] * int(count or 1)
+        found.append((at, size))
+        at += size
+    assert at == layout.size
+    return found
+
+
+def rows_of(heading: str) -> list[tuple[int, int]]:
+    page = (ROOT / "docs" / "format.md").read_text()
+    section = page.split(heading, 1)[1].split("\n#", 1)[0]
+    rows = re.findall(r"^\| (\d+) \| (\d+) \|", section, re.MULTILINE)
+    return [(int(offset), int(size)) for offset, size in rows]
+
+
+@pytest.mark.parametrize(
+    ("heading", "layout", "ending"),
+    [
+        ("### Record header\n", header._FIELDS, [PAGE_HASH]),
+        ("### Region header\n", region._HEADER, [PAGE_HASH]),
+        ("### Footer\n", region._FOOTER, [PAGE_HASH]),
+        ("### Entry of the table of contents\n", region._ENTRY, []),
+        ("## Keys and namespaces\n", keys._ROOT, []),
+    ],
+)
+def test_byte_tables_agree_with_the_code(
+    heading: str, layout: struct.Struct, ending: list[tuple[int, int]]
+) -> None:
+    assert rows_of(heading) == fields_of(layout) + ending
+
+
+def test_magics_and_version_agree_with_the_code() -> None:
+    page = (ROOT / "docs" / "format.md").read_text()
+    for magic in (header.MAGIC, header.ERASED_MAGIC, region._MAGIC_HEADER, region._MAGIC_FOOTER):
+        assert f"`{magic.decode()}`" in page
+    assert f"Version {header.VERSION}." in page
+
+
+def test_generated_parts_are_current() -> None:
+    docs = tool("docs")
+    assert docs.SETTINGS.read_text() == docs.settings_page(), "run: make docs"
+    assert docs.ARCHITECTURE.read_text() == docs.architecture_page(), "run: make docs"
+
+
+def test_the_readme_is_short_and_begins_with_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert lines[2].startswith("    make run ")
+    assert lines[3].startswith("    make test ")
+
+
+def test_the_glossary_is_sorted() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    words = re.findall(r"^\| ([a-z ]+) \|", page, re.MULTILINE)[1:]
+    assert words == sorted(words)
+    assert len(words) > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert target in PENDING or (page.parent / target).exists(), target
