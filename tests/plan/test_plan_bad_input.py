@@ -131,6 +131,8 @@ POOL = ("pool", "Qwen3-8B", "--users", "5", "--context", "100")
         (("cost", "--clients", "9", "--power-kw-min", "13"), "power_kw_min"),
         (("cost", "--clients", "9", "--price", "-1"), "price"),
         (("cost", "none.json", "--clients", "9"), "none.json"),
+        (("cost", "a.json", "b.json", "c.json", "--clients", "9"), "RESULT"),
+        (("gpus", "--target-req-s", "9", "--measured-tps", "9", "--measured-gpus", "1"), "bench"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )

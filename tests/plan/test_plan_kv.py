@@ -140,6 +140,8 @@ def test_tensor_parallel_ranks_split_heads_and_copy_the_last_one() -> None:
     assert shape.rank(8).token_bytes == shape.rank(16).token_bytes == 131_072 // 8
     with pytest.raises(SettingsError, match="tp 3"):
         shape.rank(3)
+    with pytest.raises(SettingsError, match="tp 4 neither divides"):
+        read(num_attention_heads=24, num_key_value_heads=6, head_dim=8).rank(4)
 
 
 def test_without_a_model() -> None:

@@ -154,8 +154,12 @@ def _run_gpus(arguments: Arguments) -> int:
 
 
 def _add_sla(parser: argparse.ArgumentParser) -> None:
-    add_assumptions(parser, Sla, tpot_ms="SLA: mean time per output token")
-    add_assumptions(parser, Sla, ttft_ms="SLA: mean time to the first token")
+    add_assumptions(
+        parser,
+        Sla,
+        tpot_ms="SLA: mean time per output token",
+        ttft_ms="SLA: mean time to the first token",
+    )
 
 
 def _sla(arguments: Arguments) -> Sla:
