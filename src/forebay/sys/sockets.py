@@ -91,9 +91,7 @@ def receive(connection: socket.socket, size_max: int) -> bytes | None:
 def receive_fds(connection: socket.socket, size_max: int) -> tuple[bytes | None, list[int]]:
     """The same, with the descriptors that came along; they are the caller's to close."""
     try:
-        data, fds, _, _ = socket.recv_fds(
-            connection, size_max, _FDS_MAX, socket.MSG_CMSG_CLOEXEC
-        )
+        data, fds, _, _ = socket.recv_fds(connection, size_max, _FDS_MAX, socket.MSG_CMSG_CLOEXEC)
     except (BlockingIOError, InterruptedError):
         return None, []
     return data, fds
