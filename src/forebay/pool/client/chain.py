@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from forebay.pool.messages import Run
 from forebay.record.header import KEY_BYTES, NAMESPACE_BYTES, ROOT
 from forebay.record.region import short
+
+KEYS_MAX: Final = 200_000  # in a lookup: 3.2 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,11 @@ class Chain:
         assert all(len(key) == KEY_BYTES for key in self.keys)
 
     def shorts(self) -> bytes:
-        """The keys as a lookup carries them."""
-        return b"".join(map(short, self.keys))
+        """The keys as a lookup carries them; those that no frame holds are not looked up."""
+        return b"".join(map(short, self.keys[:KEYS_MAX]))
 
     def runs(self, lengths: Sequence[tuple[int, int]]) -> list[Run]:
-        """Runs for (position, payload bytes) in order: successive chunks of equal length are one."""
+        """Runs for (position, payload bytes) in order: successive chunks of one length are one."""
         runs: list[Run] = []
         start = 0
         for end in range(1, len(lengths) + 1):

@@ -55,6 +55,13 @@ class Line:
             self.pump()
         return self._inbox.popleft() if self._inbox else None
 
+    def rest(self, until: float) -> None:
+        """Do nothing until then, unless something comes."""
+        timeout_s = until - self._clock.monotonic()
+        if not self.is_over and timeout_s > 0:
+            sockets.wait(self._connection, write=False, timeout_s=timeout_s)
+            self.pump()
+
     def pump(self) -> None:
         """Write and read what can be without waiting; notices a pool that is gone."""
         self._flush()
