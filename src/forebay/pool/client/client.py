@@ -129,7 +129,7 @@ class Client:
         link = self._joined(until)
         if link is None:
             return Receipt(lost=len(payloads))
-        return Storing(self, link, chain, payloads, first).run(until, self._clock)
+        return Storing(self, self._clock, link, chain, payloads, first).run(until)
 
     def stats(self, timeout_s: float = TIMEOUT_S) -> dict[str, object] | Miss:
         """The pool's numbers, as `forebay stats --json` prints them."""

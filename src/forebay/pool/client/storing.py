@@ -24,17 +24,18 @@ class Storing:
     """The chunks of one call that are not settled yet, and what became of the others."""
 
     client: "Client"
+    clock: Clock
     link: Link
     chain: Chain
     payloads: Sequence[bytes | memoryview]
     first: int  # position in the chain of payloads[0]
 
-    def run(self, until: float, clock: Clock) -> Receipt:
+    def run(self, until: float) -> Receipt:
         """Store as much as can be until then."""
         counts: Counter[str] = Counter()
         waiting = deque(range(len(self.payloads)))
         while waiting:
-            if clock.monotonic() >= until:
+            if self.clock.monotonic() >= until:
                 counts["late"] += len(waiting)
                 break
             window = [waiting.popleft() for _ in range(min(_WINDOW, len(waiting)))]
@@ -49,7 +50,7 @@ class Storing:
                 break
             if again:
                 waiting.extendleft(reversed(again))
-                self.link.line.rest(min(until, clock.monotonic() + _PAUSE_S))
+                self.link.line.rest(min(until, self.clock.monotonic() + _PAUSE_S))
         return Receipt(**counts)
 
     def _reserve(self, window: list[int], until: float) -> list[int] | Miss:
@@ -75,14 +76,15 @@ class Storing:
         again: list[int] = []
         for index, answer in zip(window, answers, strict=True):
             if answer >= 0:
-                (filled if self._copy(index, answer) else unfilled).append(answer)
+                in_time = self.clock.monotonic() < until
+                (filled if in_time and self._copy(index, answer) else unfilled).append(answer)
             elif answer == Answer.HAVE:
                 counts["had"] += 1
             elif answer == Answer.LATER or again:  # behind a chunk that waits, a no is not final
                 again.append(index)
             else:
                 counts["unwanted"] += 1
-        counts["unwanted"] += len(unfilled)
+        counts["late"] += len(unfilled)
         if unfilled:
             self.link.line.post(Abort(self.link.generation, unfilled))
         if filled:
