@@ -63,12 +63,18 @@ def spawn(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -
         pass_fds=list(fds),
         start_new_session=True,
         cwd="/",
+        env={name: value for name, value in os.environ.items() if not _is_ours(name)},
     ) as process:
         try:
             return process.wait(_SPAWN_S)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait(_SPAWN_S)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a variable is one of our settings: those go as flags, said once."""
+    return name.startswith("FOREBAY_")
 
 
 def outlive() -> None:

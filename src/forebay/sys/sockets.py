@@ -4,10 +4,12 @@ All sockets made here are non-blocking and close-on-exec. A path is short: the k
 107 bytes of it.
 """
 
+import errno
 import fcntl
 import os
 import select
 import socket
+import stat
 import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -38,6 +40,17 @@ def listen(path: str, mode: int, backlog: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def remove_stale(path: str) -> None:
+    """Remove a socket that nobody listens at any more; what is no socket is a FileExistsError."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise FileExistsError(errno.EEXIST, "there is something that is no socket", path)
+    os.unlink(path)  # noqa: PTH108
 
 
 def accept(listener: socket.socket) -> socket.socket:

@@ -5,7 +5,6 @@ handled and answered, then all that remains. Nothing here waits for a client: wh
 is bounded before it is read, what it does not read is bounded before it is cut off.
 """
 
-import json
 import logging
 import selectors
 import socket
@@ -14,11 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from forebay.pool.messages import (
     PROTOCOL,
     Ask,
     ClientMessage,
     Hello,
+    Lookup,
     Reserve,
     Stats,
     StatsReply,
@@ -28,6 +30,7 @@ from forebay.pool.server.connection import Connection
 from forebay.pool.server.engines import Engines
 from forebay.pool.server.limits import Limits
 from forebay.pool.session import Core
+from forebay.pool.trace import Recorder
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
@@ -54,6 +57,7 @@ class Server:
         self._uids = frozenset(uids)
         self._limits = limits or Limits()
         self._clock = clock or Clock()
+        self.recorder: Recorder | None = None  # of requests, where a trace is wanted
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
         self._engines = Engines(self._limits, self._watch, self._unwatch)
@@ -139,9 +143,11 @@ class Server:
         self._busy_until = max(self._busy_until, self._clock.monotonic() + busy_s)
         if isinstance(message, Reserve):
             self._engines.reserve(connection.engine)
+        if isinstance(message, Lookup) and self.recorder is not None:
+            self.recorder.request(message.keys, self._clock.monotonic())
         if isinstance(message, Stats):
             numbers = {**self._core.stats(), "server": self.counts()}
-            connection.send(StatsReply(json.dumps(numbers).encode()))
+            connection.send(StatsReply(msgspec.json.encode(numbers)))
         else:
             self._core.handle(connection, message)
 
