@@ -18,7 +18,6 @@ class Limits:
     tick_s: float = 0.01  # how often deadlines are looked at while something is under way
     idle_tick_s: float = 0.25  # and while nothing is
     busy_s: float = 1.0  # after a message or a finished transfer, something may be under way
-    deadline_s_max: float = 60.0  # longest deadline of an ask that keeps the pool ticking
     grace_s: float = 1.0  # from the last process's exit until its slots are free
     hidden_s: float = 10.0  # from the last connection's end, where the process cannot be seen
     accept_pause_s: float = 0.1  # when descriptors have run out

@@ -17,7 +17,6 @@ import msgspec
 
 from forebay.pool.messages import (
     PROTOCOL,
-    Ask,
     ClientMessage,
     Hello,
     Lookup,
@@ -137,10 +136,7 @@ class Server:
                 connection.flush()
 
     def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
-        busy_s = self._limits.busy_s
-        if isinstance(message, Ask):
-            busy_s += min(max(message.deadline_ms / 1000, 0.0), self._limits.deadline_s_max)
-        self._busy_until = max(self._busy_until, self._clock.monotonic() + busy_s)
+        self._busy_until = self._clock.monotonic() + self._limits.busy_s
         if isinstance(message, Reserve):
             self._engines.reserve(connection.engine)
         if isinstance(message, Lookup) and self.recorder is not None:
@@ -222,7 +218,7 @@ class Server:
 
     def _woken(self, _mask: int) -> None:
         self._wake.clear()
-        self._busy_until = max(self._busy_until, self._clock.monotonic() + self._limits.busy_s)
+        self._busy_until = self._clock.monotonic() + self._limits.busy_s
         self._core.complete()
 
     def _watch(self, pidfd: int) -> None:
@@ -259,7 +255,7 @@ class Server:
         if connection.has_joined:
             self._core.left(connection)
             self._engines.leave(connection.engine, now)
-            self._busy_until = max(self._busy_until, now + self._limits.busy_s)
+            self._busy_until = now + self._limits.busy_s
         if connection.is_engine:
             self._alone_since = now
 
@@ -269,9 +265,8 @@ class Server:
             self._core.exited(engine)
         if now >= self._next_tick:
             self._core.tick(now)
-            busy = now < self._busy_until
-            self._next_tick = now + (self._limits.tick_s if busy else self._limits.idle_tick_s)
-        elif now < self._busy_until:
+            self._next_tick = now + self._limits.idle_tick_s
+        if now < self._busy_until or self._core.is_waiting:
             self._next_tick = min(self._next_tick, now + self._limits.tick_s)
         if self._accept_again is not None and now >= self._accept_again:
             self._accept_again = None
