@@ -28,6 +28,11 @@ class Core(ABC):
     slab_bytes: int
     arena_bytes: int
 
+    @property
+    @abstractmethod
+    def is_waiting(self) -> bool:
+        """Whether something is due soon, so that ticks matter; else they may be far apart."""
+
     @abstractmethod
     def handle(self, session: Session, message: ClientMessage) -> None:
         """Act on a message (never Hello); a message that makes no sense is ignored and counted."""
@@ -46,7 +51,7 @@ class Core(ABC):
 
     @abstractmethod
     def tick(self, now: float) -> None:
-        """Look at deadlines, write behind, scrub a little; called at least every 10 ms."""
+        """Look at deadlines, write behind, scrub; called every 10 ms while `is_waiting`."""
 
     @abstractmethod
     def stats(self) -> dict[str, object]:

@@ -10,6 +10,10 @@ class Clock:
         """Seconds that never go back."""
         return time.monotonic()
 
+    def sleep(self, duration_s: float) -> None:
+        """Wait; only where nobody else has to."""
+        time.sleep(duration_s)
+
     def wall(self) -> float:
         """Seconds since 1970, for display only: it may jump by years."""
         return time.time()

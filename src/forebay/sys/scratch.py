@@ -32,6 +32,22 @@ def refuse_unsafe(path: str) -> None:
         raise DirectoryError(f"{path} can be written by others; mend it with: chmod 700 {path}")
 
 
+def make_private(path: str) -> None:
+    """A directory of mode 0700 that is ours, made if it is not there; else a DirectoryError."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            Path(path).mkdir(mode=0o700)
+        status = Path(path).lstat()
+    except OSError as error:
+        raise DirectoryError(f"{path} cannot be made ({error.strerror}).") from None
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not ours or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise DirectoryError(
+            f"{path} is not a directory that only you can use; remove it, or choose another socket"
+            " with --socket."
+        )
+
+
 @contextlib.contextmanager
 def scratch(parent: str) -> Iterator[Path]:
     """A fresh directory of mode 0700 in `parent`, removed with all in it, also after Ctrl-C."""

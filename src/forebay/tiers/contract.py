@@ -26,6 +26,7 @@ class MissReason(StrEnum):
     IO_ERROR = "io_error"  # the medium failed
     TIER_OFF = "tier_off"  # switched off by its error budget, or closed
     BUSY = "busy"  # more loads are waiting than may wait
+    NO_POOL = "no_pool"  # no pool answers, or it went away; joined again when it is back
 
 
 class DropReason(StrEnum):

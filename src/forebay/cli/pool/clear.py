@@ -1,0 +1,42 @@
+"""`forebay clear`: delete what a pool holds."""
+
+import argparse
+
+from forebay.cli.flags import Commands
+from forebay.cli.pool import joined
+from forebay.errors import SettingsError, StartupError
+
+_EPILOG = """\
+examples:
+  forebay clear --namespace 3fa94c1d
+  forebay clear --all
+
+What is being loaded at this moment stays until it is released. Exit status: 0 deleted, 2 not.
+"""
+
+
+def add(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "clear",
+        help="delete what the pool holds",
+        description="Delete one namespace, or everything, from host memory and drives.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "--namespace", metavar="HEX", help="the first digits of a namespace, at least 8"
+    )
+    parser.add_argument("--all", action="store_true", help="everything")
+    joined.add_socket(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    if (parsed.namespace is None) != parsed.all or parsed.namespace == "":
+        raise SettingsError("say what to delete: either --namespace HEX or --all.")
+    with joined.client_of(parsed) as client:
+        done = joined.answered(client.clear(parsed.namespace or "", joined.TIMEOUT_S))
+    if not done.ok:
+        raise StartupError(done.sentence)
+    print(done.sentence)
+    return 0

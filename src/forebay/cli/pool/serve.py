@@ -1,0 +1,115 @@
+"""`forebay pool`: the pool as a service, in the foreground."""
+
+import argparse
+import logging
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+from forebay.cli import flags
+from forebay.cli.flags import Commands, Parser
+from forebay.errors import SettingsError
+from forebay.pool.life import LOCK_FLAG, Service
+from forebay.quantity import format_size
+from forebay.settings import Settings
+from forebay.sys import processes
+from forebay.sys.world import World
+
+_CLOSE_S: Final = 20.0  # for what is worth keeping; then the rest is dropped
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SETTINGS: Final = (
+    "dram",
+    "disk",
+    "socket",
+    "allow_uid",
+    "verify_dram",
+    "huge_pages",
+    "read_depth",
+    "write_depth",
+    "write_queue",
+    "trace",
+    "trace_size",
+)
+_EPILOG = """\
+examples:
+  forebay pool --dram 64GiB --disk /mnt/nvme/forebay:1TB
+  forebay pool --dram 256GiB --disk /mnt/nvme0/forebay:3TB --disk /mnt/nvme1/forebay:3TB
+  forebay pool --dram 16GiB --linger 600
+
+Runs until SIGTERM or Ctrl-C, then writes what is worth keeping to disk, for up to 20 seconds. With
+--linger it also ends after so many seconds without an engine. Listens at a Unix socket and nowhere
+else. Exit status: 0 ended as asked, 2 could not begin.
+"""
+
+
+def add(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "pool",
+        help="run the pool of this host",
+        description="Run the pool: host memory and drives that every engine of this host shares.",
+        epilog=_EPILOG,
+    )
+    add_flags(parser)
+    parser.set_defaults(run=_run)
+
+
+def add_flags(parser: Parser) -> None:
+    """What a pool can be told."""
+    flags.add_settings(parser, _SETTINGS)
+    parser.add_argument(
+        "--linger",
+        metavar="SECONDS",
+        help="end after so many seconds without an engine (default: never)",
+    )
+    parser.add_argument(LOCK_FLAG, type=int, help=argparse.SUPPRESS)  # an engine started us
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    if parsed.inherited_lock is not None:
+        processes.outlive()
+    return serve(parsed, World())
+
+
+def serve(
+    parsed: argparse.Namespace, world: World, begun: Callable[[], None] = lambda: None
+) -> int:
+    """Run a pool in the foreground until a signal or, with --linger, loneliness ends it."""
+    linger_s = None if parsed.linger is None else _seconds(parsed.linger)
+    settings = flags.read_settings(parsed)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    service = Service.open(settings, world=world, lock=parsed.inherited_lock)
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        service.stop()
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
+    _announce(service, settings)
+    begun()
+    try:
+        service.run(linger_s)
+    finally:
+        service.close(_CLOSE_S)
+    return 0
+
+
+def _announce(service: Service, settings: Settings) -> None:
+    disks = ", ".join(f"{disk.path} {format_size(disk.cap_bytes)}" for disk in settings.disk)
+    logging.getLogger(__name__).info(
+        "serving at %s: DRAM %s, %s",
+        service.place.path,
+        format_size(settings.dram),
+        disks or "no disk",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise SettingsError(f"--linger: '{text[:40]}' is not a number of seconds.")
+    return seconds

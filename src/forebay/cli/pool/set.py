@@ -1,0 +1,64 @@
+"""`forebay set`: change a running pool's caps."""
+
+import argparse
+import os
+
+from forebay.cli.flags import Commands
+from forebay.cli.pool import joined
+from forebay.errors import SettingsError, StartupError
+from forebay.quantity import parse_size
+from forebay.settings import parse_disk
+
+_EPILOG = """\
+examples:
+  forebay set dram=128GiB
+  forebay set disk=/mnt/nvme/forebay:2TB
+  forebay set dram=64GiB disk=/mnt/nvme0/forebay:1TB disk=/mnt/nvme1/forebay:1TB
+
+A lower cap is reached by dropping what is least valuable and not in use. Directories are those that
+the pool was started with. Exit status: 0 changed, 2 not.
+"""
+
+
+def add(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "set",
+        help="change a running pool's caps",
+        description="Change how much a running pool may hold.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("caps", nargs="+", metavar="NAME=VALUE", help="dram=SIZE or disk=DIR:SIZE")
+    joined.add_socket(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    dram_bytes, disk = parse_caps(parsed.caps)
+    with joined.client_of(parsed) as client:
+        done = joined.answered(client.resize(dram_bytes, disk, joined.TIMEOUT_S))
+    if not done.ok:
+        raise StartupError(done.sentence)
+    print(done.sentence)
+    return 0
+
+
+def parse_caps(caps: list[str]) -> tuple[int | None, list[tuple[str, int]]]:
+    """New caps of DRAM and of directories, as `name=value` texts say them."""
+    dram_bytes: int | None = None
+    disk: dict[str, int] = {}
+    for text in caps:
+        name, equals, value = text.partition("=")
+        if name == "dram" and equals and dram_bytes is None:
+            dram_bytes = parse_size(value)
+        elif name == "disk" and equals:
+            wanted = parse_disk(value)
+            path = os.path.abspath(wanted.path)  # noqa: PTH100 - as the pool names it
+            if path in disk:
+                raise SettingsError(f"'{path[:80]}' is named twice; give each directory one size.")
+            disk[path] = wanted.cap_bytes
+        else:
+            raise SettingsError(
+                f"'{text[:80]}' cannot be set; write dram=SIZE, once, or disk=DIR:SIZE."
+            )
+    return dram_bytes, list(disk.items())

@@ -1,0 +1,7 @@
+"""Joining a pool from a script or an engine of one's own; docs/client.md has the guide."""
+
+from forebay.pool.client.chain import Chain
+from forebay.pool.client.client import Client
+from forebay.pool.client.outcomes import Done, Known, Loaded, Receipt
+
+__all__ = ["Chain", "Client", "Done", "Known", "Loaded", "Receipt"]

@@ -1,0 +1,46 @@
+"""A chain of chunks as a client names it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.pool.messages import Run
+from forebay.record.header import KEY_BYTES, NAMESPACE_BYTES, ROOT
+from forebay.record.region import short
+
+KEYS_MAX: Final = 200_000  # in a lookup: 3.2 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The chunks of one prompt, from its first on, by their full keys."""
+
+    namespace: bytes  # 32 bytes; `forebay.identity.namespace.fingerprint` makes one
+    keys: Sequence[bytes]  # 32 bytes each; `forebay.identity.keys.KeyChain` makes them
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        assert len(self.namespace) == NAMESPACE_BYTES
+        assert all(len(key) == KEY_BYTES for key in self.keys)
+
+    def shorts(self) -> bytes:
+        """The keys as a lookup carries them; those that no frame holds are not looked up."""
+        return b"".join(map(short, self.keys[:KEYS_MAX]))
+
+    def runs(self, lengths: Sequence[tuple[int, int]]) -> list[Run]:
+        """Runs for (position, payload bytes) in order: successive chunks of one length are one."""
+        runs: list[Run] = []
+        start = 0
+        for end in range(1, len(lengths) + 1):
+            if end < len(lengths) and _continues(lengths[end - 1], lengths[end]):
+                continue
+            first, length = lengths[start]
+            keys = b"".join(self.keys[position] for position, _ in lengths[start:end])
+            parent = self.keys[first - 1] if first else ROOT
+            runs.append(Run(self.namespace, self.group, parent, keys, length))
+            start = end
+        return runs
+
+
+def _continues(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    return after == (before[0] + 1, before[1])

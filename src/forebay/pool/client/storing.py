@@ -1,0 +1,113 @@
+"""One store: reserve, copy, commit, in windows, until all is in or the time is over."""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from forebay.pool.client.chain import Chain
+from forebay.pool.client.link import Link
+from forebay.pool.client.outcomes import Receipt
+from forebay.pool.messages import Abort, Answer, Commit, Committed, Reserve, Reserved
+from forebay.sys.clock import Clock
+from forebay.tiers.contract import Miss, MissReason
+
+if TYPE_CHECKING:
+    from forebay.pool.client.client import Client
+
+_WINDOW: Final = 32  # chunks reserved at once
+_PAUSE_S: Final = 0.002  # before asking again for a slot
+
+
+@dataclass(slots=True)
+class Storing:
+    """The chunks of one call that are not settled yet, and what became of the others."""
+
+    client: "Client"
+    clock: Clock
+    link: Link
+    chain: Chain
+    payloads: Sequence[bytes | memoryview]
+    first: int  # position in the chain of payloads[0]
+
+    def run(self, until: float) -> Receipt:
+        """Store as much as can be until then."""
+        counts: Counter[str] = Counter()
+        waiting = deque(range(len(self.payloads)))
+        while waiting:
+            if self.clock.monotonic() >= until:
+                counts["late"] += len(waiting)
+                break
+            window = [waiting.popleft() for _ in range(min(_WINDOW, len(waiting)))]
+            answers = self._reserve(window, until)
+            if isinstance(answers, Miss):
+                fate = "late" if answers.reason is MissReason.DEADLINE else "lost"
+                counts[fate] += len(window) + len(waiting)
+                break
+            again = self._settle(window, answers, until, counts)
+            if self.link.line.is_over:
+                counts["lost"] += len(again) + len(waiting)
+                break
+            if again:
+                waiting.extendleft(reversed(again))
+                self.link.line.rest(min(until, self.clock.monotonic() + _PAUSE_S))
+        return Receipt(**counts)
+
+    def _reserve(self, window: list[int], until: float) -> list[int] | Miss:
+        batch = self.client.number()
+        lengths = [(self.first + index, len(self.payloads[index])) for index in window]
+        self.link.line.post(Reserve(batch, self.chain.runs(lengths)))
+        reserved = self.client.wait(
+            self.link, Reserved, lambda answer: answer.batch == batch, until
+        )
+        if isinstance(reserved, Miss):
+            self.client.abandon(batch)
+            return reserved
+        if reserved.generation != self.link.generation or len(reserved.answers) != len(window):
+            return Miss(MissReason.NO_POOL)
+        return reserved.answers
+
+    def _settle(
+        self, window: list[int], answers: list[int], until: float, counts: Counter[str]
+    ) -> list[int]:
+        """Fill and commit what has a slot; the chunks to ask for again."""
+        filled: list[int] = []
+        unfilled: list[int] = []
+        again: list[int] = []
+        for index, answer in zip(window, answers, strict=True):
+            if answer >= 0:
+                in_time = self.clock.monotonic() < until
+                (filled if in_time and self._copy(index, answer) else unfilled).append(answer)
+            elif answer == Answer.HAVE:
+                counts["had"] += 1
+            elif answer == Answer.LATER or again:  # behind a chunk that waits, a no is not final
+                again.append(index)
+            else:
+                counts["unwanted"] += 1
+        counts["late"] += len(unfilled)
+        if unfilled:
+            self.link.line.post(Abort(self.link.generation, unfilled))
+        if filled:
+            self._commit(filled, until, counts)
+        return again
+
+    def _copy(self, index: int, offset: int) -> bool:
+        payload = self.payloads[index]
+        slot = self.link.view(offset, len(payload))
+        if slot is None:
+            return False
+        with slot:
+            slot[:] = payload
+        return True
+
+    def _commit(self, offsets: list[int], until: float, counts: Counter[str]) -> None:
+        committed = self.client.call(
+            self.link, Commit(self.link.generation, offsets), Committed, until
+        )
+        if isinstance(committed, Miss):
+            late = committed.reason is MissReason.DEADLINE
+            counts["late" if late else "lost"] += len(offsets)
+            return
+        count = min(max(committed.count, 0), len(offsets))
+        counts["stored"] += count
+        counts["unwanted"] += len(offsets) - count

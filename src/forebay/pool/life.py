@@ -1,0 +1,231 @@
+"""The life of a pool: begun by an operator, or by the first engine that finds none.
+
+A pool that an engine starts runs in a session of its own, outlives that engine, and ends `linger_s`
+after the last one. Its sizes hold for all: who joins later with other wishes finds one log line.
+"""
+
+import logging
+import os
+import secrets
+import socket
+from collections import deque
+from pathlib import Path
+from typing import Final, Self
+
+from forebay.errors import StartupError
+from forebay.pool import place as places
+from forebay.pool.client import Client
+from forebay.pool.client.link import Link, join
+from forebay.pool.core.pool import Pool, PoolOptions
+from forebay.pool.place import Place
+from forebay.pool.policy.learned import Learned
+from forebay.pool.server.limits import Limits
+from forebay.pool.server.server import Server
+from forebay.pool.trace import Recorder
+from forebay.quantity import format_size
+from forebay.settings import Settings
+from forebay.sys import processes, sockets
+from forebay.sys.clock import Clock
+from forebay.sys.processes import Wake
+from forebay.sys.world import World
+from forebay.tiers.disk import Directory, Options
+
+COMMAND: Final = "forebay.cli"  # what an engine runs to start a pool: `python -m forebay.cli pool`
+LOCK_FLAG: Final = "--inherited-lock"
+_START_S: Final = 120.0  # a large directory is opened warm within this time
+_ANSWER_S: Final = 1.0
+_LOOK_S: Final = 0.02  # how often a starting pool is looked for
+_TRACE_CLOSE_S: Final = 2.0
+_log: Final = logging.getLogger(__name__)
+
+
+class Service:
+    """A pool that has begun: its core, its socket and its lock. Owned by one thread."""
+
+    def __init__(
+        self, place: Place, lock: int, listener: socket.socket, wake: Wake, pool: Pool
+    ) -> None:
+        self.place = place
+        self._lock, self._listener, self._wake, self._pool = lock, listener, wake, pool
+        self._server: Server | None = None
+        self._recorder: Recorder | None = None
+
+    @classmethod
+    def open(
+        cls,
+        settings: Settings,
+        *,
+        world: World | None = None,
+        lock: int | None = None,
+        limits: Limits | None = None,
+    ) -> Self:
+        """Begin; a StartupError says in one sentence what is in the way.
+
+        `lock` is held already where an engine took it before it started us.
+        """
+        world, limits = world or World(), limits or Limits()
+        place = places.find_place(settings.socket)
+        places.prepare(place)
+        lock = places.take_lock(place) if lock is None else lock
+        if lock is None:
+            raise StartupError(f"a pool is running at {place.path} already; stop it first.")
+        wake = Wake()
+        recorder = Recorder(settings.trace, settings.trace_size) if settings.trace else None
+        pool = Pool(_options(settings), Learned(disk=bool(settings.disk)), wake, world)
+        listener = _listen(place, 0o666 if settings.allow_uid else 0o600, limits.backlog)
+        service = cls(place, lock, listener, wake, pool)
+        uids = {world.disk.user(), *settings.allow_uid}
+        service._server = Server(pool, listener, wake, uids, limits=limits, clock=world.clock)
+        service.server.recorder = service._recorder = recorder
+        return service
+
+    @property
+    def server(self) -> Server:
+        """What answers the clients."""
+        assert self._server is not None
+        return self._server
+
+    def run(self, linger_s: float | None) -> None:
+        """Serve until stopped, or until no engine has been there for `linger_s`."""
+        self.server.run(linger_s)
+
+    def stop(self) -> None:
+        """End `run`; safe on any thread and in a signal handler."""
+        self.server.stop()
+
+    def close(self, timeout_s: float) -> None:
+        """Hang up, write what is worth keeping within the time, and let go of everything."""
+        self._listener.close()
+        sockets.remove_stale(self.place.path)
+        self.server.close()
+        self._pool.close(timeout_s)
+        if self._recorder is not None:
+            self._recorder.close(_TRACE_CLOSE_S)
+        self._wake.close()
+        processes.close(self._lock)
+
+
+def socket_path(settings: Settings) -> str:
+    """Where these settings' pool is found."""
+    return places.find_place(settings.socket).path
+
+
+def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
+    """The path of a pool that answers, started by us if there was none.
+
+    Waits until it does; a StartupError says why none can be had. Call it before serving, never on a
+    scheduler's thread.
+    """
+    clock = Clock()
+    until = clock.monotonic() + timeout_s
+    place = places.find_place(settings.socket)
+    places.prepare(place)
+    started = False
+    while True:
+        if _answers(place, clock):
+            if not started:
+                _compare(place, settings)
+            return place.path
+        lock = places.take_lock(place)
+        if lock is not None and started:
+            processes.close(lock)
+            raise StartupError(f"the pool could not begin: {_last_line(place)}")
+        if lock is not None:
+            _start(settings, place, lock)
+            started = True
+        if clock.monotonic() >= until:
+            raise StartupError(f"no pool answered at {place.path} within {timeout_s:.0f} s.")
+        clock.sleep(_LOOK_S)
+
+
+def _start(settings: Settings, place: Place, lock: int) -> None:
+    """Run a pool that has our lock from its first instant."""
+    log = -1
+    try:
+        log = places.create_log(place)
+        arguments = ["pool", *_flags(settings, place), LOCK_FLAG, str(lock)]
+        status = processes.spawn(COMMAND, arguments, [lock], log)
+    except OSError as error:
+        raise StartupError(f"no pool can be started ({error.strerror}).") from None
+    finally:
+        processes.close(lock)
+        if log >= 0:
+            processes.close(log)
+    if status:
+        raise StartupError(f"the pool could not begin: {_last_line(place)}")
+
+
+def _flags(settings: Settings, place: Place) -> list[str]:
+    """A pool's settings as its command line has them; nothing here is a secret."""
+    flags = ["--socket", place.path, "--dram", str(settings.dram)]
+    for disk in settings.disk:
+        flags += ["--disk", f"{os.path.abspath(disk.path)}:{disk.cap_bytes}"]  # noqa: PTH100
+    for uid in settings.allow_uid:
+        flags += ["--allow-uid", str(uid)]
+    flags += ["--linger", str(settings.linger_s), "--write-queue", str(settings.write_queue)]
+    flags += ["--read-depth", str(settings.read_depth), "--write-depth", str(settings.write_depth)]
+    flags += ["--huge-pages" if settings.huge_pages else "--no-huge-pages"]
+    flags += ["--verify-dram" if settings.verify_dram else "--no-verify-dram"]
+    if settings.trace:
+        trace = os.path.abspath(settings.trace)  # noqa: PTH100
+        flags += ["--trace", trace, "--trace-size", str(settings.trace_size)]
+    return flags
+
+
+def _options(settings: Settings) -> PoolOptions:
+    disk = Options(
+        read_depth=settings.read_depth,
+        write_depth=settings.write_depth,
+        write_queue_bytes=settings.write_queue,
+    )
+    directories = tuple(Directory(wanted.path, wanted.cap_bytes) for wanted in settings.disk)
+    return PoolOptions(settings.dram, directories, disk, settings.huge_pages, settings.verify_dram)
+
+
+def _listen(place: Place, mode: int, backlog: int) -> socket.socket:
+    try:
+        sockets.remove_stale(place.path)
+        return sockets.listen(place.path, mode, backlog)
+    except OSError as error:
+        raise StartupError(
+            f"{place.path} cannot be listened at ({error.strerror}); choose another --socket."
+        ) from None
+
+
+def _answers(place: Place, clock: Clock) -> bool:
+    link = join(place.path, secrets.token_hex(8), clock, clock.monotonic() + _ANSWER_S)
+    if isinstance(link, Link):
+        link.close()
+        return True
+    return False
+
+
+def _compare(place: Place, settings: Settings) -> None:
+    """One line where the running pool is not what was asked for."""
+    with Client(place.path) as client:
+        stats = client.stats(_ANSWER_S)
+    if not isinstance(stats, dict):
+        return
+    caps = {name: part.get("cap_bytes") for name, part in stats.items() if isinstance(part, dict)}
+    wanted = {"dram": settings.dram, "disk": sum(disk.cap_bytes for disk in settings.disk)}
+    for name, wanted_bytes in wanted.items():
+        cap_bytes = caps.get(name)
+        # An arena or a region at the end may be missing.
+        if isinstance(cap_bytes, int) and abs(cap_bytes - wanted_bytes) > wanted_bytes // 4:
+            _log.warning(
+                "the pool at %s has %s of %s and keeps it; %s were asked for",
+                place.path,
+                format_size(cap_bytes),
+                name,
+                format_size(wanted_bytes),
+            )
+
+
+def _last_line(place: Place) -> str:
+    """What a pool that ended at once had to say."""
+    try:
+        with Path(place.log_path).open(encoding="utf-8", errors="replace") as log:
+            lines = deque((line.strip()[:1000] for line in log if line.strip()), maxlen=1)
+    except OSError:
+        lines = deque()
+    return lines[0].removeprefix("forebay: ") if lines else "it said nothing."

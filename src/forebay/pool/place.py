@@ -1,0 +1,110 @@
+"""Where a pool is found: its socket, and the lock beside it that only one pool can hold.
+
+    pool.sock         what clients connect to, mode 0600
+    pool.sock.lock    held from before a pool begins until it has ended; never removed
+    pool.sock.log     what a pool that an engine started has to say
+
+The lock decides who may begin a pool here, so a socket file that a killed pool left behind is known
+to be stale, and two engines that start at once start one pool.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from forebay.errors import StartupError
+from forebay.sys import scratch, sockets
+from forebay.sys.disk import Disk
+
+_NAME: Final = "pool.sock"
+_RUNTIME_VARIABLE: Final = "XDG_RUNTIME_DIR"
+
+
+class Place(NamedTuple):
+    """A socket's path and whether its directory is ours to make."""
+
+    path: str
+    is_default: bool
+
+    @property
+    def directory(self) -> str:
+        """Where it lies."""
+        return os.path.dirname(self.path)  # noqa: PTH120 - paths stay as they are written
+
+    @property
+    def log_path(self) -> str:
+        """What a pool started by an engine wrote."""
+        return self.path + ".log"
+
+
+def find_place(socket: str, environment: Mapping[str, str] = os.environ) -> Place:
+    """Where the pool is: as configured, or this user's own; a StartupError if it cannot be."""
+    if socket:
+        place = Place(os.path.abspath(socket), is_default=False)  # noqa: PTH100
+    else:
+        runtime = environment.get(_RUNTIME_VARIABLE, "")
+        own = os.path.join(runtime, "forebay")  # noqa: PTH118
+        usable = runtime.startswith("/") and os.path.isdir(runtime)  # noqa: PTH112
+        directory = own if usable else f"/tmp/forebay-{Disk().user()}"  # noqa: S108 - checked
+        place = Place(f"{directory}/{_NAME}", is_default=True)
+    size = len(os.fsencode(place.path))
+    if size > sockets.PATH_BYTES_MAX:
+        raise StartupError(
+            f"{place.path} has {size} bytes and a socket's path at most {sockets.PATH_BYTES_MAX};"
+            " choose a shorter one with --socket."
+        )
+    return place
+
+
+def prepare(place: Place) -> None:
+    """Make sure that nobody else can put something in our socket's place."""
+    if place.is_default:
+        scratch.make_private(place.directory)
+    else:
+        scratch.refuse_unsafe(place.directory)
+
+
+def take_lock(place: Place, disk: Disk | None = None) -> int | None:
+    """The lock's descriptor, or None while another holds it; prepare the place before."""
+    disk = disk or Disk()
+    name = os.path.basename(place.path) + ".lock"  # noqa: PTH119
+    try:
+        directory = disk.open_directory(os.path.realpath(place.directory))
+        try:
+            lock = _open_or_create(disk, directory, name)
+        finally:
+            disk.close(directory)
+    except OSError as error:
+        raise StartupError(f"{place.path}.lock cannot be used ({error.strerror}).") from None
+    if disk.status(lock).owner_uid != disk.user():
+        disk.close(lock)
+        raise StartupError(f"{place.path}.lock belongs to another user; choose another --socket.")
+    if disk.try_lock(lock):
+        return lock
+    disk.close(lock)
+    return None
+
+
+def create_log(place: Place, disk: Disk | None = None) -> int:
+    """A new log file in place of an old one; hold the lock before."""
+    disk = disk or Disk()
+    name = os.path.basename(place.log_path)  # noqa: PTH119
+    directory = disk.open_directory(os.path.realpath(place.directory))
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(directory, name)
+        return disk.open(directory, name, create=True, direct=False, write=True)
+    finally:
+        disk.close(directory)
+
+
+def _open_or_create(disk: Disk, directory: int, name: str) -> int:
+    try:
+        return disk.open(directory, name, create=False, direct=False, write=True)
+    except FileNotFoundError:
+        pass
+    try:
+        return disk.open(directory, name, create=True, direct=False, write=True)
+    except FileExistsError:  # somebody else was faster
+        return disk.open(directory, name, create=False, direct=False, write=True)

@@ -1,0 +1,169 @@
+"""Whose slots may be given away: an engine's, once nobody of it can write any more.
+
+An engine is what its connections said in Hello. While one of its processes lives, it may still be
+copying into a slot, connection or not; so the end of a connection frees no slot. It is the exit of
+the last process that does, seen through a pidfd, and a second of grace for what is still in flight
+on a bus. Where a process cannot be seen, a longer time after its last connection must do.
+"""
+
+import errno
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forebay.pool.server.limits import Limits
+from forebay.sys import processes, sockets
+from forebay.sys.sockets import Peer
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    number: int  # its pid, or a negative number where that is hidden
+    pidfd: int
+    engines: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    connections: int = 0
+    processes: set[int] = field(default_factory=set)  # that live, by number
+    has_reserved: bool = False  # only then can a slot be lent to it
+    hidden_until: float = 0.0  # when a process that cannot be seen is taken for dead
+    has_hidden: bool = False
+    due: float | None = None  # when it is gone for good
+
+
+class Engines:
+    """Who has joined and which of their processes live. Owned by the server's thread."""
+
+    def __init__(
+        self, limits: Limits, watch: Callable[[int], None], unwatch: Callable[[int], None]
+    ) -> None:
+        self._limits = limits
+        self._watch, self._unwatch = watch, unwatch  # of pidfds, in the server's selector
+        self._engines: dict[str, _Engine] = {}
+        self._processes: dict[int, _Process] = {}
+        self._pidfds: dict[int, _Process] = {}
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def admits(self, name: str) -> bool:
+        """Whether one more, or this one again, may join."""
+        return name in self._engines or len(self._engines) < self._limits.engines_max
+
+    def join(self, name: str, link: socket.socket, peer: Peer, now: float) -> None:
+        """A connection said Hello."""
+        engine = self._engines.setdefault(name, _Engine())
+        engine.connections += 1
+        engine.due = None
+        process = self._find(link, peer, now)
+        if isinstance(process, _Process):
+            process.engines.add(name)
+            engine.processes.add(process.number)
+        else:
+            engine.has_hidden = engine.has_hidden or process
+
+    def reserve(self, name: str) -> None:
+        """It asks for slots: from now on its end matters."""
+        self._engines[name].has_reserved = True
+
+    def leave(self, name: str, now: float) -> None:
+        """One of its connections is over."""
+        engine = self._engines[name]
+        engine.connections -= 1
+        if engine.has_hidden:
+            engine.hidden_until = now + self._limits.hidden_s
+        self._judge(engine, now)
+
+    def exit(self, pidfd: int, now: float) -> None:
+        """A pidfd became readable: its process is gone."""
+        process = self._pidfds.pop(pidfd, None)
+        if process is None:
+            return
+        del self._processes[process.number]
+        self._unwatch(pidfd)
+        processes.close(pidfd)
+        for name in process.engines:
+            engine = self._engines.get(name)
+            if engine is not None:
+                engine.processes.discard(process.number)
+                self._judge(engine, now)
+
+    def take_due(self, now: float) -> list[str]:
+        """Engines that are gone for good, each told once."""
+        gone = [
+            name
+            for name, engine in self._engines.items()
+            if engine.due is not None and engine.due <= now
+        ]
+        for name in gone:
+            engine = self._engines.pop(name)
+            for number in engine.processes:  # lives on, but never reserved under this name
+                self._forget(self._processes[number], name)
+        return gone
+
+    def next_due(self) -> float | None:
+        """When `take_due` has something."""
+        return min((e.due for e in self._engines.values() if e.due is not None), default=None)
+
+    def close(self) -> None:
+        """Watch nobody any more."""
+        for pidfd in self._pidfds:
+            self._unwatch(pidfd)
+            processes.close(pidfd)
+        self._pidfds.clear()
+        self._processes.clear()
+        self._engines.clear()
+
+    def _judge(self, engine: _Engine, now: float) -> None:
+        if engine.connections:
+            engine.due = None
+        elif not engine.has_reserved:
+            engine.due = now
+        elif engine.processes:
+            engine.due = None  # may still be writing
+        else:
+            engine.due = max(now + self._limits.grace_s, engine.hidden_until)
+
+    def _find(self, link: socket.socket, peer: Peer, now: float) -> _Process | bool:
+        """The process of a new connection; or whether it is hidden (if not, it is gone)."""
+        known = self._processes.get(peer.pid)
+        if known is not None:
+            if not processes.has_exited(known.pidfd):
+                return known
+            self.exit(known.pidfd, now)  # its number is another's now
+        pidfd = _pidfd(link, peer)
+        if pidfd < 0:
+            return pidfd == _HIDDEN
+        process = _Process(peer.pid or -pidfd, pidfd)
+        self._processes[process.number] = process
+        self._pidfds[pidfd] = process
+        self._watch(pidfd)
+        return process
+
+    def _forget(self, process: _Process, name: str) -> None:
+        process.engines.discard(name)
+        if not process.engines:
+            del self._processes[process.number]
+            del self._pidfds[process.pidfd]
+            self._unwatch(process.pidfd)
+            processes.close(process.pidfd)
+
+
+_HIDDEN = -1
+_GONE = -2
+
+
+def _pidfd(link: socket.socket, peer: Peer) -> int:
+    """A pidfd, or one of the two above."""
+    try:
+        return sockets.peer_pidfd(link)
+    except OSError:
+        pass  # a kernel before 6.5, or the process is gone
+    if peer.pid <= 0:
+        return _HIDDEN
+    try:
+        return processes.open_pidfd(peer.pid)
+    except OSError as error:
+        return _GONE if error.errno == errno.ESRCH else _HIDDEN

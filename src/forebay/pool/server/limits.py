@@ -1,0 +1,23 @@
+"""Every limit of the server, with its unit."""
+
+from dataclasses import dataclass
+
+from forebay.pool.messages import FRAME_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The defaults suit a host full of engines; tests make them small."""
+
+    connections_max: int = 256  # more are refused with a sentence
+    engines_max: int = 1024  # that have reserved slots and whose processes still live
+    backlog: int = 64  # connections that the kernel keeps for us
+    output_bytes_max: int = 2 * FRAME_BYTES_MAX  # a client that lets more wait is cut off
+    messages_a_round_max: int = 64  # of one connection, before others have their turn
+    hello_s: float = 5.0  # a connection that has not said Hello by then is closed
+    tick_s: float = 0.01  # how often deadlines are looked at while something is under way
+    idle_tick_s: float = 0.25  # and while nothing is
+    busy_s: float = 1.0  # after a message or a finished transfer, something may be under way
+    grace_s: float = 1.0  # from the last process's exit until its slots are free
+    hidden_s: float = 10.0  # from the last connection's end, where the process cannot be seen
+    accept_pause_s: float = 0.1  # when descriptors have run out

@@ -1,0 +1,283 @@
+"""The loop: accepts, reads, lets the core act, writes, and keeps time. One thread, no asyncio.
+
+Every round, loads go before stores: of each connection the messages up to its first store are
+handled and answered, then all that remains. Nothing here waits for a client: what a client sends
+is bounded before it is read, what it does not read is bounded before it is cut off.
+"""
+
+import logging
+import selectors
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from forebay.pool.messages import (
+    PROTOCOL,
+    ClientMessage,
+    Hello,
+    Lookup,
+    Reserve,
+    Stats,
+    StatsReply,
+    Welcome,
+)
+from forebay.pool.server.connection import Connection
+from forebay.pool.server.engines import Engines
+from forebay.pool.server.limits import Limits
+from forebay.pool.session import Core
+from forebay.pool.trace import Recorder
+from forebay.sys import sockets
+from forebay.sys.clock import Clock
+from forebay.sys.processes import Wake
+
+_ENGINE_CHARACTERS_MAX: Final = 64
+_log: Final = logging.getLogger(__name__)
+_Event = Callable[[int], None]
+
+
+class Server:
+    """Serves one core at one socket until it is stopped or nobody has come for `linger_s`."""
+
+    def __init__(
+        self,
+        core: Core,
+        listener: socket.socket,
+        wake: Wake,
+        uids: Iterable[int],
+        *,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._core, self._listener, self._wake = core, listener, wake
+        self._uids = frozenset(uids)
+        self._limits = limits or Limits()
+        self._clock = clock or Clock()
+        self.recorder: Recorder | None = None  # of requests, where a trace is wanted
+        self._selector = selectors.DefaultSelector()
+        self._connections: set[Connection] = set()
+        self._engines = Engines(self._limits, self._watch, self._unwatch)
+        self._counts: Counter[str] = Counter()
+        now = self._clock.monotonic()
+        self._busy_until = now
+        self._next_tick = now
+        self._alone_since = now  # no engine has been connected since then
+        self._accept_again: float | None = None  # descriptors had run out
+        self._stopping = False
+
+    def run(self, linger_s: float | None = None) -> None:
+        """Serve. Returns after `stop`, or after `linger_s` without an engine."""
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake.descriptor, selectors.EVENT_READ, self._woken)
+        while not self._stopping:
+            self._round(linger_s)
+            alone_s = self._clock.monotonic() - self._alone_since
+            if linger_s is not None and not self._connections and alone_s >= linger_s:
+                _log.info("no engine for %.0f s; the pool ends", linger_s)
+                return
+
+    def stop(self) -> None:
+        """End `run` soon; safe on any thread and in a signal handler."""
+        self._stopping = True
+        self._wake()
+
+    def close(self) -> None:
+        """Hang up on everyone; the core, the listener and the wake are the caller's."""
+        for connection in list(self._connections):
+            self._end(connection)
+        self._engines.close()
+        self._selector.close()
+
+    def counts(self) -> dict[str, int]:
+        """What `forebay stats` shows of the sockets."""
+        return {
+            "connections": len(self._connections),
+            "engines": len(self._engines),
+            **{
+                name: self._counts[name] for name in ("accepted", "refused", "malformed", "cut_off")
+            },
+        }
+
+    def _round(self, linger_s: float | None) -> None:
+        for key, mask in self._selector.select(self._timeout(linger_s)):
+            event: _Event = key.data
+            event(mask)
+        waiting = [each for each in self._connections if each.has_messages]
+        for connection in waiting:
+            connection.fill(self._limits.messages_a_round_max)
+        self._handle(waiting, Connection.loads)
+        self._handle(waiting, Connection.rest)
+        for connection in waiting:
+            if connection.error is not None and not connection.is_over:
+                self._counts["malformed"] += 1
+                connection.refuse(f"this is not Forebay's protocol: {connection.error}")
+        self._keep_time()
+        for connection in list(self._connections):
+            self._settle(connection)
+
+    def _handle(
+        self,
+        waiting: Sequence[Connection],
+        take: Callable[[Connection], Iterable[ClientMessage]],
+    ) -> None:
+        """Let the core act on what `take` gives of every connection, and answer."""
+        for connection in waiting:
+            handled = False
+            for message in take(connection):
+                handled = True
+                if connection.has_joined and not isinstance(message, Hello):
+                    self._pass_on(connection, message)
+                else:
+                    self._greet(connection, message)
+            if handled:
+                connection.flush()
+
+    def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
+        self._busy_until = self._clock.monotonic() + self._limits.busy_s
+        if isinstance(message, Reserve):
+            self._engines.reserve(connection.engine)
+        if isinstance(message, Lookup) and self.recorder is not None:
+            self.recorder.request(message.keys, self._clock.monotonic())
+        if isinstance(message, Stats):
+            numbers = {**self._core.stats(), "server": self.counts()}
+            connection.send(StatsReply(msgspec.json.encode(numbers)))
+        else:
+            self._core.handle(connection, message)
+
+    def _greet(self, connection: Connection, message: ClientMessage) -> None:
+        """The first message of a connection: Hello, or nothing more is heard."""
+        sentence = self._refusal(connection, message)
+        if sentence is not None or not isinstance(message, Hello):
+            self._counts["refused"] += 1
+            connection.refuse(sentence or "")
+            return
+        core = self._core
+        now = self._clock.monotonic()
+        self._engines.join(message.engine, connection.link, connection.peer, now)
+        connection.engine = message.engine
+        connection.welcome(
+            Welcome(PROTOCOL, core.generation, core.slab_bytes, core.arena_bytes),
+            core.slab_descriptor,
+        )
+
+    def _refusal(self, connection: Connection, message: ClientMessage) -> str | None:
+        if not isinstance(message, Hello) or connection.has_joined:
+            return "a connection says Hello first, and once."
+        if message.protocol != PROTOCOL:
+            return (
+                f"this pool speaks protocol {PROTOCOL}, not {message.protocol};"
+                " run the same version of Forebay on both sides."
+            )
+        if not 0 < len(message.engine) <= _ENGINE_CHARACTERS_MAX:
+            return f"an engine's name has 1 to {_ENGINE_CHARACTERS_MAX} characters."
+        if not self._engines.admits(message.engine):
+            return f"{len(self._engines)} engines have joined; more are not served."
+        return None
+
+    def _accept(self, _mask: int) -> None:
+        for _ in range(self._limits.backlog):
+            try:
+                link = sockets.accept(self._listener)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors: what is connected goes on, and the queue waits a little.
+                _log.warning("no connection can be accepted now: %s", error.strerror)
+                self._selector.unregister(self._listener)
+                self._accept_again = self._clock.monotonic() + self._limits.accept_pause_s
+                return
+            self._admit(link)
+
+    def _admit(self, link: socket.socket) -> None:
+        """A new connection; strangers hear why not, before a byte of theirs is read."""
+        self._counts["accepted"] += 1
+        now = self._clock.monotonic()
+        peer = sockets.peer_of(link)
+        connection = Connection(link, peer, now, self._limits.output_bytes_max)
+        sentence = None
+        if peer.uid not in self._uids:
+            sentence = f"user {peer.uid} may not join this pool; see --allow-uid."
+        elif len(self._connections) >= self._limits.connections_max:
+            sentence = f"the pool has {len(self._connections)} connections; more are not served."
+        if sentence is not None:
+            self._counts["refused"] += 1
+            connection.refuse(sentence)
+            connection.close()
+            return
+        self._connections.add(connection)
+        self._selector.register(link, selectors.EVENT_READ, partial(self._ready, connection))
+
+    def _ready(self, connection: Connection, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            connection.flush()
+        if mask & selectors.EVENT_READ:
+            connection.receive()
+
+    def _woken(self, _mask: int) -> None:
+        self._wake.clear()
+        self._busy_until = self._clock.monotonic() + self._limits.busy_s
+        self._core.complete()
+
+    def _watch(self, pidfd: int) -> None:
+        self._selector.register(pidfd, selectors.EVENT_READ, partial(self._exited, pidfd))
+
+    def _unwatch(self, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+
+    def _exited(self, pidfd: int, _mask: int) -> None:
+        self._engines.exit(pidfd, self._clock.monotonic())
+
+    def _settle(self, connection: Connection) -> None:
+        """After a round: write what the core said late, and end what is over."""
+        if connection.has_output and not connection.is_over:
+            connection.flush()
+        age_s = self._clock.monotonic() - connection.opened
+        if not connection.has_joined and not connection.is_over and age_s > self._limits.hello_s:
+            connection.refuse("no Hello came in time.")
+        if connection.is_over:
+            self._end(connection)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_output else 0)
+        key = self._selector.get_key(connection.link)
+        if key.events != wanted:
+            self._selector.modify(connection.link, wanted, key.data)
+
+    def _end(self, connection: Connection) -> None:
+        now = self._clock.monotonic()
+        self._connections.discard(connection)
+        self._selector.unregister(connection.link)
+        if connection.has_output:
+            self._counts["cut_off"] += 1
+        connection.close()
+        if connection.has_joined:
+            self._core.left(connection)
+            self._engines.leave(connection.engine, now)
+            self._busy_until = now + self._limits.busy_s
+        if connection.is_engine:
+            self._alone_since = now
+
+    def _keep_time(self) -> None:
+        now = self._clock.monotonic()
+        for engine in self._engines.take_due(now):
+            self._core.exited(engine)
+        if now >= self._next_tick:
+            self._core.tick(now)
+            self._next_tick = now + self._limits.idle_tick_s
+        if now < self._busy_until or self._core.is_waiting:
+            self._next_tick = min(self._next_tick, now + self._limits.tick_s)
+        if self._accept_again is not None and now >= self._accept_again:
+            self._accept_again = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _timeout(self, linger_s: float | None) -> float:
+        """How long nothing can be due."""
+        if any(each.has_messages for each in self._connections):
+            return 0.0
+        times = [self._next_tick, self._engines.next_due(), self._accept_again]
+        if linger_s is not None and not self._connections:
+            times.append(self._alone_since + linger_s)
+        due = min(time for time in times if time is not None)
+        return max(0.0, due - self._clock.monotonic())

@@ -1,0 +1,86 @@
+"""Processes: watching those that joined, starting one that outlives us, waking a sleeping loop."""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+_SPAWN_S: Final = 30.0  # an interpreter that imports from a cold disk
+
+
+def open_pidfd(pid: int) -> int:
+    """A descriptor that becomes readable when the process has exited; OSError if it cannot be."""
+    return os.pidfd_open(pid)
+
+
+def has_exited(pidfd: int) -> bool:
+    """Whether the process behind a pidfd is gone."""
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def close(descriptor: int) -> None:
+    """Give a descriptor back."""
+    os.close(descriptor)
+
+
+class Wake:
+    """Lets any thread end another thread's select; calls before it looks count as one."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def __call__(self) -> None:
+        """Wake the loop; safe on any thread, in a signal handler, and after close."""
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self.descriptor, 1)
+
+    def clear(self) -> None:
+        """Called by the loop before it looks at what there is to do."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+
+    def close(self) -> None:
+        """Give the descriptor back; nobody may sleep on it any more."""
+        descriptor, self.descriptor = self.descriptor, -1
+        os.close(descriptor)
+
+
+def spawn(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -> int:
+    """Run `python -m module` in a session of its own; it calls `outlive` as soon as it can.
+
+    Inherits only `fds`: a driver's descriptor kept open by it would keep a dead engine's memory.
+    The answer is the exit status of the process that was started, which the running one left.
+    """
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    with subprocess.Popen(  # its children are not waited for
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+        pass_fds=list(fds),
+        start_new_session=True,
+        cwd="/",
+        env={name: value for name, value in os.environ.items() if not _is_ours(name)},
+    ) as process:
+        try:
+            return process.wait(_SPAWN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait(_SPAWN_S)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a variable is one of our settings: those go as flags, said once."""
+    return name.startswith("FOREBAY_")
+
+
+def outlive() -> None:
+    """Leave the process that started us: it sees an exit status of 0, we go on as nobody's child.
+
+    Only for a process without threads.
+    """
+    if os.fork():
+        os._exit(0)

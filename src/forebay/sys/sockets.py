@@ -1,0 +1,126 @@
+"""Unix stream sockets: the only way into a pool. Every call raises OSError as the kernel says it.
+
+All sockets made here are non-blocking and close-on-exec. A path is short: the kernel keeps at most
+107 bytes of it.
+"""
+
+import errno
+import fcntl
+import os
+import select
+import socket
+import stat
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+PATH_BYTES_MAX: Final = 107
+_SO_PEERPIDFD: Final = 77  # Linux 6.5 and later; socket has no name for it yet
+_CREDENTIALS: Final = struct.Struct("3i")
+_FDS_MAX: Final = 4  # descriptors in one message; a peer that sends more loses them
+
+
+class Peer(NamedTuple):
+    """Who connected, as the kernel saw it at that moment."""
+
+    pid: int  # 0 where its namespace hides it
+    uid: int
+
+
+def listen(path: str, mode: int, backlog: int) -> socket.socket:
+    """A listening socket at a path that does not exist yet, never more open than `mode`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # The file gets the socket's own mode at bind, so that no instant has a wider one.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(path)
+        os.chmod(path, mode)  # noqa: PTH101 - what the umask took away
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def remove_stale(path: str) -> None:
+    """Remove a socket that nobody listens at any more; what is no socket is a FileExistsError."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise FileExistsError(errno.EEXIST, "there is something that is no socket", path)
+    os.unlink(path)  # noqa: PTH108
+
+
+def accept(listener: socket.socket) -> socket.socket:
+    """The next connection; BlockingIOError if there is none."""
+    connection, _ = listener.accept()
+    connection.setblocking(False)
+    return connection
+
+
+def connect(path: str) -> socket.socket:
+    """A connection, made at once or not at all: a full backlog is a BlockingIOError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """The process and user at the other end when it connected."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return Peer(pid, uid)
+
+
+def peer_pidfd(connection: socket.socket) -> int:
+    """A pidfd of the process that connected: no other can have taken its number meanwhile."""
+    return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+
+
+def send(connection: socket.socket, data: bytes | memoryview, fds: Sequence[int] = ()) -> int:
+    """Bytes sent, 0 if the peer's buffer is full; descriptors go with the first byte."""
+    try:
+        if fds:
+            return socket.send_fds(connection, [data], list(fds), socket.MSG_NOSIGNAL)
+        return connection.send(data, socket.MSG_NOSIGNAL)
+    except (BlockingIOError, InterruptedError):
+        return 0
+
+
+def receive(connection: socket.socket, size_max: int) -> bytes | None:
+    """Bytes that have come; empty at the end of the stream, None if there are none yet."""
+    try:
+        return connection.recv(size_max)
+    except (BlockingIOError, InterruptedError):
+        return None
+
+
+def receive_fds(connection: socket.socket, size_max: int) -> tuple[bytes | None, list[int]]:
+    """The same, with the descriptors that came along; they are the caller's to close."""
+    try:
+        data, fds, _, _ = socket.recv_fds(connection, size_max, _FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+    except (BlockingIOError, InterruptedError):
+        return None, []
+    return data, fds
+
+
+def wait(connection: socket.socket, *, write: bool, timeout_s: float) -> bool:
+    """Whether it can be read, or else written, within the time."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN | (select.POLLOUT if write else 0))
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+def cannot_shrink(descriptor: int) -> bool:
+    """Whether a memfd keeps its size for good, so that reading a mapping of it cannot fail."""
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return bool(seals & fcntl.F_SEAL_SHRINK)
