@@ -1,0 +1,1 @@
+"""What to keep in DRAM, what to write to NVMe and when: pure logic without I/O."""
