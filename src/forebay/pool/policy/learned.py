@@ -4,6 +4,7 @@ See `reuse` for how that is learnt, `visits` for how the least valuable chunk is
 microseconds, `admission` for what goes to disk.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -37,6 +38,7 @@ class Learned(Policy):
         self._lane_places: list[Place] = []
         self._ends: dict[bytes, int] = {}  # last key of a chain -> the visit that asked for it
         self._requests = 0
+        self._unwritten: deque[bytes] = deque()
 
     def requested(self, keys: Sequence[bytes], found: int, now: float) -> None:
         self._visits.age(now)
@@ -74,6 +76,9 @@ class Learned(Policy):
         visit = self._joined(key, above, now)
         forest.visit[row] = visit
         visits.tip[visit] = row
+        if self._disk:
+            forest.flags[row] = OFFERED
+            self._unwritten.append(key)
         self._shelve(visit)
 
     def removed(self, key: bytes) -> None:
@@ -134,6 +139,11 @@ class Learned(Policy):
             self._forest.flags[row] = REFUSED
 
     def next_write(self, now: float, *, idle: bool = False) -> bytes | None:
+        while self._unwritten:
+            key = self._unwritten.popleft()
+            row = self._forest.row_of.get(key, NONE)
+            if row != NONE and self._forest.flags[row] & OFFERED:
+                return key
         return None
 
     def region_evicted(self, size_bytes: int, read_bytes: int, now: float) -> None:
