@@ -6,6 +6,7 @@ are read first (joined, where another request reads them already), and the promi
 all are verified, when the budget holds no more, or at the deadline with what is verified by then.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
@@ -13,7 +14,6 @@ from typing import Final
 from forebay.identity.keys import proof_of
 from forebay.pool.core.checker import Checker
 from forebay.pool.core.chunks import Chunk, State
-from forebay.pool.core.counters import Counters
 from forebay.pool.core.request import Request
 from forebay.pool.core.room import Room
 from forebay.pool.messages import Ask, Found, Lookup, Promise, Ready, Release
@@ -37,7 +37,7 @@ class Loads:
         self,
         room: Room,
         disk: DiskTier | None,
-        counters: Counters,
+        counters: Counter[str],
         clock: Clock,
         complete: Complete,
     ) -> None:
@@ -63,9 +63,9 @@ class Loads:
         ready = self._ready(keys[:known])
         self._room.policy.requested(keys, known, self._clock.monotonic())
         session.send(Found(message.request, known, ready))
-        self._counters.add("lookups")
-        self._counters.add("lookup.chunks", len(keys))
-        self._counters.add("lookup.known", known)
+        self._counters["lookups"] += 1
+        self._counters["lookup.chunks"] += len(keys)
+        self._counters["lookup.known"] += known
         mine = self._requests.setdefault(session, {})
         if known and message.request not in mine and len(mine) < REQUESTS_MAX:
             name = (message.namespace, message.group)
@@ -135,7 +135,7 @@ class Loads:
     def tick(self, now: float) -> None:
         """Cut promises whose deadline has come; then whoever waited for room may go on."""
         for request in [r for r in self._asked if not r.promised and r.deadline <= now]:
-            self._counters.add("promises.cut_by_deadline")
+            self._counters["promises.cut_by_deadline"] += 1
             self._promise(request, request.contiguous())
         self.pump()
 
@@ -216,8 +216,8 @@ class Loads:
 
     def _hold(self, request: Request, position: int, chunk: Chunk) -> None:
         request.held[position] = chunk
-        self._counters.add("loaded.chunks")
-        self._counters.add("loaded.bytes", chunk.length)
+        self._counters["loaded.chunks"] += 1
+        self._counters["loaded.bytes"] += chunk.length
         if request.promised:
             request.session.send(
                 Ready(
@@ -247,7 +247,7 @@ class Loads:
 
     def damaged(self, chunk: Chunk) -> None:
         """A slot does not hold what it should: forget it; the disk's copy is verified anyway."""
-        self._counters.add("misses.dram_corrupt")
+        self._counters["misses.dram_corrupt"] += 1
         if not chunk.is_busy and self._room.chunks.get(chunk.key) is chunk:
             self._room.drop(chunk)
             if not chunk.on_disk:
@@ -299,8 +299,8 @@ class Loads:
         self._room.pinned_bytes -= chunk.slot_bytes
         awaiting, chunk.awaited = chunk.awaited, []
         if isinstance(outcome, Hit) and outcome.header is not None:
-            self._counters.add("disk.loaded")
-            self._counters.add("disk.loaded_bytes", chunk.length)
+            self._counters["disk.loaded"] += 1
+            self._counters["disk.loaded_bytes"] += chunk.length
             self._room.chunks.adopt(chunk, outcome.header.name)
             chunk.digest = outcome.header.payload_hash
             chunk.state = State.READY
@@ -310,7 +310,7 @@ class Loads:
             self._room.policy.on_disk(chunk.key, present=True)
         else:
             reason = "io_error" if isinstance(outcome, Hit) else outcome.reason.value
-            self._counters.add(f"misses.{reason}")
+            self._counters[f"misses.{reason}"] += 1
             self._room.drop(chunk)
         for request in awaiting:
             self._arrived_at(request, chunk)
@@ -351,8 +351,8 @@ class Loads:
         request.promised = True
         held = [request.held[position] for position in sorted(request.held)]
         total = max(0, request.stop - request.first)
-        self._counters.add("promises")
-        self._counters.add("promised.chunks", total)
+        self._counters["promises"] += 1
+        self._counters["promised.chunks"] += total
         self._send_promise(request.session, request.number, request.first, held, total)
         self._end_if_over(request)
 

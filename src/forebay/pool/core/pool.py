@@ -6,7 +6,7 @@ calls `complete`.
 
 import secrets
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,6 @@ import msgspec
 
 from forebay.errors import DirectoryError, StartupError
 from forebay.pool.core.audit import violations
-from forebay.pool.core.counters import Counters
 from forebay.pool.core.loads import Loads
 from forebay.pool.core.room import Room
 from forebay.pool.core.scrub import Scrubber
@@ -81,7 +80,7 @@ class Pool(Core):
         self.slab_bytes = memory.size_bytes
         self.slab_descriptor = memory.descriptor
         self._slab = Slab(memory, self.arena_bytes, options.dram_bytes)
-        self._counters = Counters()
+        self._counters: Counter[str] = Counter()
         clock = self._world.clock
         self._room = Room(self._slab, policy, self._counters, clock.monotonic)
         self._disk = self._open_disk(options)
@@ -119,7 +118,7 @@ class Pool(Core):
             case Clear():
                 self._clear(session, message)
             case Hello():
-                self._counters.add("nonsense")
+                self._counters["nonsense"] += 1
 
     def left(self, session: Session) -> None:
         """See Core."""
@@ -186,7 +185,7 @@ class Pool(Core):
                 "drives": drives,
             },
             "requests": self._loads.held_requests,
-            "counters": self._counters.as_dict(),
+            "counters": dict(sorted(self._counters.items())),
         }
 
     def close(self, timeout_s: float) -> None:
@@ -206,6 +205,7 @@ class Pool(Core):
         self.complete()
         for thread in self._background:
             thread.join(left_s)
+        self._slab.close()
 
     def _complete(self, action: Callable[[], None]) -> None:
         """Called by I/O threads: do this on the pool's thread."""

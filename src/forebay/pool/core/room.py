@@ -5,10 +5,10 @@ A slot is found by allocation, then by evicting what the policy values least, th
 whole arena from another class. Nothing here waits: what cannot be had now is None.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from forebay.pool.core.chunks import Chunk, Chunks, State
-from forebay.pool.core.counters import Counters
 from forebay.pool.policy.contract import Place, Policy
 from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
 
@@ -19,7 +19,7 @@ class Room:
     """The slab and what is in it."""
 
     def __init__(
-        self, slab: Slab, policy: Policy, counters: Counters, now: Callable[[], float]
+        self, slab: Slab, policy: Policy, counters: Counter[str], now: Callable[[], float]
     ) -> None:
         self.slab = slab
         self.chunks = Chunks()
@@ -102,7 +102,7 @@ class Room:
         chunk = None if key is None else self.chunks.get(key)
         if chunk is None or chunk.is_busy:
             return False
-        self._counters.add("dram.evicted")
+        self._counters["dram.evicted"] += 1
         self.drop(chunk)
         return True
 
@@ -112,7 +112,7 @@ class Room:
         if arena is None:
             return False
         self._empty(arena)
-        self._counters.add("dram.arenas_taken")
+        self._counters["dram.arenas_taken"] += 1
         return True
 
     def _emptiest(self, other_than: int = 0) -> Arena | None:

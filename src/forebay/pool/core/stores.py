@@ -5,13 +5,13 @@ gone: a process that lives may still write there. Nothing waits: an engine that 
 told to come again, and what the policy offers for the disk is written while there is room.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from forebay.pool.core.checker import Checker
 from forebay.pool.core.chunks import Chunk, State
-from forebay.pool.core.counters import Counters
 from forebay.pool.core.room import Room
 from forebay.pool.messages import Abort, Answer, Commit, Committed, Reserve, Reserved, Run
 from forebay.pool.session import Session
@@ -40,7 +40,7 @@ class Stores:
         self,
         room: Room,
         disk: DiskTier | None,
-        counters: Counters,
+        counters: Counter[str],
         clock: Clock,
         complete: Complete,
     ) -> None:
@@ -73,7 +73,7 @@ class Stores:
             for offset in message.offsets:
                 chunk = self._filling.get(session.engine, {}).pop(offset, None)
                 count += chunk is not None and self._commit(chunk)
-        self._counters.add("stored.commits", count)
+        self._counters["stored.commits"] += count
         session.send(Committed(count))
         self.write_behind()
 
@@ -145,7 +145,7 @@ class Stores:
             and slot_bytes_for(run.length) <= self._room.slab.arena_bytes
         )
         if not sensible or not self._is_known(run.parent):
-            self._counters.add("stores.no", count)
+            self._counters["stores.no"] += count
             return [Answer.NO] * count
         answers: list[int] = []
         parent = run.parent
@@ -157,14 +157,14 @@ class Stores:
             answers.append(answer)
             parent = key
         missing = count - len(answers)
-        self._counters.add("stores.later", missing)
+        self._counters["stores.later"] += missing
         return answers + [Answer.LATER] * missing
 
     def _reserve_one(self, engine: str, name: RecordName, length: int) -> int:
         key = short(name.key)
         room = self._room
         if room.chunks.get(key) is not None or (self._disk is not None and self._disk.has(key)):
-            self._counters.add("stores.have")
+            self._counters["stores.have"] += 1
             return Answer.HAVE
         slot_bytes = slot_bytes_for(length)
         unsettled = room.unsettled_bytes
@@ -182,7 +182,7 @@ class Stores:
         room.chunks.add(chunk)
         room.unsettled_bytes += slot_bytes
         self._filling.setdefault(engine, {})[offset] = chunk
-        self._counters.add("stores.slots")
+        self._counters["stores.slots"] += 1
         return offset
 
     def _is_known(self, key: bytes) -> bool:
@@ -211,8 +211,8 @@ class Stores:
         chunk.state = State.READY
         now = self._clock.monotonic()
         self._room.policy.stored(chunk.key, chunk.parent, self._room.place_of(chunk), now)
-        self._counters.add("stored.chunks")
-        self._counters.add("stored.bytes", chunk.length)
+        self._counters["stored.chunks"] += 1
+        self._counters["stored.bytes"] += chunk.length
         payload = self._room.slab.view(chunk.offset, chunk.length)[: chunk.length]
         self._room.pin(chunk)
         if not self._checker.submit(payload, partial(self._hashed, chunk)):
@@ -243,11 +243,11 @@ class Stores:
         self._room.unsettled_bytes -= chunk.slot_bytes
         self._room.policy.unpin(chunk.key)
         if isinstance(outcome, Dropped) and outcome.reason is not DropReason.DUPLICATE:
-            self._counters.add(f"disk.dropped.{outcome.reason.value}")
+            self._counters[f"disk.dropped.{outcome.reason.value}"] += 1
             self._room.policy.write_failed(chunk.key)
         else:
-            self._counters.add("disk.written")
-            self._counters.add("disk.written_bytes", chunk.length)
+            self._counters["disk.written"] += 1
+            self._counters["disk.written_bytes"] += chunk.length
             chunk.on_disk = True
             self._room.policy.on_disk(chunk.key, present=True)
         self.write_behind()
