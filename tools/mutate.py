@@ -45,6 +45,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="forebay-mutate-") as temporary:
         tree = Path(temporary)
         copy_tree(tree)
+        for layer in sorted({found.path.parts[2] for found in wanted}):
+            if failed := failing_test(tree, layer):
+                print(f"{failed} fails without any mutation; mend it first")
+                return 1
         for found in wanted:
             began = time.monotonic()
             noticed = notice(tree, found)
