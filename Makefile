@@ -53,6 +53,7 @@ replay: $(STAMP) ## run the tests with the luck of a failed run: make replay SEE
 
 docs: $(STAMP) ## write the generated parts of docs/
 	@$(BIN)/python tools/docs.py
+	@$(BIN)/python tools/promises.py
 
 format: $(STAMP) docs ## format the code and write the generated parts of docs/
 	@$(BIN)/ruff format --quiet src tests tools
