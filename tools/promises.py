@@ -1,7 +1,7 @@
 """docs/promises.md: what is promised, and the tests that hold it, found by their names.
 
-A test of T7 is called `test_t7_…`, one of T15 and T16 `test_t15_t16_…`; it is listed without further
-ado. What no test covers yet is said here, as what is open.
+A test of T7 is called `test_t7_…`, one of T15 and T16 `test_t15_t16_…`; nothing else lists it. What
+no test covers yet is said here, as what is open.
 """
 
 import ast
