@@ -59,7 +59,11 @@ def test_ours_loads_what_it_stored(home: Path) -> None:
 
 
 def test_small_figures(home: Path) -> None:
-    assert 0 < small.reopen([Directory(str(home), 32 << 20)], 2, 1000).median < 5
+    place = [Directory(str(home), 32 << 20)]
+    assert small.reopen(place, 2, time.monotonic() - 1, 1000) is None, "no time"
+    spread = small.reopen(place, 2, time.monotonic() + 30, 1000)
+    assert spread is not None
+    assert 0 < spread.median < 5
     assert 50 < small.index_bytes_per_record(50_000) < 1000
     keys = small.keys_ms(3)
     assert 0 < keys.low <= keys.median <= keys.high

@@ -35,6 +35,7 @@ SMALL_SECONDS_MIN: Final = 40.0  # with less time, reopening and index are left 
 _RECORDS_MIN: Final = 64  # a directory, so that some regions are filled and evicted
 _RAW_SHARE: Final = 4  # one part in so many is the raw file's
 _REOPEN_TIMES: Final = 5
+_REOPEN_SHARE: Final = 0.5  # of the time may have passed when its records are stored
 _CLOSE_S: Final = 60.0
 _CLEANUP_S: Final = 1.5  # kept for removing what was made
 _SLICE_MIN_S: Final = 0.05
@@ -70,7 +71,7 @@ def run(plan: Plan, progress: Progress) -> Figures:
             progress("index memory", 0.01)
             index = small.index_bytes_per_record()
             progress("reopening 100,000 records", 0.05)
-            reopen = _reopen(plan, places)
+            reopen = _reopen(plan, places, start + plan.seconds * _REOPEN_SHARE)
         rest_s = plan.seconds - _CLEANUP_S - (time.monotonic() - start)
         bandwidth = _Bandwidth(plan, places, rest_s, progress)
         read, write, mixed_raw, mixed_ours = bandwidth.measure()
@@ -121,7 +122,7 @@ def _refuse_too_much(plan: Plan, places: Sequence[Path]) -> None:
             )
 
 
-def _reopen(plan: Plan, places: Sequence[Path]) -> Spread | None:
+def _reopen(plan: Plan, places: Sequence[Path], until: float) -> Spread | None:
     need = small.reopen_bytes() // len(places)
     if any(plan.used_bytes(disk) < need for disk in plan.disks):
         return None
@@ -133,7 +134,7 @@ def _reopen(plan: Plan, places: Sequence[Path]) -> Spread | None:
             Directory(str(home), plan.used_bytes(disk))
             for home, disk in zip(homes, plan.disks, strict=True)
         ]
-        return small.reopen(directories, _REOPEN_TIMES)
+        return small.reopen(directories, _REOPEN_TIMES, until)
     finally:
         for home in homes:
             shutil.rmtree(home)

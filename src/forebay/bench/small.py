@@ -38,13 +38,20 @@ def reopen_bytes() -> int:
     return REOPEN_RECORDS * each * 6 // 5
 
 
-def reopen(directories: Sequence[Directory], times: int, records: int = REOPEN_RECORDS) -> Spread:
-    """Seconds until a tier with so many records is open again, everything indexed."""
+def reopen(
+    directories: Sequence[Directory], times: int, until: float, records: int = REOPEN_RECORDS
+) -> Spread | None:
+    """Seconds until a tier with so many records is open again, everything indexed.
+
+    None if they could not be stored by `until` (monotonic).
+    """
     tier = DiskTier.open(directories, Options())
     try:
-        stored = _store_chains(tier, records)
+        stored = _store_chains(tier, records, until)
     finally:
         tier.close(_CLOSE_S)
+    if stored < records:
+        return None
     seconds = []
     for _ in range(times):
         start = time.monotonic()
@@ -57,7 +64,7 @@ def reopen(directories: Sequence[Directory], times: int, records: int = REOPEN_R
     return Spread.of(seconds)
 
 
-def _store_chains(tier: DiskTier, records: int) -> int:
+def _store_chains(tier: DiskTier, records: int, until: float) -> int:
     """Store chains of small records; how many arrived."""
     free = deque(memory.allocate(REOPEN_PAYLOAD_BYTES) for _ in range(_IN_FLIGHT))
     slots = Semaphore(_IN_FLIGHT)
@@ -77,6 +84,9 @@ def _store_chains(tier: DiskTier, records: int) -> int:
     parent = ROOT
     for number in range(records):
         slots.acquire()
+        if time.monotonic() > until:
+            slots.release()
+            break
         parent = submit(free.popleft(), ROOT if number % _CHAIN_RECORDS == 0 else parent)
     for _ in range(_IN_FLIGHT):
         slots.acquire()
