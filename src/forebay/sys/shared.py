@@ -5,6 +5,7 @@ mapping of it can never end in a SIGBUS; its pages are allocated range by range,
 that fails is an OSError here rather than a signal there.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -48,10 +49,11 @@ class SharedMemory:
             raise OSError(code, os.strerror(code))
 
     def close(self) -> None:
-        """Unmap, if no view is left, and close the descriptor."""
-        self.view.release()
-        self._map.close()
+        """Close the descriptor and unmap; a view that is left keeps the mapping until it goes."""
         os.close(self.descriptor)
+        self.view.release()
+        with contextlib.suppress(BufferError):
+            self._map.close()
 
 
 def total_memory_bytes() -> int:

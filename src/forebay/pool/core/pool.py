@@ -206,6 +206,7 @@ class Pool(Core):
         self.complete()
         for thread in self._background:
             thread.join(left_s)
+        self._slab.close()
 
     def _complete(self, action: Callable[[], None]) -> None:
         """Called by I/O threads: do this on the pool's thread."""
