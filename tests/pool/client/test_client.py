@@ -1,0 +1,209 @@
+"""The synchronous client: exact bytes, values instead of exceptions, no call beyond its time."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests import poolside
+from tests.poolside import exact, made
+
+from forebay.pool.client import Chain, Client, Known, Loaded, Receipt
+from forebay.pool.life import Service
+from forebay.testing import samples
+from forebay.tiers.contract import Miss, MissReason
+
+LATE_S = 0.1  # what a busy machine may add to a deadline
+NO_POOL = Miss(MissReason.NO_POOL)
+
+
+def in_time(call: Callable[[], object], timeout_s: float) -> object:
+    """What a call answers; it must not take longer than it was given."""
+    started = time.monotonic()
+    outcome = call()
+    assert time.monotonic() - started < timeout_s + LATE_S
+    return outcome
+
+
+def slabs() -> int:
+    """Mappings of a slab in this process."""
+    return Path("/proc/self/maps").read_text().count("memfd:forebay-slab")
+
+
+def test_what_is_stored_is_loaded_bit_for_bit(client: Client) -> None:
+    chunks, chain = made("a", 20)
+    assert client.lookup(chain) == Known(0, 0)
+    assert client.store(chain, [chunk.payload for chunk in chunks]) == Receipt(stored=20)
+    assert client.lookup(chain) == Known(20, 20)
+    with client.load(chain) as loaded:
+        assert exact(loaded, chunks)
+    with client.load(chain, first=7) as loaded:
+        assert isinstance(loaded, Loaded)
+        assert loaded.first == 7
+        assert exact(loaded, chunks)
+
+
+def test_chunks_of_several_lengths_are_one_store(client: Client) -> None:
+    chunks = samples.chain("lengths", [100, 100, 5000, 1, 4096, 4096, 100])
+    chain = poolside.chain_of(chunks)
+    payloads = [chunk.payload for chunk in chunks]
+    assert client.store(chain, payloads[:3]) == Receipt(stored=3)
+    assert client.store(chain, payloads[2:], first=2) == Receipt(had=1, stored=4)
+    with client.load(chain) as loaded:
+        assert exact(loaded, chunks)
+
+
+def test_what_is_loaded_can_only_be_read_and_only_inside_the_block(client: Client) -> None:
+    chunks, chain = made("a")
+    client.store(chain, [chunk.payload for chunk in chunks])
+    with client.load(chain) as loaded:
+        assert isinstance(loaded, Loaded)
+        view = loaded.chunks[0]
+        assert view.readonly
+        with pytest.raises(TypeError):
+            view[0] = 1
+    with pytest.raises(ValueError, match="released"):
+        view[0]
+
+
+def test_an_unknown_chain_is_a_miss(client: Client) -> None:
+    with client.load(made("unknown")[1]) as loaded:
+        assert loaded == Miss(MissReason.ABSENT)
+
+
+def test_a_prefix_that_is_gone_is_not_continued(client: Client) -> None:
+    chunks, chain = made("orphan")
+    assert client.store(chain, [chunks[2].payload], first=2) == Receipt(unwanted=1)
+
+
+def test_t9_equal_short_keys_of_other_chunks_do_not_hit(client: Client) -> None:
+    chunks, chain = made("a", 3)
+    client.store(chain, [chunk.payload for chunk in chunks])
+    twins = Chain(chain.namespace, [key[:16] + bytes(16) for key in chain.keys])
+    assert client.lookup(twins) == Known(3, 3)
+    with client.load(twins) as loaded:
+        assert loaded == Miss(MissReason.WRONG_RECORD)
+
+
+def test_another_namespace_does_not_hit(client: Client) -> None:
+    chunks, chain = made("a", 3)
+    client.store(chain, [chunk.payload for chunk in chunks])
+    with client.load(Chain(bytes(32), chain.keys)) as loaded:
+        assert isinstance(loaded, Miss)
+
+
+def test_more_than_dram_holds_is_stored_until_the_deadline_and_no_longer(client: Client) -> None:
+    _, chain = made("large", 64, 1 << 20)
+    payload = bytes(1 << 20)
+    outcome = in_time(lambda: client.store(chain, [payload] * 64, timeout_s=0.5), 0.5)
+    assert isinstance(outcome, Receipt)
+    assert outcome.stored > 0
+    assert outcome.stored + outcome.late == 64
+
+
+def test_without_a_pool_every_call_is_a_miss_at_once(place: Path) -> None:
+    _, chain = made("a")
+    with Client(str(place / "none.sock")) as client:
+        assert not in_time(client.join, 0)
+        assert client.why
+        assert in_time(lambda: client.lookup(chain), 0) == NO_POOL
+        assert in_time(client.stats, 0) == NO_POOL
+        assert in_time(lambda: client.store(chain, [b"x"]), 0) == Receipt(lost=1)
+        with client.load(chain) as loaded:
+            assert loaded == NO_POOL
+
+
+def test_a_pool_that_never_answers_costs_no_more_than_the_deadline(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(place / "deaf.sock"))
+        deaf.listen(1)
+        with Client(str(place / "deaf.sock")) as client:
+            for _ in range(3):
+                assert in_time(lambda: client.lookup(made("a")[1], 0.2), 0.2) == NO_POOL
+                assert in_time(lambda: client.store(made("a")[1], [b"x"], 0, 0.2), 0.2) == Receipt(
+                    lost=1
+                )
+
+
+def test_the_pool_restarts_and_the_client_rejoins_by_itself(place: Path) -> None:
+    chunks, chain = made("a")
+    payloads = [chunk.payload for chunk in chunks]
+    with Client(str(place / "pool.sock")) as client:
+        generations = set()
+        for _ in range(3):
+            with poolside.serving(place):
+                assert client.store(chain, payloads) == Receipt(stored=4)
+                assert slabs() == 2  # the pool's own, on a thread of ours, and the client's
+                generations.add(client.generation)
+            assert in_time(lambda: client.lookup(chain), 0) == NO_POOL
+        assert len(generations) == 3
+    assert slabs() == 0
+
+
+def test_a_load_outlives_its_pool_and_holds_back_the_next_mapping(place: Path) -> None:
+    chunks, chain = made("a")
+    with Client(str(place / "pool.sock")) as client:
+        with poolside.serving(place):
+            client.store(chain, [chunk.payload for chunk in chunks])
+            load = client.load(chain)
+            loaded = load.__enter__()
+        with poolside.serving(place):
+            assert exact(loaded, chunks)
+            assert client.lookup(chain) == NO_POOL
+            assert client.why
+            load.__exit__(None, None, None)
+            assert client.lookup(chain) == Known(0, 0)
+
+
+def test_t48_after_a_fork_both_go_on_for_themselves(client: Client) -> None:
+    chunks, chain = made("a")
+    client.store(chain, [chunk.payload for chunk in chunks])
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        with client.load(chain) as loaded:
+            os._exit(0 if exact(loaded, chunks) else 1)
+    with client.load(chain) as loaded:
+        assert exact(loaded, chunks)
+    assert os.waitpid(child, 0)[1] == 0
+    assert client.lookup(chain) == Known(4, 4)
+
+
+def test_late_answers_are_put_away_and_late_slots_given_back(place: Path) -> None:
+    chunks, chain = made("a")
+    payloads = [chunk.payload for chunk in chunks]
+    with poolside.pool_process(place, disk=False) as pool, Client(pool.socket) as client:
+        assert client.join()
+        pool.signal(signal.SIGSTOP)
+        late = Miss(MissReason.DEADLINE)
+        assert in_time(lambda: client.lookup(chain, 0.1), 0.1) == late
+        assert in_time(lambda: client.stats(0.1), 0.1) == late
+        assert in_time(lambda: client.store(chain, payloads, 0, 0.1), 0.1) == Receipt(late=4)
+        pool.signal(signal.SIGCONT)
+        assert isinstance(client.stats(), dict)
+        poolside.wait_until(
+            lambda: client.lookup(chain) == Known(0, 0) and not pool.held()["filling"],
+            "the slots of the late answer",
+        )
+        assert client.store(chain, payloads) == Receipt(stored=4)
+        with client.load(chain) as loaded:
+            assert exact(loaded, chunks)
+
+
+def test_operators_ask_through_it_too(service: Service, client: Client) -> None:
+    done = client.resize(8 << 20)
+    assert not isinstance(done, Miss)
+    assert done.ok
+    done = client.resize(None, [("/nowhere", 1 << 20)])
+    assert not isinstance(done, Miss)
+    assert not done.ok
+    assert done.sentence.endswith(".")
+    chunks, chain = made("a")
+    client.store(chain, [chunk.payload for chunk in chunks])
+    done = client.clear(chain.namespace.hex()[:8])
+    assert not isinstance(done, Miss)
+    assert done.ok
+    poolside.wait_until(lambda: client.lookup(chain) == Known(0, 0), "the namespace to be empty")

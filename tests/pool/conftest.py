@@ -1,0 +1,31 @@
+"""Fixtures of tests that go through the pool's socket."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests import poolside
+
+from forebay.pool.client import Client
+from forebay.pool.life import Service
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A private directory with a short name."""
+    with poolside.short_directory() as path:
+        yield path
+
+
+@pytest.fixture
+def service(place: Path) -> Iterator[Service]:
+    """A pool without a disk on a thread of ours."""
+    with poolside.serving(place) as served:
+        yield served
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    """A client of it."""
+    with Client(service.place.path) as joined:
+        yield joined

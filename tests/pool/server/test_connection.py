@@ -1,0 +1,91 @@
+"""Order in a round: loads of everyone before stores of anyone, and each connection in order."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.pool import wire
+from forebay.pool.messages import Ask, Cancel, ClientMessage, Commit, Found, Lookup, Reserve, Stats
+from forebay.pool.server.connection import Connection
+from forebay.sys.sockets import Peer
+
+LOOKUP = Lookup(1, bytes(32), 0, b"")
+ASK = Ask(1, 0, 1, 10, stream=False)
+RESERVE = Reserve(1, [])
+COMMIT = Commit(1, [])
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Connection, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    ours.setblocking(False)
+    connection = Connection(ours, Peer(1, 0), 0.0, 1000)
+    yield connection, theirs
+    connection.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "loads", "rest"),
+    [
+        ([LOOKUP, ASK], [LOOKUP, ASK], []),
+        ([RESERVE, COMMIT], [], [RESERVE, COMMIT]),
+        ([LOOKUP, RESERVE, ASK], [LOOKUP], [RESERVE, ASK]),
+        ([COMMIT, LOOKUP], [], [COMMIT, LOOKUP]),
+    ],
+)
+def test_loads_go_first_but_no_message_overtakes_its_own(
+    pair: tuple[Connection, socket.socket],
+    sent: list[ClientMessage],
+    loads: list[ClientMessage],
+    rest: list[ClientMessage],
+) -> None:
+    connection, theirs = pair
+    theirs.sendall(b"".join(map(wire.encode, sent)))
+    connection.receive()
+    connection.fill(64)
+    assert list(connection.loads()) == loads
+    assert list(connection.rest()) == rest
+    assert not connection.has_messages
+
+
+def test_a_round_takes_no_more_than_its_share(pair: tuple[Connection, socket.socket]) -> None:
+    connection, theirs = pair
+    theirs.sendall(wire.encode(Cancel(1)) * 10)
+    taken = []
+    connection.receive()
+    while connection.has_messages:
+        connection.fill(4)
+        taken.append(len(list(connection.loads())))
+        connection.receive()
+    assert taken == [4, 4, 2]
+
+
+def test_what_is_not_read_ends_the_connection(pair: tuple[Connection, socket.socket]) -> None:
+    connection, theirs = pair
+    while not connection.is_over:
+        connection.send(Found(1, 2, 3))
+    assert connection.has_output
+    connection.send(Found(1, 2, 3))  # does nothing
+    connection.flush()
+    assert theirs.recv(1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_engine"), [([], True), ([Stats()], False), ([Stats(), LOOKUP], True)]
+)
+def test_looking_at_a_pool_does_not_keep_it_alive(
+    pair: tuple[Connection, socket.socket], sent: list[ClientMessage], is_engine: bool
+) -> None:
+    connection, theirs = pair
+    theirs.sendall(wire.encode(wire_hello()) + b"".join(map(wire.encode, sent)))
+    connection.receive()
+    connection.fill(64)
+    assert connection.is_engine == is_engine
+
+
+def wire_hello() -> ClientMessage:
+    from forebay.pool.messages import Hello
+
+    return Hello(1, "e")

@@ -1,0 +1,202 @@
+"""Hostile and careless peers: a typed answer, bounded memory, the others unaffected."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests import poolside
+from tests.pool.test_wire import BOMBS, CLIENT, framed
+
+from forebay.pool import wire
+from forebay.pool.client import Client, Known
+from forebay.pool.life import Service
+from forebay.pool.messages import Hello, Lookup, PoolMessage, Refused, Stats, Welcome
+from forebay.pool.server.limits import Limits
+from forebay.sys.disk import Disk
+from forebay.sys.world import World
+from forebay.testing import samples
+
+HELLO = wire.encode(Hello(1, "stranger"))
+LIMITS = Limits(hello_s=0.3, connections_max=8, output_bytes_max=1 << 20)
+
+
+@contextmanager
+def connected(service: Service, data: bytes = b"") -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(5)
+        link.connect(service.place.path)
+        link.sendall(data)
+        yield link
+
+
+def heard(link: socket.socket) -> list[PoolMessage]:
+    """Everything that the pool says until it hangs up."""
+    reader = wire.pool_reader()
+    found: list[PoolMessage] = []
+    while True:
+        try:
+            data = link.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            return found
+        reader.feed(data)
+        for message in reader.messages():
+            assert not isinstance(message, wire.FrameError)
+            found.append(message)
+
+
+def say_for_ever(link: socket.socket, data: bytes) -> None:
+    for _ in range(10_000):
+        link.sendall(data)
+
+
+def counters(client: Client) -> dict[str, int]:
+    stats = client.stats()
+    assert isinstance(stats, dict)
+    found = stats["counters"]
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(BOMBS.keys() - {"2^63 and more"}))
+@pytest.mark.parametrize("greeted", [False, True])
+def test_t39_t40_hostile_bytes_end_their_connection_alone(
+    service: Service, client: Client, name: str, greeted: bool
+) -> None:
+    assert client.join()
+    with connected(service, HELLO * greeted + BOMBS[name]) as link:
+        answers = heard(link)
+    assert isinstance(answers[-1], Refused)
+    assert [type(answer) for answer in answers[:-1]] == [Welcome] * greeted
+    assert isinstance(client.lookup(poolside.made("other")[1]), Known)
+
+
+def test_half_a_frame_and_an_end_is_nobody(service: Service, client: Client) -> None:
+    for data in (b"", b"\x10", HELLO[:-1], HELLO + framed(b"\x92\xa6cancel\x01")[:-3]):
+        with connected(service, data):
+            pass
+    assert isinstance(client.lookup(poolside.made("other")[1]), Known)
+
+
+@pytest.mark.parametrize("name", sorted(CLIENT.keys() - {"Hello"}))
+def test_t38_nothing_is_answered_before_hello(service: Service, client: Client, name: str) -> None:
+    with connected(service, wire.encode(CLIENT[name])) as link:
+        assert [type(answer) for answer in heard(link)] == [Refused]
+    assert not counters(client).get("lookups")
+
+
+@pytest.mark.parametrize(
+    "hello", [Hello(2, "e"), Hello(0, "e"), Hello(1, ""), Hello(1, "e" * 65), Hello(-1, "e")]
+)
+def test_a_wrong_hello_is_refused_with_a_sentence(service: Service, hello: Hello) -> None:
+    with connected(service, wire.encode(hello)) as link:
+        (answer,) = heard(link)
+    assert isinstance(answer, Refused)
+    assert answer.sentence.endswith(".")
+
+
+def test_hello_is_said_once(service: Service) -> None:
+    with connected(service, HELLO + HELLO) as link:
+        assert [type(answer) for answer in heard(link)] == [Welcome, Refused]
+
+
+class StrangersDisk(Disk):
+    """The disk of a user that we are not."""
+
+    def user(self) -> int:
+        return super().user() + 1
+
+
+def test_t38_other_users_are_refused_before_a_byte_is_read(place: Path) -> None:
+    with (
+        poolside.serving(place, world=World(StrangersDisk())) as service,
+        connected(service) as link,
+    ):
+        (answer,) = heard(link)
+        assert isinstance(answer, Refused)
+        assert "--allow-uid" in answer.sentence
+
+
+def test_an_allowed_user_may_join(place: Path) -> None:
+    settings = replace(poolside.SMALL, allow_uid=(os.geteuid(),))
+    with (
+        poolside.serving(place, settings, world=World(StrangersDisk())) as service,
+        Client(service.place.path) as client,
+    ):
+        assert client.join()
+
+
+def test_who_says_nothing_is_let_go(place: Path) -> None:
+    with poolside.serving(place, limits=LIMITS) as service, connected(service) as link:
+        started = time.monotonic()
+        assert [type(answer) for answer in heard(link)] == [Refused]
+        assert time.monotonic() - started < 2
+
+
+def test_one_connection_too_many_is_refused(place: Path) -> None:
+    with poolside.serving(place, limits=LIMITS) as service:
+        links = [socket.socket(socket.AF_UNIX) for _ in range(LIMITS.connections_max + 1)]
+        try:
+            for link in links:
+                link.settimeout(5)
+                link.connect(service.place.path)
+            assert [type(answer) for answer in heard(links[-1])] == [Refused]
+        finally:
+            for link in links:
+                link.close()
+        with Client(service.place.path) as client:
+            poolside.wait_until(client.join, "the next to be served")
+
+
+def test_who_does_not_read_is_cut_off(place: Path) -> None:
+    with poolside.serving(place, limits=LIMITS) as service, Client(service.place.path) as client:
+        assert client.join()
+        question = wire.encode(Stats()) * 100
+        with connected(service, HELLO) as link, pytest.raises(ConnectionError):
+            say_for_ever(link, question)
+        stats = client.stats()
+        assert isinstance(stats, dict)
+        assert isinstance(server := stats["server"], dict)
+        assert server["cut_off"] == 1
+
+
+def test_a_talker_does_not_keep_others_waiting(place: Path) -> None:
+    """A connection has its share of a round, however much it sends."""
+    with poolside.serving(place) as service, Client(service.place.path) as client:
+        assert client.join()
+        question = wire.encode(Lookup(1, samples.NAMESPACE, 0, bytes(16 * 50)))
+        with connected(service, HELLO) as link:
+            link.setblocking(False)
+            worst_s = 0.0
+            for _ in range(50):
+                for _ in range(200):
+                    try:
+                        link.send(question)
+                    except BlockingIOError:
+                        break
+                try:
+                    while link.recv(1 << 20):
+                        pass
+                except BlockingIOError:
+                    pass
+                started = time.monotonic()
+                assert isinstance(client.lookup(poolside.made("other")[1]), Known)
+                worst_s = max(worst_s, time.monotonic() - started)
+        assert worst_s < 0.5
+
+
+def test_descriptors_return_to_the_baseline(service: Service, client: Client) -> None:
+    assert client.join()
+    before = poolside.descriptors()
+    for _ in range(50):
+        with Client(service.place.path) as other:
+            assert other.join()
+        with connected(service, HELLO):
+            pass
+    poolside.wait_until(lambda: poolside.descriptors() <= before, "descriptors to be closed")

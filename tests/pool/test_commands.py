@@ -1,0 +1,110 @@
+"""The commands of a running pool: what they print, and one sentence for what cannot be meant."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.poolside import made
+
+from forebay.cli.main import main
+from forebay.pool.client import Client, Known
+from forebay.pool.life import Service
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOREBAY_SEED", raising=False)
+
+
+def run(*words: str) -> int:
+    return main(list(words))
+
+
+def test_stats(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("stats", "--socket", service.place.path) == 0
+    assert "dram.cap_bytes" in capsys.readouterr().out
+    assert run("stats", "--json", "--socket", service.place.path) == 0
+    assert json.loads(capsys.readouterr().out)["dram"]["chunks"] == 0
+
+
+def test_set_and_clear(
+    service: Service, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chunks, chain = made("a")
+    client.store(chain, [chunk.payload for chunk in chunks])
+    path = service.place.path
+    assert run("set", "dram=8MiB", "--socket", path) == 0
+    assert run("clear", "--namespace", "ffffffff", "--socket", path) == 0
+    assert client.lookup(chain) == Known(4, 4)
+    assert run("clear", "--all", "--socket", path) == 0
+    assert client.lookup(chain) == Known(0, 0)
+    assert run("stats", "--json", "--socket", path) == 0
+    stats = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
+    assert stats["dram"]["cap_bytes"] == 8 << 20
+
+
+WRONG = [
+    ("set",),
+    ("set", "dram"),
+    ("set", "dram=much"),
+    ("set", "dram=1GiB", "dram=2GiB"),
+    ("set", "disk=/d"),
+    ("set", "disk=/d:1GiB", "disk=/d:2GiB"),
+    ("set", "colour=red"),
+    ("clear",),
+    ("clear", "--all", "--namespace", "3fa94c1d"),
+    ("clear", "--namespace", ""),
+    ("stats", "--colour"),
+    ("pool", "--linger", "long"),
+    ("pool", "--linger", "-1"),
+    ("pool", "--linger", "nan"),
+    ("pool", "--dram", "much"),
+    ("pool", "--dram", "1EiB"),
+    ("pool", "--disk", "/nowhere/at/all:1GiB"),
+    ("pool", "--fault", "read:errno=EIO"),
+    ("pool", "--socket", "/" + "x" * 200),
+    ("pool", "--trace", "/nowhere/at/all/trace"),
+]
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_bad_input_is_one_sentence(
+    words: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    socket = () if "--socket" in words else ("--socket", str(place / "none.sock"))
+    dram = ("--dram", "16MiB") if words[0] == "pool" and "--dram" not in words else ()
+    assert run(*words, *dram, *socket) == 2
+    one_sentence(capsys)
+
+
+@pytest.mark.parametrize("words", [("stats",), ("set", "dram=1GiB"), ("clear", "--all")])
+def test_no_pool_is_one_sentence(
+    words: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words, "--socket", str(place / "none.sock")) == 2
+    assert "forebay pool" in one_sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("set", "dram=1000TiB"),
+        ("set", "disk=/nowhere:1GiB"),
+        ("clear", "--namespace", "3f"),
+        ("clear", "--namespace", "not hex!"),
+    ],
+    ids=" ".join,
+)
+def test_what_the_pool_will_not_do_is_one_sentence(
+    words: tuple[str, ...], service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words, "--socket", service.place.path) == 2
+    one_sentence(capsys)
+
+
+def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err.startswith("forebay: ")
+    assert said.err.count("\n") == 1
+    return said.err

@@ -1,0 +1,206 @@
+"""The life of a pool: one a socket, begun by whoever comes first, ended as it should be."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests import poolside
+from tests.poolside import exact, made
+
+from forebay.errors import StartupError
+from forebay.pool import place as places
+from forebay.pool.client import Client, Known, Receipt
+from forebay.pool.life import Service, join_or_start, socket_path
+from forebay.settings import DiskSetting, Settings
+from forebay.sys import sockets
+
+STARTER = """
+import sys, time
+from forebay.pool.life import join_or_start
+from forebay.settings import Settings
+settings = Settings(dram=16 << 20, socket=sys.argv[1], linger_s=float(sys.argv[2]))
+sys.stdin.readline()
+print(join_or_start(settings, 20), flush=True)
+sys.stdin.readline()
+"""
+
+
+def pool_pids(socket: str) -> list[int]:
+    """Processes that were started as this socket's pool."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "pool" in words and socket in words and "forebay.cli" in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture
+def socket_at(place: Path) -> Iterator[str]:
+    """A path for a pool's socket; whatever pool was started there ends with the test."""
+    path = str(place / "pool.sock")
+    yield path
+    for pid in pool_pids(path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def starter(socket: str, linger_s: float) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", STARTER, socket, str(linger_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=poolside.environment(),
+    )
+
+
+def say(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+
+def test_t21_engines_that_start_at_once_start_one_pool_that_outlives_them(socket_at: str) -> None:
+    engines = [starter(socket_at, 1.0) for _ in range(4)]
+    for engine in engines:
+        say(engine)
+    for engine in engines:
+        assert engine.stdout is not None
+        assert engine.stdout.readline().decode().strip() == socket_at
+    assert len(pool_pids(socket_at)) == 1
+    with Client(socket_at) as client:
+        assert client.join()
+        for engine in engines:
+            os.killpg(engine.pid, signal.SIGKILL)
+            engine.communicate()
+        chunks, chain = made("a")
+        assert client.store(chain, [chunk.payload for chunk in chunks]) == Receipt(stored=4)
+    poolside.wait_until(lambda: not pool_pids(socket_at), "the pool to end after its linger", 10)
+    assert not Path(socket_at).exists()
+
+
+def test_a_pool_that_cannot_begin_says_why_to_the_engine(socket_at: str) -> None:
+    settings = Settings(
+        dram=16 << 20, disk=(DiskSetting("/nowhere/at/all", 1 << 30),), socket=socket_at
+    )
+    with pytest.raises(StartupError, match="/nowhere/at/all"):
+        join_or_start(settings, 20)
+    assert not pool_pids(socket_at)
+
+
+def test_another_wish_is_one_log_line(
+    service: Service, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(dram=64 << 20, socket=service.place.path)
+    assert join_or_start(settings) == service.place.path
+    assert len(caplog.messages) == 1
+    assert "64 MiB" in caplog.messages[0]
+    caplog.clear()
+    join_or_start(replace(settings, dram=poolside.DRAM_BYTES))
+    assert not caplog.messages
+
+
+def test_a_second_pool_at_one_socket_is_refused(service: Service, place: Path) -> None:
+    with pytest.raises(StartupError, match="already"):
+        Service.open(replace(poolside.SMALL, socket=service.place.path))
+    with Client(service.place.path) as client:
+        assert client.join()
+
+
+def test_a_socket_left_by_a_killed_pool_is_replaced(place: Path) -> None:
+    pool = poolside.PoolProcess(place, disk=False).start()
+    pool.kill()
+    assert Path(pool.socket).is_socket()
+    with poolside.serving(place) as service, Client(service.place.path) as client:
+        assert client.join()
+
+
+def test_what_is_no_socket_is_left_alone(place: Path) -> None:
+    (place / "pool.sock").write_text("mine")
+    with pytest.raises(StartupError, match=r"pool\.sock"), poolside.serving(place):
+        pass
+    assert (place / "pool.sock").read_text() == "mine"
+
+
+def test_sigterm_keeps_what_was_stored(place: Path) -> None:
+    chunks, chain = made("a")
+    payloads = [chunk.payload for chunk in chunks]
+    pool = poolside.PoolProcess(place)
+    with Client(pool.socket) as client:
+        pool.start()
+        assert client.store(chain, payloads) == Receipt(stored=4)
+        poolside.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
+        assert pool.stop() == 0
+        assert not Path(pool.socket).exists()
+        pool.start()
+        try:
+            assert client.lookup(chain) == Known(4, 0)
+            with client.load(chain) as loaded:
+                assert exact(loaded, chunks)
+        finally:
+            assert pool.stop() == 0
+
+
+def test_an_idle_pool_sleeps(place: Path) -> None:
+    with poolside.pool_process(place) as pool:
+        time.sleep(1.2)  # what began has calmed down
+        before = cpu_s(pool.pid)
+        time.sleep(0.5)
+        assert cpu_s(pool.pid) - before < 0.1
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
+def test_t44_the_socket_is_ours_alone_under_any_umask(place: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        listener = sockets.listen(str(place / "s"), 0o600, 1)
+    finally:
+        os.umask(before)
+    listener.close()
+    assert (place / "s").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_default_socket_is_this_users(place: Path) -> None:
+    found = places.find_place("", {"XDG_RUNTIME_DIR": str(place)})
+    assert found.path == f"{place}/forebay/pool.sock"
+    places.prepare(found)
+    assert Path(found.directory).stat().st_mode & 0o777 == 0o700
+    found = places.find_place("", {})
+    assert found.path == f"/tmp/forebay-{os.geteuid()}/pool.sock"
+    assert socket_path(Settings(socket="x.sock")) == str(Path.cwd() / "x.sock")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
+def test_t44_a_directory_that_others_can_use_is_refused(place: Path, mode: int) -> None:
+    own = place / "forebay"
+    own.mkdir()
+    own.chmod(mode)
+    with pytest.raises(StartupError, match="--socket"):
+        places.prepare(places.find_place("", {"XDG_RUNTIME_DIR": str(place)}))
+
+
+def test_t44_a_link_in_place_of_the_directory_is_refused(place: Path) -> None:
+    (place / "elsewhere").mkdir(mode=0o700)
+    (place / "forebay").symlink_to(place / "elsewhere")
+    with pytest.raises(StartupError, match="--socket"):
+        places.prepare(places.find_place("", {"XDG_RUNTIME_DIR": str(place)}))
+
+
+def test_a_path_too_long_for_a_socket_is_a_sentence() -> None:
+    with pytest.raises(StartupError, match="107"):
+        places.find_place("/" + "x" * 107)
+    assert places.find_place("/" + "x" * 106)
