@@ -1,0 +1,1 @@
+"""One package an engine; the only code that imports it."""

@@ -1,0 +1,7 @@
+"""vLLM 0.26 to 0.32: its KV cache on the pool, without a change to vLLM.
+
+Name it in vLLM's own configuration:
+
+    --kv-transfer-config '{"kv_connector": "ForebayConnector", "kv_role": "kv_both",
+                           "kv_connector_module_path": "forebay.engines.vllm.connector"}'
+"""

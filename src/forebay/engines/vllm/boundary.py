@@ -1,0 +1,63 @@
+"""The one place where everything is caught: between vLLM and us.
+
+Whatever goes wrong behind it is a miss for the engine: counted, logged once a minute for each
+reason, and answered with a value that makes vLLM go on as without the tier.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+_INTERVAL_S: Final = 60.0
+_log: Final = logging.getLogger("forebay")
+_Result = TypeVar("_Result")
+
+
+class Boundary:
+    """Calls into Forebay, with their time and their failures counted."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.seconds = 0.0  # spent in calls
+        self.calls = 0
+        self._logged: dict[str, float] = {}
+
+    def call(self, fallback: Callable[[], _Result], work: Callable[[], _Result]) -> _Result:
+        """The work's answer, or the fallback's if anything at all went wrong."""
+        begun = time.perf_counter()
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - nothing may reach the engine
+            self._count(error)
+            return fallback()
+        finally:
+            self.calls += 1
+            self.seconds += time.perf_counter() - begun
+
+    def _count(self, error: Exception) -> None:
+        self.failures += 1
+        # The type and the place say what a developer needs; a message might hold user data.
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        at = f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}" if trace is not None else ""
+        reason = f"{type(error).__name__} in {at}"
+        now = time.monotonic()
+        if now - self._logged.get(reason, -_INTERVAL_S) >= _INTERVAL_S:
+            self._logged[reason] = now
+            _log.error("a bug in Forebay is a miss for the engine: %s", reason)
+
+
+def bounded(fallback: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Run a connector's hook inside its boundary."""
+
+    def decorate(hook: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(hook)
+        def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
+            return self.boundary.call(fallback, lambda: hook(self, *arguments, **named))
+
+        return wrapped
+
+    return decorate

@@ -1,0 +1,230 @@
+"""The connector that vLLM loads: its hooks, each a line, behind one boundary.
+
+One class for 0.26 to 0.32. Loads are asynchronous only; nothing it does can fail a request.
+"""
+
+import logging
+import os
+from typing import Any, Final
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from forebay.engines.vllm import identity, versions
+from forebay.engines.vllm.boundary import Boundary, bounded
+from forebay.engines.vllm.membership import Membership
+from forebay.engines.vllm.scheduler import Limits, SchedulerSide
+from forebay.engines.vllm.step import Report, Step
+from forebay.engines.vllm.worker import WorkerSide
+from forebay.engines.weights import WeightsHash
+from forebay.identity.keys import ChainRoot
+from forebay.pool import life
+from forebay.settings import Settings, Source, build, from_environment
+from forebay.sys.clock import Clock
+
+_log: Final = logging.getLogger("forebay")
+
+
+class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
+    """vLLM's KV cache on Forebay's pool."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.boundary = Boundary()
+        self.settings = _settings(vllm_config)
+        self._cache = kv_cache_config
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._why = identity.declined(vllm_config, kv_cache_config)
+        if self._why:
+            if role is KVConnectorRole.SCHEDULER:
+                _log.warning("Forebay stands aside: %s.", self._why)
+            return
+        self._shape = identity.geometry(vllm_config, kv_cache_config, self.settings.chunk_tokens)
+        socket_path = life.socket_path(self.settings)
+        clock = Clock()
+        if role is KVConnectorRole.SCHEDULER:
+            vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+            self._start_scheduler(vllm_config, clock)
+        else:
+            self._worker = WorkerSide(socket_path, self._shape, clock)
+
+    def _start_scheduler(self, config: Any, clock: Clock) -> None:
+        socket_path = life.join_or_start(self.settings)
+        self._namespace = identity.Namespace(config, self._cache, self._shape)
+        self._weights = WeightsHash(identity.weights_directory(config))
+        limits = Limits(self.settings.min_tokens, int(self.settings.load_deadline_ms))
+        self._scheduler = SchedulerSide(Membership(socket_path, clock), self._shape, limits)
+        self._scheduler.join()
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """Until 0.28; pages are handled layer by layer."""
+        return False
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A store that is lost is a future miss, no more."""
+        return False
+
+    # The scheduler's side.
+
+    @bounded(lambda: None)
+    def on_new_request(self, request: Any) -> None:
+        """A request has arrived."""
+        if self._scheduler is not None:
+            self._identify()
+            self._scheduler.arrived(request)
+
+    @bounded(lambda: (0, False))
+    def get_num_new_matched_tokens(
+        self,
+        request: Any,
+        num_computed_tokens: int,
+    ) -> tuple[int | None, bool]:
+        """How much more than the engine has can be loaded."""
+        if self._scheduler is None:
+            return 0, False
+        return self._scheduler.matched(request, num_computed_tokens)
+
+    @bounded(lambda: None)
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Blocks are allocated for a load."""
+        if self._scheduler is not None and num_external_tokens:
+            self._scheduler.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
+
+    @bounded(Step)
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        """What the workers do in this step."""
+        if self._scheduler is None:
+            return Step()
+        self._identify()
+        return self._scheduler.step(scheduler_output)
+
+    @bounded(lambda: None)
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the workers did."""
+        if self._scheduler is not None:
+            report = getattr(connector_output, "kv_connector_worker_meta", None)
+            received = connector_output.finished_recving or ()
+            self._scheduler.heard(report if isinstance(report, Report) else None, received)
+
+    @bounded(lambda: (False, None))
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
+        """A request has ended; its blocks are never held back."""
+        if self._scheduler is not None:
+            self._scheduler.finished(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        """Likewise, for models with several groups."""
+        answer: tuple[bool, None] = self.request_finished(request, block_ids)
+        return answer
+
+    @bounded(lambda: False)
+    def has_pending_push_work(self) -> bool:
+        """Whether a copy is in flight."""
+        return self._scheduler is not None and self._scheduler.has_work
+
+    @bounded(lambda: True)
+    def reset_cache(self) -> bool:
+        """The weights may be new: begin a namespace of our own. Nothing is deleted."""
+        if self._scheduler is not None and not self.settings.keep_on_reset:
+            self._namespace.retreat()
+            self._scheduler.root = None
+            self._scheduler.reset()
+            self._identify()
+        return True
+
+    # The worker's side.
+
+    @bounded(lambda: None)
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """The KV cache is allocated."""
+        if self._worker is not None:
+            self._worker.register(kv_caches, self._cache.num_blocks)
+
+    @bounded(lambda: None)
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Before the forward: the last moment for stores."""
+        if self._worker is not None and isinstance(kv_connector_metadata, Step):
+            self._worker.store(kv_connector_metadata)
+
+    @bounded(lambda: None)
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Copy in what this step loads."""
+        metadata = self._get_connector_metadata()
+        if self._worker is not None and isinstance(metadata, Step):
+            self._worker.store(metadata)
+            self._worker.load(metadata)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are never waited for."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Stores are made a step later, whole blocks at once."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is waited for."""
+
+    @bounded(lambda: (None, None))
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:  # noqa: ARG002
+        """Loads that have ended."""
+        if self._worker is None:
+            return None, None
+        received, _ = self._worker.take_received()
+        return None, received or None
+
+    @bounded(lambda: versions.transfer_results(set(), set()))
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
+        """Likewise, with those that failed (0.30 and later)."""
+        if self._worker is None:
+            return versions.transfer_results(set(), set())
+        return versions.transfer_results(*self._worker.take_received())
+
+    @bounded(set)
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that could not be loaded (before 0.30)."""
+        if self._worker is None:
+            return set()
+        blocks = self._worker.take_failed_blocks()
+        return set() if versions.reports_failed_requests() else blocks
+
+    @bounded(lambda: None)
+    def build_connector_worker_meta(self) -> Report | None:
+        """What was stored."""
+        return self._worker.take_report() if self._worker is not None else None
+
+    def shutdown(self) -> None:
+        """The engine ends."""
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                self.boundary.call(lambda: None, side.close)
+        if self._scheduler is not None:
+            self._weights.close()
+
+    def _identify(self) -> None:
+        """Share from the moment on that it is known what may be shared."""
+        scheduler = self._scheduler
+        if scheduler is None or scheduler.root is not None:
+            return
+        digest = self._weights.poll()
+        if digest is None:
+            return
+        self._namespace.know_weights(digest)
+        assert self._namespace.name is not None
+        scheduler.root = ChainRoot(
+            self._namespace.name, self._shape.chunk_tokens, realm=self.settings.realm
+        )
+        _log.info("Forebay shares chunks of %d tokens", self._shape.chunk_tokens)
+
+
+def _settings(config: Any) -> Settings:
+    extra = dict(config.kv_transfer_config.kv_connector_extra_config)
+    spelled = Source(extra, lambda name: f'kv_connector_extra_config["{name}"]')
+    return build([spelled, from_environment(os.environ)])

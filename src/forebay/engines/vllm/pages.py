@@ -1,0 +1,102 @@
+"""The engine's KV cache as bytes, and copies between it and slots of the slab.
+
+A chunk in a slot is block-major: for each of its blocks, for each layer, one page.
+
+    slot = [block 0: layer 0 page, layer 1 page, …][block 1: …]…
+
+Pages are opaque bytes; their size and number come from what the engine declares, and tensors that
+do not have that geometry are refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from forebay.engines.vllm.step import Piece
+
+Bytes: TypeAlias = Any  # a numpy array of uint8
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The shape of a chunk's bytes, as the engine declares it."""
+
+    layers: tuple[str, ...]  # in the order in which they lie in a slot
+    page_bytes: int  # of one layer of one block
+    block_tokens: int
+    chunk_blocks: int
+
+    @property
+    def block_bytes(self) -> int:
+        """All layers of one block."""
+        return self.page_bytes * len(self.layers)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """A chunk's payload."""
+        return self.block_bytes * self.chunk_blocks
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens in a chunk."""
+        return self.block_tokens * self.chunk_blocks
+
+
+class Pages:
+    """The KV cache of one worker whose memory the CPU can address."""
+
+    def __init__(self, geometry: Geometry, tensors: dict[str, Any], blocks: int) -> None:
+        """ValueError if a tensor is not what the engine declared."""
+        self._geometry = geometry
+        self._layers = [
+            _as_pages(tensors[layer], blocks, geometry.page_bytes) for layer in geometry.layers
+        ]
+
+    def copy_out(self, piece: Piece, slab: Bytes) -> None:
+        """From the KV cache into a slot."""
+        slot = self._slot(piece, slab)
+        for number, pages in enumerate(self._layers):
+            slot[:, number] = pages[piece.blocks]
+
+    def copy_in(self, piece: Piece, slab: Bytes) -> None:
+        """From a slot into the KV cache."""
+        slot = self._slot(piece, slab)
+        for number, pages in enumerate(self._layers):
+            pages[piece.blocks] = slot[:, number]
+
+    def digest_input(self, blocks: Sequence[int]) -> list[Bytes]:
+        """Copies of blocks' pages, layer by layer; for tests that compare bytes."""
+        return [pages[list(blocks)].copy() for pages in self._layers]
+
+    def _slot(self, piece: Piece, slab: Bytes) -> Bytes:
+        shape = self._geometry
+        start = piece.offset + piece.first * shape.block_bytes
+        stop = start + len(piece.blocks) * shape.block_bytes
+        return slab[start:stop].reshape(len(piece.blocks), len(shape.layers), shape.page_bytes)
+
+
+def _as_pages(tensor: Any, blocks: int, page_bytes: int) -> Bytes:
+    """A view of a layer's tensor: a row a block, whatever the order of dimensions inside it."""
+    kernel_blocks = tensor.shape[0]
+    row_bytes = tensor.stride(0) * tensor.element_size()
+    inner = [
+        (stride, size) for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
+    ]
+    dense = 1
+    for stride, size in sorted(inner):
+        if size > 1 and stride != dense:
+            raise ValueError("a layer's block is not one run of bytes")
+        dense *= size
+    parts, rest = divmod(kernel_blocks, blocks)
+    if rest or not parts or dense * tensor.element_size() * parts != page_bytes:
+        raise ValueError("a layer's block has another size than the engine declared")
+    if parts > 1 and dense * tensor.element_size() != row_bytes:
+        raise ValueError("the parts of a block do not lie behind one another")
+    start = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    shape, strides = (blocks, page_bytes), (row_bytes * parts, 1)
+    view = flat.set_(tensor.untyped_storage(), start, shape, strides)
+    pages: Bytes = view.numpy()
+    return pages

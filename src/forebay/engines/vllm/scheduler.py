@@ -1,0 +1,393 @@
+"""The scheduler's side: what to load, what to store, decided in vLLM's own hooks.
+
+It runs on the thread that schedules, so nothing here waits beyond two limits: `_WAIT_S` a request
+and `_STEP_WAIT_S` a step, for answers that are on their way. There is no thread and no I/O but a
+non-blocking socket.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from forebay.engines.vllm.membership import Membership
+from forebay.engines.vllm.pages import Geometry
+from forebay.engines.vllm.step import Load, Report, Step
+from forebay.engines.vllm.storing import Storing
+from forebay.engines.vllm.tracked import Loading, Tracked
+from forebay.identity.keys import ChainRoot, proof_of
+from forebay.pool.messages import (
+    Ask,
+    Cancel,
+    Committed,
+    Found,
+    Lookup,
+    PoolMessage,
+    Promise,
+    Ready,
+    Release,
+    Reserved,
+)
+from forebay.record.region import short
+
+_WAIT_S: Final = 0.0003
+_STEP_WAIT_S: Final = 0.001
+_LOAD_S: Final = 30.0  # a load that has not all arrived by then has failed
+_JOIN_S: Final = 2.0
+_AGAIN_MAX: Final = 8  # requests told to ask again at a time: vLLM redoes its own lookup for each
+_log: Final = logging.getLogger("forebay")
+
+
+class Limits:
+    """When a prefix is worth asking for, and how long a promise may take."""
+
+    def __init__(self, min_tokens: int, load_deadline_ms: int) -> None:
+        self.min_tokens = min_tokens
+        self.load_deadline_ms = load_deadline_ms
+
+
+class SchedulerSide:
+    """One engine's plans. Owned by the scheduler's thread."""
+
+    def __init__(self, membership: Membership, shape: Geometry, limits: Limits) -> None:
+        self.counts: Counter[str] = Counter()
+        self.root: ChainRoot | None = None  # None: the identity is not known yet, share nothing
+        self._pool = membership
+        self._shape = shape
+        self._limits = limits
+        self._tracked: dict[str, Tracked] = {}
+        self._by_number: dict[int, Tracked] = {}
+        self._storing = Storing(membership, shape, self.counts)
+        self._numbers = 0
+        self._wait_left_s = _STEP_WAIT_S
+        self._copying: dict[bytes, str] = {}  # keys on their way into the KV cache → request
+
+    # Requests come and go.
+
+    def arrived(self, request: Any) -> None:
+        """A request is new: see how much of it is known."""
+        if self.root is None or request.request_id in self._tracked:
+            return
+        tracked = Tracked(request, self._shape, _salted(self.root, request))
+        tracked.wants_load = not getattr(request, "skip_reading_prefix_cache", False)
+        tracked.wants_store = tracked.wants_load = tracked.wants_load and not _foreign(request)
+        if not tracked.wants_store:
+            self.counts["requests.declined"] += 1
+        self._tracked[request.request_id] = tracked
+        self._look_up(tracked)
+
+    def finished(self, request_id: str) -> None:
+        """A request has ended; its blocks are free, and whole until the next forward."""
+        tracked = self._tracked.get(request_id)
+        if tracked is None:
+            return
+        self._storing.loosen(request_id)
+        if tracked.loading is None:
+            self._cancel(tracked)
+            del self._tracked[request_id]
+
+    # The scheduler asks.
+
+    def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        """How many tokens beyond `computed` can be loaded; None: ask again."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or not tracked.wants_load or tracked.failed or not self._pool.is_member:
+            return 0, False
+        if tracked.number == 0:
+            self._look_up(tracked)
+        if tracked.found is None:
+            self._wait(lambda: tracked.found is not None)
+        if tracked.found is None or self._worth(tracked, computed) == 0:
+            return 0, False
+        tracked.computed = computed
+        first = computed // self._shape.chunk_tokens
+        if self._is_copied_for_another(tracked, first):
+            self.counts["asked_again.copying"] += 1
+            return None, False
+        return self._promised(tracked, first, computed)
+
+    def allocated(self, request: Any, blocks: list[int], external: int) -> None:
+        """The scheduler has given blocks to a request, `external` tokens of them to be loaded."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or not external or tracked.promise is None:
+            return
+        size = self._shape.block_tokens
+        from_block, stop_block = tracked.computed // size, (tracked.computed + external) // size
+        deadline = time.monotonic() + _LOAD_S
+        tracked.loading = Loading(tracked.promise, blocks[:stop_block], from_block, deadline)
+        tracked.stored = max(tracked.stored, tracked.loading.stop)
+        for chunk in range(tracked.loading.first, tracked.loading.stop):
+            self._copying[short(tracked.keys[chunk])] = request.request_id
+        self.counts["loads"] += 1
+        self.counts["load.tokens"] += external
+
+    # A step is built.
+
+    def step(self, output: Any) -> Step:
+        """What the workers have to do in this step."""
+        changed = self._pool.poll()
+        if changed:
+            self._pool_changed()
+        self._drain()
+        for request_id in output.preempted_req_ids or ():
+            self._preempted(request_id)
+        self._follow(output)
+        step = Step(self._pool.engine, self._pool.generation)
+        step.loads = list(self._loads())
+        if self._storing.must_hear:
+            self._wait(lambda: not self._storing.must_hear)
+        step.stores = self._storing.ready()
+        self._storing.offer(self._completed(output))
+        self._wait_left_s = _STEP_WAIT_S
+        return step
+
+    def heard(self, report: Report | None, received: Iterable[str]) -> None:
+        """What the workers have done."""
+        if report is not None:
+            self._storing.stored(report)
+        for request_id in received:
+            self._received(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine must go on stepping though it has nothing to compute."""
+        loading = any(tracked.loading is not None for tracked in self._tracked.values())
+        return loading or self._storing.has_work
+
+    def reset(self) -> None:
+        """Nothing that was looked up before counts any more."""
+        for tracked in list(self._tracked.values()):
+            if tracked.loading is None:
+                self._cancel(tracked)
+                self._tracked.pop(tracked.request.request_id)
+
+    def join(self) -> None:
+        """Join the pool before the first request, if it is there."""
+        until = time.monotonic() + _JOIN_S
+        while not self._pool.poll() and time.monotonic() < until:
+            self._pool.take(until)
+            if self._pool.is_member:
+                break
+
+    def close(self) -> None:
+        """Leave the pool."""
+        self._pool.close()
+
+    # Asking the pool.
+
+    def _look_up(self, tracked: Tracked) -> None:
+        if not tracked.wants_load or tracked.number or not self._pool.is_member:
+            return
+        tracked.extend()
+        if len(tracked.keys) * self._shape.chunk_tokens < self._limits.min_tokens:
+            return
+        assert self.root is not None
+        self._numbers += 1
+        tracked.number = self._numbers
+        self._by_number[tracked.number] = tracked
+        keys = b"".join(map(short, tracked.keys))
+        self._pool.post(Lookup(tracked.number, self.root.namespace, 0, keys))
+        self.counts["lookups"] += 1
+
+    def _worth(self, tracked: Tracked, computed: int) -> int:
+        """Tokens that the pool knows beyond what the engine has, if they are enough to bother."""
+        assert tracked.found is not None
+        more = tracked.found.known * self._shape.chunk_tokens - computed
+        return more if more >= max(1, self._limits.min_tokens) else 0
+
+    def _promised(self, tracked: Tracked, first: int, computed: int) -> tuple[int | None, bool]:
+        promise = tracked.promise
+        if promise is not None and promise.first > first:
+            self._cancel(tracked)  # the engine has lost blocks that it had at the first ask
+            self._look_up(tracked)
+            return 0, False
+        if not tracked.asked:
+            if self._asking() >= _AGAIN_MAX:
+                self.counts["misses.too_many_asking"] += 1
+                return 0, False
+            tracked.asked = True
+            known = tracked.found.known if tracked.found is not None else 0
+            deadline_ms = self._limits.load_deadline_ms
+            ask = Ask(tracked.number, first, known - first, deadline_ms, stream=True)
+            self._pool.post(ask)
+        if tracked.promise is None:
+            self._wait(lambda: tracked.promise is not None)
+        if tracked.promise is None:
+            self.counts["asked_again.reading"] += 1
+            return None, False
+        tokens = (tracked.promise.first + tracked.promise.total) * self._shape.chunk_tokens
+        if tokens - computed < max(1, self._limits.min_tokens):
+            self.counts["misses.promise_too_small"] += 1
+            return 0, False
+        return tokens - computed, True
+
+    def _asking(self) -> int:
+        return sum(1 for each in self._by_number.values() if each.asked and each.promise is None)
+
+    def _is_copied_for_another(self, tracked: Tracked, first: int) -> bool:
+        """Whether what is missing is on its way into the KV cache: then it is a local hit soon."""
+        if tracked.promise is not None or first >= len(tracked.keys):
+            return False
+        owner = self._copying.get(short(tracked.keys[first]))
+        return owner is not None and owner != tracked.request.request_id
+
+    def _cancel(self, tracked: Tracked) -> None:
+        if tracked.number:
+            self._pool.post(Cancel(tracked.number))
+            self._by_number.pop(tracked.number, None)
+            tracked.forget_lookup()
+
+    # Hearing the pool.
+
+    def _wait(self, done: Any) -> None:
+        """Wait for the pool, within both limits."""
+        begun = time.monotonic()
+        until = begun + min(_WAIT_S, self._wait_left_s)
+        while not done():
+            message = self._pool.take(until)
+            if message is None:
+                break
+            self._hear(message)
+        self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - begun))
+
+    def _drain(self) -> None:
+        while (message := self._pool.take(0.0)) is not None:
+            self._hear(message)
+
+    def _hear(self, message: PoolMessage) -> None:
+        if isinstance(message, Reserved):
+            self._storing.answered(message)
+        elif isinstance(message, Committed):
+            self.counts["stored.chunks"] += message.count
+        elif isinstance(message, Found | Promise | Ready):
+            tracked = self._by_number.get(message.request)
+            if tracked is not None:
+                self._hear_of(tracked, message)
+
+    def _hear_of(self, tracked: Tracked, message: Found | Promise | Ready) -> None:
+        if isinstance(message, Found):
+            tracked.found = message
+            tracked.stored = max(tracked.stored, message.known)
+        elif isinstance(message, Promise):
+            tracked.promise = self._checked(tracked, message)
+        elif tracked.loading is not None:
+            whole = message.length == self._shape.chunk_bytes
+            if whole and message.key == tracked.keys[message.chunk]:  # verify: streamed key
+                tracked.loading.arrived[message.chunk] = message.offset
+            else:
+                tracked.loading.fail(message.chunk)
+
+    def _checked(self, tracked: Tracked, promise: Promise) -> Promise:
+        """A promise, cut to nothing if it is not for exactly these chunks."""
+        stop = promise.first + promise.total
+        size = self._shape.chunk_bytes
+        sound = promise.generation == self._pool.generation and all(
+            length == size for length in promise.lengths
+        )
+        if promise.proof:
+            keys = tracked.keys[promise.first : stop]
+            sound = sound and promise.proof == proof_of(keys)  # verify: engine proof
+        if sound:
+            return promise
+        self.counts["misses.wrong_promise"] += 1
+        return Promise(promise.request, promise.generation, promise.first, 0, [], [], b"")
+
+    # Following the scheduler.
+
+    def _follow(self, output: Any) -> None:
+        """Keep every request's block table."""
+        for new in output.scheduled_new_reqs:
+            tracked = self._tracked.get(new.req_id)
+            if tracked is not None:
+                tracked.blocks = list(new.block_ids[0])
+        cached = output.scheduled_cached_reqs
+        for request_id, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            tracked = self._tracked.get(request_id)
+            if tracked is None:
+                continue
+            if request_id in cached.resumed_req_ids:
+                tracked.blocks = []
+            tracked.blocks += added[0] if added else []
+
+    def _completed(self, output: Any) -> Iterable[Tracked]:
+        """Requests that will have a new whole chunk computed when this step is done."""
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        size = self._shape.chunk_tokens
+        for request_id, before in computed.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is None or not tracked.wants_store:
+                continue
+            done = before + output.num_scheduled_tokens.get(request_id, 0)
+            tracked.extend()
+            whole = min(done // size, len(tracked.keys))
+            if whole > max(tracked.stored, tracked.offered):
+                tracked.offered = whole
+                yield tracked
+
+    def _preempted(self, request_id: str) -> None:
+        tracked = self._tracked.get(request_id)
+        if tracked is not None:
+            self._storing.loosen(request_id)
+            tracked.blocks = []
+            self._cancel(tracked)
+            self._look_up(tracked)
+
+    def _loads(self) -> Iterable[Load]:
+        now = time.monotonic()
+        for request_id, tracked in list(self._tracked.items()):
+            loading = tracked.loading
+            if loading is None or loading.is_told:
+                continue
+            if now > loading.deadline:
+                loading.fail_missing()
+            pieces = loading.take_pieces(self._shape)
+            if pieces or loading.is_told:
+                failed = loading.failed_blocks(self._shape)
+                yield Load(request_id, loading.generation, pieces, loading.is_told, failed)
+
+    def _received(self, request_id: str) -> None:
+        """A load has ended, well or not."""
+        tracked = self._tracked.get(request_id)
+        if tracked is None or tracked.loading is None:
+            return
+        loading, tracked.loading = tracked.loading, None
+        self._copying = {k: owner for k, owner in self._copying.items() if owner != request_id}
+        if loading.failed:
+            tracked.failed = True
+            self.counts["misses.load_failed"] += 1
+        if tracked.number:
+            self._pool.post(Release(tracked.number, []))
+            self._by_number.pop(tracked.number, None)
+            tracked.forget_lookup()
+        if tracked.request.is_finished():
+            del self._tracked[request_id]
+
+    def _pool_changed(self) -> None:
+        """A pool came or went: what the old one said means nothing; loads in flight go on."""
+        _log.warning("pool %s", "joined" if self._pool.is_member else f"lost: {self._pool.why}")
+        self._by_number.clear()
+        self._storing.forget()
+        for tracked in self._tracked.values():
+            tracked.forget_lookup()
+            tracked.stored = tracked.offered = 0
+            if tracked.loading is not None:
+                tracked.loading.fail_missing()
+
+
+def _salted(root: ChainRoot, request: Any) -> ChainRoot:
+    salt = getattr(request, "cache_salt", None) or ""
+    return ChainRoot(root.namespace, root.chunk_tokens, root.group, root.realm, salt)
+
+
+def _foreign(request: Any) -> bool:
+    """Whether more than token ids shapes this request's KV, in a way that is not keyed yet."""
+    return bool(
+        request.lora_request is not None
+        or request.mm_features
+        or getattr(request, "prompt_embeds", None) is not None
+        or request.prompt_token_ids is None
+        or request.pooling_params is not None
+    )

@@ -1,0 +1,157 @@
+"""Stores of one engine: offered with the step that computes them, copied in the next.
+
+    step N      the chunk's last token is computed; its key is offered to the pool
+    step N + 1  the pool has answered with a slot; the workers copy before the forward
+    step N + 2  the workers have reported; the slot is committed
+
+Blocks are never held back. A chunk whose request has ended, or was preempted, is whole until the
+forward of the very next step; if the pool has not answered by then, it is dropped and counted.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.engines.vllm.membership import Membership
+from forebay.engines.vllm.pages import Geometry
+from forebay.engines.vllm.step import Piece, Report, Store
+from forebay.engines.vllm.tracked import Tracked
+from forebay.pool.messages import Abort, Answer, Commit, Reserve, Reserved, Run
+from forebay.record.header import ROOT
+
+_ANSWER_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Offer:
+    """One chunk that the pool was asked a slot for."""
+
+    tracked: Tracked
+    chunk: int
+    piece: Piece  # its offset is filled in by the answer
+    is_loose: bool = False  # its blocks are free: now or never
+    is_lost: bool = False  # it was never
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One message's offers."""
+
+    number: int
+    offers: list[_Offer]
+    deadline: float  # monotonic; a pool that has not answered by then is not waited for
+
+
+class Storing:
+    """Offers, copies and commits. Owned by the scheduler's thread."""
+
+    def __init__(self, pool: Membership, shape: Geometry, counts: Counter[str]) -> None:
+        self._pool = pool
+        self._shape = shape
+        self._counts = counts
+        self._batches: deque[_Batch] = deque()  # not answered yet
+        self._numbers = 0
+        self._ready: list[_Offer] = []  # answered with a slot, not told to the workers yet
+        self._copying: set[tuple[int, int]] = set()  # told to the workers
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a later step is needed to finish what was begun."""
+        now = time.monotonic()
+        waiting = any(
+            batch.deadline > now and not all(offer.is_lost for offer in batch.offers)
+            for batch in self._batches
+        )
+        return bool(waiting or self._ready or self._copying)
+
+    @property
+    def must_hear(self) -> bool:
+        """Whether an answer is wanted before this step, or its chunk is lost."""
+        offers = (offer for batch in self._batches for offer in batch.offers)
+        return any(offer.is_loose and not offer.is_lost for offer in offers)
+
+    def offer(self, completed: Iterable[Tracked]) -> None:
+        """Ask slots for what this step computes, in one message."""
+        runs: list[Run] = []
+        offers: list[_Offer] = []
+        for tracked in completed:
+            chunks = range(tracked.stored, tracked.offered)
+            keys = tracked.keys
+            parent = keys[chunks.start - 1] if chunks.start else ROOT
+            joined = b"".join(keys[chunks.start : chunks.stop])
+            name = tracked.root.namespace
+            runs.append(Run(name, 0, parent, joined, self._shape.chunk_bytes))
+            offers += [_Offer(tracked, chunk, tracked.piece(chunk, -1)) for chunk in chunks]
+            tracked.stored = tracked.offered
+        if runs and self._pool.is_member:
+            self._numbers += 1
+            deadline = time.monotonic() + _ANSWER_S
+            self._batches.append(_Batch(self._numbers, offers, deadline))
+            self._pool.post(Reserve(self._numbers, runs))
+
+    def answered(self, message: Reserved) -> None:
+        """The pool has answered a batch; batches are answered in order."""
+        if not self._batches or self._batches[0].number != message.batch:
+            self._give_back(message.generation, message.answers)
+            return
+        for offer, answer in zip(self._batches.popleft().offers, message.answers, strict=False):
+            if offer.is_lost:
+                self._give_back(message.generation, [answer])
+            elif answer >= 0:
+                piece = offer.piece
+                offer.piece = Piece(answer, piece.first, piece.blocks)
+                self._ready.append(offer)
+            elif answer == Answer.LATER:
+                self._later(offer)
+            elif answer == Answer.NO:
+                self._counts["stores.no"] += 1
+                offer.tracked.wants_store = False
+
+    def ready(self) -> list[Store]:
+        """What the workers have to copy in this step; what can no longer be copied is lost."""
+        for batch in self._batches:
+            for offer in batch.offers:
+                if offer.is_loose and not offer.is_lost:
+                    offer.is_lost = True
+                    self._counts["stores.too_late"] += 1
+        generation = self._pool.generation
+        stores = [Store(generation, offer.piece) for offer in self._ready]
+        self._copying.update((generation, store.piece.offset) for store in stores)
+        self._ready.clear()
+        return stores
+
+    def loosen(self, request_id: str) -> None:
+        """A request's blocks are free: what is not copied in the next step cannot be copied."""
+        for batch in self._batches:
+            for offer in batch.offers:
+                if offer.tracked.request.request_id == request_id:
+                    offer.is_loose = True
+
+    def stored(self, report: Report) -> None:
+        """The workers have copied."""
+        for slots, message in ((report.stored, Commit), (report.missed, Abort)):
+            mine = [slot for slot in slots if slot in self._copying]
+            self._copying.difference_update(mine)
+            offsets = [offset for made, offset in mine if made == self._pool.generation]
+            if offsets:
+                self._pool.post(message(self._pool.generation, offsets))
+
+    def forget(self) -> None:
+        """The pool is another one, or none."""
+        self._batches.clear()
+        self._ready.clear()
+
+    def _later(self, offer: _Offer) -> None:
+        """No slot just now: offered again with the request's next chunk, if it still runs."""
+        self._counts["stores.later"] += 1
+        tracked = offer.tracked
+        if not offer.is_loose:
+            tracked.stored = min(tracked.stored, offer.chunk)
+            tracked.offered = min(tracked.offered, offer.chunk)
+
+    def _give_back(self, generation: int, answers: list[int]) -> None:
+        offsets = [answer for answer in answers if answer >= 0]
+        if offsets:
+            self._pool.post(Abort(generation, offsets))

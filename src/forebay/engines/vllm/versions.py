@@ -1,0 +1,28 @@
+"""What differs between vLLM 0.26 and 0.32, and nothing else."""
+
+from typing import Any
+
+try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+except ImportError:  # before 0.30: a failed load is reported by its blocks alone
+    KVConnectorTransferResults = None
+
+
+def transfer_results(received: set[str], failed: set[str]) -> Any:
+    """What a worker answers from 0.30 on."""
+    return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
+
+
+def reports_failed_requests() -> bool:
+    """Whether a failed load is reported by its request (0.30 and later) or by its blocks."""
+    return KVConnectorTransferResults is not None
+
+
+def layout_of(cache: Any) -> str:
+    """The layout of the KV cache, as the engine declares it."""
+    declared = getattr(cache, "kv_cache_layout", None)
+    if declared is not None:
+        return str(declared)
+    from vllm.v1.attention.backends.utils import get_kv_cache_layout  # noqa: PLC0415 - before 0.32
+
+    return str(get_kv_cache_layout())

@@ -1,0 +1,126 @@
+"""The hash of all bytes of a model's weights, in a process of its own, remembered by file stamp.
+
+Weights are tens of gigabytes; an engine must not wait for them, nor share its interpreter with the
+hashing. `WeightsHash` starts `python -m forebay.engines.weights DIR` and looks, without waiting,
+whether it has answered. Until then the identity of the KV cache is unknown and nothing is shared.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+class WeightsHash:
+    """One model's weights; `poll` answers without waiting."""
+
+    def __init__(self, directory: str) -> None:
+        self._process: subprocess.Popen[str] | None = subprocess.Popen(
+            [sys.executable, "-m", "forebay.engines.weights", directory],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._digest: str | None = None
+        self.why = ""  # it cannot be had, in one sentence, where that is so
+
+    def poll(self) -> str | None:
+        """The hash, once it is known."""
+        process = self._process
+        if process is not None and process.poll() is not None:
+            self._process = None
+            assert process.stdout is not None
+            answer = process.stdout.read().strip()
+            process.stdout.close()
+            if process.returncode == 0 and answer:
+                self._digest = answer
+            else:
+                self.why = "the model's weights cannot be read"
+        return self._digest
+
+    def close(self) -> None:
+        """Stop hashing."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(1.0)
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._process = None
+
+
+def weight_files(directory: str) -> list[Path]:
+    """The files that hold weights, by name."""
+    return sorted(path for path in Path(directory).iterdir() if path.suffix in SUFFIXES)
+
+
+def hash_weights(directory: str, memory: Path) -> str:
+    """Hash every weight file, or remember it; FileNotFoundError if there is none."""
+    files = weight_files(directory)
+    if not files:
+        raise FileNotFoundError(directory)
+    known = _read(memory)
+    seen: dict[str, str] = {}
+    total = hashlib.blake2b(digest_size=32)
+    for path in files:
+        stamp = _stamp(path)
+        digest = known.get(stamp) or _hash_file(path)
+        seen[stamp] = digest
+        total.update(f"{path.name}\0{digest}\0".encode())
+    _write(memory, {**known, **seen})
+    return total.hexdigest()
+
+
+def _hash_file(path: Path) -> str:
+    print(f"forebay: hashing {path.name}, once", file=sys.stderr)  # noqa: T201 - a progress line
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stamp(path: Path) -> str:
+    """Everything that changes when a file does."""
+    found = path.stat()
+    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return ":".join(map(str, stamp))
+
+
+def _memory_path() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "forebay" / "weights.json"
+
+
+def _read(memory: Path) -> dict[str, str]:
+    try:
+        found = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(memory: Path, known: dict[str, str]) -> None:
+    """Replace the file whole; a machine where that cannot be done hashes again next time."""
+    try:
+        memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as file:
+            json.dump(known, file)
+        Path(file.name).replace(memory)
+    except OSError:
+        return
+
+
+def main() -> int:
+    """Print the hash of one directory's weights."""
+    try:
+        digest = hash_weights(sys.argv[1], _memory_path())
+    except OSError:
+        return 1
+    print(digest)  # noqa: T201 - this is the answer
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
