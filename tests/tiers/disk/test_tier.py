@@ -1,5 +1,7 @@
 """What the disk tier does beyond the contract: ask, erase, resize, report what left."""
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
-from forebay.tiers.contract import Hit, Miss, MissReason, Stored
+from forebay.tiers.contract import Dropped, DropReason, Hit, Miss, MissReason, Stored
 from forebay.tiers.disk import Directory, DiskTier
 from forebay.tiers.disk.index import Removed
 
@@ -235,3 +237,71 @@ def test_one_unfit_directory_lets_go_of_the_others(swift_path: Path) -> None:
         DiskTier.open([Directory(str(good), CAP_BYTES), Directory(str(bad), CAP_BYTES)], SMALL)
     with opened(good) as tier:
         assert store(tier, single("free again")) == Stored()
+
+
+def test_a_region_that_is_still_being_written_is_not_evicted(swift_path: Path) -> None:
+    disk = FaultDisk()
+    first = single("first", 30_000)
+    with opened(swift_path, disk) as tier:
+        store(tier, single("before it"))
+        hanging = disk.arm("write:hang@1")
+        outcomes = Outcomes(tier)
+        outcomes.store(first)
+        until(lambda: hanging.fired == 1)
+        while not outcomes.dropped:
+            sample = single(f"around {len(outcomes.stored)}", 60_000)
+            answered = Outcomes(tier)
+            answered.store(sample)
+            answered.wait()
+            outcomes.stored += answered.stored
+            outcomes.dropped += answered.dropped
+        assert outcomes.dropped == {DropReason.BUSY: 1}
+        hanging.disarm()
+        outcomes.wait()
+        assert load(tier, first) == (Hit(30_000), first.payload)
+        until(lambda: store(tier, single("after it", 60_000)) == Stored())
+
+
+def test_a_cap_is_changed_only_between_two_regions(swift_path: Path) -> None:
+    disk = FaultDisk()
+    with opened(swift_path, disk) as tier:
+        hanging = disk.arm("preallocate:hang")
+        outcomes = Outcomes(tier)
+        outcomes.store(single("waits"))
+        until(lambda: hanging.fired == 1)
+        resizing = threading.Thread(target=tier.resize, args=[str(swift_path), 2 * CAP_BYTES])
+        resizing.start()
+        resizing.join(0.1)
+        assert resizing.is_alive()
+        hanging.disarm()
+        resizing.join(10)
+        assert not resizing.is_alive()
+        outcomes.wait()
+        assert len(outcomes.stored) == 1
+
+
+def test_an_empty_region_of_a_smaller_size_stands_in_nobodys_way(swift_path: Path) -> None:
+    disk = FaultDisk()
+    tier = open_tier(swift_path, disk, options=replace(SMALL, region_bytes=1 << 16))
+    disk.arm("write:errno=EIO@2+")
+    store(tier, single("never written"))
+    tier.close(10)
+    with opened(swift_path) as tier:
+        assert store(tier, single("large", 200_000)) == Stored()
+        assert load(tier, single("large", 200_000))[0] == Hit(200_000)
+
+
+def test_a_record_too_large_for_regions_made_smaller_is_dropped(swift_path: Path) -> None:
+    disk = FaultDisk()
+    with opened(swift_path, disk) as tier:
+        hanging = disk.arm("preallocate:hang@1")
+        outcomes = Outcomes(tier)
+        outcomes.store(single("small"))
+        until(lambda: hanging.fired == 1)
+        outcomes.store(single("large", 200_000))
+        resizing = threading.Thread(target=tier.resize, args=[str(swift_path), 1 << 20])
+        resizing.start()
+        hanging.disarm()
+        resizing.join(10)
+        outcomes.wait()
+        assert store(tier, single("too large now", 200_000)) == Dropped(DropReason.TOO_LARGE)
