@@ -45,7 +45,7 @@ mutate: $(STAMP) ## take each verification away in turn: some test must fail
 
 soak: $(STAMP) ## the long versions: 1000 kills, 200 power losses, 2000 random histories
 	@FOREBAY_KILLS=1000 FOREBAY_LOSSES=200 FOREBAY_EXAMPLES=2000 \
-	  $(BIN)/python -m pytest -q -o timeout=7200 tests/promises/test_p04_kill9.py tests/tiers
+	  $(BIN)/python -m pytest -q -o timeout=7200 tests/promises tests/record tests/identity tests/tiers
 
 replay: $(STAMP) ## run the tests with the luck of a failed run: make replay SEED=… [TESTS=…]
 	@test -n "$(SEED)" || { echo 'forebay: name the seed that the failed test printed: make replay SEED=…' >&2; exit 2; }

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("default", deadline=None, print_blob=True)
+EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "50"))  # of each property; more in make soak
+settings.register_profile("default", deadline=None, print_blob=True, max_examples=EXAMPLES)
 settings.load_profile("default")
 
 

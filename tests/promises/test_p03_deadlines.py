@@ -127,6 +127,19 @@ def test_t24_a_hanging_drive_is_switched_off_and_on_again(slow: Slow, fault: str
     assert store(slow.tier, single("taken")) == Stored()
 
 
+def test_t24_a_drive_stays_off_while_one_of_its_calls_still_hangs(slow: Slow) -> None:
+    outcomes = Outcomes(slow.tier)
+    hanging = slow.disk.arm("read:hang@1")
+    outcomes.load(slow.samples[0])
+    until(lambda: not slow.tier.drives()[0].is_on)
+    time.sleep(3 * HASTY.probe_interval_s)
+    assert not slow.tier.drives()[0].is_on, "the probe alone went well"
+    hanging.disarm()
+    until(lambda: slow.tier.drives()[0].is_on)
+    outcomes.wait()
+    assert len(outcomes.hits) == 1
+
+
 def test_t24_closing_ends_though_a_call_hangs(swift_path: Path) -> None:
     slow = Slow(swift_path, SMALL)
     rule = slow.disk.arm("read+write:hang")

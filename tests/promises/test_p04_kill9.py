@@ -188,9 +188,9 @@ LOSSES = int(os.environ.get("FOREBAY_LOSSES", "20"))
 
 
 @pytest.mark.parametrize("nth", range(LOSSES))
-def test_t3_power_loss(nth: int, tmp_path: Path, seed: int) -> None:
+def test_t3_power_loss(nth: int, swift_path: Path, seed: int) -> None:
     """Unsynced writes and names are lost, kept and torn, life after life, in one directory."""
-    place = tmp_path / "pool"
+    place = swift_path / "pool"
     draw = random.Random(seed + nth)
     samples: list[Sample] = []
     for life in range(4):

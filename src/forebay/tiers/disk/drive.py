@@ -95,14 +95,8 @@ class Drive:
 
     def erase(self, region: Region, place: Place) -> None:
         """Wipe a forgotten record's header, unless its region has begun another life."""
-        if region.number != place.region:
-            return
-        try:
-            page = memory.allocate(PAGE_BYTES)
-            page[:] = erased_page()
-            write_whole(self._disk, region.descriptor, [page], place.offset)
-        except OSError:
-            self._failed()
+        if region.number == place.region:
+            self._wipe(region, place.offset)
 
     def tick(self, now: float) -> None:
         """Look at deadlines; called every `tick_s`."""
@@ -184,6 +178,8 @@ class Drive:
         stored = refused is None and self._catalog.settle(
             key, Place(region.number, offset, job.length)
         )
+        if refused is None and not stored:
+            self._wipe(region, offset)  # forgotten while it was written: a walk must not find it
         self.shelf.written(region, header if stored else None)
         if refused is not None:
             self._catalog.forget(key)
@@ -204,6 +200,14 @@ class Drive:
             return DropReason.IO_ERROR
         self.written_bytes += record_bytes(job.length)
         return None
+
+    def _wipe(self, region: Region, offset: int) -> None:
+        page = memory.allocate(PAGE_BYTES)
+        page[:] = erased_page()
+        try:
+            write_whole(self._disk, region.descriptor, [page], offset)
+        except OSError:
+            self._failed()
 
     def _failed(self) -> None:
         now = self._clock.monotonic()

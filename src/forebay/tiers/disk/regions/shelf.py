@@ -122,7 +122,7 @@ class Shelf:
                 offset = region.place(length) if region is not None else None
                 if region is not None and offset is not None:
                     return region, offset
-                if region is not None and not region.placed:
+                if region is not None and not region.placed and self._is_of_our_size(region):
                     return DropReason.TOO_LARGE
                 self._is_rolling = True
                 sealable = self._retire_open()
@@ -131,6 +131,10 @@ class Shelf:
             refused = self._roll()
             if refused is not None:
                 return refused
+
+    def _is_of_our_size(self, region: Region) -> bool:
+        """Whether a new region would hold no more: an older one may be smaller."""
+        return region.size_bytes == self._room.region_bytes
 
     def written(self, region: Region, header: RecordHeader | None) -> None:
         """A placed record is on the medium, or failed (None)."""
