@@ -116,6 +116,7 @@ def test_the_verdict_answers_the_buyer(gbps: float, word: str) -> None:
         (["--disk", "{home}:1GiB", "--seconds", "nan"], "--seconds"),
         (["--disk", "{home}:1GiB", "--seconds", "1"], "--seconds"),
         (["--disk", "{home}:1GiB", "--disk", "{home}:1GiB"], "twice"),
+        (["--disk", "{home}:1GiB", "--dram", "1GiB"], "--dram cannot be measured yet"),
         (["--dsik", "{home}:1GiB"], "unrecognized arguments"),
     ],
 )

@@ -36,6 +36,9 @@ def add(commands: Commands) -> None:
     )
     flags.add_settings(parser, ["disk"])
     parser.add_argument(
+        "--dram", metavar="SIZE", help="not yet: DRAM is measured once the pool serves it"
+    )
+    parser.add_argument(
         "--record", metavar="SIZE", default="4MiB", help="payload of a record (default: 4MiB)"
     )
     parser.add_argument(
@@ -49,6 +52,8 @@ def _run(parsed: argparse.Namespace) -> int:
     disks = flags.read_settings(parsed).disk
     if not disks:
         raise SettingsError("--disk is needed, as DIR:SIZE, for example --disk /mnt/nvme:20GiB.")
+    if parsed.dram is not None:
+        raise SettingsError("--dram cannot be measured yet; leave it out.")
     plan = pool.Plan(disks, _record_bytes(parsed.record), _seconds(parsed.seconds))
     with progress.shown() as show:
         figures = pool.run(plan, show)

@@ -153,7 +153,8 @@ class Catalog:
             self.add_region(region)
             with self._lock:
                 for entry in entries:
-                    self._restore(region.number, entry, waiting)
+                    if self._restore(region.number, entry, waiting) and waiting:
+                        self._restore_waiting(short(entry.key), waiting)
         return sum(map(len, waiting.values()))
 
     def _restore(
@@ -161,22 +162,29 @@ class Catalog:
         number: int,
         entry: ContentsEntry,
         waiting: dict[bytes, list[tuple[int, ContentsEntry]]],
-    ) -> None:
+    ) -> bool:
+        """Index one record, or let it wait for its parent; True if it is new in the index."""
         index = self._index
-        ready = [(number, entry)]
+        key, parent = short(entry.key), entry.parent
+        place = Place(number, entry.offset, entry.length)
+        is_new = key not in index
+        row = (
+            index.insert(key, None if parent == _NO_PARENT else parent, entry.namespace, place)
+            if is_new
+            else index.move(key, place)
+        )
+        if row is None:
+            waiting.setdefault(parent, []).append((number, entry))
+            return False
+        self._rows[number].append(row)
+        return is_new
+
+    def _restore_waiting(
+        self, key: bytes, waiting: dict[bytes, list[tuple[int, ContentsEntry]]]
+    ) -> None:
+        """Index what waited for this record, and what waited for that."""
+        ready = waiting.pop(key, [])
         while ready:
-            region, entry = ready.pop()
-            key, parent = short(entry.key), entry.parent
-            place = Place(region, entry.offset, entry.length)
-            row: int | None
-            if key in index:
-                row = index.move(key, place)
-            elif parent != _NO_PARENT and parent not in index:
-                waiting.setdefault(parent, []).append((region, entry))
-                continue
-            else:
-                index.reserve(key, None if parent == _NO_PARENT else parent, entry.namespace)
-                row = index.settle(key, place)
-                ready.extend(waiting.pop(key, ()))
-            assert row is not None
-            self._rows[region].append(row)
+            number, entry = ready.pop()
+            if self._restore(number, entry, waiting):
+                ready.extend(waiting.pop(short(entry.key), ()))

@@ -16,6 +16,8 @@ from forebay.record.region import SHORT_KEY_BYTES
 _NONE: Final = -1
 _FREE: Final = -1  # in the region column: the row holds no record
 _PENDING: Final = -2  # in the region column: the record is being written
+_GROWTH: Final = 1024  # rows that are made at once
+_NONES: Final = array("i", [_NONE]) * _GROWTH
 
 
 class Place(NamedTuple):
@@ -40,6 +42,7 @@ class Index:
     def __init__(self) -> None:
         self._rows: dict[bytes, int] = {}
         self._keys: list[bytes] = []
+        self._made = 0  # rows ever used; those behind them are ready
         self._region = array("i")
         self._offset = array("Q")
         self._length = array("I")
@@ -101,6 +104,18 @@ class Index:
         self.payload_bytes += place.length
         return row
 
+    def insert(
+        self, key: bytes, parent: bytes | None, namespace: bytes, place: Place
+    ) -> int | None:
+        """Reserve and settle at once; the row, or None if the parent is not here."""
+        if not self.reserve(key, parent, namespace):
+            return None
+        row = self._rows[key]
+        self._region[row], self._offset[row], self._length[row] = place
+        self.records += 1
+        self.payload_bytes += place.length
+        return row
+
     def move(self, key: bytes, place: Place) -> int:
         """Let a settled row point to another record of the same key; the row."""
         row = self._rows[key]
@@ -138,17 +153,24 @@ class Index:
     def _new_row(self, key: bytes) -> int:
         if self._free:
             row = self._free.pop()
-            self._keys[row] = key
         else:
-            row = len(self._keys)
-            self._keys.append(key)
-            self._read.append(0)
-            for column in (self._offset, self._length, self._namespace):
-                column.append(0)
-            for column in (self._region, *self._links()):
-                column.append(_NONE)
+            row = self._made
+            self._made += 1
+            if row == len(self._keys):
+                self._grow()
+        self._keys[row] = key
         self._rows[key] = row
         return row
+
+    def _grow(self) -> None:
+        """Make many rows at once: a row alone costs an append to every column."""
+        self._keys.extend([b""] * _GROWTH)
+        self._read.extend(bytes(_GROWTH))
+        self._offset.frombytes(bytes(_GROWTH * self._offset.itemsize))
+        for column in (self._length, self._namespace):
+            column.frombytes(bytes(_GROWTH * column.itemsize))
+        for column in (self._region, *self._links()):
+            column.extend(_NONES)
 
     def _links(self) -> tuple["array[int]", ...]:
         return (self._parent, self._first_child, self._next_sibling, self._previous_sibling)
