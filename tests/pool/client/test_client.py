@@ -16,7 +16,7 @@ from forebay.pool.life import Service
 from forebay.testing import samples
 from forebay.tiers.contract import Miss, MissReason
 
-LATE_S = 0.1  # what a busy machine may add to a deadline
+LATE_S = 0.3  # what a busy machine may add to a deadline
 NO_POOL = Miss(MissReason.NO_POOL)
 
 

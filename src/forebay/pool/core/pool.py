@@ -128,6 +128,10 @@ class Pool(Core):
         """See Core."""
         self._stores.exited(engine)
 
+    def lends(self, engine: str) -> bool:
+        """See Core."""
+        return self._stores.lends(engine)
+
     def complete(self) -> None:
         """See Core."""
         for _ in range(len(self._done)):
