@@ -172,6 +172,7 @@ def test_t48_after_a_fork_both_go_on_for_themselves(client: Client) -> None:
     assert client.lookup(chain) == Known(4, 4)
 
 
+@pytest.mark.slow
 def test_late_answers_are_put_away_and_late_slots_given_back(place: Path) -> None:
     chunks, chain = made("a")
     payloads = [chunk.payload for chunk in chunks]
