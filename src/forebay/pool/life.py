@@ -4,6 +4,7 @@ A pool that an engine starts runs in a session of its own, outlives that engine,
 after the last one. Its sizes hold for all: who joins later with other wishes finds one log line.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -43,12 +44,10 @@ class Service:
     """A pool that has begun: its core, its socket and its lock. Owned by one thread."""
 
     def __init__(
-        self, place: Place, lock: int, listener: socket.socket, wake: Wake, pool: Pool
+        self, place: Place, lock: int, listener: socket.socket, pool: Pool, server: Server
     ) -> None:
         self.place = place
-        self._lock, self._listener, self._wake, self._pool = lock, listener, wake, pool
-        self._server: Server | None = None
-        self._recorder: Recorder | None = None
+        self._lock, self._listener, self._pool, self._server = lock, listener, pool, server
 
     @classmethod
     def open(
@@ -69,39 +68,39 @@ class Service:
         lock = places.take_lock(place) if lock is None else lock
         if lock is None:
             raise StartupError(f"a pool is running at {place.path} already; stop it first.")
-        wake = Wake()
-        recorder = Recorder(settings.trace, settings.trace_size) if settings.trace else None
-        pool = Pool(_options(settings), Learned(disk=bool(settings.disk)), wake, world)
-        listener = _listen(place, 0o666 if settings.allow_uid else 0o600, limits.backlog)
-        service = cls(place, lock, listener, wake, pool)
+        with contextlib.ExitStack() as undo:
+            undo.callback(processes.close, lock)
+            wake = Wake()
+            undo.callback(wake.close)
+            recorder = Recorder(settings.trace, settings.trace_size) if settings.trace else None
+            if recorder is not None:
+                undo.callback(recorder.close, _TRACE_CLOSE_S)
+            pool = Pool(_options(settings), Learned(disk=bool(settings.disk)), wake, world)
+            undo.callback(pool.close, 0.0)
+            listener = _listen(place, 0o666 if settings.allow_uid else 0o600, limits.backlog)
+            undo.pop_all()
         uids = {world.disk.user(), *settings.allow_uid}
-        service._server = Server(pool, listener, wake, uids, limits=limits, clock=world.clock)
-        service.server.recorder = service._recorder = recorder
-        return service
-
-    @property
-    def server(self) -> Server:
-        """What answers the clients."""
-        assert self._server is not None
-        return self._server
+        server = Server(pool, listener, wake, uids, limits=limits, clock=world.clock)
+        server.recorder = recorder
+        return cls(place, lock, listener, pool, server)
 
     def run(self, linger_s: float | None) -> None:
         """Serve until stopped, or until no engine has been there for `linger_s`."""
-        self.server.run(linger_s)
+        self._server.run(linger_s)
 
     def stop(self) -> None:
         """End `run`; safe on any thread and in a signal handler."""
-        self.server.stop()
+        self._server.stop()
 
     def close(self, timeout_s: float) -> None:
         """Hang up, write what is worth keeping within the time, and let go of everything."""
         self._listener.close()
         sockets.remove_stale(self.place.path)
-        self.server.close()
+        self._server.close()
         self._pool.close(timeout_s)
-        if self._recorder is not None:
-            self._recorder.close(_TRACE_CLOSE_S)
-        self._wake.close()
+        if self._server.recorder is not None:
+            self._server.recorder.close(_TRACE_CLOSE_S)
+        self._server.wake.close()
         processes.close(self._lock)
 
 

@@ -46,6 +46,10 @@ class Core(ABC):
         """Every process of an engine is gone for good: nobody writes into its slots any more."""
 
     @abstractmethod
+    def lends(self, engine: str) -> bool:
+        """Whether an engine has slots that it may write into."""
+
+    @abstractmethod
     def complete(self) -> None:
         """Take over what I/O threads have finished; called after they woke the server."""
 

@@ -16,7 +16,7 @@ from forebay.pool.life import Service
 from forebay.testing import samples
 from forebay.tiers.contract import Miss, MissReason
 
-LATE_S = 0.1  # what a busy machine may add to a deadline
+LATE_S = 0.3  # what a busy machine may add to a deadline
 NO_POOL = Miss(MissReason.NO_POOL)
 
 
@@ -172,6 +172,7 @@ def test_t48_after_a_fork_both_go_on_for_themselves(client: Client) -> None:
     assert client.lookup(chain) == Known(4, 4)
 
 
+@pytest.mark.slow
 def test_late_answers_are_put_away_and_late_slots_given_back(place: Path) -> None:
     chunks, chain = made("a")
     payloads = [chunk.payload for chunk in chunks]

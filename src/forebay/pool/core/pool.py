@@ -46,6 +46,7 @@ from forebay.tiers.disk.index import Removed
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 
 NAMESPACE_DIGITS_MIN: Final = 8
+_CHORES_MAX: Final = 4  # operators' wishes under way at once
 _FLUSH_STEP_S: Final = 0.002
 
 
@@ -127,6 +128,10 @@ class Pool(Core):
     def exited(self, engine: str) -> None:
         """See Core."""
         self._stores.exited(engine)
+
+    def lends(self, engine: str) -> bool:
+        """See Core."""
+        return self._stores.lends(engine)
 
     def complete(self) -> None:
         """See Core."""
@@ -228,6 +233,9 @@ class Pool(Core):
             self._complete(partial(session.send, done))
 
         self._background = [thread for thread in self._background if thread.is_alive()]
+        if len(self._background) >= _CHORES_MAX:
+            session.send(Done(ok=False, sentence="the pool is busy with such wishes; ask again."))
+            return
         thread = threading.Thread(target=run, name="forebay-chore", daemon=True)
         self._background.append(thread)
         thread.start()

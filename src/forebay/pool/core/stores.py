@@ -90,6 +90,10 @@ class Stores:
         for chunk in self._filling.pop(engine, {}).values():
             self._abandon(chunk)
 
+    def lends(self, engine: str) -> bool:
+        """Whether an engine may write into a slot."""
+        return bool(self._filling.get(engine))
+
     @property
     def filling(self) -> int:
         """Slots that engines may write into."""

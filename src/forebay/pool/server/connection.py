@@ -43,6 +43,7 @@ class Connection(Session):
         self._inbox: deque[ClientMessage] = deque()
         self._output = bytearray()
         self._output_max = output_max
+        self._is_deaf = False  # it left, and what it said before is still to be read
 
     @property
     def has_joined(self) -> bool:
@@ -100,7 +101,7 @@ class Connection(Session):
 
     def send(self, message: PoolMessage) -> None:
         """See Session; what is queued is written by `flush`."""
-        if self.is_over:
+        if self.is_over or self._is_deaf:
             return
         try:
             frame = wire.encode(message)
@@ -138,7 +139,8 @@ class Connection(Session):
                     return
                 del self._output[:count]
         except OSError:
-            self.is_over = True
+            self._is_deaf = True
+            self._output.clear()
 
     def close(self) -> None:
         """Hang up."""

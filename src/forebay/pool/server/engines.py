@@ -27,7 +27,6 @@ class _Process:
 class _Engine:
     connections: int = 0
     processes: set[int] = field(default_factory=set)  # that live, by number
-    has_reserved: bool = False  # only then can a slot be lent to it
     hidden_until: float = 0.0  # when a process that cannot be seen is taken for dead
     has_hidden: bool = False
     due: float | None = None  # when it is gone for good
@@ -37,9 +36,14 @@ class Engines:
     """Who has joined and which of their processes live. Owned by the server's thread."""
 
     def __init__(
-        self, limits: Limits, watch: Callable[[int], None], unwatch: Callable[[int], None]
+        self,
+        limits: Limits,
+        lends: Callable[[str], bool],
+        watch: Callable[[int], None],
+        unwatch: Callable[[int], None],
     ) -> None:
         self._limits = limits
+        self._lends = lends  # whether an engine has slots; else its end matters to nobody
         self._watch, self._unwatch = watch, unwatch  # of pidfds, in the server's selector
         self._engines: dict[str, _Engine] = {}
         self._processes: dict[int, _Process] = {}
@@ -64,17 +68,13 @@ class Engines:
         else:
             engine.has_hidden = engine.has_hidden or process
 
-    def reserve(self, name: str) -> None:
-        """It asks for slots: from now on its end matters."""
-        self._engines[name].has_reserved = True
-
     def leave(self, name: str, now: float) -> None:
         """One of its connections is over."""
         engine = self._engines[name]
         engine.connections -= 1
         if engine.has_hidden:
             engine.hidden_until = now + self._limits.hidden_s
-        self._judge(engine, now)
+        self._judge(name, engine, now)
 
     def exit(self, pidfd: int, now: float) -> None:
         """A pidfd became readable: its process is gone."""
@@ -88,7 +88,7 @@ class Engines:
             engine = self._engines.get(name)
             if engine is not None:
                 engine.processes.discard(process.number)
-                self._judge(engine, now)
+                self._judge(name, engine, now)
 
     def take_due(self, now: float) -> list[str]:
         """Engines that are gone for good, each told once."""
@@ -99,7 +99,7 @@ class Engines:
         ]
         for name in gone:
             engine = self._engines.pop(name)
-            for number in engine.processes:  # lives on, but never reserved under this name
+            for number in engine.processes:  # lives on, and has no slot under this name
                 self._forget(self._processes[number], name)
         return gone
 
@@ -116,10 +116,10 @@ class Engines:
         self._processes.clear()
         self._engines.clear()
 
-    def _judge(self, engine: _Engine, now: float) -> None:
+    def _judge(self, name: str, engine: _Engine, now: float) -> None:
         if engine.connections:
             engine.due = None
-        elif not engine.has_reserved:
+        elif not self._lends(name):
             engine.due = now
         elif engine.processes:
             engine.due = None  # may still be writing

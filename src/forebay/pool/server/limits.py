@@ -10,7 +10,7 @@ class Limits:
     """The defaults suit a host full of engines; tests make them small."""
 
     connections_max: int = 256  # more are refused with a sentence
-    engines_max: int = 1024  # that have reserved slots and whose processes still live
+    engines_max: int = 1024  # that are connected, or have slots and a living process
     backlog: int = 64  # connections that the kernel keeps for us
     output_bytes_max: int = 2 * FRAME_BYTES_MAX  # a client that lets more wait is cut off
     messages_a_round_max: int = 64  # of one connection, before others have their turn

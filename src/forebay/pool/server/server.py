@@ -20,7 +20,6 @@ from forebay.pool.messages import (
     ClientMessage,
     Hello,
     Lookup,
-    Reserve,
     Stats,
     StatsReply,
     Welcome,
@@ -52,14 +51,14 @@ class Server:
         limits: Limits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._core, self._listener, self._wake = core, listener, wake
+        self._core, self._listener, self.wake = core, listener, wake
         self._uids = frozenset(uids)
         self._limits = limits or Limits()
         self._clock = clock or Clock()
         self.recorder: Recorder | None = None  # of requests, where a trace is wanted
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
-        self._engines = Engines(self._limits, self._watch, self._unwatch)
+        self._engines = Engines(self._limits, core.lends, self._watch, self._unwatch)
         self._counts: Counter[str] = Counter()
         now = self._clock.monotonic()
         self._busy_until = now
@@ -71,7 +70,7 @@ class Server:
     def run(self, linger_s: float | None = None) -> None:
         """Serve. Returns after `stop`, or after `linger_s` without an engine."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake.descriptor, selectors.EVENT_READ, self._woken)
+        self._selector.register(self.wake.descriptor, selectors.EVENT_READ, self._woken)
         while not self._stopping:
             self._round(linger_s)
             alone_s = self._clock.monotonic() - self._alone_since
@@ -82,7 +81,7 @@ class Server:
     def stop(self) -> None:
         """End `run` soon; safe on any thread and in a signal handler."""
         self._stopping = True
-        self._wake()
+        self.wake()
 
     def close(self) -> None:
         """Hang up on everyone; the core, the listener and the wake are the caller's."""
@@ -137,8 +136,6 @@ class Server:
 
     def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
-        if isinstance(message, Reserve):
-            self._engines.reserve(connection.engine)
         if isinstance(message, Lookup) and self.recorder is not None:
             self.recorder.request(message.keys, self._clock.monotonic())
         if isinstance(message, Stats):
@@ -217,7 +214,7 @@ class Server:
             connection.receive()
 
     def _woken(self, _mask: int) -> None:
-        self._wake.clear()
+        self.wake.clear()
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
         self._core.complete()
 

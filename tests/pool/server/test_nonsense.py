@@ -1,0 +1,118 @@
+"""Well-formed nonsense: any order of messages with any values leaves a pool that serves (T39)."""
+
+import contextlib
+import random
+import socket
+from pathlib import Path
+
+import pytest
+from tests import poolside
+from tests.poolside import exact, made
+
+from forebay.pool import messages, wire
+from forebay.pool.client import Client, Receipt
+from forebay.pool.messages import ClientMessage, Hello
+from forebay.testing.samples import NAMESPACE
+
+NUMBERS = (-(1 << 63), -3, -1, 0, 1, 2, 7, 4096, 100_000, 1 << 20, 1 << 31, (1 << 63) - 1)
+NUMBERS_LARGE = (*NUMBERS, (1 << 64) - 1)
+
+
+class Nonsense:
+    """Draws messages; now and then their parts are sound, so that they get further."""
+
+    def __init__(self, seed: int, generation: int) -> None:
+        self.random = random.Random(seed)
+        self.generation = generation
+        self.keys = [chunk.name.key for chunk in made("nonsense", 8)[0]]
+
+    def message(self) -> ClientMessage:
+        draw = self.random.choice
+        number = self.random.choice((*NUMBERS_LARGE, *range(4)))
+        match self.random.randrange(10):
+            case 0 | 1:
+                keys = b"".join(draw(self.keys)[:16] for _ in range(draw((0, 1, 3, 50))))
+                keys = draw((keys, keys, self.chain()[:130], keys[:-1], b"x"))
+                return messages.Lookup(number, self.namespace(), draw((0, 0, *NUMBERS)), keys)
+            case 2:
+                first, count = draw((0, *NUMBERS_LARGE)), draw((4, *NUMBERS_LARGE))
+                deadline = draw((0, 50, *NUMBERS_LARGE))
+                return messages.Ask(number, first, count, deadline, stream=draw((True, False)))
+            case 3:
+                return messages.Release(number, self.offsets())
+            case 4:
+                return messages.Cancel(number)
+            case 5 | 6:
+                return messages.Reserve(number, [self.run() for _ in range(draw((0, 1, 2)))])
+            case 7:
+                return messages.Commit(self.slab(), self.offsets())
+            case 8:
+                return messages.Abort(self.slab(), self.offsets())
+            case _:
+                return self.operator()
+
+    def operator(self) -> ClientMessage:
+        draw = self.random.choice
+        return draw(
+            (
+                messages.Stats(),
+                messages.Resize(draw((-1, -2, 1 << 62)), []),
+                messages.Resize(-1, [(draw(("", "/", "\0", "é")), draw(NUMBERS))]),
+                messages.Clear(draw(("f", "ffffffff", "zz", "é", "0" * 10_000))),
+            )
+        )
+
+    def chain(self) -> bytes:
+        return b"".join(key[:16] for key in self.keys)
+
+    def namespace(self) -> bytes:
+        return self.random.choice((NAMESPACE, NAMESPACE, bytes(32), b"", b"x" * 1000))
+
+    def run(self) -> messages.Run:
+        draw = self.random.choice
+        parent = draw((bytes(32), bytes(32), draw(self.keys), b"", b"y" * 32))
+        keys = b"".join(self.keys[: draw((1, 2, 8))])
+        keys = draw((keys, keys, draw(self.keys), b"", b"z" * 31, draw(self.keys) * 3))
+        length = draw((100_000, 100_000, *NUMBERS_LARGE))
+        return messages.Run(self.namespace(), draw((0, 0, *NUMBERS)), parent, keys, length)
+
+    def slab(self) -> int:
+        return self.random.choice((self.generation, self.generation, 0, -1))
+
+    def offsets(self) -> list[int]:
+        return [
+            self.random.choice((*NUMBERS_LARGE, *range(0, 1 << 20, 106_496)))
+            for _ in range(self.random.choice((0, 1, 5)))
+        ]
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_t39_nonsense_is_ignored_and_the_pool_serves(
+    place: Path, seed: int, with_disk: bool
+) -> None:
+    settings = poolside.with_disk(place) if with_disk else poolside.SMALL
+    with poolside.serving(place, settings) as service, Client(service.place.path) as client:
+        assert client.join()
+        assert client.generation is not None
+        for turn in range(8):
+            nonsense = Nonsense(seed + turn, client.generation)
+            with socket.socket(socket.AF_UNIX) as link:
+                link.connect(service.place.path)
+                link.sendall(wire.encode(Hello(1, f"fool {turn}")))
+                for _ in range(60):
+                    link.sendall(wire.encode(nonsense.message()))
+                    with contextlib.suppress(BlockingIOError):
+                        link.recv(1 << 20, socket.MSG_DONTWAIT)
+                # Its slots stay its own while its process, ours, lives: it gives them back.
+                every = list(range(0, poolside.DRAM_BYTES, 4096))
+                link.sendall(wire.encode(messages.Abort(client.generation, every)))
+            chunks, chain = made(f"sense {turn}")
+            receipt = client.store(chain, [chunk.payload for chunk in chunks], timeout_s=5)
+            assert receipt == Receipt(stored=4)
+            with client.load(chain) as loaded:
+                assert exact(loaded, chunks)
+        stats = client.stats()
+        assert isinstance(stats, dict)
+        assert isinstance(dram := stats["dram"], dict)
+        assert not dram["filling"]
+        assert not dram["pinned_bytes"]

@@ -1,0 +1,219 @@
+"""Kill tests with real processes: whoever dies, in whatever state, gives back all that it held."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import poolside
+from tests.poolside import PoolProcess, exact, made
+
+from forebay.pool.client import Client, Known, Receipt
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent.parent
+STATES = ("reserved", "copying", "committed", "waiting", "leased")
+LATE_S = 0.5  # what a busy machine may add to a deadline
+
+
+class MemberProcess:
+    """`tests.member` in a process of its own."""
+
+    def __init__(self, state: str, pool: PoolProcess) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.member", state, pool.socket],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().decode().strip()
+
+    def ask(self) -> dict[str, Any]:
+        """Let it finish, and look for a pool."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        found: dict[str, Any] = json.loads(self.line())
+        return found
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def member(state: str, pool: PoolProcess) -> Iterator[MemberProcess]:
+    process = MemberProcess(state, pool)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def pool(place: Path) -> Iterator[PoolProcess]:
+    """A pool that has four shared chunks on disk, and rules of its own in a file."""
+    (place / "faults").touch()
+    pool = PoolProcess(place, "--faults-file", str(place / "faults"), faulty=True).start()
+    try:
+        share(pool)
+        yield pool
+    finally:
+        if pool.process is not None and pool.process.poll() is None:
+            pool.kill()
+
+
+def share(pool: PoolProcess) -> None:
+    """Put the shared chunks on disk, and nowhere else: the pool starts anew."""
+    chunks, chain = made("shared")
+    with Client(pool.socket) as client:
+        assert client.store(chain, [chunk.payload for chunk in chunks]) == Receipt(stored=4)
+        poolside.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind", 10)
+    assert pool.stop() == 0
+    pool.start()
+
+
+def switch(pool: PoolProcess, *rules: str) -> None:
+    (pool.place / "faults").write_text("\n".join(rules))
+    before = pool.log.read_text().count("faults are on")
+    pool.signal(signal.SIGHUP)
+    poolside.wait_until(lambda: pool.log.read_text().count("faults are on") > before, "the faults")
+
+
+def returns_to(pool: PoolProcess, baseline: dict[str, int], timeout_s: float = 10) -> None:
+    """Everything is as it was, soon."""
+    until = time.monotonic() + timeout_s
+    while (held := pool.held()) != baseline:
+        changed = {name: (held[name], baseline[name]) for name in held}
+        changed = {name: pair for name, pair in changed.items() if pair[0] != pair[1]}
+        assert time.monotonic() < until, changed
+        time.sleep(0.05)
+
+
+def test_t30_a_client_killed_in_any_state_gives_back_all_that_it_held(pool: PoolProcess) -> None:
+    baseline = pool.held()
+    assert not baseline["pinned_bytes"]
+    assert not baseline["filling"]
+    for state in ("waiting", *(state for state in STATES if state != "waiting")):
+        slow = state == "waiting"
+        if slow:
+            switch(pool, "read:latency=30s")
+        with member(state, pool) as client:
+            held = pool.held()
+            assert held != baseline, state
+            assert held["filling"] == (4 if state in {"reserved", "copying"} else 0), state
+            if state == "leased":
+                assert held["pinned_bytes"], state
+            client.kill()
+        if slow:
+            switch(pool)
+        returns_to(pool, baseline)
+    with Client(pool.socket) as other:
+        chunks, chain = made("shared")
+        with other.load(chain, timeout_s=10) as loaded:
+            assert exact(loaded, chunks)
+
+
+def test_a_slot_is_not_given_away_while_its_process_lives(pool: PoolProcess) -> None:
+    """It writes and writes, its connection long gone; nobody else's bytes may suffer."""
+    baseline = pool.held()
+    with member("detached", pool) as client, Client(pool.socket) as other:
+        until = time.monotonic() + 3
+        number = 0
+        while time.monotonic() < until:
+            chunks, chain = made(f"other {number}", 20)
+            number += 1
+            other.store(chain, [chunk.payload for chunk in chunks])
+            with other.load(chain) as loaded:
+                assert exact(loaded, chunks)
+        assert pool.held()["filling"] == 4
+        other.close()
+        client.kill()
+    returns_to(pool, baseline)
+
+
+def test_slots_wait_for_every_process_of_their_engine(pool: PoolProcess) -> None:
+    baseline = pool.held()
+    with member("joined", pool) as second:
+        with member("paired", pool) as first:
+            first.kill()
+        time.sleep(1.5)
+        assert pool.held()["filling"] == 4
+        second.kill()
+    returns_to(pool, baseline)
+
+
+def test_the_pool_killed_in_any_state_is_a_miss_at_once_and_joined_again(
+    pool: PoolProcess,
+) -> None:
+    switch(pool, "read:latency=30s")
+    with ExitStack() as stack:
+        members = {"waiting": stack.enter_context(member("waiting", pool))}
+        switch(pool)
+        for state in STATES:
+            if state != "waiting":
+                members[state] = stack.enter_context(member(state, pool))
+        pool.kill()
+        for state, each in members.items():
+            report = each.ask()
+            assert report["finished"] in {"NoneType", "stored", "nothing", "exact", "promised"}
+            assert report["finished"] != "NoneType" or state in {"reserved", "copying"}
+            assert report["finish_s"] < LATE_S, (state, report)
+            assert report["took_s"] < LATE_S, (state, report)
+            assert not report["pool"]
+        pool.start()
+        for state, each in members.items():
+            report = each.ask()
+            assert report["pool"], (state, report)
+            assert report["took_s"] < 1 + LATE_S
+    with Client(pool.socket) as other:
+        chunks, chain = made("shared")
+        with other.load(chain, timeout_s=10) as loaded:
+            assert exact(loaded, chunks)
+
+
+def test_both_killed_leave_a_warm_and_correct_cache(pool: PoolProcess) -> None:
+    for state in ("copying", "leased"):
+        with member(state, pool) as client:
+            pool.kill()
+            client.kill()
+        pool.start()
+        chunks, chain = made("shared")
+        with Client(pool.socket) as other:
+            assert other.lookup(chain) == Known(4, 0)
+            with other.load(chain, timeout_s=10) as loaded:
+                assert exact(loaded, chunks)
+        returns_to(pool, {**pool.held(), "pinned_bytes": 0, "filling": 0, "requests": 0})
+
+
+def test_no_call_exceeds_its_deadline_while_the_pool_stands_still(pool: PoolProcess) -> None:
+    chunks, chain = made("still")
+    payloads = [chunk.payload for chunk in chunks]
+    with Client(pool.socket) as client:
+        assert client.join()
+        pool.signal(signal.SIGSTOP)
+        for timeout_s in (0.0, 0.01, 0.2):
+            for call in (
+                lambda limit=timeout_s: client.lookup(chain, limit),
+                lambda limit=timeout_s: client.store(chain, payloads, 0, limit),
+                lambda limit=timeout_s: client.stats(limit),
+                lambda limit=timeout_s: client.load(chain, 0, limit).__enter__(),
+            ):
+                started = time.monotonic()
+                call()
+                assert time.monotonic() - started < timeout_s + LATE_S
+        pool.signal(signal.SIGCONT)
+        # The first store was granted slots when nobody waited for them any more; they come back.
+        assert isinstance(client.stats(), dict)
+        poolside.wait_until(lambda: not pool.held()["filling"], "the late slots")
+        assert client.store(chain, payloads) == Receipt(stored=4)

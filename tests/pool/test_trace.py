@@ -1,0 +1,66 @@
+"""A trace has who asked for which chunks and when, and nothing that could be read back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests import poolside
+from tests.poolside import made
+
+from forebay.errors import StartupError
+from forebay.pool.client import Client
+from forebay.pool.trace import Recorder
+from forebay.record.region import short
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_requests_are_recorded_by_number(place: Path) -> None:
+    path = place / "trace.jsonl"
+    recorder = Recorder(str(path), 1 << 20)
+    for keys, now in ((b"ab", 100.0), (b"abc", 100.5), (b"xa", 101.0), (b"", 102.0)):
+        recorder.request(b"".join(bytes([key]) * 16 for key in keys), now)
+    recorder.close(5)
+    found = lines(path)
+    assert [line["hash_ids"] for line in found] == [[0, 1], [0, 1, 2], [3, 0], []]
+    assert [line["timestamp"] for line in found] == [0, 500, 1000, 2000]
+    assert [line["input_length"] for line in found] == [1024, 1536, 1024, 0]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_file_is_capped(place: Path) -> None:
+    path = place / "trace.jsonl"
+    recorder = Recorder(str(path), 500)
+    for number in range(100):
+        recorder.request(bytes([number]) * 16, number)
+    recorder.close(5)
+    assert 300 < path.stat().st_size <= 500
+    assert lines(path)
+
+
+def test_a_file_of_the_user_is_not_overwritten(place: Path) -> None:
+    path = place / "trace.jsonl"
+    path.write_text("mine")
+    with pytest.raises(StartupError, match="exists"):
+        Recorder(str(path), 500)
+    assert path.read_text() == "mine"
+
+
+def test_a_pool_records_its_lookups_and_no_key(place: Path) -> None:
+    path = place / "trace.jsonl"
+    chunks, chain = made("traced")
+    with (
+        poolside.serving(place, replace(poolside.SMALL, trace=str(path))) as service,
+        Client(service.place.path) as client,
+    ):
+        client.lookup(chain)
+        client.store(chain, [chunk.payload for chunk in chunks])
+        client.lookup(chain)
+    assert [line["hash_ids"] for line in lines(path)] == [[0, 1, 2, 3]] * 2
+    content = path.read_bytes()
+    for key in chain.keys:
+        assert short(key) not in content
+        assert key.hex()[:8].encode() not in content
