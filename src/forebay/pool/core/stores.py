@@ -208,7 +208,7 @@ class Stores:
         if not self._is_known(chunk.name.parent):
             self._room.drop(chunk)
             return False
-        chunk.state = State.READY
+        self._room.chunks.settle(chunk)
         now = self._clock.monotonic()
         self._room.policy.stored(chunk.key, chunk.parent, self._room.place_of(chunk), now)
         self._counters["stored.chunks"] += 1
