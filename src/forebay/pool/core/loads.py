@@ -197,8 +197,8 @@ class Loads:
         self._pin(chunk)
         if self.checker is not None and chunk.digest is not None:
             check = partial(self._checked, request, position, chunk)
-            payload = self._room.slab.view(chunk.offset, chunk.length)[: chunk.length]
-            if self.checker.submit(payload, check):
+            payload = self._room.slab.payload(chunk.offset, chunk.length)
+            if self.checker.submit([payload], check):
                 request.awaited.add(position)
                 return True
         self._hold(request, position, chunk)
@@ -220,10 +220,10 @@ class Loads:
                 )
             )
 
-    def _checked(self, request: Request, position: int, chunk: Chunk, digest: bytes) -> None:
+    def _checked(self, request: Request, position: int, chunk: Chunk, digests: list[bytes]) -> None:
         """A slot was hashed again before a promise."""
         self._unpin(chunk)
-        sound = digest == chunk.digest  # verify: dram hash
+        sound = digests == [chunk.digest]  # verify: dram hash
         if position not in request.awaited:
             return
         request.awaited.discard(position)
