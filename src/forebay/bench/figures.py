@@ -94,8 +94,8 @@ class Figures:
             "record_payload_bytes": self.record_payload_bytes,
             "seconds": round(self.seconds, 1),
             "written_bytes": self.written_bytes,
-            **_versus("read", self.read),
-            **_versus("write", self.write),
+            **versus_json("read", self.read),
+            **versus_json("write", self.write),
             "mixed_read_gbps": round(self.mixed_ours[0], 3),
             "mixed_write_gbps": round(self.mixed_ours[1], 3),
             "raw_mixed_read_gbps": round(self.mixed_raw[0], 3),
@@ -141,7 +141,8 @@ def verdict(figures: Figures) -> str:
     )
 
 
-def _versus(name: str, versus: Versus) -> dict[str, Any]:
+def versus_json(name: str, versus: Versus) -> dict[str, Any]:
+    """Pairs under flat names."""
     return {
         f"{name}_gbps": round(versus.ours.median, 3),
         f"{name}_gbps_spread": [round(versus.ours.low, 3), round(versus.ours.high, 3)],

@@ -5,14 +5,18 @@ docs/format.md has every message with golden bytes. Keys are 16 bytes here (`sho
 message's `generation`; a slot of another generation means nothing and is never touched.
 """
 
+import struct
 from enum import IntEnum
 from typing import Final
 
 import msgspec
 
+from forebay.record.region import SHORT_KEY_BYTES
+
 PROTOCOL: Final = 1
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
 SENTENCE_MAX: Final = 400
+_KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a fifth each
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -188,6 +192,15 @@ class Done(_Message, frozen=True, tag="done"):
 
     ok: bool
     sentence: str
+
+
+def short_keys(joined: bytes) -> list[bytes]:
+    """The short keys that stand joined in a message; a rest that is no key is left out."""
+    whole = len(joined) - len(joined) % _KEYS.size
+    keys = [key for keys in _KEYS.iter_unpack(joined[:whole]) for key in keys]
+    size = SHORT_KEY_BYTES
+    keys += [joined[at : at + size] for at in range(whole, len(joined) - size + 1, size)]
+    return keys
 
 
 ClientMessage = (

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from forebay.record.header import payload_hash
@@ -15,15 +16,15 @@ class Checker:
 
     def __init__(self, complete: Callable[[Callable[[], None]], None]) -> None:
         self._complete = complete
-        self._jobs: queue.Queue[tuple[memoryview, Callable[[bytes], None]] | None]
+        self._jobs: queue.Queue[tuple[list[memoryview], Callable[[list[bytes]], None]] | None]
         self._jobs = queue.Queue(_WAITING_MAX)
         self._thread = threading.Thread(target=self._run, name="forebay-check", daemon=True)
         self._thread.start()
 
-    def submit(self, payload: memoryview, done: Callable[[bytes], None]) -> bool:
-        """Hash a payload; `done` is called on the pool's thread. False: too much is waiting."""
+    def submit(self, payloads: list[memoryview], done: Callable[[list[bytes]], None]) -> bool:
+        """Hash payloads; `done` is called on the pool's thread. False: too much is waiting."""
         try:
-            self._jobs.put_nowait((payload, done))
+            self._jobs.put_nowait((payloads, done))
         except queue.Full:
             return False
         return True
@@ -43,17 +44,5 @@ class Checker:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            payload, done = job
-            digest = payload_hash(payload)
-            self._complete(_Answer(done, digest))
-
-
-class _Answer:
-    """A digest on its way to whoever wanted it."""
-
-    def __init__(self, done: Callable[[bytes], None], digest: bytes) -> None:
-        self._done = done
-        self._digest = digest
-
-    def __call__(self) -> None:
-        self._done(self._digest)
+            payloads, done = job
+            self._complete(partial(done, [payload_hash(payload) for payload in payloads]))

@@ -7,6 +7,7 @@ continues it in DRAM goes too. Not thread-safe: the pool's thread owns it.
 
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from forebay.record.header import ROOT, RecordName
@@ -58,7 +59,7 @@ class Chunk:
         self.writing = False  # to disk
         self.engine = ""  # that fills it
         self.digest: bytes | None = None  # payload hash, once known
-        self.awaited: list[Request] = []  # that wait for it to be loaded
+        self.awaited: list[tuple[Request, int]] = []  # that wait for it, as which of their chunks
 
     @property
     def parent(self) -> bytes | None:
@@ -79,6 +80,7 @@ class Chunks:
         self._by_key: dict[bytes, Chunk] = {}
         self._by_offset: dict[int, Chunk] = {}
         self._continuing: dict[bytes, set[Chunk]] = {}  # parent → children in DRAM
+        self._ready: set[bytes] = set()  # keys of chunks that are READY: lookups need no more
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -89,6 +91,13 @@ class Chunks:
     def get(self, key: bytes) -> Chunk | None:
         """The chunk of a short key, in whatever state."""
         return self._by_key.get(key)
+
+    def ready_prefix(self, keys: list[bytes]) -> int:
+        """How many keys, from the first, are READY."""
+        # One call in C where all are, which is what most lookups find.
+        if self._ready.issuperset(keys):
+            return len(keys)
+        return len(list(takewhile(self._ready.__contains__, keys)))
 
     def at(self, offset: int) -> Chunk | None:
         """The chunk in a slot."""
@@ -102,6 +111,11 @@ class Chunks:
         self._by_offset[chunk.offset] = chunk
         self._link(chunk)
 
+    def settle(self, chunk: Chunk) -> None:
+        """What is in a chunk's slot can be read from now on."""
+        chunk.state = State.READY
+        self._ready.add(chunk.key)
+
     def adopt(self, chunk: Chunk, name: RecordName) -> None:
         """A loaded chunk's record says what it is in full."""
         self._unlink(chunk)
@@ -111,6 +125,7 @@ class Chunks:
     def remove(self, chunk: Chunk) -> None:
         """The slot is no longer this chunk's."""
         del self._by_key[chunk.key]
+        self._ready.discard(chunk.key)
         del self._by_offset[chunk.offset]
         self._unlink(chunk)
 

@@ -16,10 +16,9 @@ from forebay.pool.core.checker import Checker
 from forebay.pool.core.chunks import Chunk, State
 from forebay.pool.core.request import Request
 from forebay.pool.core.room import Room
-from forebay.pool.messages import Ask, Found, Lookup, Promise, Ready, Release
+from forebay.pool.messages import Ask, Found, Lookup, Promise, Ready, Release, short_keys
 from forebay.pool.session import Session
 from forebay.record.header import ROOT, RecordName
-from forebay.record.region import SHORT_KEY_BYTES
 from forebay.sys.clock import Clock
 from forebay.tiers.contract import Hit, LoadOutcome
 from forebay.tiers.disk import DiskTier
@@ -56,11 +55,9 @@ class Loads:
 
     def lookup(self, session: Session, message: Lookup) -> None:
         """Answer how much is known, and begin to read it ahead."""
-        size = SHORT_KEY_BYTES
-        joined = message.keys
-        keys = [joined[at : at + size] for at in range(0, len(joined) - size + 1, size)]
-        known = self.known(keys)
-        ready = self._ready(keys[:known])
+        keys = short_keys(message.keys)
+        ready = self._room.chunks.ready_prefix(keys)
+        known = self._known(keys, ready)
         self._room.policy.requested(keys, known, self._clock.monotonic())
         session.send(Found(message.request, known, ready))
         self._counters["lookups"] += 1
@@ -118,9 +115,9 @@ class Loads:
             self._forget(request)
         self.pump()
 
-    def known(self, keys: list[bytes]) -> int:
-        """How many keys, from the first, are in DRAM or on disk."""
-        at = 0
+    def _known(self, keys: list[bytes], ready: int) -> int:
+        """How many keys, from the first, are in DRAM or on disk; the first are known to be."""
+        at = ready
         while at < len(keys):
             chunk = self._room.chunks.get(keys[at])
             if chunk is not None and chunk.state is not State.FILLING:
@@ -156,13 +153,6 @@ class Loads:
         """Requests that are not forgotten yet."""
         return sum(map(len, self._requests.values()))
 
-    def _ready(self, keys: list[bytes]) -> int:
-        for count, key in enumerate(keys):
-            chunk = self._room.chunks.get(key)
-            if chunk is None or chunk.state is not State.READY:
-                return count
-        return len(keys)
-
     def _advance(self, request: Request) -> None:
         """Acquire as much as there is room for, and promise if that is all there will be."""
         blocked = False
@@ -188,7 +178,7 @@ class Loads:
         elif chunk.state is State.READY and not self._pin_ready(request, position, chunk):
             return False
         if chunk.state is State.LOADING:
-            chunk.awaited.append(request)
+            chunk.awaited.append((request, position))
             request.awaited.add(position)
         request.next = position + 1
         return True
@@ -207,8 +197,8 @@ class Loads:
         self._pin(chunk)
         if self.checker is not None and chunk.digest is not None:
             check = partial(self._checked, request, position, chunk)
-            payload = self._room.slab.view(chunk.offset, chunk.length)[: chunk.length]
-            if self.checker.submit(payload, check):
+            payload = self._room.slab.payload(chunk.offset, chunk.length)
+            if self.checker.submit([payload], check):
                 request.awaited.add(position)
                 return True
         self._hold(request, position, chunk)
@@ -230,10 +220,10 @@ class Loads:
                 )
             )
 
-    def _checked(self, request: Request, position: int, chunk: Chunk, digest: bytes) -> None:
+    def _checked(self, request: Request, position: int, chunk: Chunk, digests: list[bytes]) -> None:
         """A slot was hashed again before a promise."""
         self._unpin(chunk)
-        sound = digest == chunk.digest  # verify: dram hash
+        sound = digests == [chunk.digest]  # verify: dram hash
         if position not in request.awaited:
             return
         request.awaited.discard(position)
@@ -303,7 +293,7 @@ class Loads:
             self._counters["disk.loaded_bytes"] += chunk.length
             self._room.chunks.adopt(chunk, outcome.header.name)
             chunk.digest = outcome.header.payload_hash
-            chunk.state = State.READY
+            self._room.chunks.settle(chunk)
             now = self._clock.monotonic()
             place = self._room.place_of(chunk)
             self._room.policy.stored(chunk.key, chunk.parent, place, now)
@@ -312,12 +302,11 @@ class Loads:
             reason = "io_error" if isinstance(outcome, Hit) else outcome.reason.value
             self._counters[f"misses.{reason}"] += 1
             self._room.drop(chunk)
-        for request in awaiting:
-            self._arrived_at(request, chunk)
+        for request, position in awaiting:
+            self._arrived_at(request, position, chunk)
         self.pump()
 
-    def _arrived_at(self, request: Request, chunk: Chunk) -> None:
-        position = request.positions[chunk.key]
+    def _arrived_at(self, request: Request, position: int, chunk: Chunk) -> None:
         if position not in request.awaited:
             return
         request.awaited.discard(position)

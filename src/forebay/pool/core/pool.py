@@ -75,6 +75,7 @@ class Pool(Core):
         self._world = world or World()
         self._wake = wake
         self._done: deque[Callable[[], None]] = deque()  # left by I/O threads
+        self._is_woken = False  # and somebody will look at it
         memory = _shared_memory(options)
         self.generation = secrets.randbits(62)
         self.arena_bytes = arena_bytes_for(options.dram_bytes)
@@ -135,8 +136,13 @@ class Pool(Core):
 
     def complete(self) -> None:
         """See Core."""
+        self._is_woken = False  # before looking: who comes later wakes us again
         for _ in range(len(self._done)):
             self._done.popleft()()
+        if self._done and not self._is_woken:
+            self._is_woken = True
+            self._wake()
+        self._stores.write_behind()
 
     def tick(self, now: float) -> None:
         """See Core."""
@@ -215,7 +221,10 @@ class Pool(Core):
     def _complete(self, action: Callable[[], None]) -> None:
         """Called by I/O threads: do this on the pool's thread."""
         self._done.append(action)
-        self._wake()
+        # One wake for all that is done meanwhile: each would cost a system call and a round.
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake()
 
     def _open_disk(self, options: PoolOptions) -> DiskTier | None:
         if not options.directories:

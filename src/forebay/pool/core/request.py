@@ -25,7 +25,6 @@ class Request:
         "namespace",
         "next",
         "number",
-        "positions",
         "promised",
         "session",
         "stop",
@@ -39,7 +38,6 @@ class Request:
         self.number = number
         self.namespace, self.group = name
         self.keys = keys
-        self.positions = {key: position for position, key in enumerate(keys)}
         self.stop = 0
         self.next = 0  # of prefetching before the ask, of acquiring after it
         self.ahead_bytes = 0  # slots read for it before it asked

@@ -56,7 +56,10 @@ class Room:
     def place_of(self, chunk: Chunk) -> Place:
         """What the policy knows of a chunk's slot."""
         size = chunk.slot_bytes
-        return self._places.setdefault(size, Place(size, size_class=size))
+        place = self._places.get(size)
+        if place is None:
+            place = self._places[size] = Place(size, size_class=size)
+        return place
 
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that nobody uses, and free its slot."""

@@ -36,13 +36,13 @@ class Scrubber:
                 return
 
     def _check(self, chunk: Chunk) -> None:
-        payload = self._room.slab.view(chunk.offset, chunk.length)[: chunk.length]
+        payload = self._room.slab.payload(chunk.offset, chunk.length)
         self._room.pin(chunk)
-        if not self._checker.submit(payload, partial(self._checked, chunk)):
+        if not self._checker.submit([payload], partial(self._checked, chunk)):
             self._room.unpin(chunk)
 
-    def _checked(self, chunk: Chunk, digest: bytes) -> None:
+    def _checked(self, chunk: Chunk, digests: list[bytes]) -> None:
         self._room.unpin(chunk)
         self.checked += 1
-        if digest != chunk.digest:  # verify: scrubbed hash
+        if digests != [chunk.digest]:  # verify: scrubbed hash
             self._damaged(chunk)

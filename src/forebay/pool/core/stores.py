@@ -68,13 +68,16 @@ class Stores:
 
     def commit(self, session: Session, message: Commit) -> None:
         """Let chunks be found whose slots an engine has filled."""
-        count = 0
+        committed: list[Chunk] = []
         if message.generation == self.generation:
+            mine = self._filling.get(session.engine, {})
             for offset in message.offsets:
-                chunk = self._filling.get(session.engine, {}).pop(offset, None)
-                count += chunk is not None and self._commit(chunk)
-        self._counters["stored.commits"] += count
-        session.send(Committed(count))
+                chunk = mine.pop(offset, None)
+                if chunk is not None and self._commit(chunk):
+                    committed.append(chunk)
+        self._counters["stored.commits"] += len(committed)
+        session.send(Committed(len(committed)))
+        self._hash(committed)
         self.write_behind()
 
     def abort(self, session: Session, message: Abort) -> None:
@@ -212,20 +215,28 @@ class Stores:
         if not self._is_known(chunk.name.parent):
             self._room.drop(chunk)
             return False
-        chunk.state = State.READY
+        self._room.chunks.settle(chunk)
         now = self._clock.monotonic()
         self._room.policy.stored(chunk.key, chunk.parent, self._room.place_of(chunk), now)
         self._counters["stored.chunks"] += 1
         self._counters["stored.bytes"] += chunk.length
-        payload = self._room.slab.view(chunk.offset, chunk.length)[: chunk.length]
-        self._room.pin(chunk)
-        if not self._checker.submit(payload, partial(self._hashed, chunk)):
-            self._room.unpin(chunk)
         return True
 
-    def _hashed(self, chunk: Chunk, digest: bytes) -> None:
-        chunk.digest = digest
-        self._room.unpin(chunk)
+    def _hash(self, chunks: list[Chunk]) -> None:
+        """Have the digests of a commit's chunks computed, pinned meanwhile."""
+        if not chunks:
+            return
+        for chunk in chunks:
+            self._room.pin(chunk)
+        payloads = [self._room.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
+        if not self._checker.submit(payloads, partial(self._hashed, chunks)):
+            for chunk in chunks:
+                self._room.unpin(chunk)
+
+    def _hashed(self, chunks: list[Chunk], digests: list[bytes]) -> None:
+        for chunk, digest in zip(chunks, digests, strict=True):
+            chunk.digest = digest
+            self._room.unpin(chunk)
 
     def _abandon(self, chunk: Chunk) -> None:
         """Drop a chunk that will never be filled, and what was stored to continue it."""
@@ -254,4 +265,3 @@ class Stores:
             self._counters["disk.written_bytes"] += chunk.length
             chunk.on_disk = True
             self._room.policy.on_disk(chunk.key, present=True)
-        self.write_behind()

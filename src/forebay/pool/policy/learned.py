@@ -51,19 +51,17 @@ class Learned(Policy):
         visit = self._begin(keys, now)
         forest, visits = self._forest, self._visits
         row_of, visit_of, tip = forest.row_of, forest.visit, visits.tip
-        deepest = NONE
-        for key in keys[:found]:
-            row = row_of.get(key, NONE)
-            if row == NONE:
-                continue
-            before = visit_of[row]
+        # Chains have thousands of chunks and touch few visits: the loops over chunks do no more.
+        rows = [row for row in map(row_of.get, keys[:found]) if row is not None]
+        touched = set(map(visit_of.__getitem__, rows))
+        for row in rows:
             visit_of[row] = visit
-            deepest = row
-            if tip[before] == row:
+        for before in touched:
+            if tip[before] != NONE and visit_of[tip[before]] == visit:
                 tip[before] = NONE
                 self._emptied(before)
-        if deepest != NONE:
-            visits.tip[visit] = deepest
+        if rows:
+            visits.tip[visit] = rows[-1]
             self._shelve(visit)
 
     def stored(self, key: bytes, parent: bytes | None, place: Place, now: float) -> None:

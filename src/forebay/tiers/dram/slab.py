@@ -71,6 +71,10 @@ class Slab:
         """The whole pages of a payload in its slot."""
         return self._memory.view[offset : offset + padded(length)]
 
+    def payload(self, offset: int, length: int) -> memoryview:
+        """A payload in its slot, without what pads it."""
+        return self._memory.view[offset : offset + length]
+
     def take(self, slot_bytes: int) -> int | None:
         """A free slot of this class, in a new arena if need be and one is to be had."""
         partial = self._classes.get(slot_bytes)

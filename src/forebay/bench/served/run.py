@@ -1,0 +1,302 @@
+"""The `--dram` figures: one pool, filled several times over its DRAM, then measured in turn."""
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from forebay.bench.figures import Spread, Versus
+from forebay.bench.raw import RawFiles, allocate_buffers
+from forebay.bench.served import process
+from forebay.bench.served.asks import Asks
+from forebay.bench.served.figures import Latency, Served
+from forebay.bench.served.process import PoolProcess
+from forebay.bench.served.stock import Stock, new_chain
+from forebay.errors import SettingsError, StartupError
+from forebay.pool.client import Client
+from forebay.pool.client.outcomes import Known
+from forebay.quantity import format_size
+from forebay.record.header import record_bytes
+from forebay.settings import DiskSetting
+from forebay.sys.disk import Disk
+from forebay.sys.scratch import scratch
+
+USED_BYTES_MAX: Final = 8 << 30  # a directory; more would only take longer to fill
+LOOKUP_CHUNKS: Final = 500
+SMALL_PAYLOAD_BYTES: Final = 4096
+COMMIT_BATCH: Final = 32  # what the client reserves at once
+BESIDE_COMMITS_PER_S: Final = 1000
+PAIRS: Final = 5
+DEPTHS: Final = (4, 8, 16)  # records wanted at a time
+DRAM_TIMES_MIN: Final = 4  # NVMe must hold so many times the DRAM
+_DRAM_RECORDS_MIN: Final = 32
+_RAW_SHARE: Final = 4  # one part in so many of a directory is the raw file's
+_FILL_SHARE: Final = 0.8  # of the pool's NVMe: nothing of it is overwritten before it is found
+_FILL_TIMES: Final = 8  # of the DRAM
+_ROUNDS: Final = 5
+_BESIDE_CHAIN: Final = 4
+_LOOKUP_PAUSE_S: Final = 0.004
+_SETTLED_S: Final = 0.5  # without a write to disk, nothing waits to be written
+_IDLE_S: Final = 2.0
+_TIMEOUT_S: Final = 60.0
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPlan:
+    """What to measure."""
+
+    dram_bytes: int
+    disks: tuple[DiskSetting, ...]
+    payload_bytes: int  # of a record
+    seconds: float
+
+    def used_bytes(self, disk: DiskSetting) -> int:
+        """What the run takes of a directory's size."""
+        return min(disk.cap_bytes, USED_BYTES_MAX)
+
+    def pool_bytes(self, disk: DiskSetting) -> int:
+        """Of that, the pool's share; the rest is for the raw file beside it."""
+        return self.used_bytes(disk) - self.used_bytes(disk) // _RAW_SHARE
+
+    @property
+    def fill_bytes(self) -> int:
+        """What is stored and found again."""
+        room = int(sum(map(self.pool_bytes, self.disks)) * _FILL_SHARE)
+        return min(room, _FILL_TIMES * self.dram_bytes)
+
+
+def refuse_impossible(plan: ServedPlan) -> None:
+    """A SettingsError if these sizes could show nothing."""
+    least = _DRAM_RECORDS_MIN * plan.payload_bytes
+    if plan.dram_bytes < least:
+        raise SettingsError(
+            f"--dram: {format_size(plan.dram_bytes)} is too small for records of"
+            f" {format_size(plan.payload_bytes)}; give it at least {format_size(least)}."
+        )
+    room = sum(map(plan.pool_bytes, plan.disks))
+    if int(room * _FILL_SHARE) < DRAM_TIMES_MIN * plan.dram_bytes:
+        most = int(room * _FILL_SHARE) // DRAM_TIMES_MIN
+        raise SettingsError(
+            f"--dram: the benchmark takes {format_size(room)} of the drives for its pool and wants"
+            f" several times the DRAM there; give it at most {format_size(most)}."
+        )
+
+
+def run(plan: ServedPlan, progress: Progress) -> Served:
+    """Measure; blocks for about `plan.seconds`, or as long as filling takes."""
+    refuse_impossible(plan)
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(scratch(disk.path)) for disk in plan.disks]
+        progress("writing the raw file once", 0.0)
+        raw = stack.enter_context(_raw(plan, places))
+        disks = [
+            DiskSetting(str(_home(place)), plan.pool_bytes(disk))
+            for disk, place in zip(plan.disks, places, strict=True)
+        ]
+        pool = stack.enter_context(process.running(plan.dram_bytes, disks))
+        client = stack.enter_context(pool.client())
+        return _Measurement(plan, pool, client, raw, progress).run(start)
+
+
+class _Measurement:
+    """The turns of one run."""
+
+    def __init__(
+        self,
+        plan: ServedPlan,
+        pool: PoolProcess,
+        client: Client,
+        raw: RawFiles,
+        progress: Progress,
+    ) -> None:
+        self._plan, self._pool, self._client, self._raw = plan, pool, client, raw
+        self._progress = progress
+        self._not_ready = 0
+
+    def run(self, start: float) -> Served:
+        until = start + self._plan.seconds
+        stock = self._fill(until)
+        memory = self._pool.own_bytes()
+        left_s = max(1.0, until - time.monotonic() - _IDLE_S)
+        nvme, misses = self._nvme(stock, 0.45 * left_s)
+        commits = [self._commits(0.1 * left_s / _ROUNDS) for _ in range(_ROUNDS)]
+        raw_gbps = median(self._raw.write(8, 0.03 * left_s) for _ in range(3))
+        lookup, beside = self._lookups(self._storing(raw_gbps / 2), 0.15 * left_s)
+        quiet, quiet_beside = self._lookups(self._committing(), 0.15 * left_s)
+        return Served(
+            dram_bytes=self._plan.dram_bytes,
+            record_payload_bytes=self._plan.payload_bytes,
+            small_payload_bytes=SMALL_PAYLOAD_BYTES,
+            raw_write_gbps=raw_gbps,
+            lookup=lookup,
+            lookup_beside_gbps=beside * self._plan.payload_bytes / 1e9,
+            lookup_beside_commits=quiet,
+            beside_commits_per_s=quiet_beside,
+            lookup_chunks=LOOKUP_CHUNKS,
+            lookups_not_ready=self._not_ready,
+            commits_per_s=Spread.of(commits),
+            commit_batch=COMMIT_BATCH,
+            nvme=nvme,
+            nvme_misses=misses,
+            stored=stock.found + stock.missing,
+            found=stock.found,
+            refused=stock.refused,
+            memory_growth_bytes=self._pool.own_bytes() - memory,
+            idle_cpu_share=self._idle(),
+            seconds=time.monotonic() - start,
+        )
+
+    def _fill(self, until: float) -> Stock:
+        self._progress("filling the pool", 0.1)
+        stock = Stock(self._client, self._plan.payload_bytes)
+        left_s = until - time.monotonic()
+        stock.fill(self._plan.fill_bytes, time.monotonic() + left_s / 2)
+        self._settle()
+        self._progress("finding everything again", 0.3)
+        stock.find()
+        return stock
+
+    def _nvme(self, stock: Stock, seconds: float) -> tuple[Versus, int]:
+        """Pairs of raw reads and asks; the order of the two changes from round to round."""
+        slice_s = seconds / (2 * PAIRS * len(DEPTHS))
+        asks = Asks(self._pool.socket, stock.chains)
+        rounds = []
+        try:
+            for number in range(PAIRS):
+                self._progress("NVMe to slab, beside raw reads", 0.4 + 0.05 * number)
+                each = {}
+                for depth in DEPTHS:
+                    sides = [("raw", self._raw.read), ("ours", asks.read)]
+                    found = {
+                        side: measure(depth, slice_s)
+                        for side, measure in (sides if number % 2 == 0 else sides[::-1])
+                    }
+                    each[depth] = (found["raw"], found["ours"])
+                rounds.append(each)
+        finally:
+            asks.close()
+        return Versus.of(rounds), asks.misses
+
+    def _commits(self, seconds: float) -> float:
+        """Small chunks reserved, filled and committed a second, by one client."""
+        self._progress("commits", 0.65)
+        payload = memoryview(os.urandom(SMALL_PAYLOAD_BYTES))
+        payloads = [payload] * COMMIT_BATCH
+        chains = [new_chain(COMMIT_BATCH) for _ in range(2000)]
+        stored = 0
+        start = time.monotonic()
+        for chain in chains:
+            stored += self._client.store(chain, payloads, timeout_s=_TIMEOUT_S).stored
+            if time.monotonic() - start >= seconds:
+                break
+        rate = stored / (time.monotonic() - start)
+        self._settle()
+        return rate
+
+    def _lookups(
+        self, beside: contextlib.AbstractContextManager[dict[str, Any]], seconds: float
+    ) -> tuple[Latency, float]:
+        """Lookups of a chain that lies in DRAM, and the chunks a second stored beside them."""
+        self._progress("lookups beside a client that stores", 0.7)
+        chain = new_chain(LOOKUP_CHUNKS)
+        payload = memoryview(os.urandom(SMALL_PAYLOAD_BYTES))
+        receipt = self._client.store(chain, [payload] * LOOKUP_CHUNKS, timeout_s=_TIMEOUT_S)
+        if receipt.stored != LOOKUP_CHUNKS:
+            raise StartupError(f"the pool took {receipt.stored} of {LOOKUP_CHUNKS} chunks.")
+        rounds: list[list[float]] = []
+        with beside as report:
+            for _ in range(_ROUNDS):
+                until = time.monotonic() + seconds / _ROUNDS
+                times: list[float] = []
+                while not times or time.monotonic() < until:
+                    time.sleep(_LOOKUP_PAUSE_S)
+                    start = time.perf_counter()
+                    known = self._client.lookup(chain)
+                    times.append(time.perf_counter() - start)
+                    self._not_ready += known != Known(LOOKUP_CHUNKS, LOOKUP_CHUNKS)
+                rounds.append(times)
+        self._settle()
+        return Latency.of(rounds), report["stored"] / report["seconds"]
+
+    def _storing(self, gbps: float) -> contextlib.AbstractContextManager[dict[str, Any]]:
+        size = self._plan.payload_bytes
+        return _beside(self._pool, size, _BESIDE_CHAIN, gbps * 1e9 / size / _BESIDE_CHAIN)
+
+    def _committing(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
+        rate = BESIDE_COMMITS_PER_S / COMMIT_BATCH
+        return _beside(self._pool, SMALL_PAYLOAD_BYTES, COMMIT_BATCH, rate)
+
+    def _idle(self) -> float:
+        self._progress("doing nothing", 0.95)
+        self._settle()
+        before, start = self._pool.cpu_s(), time.monotonic()
+        time.sleep(_IDLE_S)
+        return (self._pool.cpu_s() - before) / (time.monotonic() - start)
+
+    def _settle(self) -> None:
+        """Wait until the pool has written what it wanted to."""
+        until = time.monotonic() + _TIMEOUT_S
+        before, since = -1, time.monotonic()
+        while time.monotonic() < until and time.monotonic() - since < _SETTLED_S:
+            written = self._written()
+            if written != before:
+                before, since = written, time.monotonic()
+            time.sleep(_SETTLED_S / 10)
+
+    def _written(self) -> int:
+        stats: Any = self._client.stats()
+        if not isinstance(stats, dict):
+            raise StartupError(f"the pool went away: {self._client.why}")
+        return int(stats["counters"].get("disk.written", 0))
+
+
+@contextlib.contextmanager
+def _beside(
+    pool: PoolProcess, payload_bytes: int, chunks: int, chains_per_s: float
+) -> Iterator[dict[str, Any]]:
+    """A client in a process of its own that stores meanwhile; its report is there at the end."""
+    report: dict[str, Any] = {}
+    arguments = [pool.socket, str(payload_bytes), str(chunks), str(chains_per_s)]
+    module = "forebay.bench.served.beside"
+    child = process.begin(module, arguments, stdin=subprocess.PIPE, output=subprocess.PIPE)
+    try:
+        time.sleep(0.5)  # it has begun
+        yield report
+        output, _ = child.communicate(b"", _TIMEOUT_S)
+        try:
+            report.update(json.loads(output))
+        except ValueError:
+            raise StartupError(f"the client beside failed: {output[-200:]!r}") from None
+    finally:
+        process.end(child)
+
+
+@contextlib.contextmanager
+def _raw(plan: ServedPlan, places: Sequence[Path]) -> Iterator[RawFiles]:
+    disk = Disk()
+    io_bytes = record_bytes(plan.payload_bytes)
+    slots = min(map(plan.used_bytes, plan.disks)) // _RAW_SHARE // io_bytes
+    descriptors = [disk.open_directory(str(place)) for place in places]
+    raw = RawFiles(disk, descriptors, io_bytes, slots, allocate_buffers(io_bytes))
+    try:
+        raw.prepare()
+        yield raw
+    finally:
+        raw.close()
+        for descriptor in descriptors:
+            disk.close(descriptor)
+
+
+def _home(place: Path) -> Path:
+    home = place / "pool"
+    home.mkdir(mode=0o700)
+    return home
