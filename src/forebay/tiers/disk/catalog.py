@@ -12,11 +12,10 @@ from typing import Final
 from forebay.record.header import RecordName
 from forebay.record.region import ContentsEntry, short
 from forebay.tiers.contract import DropReason
-from forebay.tiers.disk.index import Index, Place, Removed
+from forebay.tiers.disk.index import NO_PARENT, Index, Place, Removed
 from forebay.tiers.disk.regions.region import Region
 
 _BATCH: Final = 512
-_NO_PARENT: Final = bytes(16)  # short(ROOT)
 
 
 def _ignore(_: list[Removed]) -> None:
@@ -64,7 +63,7 @@ class Catalog:
             if key in self._index:
                 return DropReason.DUPLICATE
             known = self._index.reserve(
-                key, None if parent == _NO_PARENT else parent, name.namespace
+                key, None if parent == NO_PARENT else parent, name.namespace
             )
             return None if known else DropReason.ORPHAN
 
@@ -149,42 +148,30 @@ class Catalog:
         records of one key the later region's counts.
         """
         waiting: dict[bytes, list[tuple[int, ContentsEntry]]] = {}
+        restore = self._index.restore
         for region, entries in found:
             self.add_region(region)
+            number = region.number
             with self._lock:
+                rows = self._rows[number]
                 for entry in entries:
-                    if self._restore(region.number, entry, waiting) and waiting:
+                    row = restore(number, entry)
+                    if row is None:
+                        waiting.setdefault(entry.parent, []).append((number, entry))
+                        continue
+                    rows.append(row)
+                    if waiting:
                         self._restore_waiting(short(entry.key), waiting)
         return sum(map(len, waiting.values()))
-
-    def _restore(
-        self,
-        number: int,
-        entry: ContentsEntry,
-        waiting: dict[bytes, list[tuple[int, ContentsEntry]]],
-    ) -> bool:
-        """Index one record, or let it wait for its parent; True if it is new in the index."""
-        index = self._index
-        key, parent = short(entry.key), entry.parent
-        place = Place(number, entry.offset, entry.length)
-        is_new = key not in index
-        row = (
-            index.insert(key, None if parent == _NO_PARENT else parent, entry.namespace, place)
-            if is_new
-            else index.move(key, place)
-        )
-        if row is None:
-            waiting.setdefault(parent, []).append((number, entry))
-            return False
-        self._rows[number].append(row)
-        return is_new
 
     def _restore_waiting(
         self, key: bytes, waiting: dict[bytes, list[tuple[int, ContentsEntry]]]
     ) -> None:
         """Index what waited for this record, and what waited for that."""
-        ready = waiting.pop(key, [])
+        ready = waiting.pop(key, None)
         while ready:
             number, entry = ready.pop()
-            if self._restore(number, entry, waiting):
-                ready.extend(waiting.pop(short(entry.key), ()))
+            row = self._index.restore(number, entry)
+            assert row is not None, "its parent was restored before it"
+            self._rows[number].append(row)
+            ready.extend(waiting.pop(short(entry.key), ()))

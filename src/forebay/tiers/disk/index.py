@@ -11,8 +11,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from forebay.record.region import SHORT_KEY_BYTES
+from forebay.record.region import SHORT_KEY_BYTES, ContentsEntry
 
+NO_PARENT: Final = bytes(SHORT_KEY_BYTES)  # short(ROOT)
 _NONE: Final = -1
 _FREE: Final = -1  # in the region column: the row holds no record
 _PENDING: Final = -2  # in the region column: the record is being written
@@ -104,16 +105,32 @@ class Index:
         self.payload_bytes += place.length
         return row
 
-    def insert(
-        self, key: bytes, parent: bytes | None, namespace: bytes, place: Place
-    ) -> int | None:
-        """Reserve and settle at once; the row, or None if the parent is not here."""
-        if not self.reserve(key, parent, namespace):
-            return None
-        row = self._rows[key]
-        self._region[row], self._offset[row], self._length[row] = place
+    def restore(self, region: int, entry: ContentsEntry) -> int | None:
+        """Settle a record found at start; its row, or None if its parent is not here (yet).
+
+        A key that is here already moves to this record. Written out in one piece: a warm start
+        spends its time here.
+        """
+        full_key, namespace, parent, offset, length, _ = entry
+        key = full_key[:SHORT_KEY_BYTES]
+        rows = self._rows
+        if key in rows:
+            return self.move(key, Place(region, offset, length))
+        parent_row = _NONE
+        if parent != NO_PARENT:
+            parent_row = rows.get(parent, _NONE)
+            if parent_row == _NONE:
+                return None
+        row = self._new_row(key)
+        self._region[row] = region
+        self._offset[row] = offset
+        self._length[row] = length
+        numbers = self._namespace_numbers
+        self._namespace[row] = numbers.setdefault(namespace, len(numbers))
+        if parent_row != _NONE:
+            self._link(row, parent_row)
         self.records += 1
-        self.payload_bytes += place.length
+        self.payload_bytes += length
         return row
 
     def move(self, key: bytes, place: Place) -> int:
