@@ -1,7 +1,7 @@
 """What goes to NVMe: the dialogs likeliest to return, as many as the disk keeps until they do.
 
 Regions are overwritten in the order they were written, so everything admitted shortens the life of
-everything else. The share that is admitted closes while regions are overwritten before half of
+everything else. The share that is admitted closes while regions are overwritten before a third of
 them was read, and opens while more is. Within the share the likeliest dialogs come first; those
 equally likely are told apart by a lot drawn from their key, the same each time, so that a loop
 larger than the disk keeps the same dialogs instead of all of them for too short.
@@ -17,8 +17,8 @@ from typing import Final
 
 DAY_S: Final = 86_400.0
 BURST: Final = 1 / 24  # of a day's budget that may be written at once; the rest is its rate
-READ_TARGET: Final = 0.5  # of a region's bytes, by the time it is overwritten
-CLOSING: Final = 2.0  # a disk full of unread bytes divides the share by e
+READ_TARGET: Final = 0.3  # of a region's bytes, by the time it is overwritten
+CLOSING: Final = 4.0  # a disk full of unread bytes leaves e^-1.2, a third, of the share
 SHARE_MIN: Final = 0.02  # a door left open, or nothing would ever be learnt again
 CHANCE_BINS: Final = 32
 MEMORY_DISKS: Final = 1.0  # how many disks full of candidates are remembered

@@ -18,6 +18,7 @@ from forebay.pool.policy.writing import Writing
 DISK_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # a chunk the disk has as well costs a quarter to lose
 REMEMBERED_VISITS_MAX: Final = 1 << 16
 LEARN_REQUESTS: Final = 2
+USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is taken
 
 # Shelves of a lane, by what is lost with a chunk.
 PLAIN: Final = 0  # it is lost
@@ -49,6 +50,8 @@ class Learned(Policy):
         self._held_bytes: dict[int, int] = {}  # by tenant
         self._lanes: dict[Place, int] = {}
         self._ends: dict[bytes, int] = {}  # last key of a chain -> the visit that asked for it
+        self._starts: dict[bytes, int] = {}  # first key that DRAM lacks -> the visit that stores it
+        self._usual_depth = 0.0  # chunks of a dialog's first prompt
         self._requests = 0
 
     def requested(self, keys: Sequence[bytes], found: int, now: float) -> None:
@@ -59,23 +62,14 @@ class Learned(Policy):
         if self._requests % LEARN_REQUESTS == 0:
             self._visits.learn()
         visit = self._begin(keys, found, now)
-        forest, visits, writing = self._forest, self._visits, self._writing
-        row_of, visit_of, tip = forest.row_of, forest.visit, visits.tip
-        deepest = NONE
-        for key in keys[:found]:
-            row = row_of.get(key, NONE)
-            if row == NONE:
-                continue
-            before = visit_of[row]
-            visit_of[row] = visit
-            deepest = row
-            writing.wait(row, now)
-            if tip[before] == row:
-                tip[before] = NONE
-                self._emptied(before)
-        if deepest != NONE:
-            visits.tip[visit] = deepest
-            self._shelve(visit)
+        start = self._touch(visit, keys[:found])
+        if start is None and found < len(keys):
+            start = keys[found]
+        if start is not None:
+            self._visits.start[visit], self._starts[start] = start, visit
+        if self._door.open:
+            for key in keys[:found]:
+                self._writing.wait(self._forest.row_of.get(key, NONE), now)
 
     def stored(self, key: bytes, parent: bytes | None, place: Place, now: float) -> None:
         forest, visits = self._forest, self._visits
@@ -85,6 +79,7 @@ class Learned(Policy):
         self._held_bytes[place.tenant] = self._held_bytes.get(place.tenant, 0) + place.size_bytes
         above = forest.parent[row]
         visit = self._joined(key, above, now)
+        self._started(visit, key)
         forest.visit[row] = visit
         visits.tip[visit] = row
         self._writing.wait(row, now)
@@ -169,12 +164,13 @@ class Learned(Policy):
                 turns = visits.turns[before] + 1
                 mean_s = mean_gap_s(visits.mean_s[before], now - visits.at_s[before])
                 known, lot = visits.depth[before], visits.lot[before]
-                if visits.verdict[before] == ADMITTED:
-                    verdict = ADMITTED
+                if visits.verdict[before] == ADMITTED and found >= known:
+                    verdict = ADMITTED  # what was written of it is still there to be continued
                 self._reuse.returned(visits.cell[before])
                 self._end(before)
                 break
-        visit = visits.begin(cell_of(turns, mean_s, 1 - known / len(keys)), keys[-1], now)
+        new_share = 1 - known / len(keys) if turns else self._relative_depth(len(keys))
+        visit = visits.begin(cell_of(turns, mean_s, new_share), keys[-1], now)
         visits.turns[visit], visits.mean_s[visit] = turns, mean_s
         visits.depth[visit], visits.lot[visit] = len(keys), lot
         visits.verdict[visit] = verdict
@@ -185,6 +181,32 @@ class Learned(Policy):
             self._end(next(iter(ends.values())))
         return visit
 
+    def _touch(self, visit: int, keys: Sequence[bytes]) -> bytes | None:
+        """Give a visit what DRAM has of a chain; the first key that it lacks."""
+        row_of, visit_of, tip = self._forest.row_of, self._forest.visit, self._visits.tip
+        deepest, lacking = NONE, None
+        for key in reversed(keys):
+            row = row_of.get(key, NONE)
+            if row == NONE:
+                lacking = key
+                continue
+            before = visit_of[row]
+            visit_of[row] = visit
+            if deepest == NONE:
+                deepest = row
+            if tip[before] == row:
+                tip[before] = NONE
+                self._emptied(before)
+        if deepest != NONE:
+            tip[visit] = deepest
+            self._shelve(visit)
+        return lacking
+
+    def _relative_depth(self, depth: int) -> float:
+        """Of a first prompt, all is new: its length tells more, against what is usual here."""
+        self._usual_depth += (depth - self._usual_depth) / min(self._requests, USUAL_REQUESTS)
+        return 0.2 * depth / self._usual_depth
+
     def _end(self, visit: int) -> None:
         """Watch a visit no longer; it lives on only for the chunks it holds."""
         end = self._visits.end[visit]
@@ -192,28 +214,40 @@ class Learned(Policy):
             del self._ends[end]
             self._visits.end[visit] = None
         if self._visits.tip[visit] == NONE:
-            self._visits.forget(visit)
+            self._forget(visit)
+
+    def _forget(self, visit: int) -> None:
+        self._started(visit, self._visits.start[visit])
+        self._visits.forget(visit)
+
+    def _started(self, visit: int, key: bytes | None) -> None:
+        """Nobody needs to know any more where a visit's stores begin, if they begin with `key`."""
+        if key is not None and self._starts.get(key) == visit:
+            del self._starts[key]
+            self._visits.start[visit] = None
 
     def _emptied(self, visit: int) -> None:
         """A visit holds nothing any more; it is remembered for its return, if it is watched."""
         if self._visits.end[visit] is None:
-            self._visits.forget(visit)
+            self._forget(visit)
         else:
             self._visits.move(visit, AWAY)
 
     def _joined(self, key: bytes, above: int, now: float) -> int:
-        """The visit that a new chunk belongs to: its parent's if it continues it, or a new one."""
-        visits = self._visits
-        if above == NONE:
-            visit = self._ends.get(key, NONE)
-            if visit != NONE and visits.tip[visit] == NONE:
-                return visit
+        """The visit that a new chunk belongs to: the one it continues, or a new one like it."""
+        visits, forest = self._visits, self._forest
+        visit = self._starts.get(key, NONE)
+        if visit == NONE and above != NONE:
+            visit = forest.visit[above]
+        if visit == NONE:
             return visits.begin(cell_of(0, 0.0, 1.0), None, now)
-        visit = self._forest.visit[above]
-        if visits.tip[visit] == above:
+        if visits.tip[visit] == above:  # both NONE: a chain of which DRAM had nothing
             return visit
         cell = visits.cell[visit]
-        return visits.begin(cell - cell % BINS, None, now)
+        copy = visits.begin(cell - cell % BINS, None, now)
+        visits.lot[copy], visits.verdict[copy] = visits.lot[visit], visits.verdict[visit]
+        visits.depth[copy] = visits.depth[visit]
+        return copy
 
     def _expose(self, row: int) -> None:
         """A chunk has nothing below it any more: it may be its visit's tip."""

@@ -38,6 +38,7 @@ class Visits:
         self.lot = array("d")  # of its dialog: tells equals apart, the same way each time
         self.verdict = bytearray()  # on writing its dialog to disk
         self.end: list[bytes | None] = []  # the chain's last key, by which a return is known
+        self.start: list[bytes | None] = []  # the first key that DRAM lacked and has not got yet
         self._free: list[int] = []
         self._places: dict[int, OrderedDict[int, None]] = {}  # shelf and cell -> visits, none empty
         self._level_of: dict[int, int] = {}  # of these places
@@ -59,6 +60,7 @@ class Visits:
             self.lot.append(0.0)
             self.verdict.append(UNDECIDED)
             self.end.append(None)
+            self.start.append(None)
         self.at_s[visit], self.tip[visit], self.end[visit] = now, NONE, end
         self.turns[visit], self.depth[visit], self.mean_s[visit] = 0, 0, 0.0
         self.lot[visit], self.verdict[visit] = 0.0, UNDECIDED
