@@ -7,11 +7,14 @@ and its place in the dictionary included.
 from array import array
 from typing import Final
 
+from forebay.pool.policy.contract import Place
+
 NONE: Final = -1
 # Flags of a chunk.
 ON_DISK: Final = 1
-OFFERED: Final = 2  # to be written: it was offered to the pool, or will be with its dialog
+OFFERED: Final = 2  # to be written: the pool has it in its queue
 REFUSED: Final = 4  # not to be written
+QUEUED: Final = 8  # to be decided
 
 
 class Forest:
@@ -26,6 +29,7 @@ class Forest:
         self.lane = array("i")
         self.pins = array("i")
         self.flags = bytearray()
+        self.places: list[Place] = []  # by lane
         self._free: list[int] = []
         # Chunks that came before their parent, which is on disk; almost always empty.
         self._early: dict[bytes, list[bytes]] = {}

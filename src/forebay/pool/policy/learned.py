@@ -4,18 +4,21 @@ See `reuse` for how that is learnt, `visits` for how the least valuable chunk is
 microseconds, `admission` for what goes to disk.
 """
 
-from collections import deque
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from forebay.pool.policy.admission import Admission
 from forebay.pool.policy.contract import Place, Policy
-from forebay.pool.policy.forest import NONE, OFFERED, ON_DISK, REFUSED, Forest
-from forebay.pool.policy.reuse import BINS, Reuse, kind_of
-from forebay.pool.policy.visits import AWAY, Visits
+from forebay.pool.policy.forest import NONE, OFFERED, ON_DISK, QUEUED, REFUSED, Forest
+from forebay.pool.policy.reuse import BINS, LEVELS_AN_OCTAVE, Reuse, cell_of, mean_gap_s
+from forebay.pool.policy.visits import ADMITTED, AWAY, UNDECIDED, Visits
+from forebay.pool.policy.writing import Writing
 
-DISK_LOSS: Final = 0.25  # a chunk that the disk has as well costs that much less to lose
+DISK_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # a chunk the disk has as well costs a quarter to lose
 REMEMBERED_VISITS_MAX: Final = 1 << 16
-RELEARN_REQUESTS: Final = 64
+LEARN_REQUESTS: Final = 2
+USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is taken
 
 # Shelves of a lane, by what is lost with a chunk.
 PLAIN: Final = 0  # it is lost
@@ -25,44 +28,48 @@ SHELVES: Final = 3
 
 
 class Learned(Policy):
-    """One pool's judgement. `floors` are bytes of DRAM that no other tenant may take."""
+    """One pool's judgement.
 
-    def __init__(self, *, disk: bool = False, floors: Mapping[int, int] | None = None) -> None:
+    `disk_bytes` is what the NVMe tier holds (0: there is none), `budget_bytes_a_day` what may be
+    written to it, `floors` the bytes of DRAM, by tenant, that no other tenant may take.
+    """
+
+    def __init__(
+        self,
+        *,
+        disk_bytes: int = 0,
+        budget_bytes_a_day: int | None = None,
+        floors: Mapping[int, int] | None = None,
+    ) -> None:
         self._forest = Forest()
         self._reuse = Reuse()
         self._visits = Visits(self._reuse)
-        self._disk = disk
+        self._door = Admission(disk_bytes, budget_bytes_a_day)
+        self._writing = Writing(self._forest, self._visits, self._reuse, self._door)
         self._floors = dict(floors or {})
         self._held_bytes: dict[int, int] = {}  # by tenant
         self._lanes: dict[Place, int] = {}
-        self._lane_places: list[Place] = []
         self._ends: dict[bytes, int] = {}  # last key of a chain -> the visit that asked for it
+        self._starts: dict[bytes, int] = {}  # first key that DRAM lacks -> the visit that stores it
+        self._usual_depth = 0.0  # chunks of a dialog's first prompt
         self._requests = 0
-        self._unwritten: deque[bytes] = deque()
 
     def requested(self, keys: Sequence[bytes], found: int, now: float) -> None:
         self._visits.age(now)
         if not keys:
             return
         self._requests += 1
-        if self._requests % RELEARN_REQUESTS == 0:
-            self._reuse.relearn()
-            self._visits.reorder()
-        visit = self._begin(keys, now)
-        forest, visits = self._forest, self._visits
-        row_of, visit_of, tip = forest.row_of, forest.visit, visits.tip
-        # Chains have thousands of chunks and touch few visits: the loops over chunks do no more.
-        rows = [row for row in map(row_of.get, keys[:found]) if row is not None]
-        touched = set(map(visit_of.__getitem__, rows))
-        for row in rows:
-            visit_of[row] = visit
-        for before in touched:
-            if tip[before] != NONE and visit_of[tip[before]] == visit:
-                tip[before] = NONE
-                self._emptied(before)
-        if rows:
-            visits.tip[visit] = rows[-1]
-            self._shelve(visit)
+        if self._requests % LEARN_REQUESTS == 0:
+            self._visits.learn()
+        visit = self._begin(keys, found, now)
+        start = self._touch(visit, keys[:found])
+        if start is None and found < len(keys):
+            start = keys[found]
+        if start is not None:
+            self._visits.start[visit], self._starts[start] = start, visit
+        if self._door.open:
+            for key in keys[:found]:
+                self._writing.wait(self._forest.row_of.get(key, NONE), now)
 
     def stored(self, key: bytes, parent: bytes | None, place: Place, now: float) -> None:
         forest, visits = self._forest, self._visits
@@ -72,11 +79,10 @@ class Learned(Policy):
         self._held_bytes[place.tenant] = self._held_bytes.get(place.tenant, 0) + place.size_bytes
         above = forest.parent[row]
         visit = self._joined(key, above, now)
+        self._started(visit, key)
         forest.visit[row] = visit
         visits.tip[visit] = row
-        if self._disk:
-            forest.flags[row] = OFFERED
-            self._unwritten.append(key)
+        self._writing.wait(row, now)
         self._shelve(visit)
 
     def removed(self, key: bytes) -> None:
@@ -84,7 +90,7 @@ class Learned(Policy):
         if key not in forest.row_of:
             return
         row, above = forest.drop(key)
-        place = self._lane_places[forest.lane[row]]
+        place = forest.places[forest.lane[row]]
         self._held_bytes[place.tenant] -= place.size_bytes
         visit = forest.visit[row]
         if self._visits.tip[visit] == row:
@@ -117,54 +123,89 @@ class Learned(Policy):
         while True:
             visit = self._least(size_class, spare_unwritten=spare_unwritten)
             if visit == NONE:
+                if spare_unwritten:
+                    self._writing.hurry()
                 return None
             row = self._visits.tip[visit]
             if not self._forest.pins[row]:
+                self._writing.evicted(now - self._visits.at_s[visit])
                 return self._forest.key[row]
             self._visits.move(visit, AWAY)  # until it is unpinned
 
     def on_disk(self, key: bytes, present: bool) -> None:
-        forest = self._forest
-        row = forest.row_of.get(key, NONE)
-        if row != NONE:
-            forest.flags[row] = ON_DISK if present else 0
-            if self._visits.tip[forest.visit[row]] == row:
-                self._shelve(forest.visit[row])
+        self._mark(key, ON_DISK if present else 0)
 
     def write_failed(self, key: bytes) -> None:
-        row = self._forest.row_of.get(key, NONE)
-        if row != NONE:
-            self._forest.flags[row] = REFUSED
+        self._mark(key, REFUSED)
 
     def next_write(self, now: float, *, idle: bool = False) -> bytes | None:
-        while self._unwritten:
-            key = self._unwritten.popleft()
-            row = self._forest.row_of.get(key, NONE)
-            if row != NONE and self._forest.flags[row] & OFFERED:
-                return key
-        return None
+        self._visits.age(now)
+        return self._writing.next(now, idle=idle)
 
     def region_evicted(self, size_bytes: int, read_bytes: int, now: float) -> None:
-        pass
+        self._visits.age(now)
+        self._door.region_evicted(size_bytes, read_bytes)
 
-    def _begin(self, keys: Sequence[bytes], now: float) -> int:
+    def _mark(self, key: bytes, flags: int) -> None:
+        row = self._forest.row_of.get(key, NONE)
+        if row != NONE:
+            self._forest.flags[row] = flags
+            if self._visits.tip[self._forest.visit[row]] == row:
+                self._shelve(self._forest.visit[row])
+
+    def _begin(self, keys: Sequence[bytes], found: int, now: float) -> int:
         """The visit of a request; the one it continues, if any is known, has returned."""
         visits, ends = self._visits, self._ends
-        turns, gap_s = 0, 0.0
+        turns, mean_s, known = 0, 0.0, found
+        lot, verdict = zlib.crc32(keys[-1]) / 2**32, UNDECIDED
         for key in reversed(keys):
             before = ends.get(key, NONE)
-            if before != NONE:
-                turns, gap_s = visits.turns[before] + 1, now - visits.at_s[before]
+            if before != NONE and visits.depth[before] > 1:
+                turns = visits.turns[before] + 1
+                mean_s = mean_gap_s(visits.mean_s[before], now - visits.at_s[before])
+                known, lot = visits.depth[before], visits.lot[before]
+                if visits.verdict[before] == ADMITTED and found >= known:
+                    verdict = ADMITTED  # what was written of it is still there to be continued
                 self._reuse.returned(visits.cell[before])
                 self._end(before)
                 break
-        visit = visits.begin(kind_of(turns, gap_s), turns, keys[-1], now)
+        new_share = 1 - known / len(keys) if turns else self._relative_depth(len(keys))
+        visit = visits.begin(cell_of(turns, mean_s, new_share), keys[-1], now)
+        visits.turns[visit], visits.mean_s[visit] = turns, mean_s
+        visits.depth[visit], visits.lot[visit] = len(keys), lot
+        visits.verdict[visit] = verdict
+        if keys[-1] in ends:
+            self._end(ends[keys[-1]])
         ends[keys[-1]] = visit
         if len(ends) > REMEMBERED_VISITS_MAX:
-            oldest = visits.oldest_away()
-            if oldest is not None:
-                self._end(oldest)
+            self._end(next(iter(ends.values())))
         return visit
+
+    def _touch(self, visit: int, keys: Sequence[bytes]) -> bytes | None:
+        """Give a visit what DRAM has of a chain; the first key that it lacks."""
+        row_of, visit_of, tip = self._forest.row_of, self._forest.visit, self._visits.tip
+        deepest, lacking = NONE, None
+        for key in reversed(keys):
+            row = row_of.get(key, NONE)
+            if row == NONE:
+                lacking = key
+                continue
+            before = visit_of[row]
+            visit_of[row] = visit
+            if deepest == NONE:
+                deepest = row
+            if tip[before] == row:
+                tip[before] = NONE
+                self._emptied(before)
+        if deepest != NONE:
+            tip[visit] = deepest
+            self._shelve(visit)
+        return lacking
+
+    def _relative_depth(self, depth: int) -> float:
+        """Of a first prompt, all is new: its length tells more, against what is usual here."""
+        self._usual_depth += (depth - self._usual_depth) / min(self._requests, USUAL_REQUESTS)
+        return 0.2 * depth / self._usual_depth
 
     def _end(self, visit: int) -> None:
         """Watch a visit no longer; it lives on only for the chunks it holds."""
@@ -173,28 +214,40 @@ class Learned(Policy):
             del self._ends[end]
             self._visits.end[visit] = None
         if self._visits.tip[visit] == NONE:
-            self._visits.forget(visit)
+            self._forget(visit)
+
+    def _forget(self, visit: int) -> None:
+        self._started(visit, self._visits.start[visit])
+        self._visits.forget(visit)
+
+    def _started(self, visit: int, key: bytes | None) -> None:
+        """Nobody needs to know any more where a visit's stores begin, if they begin with `key`."""
+        if key is not None and self._starts.get(key) == visit:
+            del self._starts[key]
+            self._visits.start[visit] = None
 
     def _emptied(self, visit: int) -> None:
         """A visit holds nothing any more; it is remembered for its return, if it is watched."""
         if self._visits.end[visit] is None:
-            self._visits.forget(visit)
+            self._forget(visit)
         else:
             self._visits.move(visit, AWAY)
 
     def _joined(self, key: bytes, above: int, now: float) -> int:
-        """The visit that a new chunk belongs to: its parent's if it continues it, or a new one."""
-        visits = self._visits
-        if above == NONE:
-            visit = self._ends.get(key, NONE)
-            if visit != NONE and visits.tip[visit] == NONE:
-                return visit
-            return visits.begin(kind_of(0, 0.0), 0, None, now)
-        visit = self._forest.visit[above]
-        if visits.tip[visit] == above:
+        """The visit that a new chunk belongs to: the one it continues, or a new one like it."""
+        visits, forest = self._visits, self._forest
+        visit = self._starts.get(key, NONE)
+        if visit == NONE and above != NONE:
+            visit = forest.visit[above]
+        if visit == NONE:
+            return visits.begin(cell_of(0, 0.0, 1.0), None, now)
+        if visits.tip[visit] == above:  # both NONE: a chain of which DRAM had nothing
             return visit
-        kind = visits.cell[visit] // BINS
-        return visits.begin(kind, visits.turns[visit], None, now)
+        cell = visits.cell[visit]
+        copy = visits.begin(cell - cell % BINS, None, now)
+        visits.lot[copy], visits.verdict[copy] = visits.lot[visit], visits.verdict[visit]
+        visits.depth[copy] = visits.depth[visit]
+        return copy
 
     def _expose(self, row: int) -> None:
         """A chunk has nothing below it any more: it may be its visit's tip."""
@@ -210,20 +263,20 @@ class Learned(Policy):
             self._visits.move(visit, AWAY)
             return
         flags = forest.flags[row]
-        shelf = BACKED if flags & ON_DISK else PENDING if flags & OFFERED else PLAIN
+        shelf = BACKED if flags & ON_DISK else PENDING if flags & (OFFERED | QUEUED) else PLAIN
         self._visits.move(visit, 1 + forest.lane[row] * SHELVES + shelf)
 
     def _lane(self, place: Place) -> int:
         lane = self._lanes.get(place)
         if lane is None:
-            lane = self._lanes[place] = len(self._lane_places)
-            self._lane_places.append(place)
+            lane = self._lanes[place] = len(self._forest.places)
+            self._forest.places.append(place)
             self._visits.shelves(1 + (lane + 1) * SHELVES)
         return lane
 
     def _least(self, size_class: int, *, spare_unwritten: bool) -> int:
-        visit, worth_least = NONE, 0.0
-        for lane, place in enumerate(self._lane_places):
+        visit, least = NONE, 0
+        for lane, place in enumerate(self._forest.places):
             if place.size_class != size_class or self._within_floor(place):
                 continue
             for shelf in range(SHELVES):
@@ -232,9 +285,9 @@ class Learned(Policy):
                 found = self._visits.least(1 + lane * SHELVES + shelf)
                 if found is None:
                     continue
-                worth = found[1] * DISK_LOSS if shelf == BACKED else found[1]
-                if visit == NONE or worth < worth_least:
-                    visit, worth_least = found[0], worth
+                level = found[1] - DISK_LEVELS if shelf == BACKED else found[1]
+                if visit == NONE or level < least:
+                    visit, least = found[0], level
         return visit
 
     def _within_floor(self, place: Place) -> bool:

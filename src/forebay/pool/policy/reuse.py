@@ -1,36 +1,56 @@
 """When a dialog comes back, learnt from the stream itself, and what that makes a chunk worth.
 
 Every visit (one request's touch of its chain) is watched until its dialog returns. Age is cut into
-bins that grow by a constant factor; of each bin it is counted, by kind of visit, how many entered
-it and how many returned within it. What is still out counts for the bins it has been through, so
-that "not yet" is neither "soon" nor "never".
+bins that grow by a constant factor, and of each bin it is counted how many visits entered it and
+how many returned within it. What is still out counts for the bins it has been through, so that
+"not yet" is neither "soon" nor "never".
+
+Three things are learnt, each from as many visits as possible, so that a few hundred are enough:
+
+* the chance by age, for dialogs seen once and for those that have returned before;
+* for the latter, how it differs with the dialog's own mean gap;
+* how much likelier than that each kind of visit returns: by the turns of its dialog, and by how
+  much of the prompt was new.
 
 The worth of keeping a chunk from age a on is the best ratio, over all ages b > a at which one could
 give up, of the chance to be used between a and b to the expected time it occupies memory until
-then: uses a second a chunk (Gittins' index). For gaps that become ever longer it orders as LRU
-does, for a loop as MRU, for "nobody is back before five seconds" it lets the newest go: no mode is
-chosen, the ratio knows.
+then: uses a second (Gittins' index). For gaps that become ever longer it orders as LRU does, for a
+loop as MRU, for "nobody is back before five seconds" it lets the newest go: no mode is chosen.
 """
 
+import math
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 BIN_FIRST_S: Final = 0.002
-BIN_GROWTH: Final = 1.4
-BINS: Final = 54  # up to 22 hours; older is the last bin
+BIN_GROWTH: Final = 1.25
+BINS: Final = 80  # up to 22 hours; older is the last bin
 EDGES_S: Final = (0.0, *(BIN_FIRST_S * BIN_GROWTH**i for i in range(BINS - 1)))
-WIDTHS_S: Final = (*(b - a for a, b in zip(EDGES_S, EDGES_S[1:], strict=False)), EDGES_S[-1])
+WIDTHS_S: Final = (*(b - a for a, b in pairwise(EDGES_S)), EDGES_S[-1])
 
-TURNS: Final = (1, 2, 4)  # kinds of visit: returns of this dialog so far
-GAPS_S: Final = (10.0, 30.0, 120.0)  # and its last gap
-KINDS: Final = (len(TURNS) + 1) * (len(GAPS_S) + 1)
-CELLS: Final = KINDS * BINS
+TURNS: Final = (1, 2, 4, 8)  # edges of kinds: returns of this dialog so far
+NEWS: Final = (0.1, 0.4)  # and the share of the prompt that was not known
+KINDS: Final = (len(TURNS) + 1) * (len(NEWS) + 1)
+SCALE_BINS: Final = 2  # a dialog's mean gap is known in steps of so many bins
+NO_GAP: Final = BINS // SCALE_BINS  # the scale of dialogs seen once
+SCALES: Final = NO_GAP + 1
+CELLS: Final = KINDS * SCALES * BINS  # (kind, scale, age)
 
-PRIOR_RETURNS: Final = 0.1  # a bin of which nothing is known: one in ten returns
-PRIOR_VISITS: Final = 1.0
-SHARED_VISITS: Final = 8.0  # what all kinds have in common counts as that many visits of a kind
-MEMORY_VISITS: Final = 4096.0  # counts are halved when a kind has seen that many
+# Before anything was seen: one in twenty returns in each bin, as LRU would have it. A second is
+# the shortest time for which people are believed to differ; below, time alone counts.
+PRIOR_VISITS: Final = 2.0
+PRIOR_RETURNS: Final = tuple(PRIOR_VISITS * 0.05 * min(1.0, width) for width in WIDTHS_S)
+SCALE_VISITS: Final = 4.0  # a scale is believed to be like all until it has seen that many,
+KIND_VISITS: Final = 10.0  # and a kind that many
+MEMORY_VISITS: Final = 8192.0  # counts are halved then, so that a change of habits is learnt
+CHANCE_MAX: Final = 0.95
+GAP_MEMORY: Final = 0.7  # of a dialog's mean gap that each new gap leaves
+LEVELS_AN_OCTAVE: Final = 12
+LEVELS: Final = 512
+LEVEL_FIRST: Final = -20 * LEVELS_AN_OCTAVE  # one use in 12 days
 
 
 def bin_of(age_s: float) -> int:
@@ -38,64 +58,137 @@ def bin_of(age_s: float) -> int:
     return bisect_right(EDGES_S, age_s) - 1
 
 
-def kind_of(turns: int, gap_s: float) -> int:
-    """The kind of a visit: the dialog's returns so far and the gap before this one."""
-    return bisect_right(TURNS, turns) * (len(GAPS_S) + 1) + bisect_right(GAPS_S, gap_s)
+def mean_gap_s(before_s: float, gap_s: float) -> float:
+    """The mean gap of a dialog after one more; 0 is "none yet"."""
+    gap_s = max(gap_s, BIN_FIRST_S)
+    if before_s <= 0:
+        return gap_s
+    return math.exp(GAP_MEMORY * math.log(before_s) + (1 - GAP_MEMORY) * math.log(gap_s))
+
+
+def cell_of(turns: int, mean_s: float, new_share: float) -> int:
+    """The cell of a visit of age 0."""
+    kind = bisect_right(TURNS, turns) * (len(NEWS) + 1) + bisect_right(NEWS, new_share)
+    return (kind * SCALES + (bin_of(mean_s) // SCALE_BINS if turns else NO_GAP)) * BINS
+
+
+class _Curve:
+    """Of those who entered each bin, how many returned within it."""
+
+    def __init__(self, entered: float, returned: Sequence[float]) -> None:
+        self.entered = array("d", [entered] * BINS)
+        self.returned = array("d", returned)
+
+    def chance(self, number: int, prior: float = 0.0, weight: float = 0.0) -> float:
+        """The chance within a bin; a prior counts as `weight` visits."""
+        return (self.returned[number] + weight * prior) / (self.entered[number] + weight)
+
+    def fade(self) -> None:
+        """Halve what was counted when it is much."""
+        if self.entered[0] > MEMORY_VISITS:
+            for number in range(BINS):
+                self.entered[number] /= 2
+                self.returned[number] /= 2
 
 
 class Reuse:
-    """Counts of returns, and the worth of each (kind, bin) computed from them."""
+    """What is learnt, and the worth of each cell that follows from it."""
 
     def __init__(self) -> None:
-        self._entered = array("d", bytes(8 * CELLS))
-        self._returned = array("d", bytes(8 * CELLS))
-        self.worth = array("d", bytes(8 * CELLS))  # uses a second a chunk, by kind × BINS + bin
-        self.relearn()
+        self._first = _Curve(PRIOR_VISITS, PRIOR_RETURNS)
+        self._again = _Curve(PRIOR_VISITS, PRIOR_RETURNS)
+        self._scaled = [_Curve(0.0, [0.0] * BINS) for _ in range(NO_GAP)]
+        self._expected = array("d", [KIND_VISITS] * KINDS)
+        self._returned = array("d", [KIND_VISITS] * KINDS)
+        self._worth: dict[int, list[float]] = {}  # by kind and scale, those ever met
+        self._return: dict[int, list[float]] = {}  # likewise
 
     def entered(self, cell: int) -> None:
         """A visit has reached this cell's age."""
-        self._entered[cell] += 1
+        kind, scale, number = _parts(cell)
+        self._expected[kind] += self._chance(scale, number)
+        for curve in self._curves(scale):
+            curve.entered[number] += 1
 
     def returned(self, cell: int) -> None:
         """A visit's dialog came back at this cell's age."""
-        self._returned[cell] += 1
+        kind, scale, number = _parts(cell)
+        self._returned[kind] += 1
+        for curve in self._curves(scale):
+            curve.returned[number] += 1
 
-    def relearn(self) -> None:
-        """Compute `worth` from the counts; forget slowly, so that a change of habits is learnt."""
-        shared = [self._shared_chance(number) for number in range(BINS)]
-        for kind in range(KINDS):
-            start = kind * BINS
-            if self._entered[start] > MEMORY_VISITS:
-                for cell in range(start, start + BINS):
-                    self._entered[cell] /= 2
-                    self._returned[cell] /= 2
-            self._judge(kind, shared)
-
-    def chance(self, cell: int, shared: float) -> float:
-        """The chance that a visit in this cell's bin returns within it."""
-        return (self._returned[cell] + SHARED_VISITS * shared) / (
-            self._entered[cell] + SHARED_VISITS
-        )
-
-    def _shared_chance(self, number: int) -> float:
-        returned = sum(self._returned[number::BINS])
-        entered = sum(self._entered[number::BINS])
-        return (returned + PRIOR_RETURNS) / (max(entered, returned) + PRIOR_VISITS)
-
-    def _judge(self, kind: int, shared: list[float]) -> None:
-        start = kind * BINS
-        alive, uses, times = 1.0, [], []
-        for number in range(BINS):
-            chance = min(self.chance(start + number, shared[number]), 1.0)
-            uses.append(alive * chance)
-            times.append(alive * (1 - chance / 2) * WIDTHS_S[number])
-            alive *= 1 - chance
-        # From the oldest age down: a bin joins those behind it while they are worth more than it.
-        segments: list[tuple[float, float]] = []
+    def learn(self, group: int) -> None:
+        """Judge one kind and scale anew from what was counted."""
+        kind, scale = divmod(group, SCALES)
+        for curve in self._curves(scale):
+            curve.fade()
+        if self._expected[kind] > MEMORY_VISITS:
+            self._expected[kind] /= 2
+            self._returned[kind] /= 2
+        likelier = self._returned[kind] / self._expected[kind]
+        chances = [
+            min(likelier * self._chance(scale, number), CHANCE_MAX) for number in range(BINS)
+        ]
+        self._worth[group] = _gittins(chances)
+        away = 1.0
         for number in range(BINS - 1, -1, -1):
-            use, time = uses[number], times[number]
-            while segments and segments[-1][0] * time > use * segments[-1][1]:
-                later_use, later_time = segments.pop()
-                use, time = use + later_use, time + later_time
-            segments.append((use, time))
-            self.worth[start + number] = use / time if time > 0 else 0.0
+            away *= 1 - chances[number]
+            chances[number] = 1 - away
+        self._return[group] = chances
+
+    def worth(self, cell: int) -> float:
+        """Uses a second of a chunk in this cell."""
+        group, number = divmod(cell, BINS)
+        if group not in self._worth:
+            self.learn(group)
+        return self._worth[group][number]
+
+    def return_chance(self, cell: int) -> float:
+        """The chance that a visit in this cell returns at all."""
+        group, number = divmod(cell, BINS)
+        if group not in self._return:
+            self.learn(group)
+        return self._return[group][number]
+
+    def level(self, cell: int) -> int:
+        """Worth on a logarithmic scale of whole numbers, lowest first."""
+        worth = self.worth(cell)
+        if worth <= 0:
+            return 0
+        level = math.floor(LEVELS_AN_OCTAVE * math.log2(worth)) - LEVEL_FIRST
+        return min(max(level, 0), LEVELS - 1)
+
+    def _curves(self, scale: int) -> tuple[_Curve, ...]:
+        return (self._first,) if scale == NO_GAP else (self._again, self._scaled[scale])
+
+    def _chance(self, scale: int, number: int) -> float:
+        if scale == NO_GAP:
+            return self._first.chance(number)
+        return self._scaled[scale].chance(number, self._again.chance(number), SCALE_VISITS)
+
+
+def _parts(cell: int) -> tuple[int, int, int]:
+    rest, number = divmod(cell, BINS)
+    kind, scale = divmod(rest, SCALES)
+    return kind, scale, number
+
+
+def _gittins(chances: Sequence[float]) -> list[float]:
+    """From each bin on, the best ratio of uses to time that giving up at some age can have."""
+    alive, uses, times = 1.0, [], []
+    for chance, width_s in zip(chances, WIDTHS_S, strict=True):
+        uses.append(alive * chance)
+        times.append(alive * (1 - chance / 2) * width_s)
+        alive *= 1 - chance
+    # From the oldest age down: a bin joins those behind it while they are worth more than it.
+    worth: list[float] = []
+    segments: list[tuple[float, float]] = []
+    for use_alone, time_alone in zip(reversed(uses), reversed(times), strict=True):
+        use, time = use_alone, time_alone
+        while segments and segments[-1][0] * time > use * segments[-1][1]:
+            later_use, later_time = segments.pop()
+            use, time = use + later_use, time + later_time
+        segments.append((use, time))
+        worth.append(use / time if time > 0 else 0.0)
+    worth.reverse()
+    return worth

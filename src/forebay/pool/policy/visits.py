@@ -4,8 +4,8 @@ A visit is one request's touch of its chain. Its chunks have one age and one kin
 ranked together: a visit lies in the place of its shelf, kind and age bin, and gives its chunks from
 the tail on. Shelf 0 is for visits that cannot give one: all gone, pinned, or with others below.
 
-Finding the least valuable visit is finding the lowest set bit: places are numbered by the worth of
-their cell, and each shelf has an integer with a bit for each that is not empty.
+Finding the least valuable visit is finding the lowest set bit: worth is cut into levels, and each
+shelf has an integer with a bit for each level at which it has a place that is not empty.
 """
 
 import heapq
@@ -14,9 +14,13 @@ from collections import OrderedDict
 from typing import Final
 
 from forebay.pool.policy.forest import NONE
-from forebay.pool.policy.reuse import BINS, CELLS, EDGES_S, Reuse, bin_of
+from forebay.pool.policy.reuse import BINS, CELLS, EDGES_S, LEVELS, Reuse, bin_of
 
 AWAY: Final = 0  # the shelf of visits that cannot give a chunk now
+# Verdicts.
+UNDECIDED: Final = 0
+ADMITTED: Final = 1
+TURNED_AWAY: Final = 2
 
 
 class Visits:
@@ -25,34 +29,44 @@ class Visits:
     def __init__(self, reuse: Reuse) -> None:
         self._reuse = reuse
         self.at_s = array("d")
-        self.cell = array("i")  # kind × BINS + bin
+        self.mean_s = array("d")  # gap of its dialog; 0: none seen
+        self.cell = array("i")
         self.shelf = array("i")  # NONE: the number is free
         self.tip = array("i")  # the deepest row that this visit touched last, or NONE
-        self.turns = array("i")
+        self.turns = array("i")  # returns of its dialog
+        self.depth = array("i")  # chunks of its chain
+        self.lot = array("d")  # of its dialog: tells equals apart, the same way each time
+        self.verdict = bytearray()  # on writing its dialog to disk
         self.end: list[bytes | None] = []  # the chain's last key, by which a return is known
+        self.start: list[bytes | None] = []  # the first key that DRAM lacked and has not got yet
         self._free: list[int] = []
-        self._places: dict[int, OrderedDict[int, None]] = {}
-        self._ranks: list[int] = [0]  # by shelf
+        self._places: dict[int, OrderedDict[int, None]] = {}  # shelf and cell -> visits, none empty
+        self._level_of: dict[int, int] = {}  # of these places
+        self._at_level: dict[int, OrderedDict[int, None]] = {}  # shelf and level -> places
+        self._levels: list[int] = [0]  # by shelf, a bit for each level that has places
         self._due: list[tuple[float, int]] = []  # when the first visit of a place grows older
-        self._rank_of = array("i", bytes(4 * CELLS))
-        self._cell_of = array("i", bytes(4 * CELLS))
-        self.reorder()
+        self._turn: list[int] = []
 
-    def begin(self, kind: int, turns: int, end: bytes | None, now: float) -> int:
+    def begin(self, cell: int, end: bytes | None, now: float) -> int:
         """A new visit of age 0, away until it is shelved."""
         if self._free:
             visit = self._free.pop()
         else:
             visit = len(self.end)
-            for column in (self.cell, self.shelf, self.tip, self.turns):
+            for column in (self.cell, self.shelf, self.tip, self.turns, self.depth):
                 column.append(0)
             self.at_s.append(now)
+            self.mean_s.append(0.0)
+            self.lot.append(0.0)
+            self.verdict.append(UNDECIDED)
             self.end.append(None)
-        self.at_s[visit], self.tip[visit], self.turns[visit] = now, NONE, turns
-        self.end[visit] = end
-        self.shelf[visit], self.cell[visit] = NONE, kind * BINS
+            self.start.append(None)
+        self.at_s[visit], self.tip[visit], self.end[visit] = now, NONE, end
+        self.turns[visit], self.depth[visit], self.mean_s[visit] = 0, 0, 0.0
+        self.lot[visit], self.verdict[visit] = 0.0, UNDECIDED
+        self.shelf[visit], self.cell[visit] = NONE, cell
         if end is not None:
-            self._reuse.entered(kind * BINS)
+            self._reuse.entered(cell)
         self.move(visit, AWAY)
         return visit
 
@@ -78,62 +92,67 @@ class Visits:
             if visits:
                 self._age_place(place, visits, now)
 
-    def least(self, shelf: int) -> tuple[int, float] | None:
-        """The least valuable visit of a shelf, and its worth in uses a second a chunk."""
-        ranks = self._ranks[shelf]
-        if not ranks:
+    def least(self, shelf: int) -> tuple[int, int] | None:
+        """The least valuable visit of a shelf, and the level of its worth."""
+        levels = self._levels[shelf]
+        if not levels:
             return None
-        cell = self._cell_of[(ranks & -ranks).bit_length() - 1]
-        visits = self._places[shelf * CELLS + cell]
-        worth = self._reuse.worth
+        level = (levels & -levels).bit_length() - 1
+        place = next(iter(self._at_level[shelf * LEVELS + level]))
+        cell = place % CELLS
+        visits = self._places[place]
         # Within a bin the order goes on as it does to the next bin.
-        rising = cell % BINS < BINS - 1 and worth[cell + 1] > worth[cell]
-        return next(reversed(visits) if rising else iter(visits)), worth[cell]
-
-    def oldest_away(self) -> int | None:
-        """Of the visits that hold nothing, one that has been away among the longest."""
-        for number in range(BINS - 1, -1, -1):
-            for cell in range(number, CELLS, BINS):
-                for visit in self._places.get(cell, ()):
-                    if self.tip[visit] == NONE:
-                        return visit
-        return None
+        rising = cell % BINS < BINS - 1 and self._reuse.worth(cell + 1) > self._reuse.worth(cell)
+        return next(reversed(visits) if rising else iter(visits)), level
 
     def shelves(self, count: int) -> None:
         """There are that many shelves."""
-        self._ranks.extend([0] * (count - len(self._ranks)))
+        self._levels.extend([0] * (count - len(self._levels)))
 
-    def reorder(self) -> None:
-        """Number the cells by their worth, after it was learnt anew."""
-        order = sorted(range(CELLS), key=self._reuse.worth.__getitem__)
-        self._cell_of = array("i", order)
-        for rank, cell in enumerate(order):
-            self._rank_of[cell] = rank
-        self._ranks = [0] * len(self._ranks)
-        for place, visits in self._places.items():
-            if visits:
-                shelf, cell = divmod(place, CELLS)
-                self._ranks[shelf] |= 1 << self._rank_of[cell]
+    def learn(self) -> None:
+        """Judge the next kind anew; a step is short, so that nobody waits for it."""
+        if not self._turn:
+            self._turn = list({place % CELLS // BINS for place in self._places})
+        if self._turn:
+            group = self._turn.pop()
+            self._reuse.learn(group)
+            for place in [p for p in self._places if p % CELLS // BINS == group]:
+                level = self._reuse.level(place % CELLS)
+                if level != self._level_of[place]:
+                    self._unlist(place)
+                    self._list(place, level)
 
     def _put(self, visit: int) -> None:
-        shelf, cell = self.shelf[visit], self.cell[visit]
-        place = shelf * CELLS + cell
+        place = self.shelf[visit] * CELLS + self.cell[visit]
         visits = self._places.get(place)
         if visits is None:
             visits = self._places[place] = OrderedDict()
-        if not visits:
-            self._ranks[shelf] |= 1 << self._rank_of[cell]
+            self._list(place, self._reuse.level(self.cell[visit]))
             self._expect(place, visit)
         visits[visit] = None
 
     def _take(self, visit: int) -> None:
-        shelf, cell = self.shelf[visit], self.cell[visit]
-        if shelf == NONE:
+        if self.shelf[visit] == NONE:
             return
-        visits = self._places[shelf * CELLS + cell]
+        place = self.shelf[visit] * CELLS + self.cell[visit]
+        visits = self._places[place]
         del visits[visit]
         if not visits:
-            self._ranks[shelf] &= ~(1 << self._rank_of[cell])
+            del self._places[place]
+            self._unlist(place)
+
+    def _list(self, place: int, level: int) -> None:
+        shelf = place // CELLS
+        self._level_of[place] = level
+        self._levels[shelf] |= 1 << level
+        self._at_level.setdefault(shelf * LEVELS + level, OrderedDict())[place] = None
+
+    def _unlist(self, place: int) -> None:
+        shelf, level = place // CELLS, self._level_of.pop(place)
+        places = self._at_level[shelf * LEVELS + level]
+        del places[place]
+        if not places:
+            self._levels[shelf] &= ~(1 << level)
 
     def _expect(self, place: int, visit: int) -> None:
         number = place % BINS

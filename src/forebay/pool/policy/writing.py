@@ -1,0 +1,93 @@
+"""Write-behind: which chunk goes to NVMe next, and when.
+
+Chunks wait in the order in which they came, parents first, until they are near the cold end: as
+old as half of what evicted chunks last had. The door (`admission`) is asked once a dialog and
+turn, as late as that, when most is known; a dialog that was let in stays in, one that was turned
+away is asked about again, whole, when it returns. An idle drive takes hot chunks too, and a pool
+that cannot evict before it has written (`hurry`) takes all.
+"""
+
+from collections import deque
+from typing import Final
+
+from forebay.pool.policy.admission import Admission
+from forebay.pool.policy.forest import NONE, OFFERED, ON_DISK, QUEUED, REFUSED, Forest
+from forebay.pool.policy.reuse import Reuse
+from forebay.pool.policy.visits import ADMITTED, TURNED_AWAY, UNDECIDED, Visits
+
+WAITING_MAX: Final = 1 << 18
+COLD_SHARE: Final = 0.5  # of the age at which chunks are evicted
+AGE_MEMORY: Final = 0.95  # of that age, which each eviction leaves
+
+
+class Writing:
+    """The chunks of one pool that may have to be written."""
+
+    def __init__(self, forest: Forest, visits: Visits, reuse: Reuse, door: Admission) -> None:
+        self._forest, self._visits, self._reuse, self._door = forest, visits, reuse, door
+        self._waiting: deque[tuple[bytes, float]] = deque()
+        self._evicted_age_s = 0.0
+        self._hurried = False
+
+    def wait(self, row: int, now: float) -> None:
+        """A chunk in DRAM may have to be written."""
+        flags = self._forest.flags
+        if not self._door.open or row == NONE or flags[row] & (ON_DISK | OFFERED | QUEUED):
+            return
+        flags[row] = QUEUED
+        self._waiting.append((self._forest.key[row], now))
+        if len(self._waiting) > WAITING_MAX:
+            self._refuse(self._forest.row_of.get(self._waiting.popleft()[0], NONE))
+
+    def evicted(self, age_s: float) -> None:
+        """DRAM let a chunk go that was last used so long ago."""
+        self._evicted_age_s += (1 - AGE_MEMORY) * (age_s - self._evicted_age_s)
+
+    def hurry(self) -> None:
+        """Nothing can be evicted before more is written."""
+        self._hurried = bool(self._waiting)
+
+    def next(self, now: float, *, idle: bool) -> bytes | None:
+        """The next chunk to write."""
+        young_s = now - COLD_SHARE * self._evicted_age_s
+        while self._waiting:
+            key, since_s = self._waiting[0]
+            if since_s > young_s and not idle and not self._hurried:
+                return None
+            row = self._forest.row_of.get(key, NONE)
+            if row == NONE or not self._forest.flags[row] & QUEUED or not self._wanted(row, now):
+                self._waiting.popleft()
+                continue
+            if not self._door.spend(self._size_bytes(row), now):
+                return None
+            self._waiting.popleft()
+            self._forest.flags[row] = OFFERED
+            return key
+        self._hurried = False
+        return None
+
+    def _wanted(self, row: int, now: float) -> bool:
+        forest, visits = self._forest, self._visits
+        visit, above = forest.visit[row], forest.parent[row]
+        if visits.verdict[visit] == UNDECIDED:
+            self._decide(visit, row, now)
+        if visits.verdict[visit] == ADMITTED and (
+            above == NONE or forest.flags[above] & (ON_DISK | OFFERED)
+        ):
+            return True
+        self._refuse(row)
+        return False
+
+    def _decide(self, visit: int, row: int, now: float) -> None:
+        visits = self._visits
+        size_bytes = max(visits.depth[visit], 1) * self._size_bytes(row)
+        chance = self._reuse.return_chance(visits.cell[visit])
+        admitted = self._door.admits(chance, visits.lot[visit], size_bytes, now)
+        visits.verdict[visit] = ADMITTED if admitted else TURNED_AWAY
+
+    def _refuse(self, row: int) -> None:
+        if row != NONE:
+            self._forest.flags[row] = REFUSED
+
+    def _size_bytes(self, row: int) -> int:
+        return self._forest.places[self._forest.lane[row]].size_bytes

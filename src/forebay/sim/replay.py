@@ -1,0 +1,199 @@
+"""Drive a policy with a trace: the production code over a model of DRAM and NVMe, and baselines.
+
+The model is the pool without bytes and time: chunks of one size, writes that are done at once, a
+disk of regions overwritten in the order they were written. Of a chain, the prefix that lies in
+DRAM or on disk is found; the rest is recomputed, and stored as far as the policy gives room.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.pool.policy.contract import Place, Policy
+from forebay.pool.policy.learned import Learned
+from forebay.sim.classic import Arc, Cache, Fifo, Lru, Optimum, S3Fifo
+from forebay.sim.trace import CHUNK_TOKENS, Request
+
+DISK_REGIONS: Final = 64  # that the simulated disk is cut into
+PROGRESS_REQUESTS: Final = 256
+NAMES: Final = ("forebay", "lru", "fifo", "s3fifo", "arc", "optimum")
+_CLASSIC: Final[dict[str, Callable[[int], Cache]]] = {
+    "lru": Lru,
+    "fifo": Fifo,
+    "s3fifo": S3Fifo,
+    "arc": Arc,
+}
+Progress = Callable[[int], None]  # requests served since the last call
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is simulated, in chunks of one size."""
+
+    dram_chunks: int
+    disk_chunks: int = 0
+    chunk_bytes: int = CHUNK_TOKENS * 131_072
+    budget_bytes_a_day: int | None = None  # of writes to disk
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one policy made of one trace; tokens are whole chunks, the total is all of them."""
+
+    policy: str
+    tokens: int
+    dram_tokens: int  # found in DRAM
+    disk_tokens: int  # found on disk
+    written_bytes: int  # to disk
+
+    @property
+    def hit_rate(self) -> float:
+        """Of all prompt tokens, those that were not recomputed."""
+        return (self.dram_tokens + self.disk_tokens) / self.tokens if self.tokens else 0.0
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that no tier had."""
+        return self.tokens - self.dram_tokens - self.disk_tokens
+
+
+class Disk:
+    """Regions in a ring; the oldest is overwritten whole, and with it what continued its chunks."""
+
+    def __init__(self, sizes: Sizes, policy: Policy) -> None:
+        self._policy = policy
+        self._chunk_bytes = sizes.chunk_bytes
+        self._region_chunks = max(1, sizes.disk_chunks // DISK_REGIONS)
+        self._regions_max = max(1, sizes.disk_chunks // self._region_chunks)
+        self._regions: deque[list[bytes]] = deque([[]])
+        self.held: dict[bytes, bool] = {}  # with whether it was ever read
+        self.written = 0
+
+    def write(self, key: bytes, now: float) -> None:
+        if len(self._regions[-1]) >= self._region_chunks:
+            if len(self._regions) >= self._regions_max:
+                self._overwrite(now)
+            self._regions.append([])
+        self._regions[-1].append(key)
+        self.held[key] = False
+        self.written += 1
+
+    def _overwrite(self, now: float) -> None:
+        region = self._regions.popleft()
+        read = 0
+        for key in region:
+            read += self.held.pop(key)
+            self._policy.on_disk(key, False)
+        size = self._chunk_bytes
+        self._policy.region_evicted(len(region) * size, read * size, now)
+
+
+class Model:
+    """DRAM and NVMe under one policy, as the pool would run it."""
+
+    def __init__(self, sizes: Sizes, policy: Policy) -> None:
+        self.policy = policy
+        self.dram: set[bytes] = set()
+        self.disk = Disk(sizes, policy)
+        self._sizes = sizes
+        self._place = Place(sizes.chunk_bytes)
+
+    def serve(self, keys: Sequence[bytes], now: float) -> tuple[int, int]:
+        """One request: how many of its chunks were found in DRAM, and how many on disk alone."""
+        found = in_dram = 0
+        for key in keys:
+            if key in self.dram:
+                in_dram += 1
+            elif key in self.disk.held:
+                self.disk.held[key] = True
+            else:
+                break
+            found += 1
+        self.policy.requested(keys, found, now)
+        parent: bytes | None = None
+        for key in keys:
+            if key not in self.dram and not self._store(key, parent, now):
+                break
+            parent = key
+        self._write(now)
+        return in_dram, found - in_dram
+
+    def _store(self, key: bytes, parent: bytes | None, now: float) -> bool:
+        if len(self.dram) >= self._sizes.dram_chunks:
+            victim = self.policy.victim(now, spare_unwritten=True)
+            if victim is None:
+                self._write(now)
+                victim = self.policy.victim(now)
+            if victim is None or victim == parent:
+                return False  # the newcomer is worth the least
+            self.dram.discard(victim)
+            self.policy.removed(victim)
+        self.dram.add(key)
+        self.policy.stored(key, parent, self._place, now)
+        if key in self.disk.held:
+            self.policy.on_disk(key, True)
+        return True
+
+    def _write(self, now: float) -> None:
+        while self._sizes.disk_chunks and (key := self.policy.next_write(now)) is not None:
+            self.disk.write(key, now)
+            self.policy.on_disk(key, True)
+
+
+def simulate(
+    name: str, requests: Sequence[Request], sizes: Sizes, progress: Progress | None = None
+) -> Result:
+    """Serve all requests with the policy of that name (one of NAMES)."""
+    if name == "forebay":
+        return _simulate_forebay(requests, sizes, progress)
+    dram = _cache(name, sizes.dram_chunks, requests)
+    disk = _cache(name, sizes.disk_chunks, requests) if sizes.disk_chunks else None
+    tokens = dram_chunks = disk_chunks = 0
+    for request in _counted(requests, progress):
+        keys = request.keys
+        tokens += request.tokens
+        found = dram.serve(keys)
+        dram_chunks += found
+        if disk is not None:
+            disk_chunks += max(0, disk.serve(keys) - found)
+    written = disk.inserted if disk is not None else 0
+    return _result(name, (tokens, dram_chunks, disk_chunks), written * sizes.chunk_bytes)
+
+
+def _simulate_forebay(
+    requests: Iterable[Request], sizes: Sizes, progress: Progress | None
+) -> Result:
+    policy = Learned(
+        disk_bytes=sizes.disk_chunks * sizes.chunk_bytes,
+        budget_bytes_a_day=sizes.budget_bytes_a_day,
+    )
+    model = Model(sizes, policy)
+    tokens = dram_chunks = disk_chunks = 0
+    for request in _counted(requests, progress):
+        in_dram, on_disk = model.serve(request.keys, request.at_s)
+        tokens += request.tokens
+        dram_chunks += in_dram
+        disk_chunks += on_disk
+    written_bytes = model.disk.written * sizes.chunk_bytes
+    return _result("forebay", (tokens, dram_chunks, disk_chunks), written_bytes)
+
+
+def _result(name: str, counts: tuple[int, int, int], written_bytes: int) -> Result:
+    tokens, dram_chunks, disk_chunks = counts
+    return Result(
+        name, tokens, dram_chunks * CHUNK_TOKENS, disk_chunks * CHUNK_TOKENS, written_bytes
+    )
+
+
+def _counted(requests: Iterable[Request], progress: Progress | None) -> Iterable[Request]:
+    for number, request in enumerate(requests, start=1):
+        yield request
+        if progress is not None and number % PROGRESS_REQUESTS == 0:
+            progress(PROGRESS_REQUESTS)
+
+
+def _cache(name: str, capacity: int, requests: Sequence[Request]) -> Cache:
+    if name == "optimum":
+        return Optimum(capacity, requests)
+    return _CLASSIC[name](capacity)
