@@ -1,4 +1,4 @@
-"""P2: regions, tables and whole directories that are lost cost misses; a second owner is refused."""
+"""P2: lost regions and tables cost misses; a second owner of a directory is refused."""
 
 import subprocess
 import sys
