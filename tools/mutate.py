@@ -24,6 +24,7 @@ MARK: Final = re.compile(r"# verify: (.+?)\s*$")
 TESTS: Final = {  # by layer, the quickest to notice first; other layers have one directory each
     "record": ["tests/record", "tests/tiers", "tests/promises"],
     "tiers": ["tests/tiers", "tests/promises"],
+    "pool": ["tests/pool/core"],
 }
 TIMEOUT_S: Final = 300
 TESTS_FAILED: Final = 1  # pytest's exit status; another one means that the mutant is no program
@@ -126,15 +127,18 @@ def failing_test(tree: Path, layer: str) -> str | None:
     where = [name for name in TESTS.get(layer, [f"tests/{layer}"]) if (tree / name).exists()]
     arguments = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no", *where]
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments],
-        cwd=tree,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest", *arguments],
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"a hang of {TIMEOUT_S} s"
     if ended.returncode == 0:
         return None
     assert ended.returncode == TESTS_FAILED, ended.stdout[-2000:] + ended.stderr[-2000:]
