@@ -63,6 +63,8 @@ class Learned(Policy):
         if rows:
             visits.tip[visit] = rows[-1]
             self._shelve(visit)
+        if list(map(forest.parent.__getitem__, rows[1:])) != rows[:-1]:
+            self._part(rows, now)
 
     def stored(self, key: bytes, parent: bytes | None, place: Place, now: float) -> None:
         forest, visits = self._forest, self._visits
@@ -146,6 +148,25 @@ class Learned(Policy):
 
     def region_evicted(self, size_bytes: int, read_bytes: int, now: float) -> None:
         pass
+
+    def _part(self, rows: Sequence[int], now: float) -> None:
+        """Give what lies above a hole in a chain a visit and tip of its own: else it cannot leave.
+
+        `rows` are of one visit, root first; the last run of them keeps it.
+        """
+        forest, visits = self._forest, self._visits
+        visit = forest.visit[rows[-1]]
+        kind, turns = visits.cell[visit] // BINS, visits.turns[visit]
+        start = 0
+        for end in range(1, len(rows)):
+            if forest.parent[rows[end]] == rows[end - 1]:
+                continue
+            own = visits.begin(kind, turns, None, now)
+            for row in rows[start:end]:
+                forest.visit[row] = own
+            visits.tip[own] = rows[end - 1]
+            self._shelve(own)
+            start = end
 
     def _begin(self, keys: Sequence[bytes], now: float) -> int:
         """The visit of a request; the one it continues, if any is known, has returned."""
