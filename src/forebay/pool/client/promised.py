@@ -1,4 +1,4 @@
-"""What a promise means: views of the slab, once it is proved to be for the chunks that were meant."""
+"""What a promise means: views of the slab, once it is proved to be for the chunks meant."""
 
 from forebay.identity.keys import proof_of
 from forebay.pool.client.chain import Chain
