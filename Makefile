@@ -27,15 +27,15 @@ run: $(STAMP) ## measure this machine: raw O_DIRECT against Forebay's verified p
 	@exec $(BIN)/python -m forebay.cli.main bench pool --disk '$(BENCH_DIR):$(BENCH_SIZE)'
 
 check: $(STAMP) ## lint, types, and the fast tests (under a minute)
-	@$(BIN)/ruff format --check --quiet src tests tools
-	@$(BIN)/ruff check --quiet src tests tools
+	@$(BIN)/ruff format --check --quiet src tests tools examples
+	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
 	@$(BIN)/python -m pytest -q -m 'not slow'
 
 test: $(STAMP) ## everything: lint, types, all tests
-	@$(BIN)/ruff format --check --quiet src tests tools
-	@$(BIN)/ruff check --quiet src tests tools
+	@$(BIN)/ruff format --check --quiet src tests tools examples
+	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
 	@$(BIN)/python -m pytest -q
@@ -43,9 +43,10 @@ test: $(STAMP) ## everything: lint, types, all tests
 mutate: $(STAMP) ## take each verification away in turn: some test must fail
 	@$(BIN)/python tools/mutate.py $(ONLY)
 
-soak: $(STAMP) ## the long versions: 1000 kills, 200 power losses, 2000 random histories
-	@FOREBAY_KILLS=1000 FOREBAY_LOSSES=200 FOREBAY_EXAMPLES=2000 \
-	  $(BIN)/python -m pytest -q -o timeout=7200 tests/promises tests/record tests/identity tests/tiers
+soak: $(STAMP) ## the long versions: 1000 kills, 200 power losses, 2000 random histories, a crowd of 5 minutes
+	@FOREBAY_KILLS=1000 FOREBAY_LOSSES=200 FOREBAY_EXAMPLES=2000 FOREBAY_SOAK_S=300 \
+	  $(BIN)/python -m pytest -q -o timeout=7200 tests/promises tests/record tests/identity tests/tiers \
+	  tests/pool/test_soak.py
 
 replay: $(STAMP) ## run the tests with the luck of a failed run: make replay SEED=… [TESTS=…]
 	@test -n "$(SEED)" || { echo 'forebay: name the seed that the failed test printed: make replay SEED=…' >&2; exit 2; }
@@ -56,8 +57,8 @@ docs: $(STAMP) ## write the generated parts of docs/
 	@$(BIN)/python tools/promises.py
 
 format: $(STAMP) docs ## format the code and write the generated parts of docs/
-	@$(BIN)/ruff format --quiet src tests tools
-	@$(BIN)/ruff check --quiet --fix src tests tools
+	@$(BIN)/ruff format --quiet src tests tools examples
+	@$(BIN)/ruff check --quiet --fix src tests tools examples
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -157,8 +157,7 @@ class Desk:
         promise = self.receive(client, Promise)
         for key, offset, length in zip(keys, promise.offsets, promise.lengths, strict=False):
             assert self.pool.view(offset, length) == payload(key), "wrong bytes"
-        if promise.total == len(promise.offsets):
-            assert promise.proof == proof_of(keys[: promise.total])
+        assert promise.proof == proof_of(keys[: len(promise.offsets)])
         return promise
 
     def load(self, client: Client, keys: list[bytes], *, stream: bool = False) -> int:

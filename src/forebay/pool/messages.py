@@ -81,7 +81,7 @@ class Promise(_Message, frozen=True, tag="promise"):
     total: int  # chunks promised; more than len(offsets) only in a stream
     offsets: list[int]  # of chunks first, first + 1, …
     lengths: list[int]
-    proof: bytes  # `proof_of` the full keys of the `total` promised chunks, or empty in a stream
+    proof: bytes  # `proof_of` the full keys of the chunks whose offsets are here
 
 
 class Ready(_Message, frozen=True, tag="ready"):

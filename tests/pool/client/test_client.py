@@ -208,3 +208,35 @@ def test_operators_ask_through_it_too(service: Service, client: Client) -> None:
     assert not isinstance(done, Miss)
     assert done.ok
     poolside.wait_until(lambda: client.lookup(chain) == Known(0, 0), "the namespace to be empty")
+
+
+def test_a_stream_is_longer_than_the_memory(place: Path) -> None:
+    """Thirty chunks of a MiB through sixteen MiB of DRAM, half of which loads may use."""
+    chunks, chain = made("long", 30, 1 << 20)
+    with (
+        poolside.serving(place, poolside.with_disk(place)) as service,
+        Client(service.place.path) as client,
+    ):
+        payloads = [chunk.payload for chunk in chunks]
+        assert client.store(chain, payloads, timeout_s=20) == Receipt(stored=30)
+        count = 0
+        for position, view in client.stream(chain, timeout_s=10):
+            assert position == count
+            assert bytes(view) == chunks[position].payload
+            count += 1
+        assert count == 30
+        with pytest.raises(ValueError, match="released"):
+            view[0]
+        for position, _ in client.stream(chain, first=20):
+            if position == 22:
+                break
+        poolside.wait_until(lambda: not held_requests(client), "the stream to be cancelled")
+        twins = Chain(chain.namespace, [key[:16] + bytes(16) for key in chain.keys])
+        assert not list(client.stream(twins))
+        assert not list(client.stream(made("unknown")[1]))
+
+
+def held_requests(client: Client) -> object:
+    stats = client.stats()
+    assert isinstance(stats, dict)
+    return stats["requests"]

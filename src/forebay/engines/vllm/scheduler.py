@@ -280,14 +280,14 @@ class SchedulerSide:
 
     def _checked(self, tracked: Tracked, promise: Promise) -> Promise:
         """A promise, cut to nothing if it is not for exactly these chunks."""
-        stop = promise.first + promise.total
+        stop = promise.first + len(promise.offsets)
         size = self._shape.chunk_bytes
         sound = promise.generation == self._pool.generation and all(
             length == size for length in promise.lengths
         )
-        if promise.proof:
-            keys = tracked.keys[promise.first : stop]
-            sound = sound and promise.proof == proof_of(keys)  # verify: engine proof
+        keys = tracked.keys[promise.first : stop]
+        if promise.proof != proof_of(keys):  # verify: engine proof
+            sound = False
         if sound:
             return promise
         self.counts["misses.wrong_promise"] += 1

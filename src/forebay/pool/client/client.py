@@ -10,16 +10,17 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from forebay.identity.keys import proof_of
 from forebay.pool import messages
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.link import Link, join
 from forebay.pool.client.outcomes import Done, Known, Loaded, Receipt
+from forebay.pool.client.promised import views_of
 from forebay.pool.client.storing import Storing
+from forebay.pool.client.streaming import Streaming
 from forebay.pool.messages import (
     Abort,
     Ask,
@@ -45,6 +46,15 @@ _PAUSE_S: Final = 0.5  # and is left alone for so long
 _ASK_SHARE: Final = 0.9  # of the time left, so that the pool's answer is here before it is over
 
 _Answer = TypeVar("_Answer", bound=PoolMessage)
+
+
+class Looked(NamedTuple):
+    """A request that the pool knows."""
+
+    link: Link
+    request: int
+    known: int
+    ready: int
 
 
 class Client:
@@ -87,10 +97,10 @@ class Client:
     def lookup(self, chain: Chain, timeout_s: float = TIMEOUT_S) -> Known | Miss:
         """How much of a chain the pool has; pins nothing."""
         until = self._clock.monotonic() + timeout_s
-        found = self._look(chain, until)
+        found = self.look(chain, until)
         if isinstance(found, Miss):
             return found
-        self._post(Cancel(found.request))
+        found.link.line.post(Cancel(found.request))
         return Known(found.known, found.ready)
 
     @contextlib.contextmanager
@@ -113,6 +123,17 @@ class Client:
             for view in loaded.chunks:
                 view.release()
             link.line.post(Release(request, []))
+
+    def stream(
+        self, chain: Chain, first: int = 0, timeout_s: float = TIMEOUT_S
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Chunks from `first` on with their positions, also more than the pool's memory holds.
+
+        Each is verified, read-only, and valid until the next one is asked for. Ends before the
+        first chunk that cannot be had; no step takes longer than `timeout_s`.
+        """
+        streaming = Streaming(self, self._clock, chain, timeout_s)
+        return streaming.run(first)
 
     def store(
         self,
@@ -212,11 +233,8 @@ class Client:
             if offsets:
                 link.line.post(Abort(message.generation, offsets))
 
-    def _post(self, message: ClientMessage) -> None:
-        if self._link is not None:
-            self._link.line.post(message)
-
-    def _look(self, chain: Chain, until: float) -> Found | Miss:
+    def look(self, chain: Chain, until: float) -> Looked | Miss:
+        """A request that was looked up; the caller asks for it, or cancels it."""
         link = self._joined(until)
         if link is None:
             return Miss(MissReason.NO_POOL)
@@ -225,14 +243,14 @@ class Client:
         found = self.wait(link, Found, lambda found: found.request == request, until)
         if isinstance(found, Miss):
             link.line.post(Cancel(request))
-        return found
+            return found
+        return Looked(link, request, found.known, found.ready)
 
     def _promised(self, chain: Chain, first: int, until: float) -> tuple[Link, int, Loaded] | Miss:
-        found = self._look(chain, until)
-        link = self._link
-        if isinstance(found, Miss) or link is None:
-            return found if isinstance(found, Miss) else Miss(MissReason.NO_POOL)
-        request = found.request
+        found = self.look(chain, until)
+        if isinstance(found, Miss):
+            return found
+        link, request = found.link, found.request
         promise: Promise | Miss = Miss(MissReason.ABSENT)
         if found.known > first:
             left_ms = max(0.0, until - self._clock.monotonic()) * 1000
@@ -291,17 +309,9 @@ class Client:
 
 def _loaded(link: Link, chain: Chain, promise: Promise) -> Loaded | Miss:
     """The views that a promise means, if it is one for exactly these chunks of this slab."""
-    first, total = promise.first, promise.total
-    if not total:
+    if not promise.total:
         return Miss(MissReason.DEADLINE)
-    if promise.generation != link.generation or len(promise.offsets) != total:
+    views = views_of(link, chain, promise)
+    if views is None or len(views) != promise.total:
         return Miss(MissReason.WRONG_RECORD)
-    if promise.proof != proof_of(chain.keys[first : first + total]):  # verify: proof
-        return Miss(MissReason.WRONG_RECORD)
-    views = []
-    for offset, length in zip(promise.offsets, promise.lengths, strict=False):
-        view = link.view(offset, length)
-        if view is None:
-            return Miss(MissReason.WRONG_RECORD)
-        views.append(view.toreadonly())
-    return Loaded(first, tuple(views))
+    return Loaded(promise.first, tuple(views))

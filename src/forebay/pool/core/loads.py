@@ -350,7 +350,7 @@ class Loads:
     ) -> None:
         offsets = [chunk.offset for chunk in held]
         lengths = [chunk.length for chunk in held]
-        proof = proof_of(chunk.name.key for chunk in held) if len(held) == total else b""
+        proof = proof_of(chunk.name.key for chunk in held)
         promise = Promise(number, self.generation, first, total, offsets, lengths, proof)
         session.send(promise)
 
