@@ -1,8 +1,9 @@
 """The loop: accepts, reads, lets the core act, writes, and keeps time. One thread, no asyncio.
 
 Every round, loads go before stores: of each connection the messages up to its first store are
-handled and answered, then what I/O threads have finished, then all that remains. Nothing here waits for a client: what a client sends
-is bounded before it is read, what it does not read is bounded before it is cut off.
+handled and answered, then what I/O threads have finished, then all that remains. Nothing here waits
+for a client: what it sends is bounded before it is read, and what it does not read is bounded
+before it is cut off.
 """
 
 import logging
