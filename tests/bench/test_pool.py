@@ -116,7 +116,9 @@ def test_the_verdict_answers_the_buyer(gbps: float, word: str) -> None:
         (["--disk", "{home}:1GiB", "--seconds", "nan"], "--seconds"),
         (["--disk", "{home}:1GiB", "--seconds", "1"], "--seconds"),
         (["--disk", "{home}:1GiB", "--disk", "{home}:1GiB"], "twice"),
-        (["--disk", "{home}:1GiB", "--dram", "1GiB"], "--dram cannot be measured yet"),
+        (["--disk", "{home}:1GiB", "--dram", "x"], "--dram"),
+        (["--disk", "{home}:1GiB", "--dram", "64MiB"], "give it at least 128 MiB"),
+        (["--disk", "{home}:1GiB", "--dram", "1GiB"], "give it at most"),
         (["--dsik", "{home}:1GiB"], "unrecognized arguments"),
     ],
 )

@@ -6,6 +6,9 @@ import os
 
 from forebay.bench import pool
 from forebay.bench.figures import Figures, Versus, tokens_per_s, verdict
+from forebay.bench.served.figures import Latency, Served
+from forebay.bench.served.run import ServedPlan, refuse_impossible
+from forebay.bench.served.run import run as measure_served
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
 from forebay.errors import SettingsError
@@ -17,6 +20,7 @@ examples:
   forebay bench pool --disk /mnt/nvme:20GiB
   forebay bench pool --disk /mnt/nvme0:20GiB --disk /mnt/nvme1:20GiB --record 2MiB
   forebay bench pool --disk /mnt/nvme:20GiB --seconds 120 --json
+  forebay bench pool --disk /mnt/nvme:20GiB --dram 1GiB
 
 Works in a new directory inside each DIR and removes it at the end; a pool that lives in DIR is not
 touched. docs/bench.md defines every figure. Exit status: 0 measured, 2 could not begin.
@@ -36,13 +40,13 @@ def add(commands: Commands) -> None:
     )
     flags.add_settings(parser, ["disk"])
     parser.add_argument(
-        "--dram", metavar="SIZE", help="not yet: DRAM is measured once the pool serves it"
+        "--dram", metavar="SIZE", help="also measure a running pool with this much DRAM"
     )
     parser.add_argument(
         "--record", metavar="SIZE", default="4MiB", help="payload of a record (default: 4MiB)"
     )
     parser.add_argument(
-        "--seconds", metavar="N", default="60", help="time for everything (default: 60)"
+        "--seconds", metavar="N", help="time for everything (default: 60, with --dram 120)"
     )
     flags.add_json(parser)
     parser.set_defaults(run=_run)
@@ -52,26 +56,34 @@ def _run(parsed: argparse.Namespace) -> int:
     disks = flags.read_settings(parsed).disk
     if not disks:
         raise SettingsError("--disk is needed, as DIR:SIZE, for example --disk /mnt/nvme:20GiB.")
+    record_bytes = _size("--record", parsed.record)
+    shares = 1 if parsed.dram is None else 2  # the drives alone, then the pool on them
+    seconds = _seconds(parsed.seconds or str(60 * shares)) / shares
+    served_plan = None
     if parsed.dram is not None:
-        raise SettingsError("--dram cannot be measured yet; leave it out.")
-    plan = pool.Plan(disks, _record_bytes(parsed.record), _seconds(parsed.seconds))
+        served_plan = ServedPlan(_size("--dram", parsed.dram), disks, record_bytes, seconds)
+        refuse_impossible(served_plan)
     with progress.shown() as show:
-        figures = pool.run(plan, show)
+        figures = pool.run(pool.Plan(disks, record_bytes, seconds), show)
+        served = None if served_plan is None else measure_served(served_plan, show)
     if parsed.json:
-        print(json.dumps(figures.as_json(), indent=2))
+        more = {} if served is None else served.as_json()
+        print(json.dumps({**figures.as_json(), **more}, indent=2))
     else:
         print(readable(figures))
+        if served is not None:
+            print(readable_served(served))
         for disk in disks:
             for path in scratch.leftovers(disk.path):
                 print(f"A run that was killed left {path}; remove it with: rm -r {path}")
     return 0
 
 
-def _record_bytes(text: str) -> int:
+def _size(flag: str, text: str) -> int:
     try:
         return parse_size(text)
     except SettingsError as error:
-        raise SettingsError(f"--record: {error}") from None
+        raise SettingsError(f"{flag}: {error}") from None
 
 
 def _seconds(text: str) -> float:
@@ -107,6 +119,36 @@ def readable(figures: Figures) -> str:
         verdict(figures),
     ]
     return os.linesep.join(lines)
+
+
+def readable_served(served: Served) -> str:
+    """The figures of a running pool, for people."""
+    small, commits = format_size(served.small_payload_bytes), served.commits_per_s
+    half, moved = served.raw_write_gbps / 2, format_size(served.found * served.record_payload_bytes)
+    rates = f"{commits.median:,.0f} ({commits.low:,.0f} to {commits.high:,.0f})"
+    rows = [
+        (f"lookup of {served.lookup_chunks} chunks", _latency(served.lookup)),
+        ("  beside stores", f"{served.lookup_beside_gbps:.2f} GB/s (half of raw: {half:.2f})"),
+        ("the same", _latency(served.lookup_beside_commits)),
+        ("  beside commits", f"{served.beside_commits_per_s:,.0f} a second"),
+        ("commits a second", f"{rates}, {served.commit_batch} chunks of {small} at a time"),
+        ("NVMe to slab, GB/s", f"{served.nvme.ours}, raw {served.nvme.raw}"),
+        ("  ratio", str(served.nvme.ratio)),
+        ("found again", f"{served.found} of {served.stored + served.refused} records, {moved}"),
+        ("CPU of the idle pool", f"{served.idle_cpu_share:.1%} of a core"),
+    ]
+    lines = ["", f"a pool with {format_size(served.dram_bytes)} of DRAM, over its socket", ""]
+    lines += [f"  {name:<27} {value}" for name, value in rows]
+    if served.lookups_not_ready or served.nvme_misses:
+        lines.append(
+            f"  {served.lookups_not_ready} lookups found less than everything in DRAM,"
+            f" {served.nvme_misses} chunks that were asked for were not promised"
+        )
+    return os.linesep.join(lines)
+
+
+def _latency(latency: Latency) -> str:
+    return f"p50 {latency.p50_ms} ms, p99 {latency.p99_ms:.2f} ms"
 
 
 def _depths(versus: Versus) -> str:

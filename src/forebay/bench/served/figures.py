@@ -43,7 +43,6 @@ class Served:
     stored: int  # records, of several times the DRAM
     found: int  # of these, loaded again with their bytes
     refused: int  # records that were not taken though there was room on NVMe
-    memory_growth_bytes: int  # of the pool, without the slab, from the filled pool to the end
     idle_cpu_share: float  # of one core, with a client connected and nothing to do
     seconds: float
 
@@ -69,7 +68,6 @@ class Served:
             "found_records": self.found,
             "refused_records": self.refused,
             "everything_found": self.found == self.stored and not self.refused,
-            "pool_memory_growth_bytes": self.memory_growth_bytes,
             "pool_idle_cpu_share": round(self.idle_cpu_share, 4),
             "pool_seconds": round(self.seconds, 1),
         }

@@ -46,16 +46,6 @@ class PoolProcess:
             raise StartupError(f"the pool cannot be joined: {client.why}")
         return client
 
-    def resident_bytes(self) -> int:
-        """Its resident memory, the slab's pages that it touched included."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    def own_bytes(self) -> int:
-        """Its resident memory without what is shared: all but the slab."""
-        fields = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
-        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
-
     def cpu_s(self) -> float:
         """Processor time that it has used."""
         text = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")

@@ -1,9 +1,7 @@
 """The `--dram` figures: one pool, filled several times over its DRAM, then measured in turn."""
 
 import contextlib
-import json
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from forebay.bench.raw import RawFiles, allocate_buffers
 from forebay.bench.served import process
 from forebay.bench.served.asks import Asks
 from forebay.bench.served.figures import Latency, Served
+from forebay.bench.served.neighbour import Neighbour, beside
 from forebay.bench.served.process import PoolProcess
 from forebay.bench.served.stock import Stock, new_chain
 from forebay.errors import SettingsError, StartupError
@@ -40,9 +39,11 @@ _RAW_SHARE: Final = 4  # one part in so many of a directory is the raw file's
 _FILL_SHARE: Final = 0.8  # of the pool's NVMe: nothing of it is overwritten before it is found
 _FILL_TIMES: Final = 8  # of the DRAM
 _ROUNDS: Final = 5
+_RAW_DEPTH: Final = 8
 _BESIDE_CHAIN: Final = 4
 _LOOKUP_PAUSE_S: Final = 0.004
 _SETTLED_S: Final = 0.5  # without a write to disk, nothing waits to be written
+_QUIET_S: Final = 1.5  # until it ticks as slowly as it does all night
 _IDLE_S: Final = 2.0
 _TIMEOUT_S: Final = 60.0
 
@@ -125,22 +126,24 @@ class _Measurement:
     def run(self, start: float) -> Served:
         until = start + self._plan.seconds
         stock = self._fill(until)
-        memory = self._pool.own_bytes()
-        left_s = max(1.0, until - time.monotonic() - _IDLE_S)
+        left_s = max(1.0, until - time.monotonic() - _QUIET_S - _IDLE_S)
         nvme, misses = self._nvme(stock, 0.45 * left_s)
         commits = [self._commits(0.1 * left_s / _ROUNDS) for _ in range(_ROUNDS)]
-        raw_gbps = median(self._raw.write(8, 0.03 * left_s) for _ in range(3))
-        lookup, beside = self._lookups(self._storing(raw_gbps / 2), 0.15 * left_s)
-        quiet, quiet_beside = self._lookups(self._committing(), 0.15 * left_s)
+        raw_gbps = median(self._raw.write(_RAW_DEPTH, 0.03 * left_s) for _ in range(3))
+        size = self._plan.payload_bytes
+        storing = Neighbour(size, _BESIDE_CHAIN, raw_gbps / 2 * 1e9 / size)
+        lookup, stored_per_s = self._lookups(storing, 0.18 * left_s)
+        committing = Neighbour(SMALL_PAYLOAD_BYTES, COMMIT_BATCH, BESIDE_COMMITS_PER_S)
+        beside_commits, committed_per_s = self._lookups(committing, 0.18 * left_s)
         return Served(
             dram_bytes=self._plan.dram_bytes,
             record_payload_bytes=self._plan.payload_bytes,
             small_payload_bytes=SMALL_PAYLOAD_BYTES,
             raw_write_gbps=raw_gbps,
             lookup=lookup,
-            lookup_beside_gbps=beside * self._plan.payload_bytes / 1e9,
-            lookup_beside_commits=quiet,
-            beside_commits_per_s=quiet_beside,
+            lookup_beside_gbps=stored_per_s * size / 1e9,
+            lookup_beside_commits=beside_commits,
+            beside_commits_per_s=committed_per_s,
             lookup_chunks=LOOKUP_CHUNKS,
             lookups_not_ready=self._not_ready,
             commits_per_s=Spread.of(commits),
@@ -150,7 +153,6 @@ class _Measurement:
             stored=stock.found + stock.missing,
             found=stock.found,
             refused=stock.refused,
-            memory_growth_bytes=self._pool.own_bytes() - memory,
             idle_cpu_share=self._idle(),
             seconds=time.monotonic() - start,
         )
@@ -202,9 +204,7 @@ class _Measurement:
         self._settle()
         return rate
 
-    def _lookups(
-        self, beside: contextlib.AbstractContextManager[dict[str, Any]], seconds: float
-    ) -> tuple[Latency, float]:
+    def _lookups(self, neighbour: Neighbour, seconds: float) -> tuple[Latency, float]:
         """Lookups of a chain that lies in DRAM, and the chunks a second stored beside them."""
         self._progress("lookups beside a client that stores", 0.7)
         chain = new_chain(LOOKUP_CHUNKS)
@@ -213,7 +213,7 @@ class _Measurement:
         if receipt.stored != LOOKUP_CHUNKS:
             raise StartupError(f"the pool took {receipt.stored} of {LOOKUP_CHUNKS} chunks.")
         rounds: list[list[float]] = []
-        with beside as report:
+        with beside(self._pool.socket, neighbour) as report:
             for _ in range(_ROUNDS):
                 until = time.monotonic() + seconds / _ROUNDS
                 times: list[float] = []
@@ -225,19 +225,12 @@ class _Measurement:
                     self._not_ready += known != Known(LOOKUP_CHUNKS, LOOKUP_CHUNKS)
                 rounds.append(times)
         self._settle()
-        return Latency.of(rounds), report["stored"] / report["seconds"]
-
-    def _storing(self, gbps: float) -> contextlib.AbstractContextManager[dict[str, Any]]:
-        size = self._plan.payload_bytes
-        return _beside(self._pool, size, _BESIDE_CHAIN, gbps * 1e9 / size / _BESIDE_CHAIN)
-
-    def _committing(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
-        rate = BESIDE_COMMITS_PER_S / COMMIT_BATCH
-        return _beside(self._pool, SMALL_PAYLOAD_BYTES, COMMIT_BATCH, rate)
+        return Latency.of(rounds), report.stored / report.seconds
 
     def _idle(self) -> float:
         self._progress("doing nothing", 0.95)
         self._settle()
+        time.sleep(_QUIET_S)
         before, start = self._pool.cpu_s(), time.monotonic()
         time.sleep(_IDLE_S)
         return (self._pool.cpu_s() - before) / (time.monotonic() - start)
@@ -257,27 +250,6 @@ class _Measurement:
         if not isinstance(stats, dict):
             raise StartupError(f"the pool went away: {self._client.why}")
         return int(stats["counters"].get("disk.written", 0))
-
-
-@contextlib.contextmanager
-def _beside(
-    pool: PoolProcess, payload_bytes: int, chunks: int, chains_per_s: float
-) -> Iterator[dict[str, Any]]:
-    """A client in a process of its own that stores meanwhile; its report is there at the end."""
-    report: dict[str, Any] = {}
-    arguments = [pool.socket, str(payload_bytes), str(chunks), str(chains_per_s)]
-    module = "forebay.bench.served.beside"
-    child = process.begin(module, arguments, stdin=subprocess.PIPE, output=subprocess.PIPE)
-    try:
-        time.sleep(0.5)  # it has begun
-        yield report
-        output, _ = child.communicate(b"", _TIMEOUT_S)
-        try:
-            report.update(json.loads(output))
-        except ValueError:
-            raise StartupError(f"the client beside failed: {output[-200:]!r}") from None
-    finally:
-        process.end(child)
 
 
 @contextlib.contextmanager

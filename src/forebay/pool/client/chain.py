@@ -6,7 +6,7 @@ from typing import Final
 
 from forebay.pool.messages import Run
 from forebay.record.header import KEY_BYTES, NAMESPACE_BYTES, ROOT
-from forebay.record.region import short
+from forebay.record.region import SHORT_KEY_BYTES
 
 KEYS_MAX: Final = 200_000  # in a lookup: 3.2 MB
 
@@ -25,7 +25,7 @@ class Chain:
 
     def shorts(self) -> bytes:
         """The keys as a lookup carries them; those that no frame holds are not looked up."""
-        return b"".join(map(short, self.keys[:KEYS_MAX]))
+        return b"".join([key[:SHORT_KEY_BYTES] for key in self.keys[:KEYS_MAX]])
 
     def runs(self, lengths: Sequence[tuple[int, int]]) -> list[Run]:
         """Runs for (position, payload bytes) in order: successive chunks of one length are one."""

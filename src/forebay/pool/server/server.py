@@ -1,8 +1,9 @@
 """The loop: accepts, reads, lets the core act, writes, and keeps time. One thread, no asyncio.
 
 Every round, loads go before stores: of each connection the messages up to its first store are
-handled and answered, then all that remains. Nothing here waits for a client: what a client sends
-is bounded before it is read, what it does not read is bounded before it is cut off.
+handled and answered, then what I/O threads have finished, then all that remains. Nothing here waits
+for a client: what it sends is bounded before it is read, and what it does not read is bounded
+before it is cut off.
 """
 
 import logging
@@ -65,6 +66,7 @@ class Server:
         self._next_tick = now
         self._alone_since = now  # no engine has been connected since then
         self._accept_again: float | None = None  # descriptors had run out
+        self._is_woken = False  # I/O threads have finished something
         self._stopping = False
 
     def run(self, linger_s: float | None = None) -> None:
@@ -108,6 +110,9 @@ class Server:
         for connection in waiting:
             connection.fill(self._limits.messages_a_round_max)
         self._handle(waiting, Connection.loads)
+        if self._is_woken:
+            self._is_woken = False
+            self._core.complete()
         self._handle(waiting, Connection.rest)
         for connection in waiting:
             if connection.error is not None and not connection.is_over:
@@ -216,7 +221,7 @@ class Server:
     def _woken(self, _mask: int) -> None:
         self.wake.clear()
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
-        self._core.complete()
+        self._is_woken = True
 
     def _watch(self, pidfd: int) -> None:
         self._selector.register(pidfd, selectors.EVENT_READ, partial(self._exited, pidfd))
