@@ -75,7 +75,12 @@ class Service:
             recorder = Recorder(settings.trace, settings.trace_size) if settings.trace else None
             if recorder is not None:
                 undo.callback(recorder.close, _TRACE_CLOSE_S)
-            pool = Pool(_options(settings), Learned(disk=bool(settings.disk)), wake, world)
+            pool = Pool(
+                _options(settings),
+                Learned(disk_bytes=sum(disk.cap_bytes for disk in settings.disk)),
+                wake,
+                world,
+            )
             undo.callback(pool.close, 0.0)
             listener = _listen(place, 0o666 if settings.allow_uid else 0o600, limits.backlog)
             undo.pop_all()

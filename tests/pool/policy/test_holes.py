@@ -12,7 +12,7 @@ PLACE = Place(1 << 20, 1 << 20)
 @pytest.mark.parametrize("held", [{23, 29}, {0, 1, 5, 6, 20}, {3, 7, 11}, set(range(10, 26))])
 @pytest.mark.parametrize("requests", [0, 1, 2])
 def test_every_piece_of_a_requested_chain_can_leave(held: set[int], requests: int) -> None:
-    policy = Learned(disk=True)
+    policy = Learned(disk_bytes=1 << 30)
     for number in sorted(held):
         policy.stored(KEYS[number], KEYS[number - 1] if number else None, PLACE, 1.0)
         policy.on_disk(KEYS[number], present=True)

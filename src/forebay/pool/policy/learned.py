@@ -184,23 +184,35 @@ class Learned(Policy):
     def _touch(self, visit: int, keys: Sequence[bytes]) -> bytes | None:
         """Give a visit what DRAM has of a chain; the first key that it lacks."""
         row_of, visit_of, tip = self._forest.row_of, self._forest.visit, self._visits.tip
-        deepest, lacking = NONE, None
+        owner, below, lacking = visit, NONE, None
+        tips: list[int] = []
         for key in reversed(keys):
             row = row_of.get(key, NONE)
             if row == NONE:
                 lacking = key
                 continue
-            before = visit_of[row]
-            visit_of[row] = visit
-            if deepest == NONE:
+            if tips and self._forest.parent[below] != row:
+                owner = self._like(visit)  # what lies above a hole can only leave on its own
+            before, visit_of[row] = visit_of[row], owner
+            if owner not in tips:
+                tips.append(owner)
                 deepest = row
             if tip[before] == row:
                 tip[before] = NONE
                 self._emptied(before)
-        if deepest != NONE:
-            tip[visit] = deepest
-            self._shelve(visit)
+            if tip[owner] == NONE:
+                tip[owner] = deepest
+            below = row
+        for owner in tips:
+            self._shelve(owner)
         return lacking
+
+    def _like(self, visit: int) -> int:
+        """Another visit of the same kind and age, which nobody watches."""
+        visits = self._visits
+        other = visits.begin(visits.cell[visit], None, visits.at_s[visit])
+        visits.turns[other], visits.mean_s[other] = visits.turns[visit], visits.mean_s[visit]
+        return other
 
     def _relative_depth(self, depth: int) -> float:
         """Of a first prompt, all is new: its length tells more, against what is usual here."""
