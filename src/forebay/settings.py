@@ -191,9 +191,10 @@ class Settings:
         ),
     )
     lookup_deadline_ms: float = field(
-        default=0.3,
+        default=20.0,
         metadata=_setting(
-            "Longest wait of a request's first ask for the pool's answer, in milliseconds.",
+            "How long a request is put off while the pool has not said what it knows, in"
+            " milliseconds; no call waits longer than 0.3 ms for it.",
             _duration,
         ),
     )

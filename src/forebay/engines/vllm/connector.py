@@ -15,8 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.boundary import Boundary, bounded
-from forebay.engines.vllm.membership import Membership
-from forebay.engines.vllm.scheduler import Limits, SchedulerSide
+from forebay.engines.vllm.scheduling.membership import Membership
+from forebay.engines.vllm.scheduling.side import Limits, SchedulerSide
 from forebay.engines.vllm.step import Report, Step
 from forebay.engines.vllm.worker import WorkerSide
 from forebay.engines.weights import WeightsHash
@@ -56,7 +56,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         socket_path = life.join_or_start(self.settings)
         self._namespace = identity.Namespace(config, self._cache, self._shape)
         self._weights = WeightsHash(identity.weights_directory(config))
-        limits = Limits(self.settings.min_tokens, int(self.settings.load_deadline_ms))
+        wanted = self.settings
+        limits = Limits(wanted.min_tokens, wanted.lookup_deadline_ms, wanted.load_deadline_ms)
         self._scheduler = SchedulerSide(Membership(socket_path, clock), self._shape, limits)
         self._scheduler.join()
 

@@ -9,16 +9,16 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 import msgspec
 
-from forebay.errors import DirectoryError, StartupError
+from forebay.errors import StartupError
 from forebay.pool.core.audit import violations
+from forebay.pool.core.checker import Scrubber
+from forebay.pool.core.chores import Chores
 from forebay.pool.core.loads import Loads
 from forebay.pool.core.room import Room
-from forebay.pool.core.scrub import Scrubber
 from forebay.pool.core.stores import Stores
 from forebay.pool.messages import (
     Abort,
@@ -27,7 +27,6 @@ from forebay.pool.messages import (
     Clear,
     ClientMessage,
     Commit,
-    Done,
     Hello,
     Lookup,
     Release,
@@ -45,7 +44,6 @@ from forebay.tiers.disk import Directory, DiskTier, Options
 from forebay.tiers.disk.index import Removed
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 
-NAMESPACE_DIGITS_MIN: Final = 8
 _CHORES_MAX: Final = 4  # operators' wishes under way at once
 _FLUSH_STEP_S: Final = 0.002
 
@@ -94,7 +92,7 @@ class Pool(Core):
         self._loads.generation = self._stores.generation = self.generation
         self._loads.checker = self._stores.checker if options.verify_dram else None
         self._started = clock.monotonic()
-        self._background: list[threading.Thread] = []
+        self._chores = Chores(self._room, self._disk, clock, self._complete)
 
     def handle(self, session: Session, message: ClientMessage) -> None:  # noqa: C901 - a line each
         """See Core."""
@@ -116,9 +114,9 @@ class Pool(Core):
             case Stats():
                 session.send(StatsReply(msgspec.json.encode(self.stats())))
             case Resize():
-                self._in_background(session, partial(self._resize, message))
+                self._chores.resize(session, message)
             case Clear():
-                self._clear(session, message)
+                self._chores.clear(session, message)
             case Hello():
                 self._counters["nonsense"] += 1
 
@@ -148,6 +146,7 @@ class Pool(Core):
         """See Core."""
         self._loads.tick(now)
         self._room.shrink()
+        self._chores.tick(now)
         idle = not (self._loads.loading or self._stores.writing)
         self._stores.write_behind(idle=idle)
         if idle:
@@ -164,7 +163,8 @@ class Pool(Core):
     @property
     def is_waiting(self) -> bool:
         """Whether something is due soon, so that ticks matter."""
-        return bool(self._loads.loading or self._stores.writing or self._loads.held_requests)
+        busy = self._loads.loading or self._stores.writing or self._loads.held_requests
+        return bool(busy or self._chores.is_waiting)
 
     @property
     def is_settled(self) -> bool:
@@ -214,8 +214,7 @@ class Pool(Core):
         if self._disk is not None:
             self._disk.close(left_s)
         self.complete()
-        for thread in self._background:
-            thread.join(left_s)
+        self._chores.close(left_s)
         self._slab.close()
 
     def _complete(self, action: Callable[[], None]) -> None:
@@ -233,66 +232,6 @@ class Pool(Core):
 
     def _disk_removed(self, removed: list[Removed]) -> None:
         self._complete(lambda: self._stores.disk_removed(removed))
-
-    def _in_background(self, session: Session, work: Callable[[], Done]) -> None:
-        """Do what waits for a medium on a thread of its own, then answer."""
-
-        def run() -> None:
-            done = work()
-            self._complete(partial(session.send, done))
-
-        self._background = [thread for thread in self._background if thread.is_alive()]
-        if len(self._background) >= _CHORES_MAX:
-            session.send(Done(ok=False, sentence="the pool is busy with such wishes; ask again."))
-            return
-        thread = threading.Thread(target=run, name="forebay-chore", daemon=True)
-        self._background.append(thread)
-        thread.start()
-
-    def _resize(self, message: Resize) -> Done:
-        for path, cap_bytes in message.disk:
-            try:
-                known = self._disk is not None and self._disk.resize(path, cap_bytes)
-            except DirectoryError as error:
-                return Done(ok=False, sentence=str(error))
-            if not known:
-                return Done(ok=False, sentence=f"{path} is not a directory of this pool.")
-        if message.dram_bytes >= 0:
-            if message.dram_bytes > self.slab_bytes:
-                limit = format_size(self.slab_bytes)
-                return Done(ok=False, sentence=f"DRAM can grow to {limit} at most while running.")
-            self._complete(lambda: self._resize_dram(message.dram_bytes))
-        return Done(ok=True, sentence="the new caps hold.")
-
-    def _resize_dram(self, cap_bytes: int) -> None:
-        self._slab.resize(cap_bytes)
-        self._room.shrink()
-
-    def _clear(self, session: Session, message: Clear) -> None:
-        try:
-            prefix = bytes.fromhex(message.namespace)
-        except ValueError:
-            prefix = b""
-            if message.namespace:
-                session.send(Done(ok=False, sentence="a namespace is written in hex digits."))
-                return
-        if message.namespace and len(message.namespace) < NAMESPACE_DIGITS_MIN:
-            digits = NAMESPACE_DIGITS_MIN
-            session.send(Done(ok=False, sentence=f"name at least {digits} digits of a namespace."))
-            return
-        kept = self._room.drop_idle(
-            [c for c in list(self._room.chunks) if c.name.namespace.startswith(prefix)]
-        )
-        self._in_background(session, partial(self._erase, prefix, kept))
-
-    def _erase(self, prefix: bytes, kept: int) -> Done:
-        count = 0
-        if self._disk is not None:
-            names = self._disk.name_of(prefix) if prefix else [None]
-            count = sum(self._disk.erase(name) for name in names)
-        sentence = f"{count} records are erased from disk"
-        sentence += f"; {kept} chunks in use stay until they are released." if kept else "."
-        return Done(ok=True, sentence=sentence)
 
 
 def _shared_memory(options: PoolOptions) -> SharedMemory:

@@ -63,6 +63,11 @@ class Slab:
         return self._arenas_max * self.arena_bytes
 
     @property
+    def limit_bytes(self) -> int:
+        """What the cap can be raised to."""
+        return self._memory.size_bytes
+
+    @property
     def allocated_bytes(self) -> int:
         """What the slab has taken from the system."""
         return len(self._allocated) * self.arena_bytes

@@ -24,6 +24,7 @@ class Tracked:
         "found",
         "keys",
         "loading",
+        "looked_up_at",
         "number",
         "offered",
         "promise",
@@ -43,6 +44,7 @@ class Tracked:
         self.keys: list[bytes] = []
         self.blocks: list[int] = []
         self.number = 0  # of its lookup in the pool; 0: none
+        self.looked_up_at = 0.0  # monotonic
         self.found: Found | None = None
         self.asked = False
         self.computed = 0  # tokens that the engine had itself when it last asked

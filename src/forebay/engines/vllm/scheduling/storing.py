@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.engines.vllm.membership import Membership
 from forebay.engines.vllm.pages import Geometry
+from forebay.engines.vllm.scheduling.membership import Membership
+from forebay.engines.vllm.scheduling.tracked import Tracked
 from forebay.engines.vllm.step import Piece, Report, Store
-from forebay.engines.vllm.tracked import Tracked
 from forebay.pool.messages import Abort, Answer, Commit, Reserve, Reserved, Run
 from forebay.record.header import ROOT
 
