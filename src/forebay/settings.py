@@ -191,7 +191,7 @@ class Settings:
         ),
     )
     lookup_deadline_ms: float = field(
-        default=20.0,
+        default=50.0,
         metadata=_setting(
             "How long a request is put off while the pool has not said what it knows, in"
             " milliseconds; no call waits longer than 0.3 ms for it.",

@@ -208,6 +208,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 self.boundary.call(lambda: None, side.close)
         if self._scheduler is not None:
             self._weights.close()
+            _log.info("Forebay leaves: %s", dict(sorted(self._scheduler.counts.items())))
 
     def _identify(self) -> None:
         """Share from the moment on that it is known what may be shared."""

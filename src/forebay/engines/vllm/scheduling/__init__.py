@@ -1,1 +1,1 @@
-"""The scheduler's side of the connector: what to ask for, what to offer, decided without waiting."""
+"""The scheduler's side of the connector: what to ask for and what to offer, without waiting."""
