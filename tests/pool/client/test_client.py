@@ -204,15 +204,12 @@ def test_operators_ask_through_it_too(service: Service, client: Client) -> None:
     assert done.sentence.endswith(".")
     chunks, chain = made("a")
     client.store(chain, [chunk.payload for chunk in chunks])
-
-    def is_clear() -> bool:
-        """What is in use, were it only to be hashed, stays; so it is asked again."""
-        done = client.clear(chain.namespace.hex()[:8])
+    with client.load(chain) as loaded, Client(service.place.path) as operator:
+        done = operator.clear(chain.namespace.hex()[:8])
         assert not isinstance(done, Miss)
         assert done.ok
-        return client.lookup(chain) == Known(0, 0)
-
-    poolside.wait_until(is_clear, "the namespace to be empty")
+        assert exact(loaded, chunks)
+    poolside.wait_until(lambda: client.lookup(chain) == Known(0, 0), "the namespace to be empty")
 
 
 def test_a_stream_is_longer_than_the_memory(place: Path) -> None:
