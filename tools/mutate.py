@@ -24,7 +24,7 @@ MARK: Final = re.compile(r"# verify: (.+?)\s*$")
 TESTS: Final = {  # by layer, the quickest to notice first; other layers have one directory each
     "record": ["tests/record", "tests/tiers", "tests/promises"],
     "tiers": ["tests/tiers", "tests/promises"],
-    "pool": ["tests/pool/core"],
+    "pool": ["tests/pool/client", "tests/pool/core"],
 }
 TIMEOUT_S: Final = 300
 TESTS_FAILED: Final = 1  # pytest's exit status; another one means that the mutant is no program
