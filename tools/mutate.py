@@ -73,7 +73,7 @@ def verifications() -> Iterator[Verification]:
 def copy_tree(tree: Path) -> None:
     """What the tests need, away from the original."""
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("src", "tests", "tools", "docs"):
+    for name in ("src", "tests", "tools", "docs", "examples"):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     for path in ROOT.iterdir():
