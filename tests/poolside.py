@@ -131,6 +131,13 @@ class PoolProcess:
             "descriptors": descriptors(self.pid),
         }
 
+    def slab_bytes(self) -> int:
+        """Memory that the slab has taken from the system, whoever wrote there."""
+        for path in Path(f"/proc/{self.pid}/fd").iterdir():
+            if "memfd:forebay-slab" in _target(path):
+                return path.stat().st_blocks * 512
+        return 0
+
     def resident_bytes(self) -> int:
         """Memory of its own, without the slab."""
         status = Path(f"/proc/{self.pid}/status").read_text()

@@ -24,7 +24,7 @@ MARK: Final = re.compile(r"# verify: (.+?)\s*$")
 TESTS: Final = {  # by layer, the quickest to notice first; other layers have one directory each
     "record": ["tests/record", "tests/tiers", "tests/promises"],
     "tiers": ["tests/tiers", "tests/promises"],
-    "pool": ["tests/pool/core"],
+    "pool": ["tests/pool/client", "tests/pool/core"],
 }
 TIMEOUT_S: Final = 300
 TESTS_FAILED: Final = 1  # pytest's exit status; another one means that the mutant is no program
@@ -73,7 +73,7 @@ def verifications() -> Iterator[Verification]:
 def copy_tree(tree: Path) -> None:
     """What the tests need, away from the original."""
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("src", "tests", "tools", "docs"):
+    for name in ("src", "tests", "tools", "docs", "examples"):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     for path in ROOT.iterdir():

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.poolside import made
+from tests.poolside import made, wait_until
 
 from forebay.cli.main import main
 from forebay.pool.client import Client, Known
@@ -37,7 +37,7 @@ def test_set_and_clear(
     assert run("clear", "--namespace", "ffffffff", "--socket", path) == 0
     assert client.lookup(chain) == Known(4, 4)
     assert run("clear", "--all", "--socket", path) == 0
-    assert client.lookup(chain) == Known(0, 0)
+    wait_until(lambda: client.lookup(chain) == Known(0, 0), "everything to be gone")
     assert run("stats", "--json", "--socket", path) == 0
     stats = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
     assert stats["dram"]["cap_bytes"] == 8 << 20

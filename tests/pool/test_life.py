@@ -19,6 +19,8 @@ from forebay.pool.client import Client, Known, Receipt
 from forebay.pool.life import Service, join_or_start, socket_path
 from forebay.settings import DiskSetting, Settings
 from forebay.sys import sockets
+from forebay.sys.disk import Disk
+from forebay.sys.world import World
 
 STARTER = """
 import sys, time
@@ -109,6 +111,21 @@ def test_another_wish_is_one_log_line(
     caplog.clear()
     join_or_start(replace(settings, dram=poolside.DRAM_BYTES))
     assert not caplog.messages
+
+
+class StrangersDisk(Disk):
+    """The disk of a user that we are not."""
+
+    def user(self) -> int:
+        return super().user() + 1
+
+
+def test_an_engine_that_is_refused_hears_why_at_once(place: Path) -> None:
+    with poolside.serving(place, world=World(StrangersDisk())) as service:
+        started = time.monotonic()
+        with pytest.raises(StartupError, match="--allow-uid"):
+            join_or_start(replace(poolside.SMALL, socket=service.place.path))
+        assert time.monotonic() - started < 2
 
 
 def test_a_second_pool_at_one_socket_is_refused(service: Service, place: Path) -> None:

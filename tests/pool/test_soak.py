@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from tests import poolside
+from tests.harness import allocated
 from tests.poolside import PoolProcess
 
 pytestmark = pytest.mark.slow
@@ -106,7 +107,7 @@ def disturb(pool: PoolProcess, gathered: Crowd, luck: random.Random) -> None:
 
 
 @pytest.mark.timeout(int(SECONDS) + 120)
-def test_t21_t28_a_crowd_on_a_failing_disk_sees_no_wrong_byte(place: Path, seed: int) -> None:
+def test_t21_t28_t31_a_crowd_on_a_failing_disk_sees_no_wrong_byte(place: Path, seed: int) -> None:
     luck = random.Random(seed)
     (place / "faults").touch()
     flags = ("--faults-file", str(place / "faults"))
@@ -117,6 +118,8 @@ def test_t21_t28_a_crowd_on_a_failing_disk_sees_no_wrong_byte(place: Path, seed:
             while time.monotonic() < until:
                 time.sleep(luck.uniform(0.5, 2.0))
                 disturb(pool, gathered, luck)
+                assert pool.slab_bytes() <= poolside.DRAM_BYTES
+                assert allocated(place / "disk") <= poolside.DISK_BYTES
             (place / "faults").write_text("read:flip=1@4%")
             pool.signal(signal.SIGHUP)
             time.sleep(SECONDS / 9)  # everything is warm

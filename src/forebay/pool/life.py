@@ -16,7 +16,7 @@ from typing import Final, Self
 from forebay.errors import StartupError
 from forebay.pool import place as places
 from forebay.pool.client import Client
-from forebay.pool.client.link import Link, join
+from forebay.pool.client.link import REFUSED, Link, join
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.place import Place
 from forebay.pool.policy.learned import Learned
@@ -201,6 +201,8 @@ def _answers(place: Place, clock: Clock) -> bool:
     if isinstance(link, Link):
         link.close()
         return True
+    if link.startswith(REFUSED):
+        raise StartupError(link)
     return False
 
 

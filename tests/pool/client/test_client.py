@@ -8,11 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests import poolside
 from tests.poolside import exact, made
 
 from forebay.pool.client import Chain, Client, Known, Loaded, Receipt
+from forebay.pool.client.streaming import Streaming
 from forebay.pool.life import Service
+from forebay.pool.messages import Ready
+from forebay.sys.clock import Clock
 from forebay.testing import samples
 from forebay.tiers.contract import Miss, MissReason
 
@@ -204,9 +208,11 @@ def test_operators_ask_through_it_too(service: Service, client: Client) -> None:
     assert done.sentence.endswith(".")
     chunks, chain = made("a")
     client.store(chain, [chunk.payload for chunk in chunks])
-    done = client.clear(chain.namespace.hex()[:8])
-    assert not isinstance(done, Miss)
-    assert done.ok
+    with client.load(chain) as loaded, Client(service.place.path) as operator:
+        done = operator.clear(chain.namespace.hex()[:8])
+        assert not isinstance(done, Miss)
+        assert done.ok
+        assert exact(loaded, chunks)
     poolside.wait_until(lambda: client.lookup(chain) == Known(0, 0), "the namespace to be empty")
 
 
@@ -240,3 +246,28 @@ def held_requests(client: Client) -> object:
     stats = client.stats()
     assert isinstance(stats, dict)
     return stats["requests"]
+
+
+def test_a_streamed_chunk_must_have_the_full_key(client: Client) -> None:
+    _, chain = made("a")
+    assert client.join()
+    link = client._link
+    assert link is not None
+    streaming = Streaming(client, Clock(), chain, 1.0)
+    sound = Ready(1, link.generation, 2, 4096, 100, chain.keys[2])
+    wrong = [
+        replace(sound, key=chain.keys[2][:16] + bytes(16)),
+        replace(sound, key=chain.keys[1]),
+        replace(sound, generation=link.generation + 1),
+        replace(sound, length=0),
+        replace(sound, offset=-1),
+        replace(sound, offset=link.slab_bytes),
+        replace(sound, length=1 << 62),
+        replace(sound, chunk=4),
+        replace(sound, chunk=-2),
+    ]
+    for ready in wrong:
+        assert not streaming._take(link, ready, {})
+    came: dict[int, memoryview] = {}
+    assert streaming._take(link, sound, came)
+    came.pop(2).release()

@@ -30,7 +30,8 @@ def connected(service: Service, data: bytes = b"") -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(5)
         link.connect(service.place.path)
-        link.sendall(data)
+        if data:
+            link.sendall(data)
         yield link
 
 

@@ -17,6 +17,7 @@ from forebay.pool.wire import FrameError
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
 
+REFUSED: Final = "the pool refuses: "  # begins what `join` says when asking again is no use
 _OUTPUT_BYTES_MAX: Final = 16 << 20
 _INBOX_MAX: Final = 4096
 
@@ -148,7 +149,7 @@ def join(path: str, engine: str, clock: Clock, until: float) -> Link | str:
 
 def _enter(line: Line, welcome: PoolMessage | None) -> Link | str:
     if isinstance(welcome, Refused):
-        return f"the pool refuses: {welcome.sentence}"
+        return REFUSED + welcome.sentence
     if not isinstance(welcome, Welcome):
         return "the pool hung up." if line.is_over else "the pool did not answer in time."
     if len(line.fds) != 1 or welcome.slab_bytes <= 0:

@@ -19,6 +19,7 @@ from forebay.sys.clock import Clock
 from forebay.tiers.disk import DiskTier
 
 NAMESPACE_DIGITS_MIN: Final = 8
+_CHORES_MAX: Final = 4  # wishes under way at once
 _CLEAR_S: Final = 2.0  # how long what is being written or hashed is waited for
 
 
@@ -74,9 +75,10 @@ class Chores:
 
     def tick(self, now: float) -> None:
         """Go on with what has to wait for writes and hashes in flight."""
+        self._room.sweep()
         for clearing in list(self._clearing):
             found = [c for c in self._room.chunks if c.name.namespace.startswith(clearing.prefix)]
-            kept = self._room.drop_idle(found)
+            kept = self._room.condemn(found)
             if kept and now < clearing.deadline and any(map(_ends_soon, found)):
                 continue
             self._clearing.remove(clearing)
@@ -92,6 +94,9 @@ class Chores:
             self._complete(partial(session.send, work()))
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) >= _CHORES_MAX:
+            session.send(Done(ok=False, sentence="the pool is busy with such wishes; ask again."))
+            return
         thread = threading.Thread(target=run, name="forebay-chore", daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -30,6 +30,7 @@ class Room:
         self._counters = counters
         self._now = now
         self._places: dict[int, Place] = {}
+        self._condemned: set[Chunk] = set()  # cleared while in use: dropped when they are not
 
     @property
     def load_budget_bytes(self) -> int:
@@ -94,6 +95,23 @@ class Room:
             else:
                 self.drop(chunk)
         return left
+
+    def condemn(self, chunks: Iterable[Chunk]) -> int:
+        """Drop these chunks, those in use as soon as nobody uses them; how many these are."""
+        condemned = set(chunks)
+        self._condemned |= condemned
+        self.sweep()
+        return len(condemned & self._condemned)
+
+    def sweep(self) -> None:
+        """Drop what was condemned and is not in use any more."""
+        for chunk in list(self._condemned):
+            is_here = self.chunks.get(chunk.key) is chunk
+            if is_here and chunk.is_busy:
+                continue
+            self._condemned.remove(chunk)
+            if is_here:
+                self.drop(chunk)
 
     def shrink(self) -> None:
         """Empty arenas until the slab is under its cap, as far as nobody uses them."""
