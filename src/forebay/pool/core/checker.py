@@ -21,6 +21,7 @@ class Checker:
         self._complete = complete
         self._jobs: queue.Queue[tuple[list[memoryview], Callable[[list[bytes]], None]] | None]
         self._jobs = queue.Queue(_WAITING_MAX)
+        self._under_way = 0  # counted by the pool's thread alone
         self._thread = threading.Thread(target=self._run, name="forebay-check", daemon=True)
         self._thread.start()
 
@@ -30,12 +31,13 @@ class Checker:
             self._jobs.put_nowait((payloads, done))
         except queue.Full:
             return False
+        self._under_way += 1
         return True
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits."""
-        return self._jobs.empty()
+        """Whether nothing waits, is being hashed or has not been answered."""
+        return not self._under_way
 
     def close(self, timeout_s: float) -> None:
         """Finish what waits, as far as the time allows."""
@@ -48,7 +50,13 @@ class Checker:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             payloads, done = job
-            self._complete(partial(done, [payload_hash(payload) for payload in payloads]))
+            digests = [payload_hash(payload) for payload in payloads]
+            self._complete(partial(self._answer, done, digests))
+
+    def _answer(self, done: Callable[[list[bytes]], None], digests: list[bytes]) -> None:
+        """On the pool's thread again."""
+        self._under_way -= 1
+        done(digests)
 
 
 class Scrubber:
