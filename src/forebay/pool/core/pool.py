@@ -219,8 +219,6 @@ class Pool(Core):
             self._disk.close(left_s)
         self.complete()
         self._chores.close(left_s)
-        for thread in self._background:
-            thread.join(left_s)
         self._ahead.close(left_s)
         self._slab.close()
 
