@@ -99,6 +99,7 @@ class Pool(Core):
 
     def handle(self, session: Session, message: ClientMessage) -> None:  # noqa: C901 - a line each
         """See Core."""
+        self._loads.tell_policy()
         match message:
             case Lookup():
                 self._loads.lookup(session, message)
@@ -135,8 +136,13 @@ class Pool(Core):
         """See Core."""
         return self._stores.lends(engine)
 
+    def answered(self) -> None:
+        """See Core."""
+        self._loads.tell_policy()
+
     def complete(self) -> None:
         """See Core."""
+        self._loads.tell_policy()
         self._is_woken = False  # before looking: who comes later wakes us again
         for _ in range(len(self._done)):
             self._done.popleft()()
@@ -147,6 +153,7 @@ class Pool(Core):
 
     def tick(self, now: float) -> None:
         """See Core."""
+        self._loads.tell_policy()
         self._loads.tick(now)
         self._room.shrink()
         self._chores.tick(now)

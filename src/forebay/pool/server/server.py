@@ -138,6 +138,7 @@ class Server:
                     self._greet(connection, message)
             if handled:
                 connection.flush()
+                self._core.answered()
 
     def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
