@@ -50,6 +50,10 @@ class Core(ABC):
         """Whether an engine has slots that it may write into."""
 
     @abstractmethod
+    def answered(self) -> None:
+        """Do what need not be done before an answer; called when one was handed to the kernel."""
+
+    @abstractmethod
     def complete(self) -> None:
         """Take over what I/O threads have finished; called after they woke the server."""
 

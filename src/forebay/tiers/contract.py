@@ -110,8 +110,13 @@ class Tier(ABC):
         source: memoryview,
         length: int,
         done: Callable[[StoreOutcome], None],
+        digest: bytes | None = None,
     ) -> None:
-        """Store the first `length` bytes of `source`; needs the parent here, or on its way."""
+        """Store the first `length` bytes of `source`; needs the parent here, or on its way.
+
+        `digest` is their hash, where it is known already: a source that has changed since will
+        be found damaged when it is loaded.
+        """
 
     @abstractmethod
     def remove(self, key: bytes) -> None:

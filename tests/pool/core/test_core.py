@@ -165,6 +165,7 @@ def test_t6_a_rotten_slot_is_found_by_verify_dram() -> None:
 def test_t6_a_rotten_slot_is_found_by_the_idle_scrubber(desk: Desk) -> None:
     client, keys = Client("e"), chain("a", 4)
     desk.store(client, keys)
+    desk.settle()  # its hash is known
     number, _ = desk.lookup(client, keys)
     offset = desk.ask(client, number, keys).offsets[2]
     desk.pool.handle(client, Release(number, []))

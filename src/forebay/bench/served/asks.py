@@ -1,5 +1,6 @@
 """Asks for chains that lie on NVMe, as an engine with a queue of requests makes them."""
 
+import random
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,8 @@ class Asks:
 
 
 def _round(chains: Sequence[Chain]) -> Iterator[Chain]:
-    """One after another, for ever: by the time a chain comes again DRAM has dropped most of it."""
+    """All of them in random order, again and again: several times what DRAM holds of them."""
+    order = list(chains)
     while True:
-        yield from chains
+        random.shuffle(order)
+        yield from order

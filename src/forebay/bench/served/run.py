@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Final
 
 from forebay.bench.figures import Spread, Versus
-from forebay.bench.raw import RawFiles, allocate_buffers
+from forebay.bench.raw import RawFiles
 from forebay.bench.served import process
 from forebay.bench.served.asks import Asks
 from forebay.bench.served.figures import Latency, Served
@@ -25,6 +25,7 @@ from forebay.record.header import record_bytes
 from forebay.settings import DiskSetting
 from forebay.sys.disk import Disk
 from forebay.sys.scratch import scratch
+from forebay.sys.shared import SharedMemory
 
 USED_BYTES_MAX: Final = 8 << 30  # a directory; more would only take longer to fill
 LOOKUP_CHUNKS: Final = 500
@@ -40,6 +41,7 @@ _FILL_SHARE: Final = 0.8  # of the pool's NVMe: nothing of it is overwritten bef
 _FILL_TIMES: Final = 8  # of the DRAM
 _ROUNDS: Final = 5
 _RAW_DEPTH: Final = 8
+_RAW_BUFFERS: Final = 16  # the largest depth
 _BESIDE_CHAIN: Final = 4
 _LOOKUP_PAUSE_S: Final = 0.004
 _SETTLED_S: Final = 0.5  # without a write to disk, nothing waits to be written
@@ -258,12 +260,21 @@ def _raw(plan: ServedPlan, places: Sequence[Path]) -> Iterator[RawFiles]:
     io_bytes = record_bytes(plan.payload_bytes)
     slots = min(map(plan.used_bytes, plan.disks)) // _RAW_SHARE // io_bytes
     descriptors = [disk.open_directory(str(place)) for place in places]
-    raw = RawFiles(disk, descriptors, io_bytes, slots, allocate_buffers(io_bytes))
+    memory = SharedMemory(_RAW_BUFFERS * io_bytes)
+    # How pages lie in memory makes up to a third of the bandwidth: raw gets what the slab has.
+    memory.allocate(0, memory.size_bytes)
+    buffers = [memory.view[at : at + io_bytes] for at in range(0, memory.size_bytes, io_bytes)]
+    for buffer in buffers:
+        buffer[:] = os.urandom(io_bytes)
+    raw = RawFiles(disk, descriptors, io_bytes, slots, buffers)
     try:
         raw.prepare()
         yield raw
     finally:
         raw.close()
+        for buffer in buffers:
+            buffer.release()
+        memory.close()
         for descriptor in descriptors:
             disk.close(descriptor)
 

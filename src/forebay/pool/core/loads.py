@@ -52,13 +52,16 @@ class Loads:
         self._arrived: dict[Request, None] = {}  # being read ahead, in order of arrival
         self._ahead_bytes = 0  # read ahead for requests that have not asked yet
         self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
+        self._unheard: list[tuple[list[bytes], int]] = []  # requests the policy is still to hear of
 
     def lookup(self, session: Session, message: Lookup) -> None:
         """Answer how much is known, and begin to read it ahead."""
         keys = short_keys(message.keys)
         ready = self._room.chunks.ready_prefix(keys)
         known = self._known(keys, ready)
-        self._room.policy.requested(keys, known, self._clock.monotonic())
+        self._unheard.append((keys, known))
+        if ready < known:
+            self.tell_policy()  # before room is made for what will be read ahead
         session.send(Found(message.request, known, ready))
         self._counters["lookups"] += 1
         self._counters["lookup.chunks"] += len(keys)
@@ -73,6 +76,14 @@ class Loads:
                 request.next = ready
                 self._arrived[request] = None
                 self._read_ahead()
+
+    def tell_policy(self) -> None:
+        """Tell the policy of the requests that came; answers need not wait for it."""
+        if self._unheard:
+            now = self._clock.monotonic()
+            for keys, known in self._unheard:
+                self._room.policy.requested(keys, known, now)
+            self._unheard.clear()
 
     def ask(self, session: Session, message: Ask) -> None:
         """Begin to acquire the chunks of a request; the promise follows, now or later."""

@@ -42,6 +42,7 @@ from forebay.sys.shared import SharedMemory, total_memory_bytes
 from forebay.sys.world import World
 from forebay.tiers.disk import Directory, DiskTier, Options
 from forebay.tiers.disk.index import Removed
+from forebay.tiers.dram.ahead import Ahead
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 
 _CHORES_MAX: Final = 4  # operators' wishes under way at once
@@ -88,6 +89,8 @@ class Pool(Core):
         parts = (self._room, self._disk, self._counters, clock, self._complete)
         self._loads = Loads(*parts)
         self._stores = Stores(*parts)
+        self._ahead = Ahead(self._slab, self._complete)
+        self._ahead.step()
         self._scrubber = Scrubber(self._room, self._stores.checker, self._loads.damaged)
         self._loads.generation = self._stores.generation = self.generation
         self._loads.checker = self._stores.checker if options.verify_dram else None
@@ -96,6 +99,7 @@ class Pool(Core):
 
     def handle(self, session: Session, message: ClientMessage) -> None:  # noqa: C901 - a line each
         """See Core."""
+        self._loads.tell_policy()
         match message:
             case Lookup():
                 self._loads.lookup(session, message)
@@ -132,8 +136,13 @@ class Pool(Core):
         """See Core."""
         return self._stores.lends(engine)
 
+    def answered(self) -> None:
+        """See Core."""
+        self._loads.tell_policy()
+
     def complete(self) -> None:
         """See Core."""
+        self._loads.tell_policy()
         self._is_woken = False  # before looking: who comes later wakes us again
         for _ in range(len(self._done)):
             self._done.popleft()()
@@ -144,9 +153,11 @@ class Pool(Core):
 
     def tick(self, now: float) -> None:
         """See Core."""
+        self._loads.tell_policy()
         self._loads.tick(now)
         self._room.shrink()
         self._chores.tick(now)
+        self._ahead.step()
         idle = not (self._loads.loading or self._stores.writing)
         self._stores.write_behind(idle=idle)
         if idle:
@@ -215,6 +226,7 @@ class Pool(Core):
             self._disk.close(left_s)
         self.complete()
         self._chores.close(left_s)
+        self._ahead.close(left_s)
         self._slab.close()
 
     def _complete(self, action: Callable[[], None]) -> None:

@@ -77,8 +77,8 @@ class Stores:
                     committed.append(chunk)
         self._counters["stored.commits"] += len(committed)
         session.send(Committed(len(committed)))
+        # Written once their hash is known, so that nobody has to compute it again.
         self._hash(committed)
-        self.write_behind()
 
     def abort(self, session: Session, message: Abort) -> None:
         """Take slots back that an engine will not fill."""
@@ -119,7 +119,7 @@ class Stores:
             self._room.unsettled_bytes += chunk.slot_bytes
             source = self._room.slab.view(chunk.offset, chunk.length)
             done = partial(self._written_on_thread, chunk)
-            disk.submit_store(chunk.name, source, chunk.length, done)
+            disk.submit_store(chunk.name, source, chunk.length, done, chunk.digest)
 
     def disk_removed(self, removed: list[Removed]) -> None:
         """Records left the disk: what continues them in DRAM alone would have a hole before it."""

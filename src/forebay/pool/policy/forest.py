@@ -71,6 +71,10 @@ class Forest:
         self._free.append(row)
         return row, above
 
+    def is_path(self, rows: list[int]) -> bool:
+        """Whether each row's parent is the row before it."""
+        return list(map(self.parent.__getitem__, rows[1:])) == rows[:-1]
+
     def _adopt(self, key: bytes, row: int) -> None:
         for child in self._early.pop(key, ()):
             below = self.row_of.get(child, NONE)

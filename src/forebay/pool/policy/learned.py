@@ -13,7 +13,7 @@ from forebay.pool.policy.contract import Place, Policy
 from forebay.pool.policy.forest import NONE, OFFERED, ON_DISK, QUEUED, REFUSED, Forest
 from forebay.pool.policy.reuse import BINS, LEVELS_AN_OCTAVE, Reuse, cell_of, mean_gap_s
 from forebay.pool.policy.visits import ADMITTED, AWAY, UNDECIDED, Visits
-from forebay.pool.policy.writing import Writing
+from forebay.pool.policy.writing import SETTLED, Writing
 
 DISK_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # a chunk the disk has as well costs a quarter to lose
 REMEMBERED_VISITS_MAX: Final = 1 << 16
@@ -62,14 +62,17 @@ class Learned(Policy):
         if self._requests % LEARN_REQUESTS == 0:
             self._visits.learn()
         visit = self._begin(keys, found, now)
-        start = self._touch(visit, keys[:found])
+        rows = list(map(self._forest.row_of.get, keys[:found]))
+        start = self._touch(visit, keys, rows)
         if start is None and found < len(keys):
             start = keys[found]
         if start is not None:
             self._visits.start[visit], self._starts[start] = start, visit
         if self._door.open:
-            for key in keys[:found]:
-                self._writing.wait(self._forest.row_of.get(key, NONE), now)
+            flags = self._forest.flags
+            for row in rows:
+                if row is not None and not flags[row] & SETTLED:
+                    self._writing.wait(row, now)
 
     def stored(self, key: bytes, parent: bytes | None, place: Place, now: float) -> None:
         forest, visits = self._forest, self._visits
@@ -181,14 +184,38 @@ class Learned(Policy):
             self._end(next(iter(ends.values())))
         return visit
 
-    def _touch(self, visit: int, keys: Sequence[bytes]) -> bytes | None:
-        """Give a visit what DRAM has of a chain; the first key that it lacks."""
-        row_of, visit_of, tip = self._forest.row_of, self._forest.visit, self._visits.tip
+    def _touch(self, visit: int, keys: Sequence[bytes], rows: list[int | None]) -> bytes | None:
+        """Give a visit what DRAM has of a chain, as rows; the first key that it lacks."""
+        held = [row for row in rows if row is not None]
+        count = len(held)
+        if held == rows[:count] and self._forest.is_path(held):
+            self._take_over(visit, held)
+            return keys[count] if count < len(rows) else None
+        return self._touch_parts(visit, keys, rows)
+
+    def _take_over(self, visit: int, rows: list[int]) -> None:
+        """Give a visit a path from a root on; of thousands of chunks, only few visits matter."""
+        visit_of, tip = self._forest.visit, self._visits.tip
+        touched = set(map(visit_of.__getitem__, rows))
+        for row in rows:
+            visit_of[row] = visit
+        for before in touched:
+            if tip[before] != NONE and visit_of[tip[before]] == visit:
+                tip[before] = NONE
+                self._emptied(before)
+        if rows:
+            tip[visit] = rows[-1]
+            self._shelve(visit)
+
+    def _touch_parts(
+        self, visit: int, keys: Sequence[bytes], rows: list[int | None]
+    ) -> bytes | None:
+        """The same where chunks are missing in between, each part with a visit of its own."""
+        visit_of, tip = self._forest.visit, self._visits.tip
         owner, below, lacking = visit, NONE, None
         tips: list[int] = []
-        for key in reversed(keys):
-            row = row_of.get(key, NONE)
-            if row == NONE:
+        for key, row in zip(reversed(keys[: len(rows)]), reversed(rows), strict=True):
+            if row is None:
                 lacking = key
                 continue
             if tips and self._forest.parent[below] != row:

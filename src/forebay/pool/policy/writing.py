@@ -17,6 +17,7 @@ from forebay.pool.policy.visits import ADMITTED, TURNED_AWAY, UNDECIDED, Visits
 
 WAITING_MAX: Final = 1 << 18
 COLD_SHARE: Final = 0.5  # of the age at which chunks are evicted
+SETTLED: Final = ON_DISK | OFFERED | QUEUED  # nothing is to be decided about such a chunk
 AGE_MEMORY: Final = 0.95  # of that age, which each eviction leaves
 
 
@@ -32,7 +33,7 @@ class Writing:
     def wait(self, row: int, now: float) -> None:
         """A chunk in DRAM may have to be written."""
         flags = self._forest.flags
-        if not self._door.open or row == NONE or flags[row] & (ON_DISK | OFFERED | QUEUED):
+        if not self._door.open or row == NONE or flags[row] & SETTLED:
             return
         flags[row] = QUEUED
         self._waiting.append((self._forest.key[row], now))

@@ -138,6 +138,7 @@ class Server:
                     self._greet(connection, message)
             if handled:
                 connection.flush()
+                self._core.answered()
 
     def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
@@ -220,7 +221,7 @@ class Server:
 
     def _woken(self, _mask: int) -> None:
         self.wake.clear()
-        self._busy_until = self._clock.monotonic() + self._limits.busy_s
+        # Not a sign of life: an idle pool's scrubber wakes us too. The core says if it waits.
         self._is_woken = True
 
     def _watch(self, pidfd: int) -> None:

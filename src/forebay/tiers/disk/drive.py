@@ -171,9 +171,8 @@ class Drive:
                 self._failed()
             return Dropped(placed)
         region, offset = placed
-        header = RecordHeader(
-            job.name, region.generation, offset, job.length, payload_hash(job.source[: job.length])
-        )
+        digest = job.digest or payload_hash(job.source[: job.length])
+        header = RecordHeader(job.name, region.generation, offset, job.length, digest)
         refused = self._write(job, header, page, region)
         stored = refused is None and self._catalog.settle(
             key, Place(region.number, offset, job.length)

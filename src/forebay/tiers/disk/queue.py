@@ -40,6 +40,7 @@ class StoreJob:
     source: memoryview
     length: int
     done: Callable[[StoreOutcome], None]
+    digest: bytes | None = None  # of the payload, where it is known
     started: float = 0.0
 
 

@@ -135,6 +135,7 @@ class DiskTier(Tier):
         source: memoryview,
         length: int,
         done: Callable[[StoreOutcome], None],
+        digest: bytes | None = None,
     ) -> None:
         """See Tier."""
         assert memory.is_aligned(source)
@@ -145,7 +146,7 @@ class DiskTier(Tier):
             done(Dropped(refused or DropReason.TIER_OFF))
             return
         drive.assigned_bytes += length
-        drive.submit_store(StoreJob(name, source, length, done))
+        drive.submit_store(StoreJob(name, source, length, done, digest))
 
     def remove(self, key: bytes) -> None:
         """See Tier."""

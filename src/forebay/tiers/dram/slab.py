@@ -52,6 +52,7 @@ class Slab:
         self.arena_bytes = arena_bytes
         self._arenas_max = min(cap_bytes, memory.size_bytes) // arena_bytes
         self._allocated: set[int] = set()  # arenas that have memory
+        self._coming: int | None = None  # of these, the one that a thread still allocates
         self._idle: list[int] = []  # of these, without a class
         self._used: dict[int, Arena] = {}  # of these, with one
         self._classes: dict[int, set[int]] = {}  # slot size → arenas with a free slot
@@ -127,6 +128,35 @@ class Slab:
         """Arenas in use above the cap."""
         return max(0, len(self._allocated) - self._arenas_max)
 
+    def announce(self) -> int | None:
+        """An arena to allocate ahead, if the slab may grow and has none in hand.
+
+        Whoever is told calls `allocate` on any thread and then `arrived` on the slab's own.
+        """
+        if self._idle or self._coming is not None or len(self._allocated) >= self._arenas_max:
+            return None
+        self._coming = self._unallocated()
+        self._allocated.add(self._coming)
+        return self._coming
+
+    def allocate(self, number: int) -> OSError | None:
+        """Back an announced arena with memory; touches nothing of ours, so any thread may."""
+        try:
+            self._memory.allocate(number * self.arena_bytes, self.arena_bytes)
+        except OSError as error:
+            return error
+        return None
+
+    def arrived(self, number: int, error: OSError | None) -> None:
+        """An announced arena has its memory, or cannot have it."""
+        self._coming = None
+        if error is not None:
+            self._allocated.remove(number)
+            self._refused(error)
+            return
+        self._idle.append(number)
+        self._shrink()
+
     def close(self) -> None:
         """Give the memory back; mappings of other processes keep it until they end."""
         self._memory.close()
@@ -145,20 +175,25 @@ class Slab:
     def _allocate(self) -> bool:
         if len(self._allocated) >= self._arenas_max:
             return False
-        total = self._memory.size_bytes // self.arena_bytes
-        number = next(number for number in range(total) if number not in self._allocated)
-        try:
-            self._memory.allocate(number * self.arena_bytes, self.arena_bytes)
-        except OSError as error:
-            # The machine has less than was promised to us: live with what there is.
-            self._arenas_max = len(self._allocated)
-            _log.warning(
-                "no more memory (%s): DRAM stays at %d bytes", error.strerror, self.allocated_bytes
-            )
+        number = self._unallocated()
+        error = self.allocate(number)
+        if error is not None:
+            self._refused(error)
             return False
         self._allocated.add(number)
         self._idle.append(number)
         return True
+
+    def _unallocated(self) -> int:
+        total = self._memory.size_bytes // self.arena_bytes
+        return next(number for number in range(total) if number not in self._allocated)
+
+    def _refused(self, error: OSError) -> None:
+        """The machine has less than was promised to us: live with what there is."""
+        self._arenas_max = len(self._allocated)
+        _log.warning(
+            "no more memory (%s): DRAM stays at %d bytes", error.strerror, self.allocated_bytes
+        )
 
     def _shrink(self) -> None:
         while self._idle and len(self._allocated) > self._arenas_max:
