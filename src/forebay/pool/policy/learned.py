@@ -62,14 +62,11 @@ class Learned(Policy):
         if self._requests % LEARN_REQUESTS == 0:
             self._visits.learn()
         visit = self._begin(keys, found, now)
-        start = self._touch(visit, keys[:found])
+        start = self._touch(visit, keys[:found], now)
         if start is None and found < len(keys):
             start = keys[found]
         if start is not None:
             self._visits.start[visit], self._starts[start] = start, visit
-        if self._door.open:
-            for key in keys[:found]:
-                self._writing.wait(self._forest.row_of.get(key, NONE), now)
 
     def stored(self, key: bytes, parent: bytes | None, place: Place, now: float) -> None:
         forest, visits = self._forest, self._visits
@@ -181,38 +178,26 @@ class Learned(Policy):
             self._end(next(iter(ends.values())))
         return visit
 
-    def _touch(self, visit: int, keys: Sequence[bytes]) -> bytes | None:
+    def _touch(self, visit: int, keys: Sequence[bytes], now: float) -> bytes | None:
         """Give a visit what DRAM has of a chain; the first key that it lacks."""
-        row_of, visit_of, tip = self._forest.row_of, self._forest.visit, self._visits.tip
-        owner, below, lacking = visit, NONE, None
-        tips: list[int] = []
-        for key in reversed(keys):
-            row = row_of.get(key, NONE)
-            if row == NONE:
-                lacking = key
-                continue
-            if tips and self._forest.parent[below] != row:
-                owner = self._like(visit)  # what lies above a hole can only leave on its own
-            before, visit_of[row] = visit_of[row], owner
-            if owner not in tips:
-                tips.append(owner)
-                deepest = row
-            if tip[before] == row:
+        visit_of, tip = self._forest.visit, self._visits.tip
+        # Chains have thousands of chunks and touch few visits: the loops over chunks do no more.
+        known = list(map(self._forest.row_of.get, keys))
+        rows = [row for row in known if row is not None]
+        touched = set(map(visit_of.__getitem__, rows))
+        for row in rows:
+            visit_of[row] = visit
+        for before in touched:
+            if tip[before] != NONE and visit_of[tip[before]] == visit:
                 tip[before] = NONE
                 self._emptied(before)
-            if tip[owner] == NONE:
-                tip[owner] = deepest
-            below = row
-        for owner in tips:
-            self._shelve(owner)
-        return lacking
-
-    def _like(self, visit: int) -> int:
-        """Another visit of the same kind and age, which nobody watches."""
-        visits = self._visits
-        other = visits.begin(visits.cell[visit], None, visits.at_s[visit])
-        visits.turns[other], visits.mean_s[other] = visits.turns[visit], visits.mean_s[visit]
-        return other
+        if rows:
+            tip[visit] = rows[-1]
+            self._shelve(visit)
+        if self._door.open:
+            for row in rows:
+                self._writing.wait(row, now)
+        return keys[known.index(None)] if len(rows) < len(known) else None
 
     def _relative_depth(self, depth: int) -> float:
         """Of a first prompt, all is new: its length tells more, against what is usual here."""
@@ -262,12 +247,22 @@ class Learned(Policy):
         return copy
 
     def _expose(self, row: int) -> None:
-        """A chunk has nothing below it any more: it may be its visit's tip."""
+        """A chunk has nothing below it any more: it is its visit's tip."""
         visits, visit = self._visits, self._forest.visit[row]
-        if visits.tip[visit] == NONE:
-            visits.tip[visit] = row
-        if visits.tip[visit] == row:
-            self._shelve(visit)
+        if visits.tip[visit] not in (NONE, row):
+            visit = self._part(row, visit)
+        visits.tip[visit] = row
+        self._shelve(visit)
+
+    def _part(self, row: int, visit: int) -> int:
+        """A chunk was lost out of a path (it was damaged): what is above it gets its own visit."""
+        forest, visits = self._forest, self._visits
+        cell = visits.cell[visit]
+        part = visits.begin(cell - cell % BINS, None, visits.at_s[visit])
+        while row != NONE and forest.visit[row] == visit:
+            forest.visit[row] = part
+            row = forest.parent[row]
+        return part
 
     def _shelve(self, visit: int) -> None:
         forest, row = self._forest, self._visits.tip[visit]

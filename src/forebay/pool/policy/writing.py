@@ -32,7 +32,7 @@ class Writing:
     def wait(self, row: int, now: float) -> None:
         """A chunk in DRAM may have to be written."""
         flags = self._forest.flags
-        if not self._door.open or row == NONE or flags[row] & (ON_DISK | OFFERED | QUEUED):
+        if not self._door.open or flags[row] & (ON_DISK | OFFERED | QUEUED):
             return
         flags[row] = QUEUED
         self._waiting.append((self._forest.key[row], now))
