@@ -45,6 +45,7 @@ class Visits:
         self._at_level: dict[int, OrderedDict[int, None]] = {}  # shelf and level -> places
         self._levels: list[int] = [0]  # by shelf, a bit for each level that has places
         self._due: list[tuple[float, int]] = []  # when the first visit of a place grows older
+        self._watched: set[int] = set()  # places in `_due`, each once
         self._turn: list[int] = []
 
     def begin(self, cell: int, end: bytes | None, now: float) -> int:
@@ -88,6 +89,7 @@ class Visits:
         due = self._due
         while due and due[0][0] <= now:
             _, place = heapq.heappop(due)
+            self._watched.discard(place)
             visits = self._places.get(place)
             if visits:
                 self._age_place(place, visits, now)
@@ -156,7 +158,8 @@ class Visits:
 
     def _expect(self, place: int, visit: int) -> None:
         number = place % BINS
-        if number < BINS - 1:
+        if number < BINS - 1 and place not in self._watched:
+            self._watched.add(place)
             heapq.heappush(self._due, (self.at_s[visit] + EDGES_S[number + 1], place))
 
     def _age_place(self, place: int, visits: OrderedDict[int, None], now: float) -> None:
