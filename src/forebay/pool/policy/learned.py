@@ -17,7 +17,7 @@ from forebay.pool.policy.writing import Writing
 
 DISK_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # a chunk the disk has as well costs a quarter to lose
 REMEMBERED_VISITS_MAX: Final = 1 << 16
-LEARN_REQUESTS: Final = 2
+LEARN_REQUESTS: Final = 4
 USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is taken
 
 # Shelves of a lane, by what is lost with a chunk.
