@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 BENCH_DIR ?= build/bench-disk
 BENCH_SIZE ?= 2GiB
 
-.PHONY: help install run bench test check format docs mutate soak replay clean
+.PHONY: help install run bench test check format docs mutate soak replay clean sim
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -59,6 +59,10 @@ docs: $(STAMP) ## write the generated parts of docs/
 format: $(STAMP) docs ## format the code and write the generated parts of docs/
 	@$(BIN)/ruff format --quiet src tests tools examples
 	@$(BIN)/ruff check --quiet --fix src tests tools examples
+
+sim: $(STAMP) ## measure the policy's bars on traces: make sim TRACES=DIR
+	@test -n "$(TRACES)" || { echo "make sim TRACES=DIR: where the two trace files are"; exit 2; }
+	@$(BIN)/python tools/policy_bars.py $(TRACES) --half 1
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -249,6 +249,15 @@ class Settings:
             "Bytes that may wait to be written; a store beyond them is dropped.", _size, _size_plain
         ),
     )
+    disk_writes_a_day: int = field(
+        default=0,
+        metadata=_setting(
+            "Bytes that may be written to the directories in any 24 hours, so that drives last;"
+            " 0: no limit.",
+            _size,
+            _size_plain,
+        ),
+    )
     trace: str = field(
         default="",
         metadata=_setting(

@@ -75,12 +75,7 @@ class Service:
             recorder = Recorder(settings.trace, settings.trace_size) if settings.trace else None
             if recorder is not None:
                 undo.callback(recorder.close, _TRACE_CLOSE_S)
-            pool = Pool(
-                _options(settings),
-                Learned(disk_bytes=sum(disk.cap_bytes for disk in settings.disk)),
-                wake,
-                world,
-            )
+            pool = Pool(_options(settings), _policy(settings), wake, world)
             undo.callback(pool.close, 0.0)
             listener = _listen(place, 0o666 if settings.allow_uid else 0o600, limits.backlog)
             undo.pop_all()
@@ -170,6 +165,7 @@ def _flags(settings: Settings, place: Place) -> list[str]:
     flags += ["--read-depth", str(settings.read_depth), "--write-depth", str(settings.write_depth)]
     flags += ["--huge-pages" if settings.huge_pages else "--no-huge-pages"]
     flags += ["--verify-dram" if settings.verify_dram else "--no-verify-dram"]
+    flags += ["--disk-writes-a-day", str(settings.disk_writes_a_day)]
     if settings.trace:
         trace = os.path.abspath(settings.trace)  # noqa: PTH100
         flags += ["--trace", trace, "--trace-size", str(settings.trace_size)]
@@ -184,6 +180,12 @@ def _options(settings: Settings) -> PoolOptions:
     )
     directories = tuple(Directory(wanted.path, wanted.cap_bytes) for wanted in settings.disk)
     return PoolOptions(settings.dram, directories, disk, settings.huge_pages, settings.verify_dram)
+
+
+def _policy(settings: Settings) -> Learned:
+    disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
+    budget_bytes = settings.disk_writes_a_day or None
+    return Learned(disk_bytes=disk_bytes, budget_bytes_a_day=budget_bytes)
 
 
 def _listen(place: Place, mode: int, backlog: int) -> socket.socket:

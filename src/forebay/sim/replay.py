@@ -68,7 +68,8 @@ class Disk:
         self._regions_max = max(1, sizes.disk_chunks // self._region_chunks)
         self._regions: deque[list[bytes]] = deque([[]])
         self.held: dict[bytes, bool] = {}  # with whether it was ever read
-        self.written = 0
+        self.written = 0  # chunks, by the disk
+        self.admitted = 0  # chunks that the policy offered
 
     def write(self, key: bytes, now: float) -> None:
         if len(self._regions[-1]) >= self._region_chunks:
@@ -137,6 +138,7 @@ class Model:
 
     def _write(self, now: float) -> None:
         while self._sizes.disk_chunks and (key := self.policy.next_write(now)) is not None:
+            self.disk.admitted += 1
             self.disk.write(key, now)
             self.policy.on_disk(key, True)
 

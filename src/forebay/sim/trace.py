@@ -71,6 +71,19 @@ def read_trace(path: Path, prompt_tokens_max: int | None = None) -> Trace:
     return Trace(kept, open_loop=False)
 
 
+def capped(trace: Trace, gap_max_s: float) -> Trace:
+    """The same with no gap between two requests of a session longer than that."""
+    sessions = []
+    for session in trace.sessions:
+        at_s, before_s, kept = 0.0, session[0].at_s, []
+        for request in session:
+            at_s += min(request.at_s - before_s, gap_max_s)
+            before_s = request.at_s
+            kept.append(request._replace(at_s=at_s))
+        sessions.append(kept)
+    return Trace(sessions, trace.open_loop)
+
+
 def schedule(trace: Trace, users: int = 0) -> Iterator[Request]:
     """All requests in order of time, with `users` sessions at once (0: all of them).
 

@@ -28,6 +28,7 @@ _SETTINGS: Final = (
     "read_depth",
     "write_depth",
     "write_queue",
+    "disk_writes_a_day",
     "trace",
     "trace_size",
 )

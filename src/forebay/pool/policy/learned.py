@@ -17,7 +17,7 @@ from forebay.pool.policy.writing import SETTLED, Writing
 
 DISK_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # a chunk the disk has as well costs a quarter to lose
 REMEMBERED_VISITS_MAX: Final = 1 << 16
-LEARN_REQUESTS: Final = 2
+LEARN_REQUESTS: Final = 4
 USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is taken
 
 # Shelves of a lane, by what is lost with a chunk.
@@ -289,12 +289,20 @@ class Learned(Policy):
         return copy
 
     def _expose(self, row: int) -> None:
-        """A chunk has nothing below it any more: it may be its visit's tip."""
+        """A chunk has nothing below it any more: it is its visit's tip."""
         visits, visit = self._visits, self._forest.visit[row]
-        if visits.tip[visit] == NONE:
-            visits.tip[visit] = row
-        if visits.tip[visit] == row:
-            self._shelve(visit)
+        if visits.tip[visit] not in (NONE, row):
+            visit = self._part(row, visit)
+        visits.tip[visit] = row
+        self._shelve(visit)
+
+    def _part(self, row: int, visit: int) -> int:
+        """A chunk was lost out of a path (it was damaged): what is above it gets its own visit."""
+        forest, part = self._forest, self._like(visit)
+        while row != NONE and forest.visit[row] == visit:
+            forest.visit[row] = part
+            row = forest.parent[row]
+        return part
 
     def _shelve(self, visit: int) -> None:
         forest, row = self._forest, self._visits.tip[visit]

@@ -42,9 +42,11 @@ class Visits:
         self._free: list[int] = []
         self._places: dict[int, OrderedDict[int, None]] = {}  # shelf and cell -> visits, none empty
         self._level_of: dict[int, int] = {}  # of these places
+        self._of_group: dict[int, set[int]] = {}  # kind and scale -> places
         self._at_level: dict[int, OrderedDict[int, None]] = {}  # shelf and level -> places
         self._levels: list[int] = [0]  # by shelf, a bit for each level that has places
         self._due: list[tuple[float, int]] = []  # when the first visit of a place grows older
+        self._watched: set[int] = set()  # places in `_due`, each once
         self._turn: list[int] = []
 
     def begin(self, cell: int, end: bytes | None, now: float) -> int:
@@ -88,6 +90,7 @@ class Visits:
         due = self._due
         while due and due[0][0] <= now:
             _, place = heapq.heappop(due)
+            self._watched.discard(place)
             visits = self._places.get(place)
             if visits:
                 self._age_place(place, visits, now)
@@ -112,11 +115,11 @@ class Visits:
     def learn(self) -> None:
         """Judge the next kind anew; a step is short, so that nobody waits for it."""
         if not self._turn:
-            self._turn = list({place % CELLS // BINS for place in self._places})
+            self._turn = [group for group, places in self._of_group.items() if places]
         if self._turn:
             group = self._turn.pop()
             self._reuse.learn(group)
-            for place in [p for p in self._places if p % CELLS // BINS == group]:
+            for place in tuple(self._of_group[group]):
                 level = self._reuse.level(place % CELLS)
                 if level != self._level_of[place]:
                     self._unlist(place)
@@ -144,11 +147,13 @@ class Visits:
     def _list(self, place: int, level: int) -> None:
         shelf = place // CELLS
         self._level_of[place] = level
+        self._of_group.setdefault(place % CELLS // BINS, set()).add(place)
         self._levels[shelf] |= 1 << level
         self._at_level.setdefault(shelf * LEVELS + level, OrderedDict())[place] = None
 
     def _unlist(self, place: int) -> None:
         shelf, level = place // CELLS, self._level_of.pop(place)
+        self._of_group[place % CELLS // BINS].discard(place)
         places = self._at_level[shelf * LEVELS + level]
         del places[place]
         if not places:
@@ -156,7 +161,8 @@ class Visits:
 
     def _expect(self, place: int, visit: int) -> None:
         number = place % BINS
-        if number < BINS - 1:
+        if number < BINS - 1 and place not in self._watched:
+            self._watched.add(place)
             heapq.heappush(self._due, (self.at_s[visit] + EDGES_S[number + 1], place))
 
     def _age_place(self, place: int, visits: OrderedDict[int, None], now: float) -> None:

@@ -1,0 +1,193 @@
+"""`forebay sim`: the hit rate of the pool's policy on a trace, against the usual ones."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.cli import flags, progress
+from forebay.cli.flags import Commands, Parser
+from forebay.errors import SettingsError
+from forebay.quantity import format_size, parse_size
+from forebay.sim.plot import Curve, page
+from forebay.sim.replay import NAMES, Result, Sizes, simulate
+from forebay.sim.trace import CHUNK_TOKENS, Request, Trace, capped, read_trace, schedule
+
+PLOT_FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the capacity, in the plot
+_EPILOG = """\
+examples:
+  forebay sim --trace conversation.jsonl.xz --dram-tokens 2M
+  forebay sim --trace conversation.jsonl.xz --dram-tokens 0.5M --disk-tokens 5M --json
+  forebay sim --trace agent_sessions.jsonl.xz --users 32 --prompt-max 128k --gap-max 300 \\
+      --dram-tokens 0.6M --policy forebay --policy lru --plot curves.html
+
+Traces: one request a line with timestamp, input_length and hash_ids (what forebay pool --trace
+records), or one session a line with blocks of 64 tokens; .xz is read as it is. A hit is the prefix
+found in whole chunks of 512 tokens, counted against all prompt tokens. Tokens are written as 600k,
+0.6M or 600000. The baselines write every chunk to disk; forebay decides, as the pool does.
+"""
+
+
+def add(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "sim",
+        help="simulate policies on a trace of requests",
+        description="Replay a trace against the pool's own policy, the usual ones and the optimum.",
+        epilog=_EPILOG,
+    )
+    _add_flags(parser)
+    flags.add_json(parser)
+    parser.set_defaults(run=_run)
+
+
+def _add_flags(parser: Parser) -> None:
+    parser.add_argument("--trace", required=True, metavar="FILE", help="what was asked, and when")
+    parser.add_argument("--dram-tokens", required=True, metavar="N", help="tokens that DRAM holds")
+    parser.add_argument("--disk-tokens", default="0", metavar="N", help="and NVMe (default: 0)")
+    parser.add_argument(
+        "--users", type=int, default=0, metavar="N", help="sessions at once (default: all)"
+    )
+    parser.add_argument("--prompt-max", metavar="N", help="leave out sessions with longer prompts")
+    parser.add_argument(
+        "--gap-max", type=float, metavar="SECONDS", help="longest gap between two turns"
+    )
+    parser.add_argument("--half", choices=("0", "1"), help="every second session only, 0 or 1")
+    parser.add_argument(
+        "--policy", action="append", choices=NAMES, metavar="NAME", help=", ".join(NAMES)
+    )
+    parser.add_argument(
+        "--token-bytes", default="128KiB", metavar="SIZE", help="KV of a token (default: 128KiB)"
+    )
+    parser.add_argument("--disk-writes-a-day", metavar="SIZE", help="budget of writes (forebay)")
+    parser.add_argument("--plot", metavar="FILE.html", help="draw hit rate against capacity")
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    sizes, names = _sizes(parsed), tuple(parsed.policy or NAMES)
+    if parsed.users < 0:
+        raise SettingsError("--users counts sessions; write a number above 0.")
+    with progress.shown() as show:
+        show("reading the trace", 0.0)
+        requests = list(schedule(_trace(parsed), parsed.users))
+        results = _simulate_all(names, requests, [sizes], show)[0]
+        if parsed.plot:
+            _plot(Path(parsed.plot), names, requests, sizes, show)
+    if parsed.json:
+        facts = {"requests": len(requests), "policies": [_facts(result) for result in results]}
+        print(json.dumps(facts, indent=2))
+    else:
+        print(_readable(requests, results, sizes))
+    return 0
+
+
+def _trace(parsed: argparse.Namespace) -> Trace:
+    longest = _tokens(parsed.prompt_max) if parsed.prompt_max else None
+    trace = read_trace(Path(parsed.trace), longest)
+    if parsed.gap_max is not None:
+        trace = capped(trace, parsed.gap_max)
+    return trace.half(int(parsed.half)) if parsed.half else trace
+
+
+def _sizes(parsed: argparse.Namespace) -> Sizes:
+    budget = parsed.disk_writes_a_day
+    sizes = Sizes(
+        dram_chunks=_tokens(parsed.dram_tokens) // CHUNK_TOKENS,
+        disk_chunks=_tokens(parsed.disk_tokens) // CHUNK_TOKENS,
+        chunk_bytes=CHUNK_TOKENS * parse_size(parsed.token_bytes),
+        budget_bytes_a_day=parse_size(budget) if budget else None,
+    )
+    if sizes.dram_chunks < 1:
+        raise SettingsError(f"--dram-tokens holds no chunk; write {CHUNK_TOKENS} or more.")
+    return sizes
+
+
+def _tokens(text: str) -> int:
+    units = {"k": 1000, "m": 1_000_000, "g": 1_000_000_000}
+    number, unit = (text[:-1], units[text[-1].lower()]) if text[-1:].lower() in units else (text, 1)
+    try:
+        count = round(float(number) * unit)
+    except (ValueError, OverflowError):
+        count = -1
+    if count < 0:
+        raise SettingsError(f"'{text[:40]}' is not a number of tokens; write 600k or 0.6M.")
+    return count
+
+
+def _simulate_all(
+    names: Sequence[str],
+    requests: Sequence[Request],
+    all_sizes: Sequence[Sizes],
+    show: progress.Show,
+) -> list[list[Result]]:
+    total, done = max(1, len(names) * len(requests) * len(all_sizes)), 0
+    rows = []
+    for sizes in all_sizes:
+        row = []
+        for name in names:
+
+            def count(served: int, name: str = name, sizes: Sizes = sizes) -> None:
+                nonlocal done
+                done += served
+                tokens = sizes.dram_chunks * CHUNK_TOKENS
+                show(f"{name}, {tokens:,} tokens", min(1.0, done / total))
+
+            row.append(simulate(name, requests, sizes, count))
+        rows.append(row)
+    return rows
+
+
+def _plot(
+    path: Path,
+    names: Sequence[str],
+    requests: Sequence[Request],
+    sizes: Sizes,
+    show: progress.Show,
+) -> None:
+    ladder = [
+        replace(
+            sizes,
+            dram_chunks=max(1, round(factor * sizes.dram_chunks)),
+            disk_chunks=round(factor * sizes.disk_chunks),
+        )
+        for factor in PLOT_FACTORS
+    ]
+    rows = _simulate_all(names, requests, ladder, show)
+    capacities = [(each.dram_chunks + each.disk_chunks) * CHUNK_TOKENS for each in ladder]
+    curves = [
+        Curve(name, [row[number].hit_rate for row in rows]) for number, name in enumerate(names)
+    ]
+    try:
+        path.write_text(page(capacities, curves), encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"'{path}' cannot be written: {error.strerror}.") from error
+
+
+def _facts(result: Result) -> dict[str, Any]:
+    return {
+        "policy": result.policy,
+        "hit_rate": round(result.hit_rate, 4),
+        "dram_hit_rate": round(result.dram_tokens / max(1, result.tokens), 4),
+        "disk_hit_rate": round(result.disk_tokens / max(1, result.tokens), 4),
+        "tokens": result.tokens,
+        "recomputed_tokens": result.recomputed_tokens,
+        "disk_written_bytes": result.written_bytes,
+    }
+
+
+def _readable(requests: Sequence[Request], results: Sequence[Result], sizes: Sizes) -> str:
+    dram, disk = sizes.dram_chunks * CHUNK_TOKENS, sizes.disk_chunks * CHUNK_TOKENS
+    lines = [
+        f"{len(requests):,} requests, DRAM of {dram:,} tokens, disk of {disk:,}",
+        f"{'policy':10}{'hit':>8}{'DRAM':>8}{'disk':>8}{'recomputed tokens':>20}{'written':>12}",
+    ]
+    for result in results:
+        facts = _facts(result)
+        rates = "".join(
+            f"{100 * facts[name]:7.1f}%" for name in ("hit_rate", "dram_hit_rate", "disk_hit_rate")
+        )
+        written = format_size(result.written_bytes)
+        lines.append(f"{result.policy:10}{rates}{result.recomputed_tokens:20,}{written:>12}")
+    return "\n".join(lines)
