@@ -127,8 +127,9 @@ class PoolProcess:
         return self
 
     def stats(self, timeout_s: float = 5.0) -> dict[str, Any]:
-        from forebay.pool.client import Client
         from tests.poolside import wait_until
+
+        from forebay.pool.client import Client
 
         with Client(self.settings["socket"]) as client:
             wait_until(client.join, "the pool", timeout_s)

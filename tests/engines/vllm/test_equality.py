@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.engines.vllm.conftest import Answer, Engine, PoolProcess, Tokens, dialogs, next_turn
 
 from forebay.pool.client.link import Link, join
 from forebay.sys.clock import Clock
-from tests.engines.vllm.conftest import Answer, Engine, PoolProcess, Tokens, dialogs, next_turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 Start = Callable[..., Engine]
