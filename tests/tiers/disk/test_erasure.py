@@ -97,6 +97,44 @@ def test_a_store_in_flight_while_its_namespace_is_erased_leaves_no_record(
         assert load(tier, single("first"))[0] == Hit(5000)
 
 
+def test_a_store_in_flight_that_cannot_be_wiped_can_be_erased_again(swift_path: Path) -> None:
+    disk = FaultDisk()
+    with opened(swift_path, disk) as tier:
+        store(tier, spared(0))
+        hanging = disk.arm("write:hang@1")
+        disk.arm("write:errno=EIO@2")
+        outcomes = Outcomes(tier)
+        outcomes.store(doomed(0))
+        until(lambda: hanging.fired == 1)
+        assert tier.erase(OTHER) == 0
+        hanging.disarm()
+        outcomes.wait()
+        assert tier.drives()[0].errors == 1
+        assert load(tier, doomed(0))[0] == Miss(MissReason.ABSENT)
+        assert tier.erase(OTHER) == 1
+        assert records_of(swift_path, doomed(0)) == 0
+
+
+def test_an_erasure_waits_for_the_next_region(swift_path: Path) -> None:
+    disk = FaultDisk()
+    with opened(swift_path, disk, options=ORDERLY) as tier:
+        store(tier, doomed(0))
+        store(tier, doomed(1))
+        hanging = disk.arm("preallocate:hang@1")
+        outcomes = Outcomes(tier)
+        outcomes.store(spared(0))
+        until(lambda: hanging.fired == 1)
+        eraser = threading.Thread(target=tier.erase, args=[OTHER])
+        eraser.start()
+        eraser.join(0.1)
+        assert eraser.is_alive()
+        hanging.disarm()
+        eraser.join(10)
+        outcomes.wait()
+        assert records_of(swift_path, doomed(0)) == 0
+        assert load(tier, spared(0))[0] == Hit(18_000)
+
+
 def test_erasing_finds_older_copies_too(swift_path: Path) -> None:
     sample = single("twice", namespace=OTHER)
     with opened(swift_path) as tier:

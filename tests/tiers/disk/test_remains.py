@@ -1,15 +1,14 @@
 """Region files that somebody cut or lengthened, that a drive half reads, or that will not go."""
 
-import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.harness import allocated, open_tier, opened, regions
+from tests.harness import BadSectors, allocated, open_tier, opened, regions
 
 from forebay.errors import DirectoryError
-from forebay.sys.disk import Disk
+from forebay.sys.disk import Disk, FileStatus
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
@@ -53,21 +52,6 @@ def write_until_evicted(tier: DiskTier, place: Path) -> None:
     for number in range(100, 140):
         assert store(tier, tiny(number)) == Stored()
         assert allocated(place) <= CAP_BYTES
-
-
-class BadSectors(Disk):
-    """A drive that cannot read some pages of its regions."""
-
-    def __init__(self, *pages: int) -> None:
-        self.pages = pages
-        self.failures = 0
-
-    def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-        end = offset + sum(buffer.nbytes for buffer in buffers)
-        if any(offset <= page * PAGE < end for page in self.pages):
-            self.failures += 1
-            raise OSError(errno.EIO, "bad sector")
-        return super().read(descriptor, buffers, offset)
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -147,6 +131,35 @@ def test_a_bad_sector_hides_only_what_lies_on_it(
         assert held(tier, 2) == kept
         disk.pages = ()
         write_until_evicted(tier, swift_path)
+
+
+class ShortTable(Disk):
+    """A drive that keeps reading less than the whole table of contents."""
+
+    def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        count = super().read(descriptor, buffers, offset)
+        return 100 if offset == 13 * PAGE else count
+
+
+class Shrinking(Disk):
+    """Somebody cuts a file while it is looked at."""
+
+    def status(self, descriptor: int) -> FileStatus:
+        found = super().status(descriptor)
+        return found._replace(size_bytes=REGION_BYTES) if found.size_bytes > PAGE else found
+
+
+def test_half_a_table_is_none(swift_path: Path) -> None:
+    fill(swift_path, 2)
+    with opened(swift_path, ShortTable(), options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert held(tier, 2) == {0, 1}
+
+
+def test_a_record_that_ends_early_is_none(swift_path: Path) -> None:
+    fill(swift_path, 2)
+    os.truncate(regions(swift_path)[0], (SECOND + 3) * PAGE)
+    with opened(swift_path, Shrinking(), options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert held(tier, 2) == {0}
 
 
 def test_a_region_that_is_unreadable_throughout_is_soon_given_up(swift_path: Path) -> None:

@@ -213,15 +213,35 @@ def test_an_empty_region_of_a_smaller_size_stands_in_nobodys_way(swift_path: Pat
 
 def test_a_record_too_large_for_regions_made_smaller_is_dropped(swift_path: Path) -> None:
     disk = FaultDisk()
-    with opened(swift_path, disk) as tier:
-        hanging = disk.arm("preallocate:hang@1")
+    with opened(swift_path, disk, options=replace(SMALL, write_depth=1)) as tier:
+        for n in range(24):
+            store(tier, single(f"filling {n}", 60_000))
+        hanging = disk.arm("write:hang@1")
         outcomes = Outcomes(tier)
         outcomes.store(single("small"))
         until(lambda: hanging.fired == 1)
-        outcomes.store(single("large", 200_000))
-        resizing = threading.Thread(target=tier.resize, args=[str(swift_path), 1 << 20])
-        resizing.start()
+        outcomes.store(single("large", 200_000))  # it would fit, were it its turn
+        tier.resize(str(swift_path), 1 << 20)
         hanging.disarm()
-        resizing.join(10)
         outcomes.wait()
+        assert outcomes.dropped == {DropReason.TOO_LARGE: 1}
         assert store(tier, single("too large now", 200_000)) == Dropped(DropReason.TOO_LARGE)
+
+
+def test_a_drive_that_answers_a_probe_stays_off_while_a_call_still_hangs(swift_path: Path) -> None:
+    disk = FaultDisk()
+    hasty = replace(SMALL, errors_max=1, probe_interval_s=0.02, tick_s=0.01)
+    with opened(swift_path, disk, options=hasty) as tier:
+        store(tier, single("first"))
+        hanging = disk.arm("read:hang@1")
+        disk.arm("read:errno=EIO@2")
+        probes = disk.arm("write:latency=0s")
+        outcomes = Outcomes(tier)
+        outcomes.load(single("first"))
+        until(lambda: hanging.fired == 1)
+        outcomes.load(single("first"))
+        until(lambda: probes.fired >= 3)
+        assert not tier.drives()[0].is_on
+        hanging.disarm()
+        outcomes.wait()
+        until(lambda: tier.drives()[0].is_on)

@@ -117,7 +117,7 @@ def test_a_slot_larger_than_an_arena_is_not_to_be_had(slab: Slab) -> None:
 
 def test_a_cap_above_the_memory_is_the_memory(machine: Stingy) -> None:
     slab = Slab(machine, ARENA, 100 * ARENA)
-    assert slab.cap_bytes == ARENAS * ARENA
+    assert slab.cap_bytes == slab.limit_bytes == ARENAS * ARENA
     slab.close()
 
 
