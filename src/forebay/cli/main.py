@@ -13,7 +13,7 @@ from types import FrameType, ModuleType
 
 from forebay import __version__
 from forebay.cli import bench, check, plan, sim
-from forebay.cli.engine import serve
+from forebay.cli.engine import demo, serve
 from forebay.cli.flags import Parser
 from forebay.cli.pool import clear, stats
 from forebay.cli.pool import serve as pool
@@ -23,6 +23,7 @@ from forebay.errors import StartupError
 # One module a command, in the order of the help text.
 _MODULES: tuple[ModuleType, ...] = (
     serve,
+    demo,
     pool,
     stats,
     set_command,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from forebay.bench.dialog.script import Message
-from forebay.errors import ForebayError
 
 _LINE_BYTES_MAX: Final = 1 << 20
 _REQUEST_S: Final = 300.0
@@ -28,8 +27,10 @@ class Endpoint(NamedTuple):
     port: int
 
 
-class RequestFailed(ForebayError):  # noqa: N818 - it says what happened
-    """A server refused, broke off or was late."""
+class Failed(NamedTuple):
+    """There is no answer: the server refused, broke off or was late."""
+
+    why: str  # without a full stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class Answer:
 
 async def ask(
     endpoint: Endpoint, model: str, messages: Sequence[Message], answer_tokens: int
-) -> Answer:
-    """Have one answer of exactly so many tokens, greedily; RequestFailed says why there is none."""
+) -> Answer | Failed:
+    """Have one answer of exactly so many tokens, greedily."""
     body = {
         "model": model,
         "messages": list(messages),
@@ -67,9 +68,9 @@ async def ask(
         async with asyncio.timeout(_REQUEST_S):
             return await _ask(endpoint, json.dumps(body).encode())
     except TimeoutError:
-        raise RequestFailed(f"the server did not answer within {_REQUEST_S:.0f} s") from None
+        return Failed(f"the server did not answer within {_REQUEST_S:.0f} s")
     except (OSError, EOFError, ValueError, KeyError) as error:
-        raise RequestFailed(f"the server broke off ({type(error).__name__})") from None
+        return Failed(f"the server broke off ({type(error).__name__})")
 
 
 async def is_up(endpoint: Endpoint) -> bool:
@@ -81,7 +82,7 @@ async def is_up(endpoint: Endpoint) -> bool:
         return False
 
 
-async def _ask(endpoint: Endpoint, body: bytes) -> Answer:
+async def _ask(endpoint: Endpoint, body: bytes) -> Answer | Failed:
     pieces: list[str] = []
     usage: dict[str, Any] = {}
     begun = time.perf_counter()
@@ -91,7 +92,7 @@ async def _ask(endpoint: Endpoint, body: bytes) -> Answer:
         status, is_chunked = await _status(reader)
         if status != 200:
             said = (await reader.read(500)).decode(errors="replace")
-            raise RequestFailed(f"the server answered {status}: {said}")
+            return Failed(f"the server answered {status}: {said}")
         async for event in _events(_lines(reader, is_chunked=is_chunked)):
             usage = event.get("usage") or usage
             for choice in event["choices"]:
@@ -100,7 +101,7 @@ async def _ask(endpoint: Endpoint, body: bytes) -> Answer:
                     first = first or last
                     pieces.append(choice["delta"]["content"])
     if not pieces or not usage:
-        raise RequestFailed("the server answered with nothing")
+        return Failed("the server answered with nothing")
     details = usage.get("prompt_tokens_details") or {}
     return Answer(
         text="".join(pieces),

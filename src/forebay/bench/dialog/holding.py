@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forebay.bench.dialog import client
-from forebay.bench.dialog.client import Answer, Endpoint
+from forebay.bench.dialog.client import Answer, Endpoint, Failed
 from forebay.bench.dialog.script import Dialog
+from forebay.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,10 @@ class Load:
 
 
 def hold(load: Load, dialogs: Sequence[Dialog], rounds: int, heard: Callable[[Turn], None]) -> Held:
-    """So many further turns of every dialog; `heard` is told of each answer. Blocks."""
+    """So many further turns of every dialog; `heard` is told of each answer. Blocks.
+
+    A StartupError ends it where a request failed.
+    """
     return asyncio.run(_hold(load, dialogs, rounds, heard))
 
 
@@ -60,14 +64,14 @@ async def _hold(
                 turns.append(turn)
                 heard(turn)
 
-        async with asyncio.TaskGroup() as users:
-            for _ in range(load.users):
-                users.create_task(user())
+        await asyncio.gather(*(user() for _ in range(load.users)))
     return Held(tuple(turns), time.perf_counter() - begun)
 
 
 async def _one(load: Load, dialog: Dialog) -> Turn:
     answer = await client.ask(load.endpoint, load.model, dialog.messages(), load.answer_tokens)
+    if isinstance(answer, Failed):
+        raise StartupError(f"a request failed: {answer.why}.")
     number = dialog.turn
     dialog.answered(answer.text)
     return Turn(dialog.name, number, answer)
