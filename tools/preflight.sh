@@ -1,9 +1,17 @@
 #!/bin/sh
 # Before anything is downloaded: say in one sentence what this machine lacks and how to mend it.
-# Usage: preflight.sh PYTHON
+# Usage: preflight.sh PYTHON [vllm]
 python=${1:-python3}
 need_disk_mb=600
 need_memory_mb=1500
+newest=14
+if [ "${2:-}" = vllm ]; then
+  need_disk_mb=4500
+  need_memory_mb=4500
+  newest=13
+  # With CUDA it is more than twice as large.
+  nvidia-smi -L >/dev/null 2>&1 && need_disk_mb=15000
+fi
 
 fail() {
   echo "forebay: $1" >&2
@@ -14,8 +22,8 @@ fail() {
 [ "$(uname -m)" = x86_64 ] || fail "x86-64 is needed and this is $(uname -m); run it on an x86-64 machine."
 command -v "$python" >/dev/null 2>&1 ||
   fail "'$python' was not found; install it with: apt-get install python3 python3-venv (or: make PYTHON=/path/to/python3)."
-"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' ||
-  fail "$python is $("$python" -V 2>&1), but Python 3.11 to 3.14 is needed; name another one with: make PYTHON=/path/to/python3.12."
+"$python" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, $newest))" ||
+  fail "$python is $("$python" -V 2>&1), but Python 3.11 to 3.$newest is needed; name another one with: make PYTHON=/path/to/python3.12."
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
   fail "$python has no venv module; install it with: apt-get install python3-venv."
 [ -w . ] || fail "this directory cannot be written; clone into one of your own."

@@ -19,6 +19,7 @@ from forebay.errors import SettingsError
 from forebay.quantity import parse_size
 
 VARIABLE_PREFIX: Final = "FOREBAY_"
+ABSENT: Final = ("start", "fail", "serve")  # what an engine may do where no pool answers
 _DOC: Final = "doc"
 _PARSE: Final = "parse"
 _SHOW: Final = "show"
@@ -92,6 +93,12 @@ def _text(value: object) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise SettingsError("a text is needed, in quotes and without NUL.")
     return value
+
+
+def _absent(value: object) -> str:
+    if value not in ABSENT:
+        raise SettingsError(f"{_quoted(value)} is none of {', '.join(ABSENT)}.")
+    return str(value)
 
 
 def _many(value: object) -> list[object]:
@@ -174,6 +181,14 @@ class Settings:
         metadata=_setting(
             "Path of the pool's Unix socket; none: one of this user's, in the runtime directory.",
             _text,
+        ),
+    )
+    no_pool: str = field(
+        default="start",
+        metadata=_setting(
+            "What an engine does where no pool answers: start one, fail, or serve without it until"
+            " there is one.",
+            _absent,
         ),
     )
     chunk_tokens: int = field(

@@ -23,6 +23,38 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: object) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
+        self.passes_on = False  # words that we do not know go into `passed_on`, in their order
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse does, but for a command that passes words on: those are set aside first."""
+        if not self.passes_on or args is None:
+            return super().parse_known_args(args, namespace)
+        ours, passed_on = self._sorted_out(list(args))
+        parsed, unknown = super().parse_known_args(ours, namespace)
+        parsed.passed_on = passed_on
+        return parsed, unknown
+
+    def _sorted_out(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Our words and the others: a first word without a dash is ours, and so are our flags."""
+        ours: list[str] = []
+        others: list[str] = []
+        if words and not words[0].startswith("-"):
+            ours.append(words.pop(0))
+        while words:
+            word = words.pop(0)
+            if word == "--":
+                return ours, others + words
+            flag, equals, _ = word.partition("=")
+            action = self._option_string_actions.get(flag)
+            if action is None:
+                others.append(word)
+                continue
+            ours.append(word)
+            if action.nargs is None and not equals and words:
+                ours.append(words.pop(0))
+        return ours, others
 
     def error(self, message: str) -> NoReturn:
         """What argparse found wrong, as the start-up error that it is."""
@@ -34,8 +66,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def add_settings(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Flags for these settings, and `--config`."""
+def add_settings(
+    parser: argparse.ArgumentParser, names: Sequence[str], *, has_file: bool = True
+) -> None:
+    """Flags for these settings, and `--config` unless that means something else here."""
     docs = {each.name: each for each in settings.documentation()}
     for name in names:
         doc = f"{docs[name].doc} (default: {docs[name].default})".replace("%", "%%")
@@ -49,7 +83,9 @@ def add_settings(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
         else:
             parser.add_argument(flag, metavar=_metavar(default), help=doc)
     parser.set_defaults(setting_names=tuple(names))
-    parser.add_argument("--config", metavar="FILE.toml", help="settings; flags go before it")
+    parser.set_defaults(config=None)
+    if has_file:
+        parser.add_argument("--config", metavar="FILE.toml", help="settings; flags go before it")
 
 
 def read_settings(parsed: argparse.Namespace) -> Settings:

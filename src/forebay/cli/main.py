@@ -13,13 +13,26 @@ from types import FrameType, ModuleType
 
 from forebay import __version__
 from forebay.cli import bench, check, plan, sim
+from forebay.cli.engine import demo, serve
 from forebay.cli.flags import Parser
-from forebay.cli.pool import clear, serve, stats
+from forebay.cli.pool import clear, stats
+from forebay.cli.pool import serve as pool
 from forebay.cli.pool import set as set_command
 from forebay.errors import StartupError
 
 # One module a command, in the order of the help text.
-_MODULES: tuple[ModuleType, ...] = (serve, stats, set_command, clear, check, bench, plan, sim)
+_MODULES: tuple[ModuleType, ...] = (
+    serve,
+    demo,
+    pool,
+    stats,
+    set_command,
+    clear,
+    check,
+    bench,
+    plan,
+    sim,
+)
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 

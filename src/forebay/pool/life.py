@@ -110,7 +110,7 @@ def socket_path(settings: Settings) -> str:
 
 
 def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
-    """The path of a pool that answers, started by us if there was none.
+    """The path of a pool that answers, started by us if there was none, as `no_pool` says.
 
     Waits until it does; a StartupError says why none can be had. Call it before serving, never on a
     scheduler's thread.
@@ -118,6 +118,8 @@ def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
     clock = Clock()
     until = clock.monotonic() + timeout_s
     place = places.find_place(settings.socket)
+    if settings.no_pool != "start":
+        return _join(place, settings.no_pool == "fail", clock)
     places.prepare(place)
     started = False
     while True:
@@ -135,6 +137,18 @@ def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
         if clock.monotonic() >= until:
             raise StartupError(f"no pool answered at {place.path} within {timeout_s:.0f} s.")
         clock.sleep(_LOOK_S)
+
+
+def _join(place: Place, must_answer: bool, clock: Clock) -> str:
+    """The path of a pool that is there, or of one that may come where that is enough."""
+    if not _answers(place, clock):
+        if must_answer:
+            raise StartupError(
+                f"no pool answers at {place.path}; start one with:"
+                f" forebay pool --socket {place.path}"
+            )
+        _log.warning("no pool answers at %s; serving without it until one does", place.path)
+    return place.path
 
 
 def _start(settings: Settings, place: Place, lock: int) -> None:

@@ -46,6 +46,14 @@ class PoolProcess:
             raise StartupError(f"the pool cannot be joined: {client.why}")
         return client
 
+    def stop(self, timeout_s: float) -> None:
+        """End it and wait until it has written what is worth keeping."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise StartupError(f"the pool did not end within {timeout_s:.0f} s.") from None
+
     def cpu_s(self) -> float:
         """Processor time that it has used."""
         text = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")

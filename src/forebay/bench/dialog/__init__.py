@@ -1,0 +1,1 @@
+"""Dialogs of several turns against an OpenAI-compatible server: made, held and measured."""

@@ -1,0 +1,127 @@
+"""`forebay demo`: what the pool does for dialogs, on this machine, in a few minutes."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from forebay.bench.dialog import demo
+from forebay.bench.dialog.demo import Plan, Report
+from forebay.bench.dialog.figures import Figures
+from forebay.cli import flags, progress
+from forebay.cli.flags import Commands
+from forebay.errors import StartupError
+from forebay.quantity import format_size
+from forebay.sys import scratch
+
+_EPILOG = """\
+examples:
+  forebay demo
+  forebay demo --dir /mnt/nvme --json
+
+Serves a small model with vLLM, first without and then with a pool, and holds the same dialogs with
+both; then engine and pool are restarted and each dialog goes on from NVMe. Works in a new directory
+inside DIR and removes it at the end; other pools and engines are not touched. docs/serve.md defines
+every figure. Exit status: 0 measured, 2 could not begin.
+"""
+
+
+def add(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "demo",
+        help="dialogs with vLLM, without and with the pool",
+        description="Hold the same dialogs with vLLM without and with the pool, and compare.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "--dir", metavar="DIR", help="on the drive for chunks (default: the user's cache directory)"
+    )
+    flags.add_json(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    parent = parsed.dir or _cache()
+    with progress.shown() as show:
+        report = demo.run(Plan(parent), show)
+    if parsed.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        print(readable(report))
+        for path in scratch.leftovers(parent):
+            print(f"A run that was killed left {path}; remove it with: rm -r {path}")
+    return 0
+
+
+def _cache() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    path = Path(base) / "forebay"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"{path} cannot be made ({error.strerror}); name a --dir.") from None
+    return str(path)
+
+
+def readable(report: Report) -> str:
+    """The table for people."""
+    shape = report.shape
+    before, after, moved = report.without, report.with_pool, report.moved
+    sooner = f"{report.speedup:.1f} times sooner"
+    again = report.restarted_moved
+    last_s, next_s = report.next_without_ttft_s, report.restarted.later_ttft_s
+    heading = (
+        f"{shape.dialogs} dialogs of {shape.turns} turns, about"
+        f" {before.prompt_tokens // before.requests:,} tokens a request, SmolLM2-135M in float32;"
+        f" the engine's own KV cache has {format_size(report.cache_bytes)}"
+    )
+    minutes = f"{report.seconds / 60:.1f} minutes on {os.cpu_count()} cores"
+    lines = [
+        heading,
+        "",
+        _row("", "vLLM alone", "with Forebay", ""),
+        _row("first turn, to the first token", _s(before.first_ttft_s), _s(after.first_ttft_s)),
+        _row(
+            "later turns, to the first token",
+            _s(before.later_ttft_s),
+            _s(after.later_ttft_s),
+            sooner,
+        ),
+        _row("a token after the first", _ms(before.tpot_s), _ms(after.tpot_s)),
+        _row("requests a second", f"{before.requests_per_s:.2f}", f"{after.requests_per_s:.2f}"),
+        _row("prompt tokens recomputed", _recomputed(before), _recomputed(after)),
+        _row("stored in DRAM", "", _chunks(moved.stored_chunks, moved.stored_bytes)),
+        _row("written to NVMe", "", _chunks(moved.written_chunks, moved.written_bytes)),
+        _row("read back from DRAM", "", _chunks(moved.dram_chunks, moved.dram_bytes)),
+        _row("read back from NVMe", "", _chunks(moved.nvme_chunks, moved.nvme_bytes)),
+        _row("answers equal to those alone", "", f"{report.equal:.0%}"),
+        "",
+        "Then engine and pool were restarted, and each dialog had its next turn:",
+        _row("to the first token", _s(last_s), _s(next_s), f"{last_s / next_s:.1f} times sooner"),
+        _row("read back from NVMe", "", _chunks(again.nvme_chunks, again.nvme_bytes)),
+        _row("answers equal to those alone", "", f"{report.restarted_equal:.0%}"),
+        "",
+        f"Measured in {minutes}; times are medians.",
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(what: str, alone: str, ours: str, remark: str = "") -> str:
+    return f"  {what:<32}{alone:>18}{ours:>26}   {remark}"
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.2f} s"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"
+
+
+def _recomputed(figures: Figures) -> str:
+    return f"{figures.recomputed_tokens:,} of {figures.prompt_tokens:,}"
+
+
+def _chunks(count: int, size_bytes: int) -> str:
+    return f"{count} chunks, {format_size(size_bytes)}"

@@ -1,0 +1,100 @@
+"""`forebay serve`: vLLM's OpenAI-compatible server with the pool beneath it.
+
+Once everything is known to be there, this process becomes vLLM: signals reach it and nobody stands
+between it and whoever watches it.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from forebay.cli import flags
+from forebay.cli.flags import Commands
+from forebay.engines.start import demo_model, vllm
+from forebay.errors import SettingsError
+from forebay.pool import life
+from forebay.settings import Settings
+
+# Where vLLM may be told which model it serves.
+_NAMES_A_MODEL: Final = ("--model", "--model-tag", "--config")
+_EPILOG = """\
+examples:
+  forebay serve
+  forebay serve Qwen/Qwen3-8B --dram 64GiB --disk /mnt/nvme/forebay:1TB --port 8001
+  forebay serve Qwen/Qwen3-8B --pool /run/forebay/pool.sock --max-model-len 32768
+
+Every argument that is not listed here goes to vLLM, and all behind -- do. Without MODEL it serves
+a small demo model. Without --pool it joins this user's pool, or starts one with --dram and --disk
+that ends ten minutes after its last engine. Other settings are read from FOREBAY_ variables;
+docs/serve.md has those, and how to start vLLM yourself. Exit status: vLLM's, or 2 if it could not
+begin.
+"""
+
+
+def add(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="run vLLM with the pool beneath it",
+        description="Run vLLM's OpenAI-compatible server with its KV cache on the pool.",
+        epilog=_EPILOG,
+        usage="forebay serve [MODEL] [--dram SIZE] [--disk DIR:SIZE] [--pool SOCKET]"
+        " [--pool-optional] [vLLM arguments]",
+    )
+    parser.passes_on = True
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a directory or a hub's name")
+    # No --config: vLLM has one of its own.
+    flags.add_settings(parser, ["dram", "disk"], has_file=False)
+    parser.add_argument("--pool", metavar="SOCKET", help="join this pool, or fail")
+    parser.add_argument(
+        "--pool-optional", action="store_true", help="serve without a pool until there is one"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    settings = settings_of(parsed)
+    vllm.require()
+    arguments, is_demo = _arguments(parsed.model, parsed.passed_on)
+    logging.basicConfig(level=logging.INFO, format="forebay: %(message)s")
+    # The engine joins by the same rule; asked for here, a failure is told before a model is loaded.
+    socket_path = life.join_or_start(settings)
+    command = vllm.command(arguments, vllm.transfer_config(settings, socket_path))
+    variables = vllm.environment(settings, os.environ, offline=is_demo)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, variables)  # noqa: S606 - no shell, as it should be
+
+
+def settings_of(parsed: argparse.Namespace) -> Settings:
+    """Settings as flags and variables say them; `--pool` joins and never starts."""
+    settings = flags.read_settings(parsed)
+    if parsed.pool is not None:
+        if parsed.dram is not None or parsed.disk is not None:
+            raise SettingsError("--pool joins a pool as it is; give --dram and --disk to that one.")
+        settings = replace(settings, socket=parsed.pool, no_pool="fail")
+    if parsed.pool_optional:
+        settings = replace(settings, no_pool="serve")
+    return settings
+
+
+def _arguments(model: str | None, passed_on: Sequence[str]) -> tuple[list[str], bool]:
+    """What vLLM is told, the user's words last so that they hold; and if it is the demo model."""
+    given = {word.partition("=")[0] for word in passed_on}
+    if vllm.TRANSFER_FLAG in given:
+        raise SettingsError(
+            f"forebay serve writes {vllm.TRANSFER_FLAG} itself; to write another, start vLLM as"
+            " docs/serve.md says."
+        )
+    if model is not None:
+        return ["--model", model, *passed_on], False
+    if given & set(_NAMES_A_MODEL):
+        return list(passed_on), False
+    if not demo_model.is_ready():
+        print("forebay: converting the demo model, once", file=sys.stderr)
+    ours = ["--model", demo_model.prepare(), *demo_model.ARGUMENTS, *demo_model.CACHE_ARGUMENTS]
+    return [*ours, *passed_on], True

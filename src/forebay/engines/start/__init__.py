@@ -1,0 +1,1 @@
+"""Starting an engine with the pool beneath it; nothing here imports one."""

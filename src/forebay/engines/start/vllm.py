@@ -1,0 +1,72 @@
+"""How vLLM is started: its command line, its environment, and our part of its configuration.
+
+vLLM itself is not imported: it is run, as a module, by the Python that runs us.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Final
+
+from forebay.errors import StartupError
+from forebay.settings import VARIABLE_PREFIX, Settings
+
+MODULE: Final = "vllm.entrypoints.openai.api_server"
+TRANSFER_FLAG: Final = "--kv-transfer-config"
+_CONNECTOR: Final = {
+    "kv_connector": "ForebayConnector",
+    "kv_connector_module_path": "forebay.engines.vllm.connector",
+    "kv_role": "kv_both",
+}
+# A command line is visible to every user of the machine; this goes by a variable.
+_SECRETS: Final = ("realm",)
+
+
+def require() -> None:
+    """A StartupError if this environment has no vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        raise StartupError(
+            "vLLM is not installed beside this Forebay; make an environment that has it with:"
+            " make vllm, then run: .venv-vllm/bin/forebay"
+        )
+
+
+def transfer_config(settings: Settings, socket_path: str) -> dict[str, object]:
+    """What `--kv-transfer-config` says for these settings and the pool at that socket."""
+    extra: dict[str, object] = {
+        name: value
+        for name, value in asdict(settings).items()
+        if name not in _SECRETS and value != getattr(Settings(), name)
+    }
+    if settings.disk:
+        # The pool is started elsewhere, so a path must mean the same there.
+        extra["disk"] = [
+            f"{os.path.abspath(disk.path)}:{disk.cap_bytes}"  # noqa: PTH100
+            for disk in settings.disk
+        ]
+    extra["socket"] = socket_path
+    return {**_CONNECTOR, "kv_connector_extra_config": extra}
+
+
+def command(arguments: Sequence[str], transfer: Mapping[str, object] | None) -> list[str]:
+    """The server's command line: ours, then what was passed on; without `transfer`, plain vLLM."""
+    ours = [] if transfer is None else [TRANSFER_FLAG, json.dumps(transfer)]
+    return [sys.executable, "-P", "-m", MODULE, *ours, *arguments]
+
+
+def environment(settings: Settings, base: Mapping[str, str], *, offline: bool) -> dict[str, str]:
+    """The server's variables: nothing is reported to anyone, and our settings are said once."""
+    variables = {
+        name: value for name, value in base.items() if not name.startswith(VARIABLE_PREFIX)
+    }
+    variables.setdefault("VLLM_NO_USAGE_STATS", "1")
+    variables.setdefault("DO_NOT_TRACK", "1")
+    if offline:
+        variables["HF_HUB_OFFLINE"] = "1"
+    for name in _SECRETS:
+        if value := getattr(settings, name):
+            variables[VARIABLE_PREFIX + name.upper()] = value
+    return variables
