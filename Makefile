@@ -20,8 +20,10 @@ TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where `make demo` keeps chunks while it runs; any directory of yours on an NVMe drive.
 DEMO_DIR ?= build/demo-disk
+# Two at a time; the slow tests, some of which measure, have the machine to themselves.
+FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not vllm'
 
-.PHONY: help install run bench test check format docs mutate soak replay clean sim vllm demo
+.PHONY: help install run bench test check coverage format docs mutate soak replay clean sim vllm demo
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -67,14 +69,20 @@ check: $(STAMP) ## lint, types, and the fast tests (under a minute)
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(BIN)/python -m pytest -q -m 'not slow and not vllm'
+	@$(FAST_TESTS)
 
 test: $(STAMP) ## everything: lint, types, all tests
 	@$(BIN)/ruff format --check --quiet src tests tools examples
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(BIN)/python -m pytest -q -m 'not vllm'
+	@$(FAST_TESTS)
+	@$(BIN)/python -m pytest -q -m 'slow and not vllm'
+
+coverage: $(STAMP) ## every branch of record/ and tiers/ must be run by a fast test
+	@$(BIN)/coverage run -m pytest -q -m 'not slow' tests/record tests/tiers tests/promises tests/cli/test_check.py
+	@$(BIN)/coverage report --skip-covered --show-missing --fail-under=100 \
+	  --include='src/forebay/record/*,src/forebay/tiers/*'
 
 mutate: $(STAMP) ## take each verification away in turn: some test must fail
 	@$(BIN)/python tools/mutate.py $(ONLY)

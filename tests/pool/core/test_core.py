@@ -296,7 +296,7 @@ def test_a_promise_is_cut_at_its_deadline(place: Path) -> None:
     desk = Desk(4 * MIB, place, 64 * MIB, World(disk))
     client = Client("e")
     assert desk.load(client, keys[:3]) == 3
-    disk.arm("read:latency=2s")
+    disk.arm("read:latency=500ms")
     number, _ = desk.lookup(client, keys)
     desk.pool.handle(client, Ask(number, 0, 8, 50, False))
     assert desk.receive(client, Promise).total == 3

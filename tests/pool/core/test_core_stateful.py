@@ -1,11 +1,18 @@
 """Any order of what engines may say, with evictions and I/O in between: books and bytes hold."""
 
+import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from tests.desk import NAMESPACE, Client, Desk, chain, payload
 
 from forebay.pool.messages import Abort, Ask, Cancel, Commit, Lookup, Promise, Ready, Release
@@ -13,6 +20,7 @@ from forebay.record.header import ROOT
 from forebay.record.region import short
 
 MIB = 1 << 20
+EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "100"))
 CHAINS = [chain(f"dialog {number}", 12) for number in range(3)]
 # Two dialogs that part after their sixth chunk: a forest, not a bundle of sticks.
 CHAINS.append(CHAINS[0][:6] + chain("branch", 12)[6:])
@@ -132,5 +140,14 @@ class PoolMachine(RuleBasedStateMachine):
         self._folder.cleanup()
 
 
-PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_any_history_leaves_the_books_right_at_length() -> None:
+    run_state_machine_as_test(
+        PoolMachine,
+        settings=settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None),
+    )
