@@ -92,6 +92,6 @@ def _readable(directory: str, found: Audit, mended: list[str], remaining: Audit)
     records = sum(region.records for region in remaining.regions)
     size = format_size(sum(region.payload_bytes for region in remaining.regions))
     state = f"{len(remaining.faults)} things are wrong" if remaining.faults else "clean"
-    regions = f"{len(remaining.regions)} regions"
+    regions = "1 region" if len(remaining.regions) == 1 else f"{len(remaining.regions)} regions"
     lines.append(f"{directory}: {records} sound records ({size}) in {regions}; {state}")
     return "\n".join(lines)

@@ -81,7 +81,7 @@ def add_settings(
             form = "DIR:SIZE" if name == "disk" else "ID"
             parser.add_argument(flag, action="append", metavar=form, help=doc)
         else:
-            parser.add_argument(flag, metavar=_metavar(default), help=doc)
+            parser.add_argument(flag, metavar=_metavar(default, docs[name].default), help=doc)
     parser.set_defaults(setting_names=tuple(names))
     parser.set_defaults(config=None)
     if has_file:
@@ -97,5 +97,7 @@ def read_settings(parsed: argparse.Namespace) -> Settings:
     return settings.build(sources)
 
 
-def _metavar(default: object) -> str:
+def _metavar(default: object, shown: str) -> str:
+    if shown.endswith("iB"):
+        return "SIZE"
     return {int: "NUMBER", float: "NUMBER"}.get(type(default), "TEXT")
