@@ -67,14 +67,14 @@ check: $(STAMP) ## lint, types, and the fast tests (under a minute)
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(BIN)/python -m pytest -q -m 'not slow'
+	@$(BIN)/python -m pytest -q -m 'not slow and not vllm'
 
 test: $(STAMP) ## everything: lint, types, all tests
 	@$(BIN)/ruff format --check --quiet src tests tools examples
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -m 'not vllm'
 
 mutate: $(STAMP) ## take each verification away in turn: some test must fail
 	@$(BIN)/python tools/mutate.py $(ONLY)
@@ -86,7 +86,7 @@ soak: $(STAMP) ## the long versions: 1000 kills, 200 power losses, 2000 random h
 
 replay: $(STAMP) ## run the tests with the luck of a failed run: make replay SEED=… [TESTS=…]
 	@test -n "$(SEED)" || { echo 'forebay: name the seed that the failed test printed: make replay SEED=…' >&2; exit 2; }
-	@FOREBAY_SEED=$(SEED) $(BIN)/python -m pytest -q $(or $(TESTS),tests)
+	@FOREBAY_SEED=$(SEED) $(BIN)/python -m pytest -q -m 'not vllm' $(or $(TESTS),tests)
 
 docs: $(STAMP) ## write the generated parts of docs/
 	@$(BIN)/python tools/docs.py

@@ -144,10 +144,16 @@ class Desk:
             assert self.commit(client, offsets) == len(offsets)
             self.turn()
 
-    def lookup(self, client: Client, keys: list[bytes]) -> tuple[int, Found]:
+    def lookup(
+        self,
+        client: Client,
+        keys: list[bytes],
+        namespace: bytes = NAMESPACE,
+        group: int = 0,
+    ) -> tuple[int, Found]:
         self._numbers += 1
         joined = b"".join(map(short, keys))
-        self.pool.handle(client, Lookup(self._numbers, NAMESPACE, 0, joined))
+        self.pool.handle(client, Lookup(self._numbers, namespace, group, joined))
         return self._numbers, self.receive(client, Found)
 
     def ask(

@@ -1,7 +1,8 @@
 """What tests of the disk tier share: a small tier in a directory, and a witness beside it."""
 
+import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,21 @@ REGION_BYTES: Final = 1 << 18
 CAP_BYTES: Final = 3 << 20
 CLOSE_S: Final = 20.0
 SMALL: Final = Options(region_bytes=REGION_BYTES, read_depth=2, write_depth=2)
+
+
+class BadSectors(Disk):
+    """A drive that cannot read some pages of its regions."""
+
+    def __init__(self, *pages: int) -> None:
+        self.pages = pages
+        self.failures = 0
+
+    def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        end = offset + sum(buffer.nbytes for buffer in buffers)
+        if any(offset <= page * HEADER_BYTES < end for page in self.pages):
+            self.failures += 1
+            raise OSError(errno.EIO, "bad sector")
+        return super().read(descriptor, buffers, offset)
 
 
 def open_tier(

@@ -138,8 +138,14 @@ class PoolProcess:
                 return path.stat().st_blocks * 512
         return 0
 
+    def check_alive(self) -> None:
+        """It has not ended by itself; if it has, its last words are the failure."""
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()[-4000:]
+
     def resident_bytes(self) -> int:
         """Memory of its own, without the slab."""
+        self.check_alive()
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 

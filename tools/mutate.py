@@ -1,8 +1,9 @@
 """Take each verification away in turn; some test must notice.
 
 A line that verifies carries a `# verify: …` comment. In a copy of the tree it is neutralised (a
-condition becomes False, an assigned value True, a call nothing) and the fast tests of its layer are
-run. A mutant that every test accepts is a verification that no test holds: exit status 1.
+condition becomes False, an assigned value True, a call nothing) and the fast tests of its layer
+or package are run. A mutant that every test accepts is a verification that no test holds: exit
+status 1.
 
 Usage: mutate.py [WORD]   only lines whose comment contains WORD
 """
@@ -21,11 +22,11 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parent.parent
 MARK: Final = re.compile(r"# verify: (.+?)\s*$")
-TESTS: Final = {  # by layer, the quickest to notice first; other layers have one directory each
+TESTS: Final = {  # by layer, the quickest to notice first; other packages have their own directory
     "record": ["tests/record", "tests/tiers", "tests/promises"],
     "tiers": ["tests/tiers", "tests/promises"],
-    "pool": ["tests/pool/client", "tests/pool/core"],
 }
+SKIPPED: Final = {"engines": "needs an inference engine"}  # by layer, with the reason
 TIMEOUT_S: Final = 300
 TESTS_FAILED: Final = 1  # pytest's exit status; another one means that the mutant is no program
 
@@ -41,13 +42,17 @@ class Verification(NamedTuple):
 def main() -> int:
     """Print a row a mutant; 1 if one survives."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    wanted = [found for found in verifications() if word in found.what]
+    found_all = [found for found in verifications() if word in found.what]
+    wanted = [found for found in found_all if found.path.parts[2] not in SKIPPED]
+    for found in found_all:
+        if why := SKIPPED.get(found.path.parts[2]):
+            print(f"{found.what:24} {found.path}:{found.line}  skipped: its layer {why}")
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="forebay-mutate-") as temporary:
         tree = Path(temporary)
         copy_tree(tree)
-        for layer in sorted({found.path.parts[2] for found in wanted}):
-            if failed := failing_test(tree, layer):
+        for where in sorted({tests_of(found.path) for found in wanted}):
+            if failed := failing_test(tree, where):
                 print(f"{failed} fails without any mutation; mend it first")
                 return 1
         for found in wanted:
@@ -58,7 +63,8 @@ def main() -> int:
             verdict = f"noticed by {noticed}" if noticed else "SURVIVED"
             print(f"{found.what:24} {place:52} {time.monotonic() - began:5.1f} s  {verdict}")
             sys.stdout.flush()
-    print(f"{len(wanted)} verifications, {survivors} that no test holds")
+    skipped = len(found_all) - len(wanted)
+    print(f"{len(wanted)} verifications, {survivors} that no test holds; {skipped} skipped")
     return 1 if survivors or not wanted else 0
 
 
@@ -87,7 +93,7 @@ def notice(tree: Path, found: Verification) -> str | None:
     source = path.read_text()
     path.write_text(neutralised(source, found))
     try:
-        return failing_test(tree, found.path.parts[2])
+        return failing_test(tree, tests_of(found.path))
     finally:
         path.write_text(source)
 
@@ -122,9 +128,18 @@ def _offset(source: str, line: int, column_bytes: int) -> int:
     return sum(map(len, lines[: line - 1])) + column
 
 
-def failing_test(tree: Path, layer: str) -> str | None:
-    """The first fast test of a layer that fails, or None."""
-    where = [name for name in TESTS.get(layer, [f"tests/{layer}"]) if (tree / name).exists()]
+def tests_of(path: Path) -> tuple[str, ...]:
+    """The directories whose tests should notice a mutant of this file."""
+    if named := TESTS.get(path.parts[2]):
+        return tuple(named)
+    mirror = Path("tests", *path.parts[2:-1])
+    while not (ROOT / mirror).is_dir():
+        mirror = mirror.parent
+    return (str(mirror),)
+
+
+def failing_test(tree: Path, where: tuple[str, ...]) -> str | None:
+    """The first fast test that fails in these directories, or None."""
     arguments = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no", *where]
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     try:

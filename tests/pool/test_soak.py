@@ -117,6 +117,7 @@ def test_t21_t28_t31_a_crowd_on_a_failing_disk_sees_no_wrong_byte(place: Path, s
             until = time.monotonic() + SECONDS * 2 / 3
             while time.monotonic() < until:
                 time.sleep(luck.uniform(0.5, 2.0))
+                pool.check_alive()
                 disturb(pool, gathered, luck)
                 assert pool.slab_bytes() <= poolside.DRAM_BYTES
                 assert allocated(place / "disk") <= poolside.DISK_BYTES

@@ -135,10 +135,11 @@ def unpack_contents(
     contents = contents[: footer.records * ENTRY_BYTES]
     if contents_hash(contents) != footer.contents_hash:  # verify: contents hash
         return Damage.PAYLOAD_HASH
-    return _entries(contents)
+    return unpack_entries(contents)
 
 
-def _entries(contents: memoryview | bytes) -> Iterator[ContentsEntry]:
+def unpack_entries(contents: memoryview | bytes | bytearray) -> Iterator[ContentsEntry]:
+    """The entries of a table that is believed already."""
     for key, namespace, parent, page, length, group, _ in _ENTRY.iter_unpack(contents):
         yield ContentsEntry(key, namespace, parent, page * PAGE_BYTES, length, group)
 

@@ -1,8 +1,9 @@
 """Drive a policy with a trace: the production code over a model of DRAM and NVMe, and baselines.
 
 The model is the pool without bytes and time: chunks of one size, writes that are done at once, a
-disk of regions overwritten in the order they were written. Of a chain, the prefix that lies in
-DRAM or on disk is found; the rest is recomputed, and stored as far as the policy gives room.
+disk of regions overwritten in the order they were written. A chunk leaves both when one before it
+is in neither; while DRAM has a shared head, what continues it on disk stays. Of a chain, the prefix
+that lies in DRAM or on disk is found; the rest is recomputed, and stored as far as there is room.
 """
 
 from collections import deque
@@ -59,35 +60,37 @@ class Result:
 
 
 class Disk:
-    """Regions in a ring; the oldest is overwritten whole, and with it what continued its chunks."""
+    """Regions in a ring; the oldest is overwritten whole."""
 
-    def __init__(self, sizes: Sizes, policy: Policy) -> None:
-        self._policy = policy
-        self._chunk_bytes = sizes.chunk_bytes
+    def __init__(self, sizes: Sizes) -> None:
         self._region_chunks = max(1, sizes.disk_chunks // DISK_REGIONS)
         self._regions_max = max(1, sizes.disk_chunks // self._region_chunks)
         self._regions: deque[list[bytes]] = deque([[]])
+        self._number = 0  # of the region being written
+        self._region_of: dict[bytes, int] = {}
         self.held: dict[bytes, bool] = {}  # with whether it was ever read
-        self.written = 0  # chunks, by the disk
-        self.admitted = 0  # chunks that the policy offered
+        self.written = 0  # chunks
 
-    def write(self, key: bytes, now: float) -> None:
+    def write(self, key: bytes) -> list[tuple[bytes, bool]]:
+        """Write a chunk; what had to be overwritten for it, and whether it was ever read."""
+        gone = []
         if len(self._regions[-1]) >= self._region_chunks:
             if len(self._regions) >= self._regions_max:
-                self._overwrite(now)
+                first = self._number - len(self._regions) + 1
+                region = self._regions.popleft()
+                gone = [(k, self.forget(k)) for k in region if self._region_of.get(k) == first]
             self._regions.append([])
+            self._number += 1
         self._regions[-1].append(key)
+        self._region_of[key] = self._number
         self.held[key] = False
         self.written += 1
+        return gone
 
-    def _overwrite(self, now: float) -> None:
-        region = self._regions.popleft()
-        read = 0
-        for key in region:
-            read += self.held.pop(key)
-            self._policy.on_disk(key, False)
-        size = self._chunk_bytes
-        self._policy.region_evicted(len(region) * size, read * size, now)
+    def forget(self, key: bytes) -> bool:
+        """Forget a chunk; whether it was ever read."""
+        self._region_of.pop(key, None)
+        return self.held.pop(key, False)
 
 
 class Model:
@@ -96,7 +99,9 @@ class Model:
     def __init__(self, sizes: Sizes, policy: Policy) -> None:
         self.policy = policy
         self.dram: set[bytes] = set()
-        self.disk = Disk(sizes, policy)
+        self.disk = Disk(sizes)
+        self.admitted = 0  # chunks that the policy offered for the disk
+        self._below: dict[bytes, set[bytes]] = {}
         self._sizes = sizes
         self._place = Place(sizes.chunk_bytes)
 
@@ -130,6 +135,12 @@ class Model:
                 return False  # the newcomer is worth the least
             self.dram.discard(victim)
             self.policy.removed(victim)
+            if victim not in self.disk.held:
+                self._drop_below(victim)
+        if parent is not None:
+            if parent not in self.dram and parent not in self.disk.held:
+                return False  # it was overwritten meanwhile
+            self._below.setdefault(parent, set()).add(key)
         self.dram.add(key)
         self.policy.stored(key, parent, self._place, now)
         if key in self.disk.held:
@@ -138,9 +149,32 @@ class Model:
 
     def _write(self, now: float) -> None:
         while self._sizes.disk_chunks and (key := self.policy.next_write(now)) is not None:
-            self.disk.admitted += 1
-            self.disk.write(key, now)
+            self.admitted += 1
+            gone = self.disk.write(key)
             self.policy.on_disk(key, True)
+            if gone:
+                self._overwritten(gone, now)
+
+    def _overwritten(self, gone: list[tuple[bytes, bool]], now: float) -> None:
+        for key, _ in gone:
+            self.policy.on_disk(key, False)
+        for key, _ in gone:
+            if key not in self.dram:
+                self._drop_below(key)
+        size_bytes = self._sizes.chunk_bytes
+        read = sum(was_read for _, was_read in gone)
+        self.policy.region_evicted(len(gone) * size_bytes, read * size_bytes, now)
+
+    def _drop_below(self, key: bytes) -> None:
+        """What continues a chunk that is in no tier any more cannot be reached."""
+        tree = [key]
+        for each in tree:
+            tree.extend(self._below.pop(each, ()))
+        for each in reversed(tree[1:]):
+            self.disk.forget(each)
+            if each in self.dram:
+                self.dram.discard(each)
+                self.policy.removed(each)
 
 
 def simulate(

@@ -128,6 +128,8 @@ class Journal:
 
 def _survivors(size_bytes: int, draw: random.Random) -> list[tuple[int, int]]:
     """The half-open ranges of one write that reach the medium."""
+    if not size_bytes:
+        return []
     fate = draw.choice(("kept", "lost", "cut", "sieved"))
     if fate == "kept":
         return [(0, size_bytes)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.desk import LENGTH, Client, Desk, chain, payload
+from tests.desk import LENGTH, NAMESPACE, Client, Desk, chain, payload
 
 from forebay.pool.messages import (
     Abort,
@@ -51,6 +51,20 @@ def test_an_unknown_chain_is_promised_nothing(desk: Desk) -> None:
     number, found = desk.lookup(client, chain("a", 3))
     assert (found.known, found.ready) == (0, 0)
     assert desk.ask(client, number, chain("a", 3)).total == 0
+
+
+@pytest.mark.timeout(20)  # a pool that neither pins nor fails the chunk would try for ever
+@pytest.mark.parametrize(("namespace", "group"), [(b"m" * 32, 0), (NAMESPACE, 1)])
+def test_a_key_under_another_name_is_promised_nothing(
+    desk: Desk, namespace: bytes, group: int
+) -> None:
+    """The wire carries half of a key: equal halves must not make chunks of two models one."""
+    client, keys = Client("e"), chain("a", 2)
+    desk.store(client, keys)
+    number, _ = desk.lookup(client, keys, namespace, group)
+    promise = desk.ask(client, number, keys)
+    assert (promise.total, promise.offsets) == (0, [])
+    assert desk.load(client, keys) == 2
 
 
 def test_what_is_not_committed_is_not_found(desk: Desk) -> None:

@@ -48,15 +48,7 @@ def test_loop_over_one_and_a_half_times_dram(step_s: float) -> None:
 def test_loop_over_1_4_times_the_disk(step_s: float) -> None:
     rate, driven = loop_rate(dram=50, disk=500, dialogs=70, step_s=step_s)
     assert rate >= 0.4  # over all ten rounds, the first included; FIFO and LRU have none
-    assert driven.disk.written <= 1.05 * driven.disk.admitted
-
-
-def reachable(driven: Model, chains: list[list[bytes]]) -> None:
-    """Whatever DRAM or disk has of a chain can be reached from its root."""
-    for chain in chains:
-        here = [k in driven.dram or k in driven.disk.held for k in chain]
-        in_dram = [k in driven.dram for k in chain]
-        assert here == sorted(here, reverse=True) or not any(in_dram[here.index(False) :])
+    assert driven.disk.written <= 1.05 * driven.admitted
 
 
 @given(
@@ -82,10 +74,9 @@ def test_no_prefix_is_left_with_a_hole(
         driven.serve(chain, now)
         assert len(driven.dram) <= dram
         parents = {c[i]: c[i - 1] for c in chains for i in range(1, len(c))}
-        for each in driven.dram:
+        for each in driven.dram | driven.disk.held.keys():
             above = parents.get(each)
             assert above is None or above in driven.dram or above in driven.disk.held
-        reachable(driven, chains)
 
 
 class Driver:
@@ -222,8 +213,8 @@ def test_t32_the_budget_holds_in_every_24_hours_of_a_week() -> None:
     driven = model(dram=20, disk=200, budget=budget)
     writes: list[tuple[float, int]] = []
     draw = random.Random(1)
-    for number in range(7 * 24 * 15):
-        now, before = number * 240.0, driven.disk.written
+    for number in range(7 * 24 * 8):
+        now, before = number * 450.0, driven.disk.written
         driven.serve(dialog(draw.randrange(400), draw.choice([2, 5, 12])), now)
         writes.append((now, (driven.disk.written - before) * CHUNK))
     total = sum(size for _, size in writes)

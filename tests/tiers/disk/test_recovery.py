@@ -1,7 +1,5 @@
 """What a region holds is told by its own life: not by an older table, nor by older records."""
 
-import errno
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +8,6 @@ from tests.harness import flip, open_tier, opened, overwrite, records, regions
 
 from forebay.errors import DirectoryError
 from forebay.record.header import HEADER_BYTES, RecordHeader, pack, payload_hash
-from forebay.sys.disk import Disk
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.faults import parse_fault
@@ -130,22 +127,6 @@ def test_a_region_that_cannot_be_read_is_left_alone_and_counted(swift_path: Path
         assert tier.usage().used_bytes == 2 * TINY_BYTES
         assert load(tier, tiny(3))[0] == Hit(18_000)
     assert len(found(swift_path, range(4))) == 4, "it was only left alone"
-
-
-def test_a_bad_sector_hides_only_what_lies_on_it(swift_path: Path) -> None:
-    """The walk reads in large steps; where one fails it goes on in small ones."""
-    write_and_die(swift_path, range(2))
-
-    class BadSector(Disk):
-        def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-            size = sum(buffer.nbytes for buffer in buffers)
-            if offset <= 10 * HEADER_BYTES < offset + size:
-                raise OSError(errno.EIO, "bad sector")
-            return super().read(descriptor, buffers, offset)
-
-    with opened(swift_path, BadSector(), options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
-        outcome, data = load(tier, tiny(0))
-        assert isinstance(outcome, Miss) or data == tiny(0).payload
 
 
 @pytest.mark.parametrize("number", ["EIO", "ENOSPC", "EROFS", "EPERM"])

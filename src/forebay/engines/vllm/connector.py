@@ -5,6 +5,7 @@ One class for 0.26 to 0.32. Loads are asynchronous only; nothing it does can fai
 
 import logging
 import os
+from functools import partial
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -100,10 +101,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     @bounded(Step)
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         """What the workers do in this step."""
-        if self._scheduler is None:
+        scheduler = self._scheduler
+        if scheduler is None:
             return Step()
         self._identify()
-        return self._scheduler.step(scheduler_output)
+        step = scheduler.begin_step(scheduler_output)
+        # A mistake in what is stored must not lose what the engine waits for.
+        self.boundary.call(lambda: None, lambda: scheduler.add_stores(step, scheduler_output))
+        return step
 
     @bounded(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
@@ -111,7 +116,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             report = getattr(connector_output, "kv_connector_worker_meta", None)
             received = connector_output.finished_recving or ()
-            self._scheduler.heard(report if isinstance(report, Report) else None, received)
+            failed = set(getattr(connector_output, "failed_recving", None) or ())
+            self._scheduler.heard(report if isinstance(report, Report) else None, received, failed)
 
     @bounded(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
@@ -157,10 +163,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     @bounded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Copy in what this step loads."""
-        metadata = self._get_connector_metadata()
-        if self._worker is not None and isinstance(metadata, Step):
-            self._worker.store(metadata)
-            self._worker.load(metadata)
+        metadata, worker = self._get_connector_metadata(), self._worker
+        if worker is None or not isinstance(metadata, Step):
+            return
+        worker.store(metadata)
+        loads, metadata.loads = metadata.loads, []
+        for load in loads:
+            # Whatever happens, the engine must hear that the load has ended.
+            self.boundary.call(partial(worker.fail, load), partial(worker.load, load))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are never waited for."""

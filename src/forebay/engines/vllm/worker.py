@@ -59,11 +59,28 @@ class WorkerSide:
             self._report.stored[slot] = 1
             self.counts["stored.bytes"] += self._shape.chunk_bytes
 
-    def load(self, step: Step) -> None:
-        """Copy in what this step names."""
-        for load in step.loads:
-            self._load(load)
-        step.loads = []
+    def load(self, load: Load) -> None:
+        """Copy in what was promised to one request."""
+        slab = self._slab_of(load.generation)
+        if slab is None or self._pages is None:
+            self.fail(load)
+            return
+        for piece in load.pieces:
+            self._pages.copy_in(piece, slab)
+            self.counts["loaded.bytes"] += len(piece.blocks) * self._shape.block_bytes
+        if load.failed:
+            self._failed.add(load.request)
+            self._failed_blocks.update(load.failed)
+        if load.is_last:
+            self._received.add(load.request)
+
+    def fail(self, load: Load) -> None:
+        """A load cannot be done: the engine computes these blocks itself."""
+        self._failed.add(load.request)
+        self._failed_blocks.update(block for piece in load.pieces for block in piece.blocks)
+        self._failed_blocks.update(load.failed)
+        if load.is_last:
+            self._received.add(load.request)
 
     def take_received(self) -> tuple[set[str], set[str]]:
         """Requests whose loads have ended, and those of them that failed."""
@@ -86,23 +103,6 @@ class WorkerSide:
     def close(self) -> None:
         """Unmap the slab."""
         self._unmap()
-
-    def _load(self, load: Load) -> None:
-        slab = self._slab_of(load.generation)
-        if slab is None or self._pages is None:
-            self._fail(load.request, [id_ for piece in load.pieces for id_ in piece.blocks])
-        else:
-            for piece in load.pieces:
-                self._pages.copy_in(piece, slab)
-                self.counts["loaded.bytes"] += len(piece.blocks) * self._shape.block_bytes
-        if load.failed:
-            self._fail(load.request, load.failed)
-        if load.is_last:
-            self._received.add(load.request)
-
-    def _fail(self, request: str, blocks: list[int]) -> None:
-        self._failed.add(request)
-        self._failed_blocks.update(blocks)
 
     def _slab_of(self, generation: int) -> Bytes | None:
         if self._link is None or self._link.generation != generation:

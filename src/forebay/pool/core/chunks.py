@@ -129,15 +129,16 @@ class Chunks:
         del self._by_offset[chunk.offset]
         self._unlink(chunk)
 
-    def descendants(self, key: bytes) -> list[Chunk]:
-        """All chunks in DRAM that continue this key through chunks in DRAM, nearest first."""
-        found: list[Chunk] = []
-        stack = [key]
+    def descendants(self, *keys: bytes) -> list[Chunk]:
+        """All chunks in DRAM that continue these keys through chunks in DRAM, nearest first."""
+        found: dict[Chunk, None] = {}
+        stack = list(keys)
         while stack:
             for child in self._continuing.get(stack.pop(), ()):
-                found.append(child)
-                stack.append(child.key)
-        return found
+                if child not in found:
+                    found[child] = None
+                    stack.append(child.key)
+        return list(found)
 
     def has_children(self, key: bytes) -> bool:
         """Whether a chunk in DRAM continues this key."""

@@ -50,7 +50,7 @@ class Room:
             if offset is not None or not self._evict_one(slot_bytes):
                 break
             offset = self.slab.take(slot_bytes)
-        if offset is None and self._take_arena(slot_bytes):
+        if offset is None and not self._awaits_writes(slot_bytes) and self._take_arena(slot_bytes):
             offset = self.slab.take(slot_bytes)
         return offset
 
@@ -136,21 +136,37 @@ class Room:
         self._counters["dram.arenas_taken"] += 1
         return True
 
+    def _awaits_writes(self, slot_bytes: int) -> bool:
+        """Whether something of this class can leave as soon as it is on disk.
+
+        Then whoever wants a slot comes again: others' chunks are not lost for a moment's hurry.
+        """
+        if not self.writes_behind:
+            return False
+        arenas = [arena for arena in self.slab.arenas() if arena.slot_bytes == slot_bytes]
+        chunks = (self.chunks.at(offset) for arena in arenas for offset in arena.taken)
+        return any(
+            chunk is not None
+            and (chunk.writing or not (chunk.on_disk or chunk.is_busy))
+            and not self.chunks.has_children(chunk.key)
+            for chunk in chunks
+        )
+
     def _emptiest(self, other_than: int = 0) -> Arena | None:
         """The arena that loses least, of those that nobody uses."""
         arenas = [arena for arena in self.slab.arenas() if arena.slot_bytes != other_than]
         for arena in sorted(arenas, key=lambda arena: len(arena.taken) * arena.slot_bytes):
-            if not any(self._holds(offset) for offset in arena.taken):
+            if self._is_unused(arena):
                 return arena
         return None
 
-    def _holds(self, offset: int) -> bool:
-        """Whether what lies in a slot, or what needs it, is in use."""
-        chunk = self.chunks.at(offset)
-        if chunk is None or chunk.is_busy:
-            return True
-        needs = () if chunk.on_disk else self.chunks.descendants(chunk.key)
-        return any(child.is_busy for child in needs)
+    def _is_unused(self, arena: Arena) -> bool:
+        """Whether nobody uses what lies in an arena, nor what would go with it."""
+        chunks = [self.chunks.at(offset) for offset in arena.taken]
+        if any(chunk is None or chunk.is_busy for chunk in chunks):
+            return False
+        alone = [chunk.key for chunk in chunks if chunk is not None and not chunk.on_disk]
+        return not any(child.is_busy for child in self.chunks.descendants(*alone))
 
     def _empty(self, arena: Arena) -> None:
         for offset in list(arena.taken):

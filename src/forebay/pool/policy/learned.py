@@ -239,6 +239,8 @@ class Learned(Policy):
         visits = self._visits
         other = visits.begin(visits.cell[visit], None, visits.at_s[visit])
         visits.turns[other], visits.mean_s[other] = visits.turns[visit], visits.mean_s[visit]
+        visits.lot[other], visits.verdict[other] = visits.lot[visit], visits.verdict[visit]
+        visits.depth[other] = visits.depth[visit]
         return other
 
     def _relative_depth(self, depth: int) -> float:

@@ -43,11 +43,11 @@ CELLS: Final = KINDS * SCALES * BINS  # (kind, scale, age)
 # the shortest time for which people are believed to differ; below, time alone counts.
 PRIOR_VISITS: Final = 2.0
 PRIOR_RETURNS: Final = tuple(PRIOR_VISITS * 0.05 * min(1.0, width) for width in WIDTHS_S)
-SCALE_VISITS: Final = 4.0  # a scale is believed to be like all until it has seen that many,
+SCALE_VISITS: Final = 1.5  # a scale is believed to be like all until it has seen that many,
 KIND_VISITS: Final = 10.0  # and a kind that many
 MEMORY_VISITS: Final = 8192.0  # counts are halved then, so that a change of habits is learnt
 CHANCE_MAX: Final = 0.95
-GAP_MEMORY: Final = 0.7  # of a dialog's mean gap that each new gap leaves
+GAP_MEMORY: Final = 0.8  # of a dialog's mean gap that each new gap leaves
 LEVELS_AN_OCTAVE: Final = 12
 LEVELS: Final = 512
 LEVEL_FIRST: Final = -20 * LEVELS_AN_OCTAVE  # one use in 12 days

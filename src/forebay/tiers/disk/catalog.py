@@ -90,20 +90,14 @@ class Catalog:
         if removed:
             self._on_removed(removed)
 
-    def forget_namespace(self, namespace: bytes | None) -> list[tuple[Region, Place]]:
-        """Drop all records of a namespace, or of all; where they lie."""
-        places = []
+    def forget_namespace(self, namespace: bytes | None) -> None:
+        """Drop all records of a namespace, or of all, also those that are being written."""
         removed: list[Removed] = []
         with self._lock:
-            for key in list(self._index.keys_of(namespace)):
-                place = self._index.find(key)
-                if place is not None:
-                    places.append((self._regions[place.region], place))
             for key in list(self._index.keys_of(namespace)):
                 removed += self._index.remove(key)
         if removed:
             self._on_removed(removed)
-        return places
 
     def namespaces(self) -> list[bytes]:
         """Every namespace that has, or had, records here."""

@@ -13,7 +13,6 @@ from typing import Final
 from forebay.record.header import (
     Damage,
     RecordHeader,
-    erased_page,
     mismatch,
     pack,
     payload_hash,
@@ -36,6 +35,7 @@ from forebay.tiers.contract import (
     StoreOutcome,
 )
 from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.disk.erasure import Eraser, wipe
 from forebay.tiers.disk.health import Health
 from forebay.tiers.disk.index import Place
 from forebay.tiers.disk.options import Options
@@ -93,10 +93,9 @@ class Drive:
             self._catalog.forget(short(job.name.key))
             drop(job, reason)
 
-    def erase(self, region: Region, place: Place) -> None:
-        """Wipe a forgotten record's header, unless its region has begun another life."""
-        if region.number == place.region:
-            self._wipe(region, place.offset)
+    def erase(self, namespace: bytes | None) -> int:
+        """Wipe a namespace's records, or all, wherever they lie here; how many were wiped."""
+        return Eraser(self.shelf, self._catalog, self._disk, self._failed).erase(namespace)
 
     def tick(self, now: float) -> None:
         """Look at deadlines; called every `tick_s`."""
@@ -120,6 +119,9 @@ class Drive:
             return  # hung threads still use the descriptors; the kernel closes them with us
         for thread in self._threads:
             thread.join(timeout_s)
+        if not self.shelf.retire(timeout_s):
+            _log.warning("%s: an erasure did not end in time", self.directory.path)
+            return
         for descriptor in (*self.shelf.close(), self.directory.lock, self.directory.descriptor):
             self._disk.close(descriptor)
 
@@ -174,16 +176,27 @@ class Drive:
         digest = job.digest or payload_hash(job.source[: job.length])
         header = RecordHeader(job.name, region.generation, offset, job.length, digest)
         refused = self._write(job, header, page, region)
-        stored = refused is None and self._catalog.settle(
-            key, Place(region.number, offset, job.length)
-        )
-        if refused is None and not stored:
-            self._wipe(region, offset)  # forgotten while it was written: a walk must not find it
-        self.shelf.written(region, header if stored else None)
-        if refused is not None:
+        if refused is None:
+            refused = self._settle(region, header)
+        else:
             self._catalog.forget(key)
-            return Dropped(refused)
-        return Stored() if stored else Dropped(DropReason.ORPHAN)
+        self.shelf.leave(region)
+        return Stored() if refused is None else Dropped(refused)
+
+    def _settle(self, region: Region, header: RecordHeader) -> DropReason | None:
+        """Let a written record be found: by erasures first, so that none can miss it."""
+        self.shelf.note(region, header)
+        place = Place(region.number, header.offset, header.length)
+        if self._catalog.settle(short(header.name.key), place):
+            return None
+        # Forgotten while it was written: a walk must not find it.
+        try:
+            wipe(self._disk, region, header.offset)
+        except OSError:
+            self._failed()
+        else:
+            self.shelf.strike(region, {header.offset})
+        return DropReason.ORPHAN
 
     def _write(
         self, job: StoreJob, header: RecordHeader, page: memoryview, region: Region
@@ -199,14 +212,6 @@ class Drive:
             return DropReason.IO_ERROR
         self.written_bytes += record_bytes(job.length)
         return None
-
-    def _wipe(self, region: Region, offset: int) -> None:
-        page = memory.allocate(PAGE_BYTES)
-        page[:] = erased_page()
-        try:
-            write_whole(self._disk, region.descriptor, [page], offset)
-        except OSError:
-            self._failed()
 
     def _failed(self) -> None:
         now = self._clock.monotonic()

@@ -168,11 +168,12 @@ class DiskTier(Tier):
         return [name for name in self._catalog.namespaces() if name.startswith(prefix)]
 
     def erase(self, namespace: bytes | None) -> int:
-        """Delete a namespace's records, or all, for good; how many. Waits for the medium."""
-        places = self._catalog.forget_namespace(namespace)
-        for region, place in places:
-            self._drives[region.drive].erase(region, place)
-        return len(places)
+        """Delete a namespace's records, or all, for good; how many. Waits for the medium.
+
+        Older copies count too; a record that the medium refuses to delete does not.
+        """
+        self._catalog.forget_namespace(namespace)
+        return sum(drive.erase(namespace) for drive in self._drives)
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a directory's cap; False if no such directory is in use. Waits for the medium.
@@ -238,5 +239,5 @@ class DiskTier(Tier):
                 drive.tick(now)
             off = [drive for drive in self._drives if not drive.health.is_on]
             if off or hidden:
-                hidden = [number for drive in off for number in drive.shelf.numbers()]
+                hidden = [region.number for drive in off for region in drive.shelf.regions()]
                 self._catalog.hide(hidden)

@@ -35,6 +35,7 @@ _WAIT_S: Final = 0.0003
 _STEP_WAIT_S: Final = 0.001
 _LOAD_S: Final = 30.0  # a load that has not all arrived by then has failed
 _JOIN_S: Final = 2.0
+_GRACE_S: Final = 0.5
 _AGAIN_MAX: Final = 8  # requests told to ask again at a time: vLLM redoes its own lookup for each
 _log: Final = logging.getLogger("forebay")
 
@@ -46,6 +47,8 @@ class Limits:
         self.min_tokens = min_tokens
         self.lookup_s = lookup_deadline_ms / 1000
         self.load_deadline_ms = int(load_deadline_ms)
+        # The pool keeps the deadline; only one that hangs lets it pass.
+        self.promise_s = load_deadline_ms / 1000 + _GRACE_S
 
 
 class SchedulerSide:
@@ -127,8 +130,8 @@ class SchedulerSide:
 
     # A step is built.
 
-    def step(self, output: Any) -> Step:
-        """What the workers have to do in this step."""
+    def begin_step(self, output: Any) -> Step:
+        """What the workers have to load in this step; the engine waits for it: it comes first."""
         changed = self._pool.poll()
         if changed:
             self._pool_changed()
@@ -138,19 +141,22 @@ class SchedulerSide:
         self._follow(output)
         step = Step(self._pool.engine, self._pool.generation)
         step.loads = list(self._loads())
+        self._wait_left_s = _STEP_WAIT_S
+        return step
+
+    def add_stores(self, step: Step, output: Any) -> None:
+        """What the workers have to store in this step, and what to offer for the next."""
         if self._storing.must_hear:
             self._wait(lambda: not self._storing.must_hear)
         step.stores = self._storing.ready()
         self._storing.offer(self._completed(output))
-        self._wait_left_s = _STEP_WAIT_S
-        return step
 
-    def heard(self, report: Report | None, received: Iterable[str]) -> None:
+    def heard(self, report: Report | None, received: Iterable[str], failed: set[str]) -> None:
         """What the workers have done."""
         if report is not None:
             self._storing.stored(report)
         for request_id in received:
-            self._received(request_id)
+            self._received(request_id, failed)
 
     @property
     def has_work(self) -> bool:
@@ -224,6 +230,7 @@ class SchedulerSide:
                 self.counts["misses.too_many_asking"] += 1
                 return 0, False
             tracked.asked = True
+            tracked.asked_at = time.monotonic()
             known = tracked.found.known if tracked.found is not None else 0
             deadline_ms = self._limits.load_deadline_ms
             ask = Ask(tracked.number, first, known - first, deadline_ms, stream=True)
@@ -231,8 +238,13 @@ class SchedulerSide:
         if tracked.promise is None:
             self._wait(lambda: tracked.promise is not None)
         if tracked.promise is None:
-            self.counts["asked_again.reading"] += 1
-            return None, False
+            if time.monotonic() < tracked.asked_at + self._limits.promise_s:
+                self.counts["asked_again.reading"] += 1
+                return None, False
+            self.counts["misses.no_promise"] += 1
+            self._cancel(tracked)
+            tracked.failed = True  # a pool that hangs is not asked again for this request
+            return 0, False
         tokens = (tracked.promise.first + tracked.promise.total) * self._shape.chunk_tokens
         if tokens - computed < max(1, self._limits.min_tokens):
             self.counts["misses.promise_too_small"] += 1
@@ -365,15 +377,16 @@ class SchedulerSide:
                 failed = loading.failed_blocks(self._shape)
                 yield Load(request_id, loading.generation, pieces, loading.is_told, failed)
 
-    def _received(self, request_id: str) -> None:
+    def _received(self, request_id: str, failed: set[str]) -> None:
         """A load has ended, well or not."""
         tracked = self._tracked.get(request_id)
         if tracked is None or tracked.loading is None:
             return
         loading, tracked.loading = tracked.loading, None
         self._copying = {k: owner for k, owner in self._copying.items() if owner != request_id}
-        if loading.failed:
+        if loading.failed or request_id in failed:
             tracked.failed = True
+            tracked.stored = tracked.offered = min(tracked.stored, loading.stop)
             self.counts["misses.load_failed"] += 1
         if tracked.number:
             self._pool.post(Release(tracked.number, []))

@@ -22,6 +22,7 @@ from forebay.pool.messages import Abort, Answer, Commit, Reserve, Reserved, Run
 from forebay.record.header import ROOT
 
 _ANSWER_S: Final = 1.0
+_COPY_S: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class Storing:
         self._batches: deque[_Batch] = deque()  # not answered yet
         self._numbers = 0
         self._ready: list[_Offer] = []  # answered with a slot, not told to the workers yet
-        self._copying: set[tuple[int, int]] = set()  # told to the workers
+        self._copying: dict[tuple[int, int], float] = {}  # told to the workers → until when
 
     @property
     def has_work(self) -> bool:
@@ -83,7 +84,10 @@ class Storing:
             joined = b"".join(keys[chunks.start : chunks.stop])
             name = tracked.root.namespace
             runs.append(Run(name, 0, parent, joined, self._shape.chunk_bytes))
-            offers += [_Offer(tracked, chunk, tracked.piece(chunk, -1)) for chunk in chunks]
+            for chunk in chunks:
+                piece = tracked.piece(chunk, -1)
+                assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
+                offers.append(_Offer(tracked, chunk, piece))
             tracked.stored = tracked.offered
         if runs and self._pool.is_member:
             self._numbers += 1
@@ -118,7 +122,9 @@ class Storing:
                     self._counts["stores.too_late"] += 1
         generation = self._pool.generation
         stores = [Store(generation, offer.piece) for offer in self._ready]
-        self._copying.update((generation, store.piece.offset) for store in stores)
+        until = time.monotonic() + _COPY_S
+        self._copying.update({(generation, store.piece.offset): until for store in stores})
+        self._give_up(until - _COPY_S)
         self._ready.clear()
         return stores
 
@@ -133,7 +139,8 @@ class Storing:
         """The workers have copied."""
         for slots, message in ((report.stored, Commit), (report.missed, Abort)):
             mine = [slot for slot in slots if slot in self._copying]
-            self._copying.difference_update(mine)
+            for slot in mine:
+                del self._copying[slot]
             offsets = [offset for made, offset in mine if made == self._pool.generation]
             if offsets:
                 self._pool.post(message(self._pool.generation, offsets))
@@ -150,6 +157,15 @@ class Storing:
         if not offer.is_loose:
             tracked.stored = min(tracked.stored, offer.chunk)
             tracked.offered = min(tracked.offered, offer.chunk)
+
+    def _give_up(self, now: float) -> None:
+        """No worker has said what became of these copies: whoever made them is long done."""
+        lost = [slot for slot, until in self._copying.items() if until <= now]
+        for slot in lost:
+            del self._copying[slot]
+            self._counts["stores.unreported"] += 1
+            if slot[0] == self._pool.generation:
+                self._pool.post(Abort(slot[0], [slot[1]]))
 
     def _give_back(self, generation: int, answers: list[int]) -> None:
         offsets = [answer for answer in answers if answer >= 0]

@@ -17,6 +17,7 @@ class Tracked:
 
     __slots__ = (
         "asked",
+        "asked_at",
         "blocks",
         "chain",
         "computed",
@@ -47,6 +48,7 @@ class Tracked:
         self.looked_up_at = 0.0  # monotonic
         self.found: Found | None = None
         self.asked = False
+        self.asked_at = 0.0  # monotonic
         self.computed = 0  # tokens that the engine had itself when it last asked
         self.promise: Promise | None = None
         self.loading: Loading | None = None

@@ -30,7 +30,7 @@ from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import read_whole
 from forebay.tiers.disk.regions.directory import LOCK_NAME, generation_in, region_names
-from forebay.tiers.disk.regions.recovery import Found, Window, read_contents, record_at
+from forebay.tiers.disk.regions.recovery import Found, Window, read_contents, walk
 
 _AT_ONCE: Final = 4  # regions
 _NOT_OURS_BUT_FINE: Final = {LOCK_NAME, "lost+found"}
@@ -212,7 +212,8 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
         return
     if status.mode & ~_SAFE_MODE & 0o777:
         found.fault(Kind.MODE, f"mode {stat.S_IMODE(status.mode):o}, where 600 is safe")
-    found.size_bytes = status.size_bytes
+    # Of a file that ends within a page, whole pages are looked at.
+    found.size_bytes = status.size_bytes - status.size_bytes % PAGE_BYTES
     page = memory.allocate(PAGE_BYTES)
     head = page[: read_whole(disk, descriptor, [page], 0)]
     header = layout.unpack_header(head)
@@ -224,9 +225,9 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
         found.generation = header.generation
         if header.size_bytes != found.size_bytes:
             found.fault(
-                Kind.SIZE, f"{found.size_bytes} bytes long, its header says {header.size_bytes}"
+                Kind.SIZE, f"{status.size_bytes} bytes long, its header says {header.size_bytes}"
             )
-    if found.size_bytes % PAGE_BYTES == 0 and found.size_bytes > PAGE_BYTES:
+    if found.size_bytes > PAGE_BYTES:
         _records(disk, descriptor, found)
     if isinstance(header, Damage):
         _judge_header(found, header, blank=not any(head))
@@ -243,14 +244,19 @@ def _judge_header(found: RegionAudit, damage: Damage, *, blank: bool) -> None:
 
 def _records(disk: Disk, descriptor: int, found: RegionAudit) -> None:
     window = Window(disk, descriptor, found.size_bytes)
-    table = read_contents(disk, descriptor, found.generation, found.size_bytes)
+    footer = found.size_bytes - PAGE_BYTES
+    try:
+        table = read_contents(disk, descriptor, found.generation, found.size_bytes)
+    except OSError as error:
+        found.fault(Kind.UNREADABLE, error.strerror or "cannot be read", footer)
+        table = None
     if isinstance(table, Found):
         found.is_sealed = True
         found.end = table.end
         _by_table(window, table, found)
         return
     if table is not None:
-        found.fault(Kind.CONTENTS, table, found.size_bytes - PAGE_BYTES)
+        found.fault(Kind.CONTENTS, table, footer)
     _by_walk(window, found)
 
 
@@ -296,15 +302,13 @@ def _verify(
 
 def _by_walk(window: Window, found: RegionAudit) -> None:
     """Of a region that was never sealed: a damaged record may be a write that was cut off."""
-    at = layout.FIRST_RECORD
-    while at + PAGE_BYTES <= found.size_bytes:
-        header = record_at(window, at, found.generation)
+    for at, header in walk(window, found.generation):
         if isinstance(header, RecordHeader):
             found.sound(header)
-            at = found.end = at + record_bytes(header.length)
-            continue
-        if header is not None:
+            found.end = at + record_bytes(header.length)
+        elif isinstance(header, OSError):
+            found.fault(Kind.UNREADABLE, header.strerror or "cannot be read", at)
+        elif header is not None:
             found.fault(Kind.RECORD, f"{header}, or its write was cut off", at)
         elif is_erased(window.view(at, PAGE_BYTES)):
             found.erased += 1
-        at += PAGE_BYTES

@@ -6,7 +6,7 @@ verified whole, because the last of them may be torn. Where a header is damaged 
 page by page; a record is recognised by its own hash, generation and place.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import xxhash
@@ -27,6 +27,8 @@ from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import read_whole
 
 _WINDOW_BYTES: Final = 4 << 20
+_SMALL_STEP_BYTES: Final = 64 << 10  # once something in the region was unreadable
+_UNREADABLE_MAX: Final = 32  # reads of one region that may fail before the rest is given up
 _SECTOR_BYTES: Final = 512  # what a drive writes whole or not at all
 
 
@@ -45,27 +47,53 @@ def recover(disk: Disk, descriptor: int, named: int, size_bytes: int) -> Found |
     """Read one region; `named` is the generation in its file's name.
 
     A region whose header is damaged is still walked, by the generation in its name. None: its life
-    never began. Damage is returned only for a file that holds nothing of ours: it may be another's
-    (NOT_A_RECORD) or a later Forebay's (NEWER_VERSION).
+    never began, or too little is left of it. Damage is returned only for a file that holds nothing
+    of ours: it may be another's (NOT_A_RECORD) or a later Forebay's (NEWER_VERSION). OSError: its
+    header cannot be read, and nothing else tells whose it is.
     """
     page = memory.allocate(PAGE_BYTES)
-    head = page[: read_whole(disk, descriptor, [page], 0)]
+    unreadable: OSError | None = None
+    try:
+        head = page[: read_whole(disk, descriptor, [page], 0)]
+    except OSError as error:
+        head, unreadable = page[:0], error
     header = layout.unpack_header(head)
     if header is Damage.NEWER_VERSION:
         return header
-    # Created, perhaps preallocated, but the sector with its magic never reached the medium.
-    blank = not any(head[:_SECTOR_BYTES])
-    if size_bytes < layout.FIRST_RECORD + PAGE_BYTES:  # no room for a footer, let alone a record
-        return None if blank else Damage.NOT_A_RECORD
     generation = named if isinstance(header, Damage) else header.generation
-    from_table = read_contents(disk, descriptor, generation, size_bytes)
-    if isinstance(from_table, Found):
-        return from_table
-    walked = _walk(disk, descriptor, generation, size_bytes)
-    if walked.contents or not isinstance(header, Damage):
-        return walked
+    if size_bytes >= layout.FIRST_RECORD + PAGE_BYTES:  # room for a footer, if not for a record
+        found = _read_or_walk(disk, descriptor, generation, size_bytes)
+        if found.contents or found.sealed or not isinstance(header, Damage):
+            return found
+    if unreadable is not None:
+        raise unreadable
+    return _judge(header, head)
+
+
+def _judge(header: layout.RegionHeader | Damage, head: memoryview) -> Damage | None:
+    """What a file is that holds no record: ours, of a life that never began, or another's."""
+    # Created, perhaps preallocated, but the sector with its magic never reached the medium.
+    if not any(head[:_SECTOR_BYTES]):
+        return None
     # Our magic without our hash is a header torn while it was written, by creation or eviction.
-    return None if blank or header is Damage.HEADER_HASH else header
+    if header is Damage.HEADER_HASH or not isinstance(header, Damage):
+        return None
+    return header
+
+
+def packed_contents(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> bytes:
+    """The entries of a region's records, by its table or, where none is to be had, by a walk."""
+    return _read_or_walk(disk, descriptor, generation, size_bytes).contents
+
+
+def _read_or_walk(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Found:
+    try:
+        table = read_contents(disk, descriptor, generation, size_bytes)
+    except OSError:
+        table = None  # the records themselves may be readable
+    if isinstance(table, Found):
+        return table
+    return _walk(disk, descriptor, generation, size_bytes)
 
 
 def read_contents(
@@ -94,11 +122,9 @@ def _walk(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Foun
     window = Window(disk, descriptor, size_bytes)
     entries: list[layout.ContentsEntry] = []
     contents = bytearray()
-    at = end = layout.FIRST_RECORD
-    while at + PAGE_BYTES <= size_bytes:
-        header = record_at(window, at, generation)
+    end = layout.FIRST_RECORD
+    for at, header in walk(window, generation):
         if not isinstance(header, RecordHeader):
-            at += PAGE_BYTES
             continue
         name = header.name
         entries.append(
@@ -107,8 +133,28 @@ def _walk(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Foun
             )
         )
         contents += layout.pack_entry(header)
-        at = end = at + record_bytes(header.length)
+        end = at + record_bytes(header.length)
     return Found(generation, size_bytes, entries, bytes(contents), end, sealed=False)
+
+
+def walk(
+    window: "Window", generation: int
+) -> Iterator[tuple[int, RecordHeader | Damage | OSError | None]]:
+    """Every page where a record may begin, with what stands there; see `record_at`.
+
+    What cannot be read is stepped over, a few times: a failing drive takes seconds for each.
+    """
+    at = layout.FIRST_RECORD
+    unreadable = 0
+    while at + PAGE_BYTES <= window.size_bytes and unreadable < _UNREADABLE_MAX:
+        found: RecordHeader | Damage | OSError | None
+        try:
+            found = record_at(window, at, generation)
+        except OSError as error:
+            unreadable += 1
+            found = error
+        yield at, found
+        at += record_bytes(found.length) if isinstance(found, RecordHeader) else PAGE_BYTES
 
 
 def record_at(window: "Window", at: int, generation: int) -> RecordHeader | Damage | None:
@@ -136,10 +182,11 @@ class Window:
         self._disk = disk
         self._descriptor = descriptor
         self._buffer = memory.allocate(_WINDOW_BYTES)
+        self._step_bytes = _WINDOW_BYTES
         self._start = self._stop = 0
 
     def view(self, at: int, size: int) -> memoryview:
-        """Up to `size` bytes at `at`; fewer at the end of window or file, none where unreadable."""
+        """Up to `size` bytes at `at`; fewer at the end of window or file. OSError: unreadable."""
         if not self._start <= at < self._stop:
             self._read(at, size)
         return self._buffer[at - self._start : min(at + size, self._stop) - self._start]
@@ -147,9 +194,11 @@ class Window:
     def _read(self, at: int, size: int) -> None:
         self._start = self._stop = at
         try:
-            self._stop += read_whole(self._disk, self._descriptor, [self._buffer], at)
+            step = self._buffer[: self._step_bytes]
+            self._stop += read_whole(self._disk, self._descriptor, [step], at)
         except OSError:
             # What is unreadable may lie behind what is wanted.
+            self._step_bytes = _SMALL_STEP_BYTES
             wanted = self._buffer[: memory.padded(size)]
             self._stop += read_whole(self._disk, self._descriptor, [wanted], at)
 

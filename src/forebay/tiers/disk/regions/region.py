@@ -8,8 +8,11 @@
 Not thread-safe: the drive that owns the region guards it.
 """
 
+import errno
+from collections.abc import Container
+
 from forebay.record import region as layout
-from forebay.record.header import RecordHeader, record_bytes
+from forebay.record.header import record_bytes
 from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
@@ -24,8 +27,11 @@ class Region:
         "descriptor",
         "drive",
         "end",
+        "file_bytes",
         "full",
         "generation",
+        "is_sealed",
+        "is_sealing",
         "name",
         "number",
         "placed",
@@ -41,11 +47,14 @@ class Region:
         self.generation = generation  # in the header of every record that belongs to this life
         self.descriptor = descriptor
         self.drive = 0  # the number of its directory in the tier
-        self.size_bytes = size_bytes
+        self.size_bytes = size_bytes  # whole pages
+        self.file_bytes = size_bytes  # what it counts for; more where a file ends within a page
         self.end = layout.FIRST_RECORD  # where the next record goes
         self.placed = 0  # records that were given a place, written or not
-        self.writing = 0  # of these, still being written
+        self.writing = 0  # of these, still being written; or erased: who works in it keeps it here
         self.full = False  # takes no more records
+        self.is_sealing = False  # its table of contents is being written
+        self.is_sealed = False  # it has been
         self.contents = bytearray()  # packed entries of what was written; emptied when sealed
 
     def place(self, length: int) -> int | None:
@@ -60,13 +69,22 @@ class Region:
         self.writing += 1
         return offset
 
-    def written(self, header: RecordHeader | None) -> bool:
-        """A placed record is written, or failed (None); True if that makes the region sealable."""
+    def leave(self) -> bool:
+        """One who worked in the region is done; True if that makes it sealable."""
         self.writing -= 1
         assert self.writing >= 0
-        if header is not None:
-            self.contents += layout.pack_entry(header)
-        return self.full and self.writing == 0
+        return self.full and self.writing == 0 and not self.is_sealed
+
+    def strike(self, offsets: Container[int]) -> None:
+        """Take records that are gone from the medium out of the contents."""
+        assert not self.is_sealed
+        size = layout.ENTRY_BYTES
+        kept = [
+            self.contents[number * size : (number + 1) * size]
+            for number, entry in enumerate(layout.unpack_entries(self.contents))
+            if entry.offset not in offsets
+        ]
+        self.contents = bytearray().join(kept)
 
 
 def write_header(disk: Disk, region: Region) -> None:
@@ -78,6 +96,9 @@ def write_header(disk: Disk, region: Region) -> None:
 
 def seal(disk: Disk, region: Region) -> None:
     """Write the table of contents, then the footer that vouches for it."""
+    table_end = region.end + memory.padded(len(region.contents))
+    if table_end + PAGE_BYTES > region.size_bytes:  # a file that was cut short may have no room
+        raise OSError(errno.ENOSPC, "no room for a table of contents")
     contents = memory.allocate(len(region.contents))
     contents[: len(region.contents)] = region.contents
     page = memory.allocate(PAGE_BYTES)

@@ -33,7 +33,7 @@ def repair(disk: Disk, held: Held, found: Audit) -> list[str]:
 
 def _mend(disk: Disk, directory: int, found: RegionAudit) -> str:
     room = found.size_bytes - PAGE_BYTES - found.end  # a file that was cut short may have none
-    if not found.records or padded(len(found.contents)) > room or found.size_bytes % PAGE_BYTES:
+    if not found.records or padded(len(found.contents)) > room:
         disk.unlink(directory, found.name)
         return "had nothing that could be saved and was removed"
     descriptor = open_region(disk, directory, found.name, write=True)

@@ -9,8 +9,10 @@ import errno
 import logging
 import threading
 from collections import deque
+from collections.abc import Container
 from typing import Final, NamedTuple
 
+from forebay.record import region as layout
 from forebay.record.header import RecordHeader, record_bytes
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.world import World
@@ -56,6 +58,9 @@ class Shelf:
         self._generation = 0
         self._pause = (DropReason.NO_SPACE, 0.0)  # why, and until when, no region is opened
         self._unlinked: list[int] = []  # descriptors of files that are gone
+        self._litter: list[tuple[str, int]] = []  # files to remove, and what they count for
+        self._pins = 0  # regions that are being erased in
+        self._is_closed = False
         self.allocated_bytes = 0
         self.evicted_regions = 0
 
@@ -67,7 +72,7 @@ class Shelf:
     def adopt(self, region: Region, *, resume: bool) -> None:
         """Take a region found at start, oldest first; the last may be filled further."""
         self._generation = max(self._generation, region.generation, generation_in(region.name))
-        self.allocated_bytes += region.size_bytes
+        self.allocated_bytes += region.file_bytes
         if resume:
             self._open = region
         else:
@@ -79,11 +84,15 @@ class Shelf:
         self._generation = max(self._generation, generation)
         self.allocated_bytes += size_bytes
 
-    def numbers(self) -> list[int]:
-        """The numbers of all regions here."""
+    def litter(self, name: str, size_bytes: int) -> None:
+        """Count a file that should be gone but is not; its removal is tried again before a roll."""
+        self._litter.append((name, size_bytes))
+        self.allocated_bytes += size_bytes
+
+    def regions(self) -> list[Region]:
+        """All regions here, oldest first."""
         with self._rolled:
-            found = [region.number for region in self._sealed]
-            return [*found, self._open.number] if self._open is not None else found
+            return [*self._sealed, self._open] if self._open is not None else list(self._sealed)
 
     def resize(self, usable: int, region_bytes: int) -> None:
         """Live under another cap from now on; regions that do not fit it any more go at once.
@@ -107,6 +116,10 @@ class Shelf:
             with self._rolled:
                 self._is_rolling = False
                 self._rolled.notify_all()
+
+    def _is_of_our_size(self, region: Region) -> bool:
+        """Whether a new region would hold no more: an older one may be smaller."""
+        return region.size_bytes == region.file_bytes == self._room.region_bytes
 
     def fits(self, length: int) -> bool:
         """Whether a record of this payload can ever have a place here."""
@@ -132,21 +145,59 @@ class Shelf:
             if refused is not None:
                 return refused
 
-    def _is_of_our_size(self, region: Region) -> bool:
-        """Whether a new region would hold no more: an older one may be smaller."""
-        return region.size_bytes == self._room.region_bytes
-
-    def written(self, region: Region, header: RecordHeader | None) -> None:
-        """A placed record is on the medium, or failed (None)."""
+    def note(self, region: Region, header: RecordHeader) -> None:
+        """A placed record is on the medium: from now on an erasure finds it."""
         with self._rolled:
-            sealable = region.written(header)
+            region.contents += layout.pack_entry(header)
+
+    def contents(self, region: Region) -> bytes | None:
+        """The packed entries of a pinned region; None: they are on the medium."""
+        with self._rolled:
+            return None if region.is_sealed else bytes(region.contents)
+
+    def strike(self, region: Region, offsets: Container[int], contents: bytes = b"") -> None:
+        """Records are gone from the medium; `contents` is what a sealed region's table said."""
+        with self._rolled:
+            if region.is_sealed:
+                region.is_sealed = False  # sealed anew when it is left
+                region.contents = bytearray(contents)
+            region.strike(offsets)
+
+    def leave(self, region: Region) -> None:
+        """A placed record is done with, written or not."""
+        with self._rolled:
+            sealable = region.leave()
             if sealable:
-                region.writing += 1  # held until sealed: nothing else may use the file
+                _begin_sealing(region)
         if sealable:
             self._seal(region)
 
+    def pin(self, region: Region) -> bool:
+        """Keep a region from being evicted or sealed until `unpin`; False if it is gone already."""
+        with self._rolled:
+            while self._is_rolling or region.is_sealing:
+                self._rolled.wait()
+            if self._is_closed or not (region is self._open or region in self._sealed):
+                return False
+            region.writing += 1
+            self._pins += 1
+            return True
+
+    def unpin(self, region: Region) -> None:
+        """Let a region go; it is sealed if it is full and has no table of contents."""
+        self.leave(region)
+        with self._rolled:
+            self._pins -= 1
+            self._rolled.notify_all()
+
+    def retire(self, timeout_s: float) -> bool:
+        """Allow no further erasure and wait for those under way; False if they last too long."""
+        with self._rolled:
+            self._is_closed = True
+            return self._rolled.wait_for(lambda: not self._pins, timeout_s)
+
     def close(self) -> list[int]:
-        """Seal the open region, with no writer left; hands its descriptors to the caller."""
+        """Seal the open region, with nobody at work any more; hands descriptors to the caller."""
         with self._rolled:
             region = self._retire_open()
         if region is not None:
@@ -162,7 +213,7 @@ class Shelf:
         self._sealed.append(region)
         if region.writing:
             return None
-        region.writing += 1
+        _begin_sealing(region)
         return region
 
     def _seal(self, region: Region) -> None:
@@ -171,9 +222,14 @@ class Shelf:
             regions.seal(self._disk, region)
         except OSError as error:
             _log.warning("%s has no table of contents (%s)", region.name, error.strerror)
+        else:
+            region.is_sealed = True
         with self._rolled:
-            region.contents = bytearray()
+            if region.is_sealed:
+                region.contents = bytearray()
+            region.is_sealing = False
             region.writing -= 1
+            self._rolled.notify_all()
 
     def _roll(self) -> DropReason | None:
         """Open the next region; the reason if that cannot be done now."""
@@ -195,12 +251,13 @@ class Shelf:
         reason, until = self._pause
         if self._clock.monotonic() < until:
             return reason
+        self._sweep()
         while self.allocated_bytes + self._room.region_bytes > self._room.usable_bytes:
             oldest = self._evict()
             if oldest is None:
                 return DropReason.BUSY
             within_cap = self.allocated_bytes <= self._room.usable_bytes
-            if within_cap and oldest.size_bytes == self._room.region_bytes:
+            if within_cap and self._is_of_our_size(oldest):
                 region = self._recycle(oldest)
                 break
             self._unlink(oldest)
@@ -208,6 +265,18 @@ class Shelf:
             region = self._create()
         self._catalog.add_region(region)
         return region
+
+    def _sweep(self) -> None:
+        """Remove what has to go; what cannot be removed stays counted until the next roll."""
+        for name, size_bytes in self._litter.copy():
+            try:
+                self._disk.unlink(self._directory.descriptor, name)
+            except FileNotFoundError:
+                pass  # somebody else has done it
+            except OSError:
+                continue
+            self._litter.remove((name, size_bytes))
+            self.allocated_bytes -= size_bytes
 
     def _evict(self) -> Region | None:
         """The oldest region, its records forgotten; None if all are still being written."""
@@ -231,13 +300,12 @@ class Shelf:
         self.allocated_bytes += self._room.region_bytes  # from before it is until after it is gone
         try:
             self._disk.preallocate(descriptor, self._room.region_bytes)
-            region = self._begin(name, descriptor)
+            return self._begin(name, descriptor)
         except OSError:
             self._disk.close(descriptor)
-            self._disk.unlink(place, name)
-            self.allocated_bytes -= self._room.region_bytes
+            self._litter.append((name, self._room.region_bytes))
+            self._sweep()
             raise
-        return region
 
     def _recycle(self, oldest: Region) -> Region:
         """The oldest region's file under a new name: no block is freed, none allocated."""
@@ -254,7 +322,7 @@ class Shelf:
         self._disk.unlink(self._directory.descriptor, oldest.name)
         with self._rolled:
             self._unlinked.append(self._sealed.popleft().descriptor)
-        self.allocated_bytes -= oldest.size_bytes
+        self.allocated_bytes -= oldest.file_bytes
 
     def _next_name(self) -> str:
         self._generation += 1
@@ -266,3 +334,9 @@ class Shelf:
         region.drive = self._room.drive
         regions.write_header(self._disk, region)
         return region
+
+
+def _begin_sealing(region: Region) -> None:
+    """Until it is sealed nothing else may use the file."""
+    region.writing += 1
+    region.is_sealing = True

@@ -9,6 +9,7 @@ from forebay.quantity import format_size
 from forebay.record.header import Damage
 from forebay.record.region import ENTRY_BYTES
 from forebay.sys.disk import Disk
+from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.sys.world import World
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.options import Directory, Options
@@ -42,7 +43,8 @@ class _File(NamedTuple):
     generation: int  # in its name
     name: str
     descriptor: int
-    size_bytes: int
+    size_bytes: int = 0  # whole pages of it
+    file_bytes: int = 0  # what it counts for
 
 
 def open_shelf(
@@ -61,7 +63,7 @@ def open_shelf(
         left_alone_bytes = _open_files(disk, opened, files, new_bytes)
         usable -= left_alone_bytes
         _trim(disk, directory, files, usable)
-        _refuse_too_much(disk, opened, usable - sum(file.size_bytes for file in files))
+        _refuse_too_much(disk, opened, usable - sum(file.file_bytes for file in files))
         while files:
             _adopt(disk, opened, catalog.number(), files.pop(0))
         _resume(disk, opened)
@@ -101,20 +103,31 @@ def _open_files(disk: Disk, opened: Opened, files: list[_File], new_bytes: int) 
             opened.shelf.reserve_generation(generation, new_bytes)
             left_alone_bytes += new_bytes
             continue
-        files.append(_File(generation, name, descriptor, 0))
-        files[-1] = files[-1]._replace(size_bytes=disk.status(descriptor).size_bytes)
+        files.append(_File(generation, name, descriptor))
+        size = disk.status(descriptor).size_bytes
+        files[-1] = files[-1]._replace(size_bytes=size - size % PAGE_BYTES, file_bytes=padded(size))
     return left_alone_bytes
 
 
 def _trim(disk: Disk, directory: OpenDirectory, files: list[_File], usable: int) -> None:
     """Remove the oldest until the rest fits the cap."""
-    while files and sum(file.size_bytes for file in files) > usable:
+    while files and sum(file.file_bytes for file in files) > usable:
         _remove(disk, directory, files.pop(0))
 
 
 def _remove(disk: Disk, directory: OpenDirectory, file: _File) -> None:
     disk.close(file.descriptor)
     disk.unlink(directory.descriptor, file.name)
+
+
+def _remove_or_count(disk: Disk, opened: Opened, file: _File) -> None:
+    disk.close(file.descriptor)
+    try:
+        disk.unlink(opened.directory.descriptor, file.name)
+    except OSError as error:
+        _log.warning("%s cannot be removed yet (%s)", file.name, error.strerror)
+        opened.shelf.reserve_generation(file.generation, 0)
+        opened.shelf.litter(file.name, file.file_bytes)
 
 
 def _refuse_too_much(disk: Disk, opened: Opened, missing_bytes: int) -> None:
@@ -131,10 +144,14 @@ def _adopt(disk: Disk, opened: Opened, number: int, file: _File) -> None:
     try:
         found = recover(disk, file.descriptor, file.generation, file.size_bytes)
     except OSError as error:
-        _log.warning("%s cannot be read (%s) and is left alone", path, error.strerror)
+        _log.warning(
+            "%s cannot be read (%s) and is left alone; forebay check --repair removes it",
+            path,
+            error.strerror,
+        )
         found = Damage.NEWER_VERSION
     if found is None:
-        _remove(disk, opened.directory, file)
+        _remove_or_count(disk, opened, file)
         return
     if isinstance(found, Damage):
         disk.close(file.descriptor)
@@ -142,10 +159,11 @@ def _adopt(disk: Disk, opened: Opened, number: int, file: _File) -> None:
             raise DirectoryError(
                 f"{path} is not a region of Forebay; move it away, or name another directory."
             )
-        opened.shelf.reserve_generation(file.generation, file.size_bytes)
+        opened.shelf.reserve_generation(file.generation, file.file_bytes)
         return
     region = Region(number, file.name, found.generation, file.descriptor, file.size_bytes)
     region.drive = opened.shelf.drive
+    region.file_bytes = file.file_bytes
     region.end = found.end
     region.placed = len(found.contents) // ENTRY_BYTES
     opened.found.append((region, found))
@@ -158,15 +176,19 @@ def _resume(disk: Disk, opened: Opened) -> None:
         youngest = region is opened.found[-1][0]
         roomy = region.size_bytes - region.end > region.size_bytes // _RESUME_SHARE
         resume = youngest and roomy
-        region.contents = bytearray(found.contents) if resume or not found.sealed else bytearray()
+        region.contents = bytearray(found.contents)
+        region.is_sealed = found.sealed
         try:
             if resume and found.sealed:
                 regions.unseal(disk, region)
+                region.is_sealed = False
             elif not resume and not found.sealed:
                 regions.seal(disk, region)
-                region.contents = bytearray()
+                region.is_sealed = True
         except OSError as error:
             if error.errno not in {errno.EIO, errno.ENOSPC, errno.EROFS}:
                 raise
             resume = False
+        if region.is_sealed:
+            region.contents = bytearray()
         opened.shelf.adopt(region, resume=resume)

@@ -1,0 +1,84 @@
+"""Erasure: records that are deleted for good, wherever a copy of them lies.
+
+The index knows the last copy of a key only; older ones, forgotten but not evicted yet, would come
+back with a later start. So every region's table of contents is gone through. Records are wiped
+first and the table follows: after a crash in between, a table lists what is gone, which a load
+notices, or is not believed any more, and then the region is walked. Erasing again finishes it.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.record.header import erased_page
+from forebay.record.region import ContentsEntry, short, unpack_entries
+from forebay.sys import memory
+from forebay.sys.disk import Disk
+from forebay.sys.memory import PAGE_BYTES
+from forebay.sys.transfer import write_whole
+from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.disk.index import Place
+from forebay.tiers.disk.regions.recovery import packed_contents
+from forebay.tiers.disk.regions.region import Region
+from forebay.tiers.disk.regions.shelf import Shelf
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Eraser:
+    """Erases in one directory; on a thread that may wait for the medium."""
+
+    shelf: Shelf
+    catalog: Catalog
+    disk: Disk
+    failed: Callable[[], None]  # hears of each record that the medium refuses to lose
+
+    def erase(self, namespace: bytes | None) -> int:
+        """Wipe a namespace's records, or all; how many. What was refused can be erased again."""
+        count = 0
+        for region in self.shelf.regions():
+            if not self.shelf.pin(region):
+                continue  # evicted meanwhile, and its records with it
+            try:
+                count += self._erase_in(region, namespace)
+            finally:
+                self.shelf.unpin(region)
+        return count
+
+    def _erase_in(self, region: Region, namespace: bytes | None) -> int:
+        contents = self.shelf.contents(region)
+        if contents is None:
+            contents = packed_contents(
+                self.disk, region.descriptor, region.generation, region.size_bytes
+            )
+        doomed = [
+            entry
+            for entry in unpack_entries(contents)
+            if namespace is None or entry.namespace == namespace
+        ]
+        wiped = {entry.offset for entry in doomed if self._erase_one(region, entry)}
+        if wiped:
+            self.shelf.strike(region, wiped, contents)
+        if refused := len(doomed) - len(wiped):
+            _log.warning("%d records in %s could not be erased; try again", refused, region.name)
+        return len(wiped)
+
+    def _erase_one(self, region: Region, entry: ContentsEntry) -> bool:
+        # A record that was stored since the erasure began must not be promised any more.
+        place = Place(region.number, entry.offset, entry.length)
+        self.catalog.forget(short(entry.key), place)
+        try:
+            wipe(self.disk, region, entry.offset)
+        except OSError:
+            self.failed()
+            return False
+        return True
+
+
+def wipe(disk: Disk, region: Region, offset: int) -> None:
+    """Write over a record's header; OSError if that cannot be done."""
+    page = memory.allocate(PAGE_BYTES)
+    page[:] = erased_page()
+    write_whole(disk, region.descriptor, [page], offset)

@@ -1,0 +1,65 @@
+"""An audit on a drive that reads badly says what it could not read, and repairs what it can."""
+
+from pathlib import Path
+
+import pytest
+from tests.harness import SMALL, BadSectors, open_tier, regions
+
+from forebay.sys.disk import Disk
+from forebay.testing.conformance import store
+from forebay.testing.faultdisk import FaultDisk
+from forebay.testing.samples import single
+from forebay.tiers.disk.regions.audit import Audit, Kind, audit, hold, release
+from forebay.tiers.disk.regions.repair import repair
+
+LAST = SMALL.region_bytes // 4096 - 1
+RECORDS = 3  # of three pages each, from the second page on
+
+
+@pytest.fixture
+def place(swift_path: Path) -> Path:
+    tier = open_tier(swift_path)
+    for n in range(RECORDS):
+        store(tier, single(f"audited {n}"))
+    tier.close(10)
+    return swift_path
+
+
+def audited(place: Path, disk: Disk, *, mend: bool = False) -> tuple[Audit, list[str]]:
+    held = hold(disk, str(place))
+    try:
+        found = audit(disk, held, lambda _, __: None)
+        return found, repair(disk, held, found) if mend else []
+    finally:
+        release(disk, held)
+
+
+@pytest.mark.parametrize(
+    ("page", "sealed", "sound", "offset"),
+    [
+        (0, True, 0, None),  # a header that cannot be read says nothing about the rest
+        (LAST, True, 3, LAST * 4096),  # without its footer a region is walked
+        (1, True, 2, 4096),
+        (4, False, 2, 4 * 4096),
+    ],
+)
+def test_what_cannot_be_read_is_said(
+    place: Path, page: int, sealed: bool, sound: int, offset: int | None
+) -> None:
+    if not sealed:
+        with regions(place)[0].open("r+b") as file:
+            file.seek(LAST * 4096)
+            file.write(bytes(4096))
+    found, _ = audited(place, BadSectors(page))
+    assert found.regions[0].records == sound
+    assert [(fault.kind, fault.offset) for fault in found.faults][:1] == [(Kind.UNREADABLE, offset)]
+
+
+def test_a_repair_that_the_medium_refuses_is_said(place: Path) -> None:
+    with regions(place)[0].open("r+b") as file:
+        file.seek(2 * 4096)
+        file.write(b"damage")
+    _, done = audited(place, FaultDisk("write:errno=EROFS"), mend=True)
+    assert len(done) == 1
+    assert "could not be mended (Read-only file system" in done[0]
+    assert "2 sound records" in audited(place, Disk(), mend=True)[1][0]

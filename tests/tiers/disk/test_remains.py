@@ -1,0 +1,222 @@
+"""Region files that somebody cut or lengthened, that a drive half reads, or that will not go."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.harness import BadSectors, allocated, open_tier, opened, regions
+
+from forebay.errors import DirectoryError
+from forebay.sys.disk import Disk, FileStatus
+from forebay.testing.conformance import load, store
+from forebay.testing.faultdisk import FaultDisk
+from forebay.testing.outcomes import Outcomes
+from forebay.testing.samples import Sample, single
+from forebay.tiers.contract import Dropped, DropReason, Hit, MissReason, Stored
+from forebay.tiers.disk import DiskTier, Options
+
+PAGE = 4096
+REGION_BYTES = 1 << 16
+CAP_BYTES = 11 * REGION_BYTES  # of which nine regions are usable
+ORDERLY = Options(region_bytes=REGION_BYTES, read_depth=1, write_depth=1)
+FIRST, SECOND = 1, 7  # pages at which a region's records begin; the table begins at page 13
+
+
+def tiny(number: int) -> Sample:
+    """Two of these fill a region."""
+    return single(f"remains {number}", 18_000)
+
+
+def fill(place: Path, count: int, *, die: bool = False) -> None:
+    disk = FaultDisk()
+    tier = open_tier(place, disk, options=ORDERLY, cap_bytes=CAP_BYTES)
+    for number in range(count):
+        assert store(tier, tiny(number)) == Stored()
+    if die:
+        disk.arm("write:errno=EIO")  # what is open stays unsealed
+    tier.close(10)
+
+
+def held(tier: DiskTier, count: int) -> set[int]:
+    """The numbers that can be loaded; the others are absent, not damaged."""
+    outcomes = Outcomes(tier)
+    for number in range(count):
+        outcomes.load(tiny(number))
+    outcomes.wait()
+    assert outcomes.misses.keys() <= {MissReason.ABSENT}
+    return {number for number in range(count) if tiny(number) in outcomes.hits}
+
+
+def write_until_evicted(tier: DiskTier, place: Path) -> None:
+    for number in range(100, 140):
+        assert store(tier, tiny(number)) == Stored()
+        assert allocated(place) <= CAP_BYTES
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_of_a_region_cut_within_a_page_what_is_whole_is_kept(
+    swift_path: Path, sealed: bool
+) -> None:
+    fill(swift_path, 2, die=not sealed)
+    os.truncate(regions(swift_path)[0], SECOND * PAGE + 5000)
+    with opened(swift_path, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert held(tier, 2) == {0}
+        assert tier.usage().used_bytes == (SECOND + 2) * PAGE
+        write_until_evicted(tier, swift_path)
+        assert held(tier, 2) == set(), "it is evicted in its turn"
+        assert {path.stat().st_size for path in regions(swift_path)} == {REGION_BYTES}
+
+
+def test_a_region_with_something_behind_it_is_kept(swift_path: Path) -> None:
+    fill(swift_path, 4)
+    with regions(swift_path)[0].open("ab") as file:
+        file.write(b"more")
+    for _ in range(2):
+        with opened(swift_path, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+            assert held(tier, 4) == {0, 1, 2, 3}
+            assert tier.usage().used_bytes >= allocated(swift_path) - 2 * PAGE
+    with opened(swift_path, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        write_until_evicted(tier, swift_path)
+        assert {path.stat().st_size for path in regions(swift_path)} == {REGION_BYTES}
+
+
+def test_a_region_cut_behind_a_record_has_no_room_for_a_table(swift_path: Path) -> None:
+    """A footer in the last page would destroy the record that ends there."""
+    fill(swift_path, 4)
+    os.truncate(regions(swift_path)[0], SECOND * PAGE)
+    for _ in range(2):
+        with opened(swift_path, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+            assert held(tier, 4) == {0, 2, 3}
+
+
+@pytest.mark.parametrize("size", [PAGE, 5000])
+def test_what_is_left_of_a_region_without_records_is_removed(swift_path: Path, size: int) -> None:
+    fill(swift_path, 4)
+    oldest = regions(swift_path)[0]
+    os.truncate(oldest, size)
+    with opened(swift_path, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert held(tier, 4) == {2, 3}
+        assert not oldest.exists()
+
+
+def test_a_file_of_odd_size_that_is_not_ours_is_refused(swift_path: Path) -> None:
+    foreign = swift_path / "region-0000000000000001"
+    swift_path.chmod(0o700)
+    foreign.write_bytes(b"somebody's diary " * 1001)
+    with pytest.raises(DirectoryError, match="not a region"):
+        open_tier(swift_path, options=ORDERLY, cap_bytes=CAP_BYTES)
+    assert foreign.read_bytes() == b"somebody's diary " * 1001
+
+
+@pytest.mark.parametrize(
+    ("page", "sealed", "kept"),
+    [
+        (0, True, {0, 1}),  # the header: the name and the table tell whose it is
+        (0, False, {0, 1}),  # likewise the name and the records
+        (13, True, {0, 1}),  # the table: the region is walked
+        (15, True, {0, 1}),  # the footer
+        (FIRST, False, {1}),
+        (FIRST + 2, False, {1}),
+        (SECOND, False, {0}),
+        (SECOND + 5, False, {0}),
+    ],
+)
+def test_a_bad_sector_hides_only_what_lies_on_it(
+    swift_path: Path, page: int, sealed: bool, kept: set[int]
+) -> None:
+    fill(swift_path, 2, die=not sealed)
+    disk = BadSectors(page)
+    with opened(swift_path, disk, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert held(tier, 2) == kept
+        disk.pages = ()
+        write_until_evicted(tier, swift_path)
+
+
+class ShortTable(Disk):
+    """A drive that keeps reading less than the whole table of contents."""
+
+    def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        count = super().read(descriptor, buffers, offset)
+        return 100 if offset == 13 * PAGE else count
+
+
+class Shrinking(Disk):
+    """Somebody cuts a file while it is looked at."""
+
+    def status(self, descriptor: int) -> FileStatus:
+        found = super().status(descriptor)
+        return found._replace(size_bytes=REGION_BYTES) if found.size_bytes > PAGE else found
+
+
+def test_half_a_table_is_none(swift_path: Path) -> None:
+    fill(swift_path, 2)
+    with opened(swift_path, ShortTable(), options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert held(tier, 2) == {0, 1}
+
+
+def test_a_record_that_ends_early_is_none(swift_path: Path) -> None:
+    fill(swift_path, 2)
+    os.truncate(regions(swift_path)[0], (SECOND + 3) * PAGE)
+    with opened(swift_path, Shrinking(), options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert held(tier, 2) == {0}
+
+
+def test_a_region_that_is_unreadable_throughout_is_soon_given_up(swift_path: Path) -> None:
+    large = Options(region_bytes=1 << 20, read_depth=1, write_depth=1)
+    disk = FaultDisk()
+    tier = open_tier(swift_path, disk, options=large, cap_bytes=10 << 20)
+    assert store(tier, tiny(0)) == Stored()
+    disk.arm("write:errno=EIO")
+    tier.close(10)
+    bad = BadSectors(*range(1, 256))
+    with opened(swift_path, bad, options=large, cap_bytes=10 << 20) as tier:
+        assert held(tier, 1) == set()
+        assert bad.failures < 100
+
+
+def test_a_file_that_could_not_be_removed_is_counted_and_removed_later(swift_path: Path) -> None:
+    disk = FaultDisk()
+    options = Options(region_bytes=REGION_BYTES, read_depth=1, write_depth=1, full_pause_s=0.0)
+    with opened(swift_path, disk, options=options, cap_bytes=CAP_BYTES) as tier:
+        full = disk.arm("preallocate:errno=ENOSPC@1")
+        kept = disk.arm("unlink:errno=EIO@1+")
+        assert store(tier, tiny(0)) == Dropped(DropReason.NO_SPACE)
+        assert (full.fired, kept.fired) == (1, 1)
+        assert tier.usage().used_bytes == REGION_BYTES
+        assert store(tier, tiny(1)) == Stored(), "a file that will not go is in nobody's way"
+        assert tier.usage().used_bytes == 2 * REGION_BYTES
+        kept.disarm()
+        for number in range(2, 4):
+            assert store(tier, tiny(number)) == Stored()
+        assert tier.usage().used_bytes == len(regions(swift_path)) * REGION_BYTES
+
+
+def test_a_file_that_somebody_else_removed_counts_no_more(swift_path: Path) -> None:
+    disk = FaultDisk()
+    options = Options(region_bytes=REGION_BYTES, read_depth=1, write_depth=1, full_pause_s=0.0)
+    with opened(swift_path, disk, options=options, cap_bytes=CAP_BYTES) as tier:
+        disk.arm("preallocate:errno=ENOSPC@1")
+        disk.arm("unlink:errno=EIO@1")
+        store(tier, tiny(0))
+        for path in regions(swift_path):
+            path.unlink()
+        assert store(tier, tiny(1)) == Stored()
+        assert tier.usage().used_bytes == REGION_BYTES
+
+
+def test_a_stillborn_region_that_cannot_be_removed_at_start_is_removed_later(
+    swift_path: Path,
+) -> None:
+    fill(swift_path, 1)
+    stillborn = swift_path / "region-00000000000000ff"
+    stillborn.touch(mode=0o600)
+    os.truncate(stillborn, REGION_BYTES)
+    disk = FaultDisk("unlink:errno=EIO@1")
+    with opened(swift_path, disk, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert tier.usage().used_bytes == 2 * REGION_BYTES
+        for number in range(1, 5):
+            assert store(tier, tiny(number)) == Stored()
+        assert not stillborn.exists()
+        assert tier.usage().used_bytes == len(regions(swift_path)) * REGION_BYTES
+        assert load(tier, tiny(0))[0] == Hit(18_000)

@@ -1,0 +1,79 @@
+"""Memory in hand before it is needed: had, refused, or not needed any more."""
+
+import queue
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.tiers.dram.test_slab import ARENA, ARENAS, Stingy
+
+from forebay.tiers.dram.ahead import Ahead
+from forebay.tiers.dram.slab import Slab
+
+
+@pytest.fixture
+def machine() -> Stingy:
+    return Stingy(ARENAS * ARENA)
+
+
+@pytest.fixture
+def slab(machine: Stingy) -> Iterator[Slab]:
+    slab = Slab(machine, ARENA, ARENAS * ARENA)
+    yield slab
+    slab.close()
+
+
+class Owner:
+    """The thread that owns the slab: it does what others hand to it."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._actions: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.ahead = Ahead(slab, self._actions.put)
+
+    def act(self) -> None:
+        self._actions.get(timeout=10)()
+
+
+def test_the_next_arena_is_in_hand_before_it_is_needed(slab: Slab) -> None:
+    owner = Owner(slab)
+    owner.ahead.step()
+    assert slab.allocated_bytes == ARENA, "counted from the beginning"
+    owner.ahead.step()
+    owner.act()
+    owner.ahead.step()
+    assert slab.allocated_bytes == ARENA, "one at a time"
+    assert slab.take(ARENA) == 0
+    assert slab.allocated_bytes == ARENA
+    owner.ahead.close(10)
+
+
+def test_an_arena_that_is_still_coming_is_not_waited_for(slab: Slab) -> None:
+    owner = Owner(slab)
+    owner.ahead.step()
+    assert slab.take(ARENA) == ARENA, "another one, allocated in place"
+    owner.act()
+    assert slab.take(ARENA) == 0
+
+
+def test_memory_that_is_not_to_be_had_ahead_is_lived_without(slab: Slab, machine: Stingy) -> None:
+    machine.allocations_left = 0
+    owner = Owner(slab)
+    owner.ahead.step()
+    owner.act()
+    assert (slab.allocated_bytes, slab.cap_bytes) == (0, 0)
+    owner.ahead.step()
+    assert slab.take(ARENA) is None
+
+
+def test_an_arena_that_arrives_above_a_lowered_cap_goes_again(slab: Slab) -> None:
+    owner = Owner(slab)
+    owner.ahead.step()
+    assert slab.resize(0) == 1
+    owner.act()
+    assert (slab.allocated_bytes, slab.excess()) == (0, 0)
+
+
+def test_a_slab_that_never_grew_is_closed_at_once(slab: Slab) -> None:
+    slab.resize(0)
+    owner = Owner(slab)
+    owner.ahead.step()
+    owner.ahead.close(10)
