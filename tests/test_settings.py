@@ -112,3 +112,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: bytes) -> Non
     assert str(path) in str(caught.value)
     with pytest.raises(SettingsError, match="No such file"):
         from_file(str(tmp_path / "none.toml"))
+
+
+def test_what_happens_without_a_pool_is_one_of_three() -> None:
+    assert build([from_flags({"no_pool": "serve"})]).no_pool == "serve"
+    said = "--no-pool: 'maybe' is none of start, fail, serve."
+    assert refused(from_flags({"no_pool": "maybe"})) == said

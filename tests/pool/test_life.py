@@ -226,3 +226,19 @@ def test_a_path_too_long_for_a_socket_is_a_sentence() -> None:
     with pytest.raises(StartupError, match="107"):
         places.find_place("/" + "x" * 107)
     assert places.find_place("/" + "x" * 106)
+
+
+def test_an_engine_that_shall_not_start_a_pool_joins_one(service: Service) -> None:
+    path = service.place.path
+    for no_pool in ("fail", "serve"):
+        assert join_or_start(Settings(socket=path, no_pool=no_pool)) == path
+
+
+def test_an_engine_that_shall_not_start_a_pool_fails_or_serves(
+    socket_at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(StartupError, match=r"no pool answers .* forebay pool --socket"):
+        join_or_start(Settings(socket=socket_at, no_pool="fail"))
+    assert join_or_start(Settings(socket=socket_at, no_pool="serve")) == socket_at
+    assert "serving without it until one does" in caplog.text
+    assert pool_pids(socket_at) == []

@@ -1,17 +1,16 @@
 """Dialogs: the same for the same seed, growing turn by turn, measured where a user would."""
 
 import asyncio
-import json
 import re
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.talker import FIRST_S, Handler
 
 from forebay.bench.dialog import client, engine, script
 from forebay.bench.dialog.client import Answer, Endpoint, Failed
@@ -21,53 +20,6 @@ from forebay.bench.dialog.script import Shape
 from forebay.errors import StartupError
 
 SHAPE = Shape(dialogs=3, turns=3, first_words=100, turn_words=10, answer_tokens=4, seed=7)
-FIRST_S = 0.05
-
-
-class Handler(BaseHTTPRequestHandler):
-    """A server that streams as vLLM does; model `refuse` is refused, model `end` breaks off."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if body["model"] == "refuse":
-            self.send_error(404, "no such model")
-            return
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        time.sleep(FIRST_S)
-        self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-        for number in range(body["max_tokens"]):
-            self._event({"choices": [{"delta": {"content": f"w{number} "}}]})
-            if body["model"] == "end":
-                self.close_connection = True
-                return
-        tokens = sum(len(message["content"].split()) for message in body["messages"])
-        usage = {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}
-        details = {"prompt_tokens_details": {"cached_tokens": tokens // 2}}
-        self._event({"choices": [], "usage": {**usage, **details}})
-        self._send(b"data: [DONE]\n\n")
-        self.wfile.write(b"0\r\n\r\n")
-
-    def _event(self, event: dict[str, Any]) -> None:
-        data = b"data: " + json.dumps(event).encode() + b"\n\n"
-        # Chunks need not end where events do.
-        self._send(data[:9])
-        self._send(data[9:])
-
-    def _send(self, data: bytes) -> None:
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        self.wfile.flush()
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
 
 @pytest.fixture

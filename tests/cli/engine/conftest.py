@@ -1,6 +1,8 @@
-"""Fixtures of tests that start an engine's command."""
+"""Fixtures of tests that start an engine's command: a pool, and a module in vLLM's place."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests import poolside
@@ -13,3 +15,30 @@ def service() -> Iterator[Service]:
     """A pool without a disk on a thread of ours."""
     with poolside.short_directory() as place, poolside.serving(place) as served:
         yield served
+
+
+@pytest.fixture
+def in_place_of_vllm(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """Variables under which this text is vLLM's server; there is a demo model and no pool."""
+
+    def variables(server: str) -> dict[str, str]:
+        package = tmp_path / "site" / "vllm" / "entrypoints" / "openai"
+        package.mkdir(parents=True)
+        for directory in (package, package.parent, package.parent.parent):
+            (directory / "__init__.py").touch()
+        (package / "api_server.py").write_text(server)
+        model = tmp_path / "cache" / "forebay" / "models" / "smollm2-135m-instruct"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        (model / "model.safetensors").write_bytes(b"weights")
+        runtime = tmp_path / "run"
+        runtime.mkdir(mode=0o700)
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("FOREBAY_")}
+        return {
+            **kept,
+            "PYTHONPATH": str(tmp_path / "site"),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "XDG_RUNTIME_DIR": str(runtime),
+        }
+
+    return variables

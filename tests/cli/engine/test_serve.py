@@ -5,10 +5,10 @@ vLLM is played by a module of the same name that prints how it was started.
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import pytest
 
 from forebay.cli.engine import serve
 from forebay.cli.main import build_parser, main
+from forebay.engines.start import vllm
 from forebay.errors import SettingsError
 from forebay.pool.life import Service
-from forebay.settings import DiskSetting, Settings
+from forebay.settings import DiskSetting, Settings, Source, build
 
 SHOW = """\
 import json, os, signal, sys
@@ -29,25 +30,8 @@ if "--wait" in sys.argv:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """Variables under which a vLLM and a converted demo model are found, and no pool."""
-    package = tmp_path / "site" / "vllm" / "entrypoints" / "openai"
-    package.mkdir(parents=True)
-    for directory in (package, package.parent, package.parent.parent):
-        (directory / "__init__.py").touch()
-    (package / "api_server.py").write_text(SHOW)
-    model = tmp_path / "cache" / "forebay" / "models" / "smollm2-135m-instruct"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    runtime = tmp_path / "run"
-    runtime.mkdir(mode=0o700)
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("FOREBAY_")}
-    return {
-        **kept,
-        "PYTHONPATH": str(tmp_path / "site"),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "XDG_RUNTIME_DIR": str(runtime),
-    }
+def environment(in_place_of_vllm: Callable[[str], dict[str, str]]) -> dict[str, str]:
+    return in_place_of_vllm(SHOW)
 
 
 def command(*words: str) -> list[str]:
@@ -186,3 +170,18 @@ def test_without_vllm_the_sentence_says_how_to_have_it(
         err = capsys.readouterr().err
         assert "make vllm" in err
         assert err.count("\n") == 1
+
+
+def test_the_plain_way_in_the_docs_is_what_serve_writes() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text()
+    written = json.loads(page.split("--kv-transfer-config '")[1].split("'")[0])
+    extra = written["kv_connector_extra_config"]
+    settings = build([Source(extra, str)])
+    made = vllm.transfer_config(settings, "/socket")
+    assert made.pop("kv_connector_extra_config") == {
+        "dram": settings.dram,
+        "disk": ["/mnt/nvme/forebay:1000000000000"],
+        "socket": "/socket",
+    }
+    del written["kv_connector_extra_config"]
+    assert made == written
