@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,16 @@ class Engine:
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
         return [Answer(**told) for told in self._read()]
+
+    def share(self, pool: "PoolProcess") -> None:
+        """Wait until the engine knows who it is: until then it shares nothing."""
+        before = pool.stored()
+        for attempt in range(60):
+            self.generate(dialogs(1, 300, seed=1000 + attempt))
+            if pool.stored() > before:
+                return
+            time.sleep(0.2)
+        raise AssertionError("the engine shares nothing")
 
     def kill(self) -> None:
         """As an engine dies: with all of its processes, at once."""
@@ -136,6 +147,10 @@ class PoolProcess:
             found = client.stats()
         assert isinstance(found, dict)
         return found
+
+    def stored(self) -> int:
+        """Chunks that engines have stored since it began."""
+        return int(self.stats()["counters"].get("stored.chunks", 0))
 
     def kill(self) -> None:
         if self.process is not None:

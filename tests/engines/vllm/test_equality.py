@@ -53,13 +53,13 @@ def test_t50_answers_are_equal_through_dram_restarts_and_nvme(
 ) -> None:
     said, prompts, last = expected
     engine = start(model, pool.settings)
-    time.sleep(1)  # the weights are hashed in the background
+    engine.share(pool)
     turns, _ = talk(engine, dialogs(10, 600))
     assert tokens(turns) == said
     assert cached(turns)[1] >= 10 * 512, "later turns come from the pool"
     engine.kill()
     second = start(model, pool.settings)
-    time.sleep(1)
+    second.share(pool)
     answers = second.generate(prompts)
     assert [answer.tokens for answer in answers] == last
     assert sum(answer.cached for answer in answers) >= 10 * 640, "the next engine finds it all"
@@ -67,7 +67,7 @@ def test_t50_answers_are_equal_through_dram_restarts_and_nvme(
     pool.stop()
     pool.start()
     third = start(model, pool.settings)
-    time.sleep(1)
+    third.share(pool)
     answers = third.generate(prompts)
     assert [answer.tokens for answer in answers] == last
     assert sum(answer.cached for answer in answers) >= 10 * 640, "and so does the next pool"
@@ -82,7 +82,7 @@ def test_a_dead_pool_is_a_miss_and_a_new_one_is_used(
 ) -> None:
     said, _, _ = expected
     engine = start(model, pool.settings)
-    time.sleep(1)
+    engine.share(pool)
     prompts = dialogs(10, 600)
     first = engine.generate(prompts)
     pool.kill()
@@ -103,7 +103,7 @@ def test_t10_t35_other_weights_and_other_salts_never_hit(
 ) -> None:
     prompts = dialogs(4, 600)
     engine = start(model, pool.settings)
-    time.sleep(1)
+    engine.share(pool)
     engine.generate(prompts, salt="one")
     engine.generate(dialogs(10, 600, seed=3))
     for salt in ("two", ""):
@@ -112,7 +112,7 @@ def test_t10_t35_other_weights_and_other_salts_never_hit(
     assert sum(a.cached for a in engine.generate(prompts, salt="one")) >= 4 * 512
     engine.kill()
     other = start(twin, pool.settings)
-    time.sleep(1)
+    other.share(pool)
     assert sum(a.cached for a in other.generate(prompts, salt="one")) == 0
     assert sum(a.cached for a in other.generate(prompts)) == 0
 
@@ -123,7 +123,7 @@ def test_a_planted_wrong_chunk_changes_the_answers(
     """The control: were bytes ever wrong, these tests would notice."""
     prompts = dialogs(4, 600)
     engine = start(model, pool.settings)
-    time.sleep(1)
+    engine.share(pool)
     before = engine.generate(prompts)
     engine.generate(dialogs(10, 600, seed=3))
     link = join(pool.settings["socket"], "planter", Clock(), time.monotonic() + 5)
