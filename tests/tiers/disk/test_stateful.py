@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
 from forebay.testing.faultdisk import FaultDisk
+from forebay.testing.samples import NAMESPACE
 from forebay.testing.stateful import TierMachine
 from forebay.tiers.contract import Tier
 from forebay.tiers.disk import Directory, DiskTier, Options
@@ -22,6 +24,13 @@ EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "150"))
 class DiskMachine(TierMachine):
     def open_tier(self, place: Path, disk: FaultDisk, clock: ManualClock) -> Tier:
         return DiskTier.open([Directory(str(place), CAP_BYTES)], SMALL, World(disk, clock))
+
+    @precondition(lambda self: not self.clogged)  # an erasure waits for the medium
+    @rule(namespace=st.sampled_from([None, NAMESPACE, bytes(32)]))
+    def erase(self, namespace: bytes | None) -> None:
+        assert isinstance(self.tier, DiskTier)
+        self.tier.erase(namespace)
+        assert namespace == bytes(32) or not self.tier.usage().records
 
 
 def run(examples: int, steps: int) -> None:
