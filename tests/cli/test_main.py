@@ -12,7 +12,9 @@ from forebay.cli.main import main
 from forebay.settings import NAMES
 
 
-@pytest.mark.parametrize("command", [[], ["check"], ["bench"], ["bench", "pool"]])
+@pytest.mark.parametrize(
+    "command", [[], ["check"], ["bench"], ["bench", "pool"], ["serve"], ["demo"]]
+)
 def test_help_explains(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*command, "--help"])

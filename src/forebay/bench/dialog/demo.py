@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from statistics import median
+from typing import Any, Final, NamedTuple
 
 from forebay.bench.dialog import client, engine, script
 from forebay.bench.dialog.figures import Figures, figures_of, share_equal
-from forebay.bench.dialog.holding import Held, Load, Turn, hold
+from forebay.bench.dialog.holding import Held, Load, Turn, ask_again, hold
 from forebay.bench.dialog.script import Dialog, Shape
 from forebay.bench.served import process
 from forebay.engines.start import demo_model, vllm
@@ -64,6 +65,13 @@ class Moved:
     nvme_bytes: int
 
 
+class Again(NamedTuple):
+    """The last turn of every dialog once more, medians: the pool against vLLM's own cache."""
+
+    pool_ttft_s: float  # after all others, from the pool
+    own_ttft_s: float  # and at once again
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Everything that was measured."""
@@ -73,6 +81,7 @@ class Report:
     without: Figures
     with_pool: Figures
     moved: Moved
+    again: Again
     equal: float  # share of answers, word for word
     next_without_ttft_s: float  # median of the turn after the restart, had there been no pool
     restarted: Figures
@@ -93,6 +102,8 @@ class Report:
             "kv_cache_bytes": self.cache_bytes,
             "without": self.without.as_json(),
             "with": {**self.with_pool.as_json(), **asdict(self.moved)},
+            "again_pool_ttft_s": round(self.again.pool_ttft_s, 4),
+            "again_own_cache_ttft_s": round(self.again.own_ttft_s, 4),
             "answers_equal": self.equal,
             "later_ttft_speedup": round(self.speedup, 2),
             "restarted": {**self.restarted.as_json(), **asdict(self.restarted_moved)},
@@ -112,6 +123,7 @@ class _Demo:
     home: Path
     done: int = 0  # answers
     dialogs: list[Dialog] = field(default_factory=list)
+    again: Again | None = None
 
     def say(self, what: str) -> None:
         """What is being done, for whoever watches; a start counts like a few answers."""
@@ -156,11 +168,22 @@ class _Demo:
         ):
             with self.engine("on the pool", pool.socket) as load:
                 held = hold(load, self.dialogs, rounds, self.heard)
-            moved = _moved(_counters(watch))
+                moved = _moved(_counters(watch))
+                if self.again is None:  # the second time, drive and DRAM would be mixed
+                    self.again = self.once_more(load)
             watch.close()
             self.say("ending the pool")
             pool.stop(_STOP_S)
         return held, moved
+
+    def once_more(self, load: Load) -> Again:
+        """What a hit in the pool costs over one in vLLM's own cache."""
+        self.say("asking once more, from the pool and from vLLM's own cache")
+        load = replace(load, answer_tokens=1)
+        pairs = [(ask_again(load, each), ask_again(load, each)) for each in self.dialogs]
+        return Again(
+            median(first.ttft_s for first, _ in pairs), median(own.ttft_s for _, own in pairs)
+        )
 
 
 def run(plan: Plan, show: Show) -> Report:
@@ -176,18 +199,20 @@ def run(plan: Plan, show: Show) -> Report:
         demo = _Demo(plan, show, model, home, dialogs=script.make(shape))
         before, after = demo.without()
         held, moved = demo.with_pool(shape.turns - 1)
-        again, again_moved = demo.with_pool(1)
+        restarted, restarted_moved = demo.with_pool(1)
+    assert demo.again is not None
     return Report(
         shape=shape,
         cache_bytes=plan.kv_cache_bytes,
         without=figures_of(before),
         with_pool=figures_of(held),
         moved=moved,
+        again=demo.again,
         equal=share_equal(held, before),
         next_without_ttft_s=figures_of(after).later_ttft_s,
-        restarted=figures_of(again),
-        restarted_moved=again_moved,
-        restarted_equal=share_equal(again, after),
+        restarted=figures_of(restarted),
+        restarted_moved=restarted_moved,
+        restarted_equal=share_equal(restarted, after),
         seconds=time.monotonic() - begun,
     )
 

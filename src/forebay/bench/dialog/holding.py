@@ -68,10 +68,21 @@ async def _hold(
     return Held(tuple(turns), time.perf_counter() - begun)
 
 
+def ask_again(load: Load, dialog: Dialog) -> Answer:
+    """The last turn of a dialog once more; nothing is added to it. Blocks."""
+    return asyncio.run(_ask(load, dialog, dialog.turn - 1))
+
+
 async def _one(load: Load, dialog: Dialog) -> Turn:
-    answer = await client.ask(load.endpoint, load.model, dialog.messages(), load.answer_tokens)
-    if isinstance(answer, Failed):
-        raise StartupError(f"a request failed: {answer.why}.")
     number = dialog.turn
+    answer = await _ask(load, dialog, number)
     dialog.answered(answer.text)
     return Turn(dialog.name, number, answer)
+
+
+async def _ask(load: Load, dialog: Dialog, turn: int) -> Answer:
+    messages = dialog.messages_of(turn)
+    answer = await client.ask(load.endpoint, load.model, messages, load.answer_tokens)
+    if isinstance(answer, Failed):
+        raise StartupError(f"a request failed: {answer.why}.")
+    return answer

@@ -43,11 +43,15 @@ class Dialog:
 
     def messages(self) -> list[Message]:
         """The next request: everything so far and what the user says now."""
+        return self.messages_of(self.turn)
+
+    def messages_of(self, turn: int) -> list[Message]:
+        """The request of a turn that was, or of the next."""
         found: list[Message] = []
-        for said, answer in zip(self._says, self.answers, strict=False):
+        for said, answer in zip(self._says[:turn], self.answers[:turn], strict=True):
             found.append({"role": "user", "content": said})
             found.append({"role": "assistant", "content": answer})
-        return [*found, {"role": "user", "content": self._says[self.turn]}]
+        return [*found, {"role": "user", "content": self._says[turn]}]
 
     def answered(self, text: str) -> None:
         """The turn is over."""

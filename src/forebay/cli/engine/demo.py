@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from forebay.bench.dialog import demo
-from forebay.bench.dialog.demo import Plan, Report
+from forebay.bench.dialog.demo import Moved, Plan, Report
 from forebay.bench.dialog.figures import Figures
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
@@ -66,40 +66,26 @@ def _cache() -> str:
 
 def readable(report: Report) -> str:
     """The table for people."""
-    shape = report.shape
-    before, after, moved = report.without, report.with_pool, report.moved
-    sooner = f"{report.speedup:.1f} times sooner"
-    again = report.restarted_moved
-    last_s, next_s = report.next_without_ttft_s, report.restarted.later_ttft_s
-    heading = (
-        f"{shape.dialogs} dialogs of {shape.turns} turns, about"
-        f" {before.prompt_tokens // before.requests:,} tokens a request, SmolLM2-135M in float32;"
-        f" the engine's own KV cache has {format_size(report.cache_bytes)}"
-    )
+    shape, before = report.shape, report.without
+    request = f"about {before.prompt_tokens // before.requests:,} tokens a request"
     minutes = f"{report.seconds / 60:.1f} minutes on {os.cpu_count()} cores"
     lines = [
-        heading,
+        f"{shape.dialogs} dialogs of {shape.turns} turns, {request}",
+        f"SmolLM2-135M in float32; its KV cache has {format_size(report.cache_bytes)}",
         "",
-        _row("", "vLLM alone", "with Forebay", ""),
-        _row("first turn, to the first token", _s(before.first_ttft_s), _s(after.first_ttft_s)),
-        _row(
-            "later turns, to the first token",
-            _s(before.later_ttft_s),
-            _s(after.later_ttft_s),
-            sooner,
-        ),
-        _row("a token after the first", _ms(before.tpot_s), _ms(after.tpot_s)),
-        _row("requests a second", f"{before.requests_per_s:.2f}", f"{after.requests_per_s:.2f}"),
-        _row("prompt tokens recomputed", _recomputed(before), _recomputed(after)),
-        _row("stored in DRAM", "", _chunks(moved.stored_chunks, moved.stored_bytes)),
-        _row("written to NVMe", "", _chunks(moved.written_chunks, moved.written_bytes)),
-        _row("read back from DRAM", "", _chunks(moved.dram_chunks, moved.dram_bytes)),
-        _row("read back from NVMe", "", _chunks(moved.nvme_chunks, moved.nvme_bytes)),
+        *_measured(report),
+        *_moved(report.moved),
         _row("answers equal to those alone", "", f"{report.equal:.0%}"),
         "",
         "Then engine and pool were restarted, and each dialog had its next turn:",
-        _row("to the first token", _s(last_s), _s(next_s), f"{last_s / next_s:.1f} times sooner"),
-        _row("read back from NVMe", "", _chunks(again.nvme_chunks, again.nvme_bytes)),
+        _row(
+            "to the first token",
+            _s(report.next_without_ttft_s),
+            _s(report.restarted.later_ttft_s),
+            f"{report.next_without_ttft_s / report.restarted.later_ttft_s:.1f} times sooner",
+        ),
+        _row("prompt tokens recomputed", "", _recomputed(report.restarted)),
+        *_moved(report.restarted_moved),
         _row("answers equal to those alone", "", f"{report.restarted_equal:.0%}"),
         "",
         f"Measured in {minutes}; times are medians.",
@@ -107,8 +93,33 @@ def readable(report: Report) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def _measured(report: Report) -> list[str]:
+    before, after, hit = report.without, report.with_pool, report.again
+    sooner = f"{report.speedup:.1f} times sooner"
+    longer = f"{hit.pool_ttft_s / hit.own_ttft_s:.1f} times as long"
+    later, later_ours = _s(before.later_ttft_s), _s(after.later_ttft_s)
+    return [
+        _row("", "vLLM alone", "with Forebay", ""),
+        _row("first turn, to the first token", _s(before.first_ttft_s), _s(after.first_ttft_s)),
+        _row("later turns, to the first token", later, later_ours, sooner),
+        _row("own prefix cache, or the pool", _s(hit.own_ttft_s), _s(hit.pool_ttft_s), longer),
+        _row("a token after the first", _ms(before.tpot_s), _ms(after.tpot_s)),
+        _row("requests a second", f"{before.requests_per_s:.2f}", f"{after.requests_per_s:.2f}"),
+        _row("prompt tokens recomputed", _recomputed(before), _recomputed(after)),
+    ]
+
+
+def _moved(moved: Moved) -> list[str]:
+    return [
+        _row("stored in DRAM", "", _chunks(moved.stored_chunks, moved.stored_bytes)),
+        _row("written to NVMe", "", _chunks(moved.written_chunks, moved.written_bytes)),
+        _row("read back from DRAM", "", _chunks(moved.dram_chunks, moved.dram_bytes)),
+        _row("read back from NVMe", "", _chunks(moved.nvme_chunks, moved.nvme_bytes)),
+    ]
+
+
 def _row(what: str, alone: str, ours: str, remark: str = "") -> str:
-    return f"  {what:<32}{alone:>18}{ours:>26}   {remark}"
+    return f"  {what:<32}{alone:>17}{ours:>23}   {remark}"
 
 
 def _s(seconds: float) -> str:

@@ -96,5 +96,5 @@ def _arguments(model: str | None, passed_on: Sequence[str]) -> tuple[list[str], 
         return list(passed_on), False
     if not demo_model.is_ready():
         print("forebay: converting the demo model, once", file=sys.stderr)
-    ours = ["--model", demo_model.prepare(), *demo_model.ARGUMENTS, *demo_model.CACHE_ARGUMENTS]
+    ours = ["--model", demo_model.prepare(), *demo_model.ARGUMENTS, *demo_model.SERVE_ARGUMENTS]
     return [*ours, *passed_on], True

