@@ -6,7 +6,7 @@
 Without a pool it starts one, which ends ten minutes later by itself.
 """
 
-import sys
+import argparse
 from array import array
 
 from forebay.identity.keys import ChainRoot, KeyChain
@@ -24,7 +24,9 @@ def kv_of(tokens: list[int]) -> bytes:
 
 
 def main() -> None:
-    socket = sys.argv[1] if len(sys.argv) > 1 else ""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("socket", nargs="?", default="", help="of the pool; your own by default")
+    socket = parser.parse_args().socket
     # Everything that shapes the bytes is in the namespace: another model or dtype never hits.
     namespace = fingerprint({"model": "example", "dtype": "uint32", "chunk": CHUNK_TOKENS})
     prompt = list(range(100, 100 + 8 * CHUNK_TOKENS))
