@@ -34,7 +34,7 @@ def test_it_measures_without_with_and_after_a_restart(
     assert found["without"]["requests"] == found["with"]["requests"] == 15
     assert found["restarted"]["requests"] == 5
     assert found["answers_equal"] == found["restarted_answers_equal"] == 1.0
-    assert found["with"]["stored_chunks"] == found["restarted"]["nvme_chunks"] == 0
+    assert found["with"]["stored_chunks"] == found["restarted"]["read_nvme_chunks"] == 0
     assert found["restarted"]["later_ttft_s"] > 0
     assert list(home.iterdir()) == []
 

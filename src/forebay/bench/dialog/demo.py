@@ -37,7 +37,7 @@ _HASH_S: Final = 300.0
 _ALL_CORES: Final = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
 
 
-SHAPE: Final = Shape(dialogs=5, turns=4, first_words=1100, turn_words=24, answer_tokens=16)
+SHAPE: Final = Shape(dialogs=5, turns=4, first_words=1300, turn_words=24, answer_tokens=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Moved:
     stored_bytes: int
     written_chunks: int  # to NVMe
     written_bytes: int
-    dram_chunks: int  # given back without reading NVMe
-    dram_bytes: int
-    nvme_chunks: int
-    nvme_bytes: int
+    read_nvme_chunks: int  # into DRAM
+    read_nvme_bytes: int
+    read_dram_chunks: int  # by the engine, wherever they came from
+    read_dram_bytes: int
 
 
 class Again(NamedTuple):
@@ -254,8 +254,8 @@ def _moved(counters: dict[str, int]) -> Moved:
         stored_bytes=count("stored.bytes"),
         written_chunks=count("disk.written"),
         written_bytes=count("disk.written_bytes"),
-        dram_chunks=count("loaded.chunks") - count("disk.loaded"),
-        dram_bytes=count("loaded.bytes") - count("disk.loaded_bytes"),
-        nvme_chunks=count("disk.loaded"),
-        nvme_bytes=count("disk.loaded_bytes"),
+        read_nvme_chunks=count("disk.loaded"),
+        read_nvme_bytes=count("disk.loaded_bytes"),
+        read_dram_chunks=count("loaded.chunks"),
+        read_dram_bytes=count("loaded.bytes"),
     )

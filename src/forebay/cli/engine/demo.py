@@ -113,8 +113,10 @@ def _moved(moved: Moved) -> list[str]:
     return [
         _row("stored in DRAM", "", _chunks(moved.stored_chunks, moved.stored_bytes)),
         _row("written to NVMe", "", _chunks(moved.written_chunks, moved.written_bytes)),
-        _row("read back from DRAM", "", _chunks(moved.dram_chunks, moved.dram_bytes)),
-        _row("read back from NVMe", "", _chunks(moved.nvme_chunks, moved.nvme_bytes)),
+        _row(
+            "read from NVMe into DRAM", "", _chunks(moved.read_nvme_chunks, moved.read_nvme_bytes)
+        ),
+        _row("read from DRAM by vLLM", "", _chunks(moved.read_dram_chunks, moved.read_dram_bytes)),
     ]
 
 
