@@ -33,6 +33,7 @@ _STOP_S: Final = 60.0  # a pool writes for up to 20 s
 _STATS_S: Final = 10.0
 _CONTEXT_TOKENS: Final = 4096
 _HASH_S: Final = 300.0
+_LOOKUP_MS: Final = 1000.0  # where vLLM computes on every core, the pool may be late to answer
 # On CPU, vLLM keeps more cores to itself with a connector than without; both get all of them here.
 _ALL_CORES: Final = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
 
@@ -140,7 +141,7 @@ class _Demo:
     def engine(self, name: str, socket: str | None) -> Iterator[Load]:
         """An engine on the pool at that socket, or on none; warm, and gone afterwards."""
         port = engine.free_port()
-        settings = Settings(no_pool="fail")
+        settings = Settings(no_pool="fail", lookup_deadline_ms=_LOOKUP_MS)
         transfer = None if socket is None else vllm.transfer_config(settings, socket)
         command = vllm.command(_arguments(self.plan, self.model, port), transfer)
         variables = {**vllm.environment(settings, os.environ, offline=True), **_ALL_CORES}
