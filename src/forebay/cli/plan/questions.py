@@ -28,10 +28,13 @@ from forebay.errors import SettingsError
 from forebay.plan.breakeven import SOURCES, breakeven
 from forebay.plan.capacity import Machine, capacity, kv_need
 from forebay.plan.fleet import Load, Server, cost, gpus_required
+from forebay.plan.hits import trace_hits
 from forebay.plan.measured import Sla, operating_point
+from forebay.plan.number import whole
 from forebay.plan.pool import Demand, pool_size
 from forebay.plan.ssd import DRIVES, wear
 from forebay.quantity import parse_size
+from forebay.sim.trace import read_trace, schedule
 
 Arguments = argparse.Namespace
 Questions = Any  # argparse's own type for a group of sub-commands is private
@@ -173,11 +176,12 @@ def _add_pool(questions: Questions) -> None:
         _run_pool,
         "DRAM and NVMe for users x context x how long a context should live",
         "Llama-3.1-70B --users 200 --context 16000 --live-hours 24\n"
-        "Qwen3-8B --users 1000 --context 4000 --session-minutes 15 --live-hours 8",
+        "Qwen3-8B --users 1000 --context 4000 --session-minutes 15 --live-hours 8\n"
+        "Qwen3-8B --trace conversation.jsonl.xz --sizes 64GiB,512GiB,4TiB",
     )
     add_shape(parser)
-    parser.add_argument("--users", type=int, required=True, metavar="U", help="active at once")
-    parser.add_argument("--context", type=int, required=True, metavar="S", help="tokens of each")
+    parser.add_argument("--users", type=int, metavar="U", help="active at once")
+    parser.add_argument("--context", type=int, metavar="S", help="tokens of each")
     add_assumptions(
         parser,
         Demand,
@@ -186,15 +190,45 @@ def _add_pool(questions: Questions) -> None:
         dram_minutes="DRAM keeps a context so long after its user left",
         headroom="share added for peaks",
     )
+    group = parser.add_argument_group("from a trace, the hit rate at each size")
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="requests (JSON lines, plain or .xz); --users limits the sessions at once",
+    )
+    group.add_argument("--sizes", metavar="SIZE,...", help="of the pool (shares of the trace)")
 
 
 def _run_pool(arguments: Arguments) -> int:
+    if arguments.trace is not None:
+        return _run_trace(arguments)
+    for name in ("users", "context"):
+        if getattr(arguments, name) is None:
+            raise SettingsError(f"{name} is missing; give --users and --context, or --trace.")
+    if arguments.sizes is not None:
+        raise SettingsError("trace is missing; --sizes needs --trace.")
     demand = Demand(arguments.users, arguments.context, **assumed(arguments, Demand))
     found = pool_size(model_of(arguments).shape, demand)
     if arguments.json:
         _print_json({"demand": asdict(demand), **asdict(found)})
     else:
         tables.show_pool(found, demand)
+    return 0
+
+
+def _run_trace(arguments: Arguments) -> int:
+    if arguments.context is not None:
+        raise SettingsError("context is in the trace; leave --context out.")
+    users = 0 if arguments.users is None else whole("users", arguments.users)
+    sizes_bytes = [parse_size(text) for text in (arguments.sizes or "").split(",") if text]
+    shape = model_of(arguments).shape
+    requests = list(schedule(read_trace(arguments.trace), users))
+    found = trace_hits(shape, requests, sizes_bytes)
+    if arguments.json:
+        _print_json({"model": shape.name, "trace": str(arguments.trace), **asdict(found)})
+    else:
+        tables.show_hits(found, f"{arguments.trace.name} with {shape.name}")
     return 0
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from forebay.plan.breakeven import Breakeven
 from forebay.plan.capacity import Capacity, KvNeed, Machine
 from forebay.plan.fleet import Cost, Fleet, GpuNeed, Server
+from forebay.plan.hits import TraceHits
 from forebay.plan.pool import Demand, PoolSize
 from forebay.plan.ssd import Wear
 
@@ -133,6 +134,25 @@ def show_pool(found: PoolSize, demand: Demand) -> None:
                 f" {drive_size(found.writes_per_day_bytes)} a day (plan ssd tells how long drives"
                 " last)."
             ),
+        ],
+    )
+
+
+def show_hits(found: TraceHits, title: str) -> None:
+    _show(
+        title,
+        ("pool", "LRU", "optimum"),
+        [(size(rate.size_bytes), f"{rate.lru:.1%}", f"{rate.optimum:.1%}") for rate in found.rates],
+        [
+            (
+                f"Share of the {found.prompt_tokens:,} prompt tokens of {found.requests:,} requests"
+                " that the pool would have held."
+            ),
+            (
+                f"The trace asks for {size(found.distinct_bytes)} of distinct KV, in chunks of"
+                f" {size(found.chunk_bytes)}; a larger pool finds nothing more."
+            ),
+            "optimum = evicting with knowledge of the future, which no policy can beat.",
         ],
     )
 

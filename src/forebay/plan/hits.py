@@ -1,0 +1,75 @@
+"""What a pool of each size would have found in a real trace.
+
+One cache of chunks is driven through the requests in order, evicting the least recently used, and
+again with knowledge of the future: no policy does better than that. The hit rate is the share of
+all prompt tokens that were found. A chunk takes its bytes in every layer; of a sliding window the
+pool may keep less.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.errors import SettingsError
+from forebay.plan.model.shape import Shape
+from forebay.plan.number import whole
+from forebay.sim.classic import Cache, Lru, Optimum
+from forebay.sim.trace import CHUNK_TOKENS, Request
+
+SIZES_MAX: Final = 32
+# Of all distinct chunks of the trace, where no sizes are given.
+_SHARES: Final = (256, 64, 16, 4, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class HitRate:
+    """One size of pool."""
+
+    size_bytes: int
+    lru: float
+    optimum: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHits:
+    """A trace at several sizes."""
+
+    requests: int
+    prompt_tokens: int
+    chunk_bytes: int
+    distinct_bytes: int  # all chunks of the trace, each once: a larger pool finds nothing more
+    rates: tuple[HitRate, ...]
+
+
+def trace_hits(
+    shape: Shape, requests: Sequence[Request], sizes_bytes: Sequence[int] = ()
+) -> TraceHits:
+    """Hit rates at the given sizes, or at shares of what the trace holds."""
+    chunk_bytes = shape.token_bytes * CHUNK_TOKENS
+    if not chunk_bytes:
+        raise SettingsError(f"MODEL {shape.name} keeps no KV a token; a trace cannot size it.")
+    distinct = len({key for request in requests for key in request.keys})
+    sizes = sizes_bytes or [-(-distinct // share) * chunk_bytes for share in _SHARES]
+    whole("number of sizes", len(sizes), most=SIZES_MAX)
+    prompt_tokens = sum(request.tokens for request in requests)
+    return TraceHits(
+        requests=len(requests),
+        prompt_tokens=prompt_tokens,
+        chunk_bytes=chunk_bytes,
+        distinct_bytes=distinct * chunk_bytes,
+        rates=tuple(
+            HitRate(
+                size_bytes=size_bytes,
+                lru=_hit_rate(Lru(size_bytes // chunk_bytes), requests, prompt_tokens),
+                optimum=_hit_rate(
+                    Optimum(size_bytes // chunk_bytes, requests), requests, prompt_tokens
+                ),
+            )
+            for size_bytes in sorted(set(sizes))
+        ),
+    )
+
+
+def _hit_rate(cache: Cache, requests: Sequence[Request], prompt_tokens: int) -> float:
+    found = sum(cache.serve(request.keys) for request in requests)
+    return found * CHUNK_TOKENS / max(1, prompt_tokens)
