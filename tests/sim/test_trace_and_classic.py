@@ -117,3 +117,28 @@ def test_capacity_is_never_exceeded(make: Callable[[int], Any]) -> None:
         cache.serve(keys(*range(i * 7 % 30, i * 7 % 30 + i % 5 + 1)))
         inside = sum(key in cache.held for key in keys(*range(40)))
         assert inside <= 7
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b'{"timestamp": 0, "input_length": 1e999, "output_length": 1, "hash_ids": [1]}',
+        b'{"id": "a", "block_size": 0, "requests": [{"t": 0, "in": 5, "hash_ranges": [[0, 1]]}]}',
+        b'{"id": "a", "block_size": 64, "requests": [{"t": 0, "in": 5, "hash_ranges": [[0]]}]}',
+        b"\xff\xfe",
+        b"null",
+    ],
+)
+def test_what_is_no_trace_is_refused_with_a_sentence(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(SettingsError):
+        read_trace(path)
+
+
+def test_a_trace_that_was_cut_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.xz"
+    path.write_bytes(lzma.compress(b'{"timestamp": 0}\n' * 1000)[:-20])
+    with pytest.raises(SettingsError):
+        read_trace(path)

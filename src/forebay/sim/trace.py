@@ -59,9 +59,9 @@ def read_trace(path: Path, prompt_tokens_max: int | None = None) -> Trace:
                 line for line in iter(lambda: file.readline(LINE_BYTES_MAX), b"") if line.strip()
             )
             trace = _parse(lines)
-    except (OSError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError) as error:
         raise SettingsError(f"Trace '{path}' cannot be read: {error}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise SettingsError(
             f"'{path}' is no trace: {error!r}; forebay sim --help names the two formats."
         ) from error
