@@ -69,7 +69,14 @@ def with_disk(place: Path) -> Settings:
 class PoolProcess:
     """`forebay pool` in a process of its own, or the faulty one of `forebay.testing`."""
 
-    def __init__(self, place: Path, *flags: str, faulty: bool = False, disk: bool = True) -> None:
+    def __init__(
+        self,
+        place: Path,
+        *flags: str,
+        faulty: bool = False,
+        disk: bool = True,
+        disk_bytes: int = DISK_BYTES,
+    ) -> None:
         self.place = place
         self.socket = str(place / "pool.sock")
         self.log = place / "pool.log"
@@ -78,7 +85,7 @@ class PoolProcess:
         self.command += ["--dram", str(DRAM_BYTES), *flags]
         if disk:
             (place / "disk").mkdir(mode=0o700, exist_ok=True)
-            self.command += ["--disk", f"{place / 'disk'}:{DISK_BYTES}"]
+            self.command += ["--disk", f"{place / 'disk'}:{disk_bytes}"]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "PoolProcess":

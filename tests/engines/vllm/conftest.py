@@ -6,16 +6,19 @@ import random
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.poolside import PoolProcess, environment, short_directory
 
-HERE = Path(__file__).parent
-KV_BYTES = 6 << 20
+KV_BYTES = 6 << 20  # for three dialogs or so
 ANSWER = 24
+# Two cores that vLLM occupies may answer late; what is tested here is not how soon.
+PATIENT = {"min_tokens": 128, "lookup_deadline_ms": 2000, "load_deadline_ms": 10_000}
 
 Tokens = list[int]
 
@@ -24,35 +27,56 @@ Tokens = list[int]
 class Answer:
     tokens: Tokens
     cached: int
+    first_step: int = 0
 
 
 class Engine:
     """One vLLM engine, with or without a pool."""
 
-    def __init__(self, model: Path, pool: dict[str, Any] | None, **more: Any) -> None:
-        wanted = {"model": str(model), "pool": pool, "kv_bytes": KV_BYTES, "answer": ANSWER, **more}
+    def __init__(
+        self,
+        model: Path,
+        pool: PoolProcess | None = None,
+        *,
+        inside: bool = False,
+        witness: Path | None = None,
+        settings: dict[str, Any] | None = None,
+        variables: dict[str, str] | None = None,
+        **engine: Any,
+    ) -> None:
+        joined = None if pool is None else {"socket": pool.socket, **PATIENT, **(settings or {})}
+        engine = {"kv_cache_memory_bytes": KV_BYTES, **engine}
+        wanted = {"model": str(model), "pool": joined, "inside": inside, "engine": engine}
+        watched = {"WITNESS_FILE": str(witness)} if witness is not None else {}
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "engine.py"), json.dumps(wanted)],
+            [sys.executable, "-m", "tests.engines.vllm.engine", json.dumps(wanted)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            env={**environment(), **watched, **(variables or {})},
         )
         assert self._read() == "ready"
 
-    def generate(self, prompts: list[Tokens], salt: str = "") -> list[Answer]:
-        assert self.process.stdin is not None
-        asked = [{"tokens": tokens, "salt": salt} for tokens in prompts]
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        return [Answer(**told) for told in self._read()]
+    def generate(self, prompts: list[Tokens], answer: int = ANSWER, **each: Any) -> list[Answer]:
+        """Answer all at once; `each` goes with every prompt."""
+        return self.ask([{"tokens": tokens, **each} for tokens in prompts], answer)
 
-    def share(self, pool: "PoolProcess") -> None:
+    def ask(self, prompts: list[dict[str, Any]], answer: int = ANSWER) -> list[Answer]:
+        return [Answer(**told) for told in self.do("generate", prompts=prompts, answer=answer)]
+
+    def do(self, command: str, **more: Any) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": command, **more}) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def share(self, pool: PoolProcess) -> None:
         """Wait until the engine knows who it is: until then it shares nothing."""
-        before = pool.stored()
+        before = stored(pool)
         for attempt in range(60):
-            self.generate(dialogs(1, 300, seed=1000 + attempt))
-            if pool.stored() > before:
+            self.generate(dialogs(1, 300, seed=1000 + attempt), answer=2)
+            if stored(pool) > before:
                 return
             time.sleep(0.2)
         raise AssertionError("the engine shares nothing")
@@ -70,6 +94,32 @@ class Engine:
         line = self.process.stdout.readline()
         assert line, f"the engine ended with {self.process.wait()}"
         return json.loads(line)
+
+
+def stored(pool: PoolProcess) -> int:
+    """Chunks that engines have stored since the pool began."""
+    return int(pool.stats()["counters"].get("stored.chunks", 0))
+
+
+@dataclass
+class Pages:
+    """What a witness has written: every page loaded must be one that was stored."""
+
+    file: Path
+    loaded: int = 0
+    wrong: int = 0
+    stored: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def check(self) -> None:
+        """All of it, so far."""
+        self.loaded = self.wrong = 0
+        for line in self.file.read_text().splitlines():
+            what, name, digest = line.split()
+            if what == "stored":
+                self.stored[name].add(digest)
+            else:
+                self.loaded += 1
+                self.wrong += digest not in self.stored[name]
 
 
 def made_model(place: Path, seed: int, heads: int, kv_heads: int, layers: int) -> Path:
@@ -107,6 +157,14 @@ def next_turn(prompts: list[Tokens], answers: list[Answer], seed: int) -> list[T
     return [p + a.tokens + m for p, a, m in zip(prompts, answers, more, strict=True)]
 
 
+def tokens_of(answers: list[Answer]) -> list[Tokens]:
+    return [answer.tokens for answer in answers]
+
+
+def cached_of(answers: list[Answer]) -> int:
+    return sum(answer.cached for answer in answers)
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_model(tmp_path_factory.mktemp("model"), 1, heads=4, kv_heads=2, layers=3)
@@ -118,65 +176,58 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_model(tmp_path_factory.mktemp("twin"), 2, heads=4, kv_heads=2, layers=3)
 
 
-@dataclass
-class PoolProcess:
-    """A pool of the product, in a process of its own."""
+@pytest.fixture(scope="session")
+def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another shape: one KV head for all."""
+    return made_model(tmp_path_factory.mktemp("slim"), 3, heads=6, kv_heads=1, layers=2)
 
-    place: Path
-    process: "subprocess.Popen[bytes] | None" = None
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"socket": str(self.place / "s"), "min_tokens": 128, "lookup_deadline_ms": 2000}
+@pytest.fixture(scope="session")
+def smol() -> Path:
+    """SmolLM2-135M-Instruct, as the demo serves it."""
+    from forebay.engines.start import demo_model
 
-    def start(self, dram: str = "256MiB") -> "PoolProcess":
-        disk = self.place / "disk"
-        disk.mkdir(mode=0o700, exist_ok=True)
-        flags = ["--socket", self.settings["socket"], "--dram", dram, "--disk", f"{disk}:512MiB"]
-        self.process = subprocess.Popen([sys.executable, "-m", "forebay.cli", "pool", *flags])
-        self.stats(timeout_s=20)
-        return self
+    return Path(demo_model.prepare())
 
-    def stats(self, timeout_s: float = 5.0) -> dict[str, Any]:
-        from tests.poolside import wait_until
 
-        from forebay.pool.client import Client
-
-        with Client(self.settings["socket"]) as client:
-            wait_until(client.join, "the pool", timeout_s)
-            found = client.stats()
-        assert isinstance(found, dict)
-        return found
-
-    def stored(self) -> int:
-        """Chunks that engines have stored since it began."""
-        return int(self.stats()["counters"].get("stored.chunks", 0))
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait(20)
+@pytest.fixture(scope="session")
+def bare(model: Path) -> Iterator[Engine]:
+    """The first model on vLLM alone, which recomputes everything: what all others must answer."""
+    engine = Engine(model, enable_prefix_caching=False)
+    yield engine
+    engine.kill()
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[PoolProcess]:
-    tmp_path.chmod(0o700)
-    pool = PoolProcess(tmp_path).start()
-    yield pool
-    pool.kill()
+def place() -> Iterator[Path]:
+    with short_directory() as path:
+        yield path
+
+
+@pytest.fixture
+def pools(place: Path) -> Iterator[Callable[..., PoolProcess]]:
+    """Starts pools that are gone at the end of the test."""
+    begun: list[PoolProcess] = []
+
+    def begin(*flags: str, **more: Any) -> PoolProcess:
+        directory = place / str(len(begun))
+        directory.mkdir(mode=0o700)
+        begun.append(PoolProcess(directory, *flags, **more).start())
+        return begun[-1]
+
+    yield begin
+    for pool in begun:
+        if pool.process is not None and pool.process.poll() is None:
+            pool.kill()
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Engine]]:
+    """Starts engines that are gone at the end of the test."""
     engines: list[Engine] = []
 
-    def begin(model: Path, pool: dict[str, Any] | None, **more: Any) -> Engine:
-        engines.append(Engine(model, pool, **more))
+    def begin(*arguments: Any, **more: Any) -> Engine:
+        engines.append(Engine(*arguments, **more))
         return engines[-1]
 
     yield begin

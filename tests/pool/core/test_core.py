@@ -229,6 +229,25 @@ def test_many_requests_join_one_read(place: Path) -> None:
     desk.pool.close(5)
 
 
+def test_requests_that_want_more_than_there_is_are_served_in_turn(place: Path) -> None:
+    """Each fits by itself; were room given to all at once, all would wait for one another."""
+    desk = Desk(1 * MIB, place, 64 * MIB)
+    client = Client("a")
+    dialogs = [chain(f"dialog {number}", 6) for number in range(5)]
+    for keys in dialogs:
+        desk.store(client, keys)
+    desk.settle()
+    numbers = [desk.lookup(client, keys)[0] for keys in dialogs]
+    for number in numbers:
+        desk.pool.handle(client, Ask(number, 0, 6, 3_600_000, stream=True))
+    for _ in dialogs:
+        promise = desk.receive(client, Promise)
+        assert len(promise.offsets) == promise.total == 6
+        desk.pool.handle(client, Release(promise.request, []))
+    assert not desk.pool.violations()
+    desk.pool.close(10)
+
+
 def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
     desk = Desk(1 * MIB, place, 6 * MIB)
     client = Client("e")

@@ -11,33 +11,42 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 _INTERVAL_S: Final = 60.0
+_CALLS_MAX: Final = 1000  # kept of one hook between two steps
 _log: Final = logging.getLogger("forebay")
 _Result = TypeVar("_Result")
 
 
 class Boundary:
-    """Calls into Forebay, with their time and their failures counted."""
+    """Calls into Forebay, with their failures counted."""
 
     def __init__(self) -> None:
         self.failures = 0
-        self.seconds = 0.0  # spent in calls
-        self.calls = 0
+        self.when_failed: Callable[[], None] = lambda: None
+        self._seconds: dict[str, list[float]] = {}  # of each call, hook by hook
         self._logged: dict[str, float] = {}
 
     def call(self, fallback: Callable[[], _Result], work: Callable[[], _Result]) -> _Result:
         """The work's answer, or the fallback's if anything at all went wrong."""
-        begun = time.perf_counter()
         try:
             return work()
         except Exception as error:  # noqa: BLE001 - nothing may reach the engine
             self._count(error)
             return fallback()
-        finally:
-            self.calls += 1
-            self.seconds += time.perf_counter() - begun
+
+    def took(self, hook: str, seconds: float) -> None:
+        """A hook has returned."""
+        calls = self._seconds.setdefault(hook, [])
+        if len(calls) < _CALLS_MAX:
+            calls.append(seconds)
+
+    def take_seconds(self) -> dict[str, list[float]]:
+        """The time of every call since the last one of this."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
 
     def _count(self, error: Exception) -> None:
         self.failures += 1
+        self.when_failed()
         # The type and the place say what a developer needs; a message might hold user data.
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -56,7 +65,11 @@ def bounded(fallback: Callable[[], Any]) -> Callable[[Callable[..., Any]], Calla
     def decorate(hook: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(hook)
         def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
-            return self.boundary.call(fallback, lambda: hook(self, *arguments, **named))
+            boundary = self.boundary
+            begun = time.perf_counter()
+            answer = boundary.call(fallback, lambda: hook(self, *arguments, **named))
+            boundary.took(hook.__name__, time.perf_counter() - begun)
+            return answer
 
         return wrapped
 

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.boundary import Boundary, bounded
+from forebay.engines.vllm.metrics import PromMetrics, Stats, stats_of
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.side import Limits, SchedulerSide
 from forebay.engines.vllm.step import Report, Step
@@ -35,6 +36,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.boundary = Boundary()
+        self._told_failures = 0
         self.settings = _settings(vllm_config)
         self._cache = kv_cache_config
         self._scheduler: SchedulerSide | None = None
@@ -61,6 +63,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         limits = Limits(wanted.min_tokens, wanted.lookup_deadline_ms, wanted.load_deadline_ms)
         self._scheduler = SchedulerSide(Membership(socket_path, clock), self._shape, limits)
         self._scheduler.join()
+        self.boundary.when_failed = self._scheduler.failed
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
@@ -210,6 +213,39 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> Report | None:
         """What was stored."""
         return self._worker.take_report() if self._worker is not None else None
+
+    # What vLLM's logger and its /metrics page show.
+
+    @bounded(lambda: None)
+    def get_kv_connector_stats(self) -> Stats | None:
+        """What happened since the last step, on either side."""
+        if self._scheduler is not None:
+            counts, hooks = self._scheduler.take_counts(), self.boundary.take_seconds()
+        elif self._worker is not None:
+            counts, hooks = self._worker.take_counts(), {}
+        else:
+            return None
+        failures = self.boundary.failures - self._told_failures
+        if failures:
+            self._told_failures += failures
+            counts["failures.scheduler" if self._scheduler else "failures.worker"] = failures
+        return stats_of(counts, hooks)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """The same on the other side of a socket."""
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PromMetrics:
+        """Our metrics, in vLLM's registry."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         """The engine ends."""

@@ -1,6 +1,7 @@
 """What the two sides of the connector tell each other, once a step."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
@@ -26,6 +27,7 @@ class Load:
     pieces: list[Piece]
     is_last: bool  # nothing more will come for this request
     failed: list[int] = field(default_factory=list)  # blocks that cannot be loaded after all
+    serial: int = 0  # by which a worker reports it as copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,17 @@ class Report(KVConnectorWorkerMetadata):
 
     stored: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, offset) → ranks
     missed: dict[tuple[int, int], int] = field(default_factory=dict)  # not copied: give them back
+    copied: dict[int, int] = field(default_factory=dict)  # a load's serial → ranks
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         """Both workers' reports as one."""
         assert isinstance(other, Report)
-        for mine, theirs in ((self.stored, other.stored), (self.missed, other.missed)):
-            for slot, ranks in theirs.items():
-                mine[slot] = mine.get(slot, 0) + ranks
+        both: list[tuple[dict[Any, int], dict[Any, int]]] = [
+            (self.stored, other.stored),
+            (self.missed, other.missed),
+            (self.copied, other.copied),
+        ]
+        for mine, theirs in both:
+            for what, ranks in theirs.items():
+                mine[what] = mine.get(what, 0) + ranks
         return self

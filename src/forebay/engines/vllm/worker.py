@@ -67,7 +67,8 @@ class WorkerSide:
             return
         for piece in load.pieces:
             self._pages.copy_in(piece, slab)
-            self.counts["loaded.bytes"] += len(piece.blocks) * self._shape.block_bytes
+            self.counts["load.bytes"] += len(piece.blocks) * self._shape.block_bytes
+        self._report.copied[load.serial] = 1
         if load.failed:
             self._failed.add(load.request)
             self._failed_blocks.update(load.failed)
@@ -95,10 +96,15 @@ class WorkerSide:
 
     def take_report(self) -> Report | None:
         """What was stored since the last call."""
-        if not self._report.stored and not self._report.missed:
+        if self._report == Report():
             return None
         report, self._report = self._report, Report()
         return report
+
+    def take_counts(self) -> dict[str, int]:
+        """What was counted since the last call."""
+        counts, self.counts = dict(self.counts), Counter()
+        return counts
 
     def close(self) -> None:
         """Unmap the slab."""

@@ -152,6 +152,8 @@ class Loads:
         for request in list(self._asked):
             if request.next < request.stop:
                 self._advance(request)
+                if request.next < request.stop:
+                    break  # those behind it wait, however little they want
         self._read_ahead()
 
     def requests(self) -> Iterator[Request]:
@@ -165,16 +167,24 @@ class Loads:
         return sum(map(len, self._requests.values()))
 
     def _advance(self, request: Request) -> None:
-        """Acquire as much as there is room for, and promise if that is all there will be."""
-        blocked = False
-        while request.next < request.stop and not blocked:
-            blocked = not self._acquire(request, request.next)
+        """Acquire as much as there is room for, and promise if that is all there will be.
+
+        Room goes to one request after the other. Were it given to all at once, each would hold a
+        part of what it wants and wait for the others, until the deadline of all of them.
+        """
+        first = next((other for other in self._asked if other.next < other.stop), None)
+        while first is request and request.next < request.stop:
+            if not self._acquire(request, request.next):
+                break
         if request.promised or not request.asked:
             self._end_if_over(request)
-            return
-        alone = blocked and all(not other.held for other in self._asked if other is not request)
-        if not request.awaited and (request.next >= request.stop or (alone and request.held)):
+        elif not request.awaited and (request.next >= request.stop or self._is_alone(request)):
             self._promise(request, request.stop if request.stream else request.next)
+
+    def _is_alone(self, request: Request) -> bool:
+        """Whether a request has all the room there is: more than that comes only in a stream."""
+        own = sum(chunk.slot_bytes for chunk in request.held.values())
+        return bool(own) and self._room.pinned_bytes <= own
 
     def _acquire(self, request: Request, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from forebay.engines.vllm.pages import Geometry
+from forebay.engines.vllm.scheduling.budget import ErrorBudget
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.storing import Storing
 from forebay.engines.vllm.scheduling.tracked import Loading, Tracked
@@ -36,7 +37,11 @@ _STEP_WAIT_S: Final = 0.001
 _LOAD_S: Final = 30.0  # a load that has not all arrived by then has failed
 _JOIN_S: Final = 2.0
 _GRACE_S: Final = 0.5
-_AGAIN_MAX: Final = 8  # requests told to ask again at a time: vLLM redoes its own lookup for each
+# Requests told to ask again at a time. vLLM redoes its own lookup at each ask, 0.08 µs a token that
+# it has itself: many may wait that have nothing, few that have much.
+_AGAIN_MAX: Final = 64
+_AGAIN_FEW: Final = 8
+_AGAIN_TOKENS: Final = 32_768
 _log: Final = logging.getLogger("forebay")
 
 
@@ -56,6 +61,7 @@ class SchedulerSide:
 
     def __init__(self, membership: Membership, shape: Geometry, limits: Limits) -> None:
         self.counts: Counter[str] = Counter()
+        self.budget = ErrorBudget()
         self.root: ChainRoot | None = None  # None: the identity is not known yet, share nothing
         self._pool = membership
         self._shape = shape
@@ -66,6 +72,9 @@ class SchedulerSide:
         self._numbers = 0
         self._wait_left_s = _STEP_WAIT_S
         self._copying: dict[bytes, str] = {}  # keys on their way into the KV cache → request
+        self._serials = 0  # of what the workers are told to load
+        self._parts: dict[int, tuple[int, list[int]]] = {}  # serial → (lookup, chunks of a stream)
+        self._told: Counter[str] = Counter()  # counts as of the last `take_counts`
 
     # Requests come and go.
 
@@ -96,16 +105,20 @@ class SchedulerSide:
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond `computed` can be loaded; None: ask again."""
         tracked = self._tracked.get(request.request_id)
-        if tracked is None or not tracked.wants_load or tracked.failed or not self._pool.is_member:
+        if tracked is None or not tracked.wants_load or tracked.failed:
             return 0, False
+        if not self._pool.is_member:
+            return self._missed(tracked, "no_pool")
         if tracked.number == 0:
             self._look_up(tracked)
+        if tracked.number == 0:
+            return self._missed(tracked, "short" if tracked.is_short else "paused")
         if tracked.found is None:
             self._wait(lambda: tracked.found is not None)
-        if tracked.found is None and tracked.number:
+        if tracked.found is None:
             return self._unanswered(tracked)
-        if tracked.found is None or self._worth(tracked, computed) == 0:
-            return 0, False
+        if self._worth(tracked, computed) == 0:
+            return self._missed(tracked, "not_worth" if tracked.found.known else "unknown")
         tracked.computed = computed
         first = computed // self._shape.chunk_tokens
         if self._is_copied_for_another(tracked, first):
@@ -149,12 +162,17 @@ class SchedulerSide:
         if self._storing.must_hear:
             self._wait(lambda: not self._storing.must_hear)
         step.stores = self._storing.ready()
-        self._storing.offer(self._completed(output))
+        completed = self._completed(output)
+        if self.budget.is_spent(time.monotonic()):
+            self.counts["stores.paused"] += sum(1 for _ in completed)
+        else:
+            self._storing.offer(completed)
 
     def heard(self, report: Report | None, received: Iterable[str], failed: set[str]) -> None:
         """What the workers have done."""
         if report is not None:
             self._storing.stored(report)
+            self._copied(report)
         for request_id in received:
             self._received(request_id, failed)
 
@@ -163,6 +181,20 @@ class SchedulerSide:
         """Whether the engine must go on stepping though it has nothing to compute."""
         loading = any(tracked.loading is not None for tracked in self._tracked.values())
         return loading or self._storing.has_work
+
+    def failed(self) -> None:
+        """The pool, or we ourselves, did not do what they should."""
+        before = self.budget.pauses
+        self.budget.failed(time.monotonic())
+        if self.budget.pauses > before:
+            self.counts["pool.paused"] += 1
+            _log.warning("the pool fails too often: it is left alone for a while")
+
+    def take_counts(self) -> dict[str, int]:
+        """What was counted since the last call."""
+        news = {name: n - self._told[name] for name, n in self.counts.items()}
+        self._told.update(news)
+        return {name: n for name, n in news.items() if n}
 
     def reset(self) -> None:
         """Nothing that was looked up before counts any more."""
@@ -189,7 +221,8 @@ class SchedulerSide:
         if not tracked.wants_load or tracked.number or not self._pool.is_member:
             return
         tracked.extend()
-        if len(tracked.keys) * self._shape.chunk_tokens < self._limits.min_tokens:
+        tracked.is_short = len(tracked.keys) * self._shape.chunk_tokens < self._limits.min_tokens
+        if tracked.is_short or not self.budget.allows(time.monotonic()):
             return
         assert self.root is not None
         self._numbers += 1
@@ -210,7 +243,14 @@ class SchedulerSide:
         if time.monotonic() < tracked.looked_up_at + self._limits.lookup_s:
             self.counts["asked_again.unanswered"] += 1
             return None, False
-        self.counts["misses.unanswered"] += 1
+        self.failed()
+        return self._missed(tracked, "unanswered")
+
+    def _missed(self, tracked: Tracked, reason: str) -> tuple[int, bool]:
+        """Nothing to load; counted once a request, though the scheduler may ask often."""
+        if not tracked.has_missed:
+            tracked.has_missed = True
+            self.counts[f"misses.{reason}"] += 1
         return 0, False
 
     def _worth(self, tracked: Tracked, computed: int) -> int:
@@ -224,11 +264,10 @@ class SchedulerSide:
         if promise is not None and promise.first > first:
             self._cancel(tracked)  # the engine has lost blocks that it had at the first ask
             self._look_up(tracked)
-            return 0, False
+            return self._missed(tracked, "blocks_lost")
         if not tracked.asked:
-            if self._asking() >= _AGAIN_MAX:
-                self.counts["misses.too_many_asking"] += 1
-                return 0, False
+            if not self._may_wait(computed):
+                return self._missed(tracked, "too_many_asking")
             tracked.asked = True
             tracked.asked_at = time.monotonic()
             known = tracked.found.known if tracked.found is not None else 0
@@ -241,18 +280,22 @@ class SchedulerSide:
             if time.monotonic() < tracked.asked_at + self._limits.promise_s:
                 self.counts["asked_again.reading"] += 1
                 return None, False
-            self.counts["misses.no_promise"] += 1
             self._cancel(tracked)
             tracked.failed = True  # a pool that hangs is not asked again for this request
-            return 0, False
+            self.failed()
+            return self._missed(tracked, "no_promise")
         tokens = (tracked.promise.first + tracked.promise.total) * self._shape.chunk_tokens
         if tokens - computed < max(1, self._limits.min_tokens):
-            self.counts["misses.promise_too_small"] += 1
-            return 0, False
+            return self._missed(tracked, "promise_too_small")
         return tokens - computed, True
 
-    def _asking(self) -> int:
-        return sum(1 for each in self._by_number.values() if each.asked and each.promise is None)
+    def _may_wait(self, computed: int) -> bool:
+        """Whether one more request may be told to ask again."""
+        asking = [each for each in self._by_number.values() if each.asked and each.promise is None]
+        if len(asking) < _AGAIN_FEW:
+            return True
+        tokens = computed + sum(each.computed for each in asking)
+        return len(asking) < _AGAIN_MAX and tokens <= _AGAIN_TOKENS
 
     def _is_copied_for_another(self, tracked: Tracked, first: int) -> bool:
         """Whether what is missing is on its way into the KV cache: then it is a local hit soon."""
@@ -298,6 +341,8 @@ class SchedulerSide:
         if isinstance(message, Found):
             tracked.found = message
             tracked.stored = max(tracked.stored, message.known)
+            if not message.known:
+                self.budget.answered()
         elif isinstance(message, Promise):
             tracked.promise = self._checked(tracked, message)
         elif tracked.loading is not None:
@@ -319,7 +364,8 @@ class SchedulerSide:
             sound = False
         if sound:
             return promise
-        self.counts["misses.wrong_promise"] += 1
+        self._missed(tracked, "wrong_promise")
+        self.failed()
         return Promise(promise.request, promise.generation, promise.first, 0, [], [], b"")
 
     # Following the scheduler.
@@ -372,10 +418,20 @@ class SchedulerSide:
                 continue
             if now > loading.deadline:
                 loading.fail_missing()
-            pieces = loading.take_pieces(self._shape)
+            pieces, chunks = loading.take_pieces(self._shape)
             if pieces or loading.is_told:
-                failed = loading.failed_blocks(self._shape)
-                yield Load(request_id, loading.generation, pieces, loading.is_told, failed)
+                self._serials += 1
+                last, failed = loading.is_told, loading.failed_blocks(self._shape)
+                if not last:
+                    self._parts[self._serials] = (tracked.number, chunks)
+                yield Load(request_id, loading.generation, pieces, last, failed, self._serials)
+
+    def _copied(self, report: Report) -> None:
+        """Parts of streams are in the KV cache: their slots make room for what follows."""
+        for serial in report.copied:
+            number, chunks = self._parts.pop(serial, (0, []))
+            if number in self._by_number:
+                self._pool.post(Release(number, chunks))
 
     def _received(self, request_id: str, failed: set[str]) -> None:
         """A load has ended, well or not."""
@@ -388,6 +444,9 @@ class SchedulerSide:
             tracked.failed = True
             tracked.stored = tracked.offered = min(tracked.stored, loading.stop)
             self.counts["misses.load_failed"] += 1
+            self.failed()
+        else:
+            self.budget.succeeded()
         if tracked.number:
             self._pool.post(Release(tracked.number, []))
             self._by_number.pop(tracked.number, None)
@@ -397,8 +456,11 @@ class SchedulerSide:
 
     def _pool_changed(self) -> None:
         """A pool came or went: what the old one said means nothing; loads in flight go on."""
+        self.counts["pool.joined" if self._pool.is_member else "pool.lost"] += 1
+        self.budget.succeeded()  # a new pool has its own budget
         _log.warning("pool %s", "joined" if self._pool.is_member else f"lost: {self._pool.why}")
         self._by_number.clear()
+        self._parts.clear()
         self._storing.forget()
         for tracked in self._tracked.values():
             tracked.forget_lookup()

@@ -23,6 +23,8 @@ class Tracked:
         "computed",
         "failed",
         "found",
+        "has_missed",
+        "is_short",
         "keys",
         "loading",
         "looked_up_at",
@@ -53,6 +55,8 @@ class Tracked:
         self.promise: Promise | None = None
         self.loading: Loading | None = None
         self.failed = False  # a load failed: recompute, and do not ask again
+        self.has_missed = False  # its miss is counted
+        self.is_short = False  # too few tokens to ask for
         self.wants_load = True
         self.wants_store = True
         self.stored = 0
@@ -122,8 +126,8 @@ class Loading:
         if missing:
             self.fail(min(missing))
 
-    def take_pieces(self, shape: Geometry) -> list[Piece]:
-        """What has arrived since the last call."""
+    def take_pieces(self, shape: Geometry) -> tuple[list[Piece], list[int]]:
+        """What has arrived since the last call, and which chunks of the request these are."""
         per_chunk = shape.chunk_blocks
         pieces = []
         for chunk, offset in sorted(self.arrived.items()):
@@ -131,10 +135,11 @@ class Loading:
             stop = min((chunk + 1) * per_chunk, len(self.blocks))
             if chunk < self.stop and start < stop:
                 pieces.append(Piece(offset, start - chunk * per_chunk, self.blocks[start:stop]))
-        self.told.update(self.arrived)
+        chunks = sorted(self.arrived)
+        self.told.update(chunks)
         self.arrived.clear()
         self.is_told = self.told.issuperset(range(self.first, self.stop))
-        return pieces
+        return pieces, chunks
 
     def failed_blocks(self, shape: Geometry) -> list[int]:
         """Blocks that will not be filled."""

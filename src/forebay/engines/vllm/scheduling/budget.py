@@ -1,0 +1,61 @@
+"""The error budget: a pool that keeps failing is left alone for a while.
+
+Every failure is a miss anyway; but a miss that was waited for costs more than one that nobody asked
+for. So after a few failures in a row nothing is asked or offered, then one request tries again.
+"""
+
+from collections import deque
+from typing import Final
+
+_FAILURES: Final = 5
+_WINDOW_S: Final = 10.0
+_PAUSE_S: Final = 5.0
+_PAUSE_MAX_S: Final = 60.0
+_PROBE_S: Final = 2.0  # how long a request that tries again keeps the others waiting
+
+
+class ErrorBudget:
+    """Whether to bother the pool. Pure logic: time is passed in."""
+
+    def __init__(self) -> None:
+        self.pauses = 0  # how often it was spent
+        self._failed_at: deque[float] = deque(maxlen=_FAILURES)
+        self._pause_s = _PAUSE_S
+        self._paused_until = 0.0
+        self._is_trying = False  # the pause is over, and nothing has succeeded since
+
+    def allows(self, now: float) -> bool:
+        """Whether the pool may be asked; after a pause, by one request at a time."""
+        if now < self._paused_until:
+            return False
+        if self._is_trying:
+            self._paused_until = now + _PROBE_S
+        return True
+
+    def is_spent(self, now: float) -> bool:
+        """Whether the pool is left alone, or only tried."""
+        return self._is_trying or now < self._paused_until
+
+    def failed(self, now: float) -> None:
+        """The pool did not do what it should."""
+        self._failed_at.append(now)
+        recent = len(self._failed_at) == _FAILURES and now - self._failed_at[0] <= _WINDOW_S
+        if not recent and not self._is_trying:
+            return
+        self.pauses += 1
+        self._paused_until = now + self._pause_s
+        self._pause_s = min(_PAUSE_MAX_S, self._pause_s * 2)
+        self._is_trying = True
+        self._failed_at.clear()
+
+    def answered(self) -> None:
+        """The pool knows nothing, and said so: good enough for one that is tried again."""
+        if self._is_trying:
+            self.succeeded()
+
+    def succeeded(self) -> None:
+        """Something came back as it should."""
+        self._failed_at.clear()
+        self._pause_s = _PAUSE_S
+        self._paused_until = 0.0
+        self._is_trying = False

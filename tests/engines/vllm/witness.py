@@ -1,0 +1,138 @@
+"""A connector that sees what ours does: the bytes of every page stored and loaded.
+
+It reads pages through vLLM's own tensors, not through our copies, and names a block by vLLM's own
+chained hash of its tokens, not by our keys. Each line of WITNESS_FILE is "stored" or "loaded", that
+name, and a digest of the block's pages in all layers. It can also kill the pool at a named point.
+"""
+
+import hashlib
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forebay.engines.vllm.connector import ForebayConnector
+from forebay.engines.vllm.step import Step
+
+
+@dataclass
+class Armed:
+    """A process to be killed at the n-th passing of a point."""
+
+    point: str
+    nth: int
+    pid: int
+
+
+ARMED: Armed | None = None
+
+
+def passing(point: str) -> None:
+    """One of the moments at which a pool may die."""
+    global ARMED  # noqa: PLW0603 - one engine a process
+    if ARMED is None or ARMED.point != point:
+        return
+    ARMED.nth -= 1
+    if ARMED.nth <= 0:
+        os.kill(ARMED.pid, signal.SIGKILL)
+        time.sleep(0.05)  # for the system to take the pool down
+        ARMED = None
+
+
+@dataclass(slots=True)
+class NamedStep(Step):
+    """A step that says which tokens its blocks hold."""
+
+    stored: dict[int, str] = field(default_factory=dict)
+    loaded: dict[int, str] = field(default_factory=dict)
+
+
+class Witness(ForebayConnector):
+    """Ours, watched."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._names: dict[int, str] = {}  # block → hash of what it holds
+        self._tensors: dict[str, Any] = {}
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if answer[0] is None:
+            passing("asked")
+        elif answer[0]:
+            passing("promised")
+        return answer
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens:
+            passing("allocated")
+
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        offered = len(self._scheduler._storing._batches) if self._scheduler else 0
+        step: Step = super().build_connector_meta(scheduler_output)
+        if self._scheduler is None:
+            return step
+        told = NamedStep(step.engine, step.generation, step.loads, step.stores)
+        # What is stored was computed before this step gave blocks away.
+        told.stored = self._named(block for s in step.stores for block in s.piece.blocks)
+        for tracked in self._scheduler._tracked.values():
+            hashes = [each.hex() for each in tracked.request.block_hashes]
+            blocks = tracked.loading.blocks if tracked.loading is not None else tracked.blocks
+            self._names.update(zip(blocks, hashes, strict=False))
+        pieces = [piece for load in step.loads for piece in load.pieces]
+        told.loaded = self._named(block for piece in pieces for block in piece.blocks)
+        if step.loads:
+            passing("load told")
+        if step.stores:
+            passing("store told")
+        if len(self._scheduler._storing._batches) > offered:
+            passing("offered")
+        return told
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        if connector_output.finished_recving:
+            passing("load reported")
+        if getattr(connector_output, "kv_connector_worker_meta", None):
+            passing("store reported")
+        super().update_connector_output(connector_output)
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        self._tensors = dict(sorted(kv_caches.items()))
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        if isinstance(kv_connector_metadata, NamedStep):
+            self._write("stored", kv_connector_metadata.stored)
+            if kv_connector_metadata.stored:
+                passing("before store")
+        super().handle_preemptions(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        step = self._get_connector_metadata()
+        begins = isinstance(step, NamedStep) and bool(step.loads)
+        if begins:
+            passing("before load")
+        super().start_load_kv(forward_context, **kwargs)
+        if begins:
+            passing("after load")
+            self._write("loaded", step.loaded)
+
+    def _named(self, blocks: Any) -> dict[int, str]:
+        return {block: self._names[block] for block in blocks}
+
+    def _write(self, what: str, blocks: dict[int, str]) -> None:
+        lines = [f"{what} {name} {self._digest(block)}\n" for block, name in blocks.items()]
+        with Path(os.environ["WITNESS_FILE"]).open("a") as file:
+            file.writelines(lines)
+
+    def _digest(self, block: int) -> str:
+        digest = hashlib.sha256()
+        for tensor in self._tensors.values():
+            page = tensor[block].contiguous().view(torch.uint8)
+            digest.update(page.numpy().tobytes())
+        return digest.hexdigest()
