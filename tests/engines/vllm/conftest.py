@@ -193,7 +193,7 @@ def smol() -> Path:
 @pytest.fixture(scope="session")
 def bare(model: Path) -> Iterator[Engine]:
     """The first model on vLLM alone, which recomputes everything: what all others must answer."""
-    engine = Engine(model, enable_prefix_caching=False)
+    engine = Engine(model, inside=True, enable_prefix_caching=False, max_num_batched_tokens=256)
     yield engine
     engine.kill()
 

@@ -123,6 +123,12 @@ class Session:
 
         return witness.ARMED is None
 
+    def preempted(self, _asked: dict[str, Any]) -> int:
+        """How often a request was; only inside, with a witness."""
+        from tests.engines.vllm import witness
+
+        return witness.PREEMPTED
+
     def reset(self, _asked: dict[str, Any]) -> bool:
         """As after new weights were pushed into the model."""
         return bool(self.engine.reset_prefix_cache(False, True))
@@ -142,7 +148,7 @@ class Session:
         return self.engine.engine_core.engine_core.scheduler.connector
 
 
-COMMANDS = ("generate", "settle", "look", "arm", "fired", "reset", "push")
+COMMANDS = ("generate", "settle", "look", "arm", "fired", "preempted", "reset", "push")
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ class Armed:
 
 
 ARMED: Armed | None = None
+PREEMPTED = 0
 
 
 def passing(point: str) -> None:
@@ -73,6 +74,8 @@ class Witness(ForebayConnector):
             passing("allocated")
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
+        global PREEMPTED  # noqa: PLW0603 - likewise
+        PREEMPTED += len(scheduler_output.preempted_req_ids or ())
         offered = len(self._scheduler._storing._batches) if self._scheduler else 0
         step: Step = super().build_connector_meta(scheduler_output)
         if self._scheduler is None:
