@@ -263,8 +263,7 @@ class SchedulerSide:
         promise = tracked.promise
         if promise is not None and promise.first > first:
             self._cancel(tracked)  # the engine has lost blocks that it had at the first ask
-            self._look_up(tracked)
-            return self._missed(tracked, "blocks_lost")
+            return self.matched(tracked.request, computed)
         if not tracked.asked:
             if not self._may_wait(computed):
                 return self._missed(tracked, "too_many_asking")
