@@ -3,6 +3,7 @@
 Every pair is tried in both directions and has its positive control: that each finds its own.
 """
 
+import itertools
 import json
 import shutil
 import signal
@@ -18,6 +19,7 @@ from tests.poolside import PoolProcess, short_directory
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 LENGTH = 600
 KNOWN = 512  # tokens of it that are stored
+SEEDS = itertools.count(300)  # each has prompts of its own
 SALTS = ("one", "two", "@", "/", "..", "\0", "søstre", "one ", "x" * 1_000_000)
 
 
@@ -109,7 +111,7 @@ def test_t10_t11_another_engine_shares_nothing(
     start: Callable[..., Engine],
 ) -> None:
     path, how = variant
-    other = Party(start(path, pool, **how), seed=300)
+    other = Party(start(path, pool, **how), seed=next(SEEDS))
     other.engine.share(pool)
     assert other.finds(first.prompts) == 0
     other.stores()
