@@ -23,7 +23,7 @@ DEMO_DIR ?= build/demo-disk
 # Two at a time; the slow tests, some of which measure, have the machine to themselves.
 FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not vllm'
 
-.PHONY: help install run bench test check coverage format docs mutate soak replay clean sim vllm demo test-vllm
+.PHONY: bench-hooks help install run bench test check coverage format docs mutate soak replay clean sim vllm demo test-vllm
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -81,6 +81,9 @@ test: $(STAMP) ## everything: lint, types, all tests
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
 	@$(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -m vllm tests/engines/vllm
+
+bench-hooks: $(VLLM_STAMP) ## what the connector costs vLLM: time in its scheduler's hooks, CPU seconds
+	@$(VLLM_BIN)/python tools/hook_times.py
 
 coverage: $(STAMP) ## every branch of record/ and tiers/ must be run by a fast test
 	@$(BIN)/coverage run -m pytest -q -m 'not slow' tests/record tests/tiers tests/promises tests/cli/test_check.py
