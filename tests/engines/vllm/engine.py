@@ -17,6 +17,10 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_CI_ENV": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    # Small models gain nothing from two threads, and two that wait for each other lose everything
+    # on a machine that is busy otherwise.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
 }
 
 

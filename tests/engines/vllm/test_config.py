@@ -1,0 +1,248 @@
+"""What the connector makes of a configuration, in vLLM's own objects: join, decline, refuse."""
+
+import copy
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engines.vllm.engine import QUIET
+from tests.poolside import pool_process, short_directory
+
+from forebay.errors import StartupError
+from forebay.pool.messages import Refused
+from forebay.pool.wire import encode
+
+# vLLM and torch warn about themselves; what we warn about is an error in all other tests.
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),
+]
+
+
+@pytest.fixture(scope="module")
+def config(model: Path) -> Any:
+    """As vLLM makes it from a user's arguments."""
+    os.environ.update(QUIET)
+    from vllm.engine.arg_utils import EngineArgs
+
+    transfer = {
+        "kv_connector": "ForebayConnector",
+        "kv_connector_module_path": "forebay.engines.vllm.connector",
+        "kv_role": "kv_both",
+    }
+    wanted = EngineArgs(
+        model=str(model),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        kv_cache_memory_bytes=1 << 20,
+        kv_transfer_config=transfer,
+    )
+    return wanted.create_engine_config()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with short_directory() as path:
+        yield path
+
+
+def full() -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    return FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32)
+
+
+def caches(*specs: Any) -> Any:
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+    groups = [KVCacheGroupSpec([f"layer.{number}"], spec) for number, spec in enumerate(specs)]
+    made = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
+    if hasattr(made, "kv_cache_layout"):
+        made.kv_cache_layout = "LBHNC"
+    return made
+
+
+def connector(config: Any, cache: Any, **settings: Any) -> Any:
+    """The scheduler's side, made as vLLM makes it."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    config = copy.copy(config)
+    config.kv_transfer_config = copy.copy(config.kv_transfer_config)
+    config.kv_transfer_config.kv_connector_extra_config = settings
+    return KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, cache)
+
+
+def test_an_ordinary_model_joins(config: Any, place: Path) -> None:
+    with pool_process(place) as pool:
+        made = connector(config, caches(full()), socket=pool.socket)
+        assert made._why == ""
+        assert pool.stats()["server"]["engines"] == 2  # and the one that asks
+        made.shutdown()
+
+
+def declined_caches() -> dict[str, Any]:
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+
+    heads: dict[str, Any] = {"block_size": 16, "num_kv_heads": 2, "head_size": 32}
+    mla = {"block_size": 16, "num_kv_heads": 1, "head_size": 576, "dtype": torch.float32}
+    window = SlidingWindowSpec(sliding_window=64, dtype=torch.float32, **heads)
+    state = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
+    return {
+        "mla": caches(MLAAttentionSpec(**mla)),
+        "window": caches(window),
+        "mamba": caches(state),
+        "hybrid": caches(full(), window),
+    }
+
+
+@pytest.mark.parametrize("kind", ["mla", "window", "mamba", "hybrid"])
+def test_other_kinds_of_attention_are_declined(
+    config: Any, place: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = connector(config, declined_caches()[kind], socket=str(place / "nobody"))
+    stands_aside(made, caplog)
+
+
+DECLINED: dict[str, tuple[str, str, Any]] = {
+    "tensor parallel": ("parallel_config", "tensor_parallel_size", 2),
+    "pipeline parallel": ("parallel_config", "pipeline_parallel_size", 2),
+    "context parallel": ("parallel_config", "decode_context_parallel_size", 2),
+    "speculative": ("", "speculative_config", object()),
+    "scales at run time": ("cache_config", "calculate_kv_scales", True),
+    "pooling": ("model_config", "runner_type", "pooling"),
+}
+
+
+@pytest.mark.parametrize("what", DECLINED)
+def test_other_ways_to_run_are_declined(
+    config: Any, place: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    part, name, value = DECLINED[what]
+    config = copy.copy(config)
+    if part:
+        changed = copy.copy(getattr(config, part))
+        object.__setattr__(changed, name, value)
+        object.__setattr__(config, part, changed)
+    else:
+        object.__setattr__(config, name, value)
+    stands_aside(connector(config, caches(full()), socket=str(place / "nobody")), caplog)
+
+
+def stands_aside(made: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One line in the log, and every hook does nothing."""
+    lines = [line for line in caplog.messages if "stands aside" in line]
+    assert len(lines) == 1, caplog.messages
+    assert made.get_num_new_matched_tokens(None, 0) == (0, False)
+    assert made.request_finished_all_groups(None, ()) == (False, None)
+    assert not made.has_pending_push_work()
+    assert made.reset_cache() is True
+    assert made.get_kv_connector_stats() is None
+    assert made.boundary.failures == 0
+
+
+def test_an_unknown_setting_is_one_sentence(config: Any) -> None:
+    with pytest.raises(StartupError, match=r'kv_connector_extra_config\["dran"\].*dram'):
+        connector(config, caches(full()), dran="1GiB")
+
+
+def test_a_wrong_value_is_one_sentence(config: Any) -> None:
+    with pytest.raises(StartupError, match=r'kv_connector_extra_config\["dram"\]'):
+        connector(config, caches(full()), dram="a lot")
+
+
+def test_a_missing_socket_is_one_sentence(config: Any, place: Path) -> None:
+    with pytest.raises(StartupError, match=r"no pool answers at .*nobody") as raised:
+        connector(config, caches(full()), socket=str(place / "nobody"), no_pool="fail")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_pool_of_another_version_is_one_sentence(config: Any, place: Path) -> None:
+    """Something listens there and says what no pool of ours would."""
+    path = str(place / "pool.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.settimeout(20)
+
+        def refuse() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(encode(Refused("this pool speaks protocol 9; update Forebay.")))
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(StartupError) as raised:
+            connector(config, caches(full()), socket=path, no_pool="fail")
+        thread.join()
+    assert "\n" not in str(raised.value)
+    assert "protocol 9" in str(raised.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_a_pool_of_another_user_is_one_sentence(config: Any, place: Path) -> None:
+    place.chmod(0o755)
+    with pool_process(place, disk=False) as pool:
+        Path(pool.socket).chmod(0o777)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(StartupError) as raised:
+                connector(config, caches(full()), socket=pool.socket, no_pool="fail")
+        finally:
+            os.seteuid(0)
+    assert "\n" not in str(raised.value)
+
+
+def test_names_differ_by_everything_that_shapes_bytes(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T11 and T13, as far as they need no second engine."""
+    import torch
+
+    from forebay.engines.vllm import identity
+
+    def name(cache: Any, config: Any = config, chunk_tokens: int = 0) -> bytes:
+        shape = identity.geometry(config, cache, chunk_tokens)
+        space = identity.Namespace(config, cache, shape)
+        space.know_weights("0" * 64)
+        assert space.name is not None
+        return space.name
+
+    usual = name(caches(full()))
+    assert name(caches(full())) == usual, "the control"
+    others = {
+        "block size": name(caches(replace(full(), block_size=32))),
+        "heads": name(caches(replace(full(), num_kv_heads=4))),
+        "head size": name(caches(replace(full(), head_size=64))),
+        "kv dtype": name(caches(replace(full(), dtype=torch.bfloat16))),
+        "window": name(caches(replace(full(), sliding_window=64))),
+        "chunk": name(caches(full()), chunk_tokens=32),
+    }
+    layout = caches(full())
+    if hasattr(layout, "kv_cache_layout"):
+        layout.kv_cache_layout = "another"
+        others["layout"] = name(layout)
+    for part, field, value in (
+        ("cache_config", "cache_dtype", "fp8"),
+        ("model_config", "quantization", "awq"),
+        ("model_config", "dtype", torch.float16),
+        ("model_config", "max_model_len", 77),
+        ("parallel_config", "tensor_parallel_size", 2),
+    ):
+        changed = copy.copy(config)
+        inner = copy.copy(getattr(config, part))
+        object.__setattr__(inner, field, value)
+        object.__setattr__(changed, part, inner)
+        others[field] = name(caches(full()), changed)
+    monkeypatch.setattr(identity, "vllm_version", "0.33.0")
+    others["vLLM itself"] = name(caches(full()))
+    assert len({usual, *others.values()}) == len(others) + 1, others
