@@ -80,7 +80,7 @@ test: $(STAMP) ## everything: lint, types, all tests
 	@$(BIN)/python -m pytest -q -m 'slow and not vllm'
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
-	@$(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -m vllm tests/engines/vllm
+	@$(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m vllm tests/engines/vllm
 
 bench-hooks: $(VLLM_STAMP) ## what the connector costs vLLM: time in its scheduler's hooks, CPU seconds
 	@$(VLLM_BIN)/python tools/hook_times.py

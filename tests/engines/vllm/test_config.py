@@ -17,12 +17,7 @@ from forebay.errors import StartupError
 from forebay.pool.messages import Refused
 from forebay.pool.wire import encode
 
-# vLLM and torch warn about themselves; what we warn about is an error in all other tests.
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

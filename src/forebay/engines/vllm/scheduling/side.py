@@ -129,12 +129,16 @@ class SchedulerSide:
     def allocated(self, request: Any, blocks: list[int], external: int) -> None:
         """The scheduler has given blocks to a request, `external` tokens of them to be loaded."""
         tracked = self._tracked.get(request.request_id)
-        if tracked is None or not external or tracked.promise is None:
+        if tracked is None or not external:
             return
-        size = self._shape.block_tokens
+        size, promise = self._shape.block_tokens, tracked.promise
         from_block, stop_block = tracked.computed // size, (tracked.computed + external) // size
         deadline = time.monotonic() + _LOAD_S
-        tracked.loading = Loading(tracked.promise, blocks[:stop_block], from_block, deadline)
+        nothing = Promise(tracked.number, self._pool.generation, 0, 0, [], [], b"")
+        loading = Loading(promise or nothing, blocks[:stop_block], from_block, deadline)
+        if promise is None or promise.first * self._shape.chunk_tokens > tracked.computed:
+            loading.fail(0)  # verify: no hole before what is loaded
+        tracked.loading = loading
         tracked.stored = max(tracked.stored, tracked.loading.stop)
         for chunk in range(tracked.loading.first, tracked.loading.stop):
             self._copying[short(tracked.keys[chunk])] = request.request_id
@@ -260,15 +264,17 @@ class SchedulerSide:
         return more if more >= max(1, self._limits.min_tokens) else 0
 
     def _promised(self, tracked: Tracked, first: int, computed: int) -> tuple[int | None, bool]:
-        promise = tracked.promise
-        if promise is not None and promise.first > first:
-            self._cancel(tracked)  # the engine has lost blocks that it had at the first ask
+        if tracked.asked and tracked.asked_first > first:
+            # The engine has lost blocks that it had at the first ask: a promise, whether it has
+            # come or not, would leave a hole behind what the engine has now.
+            self._cancel(tracked)
             return self.matched(tracked.request, computed)
         if not tracked.asked:
             if not self._may_wait(computed):
                 return self._missed(tracked, "too_many_asking")
             tracked.asked = True
             tracked.asked_at = time.monotonic()
+            tracked.asked_first = first
             known = tracked.found.known if tracked.found is not None else 0
             deadline_ms = self._limits.load_deadline_ms
             ask = Ask(tracked.number, first, known - first, deadline_ms, stream=True)
@@ -344,19 +350,19 @@ class SchedulerSide:
                 self.budget.answered()
         elif isinstance(message, Promise):
             tracked.promise = self._checked(tracked, message)
-        elif tracked.loading is not None:
+        else:
             whole = message.length == self._shape.chunk_bytes
-            if whole and message.key == tracked.keys[message.chunk]:  # verify: streamed key
-                tracked.loading.arrived[message.chunk] = message.offset
-            else:
-                tracked.loading.fail(message.chunk)
+            sound = whole and message.key == tracked.keys[message.chunk]  # verify: streamed key
+            tracked.streamed[message.chunk] = message.offset if sound else -1
 
     def _checked(self, tracked: Tracked, promise: Promise) -> Promise:
         """A promise, cut to nothing if it is not for exactly these chunks."""
         stop = promise.first + len(promise.offsets)
         size = self._shape.chunk_bytes
-        sound = promise.generation == self._pool.generation and all(
-            length == size for length in promise.lengths
+        sound = (
+            promise.generation == self._pool.generation
+            and promise.first == tracked.asked_first  # verify: promise begins where asked
+            and all(length == size for length in promise.lengths)
         )
         keys = tracked.keys[promise.first : stop]
         if promise.proof != proof_of(keys):  # verify: engine proof
@@ -415,6 +421,7 @@ class SchedulerSide:
             loading = tracked.loading
             if loading is None or loading.is_told:
                 continue
+            loading.take(tracked.streamed)
             if now > loading.deadline:
                 loading.fail_missing()
             pieces, chunks = loading.take_pieces(self._shape)

@@ -18,6 +18,7 @@ class Tracked:
     __slots__ = (
         "asked",
         "asked_at",
+        "asked_first",
         "blocks",
         "chain",
         "computed",
@@ -35,6 +36,7 @@ class Tracked:
         "root",
         "shape",
         "stored",
+        "streamed",
         "wants_load",
         "wants_store",
     )
@@ -51,8 +53,10 @@ class Tracked:
         self.found: Found | None = None
         self.asked = False
         self.asked_at = 0.0  # monotonic
+        self.asked_first = 0  # the chunk from which on it asked
         self.computed = 0  # tokens that the engine had itself when it last asked
         self.promise: Promise | None = None
+        self.streamed: dict[int, int] = {}  # chunk → slot, or -1: came after the promise
         self.loading: Loading | None = None
         self.failed = False  # a load failed: recompute, and do not ask again
         self.has_missed = False  # its miss is counted
@@ -81,6 +85,7 @@ class Tracked:
         self.found = None
         self.asked = False
         self.promise = None
+        self.streamed = {}
 
 
 class Loading:
@@ -114,6 +119,15 @@ class Loading:
         self.told: set[int] = set()  # chunks that the workers know of
         self.failed = False
         self.is_told = False  # the workers know that nothing more will come
+
+    def take(self, streamed: dict[int, int]) -> None:
+        """What came after the promise: slots, and chunks that cannot be had."""
+        for chunk, offset in streamed.items():
+            if offset >= 0:
+                self.arrived[chunk] = offset
+            else:
+                self.fail(chunk)
+        streamed.clear()
 
     def fail(self, chunk: int) -> None:
         """A chunk, and so what follows it, cannot be had."""

@@ -1,0 +1,110 @@
+"""The scheduler's side against a real pool, with vLLM's own requests and no engine."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.poolside import PoolProcess, pool_process, short_directory
+
+from forebay.engines.vllm.pages import Geometry
+from forebay.engines.vllm.scheduling.membership import Membership
+from forebay.engines.vllm.scheduling.side import Limits, SchedulerSide
+from forebay.identity.keys import ChainRoot, KeyChain
+from forebay.pool.client import Chain, Client
+from forebay.sys.clock import Clock
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+SHAPE = Geometry(("layer",), page_bytes=4096, block_tokens=16, chunk_blocks=4)
+ROOT = ChainRoot(b"n" * 32, SHAPE.chunk_tokens)
+CHUNKS = 4
+
+
+class Output:
+    """What vLLM's scheduler says of a step in which nothing is computed."""
+
+    scheduled_new_reqs: tuple[()] = ()
+    preempted_req_ids: tuple[()] = ()
+    num_scheduled_tokens: dict[str, int] = {}  # noqa: RUF012 - never changed
+
+    class scheduled_cached_reqs:  # noqa: N801 - vLLM's name
+        req_ids: tuple[()] = ()
+        new_block_ids: tuple[()] = ()
+        num_computed_tokens: tuple[()] = ()
+        resumed_req_ids: tuple[()] = ()
+
+
+def request_of(tokens: list[int]) -> Any:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    return Request("request", tokens, SamplingParams(max_tokens=1), None)
+
+
+@pytest.fixture
+def pool() -> Iterator[PoolProcess]:
+    """A pool whose chunks are on a slow disk."""
+    slow = ("--fault", "read:latency=300ms")
+    with short_directory() as place, pool_process(place, *slow, faulty=True) as pool:
+        keys = KeyChain(ROOT).extend(list(range(CHUNKS * SHAPE.chunk_tokens)))
+        payloads = [bytes([number]) * SHAPE.chunk_bytes for number in range(CHUNKS)]
+        with Client(pool.socket) as client:
+            assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10)
+        pool.stop()
+        pool.start()
+        yield pool
+
+
+def side_of(pool: PoolProcess) -> SchedulerSide:
+    side = SchedulerSide(Membership(pool.socket, Clock()), SHAPE, Limits(16, 5000, 5000))
+    side.join()
+    side.root = ROOT
+    return side
+
+
+def asked(side: SchedulerSide, request: Any, computed: int) -> int:
+    """Ask as the scheduler does, until it is told a number."""
+    until = time.monotonic() + 10
+    while True:
+        tokens, _ = side.matched(request, computed)
+        if tokens is not None:
+            return tokens
+        assert time.monotonic() < until
+        side.begin_step(Output)
+
+
+def test_blocks_that_are_lost_between_ask_and_promise_are_loaded_too(pool: PoolProcess) -> None:
+    side = side_of(pool)
+    request = request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)))
+    side.arrived(request)
+    while (
+        side.matched(request, SHAPE.chunk_tokens)[0] is None
+        and not side.counts["asked_again.reading"]
+    ):
+        side.begin_step(Output)
+    assert side.counts["asked_again.reading"], "the promise is on its way"
+    assert asked(side, request, 0) == CHUNKS * SHAPE.chunk_tokens
+    blocks = list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks))
+    side.allocated(request, blocks, CHUNKS * SHAPE.chunk_tokens)
+    loaded: list[int] = []
+    until = time.monotonic() + 10
+    while len(loaded) < len(blocks):
+        assert time.monotonic() < until
+        for load in side.begin_step(Output).loads:
+            assert not load.failed
+            loaded += [block for piece in load.pieces for block in piece.blocks]
+    assert loaded == blocks, "every block of the hit, and each once"
+    side.close()
+
+
+def test_a_promise_with_a_hole_before_it_is_a_failed_load(pool: PoolProcess) -> None:
+    side = side_of(pool)
+    request = request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)))
+    side.arrived(request)
+    tokens = asked(side, request, SHAPE.chunk_tokens)
+    side._tracked["request"].computed = 0  # as if the scheduler had changed its mind
+    side.allocated(request, list(range(100, 116)), tokens)
+    loads = side.begin_step(Output).loads
+    assert loads[0].is_last
+    assert loads[0].failed
+    side.close()
