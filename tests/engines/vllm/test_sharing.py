@@ -38,7 +38,7 @@ class Party:
     def flood(self) -> None:
         """Push everything out of its own KV cache."""
         self._seed += 1000
-        self.engine.generate(dialogs(5, 700, self._seed), answer=2)
+        self.engine.generate(dialogs(8, 700, self._seed), answer=2)
 
     def finds(self, prompts: list[Tokens]) -> int:
         """Tokens of these prompts that it did not have to compute."""

@@ -53,7 +53,7 @@ class Bench:
 
     def flood(self) -> None:
         """Push everything out of the engine's own KV cache."""
-        self.engine.generate(self.fresh(5, 700), answer=2)
+        self.engine.generate(self.fresh(8, 700), answer=2)
 
     def returning(self, count: int, length: int = 600) -> list[Tokens]:
         """Prompts whose first chunks are in the pool, and not in the engine."""
