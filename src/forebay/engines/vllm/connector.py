@@ -158,7 +158,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Before the forward: the last moment for stores."""
         if self._worker is not None and isinstance(kv_connector_metadata, Step):
-            self._worker.store(kv_connector_metadata)
+            self._worker.begin(kv_connector_metadata)
 
     @bounded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -166,7 +166,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         metadata, worker = self._get_connector_metadata(), self._worker
         if worker is None or not isinstance(metadata, Step):
             return
-        worker.store(metadata)
+        worker.begin(metadata)
         loads, metadata.loads = metadata.loads, []
         for load in loads:
             # Whatever happens, the engine must hear that the load has ended.

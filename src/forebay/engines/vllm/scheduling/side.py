@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
+from forebay.engines.vllm.copies.contract import Load
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.storing import Storing
 from forebay.engines.vllm.scheduling.tracked import Loading, Tracked
-from forebay.engines.vllm.step import Load, Report, Step
+from forebay.engines.vllm.step import Report, Step
 from forebay.identity.keys import ChainRoot, proof_of
 from forebay.pool.messages import (
     Ask,
