@@ -115,6 +115,8 @@ class WorkerSide:
         for store in done.stored:
             self._report.stored[store.generation, store.piece.offset] = 1
             self.counts["stored.bytes"] += self._shape.chunk_bytes
+        self.counts["store_us"] += round(done.store_s * 1e6)
+        self.counts["load_us"] += round(done.load_s * 1e6)
         for store in done.missed:
             self._missed(store)
         for load in done.failed:

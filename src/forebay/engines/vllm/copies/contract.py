@@ -75,6 +75,8 @@ class Done:
     missed: list[Store] = field(default_factory=list)  # not copied, and not being copied
     loaded: list[Load] = field(default_factory=list)
     failed: list[Load] = field(default_factory=list)
+    store_s: float = 0.0  # that the device took for what was stored; 0 where it is not known
+    load_s: float = 0.0  # likewise, loaded
 
 
 class Copies(Protocol):

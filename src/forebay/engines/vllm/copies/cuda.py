@@ -55,7 +55,7 @@ class CudaDriver:
 
     def record(self, stream: Stream) -> Event:
         """See Driver."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
 
@@ -66,6 +66,10 @@ class CudaDriver:
     def is_done(self, event: Event) -> bool:
         """See Driver."""
         return bool(event.query())
+
+    def seconds(self, begin: Event, end: Event) -> float:
+        """See Driver."""
+        return float(begin.elapsed_time(end)) / 1000
 
     def copy(self, stream: Stream, batch: Batch, *, inward: bool) -> None:
         """See Driver."""

@@ -38,6 +38,10 @@ class Driver(Protocol):
         """Whether an event has come."""
         ...
 
+    def seconds(self, begin: Event, end: Event) -> float:
+        """Between two events that have come."""
+        ...
+
     def copy(self, stream: Stream, batch: Batch, *, inward: bool) -> None:
         """Copy pages into the KV cache (`inward`) or out of it; the batch may be dropped then."""
         ...

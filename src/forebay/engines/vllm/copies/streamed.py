@@ -39,6 +39,7 @@ class _Job:
     offsets: list[int]  # of its slots
     rows: Rows | None = None  # once it is being submitted
     next_row: int = 0
+    begun: Event | None = None  # before its first page
     event: Event | None = None  # behind it, once all of it is submitted
     failed: bool = False
 
@@ -91,6 +92,12 @@ class StreamedCopies:
                     return False
             self._registration = self._slab = None
         return True
+
+    @property
+    def reach_bytes(self) -> int:
+        """About what is registered of the slab."""
+        with self._changed:
+            return 0 if self._registration is None else self._registration.ready_bytes
 
     # A step.
 
@@ -201,12 +208,17 @@ class StreamedCopies:
         for queue in (self._flying, self._landing):
             while queue and self._driver.is_done(queue[0].event):
                 with self._changed:
-                    job = queue.popleft()
-                    done = self._done
-                    if job.load is not None:
-                        (done.failed if job.failed else done.loaded).append(job.load)
-                    else:
-                        (done.missed if job.failed else done.stored).extend(job.stores)
+                    self._count(queue.popleft())
+
+    def _count(self, job: _Job) -> None:
+        done = self._done
+        took_s = 0.0 if job.failed else self._driver.seconds(job.begun, job.event)
+        if job.load is not None:
+            (done.failed if job.failed else done.loaded).append(job.load)
+            done.load_s += took_s
+        else:
+            (done.missed if job.failed else done.stored).extend(job.stores)
+            done.store_s += took_s
 
     # Of the thread that submits.
 
@@ -270,6 +282,7 @@ class StreamedCopies:
             job.rows = self._rack.rows(pieces, self._slab.memory)
             for event in job.after:
                 self._driver.wait(stream, event)
+            job.begun = self._driver.record(stream)
         pages = self._driver.pages_a_call(self._rack.page_bytes)
         stop = min(job.rows.total, job.next_row + max(1, pages // len(self._rack.bases)))
         batch = self._rack.batch(job.rows, job.next_row, stop)

@@ -71,6 +71,11 @@ class Plain:
         """See Driver."""
         return bool(event)
 
+    def seconds(self, begin: Event, end: Event) -> float:
+        """See Driver."""
+        del begin, end
+        return 0.0
+
     def copy(self, stream: Stream, batch: Batch, *, inward: bool) -> None:
         """See Driver."""
         del stream
