@@ -88,7 +88,7 @@ test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever 
 	@$(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -m vllm tests/engines/vllm
 
 gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose
-	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -m gpu tests/engines/vllm/gpu
+	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -W default -m gpu tests/engines/vllm/gpu
 
 gpu-bench: $(GPU_STAMP) ## one row of docs/benchmarks.md: make gpu-bench ROW=… [GPU_OUT=DIR] [GPU_DIR=DIR]
 	@test -n "$(ROW)" || { echo 'forebay: name the row: make gpu-bench ROW=…' >&2; exit 2; }

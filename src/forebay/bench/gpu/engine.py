@@ -16,7 +16,7 @@ from forebay.errors import StartupError
 _CHILD: Final = "forebay.engines.vllm.driven.asked"
 _BEGIN_S: Final = 300.0
 _ANSWER_S: Final = 240.0
-_END_S: Final = 30.0
+_END_S: Final = 15.0
 _LINE_BYTES_MAX: Final = 64 << 20
 _SAID_LINES: Final = 25
 

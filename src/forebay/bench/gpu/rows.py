@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
 
-from forebay.bench.gpu import model, talk
+from forebay.bench.gpu import drives, model, talk
 from forebay.bench.gpu.engine import Engine
 from forebay.bench.gpu.run import Run
 from forebay.bench.gpu.sides import GPU, OURS, THEIRS
@@ -36,12 +36,8 @@ async def nothing_to_reuse(run: Run) -> None:
             found["missed_chunks"] = missed
         return found
 
-    names = [name for name in run.scale.sides if name != THEIRS or run.has_time(300)]
-    async with (
-        run.pool(run.scale.dram_bytes) as pool,
-        run.engines(names, pool.socket) as engines,
-    ):
-        await run.repeat(engines, measure, REPEATS)
+    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
+    await run.repeat(engines, measure, REPEATS)
     for name in (OURS, THEIRS):
         run.results.ratio(f"{name}_requests_per_s", "requests_per_s", name, GPU)
         run.results.ratio(f"{name}_ttft_mean", "ttft_mean_ms", name, GPU)
@@ -60,11 +56,8 @@ async def dialogs(run: Run) -> None:
             found["missed_chunks"] = (await engine.counts()).get("missed.chunks", 0)
         return found
 
-    async with (
-        run.pool(run.scale.dram_bytes) as pool,
-        run.engines(run.scale.sides, pool.socket) as engines,
-    ):
-        await run.repeat(engines, measure, REPEATS)
+    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
+    await run.repeat(engines, measure, REPEATS)
     for figure in ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms"):
         run.results.ratio(f"forebay_to_gpu_{figure}", figure, OURS, GPU)
         run.results.ratio(f"forebay_to_vllm_{figure}", figure, OURS, THEIRS)
@@ -74,6 +67,7 @@ async def dialogs(run: Run) -> None:
 
 async def _ceiling(run: Run) -> None:
     """The same dialogs on a GPU whose own cache holds them: nothing can be better."""
+    await run.clear_stage()
     bytes_wanted = _CEILING_BYTES if run.scale.name == "full" else 64 << 20
     async with run.engines((GPU,), "", {"kv_cache_memory_bytes": bytes_wanted}) as engines:
         found = await talk.dialogs(engines[GPU], run.scale, run.scale.clients, 77)
@@ -125,13 +119,8 @@ async def _one_prompt(run: Run) -> None:
             found["store_gb_s"] = _rate({}, before, "store")
         return found
 
-    half = run.scale.dram_bytes // 2
-    run.scale = replace(run.scale, dram_bytes=half)
-    async with (
-        run.pool(half) as pool,
-        run.engines(run.scale.sides, pool.socket) as engines,
-    ):
-        await run.repeat(engines, measure, 2 * REPEATS)
+    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
+    await run.repeat(engines, measure, 2 * REPEATS)
     run.results.ratio("loaded_ttft_forebay_to_vllm", "loaded_ttft_ms", OURS, THEIRS)
     run.results.ratio("loaded_ttft_forebay_to_gpu_only", "loaded_ttft_ms", OURS, GPU)
 
@@ -149,4 +138,8 @@ ROWS: Final[dict[str, Callable[[Run], Coroutine[None, None, None]]]] = {
     "dialogs": dialogs,
     "dram-32k": dram_32k,
     "small-pages": small_pages,
+    "nvme-32k": drives.nvme_32k,
+    "disk-carries": drives.disk_carries,
+    "restart": drives.restart,
+    "start-up": drives.start_up,
 }

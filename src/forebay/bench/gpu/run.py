@@ -12,7 +12,7 @@ from typing import Any, Final
 from forebay.bench.gpu import model, sides, talk
 from forebay.bench.gpu.engine import Engine
 from forebay.bench.gpu.results import Results
-from forebay.bench.gpu.sides import OURS, Scale
+from forebay.bench.gpu.sides import FORCED, OURS, Scale
 from forebay.bench.served import process
 from forebay.bench.served.process import PoolProcess
 from forebay.errors import StartupError
@@ -40,7 +40,13 @@ class Run:
     say: Callable[[str], None]
     _slowest_s: float = 0.0  # of a repeat so far
     _warmed: int = 0
-    _watch: Client | None = field(default=None)
+    _watch: Client | None = None
+    _stage: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    _staged: tuple[object, dict[str, Engine]] | None = None
+
+    def begin_row(self, scale: Scale, results: Results) -> None:
+        """From now on it is about this row."""
+        self.scale, self.results, self._slowest_s = scale, results, 0.0
 
     # Time.
 
@@ -68,6 +74,21 @@ class Run:
             self.results.keep({**found, "order": order})
 
     # Engines and pools.
+
+    async def stage(self, names: Sequence[str], dram_bytes: int) -> dict[str, Engine]:
+        """Engines of these sides over a pool; the last row's, where they are the same."""
+        key = (tuple(names), dram_bytes, repr(self.scale.config), repr(self.scale.arguments))
+        if self._staged is None or self._staged[0] != key:
+            await self.clear_stage()
+            pool = await self._stage.enter_async_context(self.pool(dram_bytes))
+            engines = await self._stage.enter_async_context(self.engines(names, pool.socket))
+            self._staged = (key, engines)
+        return self._staged[1]
+
+    async def clear_stage(self) -> None:
+        """End what the last row has left."""
+        self._staged = None
+        await self._stage.aclose()
 
     @contextlib.asynccontextmanager
     async def pool(self, dram_bytes: int, disk_bytes: int = 0) -> AsyncIterator[PoolProcess]:
@@ -126,7 +147,7 @@ class Run:
         small = replace(self.scale, requests=8)
         for _ in range(2):
             await talk.stateless(engine, small, 4, self._seed())
-        if side == OURS:
+        if side in {OURS, FORCED}:
             await self._shares(engine)
             await self._reaches(engine)
 

@@ -12,6 +12,7 @@ from forebay.settings import Settings
 
 GPU: Final = "gpu_only"
 OURS: Final = "forebay"
+FORCED: Final = "forebay_always_loads"
 THEIRS: Final = "vllm_cpu"
 
 
@@ -31,6 +32,9 @@ class Scale:
     answer_tokens: int
     long_tokens: int  # of the one long prompt
     dram_bytes: int
+    small_dram_bytes: int  # where the drive has to carry it
+    disk_bytes: int
+    slab_bytes: int  # where it is about registering it
     variables: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # Forebay's, beside the defaults
     sides: tuple[str, ...] = (GPU, OURS, THEIRS)
@@ -63,6 +67,9 @@ FULL: Final = Scale(
     answer_tokens=100,
     long_tokens=32_000,
     dram_bytes=24 << 30,
+    small_dram_bytes=4 << 30,
+    disk_bytes=40 << 30,
+    slab_bytes=64 << 30,
     variables={"VLLM_USE_FLASHINFER_SAMPLER": "0", "PYTHONHASHSEED": "0"},
 )
 TINY: Final = Scale(
@@ -86,6 +93,9 @@ TINY: Final = Scale(
     answer_tokens=8,
     long_tokens=1500,
     dram_bytes=256 << 20,
+    small_dram_bytes=64 << 20,
+    disk_bytes=1 << 30,
+    slab_bytes=1 << 30,
     variables={"VLLM_CPU_CI_ENV": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"},
     settings={"lookup_deadline_ms": 1000.0},
     sides=(GPU, OURS),  # vLLM's own tier needs a GPU
@@ -96,9 +106,14 @@ SCALES: Final = {scale.name: scale for scale in (FULL, TINY)}
 def arguments(side: str, scale: Scale, directory: str, socket: str) -> dict[str, Any]:
     """What an engine of this side is started with."""
     plain = {**scale.arguments, "model": directory}
-    if side == OURS:
+    if side in {OURS, FORCED}:
         settings = Settings(no_pool="fail", **scale.settings)
-        return {**plain, "kv_transfer_config": vllm.transfer_config(settings, socket)}
+        transfer = vllm.transfer_config(settings, socket)
+        extra = transfer["kv_connector_extra_config"]
+        assert isinstance(extra, dict)
+        if side == FORCED:
+            extra["always_load"] = True
+        return {**plain, "kv_transfer_config": transfer}
     if side == THEIRS:
         # What --kv-offloading-size does; that flag itself would compile the model anew.
         native = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}

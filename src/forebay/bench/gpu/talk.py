@@ -1,23 +1,51 @@
 """What is asked of an engine: dialogs and stateless prompts by clients that wait for their answers.
 
-The dialogs are the demo's, word for word; only here a word is a token.
+The dialogs are the demo's, word for word; only here a word is a token: one that stands for an id
+(`t17`) is that id, any other has an id of its own by its hash.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from forebay.bench.dialog import script
-from forebay.bench.dialog.script import Dialog, Shape
+from forebay.bench.dialog.script import Dialog, Message, Shape
 from forebay.bench.gpu.engine import Engine, Reply
 from forebay.bench.gpu.sides import Scale
-from forebay.bench.gpu.words import Words
 
-TURNS = 6
-DIALOGS_A_CLIENT = 2
+TURNS: Final = 6
+DIALOGS_A_CLIENT: Final = 2
+_RESERVED: Final = 16  # low ids mean things to models
+
+
+class Words:
+    """A vocabulary of so many ids."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._size = vocabulary
+        self._known: dict[str, int] = {}
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """All words of all messages, in order."""
+        known = self._known
+        words = [word for message in messages for word in message["content"].split()]
+        for word in set(words).difference(known):
+            known[word] = self._id(word)
+        return [known[word] for word in words]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """What `encode` reads as these ids."""
+        return " ".join(f"t{number}" for number in ids)
+
+    def _id(self, word: str) -> int:
+        if word[0] == "t" and word[1:].isdigit():
+            return int(word[1:])
+        plain = word.strip(".").lower()
+        return _RESERVED + zlib.crc32(plain.encode()) % (self._size - _RESERVED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from forebay.pool import life
 from forebay.settings import Settings, Source, build, from_environment
 from forebay.sys.clock import Clock
 
+_ALWAYS_LOAD: Final = "always_load"
 _log: Final = logging.getLogger("forebay")
 
 
@@ -58,9 +59,16 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._namespace = identity.Namespace(config, self._cache, self._shape)
         self._weights = WeightsHash(identity.weights_directory(config))
         wanted = self.settings
-        limits = Limits(wanted.min_tokens, wanted.lookup_deadline_ms, wanted.load_deadline_ms)
+        times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
+        limits = Limits(wanted.min_tokens, *times, always_load=_always_load(config))
         self._scheduler = SchedulerSide(Membership(socket_path, clock), self._shape, limits)
         self._scheduler.join()
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """From 0.29 on: all layers of a block side by side, copied as one."""
+        del vllm_config
+        return versions.wanted_layout()
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
@@ -236,7 +244,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         _log.info("Forebay shares chunks of %d tokens", self._shape.chunk_tokens)
 
 
+def _always_load(config: Any) -> bool:
+    """Not a setting: measurements of the drives use it, nobody else should."""
+    return bool(config.kv_transfer_config.kv_connector_extra_config.get(_ALWAYS_LOAD))
+
+
 def _settings(config: Any) -> Settings:
     extra = dict(config.kv_transfer_config.kv_connector_extra_config)
+    extra.pop(_ALWAYS_LOAD, None)
     spelled = Source(extra, lambda name: f'kv_connector_extra_config["{name}"]')
     return build([spelled, from_environment(os.environ)])

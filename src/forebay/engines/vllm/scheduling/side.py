@@ -14,6 +14,7 @@ from typing import Any, Final
 from forebay.engines.vllm.copies.contract import Load
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.membership import Membership
+from forebay.engines.vllm.scheduling.split import Pace, worth_reading
 from forebay.engines.vllm.scheduling.storing import Storing
 from forebay.engines.vllm.scheduling.tracked import Loading, Tracked
 from forebay.engines.vllm.step import Report, Step
@@ -44,8 +45,16 @@ _log: Final = logging.getLogger("forebay")
 class Limits:
     """When a prefix is worth asking for, and how long a promise may take."""
 
-    def __init__(self, min_tokens: int, lookup_deadline_ms: float, load_deadline_ms: float) -> None:
+    def __init__(
+        self,
+        min_tokens: int,
+        lookup_deadline_ms: float,
+        load_deadline_ms: float,
+        *,
+        always_load: bool = False,
+    ) -> None:
         self.min_tokens = min_tokens
+        self.always_load = always_load  # whatever is known, however long it takes: to measure it
         self.lookup_s = lookup_deadline_ms / 1000
         self.load_deadline_ms = int(load_deadline_ms)
         # The pool keeps the deadline; only one that hangs lets it pass.
@@ -64,6 +73,7 @@ class SchedulerSide:
         self._tracked: dict[str, Tracked] = {}
         self._by_number: dict[int, Tracked] = {}
         self._storing = Storing(membership, shape, self.counts)
+        self._pace = Pace()
         self._numbers = 0
         self._wait_left_s = _STEP_WAIT_S
         self._copying: dict[bytes, str] = {}  # keys on their way into the KV cache → request
@@ -133,6 +143,7 @@ class SchedulerSide:
 
     def begin_step(self, output: Any) -> Step:
         """What the workers have to load in this step; the engine waits for it: it comes first."""
+        self._pace.built(time.monotonic(), output.total_num_scheduled_tokens)
         changed = self._pool.poll()
         if changed:
             self._pool_changed()
@@ -154,6 +165,7 @@ class SchedulerSide:
 
     def heard(self, report: Report | None, received: Iterable[str], failed: set[str]) -> None:
         """What the workers have done."""
+        self._pace.heard(time.monotonic())
         if report is not None:
             self._storing.stored(report)
         for request_id in received:
@@ -230,9 +242,13 @@ class SchedulerSide:
             if self._asking() >= _AGAIN_MAX:
                 self.counts["misses.too_many_asking"] += 1
                 return 0, False
+            known = self._wanted(tracked, first, computed)
+            if known * self._shape.chunk_tokens - computed < max(1, self._limits.min_tokens):
+                self.counts["misses.computed_sooner"] += 1
+                return 0, False
             tracked.asked = True
             tracked.asked_at = time.monotonic()
-            known = tracked.found.known if tracked.found is not None else 0
+            self._reads(tracked, first, known)
             deadline_ms = self._limits.load_deadline_ms
             ask = Ask(tracked.number, first, known - first, deadline_ms, stream=True)
             self._pool.post(ask)
@@ -252,6 +268,26 @@ class SchedulerSide:
             return 0, False
         return tokens - computed, True
 
+    def _wanted(self, tracked: Tracked, first: int, computed: int) -> int:
+        """Chunks, from the first of the prompt, that are here before they would be computed."""
+        assert tracked.found is not None
+        known, near = tracked.found.known, max(first, tracked.found.ready)
+        if known > near and not self._limits.always_load:
+            size, now = self._shape.chunk_tokens, time.monotonic()
+            token_bytes = self._shape.chunk_bytes // size
+            far_tokens = known * size - max(computed, near * size)
+            waiting = self._waiting_tokens(tracked)
+            known = near + worth_reading(far_tokens, token_bytes, waiting, self._pace, now) // size
+        return known
+
+    def _waiting_tokens(self, tracked: Tracked) -> int:
+        """Tokens of other prompts that the GPU has still to compute."""
+        return sum(
+            max(0, each.request.num_prompt_tokens - each.request.num_computed_tokens)
+            for each in self._tracked.values()
+            if each is not tracked and each.loading is None and not each.asked
+        )
+
     def _asking(self) -> int:
         return sum(1 for each in self._by_number.values() if each.asked and each.promise is None)
 
@@ -265,6 +301,7 @@ class SchedulerSide:
     def _cancel(self, tracked: Tracked) -> None:
         if tracked.number:
             self._pool.post(Cancel(tracked.number))
+            self._pace.forget(tracked.number)
             self._by_number.pop(tracked.number, None)
             tracked.forget_lookup()
 
@@ -301,12 +338,27 @@ class SchedulerSide:
             tracked.stored = max(tracked.stored, message.known)
         elif isinstance(message, Promise):
             tracked.promise = self._checked(tracked, message)
+            self._read(tracked, message.first, len(message.offsets))
         elif tracked.loading is not None:
+            self._read(tracked, message.chunk, 1)
             whole = message.length == self._shape.chunk_bytes
             if whole and message.key == tracked.keys[message.chunk]:  # verify: streamed key
                 tracked.loading.arrived[message.chunk] = message.offset
             else:
                 tracked.loading.fail(message.chunk)
+
+    def _reads(self, tracked: Tracked, first: int, known: int) -> None:
+        """Chunks up to `known` are asked for."""
+        far = known - max(first, tracked.found.ready if tracked.found is not None else 0)
+        if far > 0:
+            size = far * self._shape.chunk_bytes
+            self._pace.reads(time.monotonic(), tracked.number, size)
+
+    def _read(self, tracked: Tracked, first: int, count: int) -> None:
+        """Chunks have arrived; those that were not in DRAM say how fast the drives are."""
+        ready = tracked.found.ready if tracked.found is not None else 0
+        far = max(0, first + count - max(first, ready))
+        self._pace.arrived(time.monotonic(), tracked.number, far * self._shape.chunk_bytes)
 
     def _checked(self, tracked: Tracked, promise: Promise) -> Promise:
         """A promise, cut to nothing if it is not for exactly these chunks."""
@@ -391,6 +443,7 @@ class SchedulerSide:
             self.counts["misses.load_failed"] += 1
         if tracked.number:
             self._pool.post(Release(tracked.number, []))
+            self._pace.forget(tracked.number)
             self._by_number.pop(tracked.number, None)
             tracked.forget_lookup()
         if tracked.request.is_finished():
@@ -400,6 +453,7 @@ class SchedulerSide:
         """A pool came or went: what the old one said means nothing; loads in flight go on."""
         _log.warning("pool %s", "joined" if self._pool.is_member else f"lost: {self._pool.why}")
         self._by_number.clear()
+        self._pace = Pace()
         self._storing.forget()
         for tracked in self._tracked.values():
             tracked.forget_lookup()
