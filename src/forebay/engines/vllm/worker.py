@@ -189,7 +189,9 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
     rows = [rows_of(tensors[layer], blocks, shape.page_bytes) for layer in shape.layers]
     layers = [(row.data_ptr(), row.stride(0)) for row in rows]
     rack = Rack.of(layers, shape.page_bytes, blocks)
-    return StreamedCopies(CudaDriver(rows[0].device), rack, slot_bytes_for(shape.chunk_bytes))
+    driver = CudaDriver(rows[0].device)
+    driver.warm(rack.page_bytes)
+    return StreamedCopies(driver, rack, slot_bytes_for(shape.chunk_bytes))
 
 
 def _cap_bytes(link: Link, until: float) -> int:

@@ -30,12 +30,23 @@ Submit = Callable[[Any, Any, Any, Stream, bool], None]  # sources, targets, size
 class CudaDriver:
     """See Driver."""
 
-    def __init__(self, device: Any, gather_below: int = GATHER_BELOW) -> None:
+    def __init__(
+        self, device: Any, gather_below: int = GATHER_BELOW, *, with_operator: bool = True
+    ) -> None:
         self._device = torch.device(device)
         self._gather_below = gather_below
-        self._submit, self.by = _batch_copy()
+        self._submit, self.by = _batch_copy(with_operator=with_operator)
         self._sizes: dict[int, Any] = {}
         self._libcuda = _libcuda()
+
+    def warm(self, page_bytes: int) -> None:
+        """Compile what pages of this size need, before anyone waits for it."""
+        if self._is_gathered(page_bytes):
+            from forebay.engines.vllm.copies import gather  # noqa: PLC0415
+
+            both = torch.empty((2, page_bytes), dtype=torch.uint8, device=self._device)
+            pair = np.array([[row.data_ptr()] * 2 for row in both], dtype=np.int64)
+            gather.copy_pages(pair[0], pair[1], page_bytes)
 
     def enter_thread(self) -> None:
         """See Driver."""
@@ -117,10 +128,10 @@ class CudaDriver:
         return sizes[:count]
 
 
-def _batch_copy() -> tuple[Submit, str]:
+def _batch_copy(*, with_operator: bool) -> tuple[Submit, str]:
     """The best way of submitting a batch that is there, and its name."""
     operator = getattr(getattr(torch.ops, "_C_cache_ops", None), "swap_blocks_batch", None)
-    if operator is not None:
+    if operator is not None and with_operator:
         return _by_operator(operator), "vLLM's operator"
     libcuda = _libcuda()
     if libcuda is not None and hasattr(libcuda, "cuMemcpyBatchAsync"):

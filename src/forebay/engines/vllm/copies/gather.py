@@ -15,7 +15,7 @@ _CHUNK_BYTES: Final = 8192
 _WARPS: Final = 8
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator,unused-ignore]
 def _copy_pages(  # type: ignore[no-untyped-def]  # noqa: ANN202
     sources,  # noqa: ANN001
     targets,  # noqa: ANN001

@@ -113,11 +113,11 @@ class Bench:
         self.out.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
         print(name, json.dumps(value), flush=True)  # noqa: T201 - whoever runs it watches
 
-    def driver(self, gather_below: int = cuda.GATHER_BELOW) -> Any:
+    def driver(self, gather_below: int = cuda.GATHER_BELOW, *, with_operator: bool = True) -> Any:
         """The device."""
         if self.scale.device == "cpu":
             return Plain()
-        return cuda.CudaDriver("cuda:0", gather_below)
+        return cuda.CudaDriver("cuda:0", gather_below, with_operator=with_operator)
 
 
 def register(bench: Bench, span_bytes: int) -> dict[str, Any]:
@@ -250,9 +250,11 @@ class Moving:
             torch.cuda.empty_cache()
 
 
-def move(bench: Bench, page_bytes: int, layers: int, gather_below: int) -> dict[str, Any]:
+def move(
+    bench: Bench, page_bytes: int, layers: int, gather_below: int, *, with_operator: bool = True
+) -> dict[str, Any]:
     """One page size, one way of copying."""
-    driver = bench.driver(gather_below)
+    driver = bench.driver(gather_below, with_operator=with_operator)
     moving = Moving(bench, driver, page_bytes, layers)
     try:
         moving.reach()
@@ -344,7 +346,9 @@ def main() -> int:
         kind = "kernel" if gather_below else "dma"
         bench.say(f"pages_{page_bytes >> 10}k_{kind}", found)
         right = right and found["bytes_equal"]
-    return 0 if right else 1
+    found = move(bench, 64 << 10, 36, 0, with_operator=False)
+    bench.say("pages_64k_libcuda", found)
+    return 0 if right and found["bytes_equal"] else 1
 
 
 if __name__ == "__main__":
