@@ -68,10 +68,10 @@ class Engine:
         engine = cls(process, log)
         try:
             ready = await engine._await("ready_s", _BEGIN_S)
-        except BaseException:
-            await engine.stop()
-            raise
-        engine.ready_s = float(ready["ready_s"])
+            engine.ready_s = float(ready["ready_s"])
+        finally:
+            if not engine.ready_s:
+                await engine.stop()
         return engine
 
     async def ask(self, tokens: Sequence[int], answer: int, *, stamps: bool = False) -> Reply:
