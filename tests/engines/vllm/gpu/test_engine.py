@@ -1,6 +1,6 @@
 """vLLM on a GPU with graphs, async scheduling and its second runner: equal bytes, equal tokens.
 
-Without a GPU it can be rehearsed with vLLM's CPU build: FOREBAY_REHEARSE=1.
+Without a GPU it can be rehearsed with vLLM's CPU build: GPU_REHEARSAL=1.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from forebay.engines.start.vllm import transfer_config
 from forebay.settings import Settings
 
 torch = pytest.importorskip("torch")
-REHEARSAL = os.environ.get("FOREBAY_REHEARSE") == "1"
+REHEARSAL = os.environ.get("GPU_REHEARSAL") == "1"
 if not torch.cuda.is_available() and not REHEARSAL:
     pytest.skip("there is no GPU", allow_module_level=True)
 
