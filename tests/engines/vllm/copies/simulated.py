@@ -131,3 +131,19 @@ class SimulatedDriver:
     def _check(self, is_right: Any) -> None:
         if not is_right:
             self.problems.append("memory that is not registered, or an event that never came")
+
+
+class InHost(SimulatedDriver):
+    """The forward runs on the thread that calls, so what its stream waits for, that thread does."""
+
+    def record(self, stream: SimulatedStream) -> threading.Event:
+        event = super().record(stream)
+        if stream is self.compute():
+            event.set()
+        return event
+
+    def wait(self, stream: SimulatedStream, event: threading.Event) -> None:
+        if stream is self.compute():
+            self._check(event.wait(10))
+        else:
+            super().wait(stream, event)

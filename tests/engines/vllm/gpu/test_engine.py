@@ -110,7 +110,10 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def begin(wanted: dict[str, Any], log: Path, **variables: str) -> Engine:
-    return await Engine.start(wanted, log, {**VARIABLES, **variables})
+    engine = await Engine.start(wanted, log, {**VARIABLES, **variables})
+    if REHEARSAL and "kv_transfer_config" in wanted:
+        assert await engine.call(f"{WITNESS}:late")
+    return engine
 
 
 def test_t50_every_token_is_equal_through_dram_restart_and_nvme(

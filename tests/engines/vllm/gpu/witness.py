@@ -45,14 +45,21 @@ class Witness:
             for page in self._copies._pages.digest_input([block]):
                 digest.update(page.tobytes())
             return digest.digest()
-        libcuda = ctypes.CDLL("libcuda.so.1")
-        page = ctypes.create_string_buffer(rack.page_bytes)
         for base, stride in zip(rack.bases.tolist(), rack.strides.tolist(), strict=True):
-            address = ctypes.c_uint64(base + block * stride)
-            code = libcuda.cuMemcpyDtoH_v2(page, address, ctypes.c_size_t(rack.page_bytes))
-            assert code == 0, code
-            digest.update(page.raw)
+            digest.update(_read(base + block * stride, rack.page_bytes))
         return digest.digest()
+
+
+def _read(address: int, size: int) -> bytes:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ctypes.string_at(address, size)
+    page = ctypes.create_string_buffer(size)
+    libcuda = ctypes.CDLL("libcuda.so.1")
+    code = libcuda.cuMemcpyDtoH_v2(page, ctypes.c_uint64(address), ctypes.c_size_t(size))
+    assert code == 0, code
+    return page.raw
 
 
 def watch(worker: Any) -> bool:
@@ -60,6 +67,24 @@ def watch(worker: Any) -> bool:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     worker.forebay_witness = Witness(get_kv_transfer_group()._worker._copies)
+    return True
+
+
+def late(worker: Any) -> bool:
+    """Without a GPU: copy as on one, on threads and late, with a forward on this very thread."""
+    from tests.engines.vllm.copies.simulated import InHost
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    from forebay.engines.vllm.copies.pointers import Rack
+    from forebay.engines.vllm.copies.streamed import StreamedCopies
+    from forebay.tiers.dram.slab import slot_bytes_for
+
+    side = get_kv_transfer_group()._worker
+    rows = side._copies._pages._layers
+    layers = [(row.ctypes.data, row.strides[0]) for row in rows]
+    rack = Rack.of(layers, side._shape.page_bytes, len(rows[0]))
+    driver = InHost(copy_s=0.01, register_s=0.01)
+    side._copies = StreamedCopies(driver, rack, slot_bytes_for(side._shape.chunk_bytes))
     return True
 
 
