@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from typing import Any, Final
 
 _LINE_BYTES_MAX: Final = 64 << 20
@@ -35,7 +36,6 @@ class Asked:
         self._engine = engine
         self._output = output
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._ends: set[asyncio.Task[None]] = set()
 
     def say(self, what: dict[str, Any]) -> None:
         """A line to whoever asks."""
@@ -47,7 +47,7 @@ class Asked:
         if "id" in said:
             task = asyncio.create_task(self._answer(said))
             self._tasks[said["id"]] = task
-            task.add_done_callback(lambda _: self._tasks.pop(said["id"], None))
+            task.add_done_callback(partial(self._ended, said["id"]))
         elif "abort" in said:
             task = self._tasks.get(said["abort"])  # type: ignore[assignment]
             if task is not None:
@@ -63,6 +63,12 @@ class Asked:
             module, _, name = said["call"].partition(":")
             function = getattr(importlib.import_module(module), name)
             self.say({"call": (await self._engine.collective_rpc(function))[0]})
+
+    def _ended(self, number: int, task: "asyncio.Task[None]") -> None:
+        del self._tasks[number]
+        if task.cancelled():  # before it had begun
+            nothing = {"tokens": [], "cached": 0, "is_cut": True, "ttft_s": 0.0, "seconds": 0.0}
+            self.say({"id": number, **nothing})
 
     async def _answer(self, said: dict[str, Any]) -> None:
         from vllm import SamplingParams  # noqa: PLC0415 - imported by now
