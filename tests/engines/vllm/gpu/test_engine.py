@@ -178,7 +178,7 @@ def test_t50_every_loaded_page_is_the_stored_one(
         assert cached(said[-1]) >= DIALOGS * 300
         verdict = await engine.call(f"{WITNESS}:verdict")
         print(verdict)
-        assert verdict["equal"] >= (40 if REHEARSAL else 300)
+        assert verdict["equal"] >= (40 if REHEARSAL else 200)
         assert verdict["wrong"] == 0
         await engine.stop()
 
