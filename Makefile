@@ -20,10 +20,15 @@ TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where `make demo` keeps chunks while it runs; any directory of yours on an NVMe drive.
 DEMO_DIR ?= build/demo-disk
+# On a GPU: another Python that has vLLM, where there is one; where results go; the drive to measure.
+GPU_PYTHON ?= $(VLLM_BIN)/python
+GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
+GPU_OUT ?= build/gpu
+GPU_DIR ?= build/gpu-disk
 # Two at a time; the slow tests, some of which measure, have the machine to themselves.
-FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not vllm'
+FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not vllm and not gpu'
 
-.PHONY: bench-hooks help install run bench test check coverage format docs mutate soak replay clean sim vllm demo test-vllm
+.PHONY: help install run bench bench-hooks test check coverage format docs mutate soak replay clean sim vllm demo test-vllm gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -77,13 +82,21 @@ test: $(STAMP) ## everything: lint, types, all tests
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
 	@$(FAST_TESTS)
-	@$(BIN)/python -m pytest -q -m 'slow and not vllm'
+	@$(BIN)/python -m pytest -q -m 'slow and not vllm and not gpu'
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
 	@$(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m vllm tests/engines/vllm
 
 bench-hooks: $(VLLM_STAMP) ## what the connector costs vLLM: time in its scheduler's hooks, CPU seconds
 	@$(VLLM_BIN)/python tools/hook_times.py
+
+gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose
+	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -W default -m gpu tests/engines/vllm/gpu
+
+gpu-bench: $(GPU_STAMP) ## one row of docs/benchmarks.md: make gpu-bench ROW=… [GPU_OUT=DIR] [GPU_DIR=DIR]
+	@test -n "$(ROW)" || { echo 'forebay: name the row: make gpu-bench ROW=…' >&2; exit 2; }
+	@mkdir -p -m 700 '$(GPU_DIR)'
+	@PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH exec $(GPU_PYTHON) -m forebay.bench.gpu $(ROW) --out '$(GPU_OUT)' --dir '$(GPU_DIR)'
 
 coverage: $(STAMP) ## every branch of record/ and tiers/ must be run by a fast test
 	@$(BIN)/coverage run -m pytest -q -m 'not slow' tests/record tests/tiers tests/promises tests/cli/test_check.py
@@ -100,7 +113,7 @@ soak: $(STAMP) ## the long versions: 1000 kills, 200 power losses, 2000 random h
 
 replay: $(STAMP) ## run the tests with the luck of a failed run: make replay SEED=… [TESTS=…]
 	@test -n "$(SEED)" || { echo 'forebay: name the seed that the failed test printed: make replay SEED=…' >&2; exit 2; }
-	@FOREBAY_SEED=$(SEED) $(BIN)/python -m pytest -q -m 'not vllm' $(or $(TESTS),tests)
+	@FOREBAY_SEED=$(SEED) $(BIN)/python -m pytest -q -m 'not vllm and not gpu' $(or $(TESTS),tests)
 
 docs: $(STAMP) ## write the generated parts of docs/
 	@$(BIN)/python tools/docs.py

@@ -159,10 +159,14 @@ class PoolProcess:
 
 @contextmanager
 def pool_process(
-    place: Path, *flags: str, faulty: bool = False, disk: bool = True
+    place: Path,
+    *flags: str,
+    faulty: bool = False,
+    disk: bool = True,
+    disk_bytes: int = DISK_BYTES,
 ) -> Iterator[PoolProcess]:
     """A pool in a process of its own, gone at the end."""
-    pool = PoolProcess(place, *flags, faulty=faulty, disk=disk).start()
+    pool = PoolProcess(place, *flags, faulty=faulty, disk=disk, disk_bytes=disk_bytes).start()
     try:
         yield pool
     finally:

@@ -1,10 +1,13 @@
 """Page-aligned memory, as O_DIRECT and DMA want it."""
 
 import ctypes
+import errno
 import mmap
+import os
 from typing import Final
 
 PAGE_BYTES: Final = 4096
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, from Linux 5.14
 
 
 def padded(size_bytes: int) -> int:
@@ -22,3 +25,16 @@ def is_aligned(buffer: memoryview) -> bool:
     if buffer.nbytes % PAGE_BYTES or not buffer.nbytes:
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % PAGE_BYTES == 0
+
+
+def populate(address: int, length: int) -> OSError | None:
+    """Have pages behind mapped memory, or the reason why not; the interpreter runs meanwhile.
+
+    Where the kernel cannot do it, nothing happens and nothing is wrong: pages come when touched.
+    """
+    call = ctypes.CDLL(None, use_errno=True).madvise
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if call(address, length, _POPULATE_WRITE) and ctypes.get_errno() != errno.EINVAL:
+        code = ctypes.get_errno()
+        return OSError(code, os.strerror(code))
+    return None

@@ -122,7 +122,9 @@ class Pages:
                 self.wrong += digest not in self.stored[name]
 
 
-def made_model(place: Path, seed: int, heads: int, kv_heads: int, layers: int) -> Path:
+def made_model(
+    place: Path, seed: int, *, heads: int, kv_heads: int, layers: int, head_dim: int = 32
+) -> Path:
     """A small model whose answers depend on its KV: seeded weights of ordinary spread."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -130,12 +132,12 @@ def made_model(place: Path, seed: int, heads: int, kv_heads: int, layers: int) -
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=2048,
-        hidden_size=heads * 32,
+        hidden_size=heads * head_dim,
         intermediate_size=256,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=32,
+        head_dim=head_dim,
         max_position_embeddings=2048,
         initializer_range=0.08,
         eos_token_id=None,

@@ -25,6 +25,7 @@ class Output:
 
     scheduled_new_reqs: tuple[()] = ()
     preempted_req_ids: tuple[()] = ()
+    total_num_scheduled_tokens = 0
     num_scheduled_tokens: dict[str, int] = {}  # noqa: RUF012 - never changed
 
     class scheduled_cached_reqs:  # noqa: N801 - vLLM's name

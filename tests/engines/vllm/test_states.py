@@ -115,9 +115,9 @@ def test_a_hit_in_the_middle_of_a_chunk(bench: Bench) -> None:
     prompt = bench.returning(1, 700)[0]
     half = prompt[: CHUNK + CHUNK // 2]
     bench.equal([half + bench.fresh(1, 20)[0]])  # the engine has one and a half chunks now
-    loads = bench.count("load.tokens")
+    loads = bench.count("loaded.tokens")
     assert bench.equal([prompt])[0].cached >= 2 * CHUNK
-    assert bench.count("load.tokens") - loads == CHUNK // 2
+    assert bench.count("loaded.tokens") - loads == CHUNK // 2
 
 
 def test_requests_that_share_a_prefix_in_flight(bench: Bench) -> None:

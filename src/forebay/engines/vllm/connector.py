@@ -27,6 +27,7 @@ from forebay.pool import life
 from forebay.settings import Settings, Source, build, from_environment
 from forebay.sys.clock import Clock
 
+_ALWAYS_LOAD: Final = "always_load"
 _log: Final = logging.getLogger("forebay")
 
 
@@ -60,10 +61,17 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._namespace = identity.Namespace(config, self._cache, self._shape)
         self._weights = WeightsHash(identity.weights_directory(config))
         wanted = self.settings
-        limits = Limits(wanted.min_tokens, wanted.lookup_deadline_ms, wanted.load_deadline_ms)
+        times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
+        limits = Limits(wanted.min_tokens, *times, always_load=_always_load(config))
         self._scheduler = SchedulerSide(Membership(socket_path, clock), self._shape, limits)
         self._scheduler.join()
         self.boundary.when_failed = self._scheduler.failed
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """From 0.29 on: all layers of a block side by side, copied as one."""
+        del vllm_config
+        return versions.wanted_layout()
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
@@ -161,7 +169,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Before the forward: the last moment for stores."""
         if self._worker is not None and isinstance(kv_connector_metadata, Step):
-            self._worker.store(kv_connector_metadata)
+            self._worker.begin(kv_connector_metadata)
 
     @bounded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -169,7 +177,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         metadata, worker = self._get_connector_metadata(), self._worker
         if worker is None or not isinstance(metadata, Step):
             return
-        worker.store(metadata)
+        worker.begin(metadata)
         loads, metadata.loads = metadata.loads, []
         for load in loads:
             # Whatever happens, the engine must hear that the load has ended.
@@ -272,7 +280,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         _log.info("Forebay shares chunks of %d tokens", self._shape.chunk_tokens)
 
 
+def _always_load(config: Any) -> bool:
+    """Not a setting: measurements of the drives use it, nobody else should."""
+    return bool(config.kv_transfer_config.kv_connector_extra_config.get(_ALWAYS_LOAD))
+
+
 def _settings(config: Any) -> Settings:
     extra = dict(config.kv_transfer_config.kv_connector_extra_config)
+    extra.pop(_ALWAYS_LOAD, None)
     spelled = Source(extra, lambda name: f'kv_connector_extra_config["{name}"]')
     return build([spelled, from_environment(os.environ)])

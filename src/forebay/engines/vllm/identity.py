@@ -4,6 +4,7 @@ What cannot be keyed yet is declined, with one sentence, and served as without t
 """
 
 import json
+import re
 import secrets
 from pathlib import Path
 from typing import Any, Final
@@ -50,12 +51,18 @@ def geometry(config: Any, cache: Any, chunk_tokens: int) -> Geometry:
     group = cache.kv_cache_groups[0]
     spec = group.kv_cache_spec
     block_tokens = spec.block_size
-    layers = tuple(sorted(group.layer_names))
+    layers = tuple(sorted(group.layer_names, key=_as_counted))
     block_bytes = spec.page_size_bytes * len(layers)
     wanted = min(_CHUNK_BYTES // block_bytes, _CHUNK_TOKENS_MAX // block_tokens)
     chunk_blocks = chunk_tokens // block_tokens if chunk_tokens else wanted
     del config
     return Geometry(layers, spec.page_size_bytes, block_tokens, max(1, chunk_blocks))
+
+
+def _as_counted(layer: str) -> list[tuple[int, str]]:
+    """Layer 2 before layer 10: the order in which an engine lays them side by side, if it does."""
+    parts = re.split(r"(\d+)", layer)
+    return [(int(part), "") if part.isdigit() else (0, part) for part in parts]
 
 
 def weights_directory(config: Any) -> str:

@@ -18,7 +18,7 @@ _BUCKETS: Final = (0.00005, 0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2
 _METRICS: Final = {
     "lookups": ("forebay:lookups", "Requests that the pool was asked about", ""),
     "loads": ("forebay:loads", "Requests with a prefix from the pool", ""),
-    "load": ("forebay:load", "What was loaded from the pool", "unit"),
+    "loaded": ("forebay:loaded", "What was loaded from the pool", "unit"),
     "stored": ("forebay:stored", "What was stored in the pool", "unit"),
     "misses": ("forebay:misses", "Requests without a prefix from the pool", "reason"),
     "asked_again": ("forebay:asked_again", "Asks of the scheduler that were put off", "reason"),

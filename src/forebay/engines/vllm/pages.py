@@ -10,13 +10,11 @@ do not have that geometry are refused.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from forebay.engines.vllm.step import Piece
-
-Bytes: TypeAlias = Any  # a numpy array of uint8
+from forebay.engines.vllm.copies.contract import Bytes, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,8 @@ class Pages:
         """ValueError if a tensor is not what the engine declared."""
         self._geometry = geometry
         self._layers = [
-            _as_pages(tensors[layer], blocks, geometry.page_bytes) for layer in geometry.layers
+            rows_of(tensors[layer], blocks, geometry.page_bytes).numpy()
+            for layer in geometry.layers
         ]
 
     def copy_out(self, piece: Piece, slab: Bytes) -> None:
@@ -77,8 +76,11 @@ class Pages:
         return slab[start:stop].reshape(len(piece.blocks), len(shape.layers), shape.page_bytes)
 
 
-def _as_pages(tensor: Any, blocks: int, page_bytes: int) -> Bytes:
-    """A view of a layer's tensor: a row a block, whatever the order of dimensions inside it."""
+def rows_of(tensor: Any, blocks: int, page_bytes: int) -> Any:
+    """A layer's tensor as bytes, a row a block, whatever the order of dimensions inside it.
+
+    ValueError if the tensor is not what the engine declared.
+    """
     kernel_blocks = tensor.shape[0]
     row_bytes = tensor.stride(0) * tensor.element_size()
     inner = [
@@ -97,6 +99,4 @@ def _as_pages(tensor: Any, blocks: int, page_bytes: int) -> Bytes:
     start = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     shape, strides = (blocks, page_bytes), (row_bytes * parts, 1)
-    view = flat.set_(tensor.untyped_storage(), start, shape, strides)
-    pages: Bytes = view.numpy()
-    return pages
+    return flat.set_(tensor.untyped_storage(), start, shape, strides)

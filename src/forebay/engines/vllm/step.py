@@ -8,34 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Part of one chunk: whole blocks that lie in the slab and in the engine's KV cache."""
-
-    offset: int  # of the chunk's slot in the slab
-    first: int  # the first of these blocks, counted in the chunk
-    blocks: list[int]  # ids in the engine's KV cache
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Pieces to be copied into the KV cache for one request."""
-
-    request: str
-    generation: int  # of the slab that the offsets are of
-    pieces: list[Piece]
-    is_last: bool  # nothing more will come for this request
-    failed: list[int] = field(default_factory=list)  # blocks that cannot be loaded after all
-    serial: int = 0  # by which a worker reports it as copied
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """One chunk to be copied out of the KV cache."""
-
-    generation: int
-    piece: Piece
+from forebay.engines.vllm.copies.contract import Load, Store
 
 
 @dataclass(slots=True)

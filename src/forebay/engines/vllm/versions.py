@@ -18,6 +18,21 @@ def reports_failed_requests() -> bool:
     return KVConnectorTransferResults is not None
 
 
+def wanted_layout() -> str | None:
+    """The layout that makes a block one run of bytes over all layers (0.29 and later, on a GPU).
+
+    Read in vLLM's code up to 0.32, not run there: what it costs its attention is not known.
+    """
+    try:
+        from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: PLC0415
+    except ImportError:
+        return None
+    from vllm.platforms import current_platform  # noqa: PLC0415
+
+    is_there = current_platform.is_cuda() and hasattr(KVCacheLayout, "BLNHC")
+    return "BLNHC" if is_there else None
+
+
 def layout_of(cache: Any) -> str:
     """The layout of the KV cache, as the engine declares it."""
     declared = getattr(cache, "kv_cache_layout", None)

@@ -1,21 +1,25 @@
-"""The worker's side: copies between the KV cache and the slab, nothing else.
+"""The worker's side: what a step asks for, done by copies that fit the KV cache.
 
-Stores run before the forward of the step that names them: the blocks may be given to another
-request by that very step. Loads run whenever the runner says; their blocks are nobody else's.
-A promised load is served from the slab of its generation, even when the pool is gone: nobody
-writes there any more. Only when the last of these is done is the next slab mapped.
+A promised load is served from the slab of its generation, even when the pool is gone: nobody writes
+there any more. Only when the last of these is done is the next slab mapped; until then stores are
+missed and loads of the next one fail, which the engine answers by computing.
 """
 
 import logging
 from collections import Counter
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
-from forebay.engines.vllm.pages import Bytes, Geometry, Pages
-from forebay.engines.vllm.step import Load, Report, Step
+from forebay.engines.vllm.copies.contract import Copies, Load, Mapped, Store
+from forebay.engines.vllm.copies.host import HostCopies
+from forebay.engines.vllm.pages import Geometry, Pages, rows_of
+from forebay.engines.vllm.step import Report, Step
 from forebay.pool.client.link import Link, join
+from forebay.pool.messages import Stats, StatsReply
 from forebay.sys.clock import Clock
+from forebay.tiers.dram.slab import slot_bytes_for
 
 _JOIN_S: Final = 1.0
 _log: Final = logging.getLogger("forebay")
@@ -26,67 +30,63 @@ class WorkerSide:
 
     def __init__(self, socket_path: str, shape: Geometry, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
+        self._told: Counter[str] = Counter()  # counts as of the last `take_counts`
         self._socket_path = socket_path
         self._shape = shape
         self._clock = clock
-        self._pages: Pages | None = None
+        self._copies: Copies | None = None
         self._link: Link | None = None
-        self._slab: Bytes | None = None
+        self._is_leaving = False  # the slab of the link, for another one
         self._report = Report()
+        self._under_way: Counter[str] = Counter()  # loads, a request
+        self._last: set[str] = set()  # requests for which nothing more will come
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
-        self._done: Step | None = None  # the step whose stores are copied
+        self._begun: Step | None = None
 
     def register(self, tensors: dict[str, Any], blocks: int) -> None:
-        """The KV cache is there."""
-        self._pages = Pages(self._shape, tensors, blocks)
+        """The KV cache is there; ValueError if it is not what the engine declared."""
+        self._copies = copies_for(self._shape, tensors, blocks)
 
-    def store(self, step: Step) -> None:
-        """Copy out what this step names; once, however often it is called."""
-        if step is self._done:
+    def begin(self, step: Step) -> None:
+        """Before the forward: store what this step names; once, however often it is called."""
+        if step is self._begun:
             return
-        self._done = step
-        if step.generation and (step.stores or step.loads):
+        self._begun = step
+        if step.generation:
             self._map(step)
+        stores = []
         for store in step.stores:
-            slot = (store.generation, store.piece.offset)
-            slab = self._slab_of(store.generation)
-            if slab is None or self._pages is None:
-                self._report.missed[slot] = 1
-                continue
-            self._pages.copy_out(store.piece, slab)
-            self._report.stored[slot] = 1
-            self.counts["stored.bytes"] += self._shape.chunk_bytes
+            if self._is_mapped(store.generation):
+                stores.append(store)
+            else:
+                self._missed(store)
+        if self._copies is not None and self._link is not None:
+            self._copies.begin(stores, loads=bool(step.loads))
 
     def load(self, load: Load) -> None:
         """Copy in what was promised to one request."""
-        slab = self._slab_of(load.generation)
-        if slab is None or self._pages is None:
-            self.fail(load)
-            return
-        for piece in load.pieces:
-            self._pages.copy_in(piece, slab)
-            self.counts["load.bytes"] += len(piece.blocks) * self._shape.block_bytes
-        self._report.copied[load.serial] = 1
-        if load.failed:
-            self._failed.add(load.request)
-            self._failed_blocks.update(load.failed)
+        self._under_way[load.request] += 1
         if load.is_last:
-            self._received.add(load.request)
+            self._last.add(load.request)
+        if self._copies is None or not self._is_mapped(load.generation):
+            self.fail(load)
+        else:
+            self._copies.load(load)
 
     def fail(self, load: Load) -> None:
         """A load cannot be done: the engine computes these blocks itself."""
         self._failed.add(load.request)
         self._failed_blocks.update(block for piece in load.pieces for block in piece.blocks)
-        self._failed_blocks.update(load.failed)
-        if load.is_last:
-            self._received.add(load.request)
+        self._ended(load)
 
     def take_received(self) -> tuple[set[str], set[str]]:
         """Requests whose loads have ended, and those of them that failed."""
-        received, failed = self._received, self._failed
-        self._received, self._failed = set(), set()
+        self._poll()
+        received, self._received = self._received, set()
+        failed = self._failed & received
+        self._failed -= failed
         return received, failed
 
     def take_failed_blocks(self) -> set[int]:
@@ -96,6 +96,7 @@ class WorkerSide:
 
     def take_report(self) -> Report | None:
         """What was stored since the last call."""
+        self._poll()
         if self._report == Report():
             return None
         report, self._report = self._report, Report()
@@ -103,37 +104,109 @@ class WorkerSide:
 
     def take_counts(self) -> dict[str, int]:
         """What was counted since the last call."""
-        counts, self.counts = dict(self.counts), Counter()
-        return counts
+        news = {name: n - self._told[name] for name, n in self.counts.items()}
+        self._told.update(news)
+        return {name: n for name, n in news.items() if n}
 
     def close(self) -> None:
-        """Unmap the slab."""
+        """Let go of the slab."""
+        if self._copies is not None:
+            self._copies.close()
         self._unmap()
 
-    def _slab_of(self, generation: int) -> Bytes | None:
-        if self._link is None or self._link.generation != generation:
-            return None
-        return self._slab
+    def _poll(self) -> None:
+        """See what the copies have done."""
+        if self._copies is None:
+            return
+        done = self._copies.take_done()
+        for store in done.stored:
+            self._report.stored[store.generation, store.piece.offset] = 1
+            self.counts["stored.bytes"] += self._shape.chunk_bytes
+        self.counts["store_us"] += round(done.store_s * 1e6)
+        self.counts["load_us"] += round(done.load_s * 1e6)
+        for store in done.missed:
+            self._missed(store)
+        for load in done.failed:
+            self.fail(load)
+        for load in done.loaded:
+            blocks = sum(len(piece.blocks) for piece in load.pieces)
+            self.counts["loaded.bytes"] += blocks * self._shape.block_bytes
+            self._report.copied[load.serial] = 1
+            self._ended(load)
+
+    def _ended(self, load: Load) -> None:
+        """One of a request's loads is over; with the last of them the engine hears of it."""
+        if load.failed:
+            self._failed.add(load.request)
+            self._failed_blocks.update(load.failed)
+        self._under_way[load.request] -= 1
+        if not self._under_way[load.request] and load.request in self._last:
+            del self._under_way[load.request]
+            self._last.remove(load.request)
+            self._received.add(load.request)
+
+    def _missed(self, store: Store) -> None:
+        self._report.missed[store.generation, store.piece.offset] = 1
+        self.counts["stores.missed"] += 1
+
+    def _is_mapped(self, generation: int) -> bool:
+        return (
+            self._copies is not None
+            and self._link is not None
+            and self._link.generation == generation
+            and not self._is_leaving
+        )
 
     def _map(self, step: Step) -> None:
         """Have this step's slab mapped, unless loads of an older one are in it."""
-        if self._link is not None and self._link.generation == step.generation:
+        if self._copies is None or self._is_mapped(step.generation):
             return
-        if self._link is not None and any(
-            load.generation == self._link.generation for load in step.loads
-        ):
-            return
-        self._unmap()
+        if self._link is not None:
+            if any(load.generation == self._link.generation for load in step.loads):
+                return
+            self._is_leaving = True
+            if not self._copies.detach():
+                return
+            self._unmap()
         now = self._clock.monotonic()
         link = join(self._socket_path, step.engine, self._clock, now + _JOIN_S)
         if isinstance(link, str):
             _log.warning("the worker cannot join the pool: %s", link)
             return
         self._link = link
-        self._slab = np.frombuffer(link.slab, dtype=np.uint8)
+        self._is_leaving = False
+        memory = np.frombuffer(link.slab, dtype=np.uint8)
+        cap_bytes = _cap_bytes(link, now + _JOIN_S)
+        self._copies.attach(Mapped(link.generation, memory, link.arena_bytes, cap_bytes))
 
     def _unmap(self) -> None:
-        self._slab = None
         if self._link is not None and not self._link.close():
             _log.warning("the old slab is still in use")
         self._link = None
+
+
+def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
+    """The copies that fit where these tensors lie; ValueError if they are not as declared."""
+    if next(iter(tensors.values())).device.type != "cuda":
+        return HostCopies(Pages(shape, tensors, blocks))
+    # Only here is there a GPU to import them for.
+    from forebay.engines.vllm.copies.cuda import CudaDriver  # noqa: PLC0415
+    from forebay.engines.vllm.copies.pointers import Rack  # noqa: PLC0415
+    from forebay.engines.vllm.copies.streamed import StreamedCopies  # noqa: PLC0415
+
+    rows = [rows_of(tensors[layer], blocks, shape.page_bytes) for layer in shape.layers]
+    layers = [(row.data_ptr(), row.stride(0)) for row in rows]
+    rack = Rack.of(layers, shape.page_bytes, blocks)
+    driver = CudaDriver(rows[0].device)
+    driver.warm(rack.page_bytes)
+    return StreamedCopies(driver, rack, slot_bytes_for(shape.chunk_bytes))
+
+
+def _cap_bytes(link: Link, until: float) -> int:
+    """What the pool will use of its slab; 0 where it does not say in time."""
+    link.line.post(Stats())
+    answer = link.line.take(until)
+    if not isinstance(answer, StatsReply):
+        return 0
+    stats = msgspec.json.decode(answer.json)
+    return int(stats["dram"]["cap_bytes"])

@@ -112,6 +112,7 @@ class Link:
         self.line = line
         self.generation = welcome.generation
         self.slab_bytes = welcome.slab_bytes
+        self.arena_bytes = welcome.arena_bytes
         self._mapping = mapping
         self.slab = memoryview(mapping)
 

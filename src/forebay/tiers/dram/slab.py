@@ -52,6 +52,7 @@ class Slab:
         self.arena_bytes = arena_bytes
         self._arenas_max = min(cap_bytes, memory.size_bytes) // arena_bytes
         self._allocated: set[int] = set()  # arenas that have memory
+        self._spent: set[int] = set()  # arenas given back: a GPU may still know their old pages
         self._coming: int | None = None  # of these, the one that a thread still allocates
         self._idle: list[int] = []  # of these, without a class
         self._used: dict[int, Arena] = {}  # of these, with one
@@ -136,7 +137,8 @@ class Slab:
         if self._idle or self._coming is not None or len(self._allocated) >= self._arenas_max:
             return None
         self._coming = self._unallocated()
-        self._allocated.add(self._coming)
+        if self._coming is not None:
+            self._allocated.add(self._coming)
         return self._coming
 
     def allocate(self, number: int) -> OSError | None:
@@ -176,6 +178,8 @@ class Slab:
         if len(self._allocated) >= self._arenas_max:
             return False
         number = self._unallocated()
+        if number is None:
+            return False
         error = self.allocate(number)
         if error is not None:
             self._refused(error)
@@ -184,9 +188,15 @@ class Slab:
         self._idle.append(number)
         return True
 
-    def _unallocated(self) -> int:
+    def _unallocated(self) -> int | None:
+        """An arena that never had memory.
+
+        One that had it and gave it back is left alone: an engine's GPU that has its pages
+        registered goes on reading and writing those, which are not the arena's any more.
+        """
         total = self._memory.size_bytes // self.arena_bytes
-        return next(number for number in range(total) if number not in self._allocated)
+        gone = self._allocated | self._spent
+        return next((number for number in range(total) if number not in gone), None)
 
     def _refused(self, error: OSError) -> None:
         """The machine has less than was promised to us: live with what there is."""
@@ -199,6 +209,7 @@ class Slab:
         while self._idle and len(self._allocated) > self._arenas_max:
             number = self._idle.pop()
             self._allocated.remove(number)
+            self._spent.add(number)
             try:
                 self._memory.discard(number * self.arena_bytes, self.arena_bytes)
             except OSError as error:

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
+from forebay.engines.vllm.copies.contract import Load
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.budget import ErrorBudget
 from forebay.engines.vllm.scheduling.membership import Membership
+from forebay.engines.vllm.scheduling.split import Pace, worth_reading
 from forebay.engines.vllm.scheduling.storing import Storing
 from forebay.engines.vllm.scheduling.tracked import Loading, Tracked
-from forebay.engines.vllm.step import Load, Report, Step
+from forebay.engines.vllm.step import Report, Step
 from forebay.identity.keys import ChainRoot, proof_of
 from forebay.pool.messages import (
     Ask,
@@ -48,8 +50,16 @@ _log: Final = logging.getLogger("forebay")
 class Limits:
     """When a prefix is worth asking for, and how long a promise may take."""
 
-    def __init__(self, min_tokens: int, lookup_deadline_ms: float, load_deadline_ms: float) -> None:
+    def __init__(
+        self,
+        min_tokens: int,
+        lookup_deadline_ms: float,
+        load_deadline_ms: float,
+        *,
+        always_load: bool = False,
+    ) -> None:
         self.min_tokens = min_tokens
+        self.always_load = always_load  # whatever is known, however long it takes: to measure it
         self.lookup_s = lookup_deadline_ms / 1000
         self.load_deadline_ms = int(load_deadline_ms)
         # The pool keeps the deadline; only one that hangs lets it pass.
@@ -69,6 +79,7 @@ class SchedulerSide:
         self._tracked: dict[str, Tracked] = {}
         self._by_number: dict[int, Tracked] = {}
         self._storing = Storing(membership, shape, self.counts)
+        self._pace = Pace()
         self._numbers = 0
         self._wait_left_s = _STEP_WAIT_S
         self._copying: dict[bytes, str] = {}  # keys on their way into the KV cache → request
@@ -143,12 +154,13 @@ class SchedulerSide:
         for chunk in range(tracked.loading.first, tracked.loading.stop):
             self._copying[short(tracked.keys[chunk])] = request.request_id
         self.counts["loads"] += 1
-        self.counts["load.tokens"] += external
+        self.counts["loaded.tokens"] += external
 
     # A step is built.
 
     def begin_step(self, output: Any) -> Step:
         """What the workers have to load in this step; the engine waits for it: it comes first."""
+        self._pace.built(time.monotonic(), output.total_num_scheduled_tokens)
         changed = self._pool.poll()
         if changed:
             self._pool_changed()
@@ -174,6 +186,7 @@ class SchedulerSide:
 
     def heard(self, report: Report | None, received: Iterable[str], failed: set[str]) -> None:
         """What the workers have done."""
+        self._pace.heard(time.monotonic())
         if report is not None:
             self._storing.stored(report)
             self._copied(report)
@@ -272,10 +285,13 @@ class SchedulerSide:
         if not tracked.asked:
             if not self._may_wait(computed):
                 return self._missed(tracked, "too_many_asking")
+            known = self._wanted(tracked, first, computed)
+            if known * self._shape.chunk_tokens - computed < max(1, self._limits.min_tokens):
+                return self._missed(tracked, "computed_sooner")
             tracked.asked = True
             tracked.asked_at = time.monotonic()
             tracked.asked_first = first
-            known = tracked.found.known if tracked.found is not None else 0
+            self._reads(tracked, first, known)
             deadline_ms = self._limits.load_deadline_ms
             ask = Ask(tracked.number, first, known - first, deadline_ms, stream=True)
             self._pool.post(ask)
@@ -302,6 +318,26 @@ class SchedulerSide:
         tokens = computed + sum(each.computed for each in asking)
         return len(asking) < _AGAIN_MAX and tokens <= _AGAIN_TOKENS
 
+    def _wanted(self, tracked: Tracked, first: int, computed: int) -> int:
+        """Chunks, from the first of the prompt, that are here before they would be computed."""
+        assert tracked.found is not None
+        known, near = tracked.found.known, max(first, tracked.found.ready)
+        if known > near and not self._limits.always_load:
+            size, now = self._shape.chunk_tokens, time.monotonic()
+            token_bytes = self._shape.chunk_bytes // size
+            far_tokens = known * size - max(computed, near * size)
+            waiting = self._waiting_tokens(tracked)
+            known = near + worth_reading(far_tokens, token_bytes, waiting, self._pace, now) // size
+        return known
+
+    def _waiting_tokens(self, tracked: Tracked) -> int:
+        """Tokens of other prompts that the GPU has still to compute."""
+        return sum(
+            max(0, each.request.num_prompt_tokens - each.request.num_computed_tokens)
+            for each in self._tracked.values()
+            if each is not tracked and each.loading is None and not each.asked
+        )
+
     def _is_copied_for_another(self, tracked: Tracked, first: int) -> bool:
         """Whether what is missing is on its way into the KV cache: then it is a local hit soon."""
         if tracked.promise is not None or first >= len(tracked.keys):
@@ -312,6 +348,7 @@ class SchedulerSide:
     def _cancel(self, tracked: Tracked) -> None:
         if tracked.number:
             self._pool.post(Cancel(tracked.number))
+            self._pace.forget(tracked.number)
             self._by_number.pop(tracked.number, None)
             tracked.forget_lookup()
 
@@ -350,10 +387,25 @@ class SchedulerSide:
                 self.budget.answered()
         elif isinstance(message, Promise):
             tracked.promise = self._checked(tracked, message)
+            self._read(tracked, message.first, len(message.offsets))
         else:
+            self._read(tracked, message.chunk, 1)
             whole = message.length == self._shape.chunk_bytes
             sound = whole and message.key == tracked.keys[message.chunk]  # verify: streamed key
             tracked.streamed[message.chunk] = message.offset if sound else -1
+
+    def _reads(self, tracked: Tracked, first: int, known: int) -> None:
+        """Chunks up to `known` are asked for."""
+        far = known - max(first, tracked.found.ready if tracked.found is not None else 0)
+        if far > 0:
+            size = far * self._shape.chunk_bytes
+            self._pace.reads(time.monotonic(), tracked.number, size)
+
+    def _read(self, tracked: Tracked, first: int, count: int) -> None:
+        """Chunks have arrived; those that were not in DRAM say how fast the drives are."""
+        ready = tracked.found.ready if tracked.found is not None else 0
+        far = max(0, first + count - max(first, ready))
+        self._pace.arrived(time.monotonic(), tracked.number, far * self._shape.chunk_bytes)
 
     def _checked(self, tracked: Tracked, promise: Promise) -> Promise:
         """A promise, cut to nothing if it is not for exactly these chunks."""
@@ -455,6 +507,7 @@ class SchedulerSide:
             self.budget.succeeded()
         if tracked.number:
             self._pool.post(Release(tracked.number, []))
+            self._pace.forget(tracked.number)
             self._by_number.pop(tracked.number, None)
             tracked.forget_lookup()
         if tracked.request.is_finished():
@@ -467,6 +520,7 @@ class SchedulerSide:
         _log.warning("pool %s", "joined" if self._pool.is_member else f"lost: {self._pool.why}")
         self._by_number.clear()
         self._parts.clear()
+        self._pace = Pace()
         self._storing.forget()
         for tracked in self._tracked.values():
             tracked.forget_lookup()

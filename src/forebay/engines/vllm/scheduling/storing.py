@@ -14,10 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from forebay.engines.vllm.copies.contract import Piece, Store
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.tracked import Tracked
-from forebay.engines.vllm.step import Piece, Report, Store
+from forebay.engines.vllm.step import Report
 from forebay.pool.messages import Abort, Answer, Commit, Reserve, Reserved, Run
 from forebay.record.header import ROOT
 
@@ -121,7 +122,7 @@ class Storing:
                     offer.is_lost = True
                     self._counts["stores.too_late"] += 1
         generation = self._pool.generation
-        stores = [Store(generation, offer.piece) for offer in self._ready]
+        stores = [Store(generation, offer.piece, offer.is_loose) for offer in self._ready]
         until = time.monotonic() + _COPY_S
         self._copying.update({(generation, store.piece.offset): until for store in stores})
         self._give_up(until - _COPY_S)
@@ -130,8 +131,8 @@ class Storing:
 
     def loosen(self, request_id: str) -> None:
         """A request's blocks are free: what is not copied in the next step cannot be copied."""
-        for batch in self._batches:
-            for offer in batch.offers:
+        for offers in (self._ready, *(batch.offers for batch in self._batches)):
+            for offer in offers:
                 if offer.tracked.request.request_id == request_id:
                     offer.is_loose = True
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from forebay.engines.vllm.copies.contract import Piece
 from forebay.engines.vllm.pages import Geometry
-from forebay.engines.vllm.step import Piece
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.messages import Found, Promise
 

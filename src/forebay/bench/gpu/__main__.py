@@ -1,0 +1,77 @@
+"""`python -m forebay.bench.gpu ROW … --out DIR`: rows of the table, each on its own.
+
+It ends within nine minutes and writes what it has after every repeat; run again, it goes on. Rows
+that want the same engines share them. `--scale tiny` rehearses on any machine that has vLLM.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from forebay.bench.gpu.results import Results
+from forebay.bench.gpu.rows import ROWS
+from forebay.bench.gpu.run import ROW_S, Run
+from forebay.bench.gpu.sides import SCALES
+from forebay.errors import ForebayError
+from forebay.sys.scratch import scratch
+
+
+def main() -> int:
+    """Run the rows of the command line."""
+    parser = argparse.ArgumentParser(prog="forebay.bench.gpu", description=__doc__)
+    parser.add_argument("rows", nargs="+", choices=sorted(ROWS), metavar="ROW")
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="where JSON goes")
+    parser.add_argument("--dir", default="/tmp", help="where chunks go")  # noqa: S108
+    parser.add_argument("--scale", choices=sorted(SCALES), default="full")
+    parser.add_argument("--seconds", type=float, default=ROW_S, help="when it ends")
+    wanted = parser.parse_args()
+    begun = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - begun:6.1f} {what}", flush=True)  # noqa: T201 - it is watched
+
+    try:
+        with scratch(wanted.dir) as place:
+            results = _results(wanted.rows[0], wanted)
+            run = Run(SCALES[wanted.scale], results, place, begun + wanted.seconds, say)
+            try:
+                asyncio.run(_run(run, wanted))
+            finally:
+                _keep_logs(place, wanted.out, "-".join(wanted.rows))
+    except ForebayError as error:
+        say(f"forebay: {error}")
+        return 2
+    return 0
+
+
+async def _run(run: Run, wanted: argparse.Namespace) -> None:
+    try:
+        for row in wanted.rows:
+            run.say(f"row {row}")
+            results = _results(row, wanted)
+            run.begin_row(SCALES[wanted.scale], results)
+            await ROWS[row](run)
+            run.say(f"{row}: {results.found.get('ratios', {})}")
+    finally:
+        await run.clear_stage()
+
+
+def _results(row: str, wanted: argparse.Namespace) -> Results:
+    return Results(wanted.out / f"{row}.json", row, wanted.scale)
+
+
+def _keep_logs(place: Path, out: Path, name: str) -> None:
+    """The ends of the engines' logs, for whoever wonders."""
+    ends = []
+    for log in sorted(place.glob("*.log")):
+        text = log.read_text(encoding="utf-8", errors="replace")
+        ends.append(f"==== {log.name}\n{text[-20_000:]}")
+    if ends:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.log").write_text("\n".join(ends), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""The rows in which NVMe carries the load, and those in which things are started again."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from forebay.bench.gpu import talk
+from forebay.bench.gpu.engine import Engine, Reply
+from forebay.bench.gpu.run import Run
+from forebay.bench.gpu.sides import FORCED, GPU, OURS
+from forebay.bench.raw import DEPTH_MAX, RawFiles
+from forebay.sys.disk import Disk
+from forebay.sys.shared import SharedMemory
+
+_RAW_BYTES: Final = 4 << 30
+_RAW_S: Final = 3.0
+_PIECES: Final = 8  # a long prompt is stored piece by piece, as fast as a drive takes it
+_WRITE_S: Final = 30.0
+_WATCH_S: Final = 0.5
+
+
+async def nvme_32k(run: Run) -> None:
+    """One long prompt from NVMe through a DRAM that holds less than half of it."""
+    await run.clear_stage()
+    scale = run.scale
+    bytes_wanted = scale.long_tokens * scale.token_bytes
+    dram_bytes = 2 << 30 if scale.name == "full" else 64 << 20
+    disk_bytes = min(scale.disk_bytes, max(20 << 30, 4 * bytes_wanted))
+    raw_gb_s = [_raw_read_gb_s(run)]
+
+    async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
+        prompt = talk.prompts(scale, 1, scale.long_tokens, 6000 + number)[0]
+        if side == GPU:
+            computed = await engine.ask(prompt, 1)
+            await engine.forget()
+            return {"ttft_ms": round(computed.ttft_s * 1000, 2), "cached": computed.cached}
+        await _store_slowly(run, engine, prompt)
+        await _store_slowly(
+            run, engine, talk.prompts(scale, 1, scale.long_tokens, 7000 + number)[0]
+        )
+        await engine.forget()
+        before = await _written(run)
+        begun = time.perf_counter()
+        reply = await engine.ask(prompt, 1)
+        took_s = time.perf_counter() - begun
+        after = run.counters()
+        read = after.get("disk.loaded_bytes", 0) - before.get("disk.loaded_bytes", 0)
+        return {
+            "ttft_ms": round(reply.ttft_s * 1000, 2),
+            "seconds": round(took_s, 4),
+            "cached": reply.cached,
+            "read_bytes": read,
+            "read_gb_s": round(read / reply.ttft_s / 1e9, 3) if reply.ttft_s else 0.0,
+        }
+
+    async with (
+        run.pool(dram_bytes, disk_bytes) as pool,
+        run.engines((GPU, FORCED, OURS), pool.socket) as engines,
+    ):
+        await run.repeat(engines, measure, 3)
+    raw_gb_s.append(_raw_read_gb_s(run))
+    run.results.beside("raw_read_gb_s", raw_gb_s)
+    for repeat in run.results.repeats:
+        repeat["better"] = {"ttft_ms": min(repeat[GPU]["ttft_ms"], repeat[FORCED]["ttft_ms"])}
+        repeat["raw"] = {"read_gb_s": median(raw_gb_s)}
+    run.results.ratio("split_ttft_to_the_better", "ttft_ms", OURS, "better")
+    run.results.ratio("forced_read_to_raw", "read_gb_s", FORCED, "raw")
+
+
+async def disk_carries(run: Run) -> None:
+    """The dialogs with hardly any DRAM: the drive has to carry them."""
+    await run.clear_stage()
+    scale = run.scale
+    most = {"disk_bytes": 0, "files_bytes": 0}
+
+    async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
+        if side == GPU:
+            return await talk.dialogs(engine, scale, scale.clients, number)
+        before = run.counters()
+        watching = asyncio.create_task(_watch(run, most))
+        found = await talk.dialogs(engine, scale, scale.clients, number)
+        watching.cancel()
+        after = run.counters()
+        for name in sorted(after):
+            if after[name] != before.get(name, 0):
+                found[name.replace(".", "_")] = after[name] - before.get(name, 0)
+        found["missed_chunks"] = (await engine.counts()).get("stores.missed", 0)
+        return found
+
+    async with (
+        run.pool(scale.small_dram_bytes, scale.disk_bytes) as pool,
+        run.engines((GPU, OURS), pool.socket) as engines,
+    ):
+        await run.repeat(engines, measure, 3)
+        if run.has_time(60):
+            last = await talk.dialogs(engines[GPU], scale, scale.clients, 99)
+            run.results.beside("gpu_only_last", last)
+    run.results.beside("most", {**most, "cap_bytes": scale.disk_bytes})
+    for figure in ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms"):
+        run.results.ratio(f"forebay_to_gpu_{figure}", figure, OURS, GPU)
+
+
+async def restart(run: Run) -> None:
+    """A returning turn after the engine, then after engine and pool have been started again."""
+    await run.clear_stage()
+    scale = run.scale
+    prompts = talk.prompts(scale, 6, scale.first_tokens, 8000)
+    more = talk.prompts(scale, 6, scale.turn_tokens, 8100)
+    disk_bytes = min(scale.disk_bytes, 20 << 30)
+    found: dict[str, Any] = {}
+
+    async def turn(engine: Engine) -> list[Reply]:
+        asked = [prompt + rest for prompt, rest in zip(prompts, more, strict=True)]
+        return [await engine.ask(prompt, 4) for prompt in asked]
+
+    def keep(name: str, replies: list[Reply]) -> None:
+        ttfts = [reply.ttft_s * 1000 for reply in replies]
+        cached = sum(reply.cached for reply in replies) / sum(map(len, prompts))
+        spread = [round(value, 2) for value in (median(ttfts), min(ttfts), max(ttfts))]
+        found[name] = {"ttft_ms": spread, "cached_share": round(cached, 3)}
+        run.results.beside(name, found[name])
+        run.say(f"{name}: {found[name]}")
+
+    async with run.pool(scale.dram_bytes, disk_bytes) as pool:
+        async with run.engines((GPU, OURS), pool.socket) as engines:
+            keep("recomputed", await turn(engines[GPU]))
+            for prompt in prompts:
+                await engines[OURS].ask(prompt, 4)
+            await run.settled()
+            engines[OURS].kill()
+        async with run.engines((OURS,), pool.socket) as engines:
+            keep("engine_restarted", await turn(engines[OURS]))
+            await _written(run)
+        pool.stop(_WRITE_S)
+    async with (
+        run.pool(scale.dram_bytes, disk_bytes) as pool,
+        run.engines((OURS,), pool.socket) as engines,
+    ):
+        before = run.counters().get("disk.loaded", 0)
+        keep("pool_restarted", await turn(engines[OURS]))
+        run.results.beside("read_from_nvme_chunks", run.counters()["disk.loaded"] - before)
+
+
+async def start_up(run: Run) -> None:
+    """From nothing to the first token with a large slab, and the steps while it is registered."""
+    await run.clear_stage()
+    run.scale = replace(run.scale, dram_bytes=run.scale.slab_bytes)
+    scale = run.scale
+    prompt = talk.prompts(scale, 1, 200, 9000)[0]
+    tokens = 1500 if scale.name == "full" else 60
+
+    async def measure(side: str) -> dict[str, Any]:
+        begun = time.perf_counter()
+        engine = await run.start(side, pool.socket)
+        try:
+            await engine.ask(prompt, 1)
+            first_s = time.perf_counter() - begun
+            reply = await engine.ask(prompt, tokens, stamps=True)
+            counts = await engine.counts()
+        finally:
+            await engine.stop()
+        gaps = [b - a for a, b in zip(reply.stamps, reply.stamps[1:], strict=False)]
+        usual = median(gaps)
+        return {
+            "first_token_s": round(first_s, 3),
+            "step_ms": round(usual * 1000, 3),
+            "longest_step_ms": round(max(gaps) * 1000, 3),
+            "steps_over_twice": sum(gap > 2 * usual for gap in gaps),
+            "steps": len(gaps),
+            "reach_bytes": counts["reach_bytes"],
+        }
+
+    async with run.pool(scale.dram_bytes) as pool:
+        await (await run.start(GPU, pool.socket)).stop()  # fills the compile cache
+        while len(run.results.repeats) < 3 and run.has_time(120):
+            order = [GPU, OURS] if len(run.results.repeats) % 2 == 0 else [OURS, GPU]
+            repeat = {side: await measure(side) for side in order}
+            run.say(str(repeat))
+            run.results.keep(repeat)
+    later = [r[OURS]["first_token_s"] - r[GPU]["first_token_s"] for r in run.results.repeats]
+    if later:
+        run.results.beside("later_s", [round(value, 2) for value in sorted(later)])
+
+
+async def _store_slowly(run: Run, engine: Engine, prompt: list[int]) -> None:
+    """Compute a prompt piece by piece, each written to the drive before the next comes."""
+    step = -(-len(prompt) // _PIECES)
+    for stop in range(step, len(prompt) + step, step):
+        await engine.ask(prompt[:stop], 1)
+        await _written(run)
+
+
+async def _written(run: Run) -> dict[str, int]:
+    """The counters once the drive has what it is to have."""
+    until = time.monotonic() + _WRITE_S
+    before = -1
+    while time.monotonic() < until:
+        stats = run.stats()
+        now = stats["counters"].get("disk.written", 0) + stats["counters"].get("stored.chunks", 0)
+        if now == before and not stats["dram"]["filling"]:
+            break
+        before = now
+        await asyncio.sleep(0.15)
+    return run.counters()
+
+
+async def _watch(run: Run, most: dict[str, int]) -> None:
+    """Keep the most that the drive ever held."""
+    while True:
+        used = int(run.stats()["disk"]["used_bytes"])
+        files = sum(path.stat().st_blocks * 512 for path in (run.place / "nvme").glob("*"))
+        most["disk_bytes"] = max(most["disk_bytes"], used)
+        most["files_bytes"] = max(most["files_bytes"], files)
+        await asyncio.sleep(_WATCH_S)
+
+
+def _raw_read_gb_s(run: Run) -> float:
+    """What the drive gives to plain threads at this moment."""
+    size = _RAW_BYTES if run.scale.name == "full" else 64 << 20
+    with _raw(run.place, size) as raw:
+        rate = raw.read(4, _RAW_S)
+    run.say(f"raw reads: {rate:.2f} GB/s")
+    return round(rate, 3)
+
+
+@contextlib.contextmanager
+def _raw(place: Path, size_bytes: int) -> Iterator[RawFiles]:
+    home = place / "raw"
+    home.mkdir(mode=0o700, exist_ok=True)
+    io_bytes = 2 << 20
+    disk = Disk()
+    directory = disk.open_directory(str(home))
+    memory = SharedMemory(2 * DEPTH_MAX * io_bytes)
+    memory.allocate(0, memory.size_bytes)
+    buffers = [memory.view[at : at + io_bytes] for at in range(0, memory.size_bytes, io_bytes)]
+    for buffer in buffers:
+        buffer[:] = os.urandom(io_bytes)
+    raw = RawFiles(disk, [directory], io_bytes, size_bytes // io_bytes, buffers)
+    try:
+        raw.prepare()
+        yield raw
+    finally:
+        raw.close()
+        for buffer in buffers:
+            buffer.release()
+        memory.close()
+        disk.close(directory)

@@ -1,0 +1,73 @@
+"""A row's results: written after every repeat, taken up again where they end.
+
+A repeat has all its sides, from one run; a repeat that was broken off is measured again whole.
+"""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+_ASK_S: Final = 20.0
+
+
+class Results:
+    """One row's file."""
+
+    def __init__(self, path: Path, row: str, scale: str) -> None:
+        self._path = path
+        self.found: dict[str, Any] = {"row": row, "scale": scale, "repeats": [], "beside": {}}
+        if path.exists():
+            known = json.loads(path.read_text(encoding="utf-8"))
+            if known.get("scale") == scale:
+                self.found = known
+        self.found.setdefault("machine", machine())
+
+    @property
+    def repeats(self) -> list[dict[str, Any]]:
+        """Those that are whole."""
+        repeats: list[dict[str, Any]] = self.found["repeats"]
+        return repeats
+
+    def keep(self, repeat: Mapping[str, Any]) -> None:
+        """One more, with all its sides."""
+        self.repeats.append(dict(repeat))
+        self._write()
+
+    def beside(self, name: str, value: object) -> None:
+        """Something measured once, beside the repeats."""
+        self.found["beside"][name] = value
+        self._write()
+
+    def ratio(self, name: str, figure: str, one: str, other: str) -> None:
+        """One side's figure over another's, in each repeat: median, least and most."""
+        pairs = [
+            (repeat[one][figure], repeat[other][figure])
+            for repeat in self.repeats
+            if one in repeat and other in repeat and repeat[other][figure]
+        ]
+        if pairs:
+            ratios = [mine / theirs for mine, theirs in pairs]
+            spread = [median(ratios), min(ratios), max(ratios)]
+            self.found.setdefault("ratios", {})[name] = [round(value, 3) for value in spread]
+            self._write()
+
+    def _write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_suffix(".part")
+        fresh.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
+        fresh.replace(self._path)
+
+
+def machine() -> dict[str, str]:
+    """What it was measured on."""
+    found = {"day": time.strftime("%Y-%m-%d", time.gmtime())}
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+        found["gpu"] = said.stdout.strip()
+    return found

@@ -1,0 +1,145 @@
+"""The rows: what each one measures, in the words of docs/benchmarks.md."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Final
+
+from forebay.bench.gpu import drives, model, talk
+from forebay.bench.gpu.engine import Engine
+from forebay.bench.gpu.run import Run
+from forebay.bench.gpu.sides import GPU, OURS, THEIRS
+
+REPEATS: Final = 3
+_CLIENTS_STATELESS: Final = 2  # times the clients of dialogs
+_CEILING_BYTES: Final = 40 << 30
+
+
+async def nothing_to_reuse(run: Run) -> None:
+    """Stateless prompts: what it costs to store all of them and use none."""
+    clients = _CLIENTS_STATELESS * run.scale.clients
+
+    async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
+        before = (await run.settled(), await engine.counts()) if side == OURS else ({}, {})
+        found = await talk.stateless(engine, run.scale, clients, number)
+        if side == OURS:
+            after, counts = await run.settled(), await engine.counts()
+            chunks = after.get("stored.chunks", 0) - before[0].get("stored.chunks", 0)
+            found["stored_chunks"] = chunks
+            found["stored_bytes"] = after.get("stored.bytes", 0) - before[0].get("stored.bytes", 0)
+            # Of each request all but its last token is computed; what is no whole chunk stays.
+            each = run.scale.prompt_tokens + run.scale.answer_tokens - 1
+            size = found["stored_bytes"] // max(1, chunks) // run.scale.token_bytes
+            found["full_chunks"] = run.scale.requests * (each // max(1, size))
+            found["stored_share"] = round(chunks / max(1, found["full_chunks"]), 4)
+            missed = counts.get("stores.missed", 0) - before[1].get("stores.missed", 0)
+            found["missed_chunks"] = missed
+        return found
+
+    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
+    await run.repeat(engines, measure, REPEATS)
+    for name in (OURS, THEIRS):
+        run.results.ratio(f"{name}_requests_per_s", "requests_per_s", name, GPU)
+        run.results.ratio(f"{name}_ttft_mean", "ttft_mean_ms", name, GPU)
+
+
+async def dialogs(run: Run) -> None:
+    """Dialogs that do not fit the GPU and fit DRAM; beside them a GPU that holds them all."""
+
+    async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
+        before = run.counters() if side == OURS else {}
+        found = await talk.dialogs(engine, run.scale, run.scale.clients, number)
+        if side == OURS:
+            after = run.counters()
+            for name in ("stored.chunks", "loaded.chunks", "dram.evicted", "stores.later"):
+                found[name.replace(".", "_")] = after.get(name, 0) - before.get(name, 0)
+            found["missed_chunks"] = (await engine.counts()).get("stores.missed", 0)
+        return found
+
+    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
+    await run.repeat(engines, measure, REPEATS)
+    for figure in ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms"):
+        run.results.ratio(f"forebay_to_gpu_{figure}", figure, OURS, GPU)
+        run.results.ratio(f"forebay_to_vllm_{figure}", figure, OURS, THEIRS)
+    if run.has_time(120) and len(run.results.repeats) >= REPEATS:
+        await _ceiling(run)
+
+
+async def _ceiling(run: Run) -> None:
+    """The same dialogs on a GPU whose own cache holds them: nothing can be better."""
+    await run.clear_stage()
+    bytes_wanted = _CEILING_BYTES if run.scale.name == "full" else 64 << 20
+    async with run.engines((GPU,), "", {"kv_cache_memory_bytes": bytes_wanted}) as engines:
+        found = await talk.dialogs(engines[GPU], run.scale, run.scale.clients, 77)
+    run.results.beside("gpu_only_that_holds_all", found)
+    run.say(f"a GPU that holds all: {found}")
+
+
+async def dram_32k(run: Run) -> None:
+    """One long prompt, computed, stored, and loaded from DRAM."""
+    await _one_prompt(run)
+
+
+async def small_pages(run: Run) -> None:
+    """The same with pages so small that copy engines do not pay."""
+    if run.scale.name == "full":
+        config = model.SMALL_PAGES
+        arguments = {**run.scale.arguments, "block_size": 16}
+        run.scale = replace(
+            run.scale,
+            config=config,
+            arguments=arguments,
+            token_bytes=model.token_bytes(config, 2),
+        )
+    await _one_prompt(run)
+
+
+async def _one_prompt(run: Run) -> None:
+    scale = run.scale
+
+    async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
+        prompt = talk.prompts(scale, 1, scale.long_tokens, 5000 + number)[0]
+        computed = await engine.ask(prompt, 1)
+        await asyncio.sleep(1.0)  # what is stored behind the answer is stored by then
+        before = await engine.counts()
+        await engine.forget()
+        loaded = await engine.ask(prompt, 1)
+        after = await engine.counts()
+        own = await engine.ask(prompt, 1)
+        found = {
+            "computed_ttft_ms": round(computed.ttft_s * 1000, 2),
+            "loaded_ttft_ms": round(loaded.ttft_s * 1000, 2),
+            "own_cache_ttft_ms": round(own.ttft_s * 1000, 2),
+            "loaded_cached": loaded.cached,
+            "tokens_equal": computed.tokens == loaded.tokens == own.tokens,
+        }
+        if side == OURS:
+            found["missed_chunks"] = after.get("stores.missed", 0)
+            found["load_gb_s"] = _rate(before, after, "load")
+            found["store_gb_s"] = _rate({}, before, "store")
+        return found
+
+    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
+    await run.repeat(engines, measure, 2 * REPEATS)
+    run.results.ratio("loaded_ttft_forebay_to_vllm", "loaded_ttft_ms", OURS, THEIRS)
+    run.results.ratio("loaded_ttft_forebay_to_gpu_only", "loaded_ttft_ms", OURS, GPU)
+
+
+def _rate(before: dict[str, int], after: dict[str, int], way: str) -> float:
+    """Gigabytes a second of device time, of a worker's copies."""
+    done = {"load": "loaded.bytes", "store": "stored.bytes"}[way]
+    moved = after.get(done, 0) - before.get(done, 0)
+    took_us = after.get(f"{way}_us", 0) - before.get(f"{way}_us", 0)
+    return round(moved / took_us / 1000, 2) if took_us else 0.0
+
+
+ROWS: Final[dict[str, Callable[[Run], Coroutine[None, None, None]]]] = {
+    "nothing-to-reuse": nothing_to_reuse,
+    "dialogs": dialogs,
+    "dram-32k": dram_32k,
+    "small-pages": small_pages,
+    "nvme-32k": drives.nvme_32k,
+    "disk-carries": drives.disk_carries,
+    "restart": drives.restart,
+    "start-up": drives.start_up,
+}

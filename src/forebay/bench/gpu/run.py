@@ -1,0 +1,219 @@
+"""A row under way: its engines, its pool, its time."""
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.bench.gpu import model, sides, talk
+from forebay.bench.gpu.engine import Engine
+from forebay.bench.gpu.results import Results
+from forebay.bench.gpu.sides import FORCED, OURS, Scale
+from forebay.bench.served import process
+from forebay.bench.served.process import PoolProcess
+from forebay.errors import StartupError
+from forebay.pool.client import Client
+from forebay.settings import DiskSetting
+from forebay.tiers.contract import Miss
+
+ROW_S: Final = 520.0  # then a row ends; the rest of it is for the next run
+DISK_BYTES_MAX: Final = 40 << 30
+FREE_BYTES_MIN: Final = 15 << 30
+_REACH_S: Final = 90.0
+_SETTLE_S: Final = 20.0
+_STATS_S: Final = 10.0
+_WARM_SEED: Final = 990_000
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one row."""
+
+    scale: Scale
+    results: Results
+    place: Path  # private, on the drive to measure; gone afterwards
+    until: float  # monotonic
+    say: Callable[[str], None]
+    _slowest_s: float = 0.0  # of a repeat so far
+    _warmed: int = 0
+    _watch: Client | None = None
+    _stage: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    _staged: tuple[object, dict[str, Engine]] | None = None
+
+    def begin_row(self, scale: Scale, results: Results) -> None:
+        """From now on it is about this row."""
+        self.scale, self.results, self._slowest_s = scale, results, 0.0
+
+    # Time.
+
+    def has_time(self, seconds: float = 0.0) -> bool:
+        """Whether another repeat, or so much, fits."""
+        return time.monotonic() + max(seconds, 1.2 * self._slowest_s) < self.until
+
+    async def repeat(
+        self, engines: Mapping[str, Engine], measure: Callable[[str, Engine, int], Any], count: int
+    ) -> None:
+        """So many repeats in all, each with all sides, in turn begun by another one."""
+        names = list(engines)
+        while len(self.results.repeats) < count:
+            number = len(self.results.repeats)
+            if not self.has_time():
+                self.say(f"no time for repeat {number + 1}; run the row again")
+                return
+            begun = time.monotonic()
+            order = names[number % len(names) :] + names[: number % len(names)]
+            found = {}
+            for name in order:
+                found[name] = await measure(name, engines[name], number)
+                self.say(f"repeat {number + 1}, {name}: {found[name]}")
+            self._slowest_s = max(self._slowest_s, time.monotonic() - begun)
+            self.results.keep({**found, "order": order})
+
+    # Engines and pools.
+
+    async def stage(self, names: Sequence[str], dram_bytes: int) -> dict[str, Engine]:
+        """Engines of these sides over a pool; the last row's, where they are the same."""
+        key = (tuple(names), dram_bytes, repr(self.scale.config), repr(self.scale.arguments))
+        if self._staged is None or self._staged[0] != key:
+            await self.clear_stage()
+            pool = await self._stage.enter_async_context(self.pool(dram_bytes))
+            engines = await self._stage.enter_async_context(self.engines(names, pool.socket))
+            self._staged = (key, engines)
+        return self._staged[1]
+
+    async def clear_stage(self) -> None:
+        """End what the last row has left."""
+        self._staged = None
+        await self._stage.aclose()
+
+    @contextlib.asynccontextmanager
+    async def pool(self, dram_bytes: int, disk_bytes: int = 0) -> AsyncIterator[PoolProcess]:
+        """A pool that lives as long as the row wants it."""
+        disks = []
+        if disk_bytes:
+            self._require_room(disk_bytes)
+            (self.place / "nvme").mkdir(mode=0o700, exist_ok=True)
+            disks = [DiskSetting(str(self.place / "nvme"), disk_bytes)]
+        with process.running(dram_bytes, disks) as pool, pool.client() as watch:
+            self._watch = watch  # a pool without anyone would end meanwhile
+            try:
+                yield pool
+            finally:
+                self._watch = None
+
+    @contextlib.asynccontextmanager
+    async def engines(
+        self, names: Sequence[str], socket: str, more: Mapping[str, object] | None = None
+    ) -> AsyncIterator[dict[str, Engine]]:
+        """Engines of these sides, all at once on one GPU, each asked only in its turn.
+
+        The first one fills the compile cache for the others.
+        """
+        started: dict[str, Engine] = {}
+        begun = time.monotonic()
+
+        async def begin(name: str) -> None:
+            started[name] = await self.start(name, socket, more)
+
+        try:
+            await begin(names[0])
+            await asyncio.gather(*map(begin, names[1:]))
+            self.say(f"{', '.join(names)} up after {time.monotonic() - begun:.0f} s")
+            for name, engine in started.items():
+                await self.warm(name, engine)
+            yield {name: started[name] for name in names}
+        finally:
+            for engine in started.values():
+                await engine.stop()
+
+    async def start(
+        self, side: str, socket: str, more: Mapping[str, object] | None = None
+    ) -> Engine:
+        """One engine; `more` are arguments of this row's own."""
+        directory = model.write(self.place.parent, self.scale.config)
+        wanted = {**sides.arguments(side, self.scale, directory, socket), **(more or {})}
+        log = self.place / f"{side}.log"
+        begun = time.monotonic()
+        engine = await Engine.start(wanted, log, self.scale.variables)
+        self.say(f"{side} is up after {time.monotonic() - begun:.1f} s")
+        return engine
+
+    async def warm(self, side: str, engine: Engine) -> None:
+        """What an engine does for the first time is not measured; ours shares from then on."""
+        small = replace(self.scale, requests=8)
+        for _ in range(2):
+            await talk.stateless(engine, small, 4, self._seed())
+        if side in {OURS, FORCED}:
+            await self._shares(engine)
+            await self._reaches(engine)
+
+    async def _shares(self, engine: Engine) -> None:
+        """Until Forebay knows the weights, and so what may be shared."""
+        until = time.monotonic() + _REACH_S
+        before = self.counters().get("stored.chunks", 0)
+        small = replace(self.scale, requests=1)
+        while self.counters().get("stored.chunks", 0) <= before:
+            if time.monotonic() > until:
+                raise StartupError("the engine shares nothing.")
+            await talk.stateless(engine, small, 1, self._seed())
+            await asyncio.sleep(0.1)
+
+    async def _reaches(self, engine: Engine) -> None:
+        """Until the slab is registered; a few arenas may be another class's."""
+        until = time.monotonic() + _REACH_S
+        begun = time.monotonic()
+        small = replace(self.scale, requests=1)
+        while time.monotonic() < until:
+            reach_bytes = (await engine.counts())["reach_bytes"]
+            if reach_bytes < 0 or reach_bytes >= 0.98 * self.dram_cap_bytes():
+                break
+            await talk.stateless(engine, small, 1, self._seed())
+            await asyncio.sleep(0.2)
+        self.say(f"the slab is in reach {time.monotonic() - begun:.1f} s after the first store")
+
+    def _seed(self) -> int:
+        self._warmed += 1
+        return _WARM_SEED + self._warmed
+
+    # The pool's numbers.
+
+    def counters(self) -> dict[str, int]:
+        """What the pool has counted."""
+        found = self.stats()["counters"]
+        assert isinstance(found, dict)
+        return found
+
+    def dram_cap_bytes(self) -> int:
+        """What the pool keeps in memory at most."""
+        return int(self.stats()["dram"]["cap_bytes"])
+
+    def stats(self) -> dict[str, Any]:
+        """All the pool says."""
+        assert self._watch is not None
+        stats = self._watch.stats(_STATS_S)
+        if isinstance(stats, Miss):
+            raise StartupError("the pool went away.")
+        return stats
+
+    async def settled(self) -> dict[str, int]:
+        """The counters once no store comes any more."""
+        until = time.monotonic() + _SETTLE_S
+        before: dict[str, int] = {}
+        while time.monotonic() < until:
+            now = self.counters()
+            if now == before:
+                break
+            before = now
+            await asyncio.sleep(0.3)
+        return before
+
+    def _require_room(self, disk_bytes: int) -> None:
+        if disk_bytes > DISK_BYTES_MAX:
+            raise StartupError("a row may use 40 GiB of the drive at most.")
+        free = shutil.disk_usage(self.place).free
+        if free < FREE_BYTES_MIN + disk_bytes:
+            raise StartupError(f"only {free >> 30} GiB are free; a row leaves 15 GiB of them.")

@@ -1,0 +1,123 @@
+"""What is asked of an engine: dialogs and stateless prompts by clients that wait for their answers.
+
+The dialogs are the demo's, word for word; only here a word is a token: one that stands for an id
+(`t17`) is that id, any other has an id of its own by its hash.
+"""
+
+import asyncio
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Final
+
+from forebay.bench.dialog import script
+from forebay.bench.dialog.script import Dialog, Message, Shape
+from forebay.bench.gpu.engine import Engine, Reply
+from forebay.bench.gpu.sides import Scale
+
+TURNS: Final = 6
+DIALOGS_A_CLIENT: Final = 2
+_RESERVED: Final = 16  # low ids mean things to models
+
+
+class Words:
+    """A vocabulary of so many ids."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._size = vocabulary
+        self._known: dict[str, int] = {}
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """All words of all messages, in order."""
+        known = self._known
+        words = [word for message in messages for word in message["content"].split()]
+        for word in set(words).difference(known):
+            known[word] = self._id(word)
+        return [known[word] for word in words]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """What `encode` reads as these ids."""
+        return " ".join(f"t{number}" for number in ids)
+
+    def _id(self, word: str) -> int:
+        if word[0] == "t" and word[1:].isdigit():
+            return int(word[1:])
+        plain = word.strip(".").lower()
+        return _RESERVED + zlib.crc32(plain.encode()) % (self._size - _RESERVED)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request and its answer."""
+
+    turn: int  # of its dialog, from 0
+    prompt_tokens: int
+    known_tokens: int  # of these, said before in the same dialog
+    reply: Reply
+
+
+def prompts(scale: Scale, count: int, tokens: int, seed: int) -> list[list[int]]:
+    """Prompts that have nothing in common."""
+    shape = Shape(count, 1, tokens, 0, scale.answer_tokens, seed)
+    words = Words(scale.config["vocab_size"])
+    return [words.encode(dialog.messages()) for dialog in script.make(shape)]
+
+
+async def stateless(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
+    """So many clients, each asking something new as soon as it was answered."""
+    waiting = prompts(scale, scale.requests, scale.prompt_tokens, seed)
+    asked: list[Asked] = []
+
+    async def client() -> None:
+        while waiting:
+            prompt = waiting.pop()
+            reply = await engine.ask(prompt, scale.answer_tokens)
+            asked.append(Asked(0, len(prompt), 0, reply))
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return figures(asked, time.perf_counter() - begun)
+
+
+async def dialogs(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
+    """So many clients, each holding two dialogs turn by turn."""
+    count = clients * DIALOGS_A_CLIENT
+    shape = Shape(count, TURNS, scale.first_tokens, scale.turn_tokens, scale.answer_tokens, seed)
+    words = Words(scale.config["vocab_size"])
+    made = script.make(shape)
+    asked: list[Asked] = []
+
+    async def client(own: Sequence[Dialog]) -> None:
+        known = [0] * len(own)
+        for turn in range(TURNS):
+            for number, dialog in enumerate(own):
+                prompt = words.encode(dialog.messages())
+                reply = await engine.ask(prompt, scale.answer_tokens)
+                asked.append(Asked(turn, len(prompt), known[number], reply))
+                known[number] = len(prompt) + len(reply.tokens)
+                dialog.answered(words.decode(reply.tokens))
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client(made[at::clients]) for at in range(clients)))
+    return figures(asked, time.perf_counter() - begun)
+
+
+def figures(asked: Sequence[Asked], seconds: float) -> dict[str, Any]:
+    """What it took: times in milliseconds."""
+    ttfts = [each.reply.ttft_s * 1000 for each in asked]
+    returning = sum(each.known_tokens for each in asked)
+    # What an engine had of a dialog; it may have more in common than was said before.
+    cached = sum(min(each.reply.cached, each.known_tokens) for each in asked)
+    found = {
+        "requests": len(asked),
+        "seconds": seconds,
+        "requests_per_s": len(asked) / seconds,
+        "ttft_mean_ms": fmean(ttfts),
+        "ttft_p95_ms": sorted(ttfts)[len(ttfts) * 95 // 100],
+        "tpot_mean_ms": fmean(each.reply.tpot_s * 1000 for each in asked),
+        "cached_share": cached / returning if returning else 0.0,
+        "prompt_tokens": sum(each.prompt_tokens for each in asked),
+    }
+    return {name: round(value, 4) for name, value in found.items()}

@@ -1,0 +1,49 @@
+"""Copies of a KV cache in host memory: done when the call returns, so nothing can be reordered."""
+
+from collections.abc import Sequence
+
+from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Store
+from forebay.engines.vllm.pages import Pages
+
+
+class HostCopies:
+    """See Copies."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self._slab: Mapped | None = None
+        self._done = Done()
+
+    def attach(self, slab: Mapped) -> None:
+        """See Copies."""
+        self._slab = slab
+
+    def detach(self) -> bool:
+        """See Copies."""
+        self._slab = None
+        return True
+
+    def begin(self, stores: Sequence[Store], *, loads: bool) -> None:
+        """See Copies."""
+        del loads
+        assert self._slab is not None or not stores
+        for store in stores:
+            assert self._slab is not None
+            self._pages.copy_out(store.piece, self._slab.memory)
+            self._done.stored.append(store)
+
+    def load(self, load: Load) -> None:
+        """See Copies."""
+        assert self._slab is not None
+        for piece in load.pieces:
+            self._pages.copy_in(piece, self._slab.memory)
+        self._done.loaded.append(load)
+
+    def take_done(self) -> Done:
+        """See Copies."""
+        done, self._done = self._done, Done()
+        return done
+
+    def close(self) -> None:
+        """See Copies."""
+        self._slab = None

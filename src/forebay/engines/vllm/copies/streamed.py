@@ -1,0 +1,295 @@
+"""Copies on streams of a GPU, submitted by a thread of their own.
+
+Submitting a batch costs the processor a microsecond a page, which the thread that drives the model
+must not pay. It says what to copy and after what (`contract` has the rules); this one submits,
+loads first, in calls that are short enough for others to get through between them.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from forebay.engines.vllm.boundary import Boundary
+from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Store
+from forebay.engines.vllm.copies.driver import Driver, Event, Stream
+from forebay.engines.vllm.copies.pointers import Rack, Rows
+from forebay.engines.vllm.copies.registration import Registration
+
+_SUBMIT_S: Final = 5.0  # a thread that has not submitted by then is given up, and the tier with it
+_REACH_S: Final = 20.0  # a load whose memory is not registered by then has failed
+_CLOSE_S: Final = 5.0
+_log: Final = logging.getLogger("forebay")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Stores or one load, on the way."""
+
+    stores: list[Store]
+    load: Load | None
+    after: list[Event]
+    deadline: float  # monotonic
+    offsets: list[int]  # of its slots
+    rows: Rows | None = None  # once it is being submitted
+    next_row: int = 0
+    begun: Event | None = None  # before its first page
+    event: Event | None = None  # behind it, once all of it is submitted
+    failed: bool = False
+
+
+class StreamedCopies:
+    """See Copies. `_changed` guards the queues, the jobs in them and the registration."""
+
+    def __init__(self, driver: Driver, rack: Rack, slot_bytes: int) -> None:
+        self.boundary = Boundary()
+        self._driver = driver
+        self._rack = rack
+        self._slot_bytes = slot_bytes
+        self._changed = threading.Condition()
+        self._slab: Mapped | None = None
+        self._registration: Registration | None = None
+        self._store_stream = driver.stream(is_urgent=False)
+        self._load_stream = driver.stream(is_urgent=True)
+        self._loads: deque[_Job] = deque()  # to be submitted
+        self._stores: deque[_Job] = deque()
+        self._is_hurried = False  # the model's thread waits for the stores in the queue
+        self._flying: deque[_Job] = deque()  # stores that are submitted, in order
+        self._landing: deque[_Job] = deque()  # loads that are submitted, in order
+        self._done = Done()
+        self._is_off = False  # given up for good
+        self._is_closing = False
+        # Of the model's thread alone.
+        self._fence: Event | None = None  # behind all stores that were submitted in time
+        self._computed: Event | None = None  # behind every forward before this step's
+        self._thread = threading.Thread(target=self._run, name="forebay-copies", daemon=True)
+        self._thread.start()
+
+    # The slab comes and goes.
+
+    def attach(self, slab: Mapped) -> None:
+        """See Copies."""
+        assert self._slab is None
+        with self._changed:
+            self._slab = slab
+            self._registration = Registration(self._driver, slab, self._slot_bytes, self._changed)
+
+    def detach(self) -> bool:
+        """See Copies."""
+        self._land()
+        with self._changed:
+            if self._loads or self._stores or self._flying or self._landing:
+                return False
+            if self._registration is not None:
+                self._registration.leave()
+                if not self._registration.has_left():
+                    return False
+            self._registration = self._slab = None
+        return True
+
+    @property
+    def reach_bytes(self) -> int:
+        """About what is registered of the slab."""
+        with self._changed:
+            return 0 if self._registration is None else self._registration.ready_bytes
+
+    # A step.
+
+    def begin(self, stores: Sequence[Store], *, loads: bool) -> None:
+        """See Copies."""
+        self._await_submission()
+        compute = self._driver.compute()
+        if self._fence is not None and self._driver.is_done(self._fence):
+            self._fence = None
+        self._hold_back(compute)
+        if not stores and not loads:
+            return
+        self._computed = self._driver.record(compute)
+        stores = self._within_reach(stores)
+        loose = [store for store in stores if store.is_loose]
+        if loose:
+            self._queue_stores(loose)
+            self._await_submission()
+            self._hold_back(compute)
+        if len(stores) > len(loose):
+            self._queue_stores([store for store in stores if not store.is_loose])
+
+    def load(self, load: Load) -> None:
+        """See Copies."""
+        after = [self._computed] if self._fence is None else [self._computed, self._fence]
+        offsets = [piece.offset for piece in load.pieces]
+        job = _Job([], load, after, time.monotonic() + _REACH_S, offsets)
+        with self._changed:
+            if self._is_off or self._registration is None:
+                self._done.failed.append(load)
+            elif not load.pieces:
+                self._done.loaded.append(load)
+            else:
+                self._registration.want(offsets, is_first=True)
+                self._loads.append(job)
+                self._changed.notify_all()
+
+    def take_done(self) -> Done:
+        """See Copies."""
+        self._land()
+        with self._changed:
+            done, self._done = self._done, Done()
+        return done
+
+    def close(self) -> None:
+        """See Copies."""
+        until = time.monotonic() + _CLOSE_S
+        while not self.detach() and time.monotonic() < until:
+            time.sleep(0.01)
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(max(0.1, until - time.monotonic()))
+
+    # Of the model's thread.
+
+    def _hold_back(self, compute: Stream) -> None:
+        """The next forward begins when the stores so far have been read."""
+        if self._fence is not None:
+            self._driver.wait(compute, self._fence)
+
+    def _within_reach(self, stores: Sequence[Store]) -> list[Store]:
+        """The stores whose slots are registered; the others are missed now, and reached later."""
+        offsets = np.fromiter((store.piece.offset for store in stores), np.int64, len(stores))
+        with self._changed:
+            if self._is_off or self._registration is None:
+                self._done.missed += stores
+                return []
+            ready = self._registration.are_ready(offsets)
+            if not ready.all():
+                self._registration.want(offsets, is_first=False)
+            near: list[Store] = []
+            for store, is_ready in zip(stores, ready, strict=True):
+                (near if is_ready else self._done.missed).append(store)
+        return near
+
+    def _queue_stores(self, stores: list[Store]) -> None:
+        deadline = time.monotonic() + _SUBMIT_S
+        job = _Job(stores, None, [self._computed], deadline, [])
+        with self._changed:
+            self._stores.append(job)
+            self._changed.notify_all()
+
+    def _await_submission(self) -> None:
+        """Until every store so far is submitted; the fence is behind them then."""
+        until = time.monotonic() + _SUBMIT_S
+        with self._changed:
+            self._is_hurried = bool(self._stores)
+            if self._is_hurried:
+                self._changed.notify_all()
+            while self._stores and not self._is_off:
+                if not self._changed.wait(until - time.monotonic()) and self._stores:
+                    self._give_up()
+            self._is_hurried = False
+            if self._flying:
+                self._fence = self._flying[-1].event
+
+    def _give_up(self) -> None:
+        """Nothing is submitted any more, and nobody may hear of the stores: they may be torn."""
+        _log.error("copies are not submitted any more: the tier is off for this worker")
+        self._is_off = True
+        self._stores.clear()
+        self._done.failed += [job.load for job in self._loads if job.load is not None]
+        self._loads.clear()
+
+    def _land(self) -> None:
+        """See what has ended on the device."""
+        for queue in (self._flying, self._landing):
+            while queue and self._driver.is_done(queue[0].event):
+                with self._changed:
+                    self._count(queue.popleft())
+
+    def _count(self, job: _Job) -> None:
+        done = self._done
+        took_s = 0.0 if job.failed else self._driver.seconds(job.begun, job.event)
+        if job.load is not None:
+            (done.failed if job.failed else done.loaded).append(job.load)
+            done.load_s += took_s
+        else:
+            (done.missed if job.failed else done.stored).extend(job.stores)
+            done.store_s += took_s
+
+    # Of the thread that submits.
+
+    def _run(self) -> None:
+        self._driver.enter_thread()
+        while (job := self._next()) is not None:
+            self._advance(job)
+
+    def _next(self) -> _Job | None:
+        """The job of which the next batch is due; None at the end."""
+        with self._changed:
+            while True:
+                self._fail_unreachable()
+                if self._stores and self._is_hurried:
+                    return self._stores[0]
+                for job in self._loads:
+                    if job.rows is not None or self._is_within_reach(job):
+                        return job
+                if self._stores:
+                    return self._stores[0]
+                if self._is_closing:
+                    return None
+                self._changed.wait(1.0 if self._loads else None)
+
+    def _is_within_reach(self, job: _Job) -> bool:
+        registration = self._registration
+        return registration is not None and bool(registration.are_ready(job.offsets).all())
+
+    def _fail_unreachable(self) -> None:
+        """Loads whose memory will not be registered, or not in time."""
+        registration, now = self._registration, time.monotonic()
+        is_hopeless = registration is None or registration.why
+        for job in list(self._loads):
+            late = is_hopeless or now > job.deadline
+            if job.rows is None and late and not self._is_within_reach(job):
+                assert job.load is not None
+                self._loads.remove(job)
+                self._done.failed.append(job.load)
+
+    def _advance(self, job: _Job) -> None:
+        """Submit the next batch of a job; behind its last, record its event."""
+        if not self.boundary.call(partial(self._spoil, job), partial(self._submit, job)):
+            return
+        is_load = job.load is not None
+        event = self._driver.record(self._load_stream if is_load else self._store_stream)
+        with self._changed:
+            job.event = event
+            queue, then = (self._loads, self._landing) if is_load else (self._stores, self._flying)
+            if job in queue:  # else it was given up meanwhile
+                queue.remove(job)
+                then.append(job)
+            self._changed.notify_all()
+
+    def _submit(self, job: _Job) -> bool:
+        """Whether that was the last batch."""
+        assert self._slab is not None
+        is_load = job.load is not None
+        stream = self._load_stream if is_load else self._store_stream
+        if job.rows is None:
+            pieces = job.load.pieces if job.load is not None else [s.piece for s in job.stores]
+            job.rows = self._rack.rows(pieces, self._slab.memory)
+            for event in job.after:
+                self._driver.wait(stream, event)
+            job.begun = self._driver.record(stream)
+        pages = self._driver.pages_a_call(self._rack.page_bytes)
+        stop = min(job.rows.total, job.next_row + max(1, pages // len(self._rack.bases)))
+        batch = self._rack.batch(job.rows, job.next_row, stop)
+        self._driver.copy(stream, batch, inward=is_load)
+        job.next_row = stop
+        return stop == job.rows.total
+
+    def _spoil(self, job: _Job) -> bool:
+        job.failed = True
+        return True

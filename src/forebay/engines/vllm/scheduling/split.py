@@ -1,0 +1,105 @@
+"""Load or recompute: how much of a known prefix comes from the drives, and how much from the GPU.
+
+What lies in DRAM is always loaded: it comes ten times faster than any GPU computes it. For the rest
+both ways take their time, and both have a queue:
+
+    from the drives   (bytes being read + n tokens' bytes) / their bandwidth
+    recomputed        (tokens waiting to be computed + n)  / the GPU's speed
+
+As much is loaded as is there before it would have been recomputed. Drives that are faster than the
+GPU, token for token, so give all of it unless their queue is long; slower ones give as much as they
+can read while the GPU is busy with others. Whatever is not known yet is tried.
+"""
+
+from collections import deque
+from typing import Final
+
+_STEP_TOKENS_MIN: Final = 1024  # smaller steps say how long a step takes, not how fast it goes
+_READ_BYTES_MIN: Final = 32 << 20  # read in one go before it says how fast the drives are
+_FRESH_S: Final = 60.0  # what was seen longer ago may be otherwise by now
+_WEIGHT: Final = 0.3  # of what is new
+_STEPS_MAX: Final = 8  # steps that are built and not heard of; more: this engine does not tell
+
+
+class Pace:
+    """How fast the GPU computes and the drives read, as seen. Owned by the scheduler's thread."""
+
+    def __init__(self) -> None:
+        self.tokens_a_s = 0.0  # 0: not known
+        self._reading: dict[int, int] = {}  # request → bytes from the drives that have not arrived
+        self._read_bytes_a_s = 0.0
+        self._read_at = 0.0  # when that was last seen
+        self._steps: deque[tuple[float, int]] = deque()
+        self._heard_at = 0.0
+        self._busy_since = 0.0  # the drives have been reading for us without a pause
+        self._arrived_bytes = 0  # since then
+
+    def built(self, now: float, tokens: int) -> None:
+        """A step of so many tokens is on its way."""
+        if len(self._steps) >= _STEPS_MAX:
+            self._steps.clear()
+        self._steps.append((now, tokens))
+
+    def heard(self, now: float) -> None:
+        """The oldest step is computed; it began when it was built, or after the one before."""
+        if self._steps:
+            built, tokens = self._steps.popleft()
+            took_s = now - max(built, self._heard_at)
+            if tokens >= _STEP_TOKENS_MIN and took_s > 0:
+                self.tokens_a_s = _mixed(self.tokens_a_s, tokens / took_s)
+        self._heard_at = now
+
+    def reads(self, now: float, request: int, size_bytes: int) -> None:
+        """So much is being read for a request."""
+        if not self._reading:
+            self._busy_since, self._arrived_bytes = now, 0
+        self._reading[request] = size_bytes
+
+    def arrived(self, now: float, request: int, size_bytes: int) -> None:
+        """So much of it is here."""
+        left = self._reading.get(request)
+        if left is None:
+            return
+        size_bytes = min(left, size_bytes)
+        self._reading[request] = left - size_bytes
+        self._arrived_bytes += size_bytes
+        if self._arrived_bytes >= _READ_BYTES_MIN and now > self._busy_since:
+            seen = self._arrived_bytes / (now - self._busy_since)
+            self._read_bytes_a_s = _mixed(self._read_bytes_a_s, seen)
+            self._read_at, self._busy_since, self._arrived_bytes = now, now, 0
+        if left == size_bytes:
+            del self._reading[request]
+
+    def forget(self, request: int) -> None:
+        """Nothing more is read for a request."""
+        self._reading.pop(request, None)
+
+    @property
+    def reading_bytes(self) -> int:
+        """What is asked for and has not arrived."""
+        return sum(self._reading.values())
+
+    def read_bytes_a_s(self, now: float) -> float:
+        """The drives' bandwidth; 0: not known, or not any more."""
+        return self._read_bytes_a_s if now < self._read_at + _FRESH_S else 0.0
+
+
+def worth_reading(
+    tokens: int, token_bytes: int, waiting_tokens: int, pace: Pace, now: float
+) -> int:
+    """How many of so many tokens that lie on drives are worth reading, from the first."""
+    bandwidth, speed = pace.read_bytes_a_s(now), pace.tokens_a_s
+    if not bandwidth or not speed:
+        return tokens
+    # Seconds by which the drives are behind the GPU at the first token, and at each further one.
+    behind_s = pace.reading_bytes / bandwidth - waiting_tokens / speed
+    behind_a_token_s = token_bytes / bandwidth - 1 / speed
+    if behind_s + tokens * behind_a_token_s <= 0:
+        return tokens
+    if behind_a_token_s <= 0 or behind_s >= 0:
+        return 0
+    return int(-behind_s / behind_a_token_s)
+
+
+def _mixed(before: float, seen: float) -> float:
+    return seen if not before else before + _WEIGHT * (seen - before)

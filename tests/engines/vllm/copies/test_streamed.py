@@ -1,0 +1,351 @@
+"""Copies on streams keep the order that makes a block's bytes whole; without the waits they do not.
+
+Every race has its negative control: with a device that waits for nothing the bytes are wrong.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from tests.engines.vllm.copies.simulated import SimulatedDriver  # noqa: E402
+
+from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store  # noqa: E402
+from forebay.engines.vllm.copies.pointers import Rack  # noqa: E402
+from forebay.engines.vllm.copies.streamed import StreamedCopies  # noqa: E402
+
+pytestmark = pytest.mark.vllm  # the environment that has numpy
+PAGE, LAYERS, BLOCKS, CHUNK_BLOCKS = 4096, 3, 32, 2
+CHUNK = PAGE * LAYERS * CHUNK_BLOCKS
+ARENA = 1 << 17
+SLOT = 24576
+SLOTS_AN_ARENA = ARENA // SLOT
+LATE_S = 0.1
+
+
+def slot(number: int) -> int:
+    return number // SLOTS_AN_ARENA * ARENA + number % SLOTS_AN_ARENA * SLOT
+
+
+class Machine:
+    """A KV cache, a slab and copies between them."""
+
+    def __init__(self, driver: SimulatedDriver, cap_arenas: int = 8) -> None:
+        self.driver = driver
+        self.cache = np.zeros((LAYERS, BLOCKS, PAGE), dtype=np.uint8)
+        self.memory = np.zeros(8 * ARENA, dtype=np.uint8)
+        layers = [(layer.ctypes.data, PAGE) for layer in self.cache]
+        self.copies = StreamedCopies(driver, Rack.of(layers, PAGE, BLOCKS), SLOT)
+        self.slab = Mapped(1, self.memory, ARENA, cap_arenas * ARENA)
+        self.copies.attach(self.slab)
+
+    def blocks(self, chunk: int) -> list[int]:
+        return [2 * chunk + 1, 2 * chunk]  # not in order
+
+    def write(self, chunk: int, value: int) -> Callable[[], None]:
+        def work() -> None:
+            self.cache[:, self.blocks(chunk)] = value
+
+        return work
+
+    def store(self, chunk: int, number: int, *, is_loose: bool = False) -> Store:
+        return Store(1, Piece(slot(number), 0, self.blocks(chunk)), is_loose)
+
+    def load(self, chunk: int, number: int, request: str = "r", *, last: bool = True) -> Load:
+        return Load(request, 1, [Piece(slot(number), 0, self.blocks(chunk))], last)
+
+    def step(self, *stores: Store, loads: tuple[Load, ...] = ()) -> None:
+        self.copies.begin(stores, loads=bool(loads))
+        for load in loads:
+            self.copies.load(load)
+
+    def stored(self, number: int) -> set[int]:
+        return set(self.memory[slot(number) : slot(number) + CHUNK].tolist())
+
+    def chunk(self, chunk: int) -> set[int]:
+        return set(self.cache[:, self.blocks(chunk)].ravel().tolist())
+
+    def fill(self, number: int, value: int) -> None:
+        self.memory[slot(number) : slot(number) + CHUNK] = value
+
+    def done(self, count: int) -> Done:
+        """What has ended, once so much has."""
+        found = Done()
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            more = self.copies.take_done()
+            for name in ("stored", "missed", "loaded", "failed"):
+                getattr(found, name).extend(getattr(more, name))
+            if (
+                sum(len(getattr(found, n)) for n in ("stored", "missed", "loaded", "failed"))
+                >= count
+            ):
+                return found
+            time.sleep(0.002)
+        raise AssertionError(f"not {count} ended, but {found}")
+
+    def reach(self) -> None:
+        """Until the whole slab is registered."""
+        until = time.monotonic() + 10
+        registration = self.copies._registration
+        assert registration is not None
+        while not registration.are_ready([slot(n) for n in range(8 * SLOTS_AN_ARENA)]).all():
+            assert time.monotonic() < until
+            time.sleep(0.002)
+
+
+Make = Callable[..., Machine]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    machines: list[Machine] = []
+
+    def begin(cap_arenas: int = 8, *, is_reached: bool = True, **how: Any) -> Machine:
+        machines.append(Machine(SimulatedDriver(**how), cap_arenas))
+        if is_reached:
+            machines[-1].reach()
+        return machines[-1]
+
+    yield begin
+    for machine in machines:
+        machine.copies.close()
+        machine.driver.end()
+
+
+def test_bytes_come_back(make: Make) -> None:
+    machine = make()
+    for chunk in range(10):
+        machine.cache[:, machine.blocks(chunk)] = np.random.default_rng(chunk).integers(
+            0, 256, (LAYERS, 2, PAGE), dtype=np.uint8
+        )
+    before = machine.cache.copy()
+    machine.step(*(machine.store(chunk, chunk + 1) for chunk in range(10)))
+    assert len(machine.done(10).stored) == 10
+    machine.cache[:] = 0
+    machine.step(loads=tuple(machine.load(chunk, chunk + 1, f"r{chunk}") for chunk in range(10)))
+    assert len(machine.done(10).loaded) == 10
+    assert (machine.cache[:, :20] == before[:, :20]).all()
+
+
+def test_part_of_a_chunk_lands_in_its_blocks_alone(make: Make) -> None:
+    machine = make()
+    machine.memory[: CHUNK // 2], machine.memory[CHUNK // 2 : CHUNK] = 1, 2
+    machine.step(loads=(Load("r", 1, [Piece(0, 1, [7])], is_last=True),))
+    machine.done(1)
+    assert set(machine.cache[:, 7].ravel().tolist()) == {2}
+    assert machine.cache.sum() == 2 * PAGE * LAYERS
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+def test_t14_a_store_reads_what_the_forward_before_it_wrote(make: Make, waits: bool) -> None:
+    machine = make(waits=waits)
+    machine.driver.forward(machine.write(3, 7), LATE_S)
+    machine.step(machine.store(3, 0))
+    assert len(machine.done(1).stored) == 1
+    assert (machine.stored(0) == {7}) is waits
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+def test_t14_blocks_of_a_store_may_be_written_by_the_next_step(make: Make, waits: bool) -> None:
+    machine = make(waits=waits, copy_s=LATE_S)
+    machine.write(3, 7)()
+    machine.step(machine.store(3, 0))
+    machine.step()
+    machine.driver.forward(machine.write(3, 8), 0)
+    machine.done(1)
+    assert (machine.stored(0) == {7}) is waits
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+def test_t14_blocks_of_a_loose_store_may_be_written_by_its_step(make: Make, waits: bool) -> None:
+    machine = make(waits=waits, copy_s=LATE_S)
+    machine.write(3, 7)()
+    machine.step(machine.store(4, 1), machine.store(3, 0, is_loose=True))
+    machine.driver.forward(machine.write(3, 8), 0)
+    machine.done(2)
+    assert (machine.stored(0) == {7}) is waits
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+def test_t14_a_load_does_not_disturb_the_forward_before_it(make: Make, waits: bool) -> None:
+    machine = make(waits=waits)
+    machine.write(3, 7)()
+    machine.fill(5, 9)
+    read: list[set[int]] = []
+    machine.driver.forward(lambda: read.append(machine.chunk(3)), LATE_S)
+    machine.step(loads=(machine.load(3, 5),))
+    machine.done(1)
+    machine.driver.settle()
+    assert (read == [{7}]) is waits
+    assert machine.chunk(3) == {9}
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+@pytest.mark.parametrize("is_loose", [True, False], ids=["loose", "a step ago"])
+def test_t14_a_load_does_not_disturb_a_store(make: Make, waits: bool, is_loose: bool) -> None:
+    machine = make(waits=waits)
+    machine.write(3, 7)()
+    machine.fill(5, 9)
+    machine.copies._store_stream.put(lambda: time.sleep(LATE_S))
+    if is_loose:
+        machine.step(machine.store(3, 0, is_loose=True), loads=(machine.load(3, 5),))
+    else:
+        machine.step(machine.store(3, 0))
+        machine.step(loads=(machine.load(3, 5),))
+    machine.done(2)
+    assert (machine.stored(0) == {7}) is waits
+
+
+def test_nobody_hears_of_a_copy_before_it_is_done(make: Make) -> None:
+    machine = make(copy_s=LATE_S)
+    machine.write(3, 7)()
+    begun = time.monotonic()
+    machine.step(machine.store(3, 0), loads=(machine.load(4, 5),))
+    machine.step()
+    assert time.monotonic() - begun < LATE_S / 2, "the model's thread does not wait for copies"
+    early = machine.copies.take_done()
+    assert not early.stored
+    assert not early.loaded
+    machine.done(2)
+
+
+def test_a_load_is_submitted_before_stores_that_nobody_waits_for(make: Make) -> None:
+    machine = make(pages=LAYERS)  # a block a batch
+    gate = machine.copies._changed
+    with gate:  # the thread that submits sees all of it at once
+        machine.step(*(machine.store(chunk, chunk) for chunk in range(4)))
+        machine.copies.load(machine.load(9, 5))
+    machine.done(5)
+    submitted = machine.driver.submitted
+    assert submitted.index("loads") <= 1
+    assert len(submitted) == 10
+
+
+def test_a_load_of_many_batches_makes_way_for_stores_that_are_waited_for(make: Make) -> None:
+    machine = make(pages=1)
+    many = Load("r", 1, [Piece(slot(9), 0, [0, 1])] * 400, is_last=True)
+    machine.step(machine.store(4, 1), loads=(many,))
+    begun = time.monotonic()
+    machine.step()
+    assert time.monotonic() - begun < 0.5
+    assert machine.driver.submitted.count("loads") < 800, "the load is still on its way"
+    machine.done(2)
+
+
+def test_a_store_into_memory_out_of_reach_is_missed_and_then_reached(make: Make) -> None:
+    machine = make(is_reached=False, cap_arenas=0, register_s=0.02)
+    far = 5 * SLOTS_AN_ARENA
+    machine.step(machine.store(3, far))
+    assert len(machine.done(1).missed) == 1
+    until = time.monotonic() + 5
+    stored: list[Store] = []
+    while not stored and time.monotonic() < until:
+        machine.step(machine.store(3, far))
+        stored = machine.done(1).stored
+    assert stored
+    starts = [start - machine.memory.ctypes.data for start in machine.driver.registered]
+    assert all(start // ARENA == 5 for start in starts), "only what was wanted, and below the cap"
+
+
+def test_what_a_load_needs_is_registered_first_and_the_load_waits(make: Make) -> None:
+    machine = make(is_reached=False, register_s=0.03)
+    last = 8 * SLOTS_AN_ARENA - 1
+    machine.fill(last, 9)
+    machine.step(loads=(machine.load(3, last),))
+    assert len(machine.done(1).loaded) == 1
+    assert machine.chunk(3) == {9}
+    assert len(machine.driver.registered) <= 3, "not after all the others"
+
+
+def test_t49_memory_that_cannot_be_registered_is_no_tier(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = make(is_reached=False, cap_arenas=0)
+    machine.driver.refuses = "no more"
+    for _ in range(3):
+        machine.step(machine.store(3, 1), loads=(machine.load(4, 2),))
+        done = machine.done(2)
+        assert len(done.missed) == len(done.failed) == 1
+    assert sum("no more" in line for line in caplog.messages) == 1
+    assert not machine.driver.submitted
+
+
+def test_a_slab_is_left_only_when_nothing_is_under_way(make: Make) -> None:
+    machine = make(copy_s=LATE_S)
+    machine.fill(2, 9)
+    machine.step(loads=(machine.load(3, 2),))
+    assert not machine.copies.detach()
+    assert machine.driver.registered
+    until = time.monotonic() + 10
+    while not machine.copies.detach():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert machine.chunk(3) == {9}
+    assert not machine.driver.registered
+    machine.copies.attach(machine.slab)
+    machine.reach()
+
+
+def test_a_batch_that_fails_is_a_miss(make: Make) -> None:
+    machine = make()
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError
+
+    machine.driver.copy = broken  # type: ignore[method-assign]
+    machine.step(machine.store(3, 1), loads=(machine.load(4, 2),))
+    done = machine.done(2)
+    assert len(done.missed) == len(done.failed) == 1
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+def test_random_histories_keep_every_byte(make: Make, waits: bool) -> None:
+    machine = make(waits=waits, copy_s=0.003, pages=4)
+    with contextlib.nullcontext() if waits else pytest.raises(AssertionError):
+        live(machine, np.random.default_rng(11))
+
+
+def live(machine: Machine, draw: Any) -> None:
+    """A scheduler's life: blocks are computed, stored, freed, given to others, loaded."""
+    value = 0
+    expected: dict[int, int] = {}  # slot → value
+    free = list(range(16))
+    fresh = iter(range(8 * SLOTS_AN_ARENA))
+    loads: dict[str, tuple[int, int]] = {}
+    computed: list[tuple[int, int]] = []  # in the last step: chunk and value
+    for number in range(60):
+        for load in machine.copies.take_done().loaded:
+            chunk, wanted = loads.pop(load.request)
+            assert machine.chunk(chunk) == {wanted}
+            free.append(chunk)
+        stores: list[Store] = []
+        held: list[int] = []
+        for chunk, wanted in computed:
+            at = next(fresh, None)
+            is_loose = bool(draw.random() < 0.5)
+            if at is not None:
+                stores.append(machine.store(chunk, at, is_loose=is_loose))
+                expected[at] = wanted
+            (free if is_loose else held).append(chunk)
+        asked = []
+        ready = [at for at in expected if machine.stored(at) == {expected[at]}]
+        if ready and free and draw.random() < 0.5:
+            chunk, at = free.pop(), ready[int(draw.integers(len(ready)))]
+            loads[f"r{number}"] = (chunk, expected[at])
+            asked = [machine.load(chunk, at, f"r{number}")]
+        machine.step(*stores, loads=tuple(asked))
+        computed = []
+        while free and draw.random() < 0.7:
+            value = value % 255 + 1
+            chunk = free.pop()
+            machine.driver.forward(machine.write(chunk, value), float(draw.random()) * 0.004)
+            computed.append((chunk, value))
+        free += held  # from the next step on
+    machine.driver.settle()
+    assert all(machine.stored(at) == {wanted} for at, wanted in expected.items())
+    assert len(expected) > 30

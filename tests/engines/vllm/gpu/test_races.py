@@ -1,0 +1,179 @@
+"""T14 on a real GPU: long kernels in the way, and a control without waits that must corrupt."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+
+from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store  # noqa: E402
+from forebay.engines.vllm.copies.cuda import CudaDriver  # noqa: E402
+from forebay.engines.vllm.copies.pointers import Rack  # noqa: E402
+from forebay.engines.vllm.copies.streamed import StreamedCopies  # noqa: E402
+from forebay.sys.shared import SharedMemory  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+LAYERS, BLOCKS = 4, 64
+LATE = 200_000_000  # cycles: about a tenth of a second
+ARENA = 64 << 20
+
+
+class Unfenced(CudaDriver):
+    """The control: nothing waits for anything."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        pass
+
+
+class Machine:
+    """A KV cache on the GPU, a slab of shared memory, and copies between them."""
+
+    def __init__(self, page_bytes: int, *, waits: bool, slow_stores: bool = False) -> None:
+        self.driver = (CudaDriver if waits else Unfenced)("cuda:0")
+        self.page_bytes = page_bytes
+        self.chunk_bytes = page_bytes * LAYERS * 2
+        shape = (LAYERS, BLOCKS, page_bytes)
+        self.cache = torch.zeros(shape, dtype=torch.uint8, device="cuda")
+        self.shared = SharedMemory(2 * ARENA)
+        self.memory = np.frombuffer(self.shared.view, dtype=np.uint8)
+        layers = [(layer.data_ptr(), page_bytes) for layer in self.cache]
+        rack = Rack.of(layers, page_bytes, BLOCKS)
+        self.copies = StreamedCopies(self.driver, rack, self.chunk_bytes)
+        self.copies.attach(Mapped(1, self.memory, ARENA, 2 * ARENA))
+        until = time.monotonic() + 30
+        while self.copies.reach_bytes < 2 * ARENA * 0.9:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        self.warm()
+        if slow_stores:
+            with torch.cuda.stream(self.copies._store_stream):
+                torch.cuda._sleep(LATE)
+
+    def warm(self) -> None:
+        """What is compiled is compiled now, or it would hide a race."""
+        self.step(self.store(30, 9), loads=(self.load(29, 9),))
+        self.done(2)
+        torch.cuda.synchronize()
+
+    def store(self, chunk: int, number: int, *, is_loose: bool = False) -> Store:
+        return Store(1, Piece(number * self.chunk_bytes, 0, [2 * chunk + 1, 2 * chunk]), is_loose)
+
+    def load(self, chunk: int, number: int) -> Load:
+        piece = Piece(number * self.chunk_bytes, 0, [2 * chunk + 1, 2 * chunk])
+        return Load("r", 1, [piece], is_last=True)
+
+    def step(self, *stores: Store, loads: tuple[Load, ...] = ()) -> None:
+        self.copies.begin(stores, loads=bool(loads))
+        for load in loads:
+            self.copies.load(load)
+
+    def done(self, count: int) -> Done:
+        found = Done()
+        until = time.monotonic() + 20
+        while len(found.stored) + len(found.loaded) < count:
+            more = self.copies.take_done()
+            found.stored += more.stored
+            found.loaded += more.loaded
+            assert not more.missed
+            assert not more.failed
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        return found
+
+    def chunk(self, chunk: int) -> Any:
+        return self.cache[:, 2 * chunk : 2 * chunk + 2]
+
+    def stored(self, number: int) -> set[int]:
+        start = number * self.chunk_bytes
+        return set(np.unique(self.memory[start : start + self.chunk_bytes]).tolist())
+
+
+@pytest.fixture(params=[8 << 10, 64 << 10], ids=["kernel", "copy engine"])
+def page_bytes(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(params=[True, False], ids=["waits", "control"])
+def waits(request: pytest.FixtureRequest) -> Iterator[bool]:
+    yield bool(request.param)
+    torch.cuda.synchronize()
+
+
+def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, waits: bool) -> None:
+    machine = Machine(page_bytes, waits=waits)
+    torch.cuda._sleep(LATE)
+    machine.chunk(3).fill_(7)
+    machine.step(machine.store(3, 0))
+    machine.done(1)
+    assert (machine.stored(0) == {7}) is waits
+    machine.copies.close()
+
+
+@pytest.mark.parametrize("is_loose", [True, False], ids=["loose", "the next step"])
+def test_t14_a_store_reads_before_its_blocks_are_written_again(
+    page_bytes: int, waits: bool, is_loose: bool
+) -> None:
+    machine = Machine(page_bytes, waits=waits, slow_stores=True)
+    machine.chunk(3).fill_(7)
+    torch.cuda.current_stream().synchronize()
+    machine.step(machine.store(3, 0, is_loose=is_loose))
+    if not is_loose:
+        machine.step()
+    machine.chunk(3).fill_(8)
+    machine.done(1)
+    assert (machine.stored(0) == {7}) is waits
+    machine.copies.close()
+
+
+def test_t14_a_load_does_not_disturb_the_forward_before_it(page_bytes: int, waits: bool) -> None:
+    machine = Machine(page_bytes, waits=waits)
+    machine.chunk(3).fill_(7)
+    machine.memory[: machine.chunk_bytes] = 9
+    torch.cuda.current_stream().synchronize()
+    torch.cuda._sleep(LATE)
+    seen = machine.chunk(3).clone()
+    machine.step(loads=(machine.load(3, 0),))
+    machine.done(1)
+    torch.cuda.synchronize()
+    assert bool((seen == 7).all()) is waits
+    assert bool((machine.chunk(3) == 9).all())
+    machine.copies.close()
+
+
+def test_t14_a_load_does_not_disturb_a_store(page_bytes: int, waits: bool) -> None:
+    machine = Machine(page_bytes, waits=waits, slow_stores=True)
+    machine.chunk(3).fill_(7)
+    start = 5 * machine.chunk_bytes
+    machine.memory[start : start + machine.chunk_bytes] = 9
+    torch.cuda.current_stream().synchronize()
+    machine.step(machine.store(3, 0))
+    machine.step(loads=(machine.load(3, 5),))
+    machine.done(2)
+    assert (machine.stored(0) == {7}) is waits
+    machine.copies.close()
+
+
+def test_t49_memory_that_cannot_be_registered_is_refused_with_words() -> None:
+    driver = CudaDriver("cuda:0")
+    shared = SharedMemory(ARENA)
+    memory = np.frombuffer(shared.view, dtype=np.uint8)
+    answers: list[str] = []
+
+    def work() -> None:  # as in the product: CUDA remembers an error for each thread
+        driver.enter_thread()
+        answers.append(driver.register(memory.ctypes.data, ARENA))
+        answers.append(driver.register(memory.ctypes.data, ARENA))
+        driver.unregister(memory.ctypes.data)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+    assert answers[0] == ""
+    assert "cudaHostRegister" in answers[1], "it is registered already"
+    assert torch.zeros(1, device="cuda").add_(1).item() == 1, "nothing else is disturbed"

@@ -1,0 +1,104 @@
+"""Run in a worker: the pages of every store before it, and of every load after it, compared.
+
+The witness reads the KV cache in a way of its own, not by what it watches.
+"""
+
+import ctypes
+import hashlib
+from typing import Any
+
+
+class Witness:
+    """Around one worker's copies."""
+
+    def __init__(self, copies: Any) -> None:
+        self.stored: set[bytes] = set()
+        self.counts = {"stored": 0, "equal": 0, "wrong": 0}
+        self._copies = copies
+        self._begin, self._take_done = copies.begin, copies.take_done
+        copies.begin, copies.take_done = self.begin, self.take_done
+
+    def begin(self, stores: Any, *, loads: bool) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # what was computed is there
+        for store in stores:
+            for block in store.piece.blocks:
+                self.stored.add(self._digest(block))
+                self.counts["stored"] += 1
+        self._begin(stores, loads=loads)
+
+    def take_done(self) -> Any:
+        done = self._take_done()
+        for load in done.loaded:
+            for piece in load.pieces:
+                for block in piece.blocks:
+                    is_equal = self._digest(block) in self.stored
+                    self.counts["equal" if is_equal else "wrong"] += 1
+        return done
+
+    def _digest(self, block: int) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        rack = getattr(self._copies, "_rack", None)
+        if rack is None:
+            for page in self._copies._pages.digest_input([block]):
+                digest.update(page.tobytes())
+            return digest.digest()
+        for base, stride in zip(rack.bases.tolist(), rack.strides.tolist(), strict=True):
+            digest.update(_read(base + block * stride, rack.page_bytes))
+        return digest.digest()
+
+
+def _read(address: int, size: int) -> bytes:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ctypes.string_at(address, size)
+    page = ctypes.create_string_buffer(size)
+    libcuda = ctypes.CDLL("libcuda.so.1")
+    code = libcuda.cuMemcpyDtoH_v2(page, ctypes.c_uint64(address), ctypes.c_size_t(size))
+    assert code == 0, code
+    return page.raw
+
+
+def watch(worker: Any) -> bool:
+    """From now on."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    worker.forebay_witness = Witness(get_kv_transfer_group()._worker._copies)
+    return True
+
+
+def late(worker: Any) -> bool:
+    """Without a GPU: copy as on one, on threads and late, with a forward on this very thread."""
+    from tests.engines.vllm.copies.simulated import InHost
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    from forebay.engines.vllm.copies.pointers import Rack
+    from forebay.engines.vllm.copies.streamed import StreamedCopies
+    from forebay.tiers.dram.slab import slot_bytes_for
+
+    side = get_kv_transfer_group()._worker
+    rows = side._copies._pages._layers
+    layers = [(row.ctypes.data, row.strides[0]) for row in rows]
+    rack = Rack.of(layers, side._shape.page_bytes, len(rows[0]))
+    driver = InHost(copy_s=0.01, register_s=0.01)
+    side._copies = StreamedCopies(driver, rack, slot_bytes_for(side._shape.chunk_bytes))
+    return True
+
+
+def verdict(worker: Any) -> dict[str, int]:
+    """So far."""
+    counts: dict[str, int] = worker.forebay_witness.counts
+    return counts
+
+
+def refuse(worker: Any) -> bool:
+    """From now on no host memory can be registered (T49); before the first step."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    copies = get_kv_transfer_group()._worker._copies
+    if hasattr(copies, "_driver"):
+        copies._driver.register = lambda *_: "none is left"
+    return True

@@ -1,0 +1,98 @@
+"""Load or recompute: whichever brings a token first, with both queues in view."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.engines.vllm.scheduling.split import Pace, worth_reading
+
+TOKEN = 147_456
+
+
+def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> Pace:
+    """As seen after a while."""
+    found = Pace()
+    found.built(0.0, 4096)
+    found.heard(4096 / tokens_a_s)
+    found.reads(0.0, 1, 1 << 30)
+    found.arrived((1 << 30) / bytes_a_s, 1, 1 << 30)
+    if reading_bytes:
+        found.reads(1.0, 2, reading_bytes)
+    return found
+
+
+def test_what_is_not_known_is_tried() -> None:
+    assert worth_reading(1000, TOKEN, 0, Pace(), 1.0) == 1000
+    slow = pace(30_000, 1e9)
+    assert worth_reading(1000, TOKEN, 0, slow, 2.0) == 0
+    assert worth_reading(1000, TOKEN, 0, slow, 100.0) == 1000, "that was long ago"
+
+
+def test_idle_drives_are_asked_when_they_are_faster_than_the_gpu() -> None:
+    assert worth_reading(32_000, TOKEN, 0, pace(20_000, 4e9), 1.0) == 32_000
+    assert worth_reading(32_000, TOKEN, 0, pace(30_000, 3.5e9), 1.0) == 0
+
+
+def test_a_busy_gpu_leaves_time_for_slower_drives() -> None:
+    """25k tokens a second from the drives, 30k from the GPU, which has a second of work."""
+    found = worth_reading(1_000_000, TOKEN, 30_000, pace(30_000, 25_000 * TOKEN), 2.0)
+    assert found == pytest.approx(150_000, rel=0.01), "in six seconds both are there"
+    assert worth_reading(5000, TOKEN, 30_000, pace(30_000, 25_000 * TOKEN), 2.0) == 5000
+
+
+def test_a_long_queue_at_the_drives_is_not_joined() -> None:
+    fast = 4e9
+    assert worth_reading(5000, TOKEN, 0, pace(20_000, fast, reading_bytes=int(fast)), 1.0) == 0
+    assert worth_reading(5000, TOKEN, 20_000, pace(20_000, fast, int(fast) // 2), 1.0) == 5000
+
+
+def test_speed_is_seen_step_by_step_also_when_two_are_on_their_way() -> None:
+    found = Pace()
+    found.built(0.0, 8192)
+    found.built(0.001, 8192)
+    found.heard(0.25)
+    found.heard(0.50)
+    assert found.tokens_a_s == pytest.approx(8192 / 0.25, rel=0.01)
+    found.built(10.0, 20)  # after a pause, and a small one: says nothing
+    found.heard(10.01)
+    assert found.tokens_a_s == pytest.approx(8192 / 0.25, rel=0.01)
+
+
+def test_an_engine_that_does_not_tell_is_not_believed() -> None:
+    found = Pace()
+    for step in range(100):
+        found.built(step * 1.0, 4096)
+    assert found.tokens_a_s == 0
+
+
+def test_bandwidth_is_of_all_reads_together() -> None:
+    found = Pace()
+    found.reads(0.0, 1, 1 << 30)
+    found.reads(0.0, 2, 1 << 30)
+    found.arrived(0.5, 1, 1 << 30)
+    assert found.reading_bytes == 1 << 30
+    found.arrived(1.0, 2, 1 << 30)
+    assert found.read_bytes_a_s(1.0) == pytest.approx(2 << 30, rel=0.01)
+    found.arrived(2.0, 2, 1 << 30)  # from DRAM, or counted already
+    assert found.reading_bytes == 0
+    found.reads(3.0, 3, 1 << 30)
+    found.forget(3)
+    assert found.reading_bytes == 0
+
+
+@given(
+    st.integers(0, 200_000),
+    st.integers(0, 200_000),
+    st.floats(1e3, 1e5),
+    st.floats(1e8, 1e11),
+    st.integers(0, 1 << 34),
+)
+def test_what_is_read_is_there_before_it_would_have_been_computed(
+    tokens: int, waiting: int, speed: float, bandwidth: float, reading: int
+) -> None:
+    seen = pace(speed, bandwidth, reading)
+    found = worth_reading(tokens, TOKEN, waiting, seen, 2.0)
+    assert 0 <= found <= tokens
+    if found and seen.read_bytes_a_s(2.0):
+        read_s = (reading + found * TOKEN) / seen.read_bytes_a_s(2.0)
+        assert read_s <= (waiting + found) / seen.tokens_a_s + 1e-6
