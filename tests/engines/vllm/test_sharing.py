@@ -50,7 +50,7 @@ class Party:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[PoolProcess]:
     with short_directory() as place:
-        pool = PoolProcess(place, "--dram", "64MiB", disk_bytes=128 << 20).start()
+        pool = PoolProcess(place, "--dram", "256MiB", disk_bytes=256 << 20).start()
         yield pool
         pool.kill()
 
