@@ -116,7 +116,7 @@ def _fields(config: Any, cache: Any, shape: Geometry) -> dict[str, str | int]:
         "kv_cache_dtype": str(config.cache_config.cache_dtype),
         "kv_heads": int(spec.num_kv_heads),
         "head_size": int(spec.head_size),
-        "layout": layout_of(cache),
+        "layout": layout_of(config, cache),
         "sliding_window": str(getattr(spec, "sliding_window", None)),
         "layers": "\n".join(shape.layers),
         "page_bytes": shape.page_bytes,

@@ -33,11 +33,14 @@ def wanted_layout() -> str | None:
     return "BLNHC" if is_there else None
 
 
-def layout_of(cache: Any) -> str:
+def layout_of(config: Any, cache: Any) -> str:
     """The layout of the KV cache, as the engine declares it."""
     declared = getattr(cache, "kv_cache_layout", None)
     if declared is not None:
         return str(declared)
-    from vllm.v1.attention.backends.utils import get_kv_cache_layout  # noqa: PLC0415 - before 0.32
+    from vllm.config import set_current_vllm_config  # noqa: PLC0415 - before 0.32
+    from vllm.v1.attention.backends.utils import get_kv_cache_layout  # noqa: PLC0415
 
-    return str(get_kv_cache_layout())
+    # A scheduler in a process of its own has no current configuration to ask for it.
+    with set_current_vllm_config(config):
+        return str(get_kv_cache_layout())
