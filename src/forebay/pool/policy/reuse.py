@@ -42,7 +42,7 @@ CELLS: Final = KINDS * SCALES * BINS  # (kind, scale, age)
 # Before anything was seen: one in twenty returns in each bin, as LRU would have it. A second is
 # the shortest time for which people are believed to differ; below, time alone counts.
 PRIOR_VISITS: Final = 2.0
-PRIOR_RETURNS: Final = tuple(PRIOR_VISITS * 0.05 * min(1.0, width) for width in WIDTHS_S)
+PRIOR_CHANCES: Final = tuple(0.05 * min(1.0, width) for width in WIDTHS_S)
 SCALE_VISITS: Final = 1.5  # a scale is believed to be like all until it has seen that many,
 KIND_VISITS: Final = 10.0  # and a kind that many
 MEMORY_VISITS: Final = 8192.0  # counts are halved then, so that a change of habits is learnt
@@ -54,8 +54,8 @@ LEVEL_FIRST: Final = -20 * LEVELS_AN_OCTAVE  # one use in 12 days
 
 
 def bin_of(age_s: float) -> int:
-    """The bin of an age."""
-    return bisect_right(EDGES_S, age_s) - 1
+    """The bin of an age; one before 0, which no clock should give, is the first."""
+    return max(bisect_right(EDGES_S, age_s) - 1, 0)
 
 
 def mean_gap_s(before_s: float, gap_s: float) -> float:
@@ -75,12 +75,15 @@ def cell_of(turns: int, mean_s: float, new_share: float) -> int:
 class _Curve:
     """Of those who entered each bin, how many returned within it."""
 
-    def __init__(self, entered: float, returned: Sequence[float]) -> None:
-        self.entered = array("d", [entered] * BINS)
-        self.returned = array("d", returned)
+    def __init__(self) -> None:
+        self.entered = array("d", bytes(8 * BINS))
+        self.returned = array("d", bytes(8 * BINS))
 
-    def chance(self, number: int, prior: float = 0.0, weight: float = 0.0) -> float:
-        """The chance within a bin; a prior counts as `weight` visits."""
+    def chance(self, number: int, prior: float, weight: float) -> float:
+        """The chance within a bin; a prior counts as `weight` visits.
+
+        The prior never fades: a bin that nobody reaches for months would end at 0 of 0.
+        """
         return (self.returned[number] + weight * prior) / (self.entered[number] + weight)
 
     def fade(self) -> None:
@@ -95,9 +98,9 @@ class Reuse:
     """What is learnt, and the worth of each cell that follows from it."""
 
     def __init__(self) -> None:
-        self._first = _Curve(PRIOR_VISITS, PRIOR_RETURNS)
-        self._again = _Curve(PRIOR_VISITS, PRIOR_RETURNS)
-        self._scaled = [_Curve(0.0, [0.0] * BINS) for _ in range(NO_GAP)]
+        self._first = _Curve()
+        self._again = _Curve()
+        self._scaled = [_Curve() for _ in range(NO_GAP)]
         self._expected = array("d", [KIND_VISITS] * KINDS)
         self._returned = array("d", [KIND_VISITS] * KINDS)
         self._worth: dict[int, list[float]] = {}  # by kind and scale, those ever met
@@ -162,9 +165,11 @@ class Reuse:
         return (self._first,) if scale == NO_GAP else (self._again, self._scaled[scale])
 
     def _chance(self, scale: int, number: int) -> float:
+        shared = self._first if scale == NO_GAP else self._again
+        chance = shared.chance(number, PRIOR_CHANCES[number], PRIOR_VISITS)
         if scale == NO_GAP:
-            return self._first.chance(number)
-        return self._scaled[scale].chance(number, self._again.chance(number), SCALE_VISITS)
+            return chance
+        return self._scaled[scale].chance(number, chance, SCALE_VISITS)
 
 
 def _parts(cell: int) -> tuple[int, int, int]:
