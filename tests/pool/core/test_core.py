@@ -20,6 +20,7 @@ from forebay.pool.messages import (
     Release,
     Resize,
 )
+from forebay.record.region import short
 
 MIB = 1 << 20
 
@@ -242,6 +243,39 @@ def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
         desk.pool.left(client)
         assert desk.load(client, keys, stream=True) == known
     assert sum(found) > 40
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_what_continues_a_head_in_dram_outlives_the_heads_record(place: Path) -> None:
+    desk = Desk(1 * MIB, place, 6 * MIB)
+    client, other, fillers = Client("e"), Client("f"), itertools.count()
+    keys = chain("shared", 2)
+    disk = desk.pool._disk
+    assert disk is not None
+
+    def flood() -> None:
+        desk.store(other, chain(f"filler {next(fillers)}", 4))
+        desk.settle()
+
+    desk.store(client, keys[:1])
+    number, _ = desk.lookup(client, keys[:1])
+    desk.ask(client, number, keys[:1])  # in use: DRAM keeps the head
+    for _ in range(6):
+        flood()
+    desk.store(client, keys)
+    while disk.has(keys[0]):
+        flood()
+    assert disk.has(keys[1]), "its own record is younger"
+    assert desk.lookup(other, keys)[1].known == 2
+    desk.pool.left(other)
+    desk.settle()
+    desk.pool.handle(client, Release(number, []))
+    while desk.pool._room.chunks.get(short(keys[0])) is not None:
+        flood()
+    desk.settle()
+    assert desk.lookup(other, keys)[1].known == 0
+    assert not disk.has(keys[1]), "nobody has what is before it"
     assert desk.pool.violations() == []
     desk.pool.close(5)
 

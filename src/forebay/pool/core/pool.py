@@ -85,7 +85,9 @@ class Pool(Core):
         clock = self._world.clock
         self._room = Room(self._slab, policy, self._counters, clock.monotonic)
         self._disk = self._open_disk(options)
-        self._room.writes_behind = self._disk is not None
+        if self._disk is not None:
+            self._room.writes_behind = True
+            self._room.lost = self._disk.lost
         parts = (self._room, self._disk, self._counters, clock, self._complete)
         self._loads = Loads(*parts)
         self._stores = Stores(*parts)
@@ -240,7 +242,10 @@ class Pool(Core):
     def _open_disk(self, options: PoolOptions) -> DiskTier | None:
         if not options.directories:
             return None
-        return DiskTier.open(options.directories, options.disk, self._world, self._disk_removed)
+        holds = self._room.chunks.is_ready
+        return DiskTier.open(
+            options.directories, options.disk, self._world, self._disk_removed, holds
+        )
 
     def _disk_removed(self, removed: list[Removed]) -> None:
         self._complete(lambda: self._stores.disk_removed(removed))

@@ -27,6 +27,7 @@ class Room:
         self.pinned_bytes = 0  # by asks and loads: the load budget
         self.unsettled_bytes = 0  # being filled or written to disk: the store budget
         self.writes_behind = False  # whether there is a disk, worth waiting for before evicting
+        self.lost: Callable[[bytes], None] | None = None  # told of what DRAM alone had
         self._counters = counters
         self._now = now
         self._places: dict[int, Place] = {}
@@ -70,6 +71,13 @@ class Room:
             self.policy.removed(chunk.key)
         self.chunks.remove(chunk)
         self.slab.give(chunk.offset)
+        if not chunk.on_disk:
+            self.tell_lost(chunk.key)
+
+    def tell_lost(self, key: bytes) -> None:
+        """Tell the disk that DRAM does not have this chunk, on which some of its records hang."""
+        if self.lost is not None:
+            self.lost(key)
 
     def pin(self, chunk: Chunk) -> None:
         """Keep a ready chunk where it is."""

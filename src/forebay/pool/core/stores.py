@@ -130,8 +130,11 @@ class Stores:
                 chunk.on_disk = False
                 policy.on_disk(record.key, present=False)
         for record in removed:
-            if chunks.get(record.key) is None and chunks.has_children(record.key):
-                self._room.drop_tree(record.key)
+            if chunks.get(record.key) is None:
+                # DRAM had it when its record left, and let it go before we heard of that.
+                self._room.tell_lost(record.key)
+                if chunks.has_children(record.key):
+                    self._room.drop_tree(record.key)
         size = sum(record.length for record in removed)
         read = sum(record.length for record in removed if record.was_read)
         policy.region_evicted(size, read, self._clock.monotonic())
