@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.desk import LENGTH, NAMESPACE, Client, Desk, chain, payload
+from tests.oldest import Oldest
 
 from forebay.pool.messages import (
     Abort,
@@ -89,6 +90,37 @@ def test_two_engines_of_one_key_share_one_slot(desk: Desk) -> None:
 def test_a_chunk_without_its_prefix_is_refused(desk: Desk) -> None:
     keys = chain("a", 3)
     assert desk.reserve(Client("e"), keys[1:], parent=keys[0]) == [Answer.NO, Answer.NO]
+
+
+class Closed(Oldest):
+    """A policy that would rather keep what it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[bytes, bytes | None]] = []
+
+    def declines(self, key: bytes, parent: bytes | None, now: float, size_class: int = 0) -> bool:
+        self.asked.append((key, parent))
+        return True
+
+
+def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_it() -> None:
+    policy = Closed()
+    desk, client = Desk(4 * MIB, policy=policy), Client("e")
+    kept, offered = chain("a", 60), chain("b", 8)
+    desk.store(client, kept)
+    answers = desk.reserve(client, offered)
+    assert [answer >= 0 for answer in answers] == [True] * 4 + [False] * 4, "while slots are free"
+    assert answers[4:] == [Answer.NO] * 4
+    assert policy.asked == [(short(offered[0]), None)], "the run's first chunk stands for all"
+    more = desk.reserve(client, chain("a", 62)[60:], parent=kept[-1])
+    assert more == [Answer.NO, Answer.NO]
+    assert policy.asked[-1] == (short(chain("a", 61)[-1]), short(kept[-1]))
+    assert desk.lookup(client, kept)[1].ready == 60
+    assert desk.number("counters", "stores.declined") == 2
+    desk.pool.handle(client, Abort(desk.pool.generation, answers[:4]))
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
 
 
 def test_nonsense_is_refused(desk: Desk) -> None:

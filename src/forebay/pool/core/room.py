@@ -13,6 +13,8 @@ from forebay.pool.policy.contract import Place, Policy
 from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
 
 _TRIES_MAX = 64  # victims asked for one slot; a policy that offers more than that is wrong
+DECLINED = -1  # no offset
+Newcomer = tuple[bytes, bytes | None]  # the first chunk that a run brings, and the one before it
 
 
 class Room:
@@ -43,10 +45,18 @@ class Room:
         """What engines' stores and writes to disk may hold at once."""
         return self.slab.cap_bytes // 2
 
-    def take(self, length: int) -> int | None:
-        """A slot for a payload of this length, evicting if need be; its offset."""
+    def take(self, length: int, newcomer: Newcomer | None = None) -> int | None:
+        """A slot for a payload of this length, evicting if need be; its offset.
+
+        DECLINED where the policy would rather keep what it has than this newcomer.
+        """
         slot_bytes = slot_bytes_for(length)
         offset = self.slab.take(slot_bytes)
+        if offset is None and newcomer is not None:
+            key, parent = newcomer
+            if self.policy.declines(key, parent, self._now(), slot_bytes):
+                self._counters["stores.declined"] += 1
+                return DECLINED
         for _ in range(_TRIES_MAX):
             if offset is not None or not self._evict_one(slot_bytes):
                 break
