@@ -219,6 +219,20 @@ def test_in_a_loop_a_newcomer_is_declined_and_nobody_who_is_kept() -> None:
     assert policy.declines(key(7), dialog(3, 2)[1], now)
 
 
+def test_who_is_to_be_written_is_not_declined() -> None:
+    policy, chain = Learned(disk_bytes=100 * CHUNK), dialog(1, 5)
+    policy.requested(chain, 0, 0.0)
+    for depth, each in enumerate(chain[:4]):
+        policy.stored(each, chain[depth - 1] if depth else None, Place(CHUNK), 0.0)
+    assert not policy.declines(chain[4], chain[3], 0.0)
+    policy._door.share = 0.0
+    policy.requested(dialog(2, 5), 0, 0.0)
+    policy.stored(dialog(2, 5)[0], None, Place(CHUNK), 0.0)
+    for each in reversed(chain[:4]):
+        policy.removed(each)
+    assert policy.declines(dialog(2, 5)[1], dialog(2, 5)[0], 0.0)
+
+
 def test_nobody_is_declined_where_nothing_can_leave() -> None:
     policy = Learned()
     policy.requested([key(1)], 0, 0.0)

@@ -128,7 +128,11 @@ class Learned(Policy):
         visit, least = self._least(size_class, spare_unwritten=False)
         if NONE in (newcomer, visit):
             return False
-        return visit == newcomer or self._reuse.level(self._visits.cell[newcomer]) < least
+        if visit != newcomer and self._reuse.level(self._visits.cell[newcomer]) >= least:
+            return False
+        # The way to disk leads through DRAM: who is to be written gets a slot for so long.
+        lane = self._forest.lane[self._visits.tip[visit]]
+        return not self._writing.admits(newcomer, self._forest.places[lane].size_bytes, now)
 
     def victim(
         self, now: float, size_class: int = 0, *, spare_unwritten: bool = False
