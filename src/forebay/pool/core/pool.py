@@ -36,6 +36,7 @@ from forebay.pool.messages import (
     StatsReply,
 )
 from forebay.pool.policy.contract import Policy
+from forebay.pool.policy.tenants import Floor, Tenants
 from forebay.pool.session import Core, Session
 from forebay.quantity import format_size
 from forebay.sys.shared import SharedMemory, total_memory_bytes
@@ -58,6 +59,7 @@ class PoolOptions:
     disk: Options = field(default_factory=Options)
     huge_pages: bool = False
     verify_dram: bool = False
+    floors: tuple[Floor, ...] = ()  # of DRAM; the policy is made with the same
 
 
 class Pool(Core):
@@ -83,7 +85,8 @@ class Pool(Core):
         self._slab = Slab(memory, self.arena_bytes, options.dram_bytes)
         self._counters: Counter[str] = Counter()
         clock = self._world.clock
-        self._room = Room(self._slab, policy, self._counters, clock.monotonic)
+        tenants = Tenants(options.floors)
+        self._room = Room(self._slab, policy, self._counters, clock.monotonic, tenants)
         self._disk = self._open_disk(options)
         if self._disk is not None:
             self._room.writes_behind = True
