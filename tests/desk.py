@@ -27,6 +27,7 @@ from forebay.pool.messages import (
     Run,
 )
 from forebay.pool.policy.contract import Policy
+from forebay.pool.policy.tenants import Floor
 from forebay.pool.session import Session
 from forebay.record.header import ROOT
 from forebay.record.region import short
@@ -71,11 +72,12 @@ class Desk:
         policy: Policy | None = None,
         *,
         verify_dram: bool = False,
+        floors: tuple[Floor, ...] = (),
     ) -> None:
         self._woken = threading.Event()
         self._numbers = 0
         directories = (Directory(str(place), disk_bytes),) if place is not None else ()
-        wanted = PoolOptions(dram_bytes, directories, verify_dram=verify_dram)
+        wanted = PoolOptions(dram_bytes, directories, verify_dram=verify_dram, floors=floors)
         self.pool = Pool(wanted, policy or Oldest(), self._woken.set, world)
         self.clock = (world or World()).clock
 

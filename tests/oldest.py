@@ -42,6 +42,9 @@ class Oldest(Policy):
     def unpin(self, key: bytes) -> None:
         self._pins[key] -= 1
 
+    def declines(self, key: bytes, parent: bytes | None, now: float, size_class: int = 0) -> bool:
+        return False
+
     def victim(
         self, now: float, size_class: int = 0, *, spare_unwritten: bool = False
     ) -> bytes | None:

@@ -6,9 +6,12 @@ DRAM, conversations with 1, 2 and 5M; LRU, ours and the optimum. Constants were 
 
 import argparse
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+from forebay.pool.policy.contract import Place
+from forebay.pool.policy.learned import Learned
 from forebay.sim.replay import Result, Sizes, simulate
 from forebay.sim.trace import CHUNK_TOKENS, Request, capped, read_trace, schedule
 
@@ -73,6 +76,37 @@ def writes(folder: Path) -> None:
         show("conversation 0.5M + 5M", sizes, simulate(policy, requests, sizes))
 
 
+def costs() -> None:
+    """What a decision costs, and a chunk, with 100,000 chunks of 2,000 dialogs in DRAM."""
+    tracemalloc.start()
+    policy, place, now = Learned(disk_bytes=1 << 40), Place(1), 0.0
+    keys = [[(d << 8 | i).to_bytes(16, "big") for i in range(50)] for d in range(2000)]
+    before, _ = tracemalloc.get_traced_memory()
+    for chain in keys:
+        now += 0.05
+        policy.requested(chain, 0, now)
+        for above, key in zip([None, *chain], chain, strict=False):
+            policy.stored(key, above, place, now)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    spent: dict[str, list[int]] = {"declines": [], "victim": [], "removed": []}
+    for _ in range(20_000):
+        began = time.perf_counter_ns()
+        policy.declines(keys[0][0], None, now)
+        asked = time.perf_counter_ns()
+        victim = policy.victim(now)
+        found = time.perf_counter_ns()
+        assert victim is not None
+        policy.removed(victim)
+        spent["declines"].append(asked - began)
+        spent["victim"].append(found - asked)
+        spent["removed"].append(time.perf_counter_ns() - found)
+    medians = (f"{name} {sorted(all_ns)[10_000] / 1000:.1f} µs" for name, all_ns in spent.items())
+    print(
+        f"  medians: {', '.join(medians)}; {(after - before) / 1e5:.0f} bytes a chunk beside keys"
+    )
+
+
 def show(name: str, sizes: Sizes, result: Result) -> None:
     written = result.written_bytes // sizes.chunk_bytes
     print(
@@ -96,6 +130,7 @@ def main() -> None:
         curves(parsed.folder, parsed.half, None)
         loops()
         writes(parsed.folder)
+        costs()
 
 
 if __name__ == "__main__":

@@ -119,11 +119,18 @@ class Model:
         self.policy.requested(keys, found, now)
         parent: bytes | None = None
         for key in keys:
-            if key not in self.dram and not self._store(key, parent, now):
+            if key not in self.dram and (
+                self._is_declined(key, parent, now) or not self._store(key, parent, now)
+            ):
                 break
             parent = key
         self._write(now)
         return in_dram, found - in_dram
+
+    def _is_declined(self, key: bytes, parent: bytes | None, now: float) -> bool:
+        """Whether a newcomer gets no slot; what is read from disk passes DRAM in any case."""
+        is_full = len(self.dram) >= self._sizes.dram_chunks
+        return is_full and key not in self.disk.held and self.policy.declines(key, parent, now)
 
     def _store(self, key: bytes, parent: bytes | None, now: float) -> bool:
         if len(self.dram) >= self._sizes.dram_chunks:
@@ -132,7 +139,7 @@ class Model:
                 self._write(now)
                 victim = self.policy.victim(now)
             if victim is None or victim == parent:
-                return False  # the newcomer is worth the least
+                return False  # nothing else can leave
             self.dram.discard(victim)
             self.policy.removed(victim)
             if victim not in self.disk.held:

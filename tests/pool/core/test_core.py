@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.desk import LENGTH, NAMESPACE, Client, Desk, chain, payload
+from tests.oldest import Oldest
 
 from forebay.pool.messages import (
     Abort,
@@ -20,6 +21,7 @@ from forebay.pool.messages import (
     Release,
     Resize,
 )
+from forebay.record.region import short
 
 MIB = 1 << 20
 
@@ -88,6 +90,37 @@ def test_two_engines_of_one_key_share_one_slot(desk: Desk) -> None:
 def test_a_chunk_without_its_prefix_is_refused(desk: Desk) -> None:
     keys = chain("a", 3)
     assert desk.reserve(Client("e"), keys[1:], parent=keys[0]) == [Answer.NO, Answer.NO]
+
+
+class Closed(Oldest):
+    """A policy that would rather keep what it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[bytes, bytes | None]] = []
+
+    def declines(self, key: bytes, parent: bytes | None, now: float, size_class: int = 0) -> bool:
+        self.asked.append((key, parent))
+        return True
+
+
+def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_it() -> None:
+    policy = Closed()
+    desk, client = Desk(4 * MIB, policy=policy), Client("e")
+    kept, offered = chain("a", 60), chain("b", 8)
+    desk.store(client, kept)
+    answers = desk.reserve(client, offered)
+    assert [answer >= 0 for answer in answers] == [True] * 4 + [False] * 4, "while slots are free"
+    assert answers[4:] == [Answer.NO] * 4
+    assert policy.asked == [(short(offered[0]), None)], "the run's first chunk stands for all"
+    more = desk.reserve(client, chain("a", 62)[60:], parent=kept[-1])
+    assert more == [Answer.NO, Answer.NO]
+    assert policy.asked[-1] == (short(chain("a", 61)[-1]), short(kept[-1]))
+    assert desk.lookup(client, kept)[1].ready == 60
+    assert desk.number("counters", "stores.declined") == 2
+    desk.pool.handle(client, Abort(desk.pool.generation, answers[:4]))
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
 
 
 def test_nonsense_is_refused(desk: Desk) -> None:
@@ -261,6 +294,39 @@ def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
         desk.pool.left(client)
         assert desk.load(client, keys, stream=True) == known
     assert sum(found) > 40
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_what_continues_a_head_in_dram_outlives_the_heads_record(place: Path) -> None:
+    desk = Desk(1 * MIB, place, 6 * MIB)
+    client, other, fillers = Client("e"), Client("f"), itertools.count()
+    keys = chain("shared", 2)
+    disk = desk.pool._disk
+    assert disk is not None
+
+    def flood() -> None:
+        desk.store(other, chain(f"filler {next(fillers)}", 4))
+        desk.settle()
+
+    desk.store(client, keys[:1])
+    number, _ = desk.lookup(client, keys[:1])
+    desk.ask(client, number, keys[:1])  # in use: DRAM keeps the head
+    for _ in range(6):
+        flood()
+    desk.store(client, keys)
+    while disk.has(keys[0]):
+        flood()
+    assert disk.has(keys[1]), "its own record is younger"
+    assert desk.lookup(other, keys)[1].known == 2
+    desk.pool.left(other)
+    desk.settle()
+    desk.pool.handle(client, Release(number, []))
+    while desk.pool._room.chunks.get(short(keys[0])) is not None:
+        flood()
+    desk.settle()
+    assert desk.lookup(other, keys)[1].known == 0
+    assert not disk.has(keys[1]), "nobody has what is before it"
     assert desk.pool.violations() == []
     desk.pool.close(5)
 

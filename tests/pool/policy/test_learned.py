@@ -137,6 +137,9 @@ class Driver:
         else:
             assert spare or not free, "a free leaf is always found"
 
+    def offer(self, number: int) -> None:
+        self.policy.declines(key(number), key((number - 1) // 2) if number else None, self.now)
+
     def evict(self, _number: int) -> None:
         found = self.policy.victim(self.now)
         if found is not None:
@@ -188,6 +191,54 @@ def test_what_the_disk_has_goes_first_when_of_similar_worth() -> None:
         policy.stored(key(number), None, place, 0.0)
     policy.on_disk(key(2), True)
     assert policy.victim(0.1) == key(2)
+
+
+def looped() -> tuple[Learned, float]:
+    """A policy that has met eight dialogs of two chunks in a loop, and keeps the first four."""
+    policy, place, now = Learned(), Place(1), 0.0
+    for number in range(4):
+        policy.requested(dialog(number, 2), 0, now)
+        for depth, each in enumerate(dialog(number, 2)):
+            policy.stored(each, dialog(number, 2)[depth - 1] if depth else None, place, now)
+        now += 1.0
+    for turn in range(4, 80):
+        number = turn % 8
+        policy.requested(dialog(number, 2), 2 if number < 4 else 0, now)
+        now += 1.0
+    return policy, now
+
+
+def test_in_a_loop_a_newcomer_is_declined_and_nobody_who_is_kept() -> None:
+    policy, now = looped()
+    policy.requested(dialog(4, 2), 0, now)
+    assert policy.declines(dialog(4, 2)[0], None, now)
+    assert not policy.declines(dialog(99, 2)[0], None, now), "nothing is known of it"
+    # What continues a chunk that is kept is judged with it: the one about to come back is not
+    # declined, the one that has just been here is.
+    assert not policy.declines(key(7), dialog(1, 2)[1], now)
+    assert policy.declines(key(7), dialog(3, 2)[1], now)
+
+
+def test_who_is_to_be_written_is_not_declined() -> None:
+    policy, chain = Learned(disk_bytes=100 * CHUNK), dialog(1, 5)
+    policy.requested(chain, 0, 0.0)
+    for depth, each in enumerate(chain[:4]):
+        policy.stored(each, chain[depth - 1] if depth else None, Place(CHUNK), 0.0)
+    assert not policy.declines(chain[4], chain[3], 0.0)
+    policy._door.share = 0.0
+    policy.requested(dialog(2, 5), 0, 0.0)
+    policy.stored(dialog(2, 5)[0], None, Place(CHUNK), 0.0)
+    for each in reversed(chain[:4]):
+        policy.removed(each)
+    assert policy.declines(dialog(2, 5)[1], dialog(2, 5)[0], 0.0)
+
+
+def test_nobody_is_declined_where_nothing_can_leave() -> None:
+    policy = Learned()
+    policy.requested([key(1)], 0, 0.0)
+    assert not policy.declines(key(1), None, 0.0)
+    policy.stored(key(1), None, Place(1, size_class=1), 0.0)
+    assert not policy.declines(key(2), key(1), 0.0, 2)
 
 
 def test_unwritten_chunks_are_spared_and_then_offered_at_once() -> None:

@@ -99,6 +99,10 @@ class Chunks:
             return len(keys)
         return len(list(takewhile(self._ready.__contains__, keys)))
 
+    def is_ready(self, key: bytes) -> bool:
+        """Whether this chunk is READY; the one question that any thread may ask."""
+        return key in self._ready
+
     def at(self, offset: int) -> Chunk | None:
         """The chunk in a slot."""
         return self._by_offset.get(offset)

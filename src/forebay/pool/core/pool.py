@@ -36,6 +36,7 @@ from forebay.pool.messages import (
     StatsReply,
 )
 from forebay.pool.policy.contract import Policy
+from forebay.pool.policy.tenants import Floor, Tenants
 from forebay.pool.session import Core, Session
 from forebay.quantity import format_size
 from forebay.sys.shared import SharedMemory, total_memory_bytes
@@ -58,6 +59,7 @@ class PoolOptions:
     disk: Options = field(default_factory=Options)
     huge_pages: bool = False
     verify_dram: bool = False
+    floors: tuple[Floor, ...] = ()  # of DRAM; the policy is made with the same
 
 
 class Pool(Core):
@@ -83,9 +85,12 @@ class Pool(Core):
         self._slab = Slab(memory, self.arena_bytes, options.dram_bytes)
         self._counters: Counter[str] = Counter()
         clock = self._world.clock
-        self._room = Room(self._slab, policy, self._counters, clock.monotonic)
+        tenants = Tenants(options.floors)
+        self._room = Room(self._slab, policy, self._counters, clock.monotonic, tenants)
         self._disk = self._open_disk(options)
-        self._room.writes_behind = self._disk is not None
+        if self._disk is not None:
+            self._room.writes_behind = True
+            self._room.lost = self._disk.lost
         parts = (self._room, self._disk, self._counters, clock, self._complete)
         self._loads = Loads(*parts)
         self._stores = Stores(*parts)
@@ -240,7 +245,10 @@ class Pool(Core):
     def _open_disk(self, options: PoolOptions) -> DiskTier | None:
         if not options.directories:
             return None
-        return DiskTier.open(options.directories, options.disk, self._world, self._disk_removed)
+        holds = self._room.chunks.is_ready
+        return DiskTier.open(
+            options.directories, options.disk, self._world, self._disk_removed, holds
+        )
 
     def _disk_removed(self, removed: list[Removed]) -> None:
         self._complete(lambda: self._stores.disk_removed(removed))

@@ -10,16 +10,24 @@ from collections.abc import Callable, Iterable
 
 from forebay.pool.core.chunks import Chunk, Chunks, State
 from forebay.pool.policy.contract import Place, Policy
+from forebay.pool.policy.tenants import Tenants
 from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
 
 _TRIES_MAX = 64  # victims asked for one slot; a policy that offers more than that is wrong
+DECLINED = -1  # no offset
+Newcomer = tuple[bytes, bytes | None]  # the first chunk that a run brings, and the one before it
 
 
 class Room:
     """The slab and what is in it."""
 
     def __init__(
-        self, slab: Slab, policy: Policy, counters: Counter[str], now: Callable[[], float]
+        self,
+        slab: Slab,
+        policy: Policy,
+        counters: Counter[str],
+        now: Callable[[], float],
+        tenants: Tenants,
     ) -> None:
         self.slab = slab
         self.chunks = Chunks()
@@ -27,9 +35,11 @@ class Room:
         self.pinned_bytes = 0  # by asks and loads: the load budget
         self.unsettled_bytes = 0  # being filled or written to disk: the store budget
         self.writes_behind = False  # whether there is a disk, worth waiting for before evicting
+        self.lost: Callable[[bytes], None] | None = None  # told of what DRAM alone had
         self._counters = counters
         self._now = now
-        self._places: dict[int, Place] = {}
+        self._tenants = tenants
+        self._places: dict[tuple[int, int], Place] = {}
         self._condemned: set[Chunk] = set()  # cleared while in use: dropped when they are not
 
     @property
@@ -42,10 +52,18 @@ class Room:
         """What engines' stores and writes to disk may hold at once."""
         return self.slab.cap_bytes // 2
 
-    def take(self, length: int) -> int | None:
-        """A slot for a payload of this length, evicting if need be; its offset."""
+    def take(self, length: int, newcomer: Newcomer | None = None) -> int | None:
+        """A slot for a payload of this length, evicting if need be; its offset.
+
+        DECLINED where the policy would rather keep what it has than this newcomer.
+        """
         slot_bytes = slot_bytes_for(length)
         offset = self.slab.take(slot_bytes)
+        if offset is None and newcomer is not None:
+            key, parent = newcomer
+            if self.policy.declines(key, parent, self._now(), slot_bytes):
+                self._counters["stores.declined"] += 1
+                return DECLINED
         for _ in range(_TRIES_MAX):
             if offset is not None or not self._evict_one(slot_bytes):
                 break
@@ -56,10 +74,10 @@ class Room:
 
     def place_of(self, chunk: Chunk) -> Place:
         """What the policy knows of a chunk's slot."""
-        size = chunk.slot_bytes
-        place = self._places.get(size)
+        size, tenant = chunk.slot_bytes, self._tenants.number_of(chunk.name.namespace)
+        place = self._places.get((size, tenant))
         if place is None:
-            place = self._places[size] = Place(size, size_class=size)
+            place = self._places[size, tenant] = Place(size, size_class=size, tenant=tenant)
         return place
 
     def drop(self, chunk: Chunk) -> None:
@@ -70,6 +88,13 @@ class Room:
             self.policy.removed(chunk.key)
         self.chunks.remove(chunk)
         self.slab.give(chunk.offset)
+        if not chunk.on_disk:
+            self.tell_lost(chunk.key)
+
+    def tell_lost(self, key: bytes) -> None:
+        """Tell the disk that DRAM does not have this chunk, on which some of its records hang."""
+        if self.lost is not None:
+            self.lost(key)
 
     def pin(self, chunk: Chunk) -> None:
         """Keep a ready chunk where it is."""
@@ -156,9 +181,24 @@ class Room:
         """The arena that loses least, of those that nobody uses."""
         arenas = [arena for arena in self.slab.arenas() if arena.slot_bytes != other_than]
         for arena in sorted(arenas, key=lambda arena: len(arena.taken) * arena.slot_bytes):
-            if self._is_unused(arena):
+            if self._is_unused(arena) and not (other_than and self._breaks_floor(arena)):
                 return arena
         return None
+
+    def _breaks_floor(self, arena: Arena) -> bool:
+        """Whether a tenant would have less than its floor without what lies in an arena."""
+        floors = self._tenants.floors
+        if not floors:
+            return False
+        left_bytes: Counter[int] = Counter()
+        touched: set[int] = set()
+        for chunk in self.chunks:
+            tenant = self._tenants.number_of(chunk.name.namespace)
+            if chunk.offset in arena.taken:
+                touched.add(tenant)
+            else:
+                left_bytes[tenant] += chunk.slot_bytes
+        return any(left_bytes[tenant] < floors.get(tenant, 0) for tenant in touched)
 
     def _is_unused(self, arena: Arena) -> bool:
         """Whether nobody uses what lies in an arena, nor what would go with it."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from forebay.pool.core.checker import Checker
 from forebay.pool.core.chunks import Chunk, State
-from forebay.pool.core.room import Room
+from forebay.pool.core.room import DECLINED, Newcomer, Room
 from forebay.pool.messages import Abort, Answer, Commit, Committed, Reserve, Reserved, Run
 from forebay.pool.session import Session
 from forebay.record.header import (
@@ -130,8 +130,11 @@ class Stores:
                 chunk.on_disk = False
                 policy.on_disk(record.key, present=False)
         for record in removed:
-            if chunks.get(record.key) is None and chunks.has_children(record.key):
-                self._room.drop_tree(record.key)
+            if chunks.get(record.key) is None:
+                # DRAM had it when its record left, and let it go before we heard of that.
+                self._room.tell_lost(record.key)
+                if chunks.has_children(record.key):
+                    self._room.drop_tree(record.key)
         size = sum(record.length for record in removed)
         read = sum(record.length for record in removed if record.was_read)
         policy.region_evicted(size, read, self._clock.monotonic())
@@ -141,47 +144,51 @@ class Stores:
         self._checker.close(timeout_s)
 
     def _reserve_run(self, engine: str, run: Run) -> list[int]:
-        count, rest = divmod(len(run.keys), KEY_BYTES)
+        count = len(run.keys) // KEY_BYTES
         keys = [run.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in range(count)]
-        sensible = (
-            not rest
+        if not self._is_sensible(run) or not self._is_known(run.parent):
+            self._counters["stores.no"] += count
+            return [Answer.NO] * count
+        answers: list[int] = []
+        answer, parent, newcomer = int(Answer.HAVE), run.parent, None
+        for key in keys:
+            if self._has(short(key)):
+                self._counters["stores.have"] += 1
+                answer = Answer.HAVE
+            else:
+                newcomer = newcomer or (short(key), None if parent == ROOT else short(parent))
+                name = RecordName(run.namespace, run.group, key, parent)
+                answer = self._reserve_one(engine, name, run.length, newcomer)
+            if answer in (Answer.LATER, Answer.NO):
+                break  # what follows could not be reached, or would come before what it continues
+            answers.append(answer)
+            parent = key
+        missing = count - len(answers)
+        if missing:
+            self._counters["stores.later" if answer == Answer.LATER else "stores.no"] += missing
+        return answers + [answer] * missing
+
+    def _is_sensible(self, run: Run) -> bool:
+        return (
+            not len(run.keys) % KEY_BYTES
             and len(run.parent) == KEY_BYTES
             and len(run.namespace) == NAMESPACE_BYTES
             and 0 < run.length <= PAYLOAD_BYTES_MAX
             and 0 <= run.group < 1 << 32
             and slot_bytes_for(run.length) <= self._room.slab.arena_bytes
         )
-        if not sensible or not self._is_known(run.parent):
-            self._counters["stores.no"] += count
-            return [Answer.NO] * count
-        answers: list[int] = []
-        parent = run.parent
-        for key in keys:
-            name = RecordName(run.namespace, run.group, key, parent)
-            answer = self._reserve_one(engine, name, run.length)
-            if answer == Answer.LATER:
-                break
-            answers.append(answer)
-            parent = key
-        missing = count - len(answers)
-        self._counters["stores.later"] += missing
-        return answers + [Answer.LATER] * missing
 
-    def _reserve_one(self, engine: str, name: RecordName, length: int) -> int:
-        key = short(name.key)
+    def _reserve_one(self, engine: str, name: RecordName, length: int, newcomer: Newcomer) -> int:
         room = self._room
-        if room.chunks.get(key) is not None or (self._disk is not None and self._disk.has(key)):
-            self._counters["stores.have"] += 1
-            return Answer.HAVE
         slot_bytes = slot_bytes_for(length)
         unsettled = room.unsettled_bytes
         if unsettled and unsettled + slot_bytes > room.store_budget_bytes:
             return Answer.LATER
         guard = self._guard(name)
-        offset = room.take(length)
-        if offset is None:
+        offset = room.take(length, newcomer)
+        if offset is None or offset == DECLINED:
             self._unguard(guard)
-            return Answer.LATER
+            return Answer.LATER if offset is None else Answer.NO
         chunk = Chunk(name, State.FILLING, offset, length)
         chunk.slot_bytes = slot_bytes
         chunk.engine = engine
@@ -191,6 +198,12 @@ class Stores:
         self._filling.setdefault(engine, {})[offset] = chunk
         self._counters["stores.slots"] += 1
         return offset
+
+    def _has(self, key: bytes) -> bool:
+        """Whether a chunk of this short key is in a tier, or on its way into one."""
+        if self._room.chunks.get(key) is not None:
+            return True
+        return self._disk is not None and self._disk.has(key)
 
     def _is_known(self, key: bytes) -> bool:
         """Whether a prefix ends here that a chunk may continue."""

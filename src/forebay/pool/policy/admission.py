@@ -17,7 +17,7 @@ from typing import Final
 
 DAY_S: Final = 86_400.0
 BURST: Final = 1 / 24  # of a day's budget that may be written at once; the rest is its rate
-READ_TARGET: Final = 0.32  # of a region's bytes, by the time it is overwritten
+READ_TARGET: Final = 0.31  # of a region's bytes, by the time it is overwritten
 CLOSING: Final = 4.0  # a disk full of unread bytes leaves e^-1.2, a third, of the share
 SHARE_MIN: Final = 0.02  # a door left open, or nothing would ever be learnt again
 CHANCE_BINS: Final = 8

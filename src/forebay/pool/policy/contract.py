@@ -11,9 +11,10 @@ What the pool does, and in which order:
 1. A request arrives: `requested(keys, found, now)`, once, with its whole chain.
 2. A chunk becomes readable in DRAM, committed by an engine or promoted from NVMe: `stored`. If the
    NVMe tier has it as well: `on_disk(key, True)` right after.
-3. A slot is wanted and none is free: `victim`; the pool frees that chunk's slot and says `removed`.
-   A victim stays in the policy until then. The parent of a chunk that is being copied into a
-   reserved slot is pinned until commit or abort; so is what is being loaded, read or written.
+3. A slot is wanted and none is free: for what an engine offers, `declines` first; then `victim`;
+   the pool frees that chunk's slot and says `removed`. A victim stays in the policy until then. The
+   parent of a chunk that is being copied into a reserved slot is pinned until commit or abort; so
+   is what is being loaded, read or written.
 4. The write queue has room: `next_write` until it answers None; a write that is done is
    `on_disk(key, True)`, one that failed or was dropped `write_failed(key)`.
 5. A region is overwritten: `on_disk(key, False)` for what it held and is in DRAM, then
@@ -59,6 +60,14 @@ class Policy(ABC):
     @abstractmethod
     def unpin(self, key: bytes) -> None:
         """One pin less."""
+
+    @abstractmethod
+    def declines(self, key: bytes, parent: bytes | None, now: float, size_class: int = 0) -> bool:
+        """Whether a newcomer is worth less than whatever would leave for it.
+
+        `key` is the first chunk, of those a request stores at once, that needs a slot, and `parent`
+        the one before it; neither need be known. False asks the pool to make room.
+        """
 
     @abstractmethod
     def victim(

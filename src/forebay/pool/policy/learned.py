@@ -119,12 +119,27 @@ class Learned(Policy):
             if not forest.pins[row] and self._visits.tip[forest.visit[row]] == row:
                 self._shelve(forest.visit[row])
 
+    def declines(self, key: bytes, parent: bytes | None, now: float, size_class: int = 0) -> bool:
+        self._visits.age(now)
+        newcomer = self._starts.get(key, NONE)
+        if newcomer == NONE and parent is not None:
+            above = self._forest.row_of.get(parent, NONE)
+            newcomer = NONE if above == NONE else self._forest.visit[above]
+        visit, least = self._least(size_class, spare_unwritten=False)
+        if NONE in (newcomer, visit):
+            return False
+        if visit != newcomer and self._reuse.level(self._visits.cell[newcomer]) >= least:
+            return False
+        # The way to disk leads through DRAM: who is to be written gets a slot for so long.
+        lane = self._forest.lane[self._visits.tip[visit]]
+        return not self._writing.admits(newcomer, self._forest.places[lane].size_bytes, now)
+
     def victim(
         self, now: float, size_class: int = 0, *, spare_unwritten: bool = False
     ) -> bytes | None:
         self._visits.age(now)
         while True:
-            visit = self._least(size_class, spare_unwritten=spare_unwritten)
+            visit, _ = self._least(size_class, spare_unwritten=spare_unwritten)
             if visit == NONE:
                 if spare_unwritten:
                     self._writing.hurry()
@@ -323,7 +338,8 @@ class Learned(Policy):
             self._visits.shelves(1 + (lane + 1) * SHELVES)
         return lane
 
-    def _least(self, size_class: int, *, spare_unwritten: bool) -> int:
+    def _least(self, size_class: int, *, spare_unwritten: bool) -> tuple[int, int]:
+        """The least valuable visit that can give a chunk of a class, and its level."""
         visit, least = NONE, 0
         for lane, place in enumerate(self._forest.places):
             if place.size_class != size_class or self._within_floor(place):
@@ -337,7 +353,7 @@ class Learned(Policy):
                 level = found[1] - DISK_LEVELS if shelf == BACKED else found[1]
                 if visit == NONE or level < least:
                     visit, least = found[0], level
-        return visit
+        return visit, least
 
     def _within_floor(self, place: Place) -> bool:
         floor = self._floors.get(place.tenant)

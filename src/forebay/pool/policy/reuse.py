@@ -12,6 +12,9 @@ Three things are learnt, each from as many visits as possible, so that a few hun
 * how much likelier than that each kind of visit returns: by the turns of its dialog, and by how
   much of the prompt was new.
 
+Counts are blurred over neighbouring ages and like mean gaps before they are believed: two thousand
+gaps in three thousand cells are mostly chance, and what follows from chance evicts wrongly.
+
 The worth of keeping a chunk from age a on is the best ratio, over all ages b > a at which one could
 give up, of the chance to be used between a and b to the expected time it occupies memory until
 then: uses a second (Gittins' index). For gaps that become ever longer it orders as LRU does, for a
@@ -22,7 +25,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 BIN_FIRST_S: Final = 0.002
@@ -42,7 +45,8 @@ CELLS: Final = KINDS * SCALES * BINS  # (kind, scale, age)
 # Before anything was seen: one in twenty returns in each bin, as LRU would have it. A second is
 # the shortest time for which people are believed to differ; below, time alone counts.
 PRIOR_VISITS: Final = 2.0
-PRIOR_RETURNS: Final = tuple(PRIOR_VISITS * 0.05 * min(1.0, width) for width in WIDTHS_S)
+PRIOR_CHANCES: Final = tuple(0.05 * min(1.0, width) for width in WIDTHS_S)
+SCALE_BLUR: Final = 0.4  # a neighbouring scale's visits count as so many of its own
 SCALE_VISITS: Final = 1.5  # a scale is believed to be like all until it has seen that many,
 KIND_VISITS: Final = 10.0  # and a kind that many
 MEMORY_VISITS: Final = 8192.0  # counts are halved then, so that a change of habits is learnt
@@ -54,8 +58,8 @@ LEVEL_FIRST: Final = -20 * LEVELS_AN_OCTAVE  # one use in 12 days
 
 
 def bin_of(age_s: float) -> int:
-    """The bin of an age."""
-    return bisect_right(EDGES_S, age_s) - 1
+    """The bin of an age; one before 0, which no clock should give, is the first."""
+    return max(bisect_right(EDGES_S, age_s) - 1, 0)
 
 
 def mean_gap_s(before_s: float, gap_s: float) -> float:
@@ -75,13 +79,9 @@ def cell_of(turns: int, mean_s: float, new_share: float) -> int:
 class _Curve:
     """Of those who entered each bin, how many returned within it."""
 
-    def __init__(self, entered: float, returned: Sequence[float]) -> None:
-        self.entered = array("d", [entered] * BINS)
-        self.returned = array("d", returned)
-
-    def chance(self, number: int, prior: float = 0.0, weight: float = 0.0) -> float:
-        """The chance within a bin; a prior counts as `weight` visits."""
-        return (self.returned[number] + weight * prior) / (self.entered[number] + weight)
+    def __init__(self) -> None:
+        self.entered = array("d", bytes(8 * BINS))
+        self.returned = array("d", bytes(8 * BINS))
 
     def fade(self) -> None:
         """Halve what was counted when it is much."""
@@ -95,9 +95,11 @@ class Reuse:
     """What is learnt, and the worth of each cell that follows from it."""
 
     def __init__(self) -> None:
-        self._first = _Curve(PRIOR_VISITS, PRIOR_RETURNS)
-        self._again = _Curve(PRIOR_VISITS, PRIOR_RETURNS)
-        self._scaled = [_Curve(0.0, [0.0] * BINS) for _ in range(NO_GAP)]
+        self._first = _Curve()
+        self._again = _Curve()
+        # One more at each end, always empty: every scale has two neighbours.
+        self._scaled = [_Curve() for _ in range(NO_GAP + 2)]
+        self._chances = [list(PRIOR_CHANCES) for _ in range(SCALES)]  # by scale and bin
         self._expected = array("d", [KIND_VISITS] * KINDS)
         self._returned = array("d", [KIND_VISITS] * KINDS)
         self._worth: dict[int, list[float]] = {}  # by kind and scale, those ever met
@@ -106,7 +108,7 @@ class Reuse:
     def entered(self, cell: int) -> None:
         """A visit has reached this cell's age."""
         kind, scale, number = _parts(cell)
-        self._expected[kind] += self._chance(scale, number)
+        self._expected[kind] += self._chances[scale][number]
         for curve in self._curves(scale):
             curve.entered[number] += 1
 
@@ -125,10 +127,9 @@ class Reuse:
         if self._expected[kind] > MEMORY_VISITS:
             self._expected[kind] /= 2
             self._returned[kind] /= 2
+        self._chances[scale] = self._learnt(scale)
         likelier = self._returned[kind] / self._expected[kind]
-        chances = [
-            min(likelier * self._chance(scale, number), CHANCE_MAX) for number in range(BINS)
-        ]
+        chances = [min(likelier * chance, CHANCE_MAX) for chance in self._chances[scale]]
         self._worth[group] = _gittins(chances)
         away = 1.0
         for number in range(BINS - 1, -1, -1):
@@ -159,12 +160,43 @@ class Reuse:
         return min(max(level, 0), LEVELS - 1)
 
     def _curves(self, scale: int) -> tuple[_Curve, ...]:
-        return (self._first,) if scale == NO_GAP else (self._again, self._scaled[scale])
+        return (self._first,) if scale == NO_GAP else (self._again, self._scaled[scale + 1])
 
-    def _chance(self, scale: int, number: int) -> float:
+    def _learnt(self, scale: int) -> list[float]:
+        """The chance within each bin, blurred over ages and over like scales."""
+        shared = self._first if scale == NO_GAP else self._again
+        chances = _chances(shared.entered, shared.returned, PRIOR_CHANCES, PRIOR_VISITS)
         if scale == NO_GAP:
-            return self._first.chance(number)
-        return self._scaled[scale].chance(number, self._again.chance(number), SCALE_VISITS)
+            return chances
+        below, own, above = self._scaled[scale : scale + 3]
+        entered = _mixed(below.entered, own.entered, above.entered)
+        returned = _mixed(below.returned, own.returned, above.returned)
+        return _chances(entered, returned, chances, SCALE_VISITS)
+
+
+def _chances(
+    entered: Sequence[float], returned: Sequence[float], prior: Sequence[float], weight: float
+) -> list[float]:
+    """The chance within each bin; a prior counts as `weight` visits.
+
+    The prior never fades: a bin that nobody reaches for months would end at 0 of 0.
+    """
+    return [
+        (back + weight * chance) / (out + weight)
+        for out, back, chance in zip(_blurred(entered), _blurred(returned), prior, strict=True)
+    ]
+
+
+def _mixed(below: Sequence[float], own: Sequence[float], above: Sequence[float]) -> list[float]:
+    return [b + SCALE_BLUR * (a + c) for a, b, c in zip(below, own, above, strict=True)]
+
+
+def _blurred(counts: Sequence[float]) -> list[float]:
+    """Each bin with its neighbours, weighted 1 to 5 to 1 of 25: a mean over five, twice."""
+    for _ in range(2):
+        sums = [0.0, *accumulate((0.0, 0.0, *counts, 0.0, 0.0))]
+        counts = [(after - before) / 5 for before, after in zip(sums, sums[5:], strict=False)]
+    return list(counts)
 
 
 def _parts(cell: int) -> tuple[int, int, int]:

@@ -67,24 +67,25 @@ class Writing:
         self._hurried = False
         return None
 
+    def admits(self, visit: int, chunk_bytes: int, now: float) -> bool:
+        """Whether a visit's dialog is to be written; the door is asked if it was not yet."""
+        visits = self._visits
+        if self._door.open and visits.verdict[visit] == UNDECIDED:
+            size_bytes = max(visits.depth[visit], 1) * chunk_bytes
+            chance = self._reuse.return_chance(visits.cell[visit])
+            admitted = self._door.admits(chance, visits.lot[visit], size_bytes, now)
+            visits.verdict[visit] = ADMITTED if admitted else TURNED_AWAY
+        return visits.verdict[visit] == ADMITTED
+
     def _wanted(self, row: int, now: float) -> bool:
-        forest, visits = self._forest, self._visits
-        visit, above = forest.visit[row], forest.parent[row]
-        if visits.verdict[visit] == UNDECIDED:
-            self._decide(visit, row, now)
-        if visits.verdict[visit] == ADMITTED and (
+        forest = self._forest
+        above = forest.parent[row]
+        if self.admits(forest.visit[row], self._size_bytes(row), now) and (
             above == NONE or forest.flags[above] & (ON_DISK | OFFERED)
         ):
             return True
         self._refuse(row)
         return False
-
-    def _decide(self, visit: int, row: int, now: float) -> None:
-        visits = self._visits
-        size_bytes = max(visits.depth[visit], 1) * self._size_bytes(row)
-        chance = self._reuse.return_chance(visits.cell[visit])
-        admitted = self._door.admits(chance, visits.lot[visit], size_bytes, now)
-        visits.verdict[visit] = ADMITTED if admitted else TURNED_AWAY
 
     def _refuse(self, row: int) -> None:
         if row != NONE:

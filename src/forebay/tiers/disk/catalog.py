@@ -22,11 +22,25 @@ def _ignore(_: list[Removed]) -> None:
     """Nobody wants to know what left."""
 
 
-class Catalog:
-    """What the tier holds and where. `on_removed` hears, on any thread, which records left."""
+def _nowhere(_: bytes) -> bool:
+    """There is no other tier."""
+    return False
 
-    def __init__(self, on_removed: Callable[[list[Removed]], None] | None = None) -> None:
+
+class Catalog:
+    """What the tier holds and where.
+
+    `on_removed` hears, on any thread, which records left. `holds` is asked, on any thread and under
+    the lock, whether another tier has a chunk: it must answer at once and may not call back.
+    """
+
+    def __init__(
+        self,
+        on_removed: Callable[[list[Removed]], None] | None = None,
+        holds: Callable[[bytes], bool] | None = None,
+    ) -> None:
         self._on_removed = on_removed or _ignore
+        self._holds = holds or _nowhere
         self._lock = threading.Lock()
         self._index = Index()
         self._regions: dict[int, Region] = {}
@@ -90,6 +104,23 @@ class Catalog:
         if removed:
             self._on_removed(removed)
 
+    def abandon(self, key: bytes) -> None:
+        """A record that was announced will not be written."""
+        with self._lock:
+            removed = self._index.abandon(key, self._holds)
+        if removed:
+            self._on_removed(removed)
+
+    def lost(self, key: bytes) -> None:
+        """The other tier has this chunk no longer; said after it has stopped to `hold` it.
+
+        Under the lock that eviction asks under: either a gap is found here, or none is made.
+        """
+        with self._lock:
+            removed = self._index.close_gap(key)
+        if removed:
+            self._on_removed(removed)
+
     def forget_namespace(self, namespace: bytes | None) -> None:
         """Drop all records of a namespace, or of all, also those that are being written."""
         removed: list[Removed] = []
@@ -111,14 +142,17 @@ class Catalog:
             self._rows[region.number] = array("i")
 
     def drop_region(self, region: Region) -> int:
-        """Forget a region's records and all that continue them; how many records left."""
+        """Forget a region's records, and what continues them unless another tier has the chunk.
+
+        How many records left.
+        """
         count = 0
         rows = self._rows[region.number]
         while rows:
             removed: list[Removed] = []
             with self._lock:
                 for _ in range(min(_BATCH, len(rows))):
-                    removed += self._index.remove_row(rows.pop(), region.number)
+                    removed += self._index.vacate(rows.pop(), region.number, self._holds)
             count += len(removed)
             self._on_removed(removed)
         with self._lock:

@@ -90,7 +90,7 @@ class Drive:
         """Queue a store whose key is reserved, or drop it at once."""
         reason = self._queue.put_store(job) if self.health.is_on else DropReason.TIER_OFF
         if reason is not None:
-            self._catalog.forget(short(job.name.key))
+            self._catalog.abandon(short(job.name.key))
             drop(job, reason)
 
     def erase(self, namespace: bytes | None) -> int:
@@ -168,7 +168,7 @@ class Drive:
         key = short(job.name.key)
         placed = self.shelf.place(job.length)
         if isinstance(placed, DropReason):
-            self._catalog.forget(key)
+            self._catalog.abandon(key)
             if placed is DropReason.IO_ERROR:
                 self._failed()
             return Dropped(placed)
@@ -179,7 +179,7 @@ class Drive:
         if refused is None:
             refused = self._settle(region, header)
         else:
-            self._catalog.forget(key)
+            self._catalog.abandon(key)
         self.shelf.leave(region)
         return Stored() if refused is None else Dropped(refused)
 
@@ -224,7 +224,7 @@ class Drive:
 
     def _answer_waiting(self) -> None:
         for job in self._queue.flush():
-            self._catalog.forget(short(job.name.key))
+            self._catalog.abandon(short(job.name.key))
             drop(job, DropReason.TIER_OFF)
 
     def _probe(self) -> None:

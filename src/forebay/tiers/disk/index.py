@@ -5,10 +5,13 @@ millions of records neither slow it down nor are slowed by it. Not thread-safe; 
 
 A row is born *pending*, while its record is being written, so that a child written beside its
 parent is not an orphan; only a settled row is found. Removing a row removes all that continue it.
+
+A record that is overwritten while another tier has its chunk leaves a *gap*: a row without a record
+that keeps its place in the tree, as long as something here continues it.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from forebay.record.region import SHORT_KEY_BYTES, ContentsEntry
@@ -17,6 +20,7 @@ NO_PARENT: Final = bytes(SHORT_KEY_BYTES)  # short(ROOT)
 _NONE: Final = -1
 _FREE: Final = -1  # in the region column: the row holds no record
 _PENDING: Final = -2  # in the region column: the record is being written
+_GAP: Final = -3  # in the region column: the record is gone, another tier has the chunk
 _GROWTH: Final = 1024  # rows that are made at once
 _NONES: Final = array("i", [_NONE]) * _GROWTH
 
@@ -60,7 +64,8 @@ class Index:
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a record is here or being written."""
-        return key in self._rows
+        row = self._rows.get(key)
+        return row is not None and self._region[row] != _GAP
 
     def find(self, key: bytes) -> Place | None:
         """Where a settled record lies."""
@@ -80,7 +85,11 @@ class Index:
 
     def reserve(self, key: bytes, parent: bytes | None, namespace: bytes) -> bool:
         """Make a pending row; False if the parent is not here. The key must not be here yet."""
-        assert key not in self._rows
+        gap = self._rows.get(key)
+        if gap is not None:
+            assert self._region[gap] == _GAP
+            self._region[gap] = _PENDING
+            return True
         parent_row = _NONE
         if parent is not None:
             parent_row = self._rows.get(parent, _NONE)
@@ -152,9 +161,28 @@ class Index:
         row = self._rows.get(key)
         return [] if row is None else self._remove_tree(row)
 
-    def remove_row(self, row: int, region: int) -> list[Removed]:
-        """Likewise by row, if that row still belongs to `region`."""
-        return self._remove_tree(row) if self._region[row] == region else []
+    def vacate(self, row: int, region: int, holds: Callable[[bytes], bool]) -> list[Removed]:
+        """Forget the record in a row, if it still lies in `region`; what left the index.
+
+        What continues it stays where `holds` says that another tier has the chunk, and goes else.
+        """
+        if self._region[row] != region:
+            return []
+        if self._first_child[row] == _NONE or not holds(self._keys[row]):
+            return self._remove_tree(row)
+        removed = self._strike(row)
+        self._region[row], self._read[row] = _GAP, 0
+        return removed
+
+    def abandon(self, key: bytes, holds: Callable[[bytes], bool]) -> list[Removed]:
+        """A pending record will not be written: likewise."""
+        row = self._rows.get(key)
+        return [] if row is None else self.vacate(row, _PENDING, holds)
+
+    def close_gap(self, key: bytes) -> list[Removed]:
+        """No other tier has this chunk any more: if it is a gap, what continues it goes."""
+        row = self._rows.get(key)
+        return self._remove_tree(row) if row is not None and self._region[row] == _GAP else []
 
     def keys_of(self, namespace: bytes | None) -> Iterator[bytes]:
         """Keys of one namespace, or of all; the index must not change meanwhile."""
@@ -211,6 +239,7 @@ class Index:
             self._previous_sibling[following] = previous
 
     def _remove_tree(self, top: int) -> list[Removed]:
+        top = self._highest(top)
         self._unlink(top)
         removed: list[Removed] = []
         stack = [top]
@@ -220,15 +249,29 @@ class Index:
             while child != _NONE:
                 stack.append(child)
                 child = self._next_sibling[child]
-            if self._region[row] >= 0:
-                removed.append(Removed(self._keys[row], self._length[row], self._read[row] == 1))
+            removed += self._strike(row)
             self._free_row(row)
         return removed
 
+    def _strike(self, row: int) -> list[Removed]:
+        """Count a settled record out; nothing if the row has none."""
+        if self._region[row] < 0:
+            return []
+        self.records -= 1
+        self.payload_bytes -= self._length[row]
+        return [Removed(self._keys[row], self._length[row], self._read[row] == 1)]
+
+    def _highest(self, row: int) -> int:
+        """The row, or the highest of the gaps above it that nothing else continues."""
+        parent = self._parent[row]
+        while parent != _NONE and self._region[parent] == _GAP and self._is_only_child(row):
+            row, parent = parent, self._parent[parent]
+        return row
+
+    def _is_only_child(self, row: int) -> bool:
+        return self._next_sibling[row] == self._previous_sibling[row] == _NONE
+
     def _free_row(self, row: int) -> None:
-        if self._region[row] >= 0:
-            self.records -= 1
-            self.payload_bytes -= self._length[row]
         del self._rows[self._keys[row]]
         self._keys[row] = b""
         self._region[row] = _FREE

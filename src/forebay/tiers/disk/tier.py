@@ -75,13 +75,16 @@ class DiskTier(Tier):
         options: Options | None = None,
         world: World | None = None,
         on_removed: Callable[[list[Removed]], None] | None = None,
+        holds: Callable[[bytes], bool] | None = None,
     ) -> Self:
         """Take the directories, find what they hold, and begin; DirectoryError if one is unfit.
 
-        `on_removed` hears, on any thread, which records left the index.
+        `on_removed` hears, on any thread, which records left the index. `holds` says, on any
+        thread, whether another tier has the chunk of a short key: what continues it then outlives
+        the eviction of its record here, until `lost`. Nothing is held at a start.
         """
         options, world = options or Options(), world or World()
-        catalog = Catalog(on_removed)
+        catalog = Catalog(on_removed, holds)
         opened: list[Opened] = []
         try:
             for number, wanted in enumerate(directories):
@@ -151,6 +154,10 @@ class DiskTier(Tier):
     def remove(self, key: bytes) -> None:
         """See Tier."""
         self._catalog.forget(short(key))
+
+    def lost(self, key: bytes) -> None:
+        """The tier that held this chunk has it no longer: what hung on it alone is forgotten."""
+        self._catalog.lost(short(key))
 
     def has(self, key: bytes) -> bool:
         """Whether this one record can be loaded, or is being stored."""
