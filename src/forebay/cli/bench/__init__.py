@@ -1,6 +1,6 @@
 """`forebay bench`: measurements, of drives, of servers, and of one server against another."""
 
-from forebay.cli.bench import compare, pool
+from forebay.cli.bench import ab, compare, pool, serve
 from forebay.cli.flags import Commands
 
 __all__ = ["add"]
@@ -10,5 +10,5 @@ def add(commands: Commands) -> None:
     """Register the command and what it measures."""
     bench = commands.add_parser("bench", help="measure this machine, or a server")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
-    for module in (pool, compare):
+    for module in (ab, serve, compare, pool):
         module.add(kinds)
