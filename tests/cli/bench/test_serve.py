@@ -118,7 +118,7 @@ def test_it_ends_once_the_sla_is_long_broken(tmp_path: Path) -> None:
     assert isinstance(near, Result)
     assert [step.clients for step in far.steps] == [1, 2, 3]
     assert [step.clients for step in near.steps] == [1]
-    assert near.ended == "the SLA was long broken at 1 clients"
+    assert near.ended == "the SLA was long broken at 1 client"
 
 
 @pytest.mark.parametrize(

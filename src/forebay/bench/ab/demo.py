@@ -241,14 +241,14 @@ def run(plan: Plan, show: Show) -> Report:
     )
 
 
-def engine_of(model: str, kv_cache_bytes: int) -> Engine:
-    """The demo model on vLLM, on whatever this machine has."""
+def engine_of(model: str, kv_cache_bytes: int, context_tokens: int = _CONTEXT_TOKENS) -> Engine:
+    """The demo model on vLLM, on whatever this machine has; its cache must hold one context."""
     return Engine(
         model=model,
         served_name=demo_model.NAME,
         arguments=(
             "--enforce-eager",
-            *("--dtype", "float32", "--max-model-len", str(_CONTEXT_TOKENS)),
+            *("--dtype", "float32", "--max-model-len", str(context_tokens)),
             *("--max-num-seqs", "4", "--kv-cache-memory-bytes", str(kv_cache_bytes)),
             "--enable-prompt-tokens-details",
         ),

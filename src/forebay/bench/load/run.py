@@ -81,7 +81,7 @@ async def measure_with(  # noqa: PLR0917 - each is another thing
     begun = time.perf_counter()
     counted()
     for place, clients in enumerate(plan.clients):
-        heard = _Progress(show, f"{clients} clients", place, len(plan.clients))
+        heard = _Progress(show, _named(clients), place, len(plan.clients))
         queue = plan.workload.queue(prose, clients, f"{plan.seed}/{clients}")
         crowd = Crowd(clients, plan.workload.hold, seconds=plan.seconds)
         async with server.watched(target.endpoint) as watch:
@@ -125,14 +125,18 @@ def _why_end(run: Run, plan: Plan, clients: int) -> str:
     step = run.step(clients)
     if not step.requests:
         kinds = ", ".join(f"{count} {kind}" for kind, count in step.errors_by_kind.items())
-        return f"nothing was answered at {clients} clients ({kinds or 'nothing was asked'})"
+        return f"nothing was answered at {_named(clients)} ({kinds or 'nothing was asked'})"
     if clients == plan.clients[-1] or not plan.stops_early:
         return ""
     sla = sla_of(plan.bounds)
     latest = [run.step(count) for count in list(run.driven)[-LONG_BROKEN_STEPS:]]
     is_far = step.tpot_ms is not None and step.tpot_ms.mean > LONG_BROKEN_FACTOR * sla.tpot_ms
     is_long = len(latest) == LONG_BROKEN_STEPS and not any(load_of(s).meets(sla) for s in latest)
-    return f"the SLA was long broken at {clients} clients" if is_far or is_long else ""
+    return f"the SLA was long broken at {_named(clients)}" if is_far or is_long else ""
+
+
+def _named(clients: int) -> str:
+    return "1 client" if clients == 1 else f"{clients} clients"
 
 
 def _notes(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay.bench.report.cells import paragraph, table
-from forebay.bench.report.words import failures, gain_of, mean_of, moved, number
+from forebay.bench.report.words import clients_of, failures, gain_of, mean_of, moved, number
 from forebay.bench.result.compare import Row
 from forebay.bench.result.format import Ab, Machine, Order, Pool, Result, Step
 from forebay.quantity import format_size
@@ -86,10 +86,10 @@ def _boundary(ab: Ab) -> list[str]:
     off, on = ab.stateless.off.steps[0], ab.stateless.on.steps[0]
     gain = gain_of(Row(off.clients, off, on).gain)
     rows = [[ab.off.name, *_figures(off)], [ab.on.name, *_figures(on)]]
-    clients = f"{off.clients} clients with requests that share nothing"
+    clients = f"{clients_of(off.clients)} with requests that share nothing"
     return [
         "<h2>Where it does not help: nothing comes back</h2>",
-        paragraph(f"{clients}: requests a second {gain}, which is what the pool costs there."),
+        paragraph(f"{clients}: requests a second {gain}. There is nothing to save, only to pay."),
         table(["", *_FIGURES], rows, names=[0]),
     ]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from forebay.bench.report import details
 from forebay.bench.report.charts import Chart, Curve, svg
 from forebay.bench.report.style import STYLE
-from forebay.bench.report.words import gain_of, mean_of, number, ratio, sla_words
+from forebay.bench.report.words import clients_of, gain_of, mean_of, number, ratio, sla_words
 from forebay.bench.result.compare import Comparison, Row, Side, compare, side_of
 from forebay.bench.result.format import Ab, Result, Step, Times
 
@@ -74,7 +74,7 @@ def _headline(found: Comparison) -> str:
             "-" if on.point is None else f"{mean_of(on.point.ttft_ms)} ms",
             "to the first token at the operating point",
             f"against {of(off, lambda step: mean_of(step.ttft_ms))} ms at"
-            f" {of(off, lambda step: str(step.clients))} clients"
+            f" {of(off, lambda step: clients_of(step.clients))}"
             + ("" if found.ttft_ratio is None else f": {ratio(found.ttft_ratio)} sooner"),
         ),
     ]
@@ -168,7 +168,7 @@ def _per_turn(ab: Ab, found: Comparison) -> list[Chart]:
             if turn.ttft_ms is not None
         ]
         curves.append(Curve(result.name, side, points))
-    return [Chart(f"TTFT turn by turn, at {clients} clients", "ms, mean", "turn", curves)]
+    return [Chart(f"TTFT turn by turn, at {clients_of(clients)}", "ms, mean", "turn", curves)]
 
 
 def _mean(value: Times | None) -> float | None:
@@ -201,7 +201,8 @@ def _row(found: Comparison, row: Row) -> str:
     steps: Sequence[Step | None] = (row.off, row.on)
     kinds = [_kind(step, side) for step, side in zip(steps, (found.off, found.on), strict=True)]
     cells = [f"<td>{'-' if step is None else f'{step.req_s:.2f}'}</td>" for step in steps]
-    cells.append(f'<td class="gain">{gain_of(row.gain)}</td>')
+    kind = "loss" if row.gain is not None and row.gain < 0 else "gain"
+    cells.append(f'<td class="{kind}">{gain_of(row.gain)}</td>')
     cells += [f"<td>{mean_of(step.ttft_ms if step else None)}</td>" for step in steps]
     cells += [
         f'<td class="{kind}">{mean_of(step.tpot_ms if step else None)}</td>'

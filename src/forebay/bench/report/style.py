@@ -39,10 +39,11 @@ svg .ring{fill:none;stroke-width:2}
 svg .ring.off{stroke:var(--off)}svg .ring.on{stroke:var(--on)}svg .ring.other{stroke:var(--other)}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;background:var(--card)}
-th,td{padding:6px 10px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
-th{font-weight:600;color:var(--soft)}
-th.name,td.name{text-align:left;white-space:normal}
-td.gain{color:var(--good);font-weight:600}td.beyond{color:var(--sla)}
+th,td{padding:6px 8px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
+th{font-weight:600;color:var(--soft);white-space:normal;vertical-align:bottom}
+th.name,td.name{text-align:left;white-space:normal;min-width:8em}
+td.gain{color:var(--good);font-weight:600}td.loss{color:var(--sla);font-weight:600}
+td.beyond{color:var(--sla)}
 td.point{font-weight:700;color:var(--on)}
 pre{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:12px;
 white-space:pre-wrap;overflow-wrap:anywhere;font:12.5px/1.5 ui-monospace,Menlo,Consolas,monospace}
@@ -50,6 +51,7 @@ white-space:pre-wrap;overflow-wrap:anywhere;font:12.5px/1.5 ui-monospace,Menlo,C
 --on:#0b7285;--other:#b7791f;--sla:#c92a2a;--good:#2b8a3e}
 main{max-width:none;padding:0}body{font-size:11px}
 .charts{grid-template-columns:1fr 1fr}.cards{grid-template-columns:repeat(3,1fr)}
-.card,table,pre,svg{break-inside:avoid}h2{break-after:avoid;margin-top:20px}
+th,td{padding:3px 5px}.wide{overflow:visible}
+.card,tr,pre,svg{break-inside:avoid}h2{break-after:avoid;margin-top:20px}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """

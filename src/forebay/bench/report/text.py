@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from forebay.bench.report.words import (
+    clients_of,
     failures,
     gain_of,
     mean_of,
@@ -48,7 +49,7 @@ def result_text(result: Result, bounds: Bounds) -> str:
         if side.violation is not None:
             first = f"the first violation is at {side.violation.clients}"
         lines.append(
-            f"Within {sla_words(bounds)}: {side.point.clients} clients,"
+            f"Within {sla_words(bounds)}: {clients_of(side.point.clients)},"
             f" {side.point.req_s:.2f} requests/s; {first}."
         )
     return "\n".join([*lines, *failures(result)])
@@ -61,7 +62,7 @@ def _stateless(ab: Ab) -> list[str]:
     rates = f"{off.req_s:.2f} and {on.req_s:.2f} requests/s ({gain})"
     ttft = f"TTFT {mean_of(off.ttft_ms)} and {mean_of(on.ttft_ms)} ms"
     tpot = f"TPOT {mean_of(off.tpot_ms)} and {mean_of(on.tpot_ms)} ms"
-    return [f"nothing reusable, {off.clients} clients: {rates}, {ttft}, {tpot}"]
+    return [f"nothing reusable, {clients_of(off.clients)}: {rates}, {ttft}, {tpot}"]
 
 
 def _table(found: Comparison) -> list[str]:

@@ -23,7 +23,7 @@ def points(found: Comparison) -> list[str]:
         return lines
     firsts = f"first violation at {_first(on)} and {_first(off)}"
     rates = f"{on.point.req_s:.2f} against {off.point.req_s:.2f} requests/s at the operating points"
-    clients = f"{on.point.clients} clients against {off.point.clients}"
+    clients = f"{clients_of(on.point.clients)} against {off.point.clients}"
     lines.append(f"  {clients}, {ratio(found.clients_ratio)}; {firsts}")
     lines.append(f"  {rates}, {ratio(found.req_s_ratio)}")
     if off.point.ttft_ms is not None and on.point.ttft_ms is not None:
@@ -58,10 +58,17 @@ def failures(result: Result) -> list[str]:
     for step in result.steps:
         if step.errors:
             kinds = ", ".join(f"{count} {kind}" for kind, count in step.errors_by_kind.items())
-            lines.append(f"{result.name}, {step.clients} clients: {step.errors} failed ({kinds})")
+            lines.append(
+                f"{result.name}, {clients_of(step.clients)}: {step.errors} failed ({kinds})"
+            )
     if result.ended:
         lines.append(f"{result.name} ended early: {result.ended}")
     return lines + [f"{result.name}: {note}" for note in result.notes]
+
+
+def clients_of(count: int) -> str:
+    """Such as 16 clients."""
+    return "1 client" if count == 1 else f"{count} clients"
 
 
 def ratio(value: float | None) -> str:
@@ -100,4 +107,4 @@ def _first(side: Side) -> str:
 def _alone(side: Side) -> str:
     if side.point is None:
         return f"{side.name}: no step"
-    return f"{side.name}: {side.point.clients} clients, {side.point.req_s:.2f} requests/s"
+    return f"{side.name}: {clients_of(side.point.clients)}, {side.point.req_s:.2f} requests/s"
