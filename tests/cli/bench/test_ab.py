@@ -109,6 +109,7 @@ def test_servers_that_it_starts_on_a_pool_that_it_starts(
     assert list(drive.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["die", "garbage", "429", "500", "hang"])
 def test_a_side_that_goes_wrong_in_mid_run_is_reported(
     fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

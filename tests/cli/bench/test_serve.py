@@ -1,10 +1,14 @@
 """`forebay bench serve`: its result, its words, and a server that goes wrong in mid-run."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import poolside
 from tests.stubbed import Stubbed, stub
 
 from forebay.bench.load.workloads import Dialogs, Documents
@@ -70,6 +74,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "No step is within the SLA" in none
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
@@ -85,8 +90,9 @@ def test_a_server_that_goes_wrong_in_mid_run_is_counted_and_named(
     fault: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    # Two questions to begin with, the first step's six, then four of the second step's twelve.
-    with stub("--fault", fault, "--fault-from", "12") as served:
+    # Two questions to begin with, the first step's six, then four of the second step's twelve; a
+    # server that dies takes with it what it still streams, so its first words take their time.
+    with stub("--fault", fault, "--fault-from", "12", "--ttft-ms", "150") as served:
         words = (*SMALL, "--clients", "2,4,8", "--timeout", "1", "--out", str(out))
         assert serve(served, *words) == 1
     said = capsys.readouterr().out
@@ -214,3 +220,20 @@ def test_a_key_is_read_from_a_variable(
     with stub() as served:
         assert serve(served, *SMALL, "--clients", "1", "--json") == 0
     assert "between us" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_after_ctrl_c_what_was_measured_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    with stub("--fault", "hang", "--fault-from", "6") as served:
+        command = [sys.executable, "-m", "forebay.cli", "bench", "serve", "--url", served.url]
+        command += [*SMALL, "--clients", "1,2,4", "--out", str(out)]
+        # The second step hangs in its second request; the stub tells how far it is.
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            poolside.wait_until(lambda: len(served.told()["sent"]) == 6, "six answers", 60)
+            running.send_signal(signal.SIGINT)
+            assert running.wait(30) == 130
+    result = files.read(out)
+    assert isinstance(result, Result)
+    assert [step.clients for step in result.steps] == [1]
+    assert result.ended == "it was interrupted"
