@@ -101,11 +101,13 @@ def test_nobody_there_is_refused() -> None:
         ("http://a:8000", Endpoint("a", 8000)),
         ("a:8000/v1/", Endpoint("a", 8000)),
         ("https://a", Endpoint("a", 443, "/v1", is_tls=True)),
+        ("http://[::1]:8000/v1", Endpoint("::1", 8000)),
         ("http://a/x/v1/chat/completions", Endpoint("a", 80, "/x/v1")),
     ],
 )
 def test_urls_as_people_write_them(url: str, found: Endpoint) -> None:
     assert endpoint_of(url) == found
+    assert endpoint_of(found.url) == found
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:port", "http://a:99999"])

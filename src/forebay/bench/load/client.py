@@ -36,9 +36,14 @@ class Endpoint(NamedTuple):
     key: str = ""  # a secret: shown nowhere
 
     @property
+    def place(self) -> str:
+        """Host and port as a URL has them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def url(self) -> str:
         """For people."""
-        return f"{'https' if self.is_tls else 'http'}://{self.host}:{self.port}{self.base}"
+        return f"{'https' if self.is_tls else 'http'}://{self.place}{self.base}"
 
 
 class Failed(NamedTuple):
@@ -313,7 +318,7 @@ async def _exchange(
 
 def _request(endpoint: Endpoint, method: str, path: str, body: bytes) -> bytes:
     headers: Mapping[str, str] = {
-        "Host": f"{endpoint.host}:{endpoint.port}",
+        "Host": endpoint.place,
         "Accept": "*/*",
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),

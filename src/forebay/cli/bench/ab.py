@@ -32,12 +32,12 @@ from forebay.settings import DiskSetting
 
 # A load that two cores carry in a few minutes, with more history than the engine's cache holds.
 _DEMO_CLIENTS: Final = "1,2,4"
-_DEMO_DIALOGS: Final = Dialogs(turns=3, first_tokens=900, turn_tokens=40, answer_tokens=24, hold=3)
-_DEMO_STATELESS: Final = Stateless(prompt_tokens=400, answer_tokens=24, requests=4)
-_DEMO_BOUNDS: Final = Bounds(tpot_ms=200.0)
-_DEMO_KV_BYTES: Final = 128 << 20  # 46 KB a token: 2,900 tokens, not three dialogs
+_DEMO_DIALOGS: Final = Dialogs(turns=3, first_tokens=720, turn_tokens=40, answer_tokens=16, hold=4)
+_DEMO_STATELESS: Final = Stateless(prompt_tokens=400, answer_tokens=16, requests=4)
+_DEMO_BOUNDS: Final = Bounds(tpot_ms=100.0)
+_DEMO_KV_BYTES: Final = 128 << 20  # 46 KB a token: 2,900 tokens, not four dialogs
 _DEMO_CONTEXT_TOKENS: Final = 2048
-_DEMO_DRAM_BYTES: Final = 2 << 30
+_DEMO_DRAM_BYTES: Final = 512 << 20  # less than the dialogs take: some come back from the drive
 _DEMO_DISK_BYTES: Final = 4 << 30
 _ALONE: Final = "vLLM alone"
 _WITH: Final = "vLLM with Forebay"
