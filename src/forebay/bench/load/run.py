@@ -67,11 +67,10 @@ def nobody_counts() -> None:
 
 async def measure(
     target: Target, plan: Plan, run: Run, show: Show, counted: Counted = nobody_counts
-) -> Prose:
+) -> None:
     """Fill `run` step by step; a StartupError only if the server does not answer at all."""
     prose = await server.prose_of(target)
     await measure_with(prose, target, plan, run, show, counted)
-    return prose
 
 
 async def measure_with(  # noqa: PLR0917 - each is another thing
@@ -99,14 +98,11 @@ def result_of(runs: Sequence[Run], plan: Plan, target: Target, name: str) -> Res
     steps = []
     for clients in plan.clients:
         having = [run for run in runs if clients in run.driven]
-        if len(having) == 1:
-            steps.append(having[0].step(clients))
-        elif having:
-            driven = [run.driven[clients] for run in having]
+        if having:
+            # What a server or a pool says of itself cannot be summed: the last run's stands.
             last = having[-1]
-            steps.append(
-                summing.step_of(clients, driven, last.servers.get(clients), last.pools.get(clients))
-            )
+            said = last.servers.get(clients), last.pools.get(clients)
+            steps.append(summing.step_of(clients, [run.driven[clients] for run in having], *said))
     return Result(
         steps=tuple(steps),
         name=name,

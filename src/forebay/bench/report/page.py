@@ -9,7 +9,15 @@ from collections.abc import Callable, Sequence
 from forebay.bench.report import details
 from forebay.bench.report.charts import Chart, Curve, svg
 from forebay.bench.report.style import STYLE
-from forebay.bench.report.words import clients_of, gain_of, mean_of, number, ratio, sla_words
+from forebay.bench.report.words import (
+    clients_of,
+    gain_of,
+    mean_of,
+    number,
+    ratio,
+    sla_words,
+    violations,
+)
 from forebay.bench.result.compare import Comparison, Row, Side, compare, side_of
 from forebay.bench.result.format import Ab, Result, Step, Times
 
@@ -47,36 +55,25 @@ def _subtitle(ab: Ab, model: str) -> str:
 
 
 def _headline(found: Comparison) -> str:
-    off, on = found.off, found.on
+    def both(figure: Callable[[Step], str]) -> str:
+        said = [
+            "no step" if side.point is None else figure(side.point)
+            for side in (found.on, found.off)
+        ]
+        return " against ".join(said)
 
-    def of(side: Side, figure: Callable[[Step], str]) -> str:
-        return "no step" if side.point is None else figure(side.point)
-
+    point = found.on.point
+    first = "-" if point is None or point.ttft_ms is None else f"{mean_of(point.ttft_ms)} ms"
+    clients = f"{both(lambda step: str(step.clients))}; {violations(found)}"
+    times = both(lambda step: f"{mean_of(step.ttft_ms)} ms at {clients_of(step.clients)}")
     cards = [
-        (
-            ratio(found.clients_ratio),
-            "clients within the SLA",
-            (
-                f"{of(on, lambda step: str(step.clients))} against"
-                f" {of(off, lambda step: str(step.clients))}; first violation at {_first(on)} and"
-                f" {_first(off)}"
-            ),
-        ),
+        (ratio(found.clients_ratio), "clients within the SLA", clients),
         (
             ratio(found.req_s_ratio),
             "requests a second at the operating points",
-            (
-                f"{of(on, lambda step: f'{step.req_s:.2f}')} against"
-                f" {of(off, lambda step: f'{step.req_s:.2f}')}"
-            ),
+            both(lambda step: f"{step.req_s:.2f}"),
         ),
-        (
-            "-" if on.point is None else f"{mean_of(on.point.ttft_ms)} ms",
-            "to the first token at the operating point",
-            f"against {of(off, lambda step: mean_of(step.ttft_ms))} ms at"
-            f" {of(off, lambda step: clients_of(step.clients))}"
-            + ("" if found.ttft_ratio is None else f": {ratio(found.ttft_ratio)} sooner"),
-        ),
+        (first, "to the first token at the operating point", times),
     ]
     inner = "".join(
         f'<div class="card"><b>{html.escape(value)}</b>{html.escape(name)}'
@@ -84,10 +81,6 @@ def _headline(found: Comparison) -> str:
         for value, name, more in cards
     )
     return f'<div class="cards">{inner}</div>'
-
-
-def _first(side: Side) -> str:
-    return "no step" if side.violation is None else str(side.violation.clients)
 
 
 def _keys(ab: Ab, found: Comparison) -> str:

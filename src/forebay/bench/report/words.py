@@ -21,10 +21,9 @@ def points(found: Comparison) -> list[str]:
     if off.point is None or on.point is None:
         lines += [f"  {_alone(side)}" for side in (off, on)]
         return lines
-    firsts = f"first violation at {_first(on)} and {_first(off)}"
     rates = f"{on.point.req_s:.2f} against {off.point.req_s:.2f} requests/s at the operating points"
     clients = f"{clients_of(on.point.clients)} against {off.point.clients}"
-    lines.append(f"  {clients}, {ratio(found.clients_ratio)}; {firsts}")
+    lines.append(f"  {clients}, {ratio(found.clients_ratio)}; {violations(found)}")
     lines.append(f"  {rates}, {ratio(found.req_s_ratio)}")
     if off.point.ttft_ms is not None and on.point.ttft_ms is not None:
         lines.append(
@@ -32,6 +31,13 @@ def points(found: Comparison) -> list[str]:
             f" token there"
         )
     return lines
+
+
+def violations(found: Comparison) -> str:
+    """Where each side first broke the SLA, the second one first as in the headline."""
+    steps = [side.violation for side in (found.on, found.off)]
+    places = " and ".join("none" if step is None else str(step.clients) for step in steps)
+    return f"first violation{':' if None in steps else ' at'} {places}"
 
 
 def moved_lines(pool: Pool) -> list[str]:
@@ -98,10 +104,6 @@ def number(value: float | None) -> str:
 def times(value: Times | None) -> str:
     """Mean and p99, as two columns."""
     return f"{mean_of(value):>8} {number(None if value is None else value.p99):>8}"
-
-
-def _first(side: Side) -> str:
-    return "no step" if side.violation is None else str(side.violation.clients)
 
 
 def _alone(side: Side) -> str:
