@@ -43,6 +43,7 @@ class _Measured:
 
     target: Target | None = None
     commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     runs: list[Run] = field(default_factory=list)
     stateless: list[Run] = field(default_factory=list)
 
@@ -88,6 +89,7 @@ class _Comparison:
 
         measured = self.sides[name]
         measured.target, measured.commands = opened.target, opened.commands
+        measured.notes += opened.notes
         load = replace(self.plan.load, seed=f"{self.plan.load.seed}/{number}")
         run = Run()
         measured.runs.append(run)
@@ -153,7 +155,8 @@ class _Comparison:
         measured = self.sides[name]
         assert measured.target is not None
         found = running.result_of(runs, load, measured.target, self.plan.sides[name].name)
-        return msgspec.structs.replace(found, commands=measured.commands)
+        notes = (*found.notes, *measured.notes)
+        return msgspec.structs.replace(found, commands=measured.commands, notes=notes)
 
 
 def run(plan: AbPlan, show: Show, kept: Kept) -> Ab:

@@ -16,6 +16,7 @@ from forebay.bench.load import client
 from forebay.bench.load.client import Failed, Target
 from forebay.bench.load.run import Counted, nobody_counts
 from forebay.bench.load.script import Prose
+from forebay.bench.result import machine
 from forebay.bench.served import process
 from forebay.bench.served.process import PoolProcess
 from forebay.engines.start import vllm
@@ -25,6 +26,8 @@ from forebay.settings import DiskSetting, Settings
 from forebay.sys.scratch import scratch
 
 Say = Callable[[str], None]  # what is being done, for whoever watches
+_COMPANY_S: Final = 1.0
+_COMPANY_MAX: Final = 0.2
 _SHARES_S: Final = 900.0  # until an engine shares: it hashes its model's weights first
 _SHARES_LOOK_S: Final = 0.5
 _SHARES_TOKENS: Final = 1600  # more than a chunk
@@ -36,6 +39,7 @@ class Opened(NamedTuple):
     target: Target
     counted: Counted
     commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Started:
     @contextlib.contextmanager
     def opened(self, say: Say) -> Iterator[Opened]:
         """The server, its caches empty, and its pool; a StartupError says why not."""
+        notes = _company()
         with contextlib.ExitStack() as stack:
             pool = None
             if self.has_pool:
@@ -73,7 +78,8 @@ class Started:
                     for disk in self.disks
                 ]
                 pool = stack.enter_context(process.running(self.engine.settings.dram, disks))
-            yield stack.enter_context(self.on(pool, say))
+            opened = stack.enter_context(self.on(pool, say))
+            yield opened._replace(notes=notes)
 
     @contextlib.contextmanager
     def on(self, pool: PoolProcess | None, say: Say) -> Iterator[Opened]:
@@ -129,6 +135,14 @@ class Running:
 
 
 Side = Started | Running
+
+
+def _company() -> tuple[str, ...]:
+    """Whether somebody else is using the machine, which no comparison survives unnoticed."""
+    busy = machine.busy_share(_COMPANY_S)
+    if busy <= _COMPANY_MAX:
+        return ()
+    return (f"{busy:.0%} of the machine was in use by others before it began",)
 
 
 def _wait_until_it_shares(target: Target, counted: Counted, say: Say) -> None:

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import time
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,21 @@ def these_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def busy_share(seconds: float) -> float:
+    """How much of this machine's processors is in use by whoever it is, 0 to 1; waits that long."""
+    before, idle_before = _ticks()
+    time.sleep(seconds)
+    after, idle_after = _ticks()
+    return 1 - (idle_after - idle_before) / max(1, after - before)
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all processors since they began: all, and those with nothing to do."""
+    line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    fields = [int(word) for word in line.split()[1:9]]
+    return sum(fields), fields[3] + fields[4]
 
 
 def _cpu() -> str:
