@@ -63,7 +63,7 @@ $(VLLM_ENGINE):
 
 demo: $(VLLM_STAMP) ## dialogs with a small model on vLLM, without and with the pool (under 6 minutes)
 	@mkdir -p -m 700 '$(DEMO_DIR)'
-	@exec $(VLLM_BIN)/python -m forebay.cli demo --dir '$(DEMO_DIR)'
+	@exec $(VLLM_BIN)/python -m forebay.cli demo --dir '$(DEMO_DIR)' --out build/demo-report
 
 run: $(STAMP) ## measure this machine: raw O_DIRECT against Forebay's verified pool
 	@mkdir -p -m 700 '$(BENCH_DIR)'

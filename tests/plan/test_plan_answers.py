@@ -79,6 +79,16 @@ def test_the_operating_point_is_the_last_step_before_the_first_violation() -> No
     assert operating_point("on", {"steps": steps[::-1]}, Sla()).clients == 8
 
 
+def test_a_step_that_refuses_more_than_one_request_in_a_hundred_is_a_violation() -> None:
+    steps = result("on")["steps"]
+    steps[3] |= {"requests": 990, "errors": 10}
+    assert operating_point("on", {"steps": steps}, Sla()).clients == 64
+    steps[3] |= {"requests": 980, "errors": 20}
+    assert operating_point("on", {"steps": steps}, Sla()).clients == 16
+    steps[3] |= {"tpot_ms": None, "requests": 0}
+    assert operating_point("on", {"steps": steps}, Sla()).clients == 16
+
+
 def test_pool_size_follows_littles_law() -> None:
     shape = plain_shape(1, 1, 50, 16)  # 200 bytes a token
     demand = Demand(100, 1000, live_hours=5, session_minutes=60, dram_minutes=30, headroom=0)

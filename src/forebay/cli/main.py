@@ -56,7 +56,9 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and answer its exit status."""
     try:
-        parsed = build_parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        parsed = build_parser().parse_args(words)
+        parsed.words = words  # a result says by which command it was measured
         with _terminable():
             status = int(parsed.run(parsed))
         sys.stdout.flush()

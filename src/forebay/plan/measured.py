@@ -2,18 +2,19 @@
 
 A result is `{"steps": [{"clients": 16, "req_s": 3.47, "ttft_ms": {"mean": 246}, "tpot_ms":
 {"mean": 38.8}}, ...]}`; an A/B result holds two of them, `{"off": {...}, "on": {...}}`. The
-operating point is the last step before the first violation, as in the benchmark's report.
+operating point is the last step before the first violation; the benchmark's report asks here too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.errors import SettingsError
 from forebay.plan.number import real, whole
 
 STEPS_MAX: Final = 10_000
 AB_SIDES: Final = ("off", "on")
+FAILED_SHARE_MAX: Final = 0.01  # of a step's requests; what refuses more serves nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,42 @@ class Step:
 
     clients: int
     req_s: float
-    tpot_ms: float
+    tpot_ms: float | None  # None: no request was answered
     ttft_ms: float | None
     output_tok_s: float | None
+    failed_share: float = 0.0  # of all requests
 
     def meets(self, sla: Sla) -> bool:
         """Whether the step is within the SLA; a bound on a time that was not measured is broken."""
-        if self.tpot_ms > sla.tpot_ms:
+        if self.tpot_ms is None or self.tpot_ms > sla.tpot_ms:
+            return False
+        if self.failed_share > FAILED_SHARE_MAX:
             return False
         return sla.ttft_ms is None or (self.ttft_ms is not None and self.ttft_ms <= sla.ttft_ms)
+
+
+class Judged(NamedTuple):
+    """What an SLA makes of a benchmark."""
+
+    point: Step | None  # the operating point: the last step before the first violation
+    violation: Step | None  # the first one
+
+
+def judged(steps: Iterable[Step], sla: Sla) -> Judged:
+    """The operating point and the first violation, where there are such."""
+    point = None
+    for step in sorted(steps, key=lambda step: step.clients):
+        if not step.meets(sla):
+            return Judged(point, step)
+        point = step
+    return Judged(point, None)
+
+
+def failed_share(errors: int, answered: int | None) -> float:
+    """Of all requests; where nobody says how many were answered, one error counts as all."""
+    if not errors:
+        return 0.0
+    return 1.0 if answered is None else errors / (errors + answered)
 
 
 def ab_sides(source: str, document: object) -> tuple[object, object]:
@@ -61,20 +89,17 @@ def ab_sides(source: str, document: object) -> tuple[object, object]:
 
 def operating_point(source: str, document: object, sla: Sla) -> Step:
     """The last step before the first violation; an error if not even the first one is within."""
-    steps = sorted(_steps(source, document), key=lambda step: step.clients)
-    best: Step | None = None
-    for step in steps:
-        if not step.meets(sla):
-            break
-        best = step
-    if best is None:
-        first = steps[0]
+    point, first = judged(_steps(source, document), sla)
+    if point is None:
+        assert first is not None
+        tpot = "no answer" if first.tpot_ms is None else f"TPOT {first.tpot_ms:g} ms"
         ttft = "" if first.ttft_ms is None else f" and TTFT {first.ttft_ms:g} ms"
+        failed = f" and {first.failed_share:.0%} of requests failed" if first.failed_share else ""
         raise SettingsError(
             f"no step of {source} is within the SLA of {sla}: at {first.clients} clients it had"
-            f" TPOT {first.tpot_ms:g} ms{ttft}; raise --tpot-ms or --ttft-ms."
+            f" {tpot}{ttft}{failed}; raise --tpot-ms or --ttft-ms."
         )
-    return best
+    return point
 
 
 def _steps(source: str, document: object) -> list[Step]:
@@ -87,16 +112,22 @@ def _steps(source: str, document: object) -> list[Step]:
 def _step(place: str, source: str, entry: object) -> Step:
     if not isinstance(entry, Mapping):
         raise SettingsError(f"{place} in {source} must be an object.")
-    tpot_ms = _mean(f"{place}.tpot_ms", source, entry.get("tpot_ms"))
-    if tpot_ms is None:
+    if "tpot_ms" not in entry:  # null is another matter: nothing was answered
         raise SettingsError(f"{place}.tpot_ms is missing in {source}.")
     tokens = entry.get("output_tok_s")
+    errors = whole(f"{place}.errors in {source}", entry.get("errors", 0), least=0)
+    answered = entry.get("requests")
+    if answered is not None:
+        answered = whole(f"{place}.requests in {source}", answered, least=0)
     return Step(
         clients=whole(f"{place}.clients in {source}", entry.get("clients"), most=10**9),
         req_s=real(f"{place}.req_s in {source}", entry.get("req_s"), zero=True),
-        tpot_ms=tpot_ms,
+        tpot_ms=_mean(f"{place}.tpot_ms", source, entry["tpot_ms"]),
         ttft_ms=_mean(f"{place}.ttft_ms", source, entry.get("ttft_ms")),
-        output_tok_s=None if tokens is None else real(f"{place}.output_tok_s in {source}", tokens),
+        output_tok_s=None
+        if tokens is None
+        else real(f"{place}.output_tok_s in {source}", tokens, zero=True),
+        failed_share=failed_share(errors, answered),
     )
 
 

@@ -25,6 +25,7 @@ _LINGER_S: Final = 20
 _BEGIN_S: Final = 60.0
 _LOOK_S: Final = 0.02
 _END_S: Final = 5.0  # nothing of it is worth keeping
+_KILLED_S: Final = 60.0  # a busy machine takes its time to free gigabytes
 
 
 class PoolProcess:
@@ -104,7 +105,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
         pass
     finally:
         process.kill()
-        process.wait(_END_S)
+        process.wait(_KILLED_S)
 
 
 def _wait_for(process: "subprocess.Popen[bytes]", socket: str, log: Path) -> None:

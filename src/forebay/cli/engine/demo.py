@@ -5,9 +5,12 @@ import json
 import os
 from pathlib import Path
 
-from forebay.bench.dialog import demo
-from forebay.bench.dialog.demo import Moved, Plan, Report
-from forebay.bench.dialog.figures import Figures
+from forebay.bench.ab import demo
+from forebay.bench.ab.demo import Plan, Report
+from forebay.bench.ab.figures import Figures
+from forebay.bench.report import written
+from forebay.bench.report.words import moved as moves
+from forebay.bench.result.format import Pool
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
 from forebay.errors import StartupError
@@ -21,8 +24,9 @@ examples:
 
 Serves a small model with vLLM, first without and then with a pool, and holds the same dialogs with
 both; then engine and pool are restarted and each dialog goes on from NVMe. Works in a new directory
-inside DIR and removes it at the end; other pools and engines are not touched. docs/serve.md defines
-every figure. Exit status: 0 measured, 2 could not begin.
+inside DIR and removes it at the end; other pools and engines are not touched. A report is written
+to the directory of --out. docs/serve.md defines every figure. Exit status: 0 measured, 2 could not
+begin.
 """
 
 
@@ -37,24 +41,34 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--dir", metavar="DIR", help="on the drive for chunks (default: the user's cache directory)"
     )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        default=Path("forebay-demo"),
+        help="where the report goes (default: forebay-demo)",
+    )
     flags.add_json(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    parent = parsed.dir or _cache()
+    parent = parsed.dir or cache_directory()
     with progress.shown() as show:
         report = demo.run(Plan(parent), show)
+    page = written.write(parsed.out, report.ab)
     if parsed.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
         print(readable(report))
+        print(f"\nThe report: {page}")
         for path in scratch.leftovers(parent):
             print(f"A run that was killed left {path}; remove it with: rm -r {path}")
     return 0
 
 
-def _cache() -> str:
+def cache_directory() -> str:
+    """Where chunks may lie that nobody needs later."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     path = Path(base) / "forebay"
     try:
@@ -66,11 +80,11 @@ def _cache() -> str:
 
 def readable(report: Report) -> str:
     """The table for people."""
-    shape, before = report.shape, report.without
+    dialogs, before = report.dialogs, report.without
     request = f"about {before.prompt_tokens // before.requests:,} tokens a request"
     minutes = f"{report.seconds / 60:.1f} minutes on {os.cpu_count()} cores"
     lines = [
-        f"{shape.dialogs} dialogs of {shape.turns} turns, {request}",
+        f"{dialogs.hold} dialogs of {dialogs.turns} turns, {request}",
         f"SmolLM2-135M in float32; its KV cache has {format_size(report.cache_bytes)}",
         "",
         *_measured(report),
@@ -109,15 +123,8 @@ def _measured(report: Report) -> list[str]:
     ]
 
 
-def _moved(moved: Moved) -> list[str]:
-    return [
-        _row("stored in DRAM", "", _chunks(moved.stored_chunks, moved.stored_bytes)),
-        _row("written to NVMe", "", _chunks(moved.written_chunks, moved.written_bytes)),
-        _row(
-            "read from NVMe into DRAM", "", _chunks(moved.read_nvme_chunks, moved.read_nvme_bytes)
-        ),
-        _row("read from DRAM by vLLM", "", _chunks(moved.read_dram_chunks, moved.read_dram_bytes)),
-    ]
+def _moved(pool: Pool) -> list[str]:
+    return [_row(name, "", _chunks(chunks, size)) for name, chunks, size in moves(pool)]
 
 
 def _row(what: str, alone: str, ours: str, remark: str = "") -> str:

@@ -1,4 +1,4 @@
-"""`forebay bench`: measurements that print ratios from one run."""
+"""`forebay bench pool`: a drive, and a pool on it, as ratios from one run."""
 
 import argparse
 import json
@@ -27,10 +27,8 @@ touched. docs/bench.md defines every figure. Exit status: 0 measured, 2 could no
 """
 
 
-def add(commands: Commands) -> None:
+def add(kinds: Commands) -> None:
     """Register the command."""
-    bench = commands.add_parser("bench", help="measure this machine")
-    kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     parser = kinds.add_parser(
         "pool",
         help="a drive: raw O_DIRECT against Forebay's verified tier",

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from forebay.bench.dialog import client
-from forebay.bench.dialog.client import Endpoint
+from forebay.bench.load import client
+from forebay.bench.load.client import Endpoint
 from forebay.errors import StartupError
 
 HOST: Final = "127.0.0.1"

@@ -1,0 +1,61 @@
+"""What a pool counted, as evidence that something moved; asked over its socket, never assumed."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from forebay.bench.result.format import Pool
+from forebay.pool.client import Client
+from forebay.tiers.contract import Miss
+
+_STATS_S: Final = 10.0
+# Our fields, and what the pool calls them.
+_NAMES: Final = {
+    "stored_chunks": "stored.chunks",
+    "stored_bytes": "stored.bytes",
+    "written_chunks": "disk.written",
+    "written_bytes": "disk.written_bytes",
+    "read_nvme_chunks": "disk.loaded",
+    "read_nvme_bytes": "disk.loaded_bytes",
+    "read_dram_chunks": "loaded.chunks",
+    "read_dram_bytes": "loaded.bytes",
+}
+
+
+class Counters:
+    """A pool's counters, from one call to the next."""
+
+    def __init__(self, watch: Client) -> None:
+        self._watch = watch
+        self._before: dict[str, int] = {}
+
+    def __call__(self) -> Pool | None:
+        """What was counted since the last call, and what is held now; None if the pool is gone."""
+        stats = self._watch.stats(_STATS_S)
+        if isinstance(stats, Miss):
+            return None
+        counted = _numbers(stats.get("counters"))
+        now = {field: counted.get(name, 0) for field, name in _NAMES.items()}
+        moved = {field: max(0, count - self._before.get(field, 0)) for field, count in now.items()}
+        self._before = now
+        return Pool(
+            **moved,
+            dram_bytes=_numbers(stats.get("dram")).get("taken_bytes", 0),
+            nvme_bytes=_numbers(stats.get("disk")).get("used_bytes", 0),
+        )
+
+
+def together(pools: Iterable[Pool | None]) -> Pool | None:
+    """All that moved, and what the last one held; None where nobody counted."""
+    found = [pool for pool in pools if pool is not None]
+    if not found:
+        return None
+    sums = {field: sum(getattr(pool, field) for pool in found) for field in _NAMES}
+    return msgspec.structs.replace(found[-1], **sums)
+
+
+def _numbers(value: object) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(name): count for name, count in value.items() if isinstance(count, int)}

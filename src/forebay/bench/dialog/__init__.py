@@ -1,1 +1,0 @@
-"""Dialogs of several turns against an OpenAI-compatible server: made, held and measured."""

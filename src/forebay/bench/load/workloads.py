@@ -1,0 +1,209 @@
+"""Workloads of made-up text: dialogs, questions with a long history, documents, and nothing shared.
+
+A workload is a queue of sessions for a number of clients; each client holds `hold` of them in turn.
+Every step has a seed of its own, so that no step finds what another has left in a cache.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from forebay.bench.load.script import Ask, Dialog, Prose, Session
+
+
+class Workload(Protocol):
+    """What is asked of a server."""
+
+    @property
+    def name(self) -> str:
+        """As the command line has it."""
+
+    @property
+    def hold(self) -> int:
+        """Sessions that a client holds at once, turn by turn."""
+
+    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+        """The sessions of one step, the same for the same seed."""
+
+    def options(self) -> dict[str, Any]:
+        """What was chosen, for the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogs:
+    """Dialogs whose history grows; each client has `hold` of them, turn by turn."""
+
+    turns: int = 6
+    first_tokens: int = 1500
+    turn_tokens: int = 500
+    answer_tokens: int = 250  # with the others, 5,500 tokens at the end of six turns
+    hold: int = 1
+    name: str = "dialog"
+
+    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+        """See Workload."""
+        for number in range(clients * self.hold):
+            yield self.dialog(prose, f"dialog {number + 1}", f"{seed}/dialog/{number}")
+
+    def dialog(self, prose: Prose, name: str, seed: str) -> Dialog:
+        """One of them."""
+        sizes = [self.first_tokens, *[self.turn_tokens] * (self.turns - 1)]
+        says = [prose.text(f"{seed}/{turn}", size) for turn, size in enumerate(sizes)]
+        return Dialog(name, says, self.answer_tokens)
+
+    def options(self) -> dict[str, Any]:
+        """See Workload."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Users with one system prompt, a long history each, and questions at a rate of all users.
+
+    An open loop: a question has its time whatever the server does; only its own user's answer
+    before it can delay it, and then it counts as late.
+    """
+
+    rate: float = 1.0  # questions a second, of all users together
+    turns: int = 5
+    system_tokens: int = 1000
+    history_tokens: int = 10_000
+    question_tokens: int = 50
+    answer_tokens: int = 100
+    hold: int = 1
+    name: str = "qa"
+
+    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+        """See Workload."""
+        system = prose.text(f"{seed}/system", self.system_tokens)
+        luck = random.Random(f"{seed}/times")  # noqa: S311 - the same for everyone
+        times: list[list[float]] = [[] for _ in range(clients)]
+        at_s = 0.0
+        for number in range(clients * self.turns):
+            times[number % clients].append(at_s)
+            at_s += luck.expovariate(self.rate)
+        for number in range(clients):
+            key = f"{seed}/qa/{number}"
+            opening = prose.text(f"{key}/history", self.history_tokens)
+            asked = [
+                prose.text(f"{key}/{turn}", self.question_tokens) for turn in range(self.turns)
+            ]
+            asked[0] = f"{opening}\n\n{asked[0]}"
+            yield _Asker(
+                Dialog(f"user {number + 1}", asked, self.answer_tokens), system, times[number]
+            )
+
+    def options(self) -> dict[str, Any]:
+        """See Workload."""
+        return asdict(self)
+
+
+class _Asker:
+    """A dialog with a system prompt before it and a time for every turn."""
+
+    def __init__(self, dialog: Dialog, system: str, times: list[float]) -> None:
+        self.name = dialog.name
+        self._dialog = dialog
+        self._system = system
+        self._times = times
+
+    def left(self) -> int:
+        """See Session."""
+        return self._dialog.left()
+
+    def ask(self) -> Ask:
+        """See Session."""
+        found = self._dialog.ask()
+        messages = [{"role": "system", "content": self._system}, *found.messages]
+        return Ask(messages, found.answer_tokens, found.turn, at_s=self._times[found.turn])
+
+    def answered(self, text: str) -> None:
+        """See Session."""
+        self._dialog.answered(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Users ask about documents; a few are asked for often, most rarely (Zipf).
+
+    With the template, the document stands before what is the user's own, so that users share it.
+    """
+
+    documents: int = 20
+    document_tokens: int = 8000
+    skew: float = 1.0  # popularity of the n-th document: n ** -skew
+    question_tokens: int = 50
+    answer_tokens: int = 100
+    requests: int = 10  # of each user
+    is_template: bool = False
+    hold: int = 1
+    name: str = "document"
+
+    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+        """See Workload."""
+        texts = [
+            prose.text(f"{seed}/document/{number}", self.document_tokens)
+            for number in range(self.documents)
+        ]
+        weights = [(rank + 1) ** -self.skew for rank in range(self.documents)]
+        for number in range(clients):
+            luck = random.Random(f"{seed}/reader/{number}")  # noqa: S311
+            chosen = luck.choices(texts, weights, k=self.requests)
+            asks = []
+            for count, document in enumerate(chosen):
+                own = prose.text(f"{seed}/reader/{number}/{count}", self.question_tokens)
+                parts = [document, own] if self.is_template else [own, document]
+                content = "\n\n".join(parts)
+                asks.append(Ask([{"role": "user", "content": content}], self.answer_tokens))
+            yield Listed(f"user {number + 1}", asks)
+
+    def options(self) -> dict[str, Any]:
+        """See Workload."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Stateless:
+    """Requests that share nothing with one another: no cache can help, every cache costs."""
+
+    prompt_tokens: int = 1000
+    answer_tokens: int = 100
+    requests: int = 6  # of each client
+    hold: int = 1
+    name: str = "stateless"
+
+    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+        """See Workload."""
+        for number in range(clients):
+            asks = []
+            for count in range(self.requests):
+                text = prose.text(f"{seed}/stateless/{number}/{count}", self.prompt_tokens)
+                asks.append(Ask([{"role": "user", "content": text}], self.answer_tokens))
+            yield Listed(f"client {number + 1}", asks)
+
+    def options(self) -> dict[str, Any]:
+        """See Workload."""
+        return asdict(self)
+
+
+class Listed:
+    """Requests that are known beforehand, whatever the answers are."""
+
+    def __init__(self, name: str, asks: list[Ask]) -> None:
+        self.name = name
+        self._asks = asks
+        self._next = 0
+
+    def left(self) -> int:
+        """See Session."""
+        return len(self._asks) - self._next
+
+    def ask(self) -> Ask:
+        """See Session."""
+        return self._asks[self._next]
+
+    def answered(self, text: str) -> None:
+        """See Session."""
+        del text
+        self._next += 1

@@ -1,0 +1,1 @@
+"""Results of load benchmarks: their format, what they say, and how they compare."""

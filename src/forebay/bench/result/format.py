@@ -1,0 +1,159 @@
+"""Results as they lie in a file; docs/bench-format.md has every field with its unit.
+
+A result needs no more than `steps`, each with `clients`, `req_s` and `tpot_ms`; everything else may
+be missing, and what a reader does not know it passes over.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+FORMAT: Final = "forebay-bench/1"
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+Real = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+
+
+class Times(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A time over requests, in ms."""
+
+    mean: Real
+    p50: Real | None = None
+    p95: Real | None = None
+    p99: Real | None = None
+
+
+class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The same figures of one turn of all dialogs; the first is 1."""
+
+    turn: Annotated[int, msgspec.Meta(ge=1)]
+    requests: Count
+    ttft_ms: Times | None = None
+    tpot_ms: Times | None = None
+    e2e_ms: Times | None = None
+
+
+class Server(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the server's own metrics said meanwhile."""
+
+    running_mean: Real | None = None
+    waiting_mean: Real | None = None
+    waiting_max: Real | None = None
+    kv_use_max: Real | None = None  # share of the engine's KV cache
+    preemptions: Count | None = None
+    prefix_hit_tokens: Count | None = None  # found in the engine's own cache
+    external_hit_tokens: Count | None = None  # found in a pool beneath it
+    external_query_tokens: Count | None = None
+
+
+class Pool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a pool stored and gave back meanwhile, and what it held at the end."""
+
+    stored_chunks: Count = 0
+    stored_bytes: Count = 0
+    written_chunks: Count = 0  # to NVMe
+    written_bytes: Count = 0
+    read_nvme_chunks: Count = 0  # into DRAM
+    read_nvme_bytes: Count = 0
+    read_dram_chunks: Count = 0  # by the engine, wherever they came from
+    read_dram_bytes: Count = 0
+    dram_bytes: Count = 0  # held at the end
+    nvme_bytes: Count = 0
+
+
+class Step(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One load: so many clients at once."""
+
+    clients: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+    req_s: Real
+    tpot_ms: Times | None
+    ttft_ms: Times | None = None
+    e2e_ms: Times | None = None
+    errors: Count = 0
+    errors_by_kind: dict[str, Count] = {}
+    requests: Count | None = None  # that were answered
+    skipped: Count = 0  # that were never sent because their client had given up
+    seconds: Real | None = None
+    output_tok_s: Real | None = None
+    prompt_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cached_tokens: Count | None = None  # of the prompts; None where the server does not say
+    late: Count = 0  # sent behind their time, because the answer before was
+    turns: tuple[Turn, ...] = ()
+    server: Server | None = None
+    pool: Pool | None = None
+
+
+class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where it was measured."""
+
+    cpu: str = ""
+    cores: Count = 0
+    memory_bytes: Count = 0
+    gpus: tuple[str, ...] = ()
+    system: str = ""
+
+
+class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One server under rising load."""
+
+    steps: Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=10_000)]
+    format: str = FORMAT
+    name: str = ""  # for people
+    url: str = ""
+    model: str = ""
+    workload: dict[str, str | int | float | bool | None] = {}
+    begun: str = ""  # UTC
+    seconds: Real | None = None
+    ended: str = ""  # why it ended before its last step; empty: it did not
+    notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    machine: Machine | None = None
+    versions: dict[str, str] = {}
+
+
+class Bounds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The SLA, on means."""
+
+    tpot_ms: Real = 50.0
+    ttft_ms: Real | None = None
+
+
+class Equal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many answers of one side were, word for word, those of the other."""
+
+    answers: Count
+    equal: Count
+
+    @property
+    def share(self) -> float:
+        """Of all that both gave."""
+        return self.equal / self.answers if self.answers else 1.0
+
+
+class Pair(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The same load without and with."""
+
+    off: Result
+    on: Result
+
+
+class Order(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One repeat: which side came first, and what each measured."""
+
+    sides: tuple[str, ...]
+    results: dict[str, Result]
+
+
+class Ab(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A whole comparison."""
+
+    off: Result
+    on: Result
+    format: str = FORMAT
+    sla: Bounds = Bounds()
+    others: tuple[Result, ...] = ()  # further configurations
+    equal: Equal | None = None
+    stateless: Pair | None = None  # nothing comes back: what the pool costs then
+    pool: Pool | None = None  # evidence: what moved in all
+    repeats: tuple[Order, ...] = ()  # each run by itself where there were several

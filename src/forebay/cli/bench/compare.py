@@ -1,0 +1,67 @@
+"""`forebay bench compare`: two results of a load benchmark side by side."""
+
+import argparse
+import json
+from pathlib import Path
+
+from forebay.bench.report.page import page
+from forebay.bench.report.text import ab_text, comparison_text
+from forebay.bench.result import files
+from forebay.bench.result.compare import compare
+from forebay.bench.result.format import Ab, Result
+from forebay.cli import flags
+from forebay.cli.bench import sla
+from forebay.cli.flags import Commands
+from forebay.errors import SettingsError
+
+_EPILOG = """\
+examples:
+  forebay bench compare without.json with.json
+  forebay bench compare without.json with.json --tpot-ms 80 --html report.html
+  forebay bench compare ab.json --json
+
+A result needs no more than {"steps": [{"clients": 16, "req_s": 3.47, "ttft_ms": {"mean": 246},
+"tpot_ms": {"mean": 38.8}, "errors": 0}, ...]}; docs/bench-format.md has the format, docs/bench.md
+what the figures mean. Exit status: 0 compared, 2 a file cannot be read.
+"""
+
+
+def add(kinds: Commands) -> None:
+    """Register the command."""
+    parser = kinds.add_parser(
+        "compare",
+        help="two results side by side",
+        description="What each of two servers carries under an SLA, and what one gains over the "
+        "other.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("off", metavar="A.json", type=Path, help="without; or a whole A/B result")
+    parser.add_argument("on", metavar="B.json", type=Path, nargs="?", help="with")
+    sla.add(parser)
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write the report")
+    flags.add_json(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    ab = _pair(parsed)
+    found = compare(ab.off, ab.on, ab.sla)
+    if parsed.html is not None:
+        files.write(parsed.html, page(ab))
+    if parsed.json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        print(comparison_text(found) if parsed.on else ab_text(ab, found))
+    return 0
+
+
+def _pair(parsed: argparse.Namespace) -> Ab:
+    first = files.read(parsed.off)
+    if parsed.on is None:
+        if isinstance(first, Result):
+            raise SettingsError(f"{parsed.off} is one result; name another to compare it with.")
+        return sla.replaced(first, parsed)
+    second = files.read(parsed.on)
+    if not isinstance(first, Result) or not isinstance(second, Result):
+        raise SettingsError("an A/B result holds both sides; compare it by itself.")
+    return Ab(off=first, on=second, sla=sla.bounds(parsed))

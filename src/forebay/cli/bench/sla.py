@@ -1,0 +1,37 @@
+"""The SLA's flags, the same for all load benchmarks."""
+
+import argparse
+
+import msgspec
+
+from forebay.bench.result.compare import sla_of
+from forebay.bench.result.format import Ab, Bounds
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """`--tpot-ms` and `--ttft-ms`."""
+    parser.add_argument(
+        "--tpot-ms", metavar="N", type=float, help="bound of the mean TPOT (default: 50)"
+    )
+    parser.add_argument(
+        "--ttft-ms", metavar="N", type=float, help="bound of the mean TTFT (default: none)"
+    )
+
+
+def bounds(parsed: argparse.Namespace) -> Bounds:
+    """The SLA as the flags say it; a SettingsError if it cannot be meant."""
+    return _checked(Bounds(), parsed)
+
+
+def replaced(ab: Ab, parsed: argparse.Namespace) -> Ab:
+    """A result under its own SLA, unless the flags say another."""
+    return msgspec.structs.replace(ab, sla=_checked(ab.sla, parsed))
+
+
+def _checked(found: Bounds, parsed: argparse.Namespace) -> Bounds:
+    if parsed.tpot_ms is not None:
+        found = msgspec.structs.replace(found, tpot_ms=parsed.tpot_ms)
+    if parsed.ttft_ms is not None:
+        found = msgspec.structs.replace(found, ttft_ms=parsed.ttft_ms)
+    sla_of(found)
+    return found

@@ -1,0 +1,164 @@
+"""The client: measured where a user would, and whatever a server does is a value."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.stub import FAULTS
+from tests.stubbed import Stubbed, stub
+
+from forebay.bench.ab.engine import free_port
+from forebay.bench.load import client
+from forebay.bench.load.client import Answer, Endpoint, Failed, Target, endpoint_of
+from forebay.bench.load.http import Events, Response
+from forebay.errors import SettingsError
+
+FIRST_MS = 50
+KINDS = {
+    "die": "broken_off",
+    "hang": "timeout",
+    "garbage": "garbage",
+    "html": "garbage",
+    "cut": "broken_off",
+    "429": "http_429",
+    "500": "http_500",
+    "error": "error",
+    "silent": "timeout",
+    "empty": "broken_off",
+}
+
+
+def ask(served: Stubbed, timeout_s: float = 30.0, tokens: int = 6) -> Answer | Failed:
+    target = Target(endpoint_of(served.url), "stub", timeout_s)
+    return asyncio.run(client.ask(target, [{"role": "user", "content": "a b c d"}], tokens))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Stubbed]:
+    with stub("--ttft-ms", str(FIRST_MS), "--cached", "--keep-bodies") as served:
+        yield served
+
+
+def test_an_answer_is_measured_from_the_first_word_that_is_one(plain: Stubbed) -> None:
+    answer = ask(plain)
+    assert isinstance(answer, Answer)
+    assert answer.text == "w0 w1 w2 w3 w4 w5 "
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.answer_tokens) == (11, 0, 6)
+    assert FIRST_MS / 1e3 <= answer.ttft_s <= answer.seconds
+    assert answer.tpot_s is not None
+    assert answer.tpot_s >= 0.0005
+    assert answer.has_usage
+
+
+def test_one_token_has_no_time_per_token(plain: Stubbed) -> None:
+    answer = ask(plain, tokens=1)
+    assert isinstance(answer, Answer)
+    assert answer.tpot_s is None
+
+
+def test_what_is_sent_is_greedy_exact_and_plain_on_demand(plain: Stubbed) -> None:
+    ask(plain)
+    target = Target(endpoint_of(plain.url), "stub", is_plain=True)
+    asyncio.run(client.ask(target, [{"role": "user", "content": "a"}], 2))
+    full, bare = plain.told()["bodies"][-2:]
+    assert (full["min_tokens"], full["max_tokens"], full["ignore_eos"]) == (6, 6, True)
+    assert (bare["temperature"], bare["max_tokens"]) == (0, 2)
+    assert not {"min_tokens", "ignore_eos"} & bare.keys()
+
+
+def test_a_server_without_usage_is_counted_by_its_pieces() -> None:
+    with stub("--no-usage") as served:
+        answer = ask(served)
+    assert isinstance(answer, Answer)
+    assert (answer.answer_tokens, answer.cached_tokens, answer.has_usage) == (6, None, False)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_goes_wrong_has_a_kind(fault: str) -> None:
+    with stub("--fault", fault) as served:
+        failed = ask(served, timeout_s=1.0)
+    assert isinstance(failed, Failed)
+    assert failed.kind == KINDS[fault]
+    assert failed.why
+    assert not failed.why.endswith(".")
+
+
+def test_nobody_there_is_refused() -> None:
+    target = Target(Endpoint("127.0.0.1", free_port()), "m")
+    failed = asyncio.run(client.ask(target, [], 1))
+    assert isinstance(failed, Failed)
+    assert failed.kind == "refused"
+    assert not asyncio.run(client.is_up(target.endpoint))
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("http://a:8000", Endpoint("a", 8000)),
+        ("a:8000/v1/", Endpoint("a", 8000)),
+        ("https://a", Endpoint("a", 443, "/v1", is_tls=True)),
+        ("http://[::1]:8000/v1", Endpoint("::1", 8000)),
+        ("http://a/x/v1/chat/completions", Endpoint("a", 80, "/x/v1")),
+    ],
+)
+def test_urls_as_people_write_them(url: str, found: Endpoint) -> None:
+    assert endpoint_of(url) == found
+    assert endpoint_of(found.url) == found
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:port", "http://a:99999"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(SettingsError, match="is no URL"):
+        endpoint_of(url)
+
+
+def test_a_key_is_sent_and_not_shown() -> None:
+    endpoint = endpoint_of("http://a", "between us")
+    assert b"Authorization: Bearer between us" in client._request(endpoint, "GET", "/", b"")
+    assert "between us" not in endpoint.url
+
+
+BODY = b"".join(b"data: %d\r\n\r\n" % number for number in range(50))
+
+
+@given(st.lists(st.integers(1, 40), min_size=1), st.sampled_from(["chunked", "length", "close"]))
+def test_however_bytes_arrive_they_say_the_same(cuts: list[int], form: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\nX: y\r\n"
+    if form == "chunked":
+        parts = [BODY[at : at + 37] for at in range(0, len(BODY), 37)]
+        text = b"".join(b"%x;e=1\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+        sent = head + b"Transfer-Encoding: chunked\r\n\r\n" + text
+    elif form == "length":
+        sent = head + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+    else:
+        sent = head + b"\r\n" + BODY
+    response, events, found, at = Response(), Events(), [], 0
+    while at < len(sent):
+        for cut in cuts:
+            found += events.feed(response.feed(sent[at : at + cut]))
+            at += cut
+    assert found == [b"%d" % number for number in range(50)]
+    assert response.status == 200
+    assert response.is_over == (form != "close")
+    assert response.ends_with_connection == (form == "close")
+
+
+@given(st.lists(st.binary(max_size=80)), st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n"]))
+def test_any_bytes_are_read_or_refused(pieces: list[bytes], head: bytes) -> None:
+    response, events = Response(), Events()
+    with contextlib.suppress(ValueError):
+        for piece in [head, *pieces]:
+            events.feed(response.feed(piece))
+
+
+@given(st.lists(st.binary(max_size=60)))
+def test_any_events_are_heard_or_refused(lines: list[bytes]) -> None:
+    heard = client._Heard()
+    with contextlib.suppress(ValueError, msgspec.DecodeError):
+        for line in lines:
+            heard.hear(b"data: " + line + b"\n", 1.0)
+    heard.answer(0.0)
