@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
-from forebay.bench.dialog import script
-from forebay.bench.dialog.script import Dialog, Message, Shape
 from forebay.bench.gpu.engine import Engine, Reply
 from forebay.bench.gpu.sides import Scale
+from forebay.bench.load.client import Message
+from forebay.bench.load.script import Dialog, Prose
 
 TURNS: Final = 6
 DIALOGS_A_CLIENT: Final = 2
 _RESERVED: Final = 16  # low ids mean things to models
+_PROSE: Final = Prose(tokens_a_word=1.0)  # here a word is a token
 
 
 class Words:
@@ -60,9 +61,21 @@ class Asked:
 
 def prompts(scale: Scale, count: int, tokens: int, seed: int) -> list[list[int]]:
     """Prompts that have nothing in common."""
-    shape = Shape(count, 1, tokens, 0, scale.answer_tokens, seed)
     words = Words(scale.config["vocab_size"])
-    return [words.encode(dialog.messages()) for dialog in script.make(shape)]
+    made = _made(count, [tokens], scale.answer_tokens, seed)
+    return [words.encode(dialog.ask().messages) for dialog in made]
+
+
+def _made(count: int, turns: Sequence[int], answer_tokens: int, seed: int) -> list[Dialog]:
+    """Dialogs in which nothing has been said yet; their first words differ from one another."""
+    return [
+        Dialog(
+            f"dialog {number}",
+            [_PROSE.text(f"{seed}/{number}/{at}", tokens) for at, tokens in enumerate(turns)],
+            answer_tokens,
+        )
+        for number in range(count)
+    ]
 
 
 async def stateless(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
@@ -84,16 +97,16 @@ async def stateless(engine: Engine, scale: Scale, clients: int, seed: int) -> di
 async def dialogs(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
     """So many clients, each holding two dialogs turn by turn."""
     count = clients * DIALOGS_A_CLIENT
-    shape = Shape(count, TURNS, scale.first_tokens, scale.turn_tokens, scale.answer_tokens, seed)
+    turns = [scale.first_tokens, *[scale.turn_tokens] * (TURNS - 1)]
     words = Words(scale.config["vocab_size"])
-    made = script.make(shape)
+    made = _made(count, turns, scale.answer_tokens, seed)
     asked: list[Asked] = []
 
     async def client(own: Sequence[Dialog]) -> None:
         known = [0] * len(own)
         for turn in range(TURNS):
             for number, dialog in enumerate(own):
-                prompt = words.encode(dialog.messages())
+                prompt = words.encode(dialog.ask().messages)
                 reply = await engine.ask(prompt, scale.answer_tokens)
                 asked.append(Asked(turn, len(prompt), known[number], reply))
                 known[number] = len(prompt) + len(reply.tokens)
