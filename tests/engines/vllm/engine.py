@@ -133,6 +133,19 @@ class Session:
 
         return witness.PREEMPTED
 
+    def metrics(self, _asked: dict[str, Any]) -> list[str]:
+        """Our lines of what vLLM shows on its /metrics page; only inside."""
+        from prometheus_client import REGISTRY, generate_latest
+
+        lines = generate_latest(REGISTRY).decode().splitlines()
+        return [line for line in lines if line.startswith("forebay:")]
+
+    def version(self, _asked: dict[str, Any]) -> str:
+        """Of vLLM, without what it says of its build."""
+        import vllm
+
+        return str(vllm.__version__).partition("+")[0]
+
     def reset(self, _asked: dict[str, Any]) -> bool:
         """As after new weights were pushed into the model."""
         return bool(self.engine.reset_prefix_cache(False, True))
@@ -152,7 +165,18 @@ class Session:
         return self.engine.engine_core.engine_core.scheduler.connector
 
 
-COMMANDS = ("generate", "settle", "look", "arm", "fired", "preempted", "reset", "push")
+COMMANDS = (
+    "generate",
+    "settle",
+    "look",
+    "arm",
+    "fired",
+    "preempted",
+    "metrics",
+    "version",
+    "reset",
+    "push",
+)
 
 
 def main() -> None:

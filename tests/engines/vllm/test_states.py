@@ -172,6 +172,24 @@ def test_a_prompt_that_skips_the_cache_skips_the_pool(bench: Bench) -> None:
     assert tokens_of(answers) == tokens_of(bench.bare.generate(prompts))
 
 
+def test_vllms_own_metrics_say_what_happened(bench: Bench) -> None:
+    bench.equal(bench.returning(2))
+    bench.engine.generate(bench.fresh(1, 20), answer=2)  # what was counted goes with a step
+    lines = bench.engine.do("metrics")
+    counts = bench.engine.do("look")["counts"]
+
+    def figure(name: str, label: str = "") -> float:
+        found = [line for line in lines if line.startswith(name) and label in line]
+        assert len(found) == 1, (name, label, lines)
+        return float(found[0].rpartition(" ")[2])
+
+    assert figure("forebay:loads_total") == counts["loads"]
+    assert figure("forebay:loaded_total", 'unit="tokens"') == counts["loaded.tokens"]
+    assert figure("forebay:loaded_total", 'unit="bytes"') > 0
+    assert figure("forebay:misses_total", 'reason="unknown"') == counts["misses.unknown"]
+    assert figure("forebay:hook_seconds_count", 'hook="build_connector_meta"') > 0
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_the_pool_is_killed(bench: Bench, point: str) -> None:
     prompts = bench.returning(3)
