@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
-from forebay.bench.dialog import script
-from forebay.bench.dialog.script import Dialog, Message, Shape
 from forebay.bench.gpu.engine import Engine, Reply
 from forebay.bench.gpu.sides import Scale
+from forebay.bench.load.client import Message
+from forebay.bench.load.script import Dialog, Prose
+from forebay.bench.load.workloads import Dialogs
 
 TURNS: Final = 6
 DIALOGS_A_CLIENT: Final = 2
+_PROSE: Final = Prose(tokens_a_word=1.0)
 _RESERVED: Final = 16  # low ids mean things to models
 
 
@@ -60,9 +62,9 @@ class Asked:
 
 def prompts(scale: Scale, count: int, tokens: int, seed: int) -> list[list[int]]:
     """Prompts that have nothing in common."""
-    shape = Shape(count, 1, tokens, 0, scale.answer_tokens, seed)
     words = Words(scale.config["vocab_size"])
-    return [words.encode(dialog.messages()) for dialog in script.make(shape)]
+    texts = [_PROSE.text(f"{seed}/{number}", tokens) for number in range(count)]
+    return [words.encode([{"role": "user", "content": text}]) for text in texts]
 
 
 async def stateless(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
@@ -83,17 +85,19 @@ async def stateless(engine: Engine, scale: Scale, clients: int, seed: int) -> di
 
 async def dialogs(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
     """So many clients, each holding two dialogs turn by turn."""
-    count = clients * DIALOGS_A_CLIENT
-    shape = Shape(count, TURNS, scale.first_tokens, scale.turn_tokens, scale.answer_tokens, seed)
+    workload = Dialogs(TURNS, scale.first_tokens, scale.turn_tokens, scale.answer_tokens)
     words = Words(scale.config["vocab_size"])
-    made = script.make(shape)
+    made = [
+        workload.dialog(_PROSE, f"dialog {number + 1}", f"{seed}/{number}")
+        for number in range(clients * DIALOGS_A_CLIENT)
+    ]
     asked: list[Asked] = []
 
     async def client(own: Sequence[Dialog]) -> None:
         known = [0] * len(own)
         for turn in range(TURNS):
             for number, dialog in enumerate(own):
-                prompt = words.encode(dialog.messages())
+                prompt = words.encode(dialog.ask().messages)
                 reply = await engine.ask(prompt, scale.answer_tokens)
                 asked.append(Asked(turn, len(prompt), known[number], reply))
                 known[number] = len(prompt) + len(reply.tokens)
