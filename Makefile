@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Where `make run` and `make bench` put their pool; any directory of yours on the drive to measure.
+# Where `make bench` puts its pool; any directory of yours on the drive to measure.
 BENCH_DIR ?= build/bench-disk
 BENCH_SIZE ?= 2GiB
 # vLLM has an environment of its own: 3.4 GB on disk without a GPU, about 10 GB with one.
@@ -18,17 +18,21 @@ VLLM_PIP = $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH ?= torch==2.13.0+cpu
 # Asked for torch only where pip's own sources do not have that build; empty: never.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# Where `make demo` keeps chunks while it runs; any directory of yours on an NVMe drive.
+# Where `make run` keeps chunks while it runs; any directory of yours on an NVMe drive.
 DEMO_DIR ?= build/demo-disk
 # On a GPU: another Python that has vLLM, where there is one; where results go; the drive to measure.
 GPU_PYTHON ?= $(VLLM_BIN)/python
 GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
+# These need vLLM's environment: `make test-vllm`.
+NO_VLLM := --ignore=tests/engines/vllm
 # Two at a time; the slow tests, some of which measure, have the machine to themselves.
-FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not vllm and not gpu'
+FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow' $(NO_VLLM)
 
-.PHONY: help install run bench bench-hooks test check coverage format docs mutate soak replay clean sim vllm demo test-vllm gpu-test gpu-bench
+VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m 'not gpu' tests/engines/vllm
+
+.PHONY: help install run bench bench-hooks test check coverage format docs mutate soak replay clean sim vllm test-vllm gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -61,11 +65,11 @@ $(VLLM_ENGINE):
 	  { echo "forebay: vLLM could not be installed; check the network, then run it again." >&2; exit 2; }
 	@touch $@
 
-demo: $(VLLM_STAMP) ## dialogs with a small model on vLLM, without and with the pool (under 6 minutes)
+run: $(VLLM_STAMP) ## dialogs with a small model on vLLM, without and with the pool, and a report (under 6 minutes)
 	@mkdir -p -m 700 '$(DEMO_DIR)'
 	@exec $(VLLM_BIN)/python -m forebay.cli demo --dir '$(DEMO_DIR)' --out build/demo-report
 
-run: $(STAMP) ## measure this machine: raw O_DIRECT against Forebay's verified pool
+bench: $(STAMP) ## measure this machine's drive: raw O_DIRECT against Forebay's verified pool
 	@mkdir -p -m 700 '$(BENCH_DIR)'
 	@exec $(BIN)/python -m forebay.cli.main bench pool --disk '$(BENCH_DIR):$(BENCH_SIZE)'
 
@@ -76,16 +80,17 @@ check: $(STAMP) ## lint, types, and the fast tests (under a minute)
 	@$(BIN)/python tools/size.py
 	@$(FAST_TESTS)
 
-test: $(STAMP) ## everything: lint, types, all tests
+test: $(STAMP) $(VLLM_STAMP) ## everything: lint, types, all tests, those on real vLLM too
 	@$(BIN)/ruff format --check --quiet src tests tools examples
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
 	@$(FAST_TESTS)
-	@$(BIN)/python -m pytest -q -m 'slow and not vllm and not gpu'
+	@$(BIN)/python -m pytest -q -m slow $(NO_VLLM)
+	@$(VLLM_TESTS)
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
-	@$(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m vllm tests/engines/vllm
+	@$(VLLM_TESTS)
 
 bench-hooks: $(VLLM_STAMP) ## what the connector costs vLLM: time in its scheduler's hooks, CPU seconds
 	@$(VLLM_BIN)/python tools/hook_times.py

@@ -16,12 +16,11 @@ from forebay.bench.gpu.engine import Engine, Reply
 from forebay.bench.gpu.sides import Scale
 from forebay.bench.load.client import Message
 from forebay.bench.load.script import Dialog, Prose
-from forebay.bench.load.workloads import Dialogs
 
 TURNS: Final = 6
 DIALOGS_A_CLIENT: Final = 2
-_PROSE: Final = Prose(tokens_a_word=1.0)
 _RESERVED: Final = 16  # low ids mean things to models
+_PROSE: Final = Prose(tokens_a_word=1.0)  # here a word is a token
 
 
 class Words:
@@ -63,8 +62,20 @@ class Asked:
 def prompts(scale: Scale, count: int, tokens: int, seed: int) -> list[list[int]]:
     """Prompts that have nothing in common."""
     words = Words(scale.config["vocab_size"])
-    texts = [_PROSE.text(f"{seed}/{number}", tokens) for number in range(count)]
-    return [words.encode([{"role": "user", "content": text}]) for text in texts]
+    made = _made(count, [tokens], scale.answer_tokens, seed)
+    return [words.encode(dialog.ask().messages) for dialog in made]
+
+
+def _made(count: int, turns: Sequence[int], answer_tokens: int, seed: int) -> list[Dialog]:
+    """Dialogs in which nothing has been said yet; their first words differ from one another."""
+    return [
+        Dialog(
+            f"dialog {number}",
+            [_PROSE.text(f"{seed}/{number}/{at}", tokens) for at, tokens in enumerate(turns)],
+            answer_tokens,
+        )
+        for number in range(count)
+    ]
 
 
 async def stateless(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
@@ -85,12 +96,10 @@ async def stateless(engine: Engine, scale: Scale, clients: int, seed: int) -> di
 
 async def dialogs(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
     """So many clients, each holding two dialogs turn by turn."""
-    workload = Dialogs(TURNS, scale.first_tokens, scale.turn_tokens, scale.answer_tokens)
+    count = clients * DIALOGS_A_CLIENT
+    turns = [scale.first_tokens, *[scale.turn_tokens] * (TURNS - 1)]
     words = Words(scale.config["vocab_size"])
-    made = [
-        workload.dialog(_PROSE, f"dialog {number + 1}", f"{seed}/{number}")
-        for number in range(clients * DIALOGS_A_CLIENT)
-    ]
+    made = _made(count, turns, scale.answer_tokens, seed)
     asked: list[Asked] = []
 
     async def client(own: Sequence[Dialog]) -> None:
