@@ -79,7 +79,7 @@ def test_a_pause_is_waited_for_and_time_ends_a_step(served: Stubbed) -> None:
     assert found.seconds >= 0.2
     long = [Listed("a", [Ask([], 2, pause_s=0.1)] * 50)]
     cut = driven(served, iter(long), Crowd(1, seconds=0.3))
-    assert 2 <= len(cut.taken) <= 4
+    assert 1 <= len(cut.taken) <= 4
     assert cut.skipped == 50 - len(cut.taken)
 
 
