@@ -54,7 +54,8 @@ class Engine:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**environment(), **watched, **(variables or {})},
+            # Before 0.29 vLLM's own block hashes, by which the witness names blocks, need this seed.
+            env={**environment(), "PYTHONHASHSEED": "0", **watched, **(variables or {})},
         )
         assert self._read() == "ready"
 
