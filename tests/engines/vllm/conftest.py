@@ -54,7 +54,7 @@ class Engine:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # Before 0.29 vLLM's own block hashes, by which the witness names blocks, need this seed.
+            # Before 0.29 vLLM's own hashes, by which a witness names blocks, depend on this seed.
             env={**environment(), "PYTHONHASHSEED": "0", **watched, **(variables or {})},
         )
         assert self._read() == "ready"
