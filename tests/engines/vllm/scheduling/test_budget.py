@@ -33,8 +33,8 @@ def test_after_the_pause_one_at_a_time_tries() -> None:
 
 def test_each_failed_try_doubles_the_pause_up_to_a_minute() -> None:
     budget, now, pauses = spent(), 5.0, []
+    assert budget.allows(now)
     for _ in range(6):
-        assert budget.allows(now)
         budget.failed(now)
         begun = now
         while not budget.allows(now):
