@@ -181,7 +181,7 @@ COMMANDS = (
 
 def main() -> None:
     wanted = json.loads(sys.argv[1])
-    os.environ.update(QUIET)
+    os.environ.update({**QUIET, **os.environ})
     if wanted.get("inside"):
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     answers = os.fdopen(os.dup(1), "w")
