@@ -68,6 +68,19 @@ class Bench:
         assert tokens_of(answers) == tokens_of(self.bare.generate(prompts, **how))
         return answers
 
+    def restart(self) -> None:
+        """End the pool in order, and start it again."""
+        self.pool.stop()
+        self.join(self.pool.start())
+
+    def join(self, _pool: PoolProcess) -> None:
+        """Let the engine find the pool."""
+        until = time.monotonic() + 20
+        self.engine.generate(self.fresh(1, 20), answer=2)  # it notices the end of the old one
+        while not self.engine.do("look")["is_member"]:
+            self.engine.generate(self.fresh(1, 20), answer=2)
+            assert time.monotonic() < until
+
     def is_clean(self) -> None:
         """Nothing is in flight, on either side; nothing was caught."""
         assert self.engine.do("settle")
@@ -193,19 +206,12 @@ def test_vllms_own_metrics_say_what_happened(bench: Bench) -> None:
 @pytest.mark.parametrize("point", POINTS)
 def test_the_pool_is_killed(bench: Bench, point: str) -> None:
     prompts = bench.returning(3)
-    if point == "asked":
-        # Out of DRAM, so that chunks have to be read.
-        for _ in range(2):
-            bench.flood()
+    bench.restart()  # an empty DRAM: chunks have to be read, and there is room for new ones
     fresh = bench.fresh(1, 600)
     bench.engine.do("arm", point=point, nth=1, pid=bench.pool.pid)
     bench.equal([*prompts, *fresh])
     assert bench.engine.do("fired"), "the point was never passed"
     assert bench.pool.process is not None
     bench.pool.process.wait(10)
-    bench.pool.start()
-    until = time.monotonic() + 20
-    while not bench.engine.do("look")["is_member"]:
-        bench.engine.generate(bench.fresh(1, 20), answer=2)
-        assert time.monotonic() < until
+    bench.join(bench.pool.start())
     assert cached_of(bench.equal(prompts)) > 0
