@@ -111,7 +111,6 @@ def test_everything_through_nvme(
     assert pool.stats()["counters"]["disk.loaded"] >= SIZE
     flip_records(pool)
     end(engine, story)
-    print(pool.stats())
     engine.kill()
     pool.kill()
     pool.start()

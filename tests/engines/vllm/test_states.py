@@ -71,9 +71,10 @@ class Bench:
     def restart(self) -> None:
         """End the pool in order, and start it again."""
         self.pool.stop()
-        self.join(self.pool.start())
+        self.pool.start()
+        self.join()
 
-    def join(self, _pool: PoolProcess) -> None:
+    def join(self) -> None:
         """Let the engine find the pool."""
         until = time.monotonic() + 20
         self.engine.generate(self.fresh(1, 20), answer=2)  # it notices the end of the old one
@@ -213,5 +214,6 @@ def test_the_pool_is_killed(bench: Bench, point: str) -> None:
     assert bench.engine.do("fired"), "the point was never passed"
     assert bench.pool.process is not None
     bench.pool.process.wait(10)
-    bench.join(bench.pool.start())
+    bench.pool.start()
+    bench.join()
     assert cached_of(bench.equal(prompts)) > 0
