@@ -216,3 +216,12 @@ def exact(loaded: Loaded | Miss, chunks: list[Sample]) -> bool:
     return isinstance(loaded, Loaded) and [bytes(view) for view in loaded.chunks] == [
         chunk.payload for chunk in chunks[loaded.first :]
     ]
+
+
+def truthful(loaded: Loaded | Miss, chunks: list[Sample]) -> int:
+    """How many of the chunks came; every one of them bit for bit, or the test has failed."""
+    if not isinstance(loaded, Loaded):
+        return 0
+    wanted = chunks[loaded.first : loaded.first + len(loaded.chunks)]
+    assert [bytes(view) for view in loaded.chunks] == [chunk.payload for chunk in wanted]
+    return len(loaded.chunks)

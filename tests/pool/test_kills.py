@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests import poolside
-from tests.poolside import PoolProcess, exact, made
+from tests.poolside import PoolProcess, exact, made, truthful
 
 from forebay.pool.client import Client, Known, Receipt
 
@@ -133,8 +133,12 @@ def test_t30_a_client_killed_in_any_state_gives_back_all_that_it_held(pool: Pool
 
 
 def test_a_slot_is_not_given_away_while_its_process_lives(pool: PoolProcess) -> None:
-    """It writes and writes, its connection long gone; nobody else's bytes may suffer."""
+    """It writes and writes, its connection long gone; nobody else's bytes may suffer.
+
+    How many chunks find room depends on how fast the disk takes them, and is not at stake here.
+    """
     baseline = pool.held()
+    came = 0
     with member("detached", pool) as client, Client(pool.socket) as other:
         until = time.monotonic() + 3
         number = 0
@@ -143,7 +147,8 @@ def test_a_slot_is_not_given_away_while_its_process_lives(pool: PoolProcess) -> 
             number += 1
             other.store(chain, [chunk.payload for chunk in chunks])
             with other.load(chain) as loaded:
-                assert exact(loaded, chunks)
+                came += truthful(loaded, chunks)
+        assert came
         assert pool.held()["filling"] == 4
         other.close()
         client.kill()
