@@ -155,6 +155,7 @@ class Desk:
     ) -> tuple[int, Found]:
         self._numbers += 1
         joined = b"".join(map(short, keys))
+        client.inbox[:] = [m for m in client.inbox if not isinstance(m, Found)]
         self.pool.handle(client, Lookup(self._numbers, namespace, group, joined))
         return self._numbers, self.receive(client, Found)
 

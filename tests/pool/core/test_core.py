@@ -409,25 +409,3 @@ def test_a_damaged_record_ends_a_stream(place: Path) -> None:
     desk.settle()
     assert desk.pool.violations() == []
     desk.pool.close(5)
-
-
-def test_reading_ahead_pins_nothing_and_stays_within_the_budget(place: Path) -> None:
-    chains = [chain(str(number), 20) for number in range(6)]
-    desk = Desk(2 * MIB, place, 64 * MIB)
-    client = Client("e")
-    for keys in chains:
-        desk.store(client, keys)
-    desk.pool.close(5)
-    desk = Desk(2 * MIB, place, 64 * MIB)
-    numbers = [desk.lookup(client, keys)[0] for keys in chains]
-    desk.settle()
-    loaded = desk.number("counters", "disk.loaded")
-    assert 10 <= loaded <= 17
-    assert desk.number("dram", "pinned_bytes") == 0
-    for number, keys in itertools.islice(zip(numbers, chains, strict=True), 3):
-        assert desk.ask(client, number, keys).total >= 16
-        desk.pool.handle(client, Release(number, []))
-    desk.pool.left(client)
-    desk.settle()
-    assert desk.pool.violations() == []
-    desk.pool.close(5)

@@ -16,10 +16,13 @@ def violations(room: Room, loads: Loads) -> list[str]:
         *_compare("unsettled bytes", room.unsettled_bytes, sum(map(_unsettled_bytes, chunks))),
     ]
     held = Counter(id(chunk) for request in loads.requests() for chunk in request.held.values())
+    kept = Counter(id(request.kept) for request in loads.requests() if request.kept is not None)
+    kept_bytes = sum(request.kept_bytes for request in loads.requests())
+    found += _compare("kept bytes", loads.kept_bytes, kept_bytes)
     for chunk in chunks:
         found += _compare(f"asks of slot {chunk.offset}", chunk.asks, held[id(chunk)])
-        if chunk.pins < chunk.asks:
-            found.append(f"slot {chunk.offset} has fewer pins than asks")
+        if chunk.pins < chunk.asks + kept[id(chunk)]:
+            found.append(f"slot {chunk.offset} has fewer pins than asks and requests that keep it")
         if chunk.state is not State.READY and chunk.pins:
             found.append(f"slot {chunk.offset} is pinned though it is not ready")
     if room.slab.allocated_bytes > room.slab.cap_bytes and not room.slab.excess():

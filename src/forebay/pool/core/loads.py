@@ -1,9 +1,10 @@
 """From lookup to release: what is known, what is promised, what is read for it.
 
-Arrival: the longest known prefix is found, nothing is pinned, and its chunks are read ahead in
-order of arrival. Ask: chunks are pinned one after another inside the load budget, those on disk
-are read first (joined, where another request reads them already), and the promise is given when
-all are verified, when the budget holds no more, or at the deadline with what is verified by then.
+Arrival: the longest known prefix is found; what DRAM has of it is kept, and the rest read ahead, in
+order of arrival, as far as the load budget goes and asks leave it (see `arrivals`). Ask: chunks are
+pinned one after another inside that budget, those on disk are read first (joined, where another
+request reads them already), and the promise is given when all are verified, when the budget holds
+no more, or at the deadline with what is verified by then.
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from forebay.identity.keys import proof_of
+from forebay.pool.core.arrivals import Arrivals
 from forebay.pool.core.checker import Checker
 from forebay.pool.core.chunks import Chunk, State
 from forebay.pool.core.request import Request
@@ -26,6 +28,7 @@ from forebay.tiers.dram.slab import slot_bytes_for
 
 REQUESTS_MAX: Final = 4096  # a session; more are answered with "unknown"
 READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
+TELL_CHUNKS: Final = 16  # come into DRAM before an engine hears of it
 Complete = Callable[[Callable[[], None]], None]
 
 
@@ -49,13 +52,12 @@ class Loads:
         self.generation = 0
         self.loading = 0  # reads in flight
         self._requests: dict[Session, dict[int, Request]] = {}
-        self._arrived: dict[Request, None] = {}  # being read ahead, in order of arrival
-        self._ahead_bytes = 0  # read ahead for requests that have not asked yet
+        self._arrivals = Arrivals(room)
         self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
         self._unheard: list[tuple[list[bytes], int]] = []  # requests the policy is still to hear of
 
     def lookup(self, session: Session, message: Lookup) -> None:
-        """Answer how much is known, and begin to read it ahead."""
+        """Answer how much is known; keep what is here of it, and begin to read the rest."""
         keys = short_keys(message.keys)
         ready = self._room.chunks.ready_prefix(keys)
         known = self._known(keys, ready)
@@ -72,10 +74,8 @@ class Loads:
             request = Request(session, message.request, name, keys[:known])
             request.stop = known
             mine[message.request] = request
-            if ready < known:
-                request.next = ready
-                self._arrived[request] = None
-                self._read_ahead()
+            self._arrivals.add(request, ready, self._clock.monotonic())
+            self._read_ahead()
 
     def tell_policy(self) -> None:
         """Tell the policy of the requests that came; answers need not wait for it."""
@@ -91,10 +91,14 @@ class Loads:
         if request is None or request.asked:
             self._send_promise(session, message.request, message.first, [], 0)
             return
-        self._end_reading_ahead(request)
+        self._arrivals.asked(request)
         request.asked = True
         request.first = request.next = max(0, message.first)
         request.stop = min(len(request.keys), request.first + max(0, message.count))
+        wanted = range(request.first, request.stop)
+        for position in [held for held in request.held if held not in wanted]:
+            self._unpin(request.held.pop(position))
+        request.awaited = {waited for waited in request.awaited if waited in wanted}
         request.stream = message.stream
         request.deadline = self._clock.monotonic() + max(0, message.deadline_ms) / 1000
         self._asked[request] = None
@@ -145,6 +149,8 @@ class Loads:
         for request in [r for r in self._asked if not r.promised and r.deadline <= now]:
             self._counters["promises.cut_by_deadline"] += 1
             self._promise(request, request.contiguous())
+        for request in self._arrivals.expired(now):
+            self._let_go(request)
         self.pump()
 
     def pump(self) -> None:
@@ -161,6 +167,17 @@ class Loads:
         for mine in self._requests.values():
             yield from mine.values()
 
+    def keep_nothing(self) -> None:
+        """Keep nothing for those that have not been promised it: an operator comes first."""
+        for request in list(self.requests()):
+            if not request.promised:
+                self._let_go(request)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What stays in DRAM for requests that have not been promised it yet."""
+        return self._arrivals.kept_bytes
+
     @property
     def held_requests(self) -> int:
         """Requests that are not forgotten yet."""
@@ -174,7 +191,7 @@ class Loads:
         """
         first = next((other for other in self._asked if other.next < other.stop), None)
         while first is request and request.next < request.stop:
-            if not self._acquire(request, request.next):
+            if not self._acquire(request, request.next) and not self._make_way(request):
                 break
         if request.promised or not request.asked:
             self._end_if_over(request)
@@ -188,6 +205,9 @@ class Loads:
 
     def _acquire(self, request: Request, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""
+        if position in request.held or position in request.awaited:
+            request.next = position + 1  # since its arrival
+            return True
         chunk = self._room.chunks.get(request.keys[position])
         if chunk is None or chunk.state is State.FILLING:
             chunk = None if chunk is not None else self._read(request, position)
@@ -213,7 +233,7 @@ class Loads:
         return True
 
     def _pin_ready(self, request: Request, position: int, chunk: Chunk) -> bool:
-        if not chunk.asks and not self._fits(chunk.slot_bytes):
+        if not chunk.asks and not self._fits(request, chunk.slot_bytes):
             return False
         self._pin(chunk)
         if self.checker is not None and chunk.digest is not None:
@@ -227,9 +247,10 @@ class Loads:
 
     def _hold(self, request: Request, position: int, chunk: Chunk) -> None:
         request.held[position] = chunk
-        self._counters["loaded.chunks"] += 1
-        self._counters["loaded.bytes"] += chunk.length
-        if request.promised:
+        if not request.asked:
+            self._tell(request)
+        elif request.promised:
+            self._count_loaded([chunk])
             request.session.send(
                 Ready(
                     request.number,
@@ -240,6 +261,19 @@ class Loads:
                     chunk.name.key,
                 )
             )
+
+    def _tell(self, request: Request) -> None:
+        """Tell an engine, now and then, how much of what it waits for has come into DRAM."""
+        ready = request.told
+        while ready in request.held:
+            ready += 1
+        if ready >= request.stop or ready >= request.told + TELL_CHUNKS:
+            request.told = ready
+            request.session.send(Found(request.number, request.stop, ready))
+
+    def _count_loaded(self, chunks: list[Chunk]) -> None:
+        self._counters["loaded.chunks"] += len(chunks)
+        self._counters["loaded.bytes"] += sum(chunk.length for chunk in chunks)
 
     def _checked(self, request: Request, position: int, chunk: Chunk, digests: list[bytes]) -> None:
         """A slot was hashed again before a promise."""
@@ -264,9 +298,31 @@ class Loads:
             if not chunk.on_disk:
                 self._room.drop_tree(chunk.key)
 
-    def _fits(self, slot_bytes: int) -> bool:
+    def _fits(self, request: Request, slot_bytes: int) -> bool:
+        if not request.asked:
+            return slot_bytes <= self._arrivals.left_bytes
         pinned = self._room.pinned_bytes
         return not pinned or pinned + slot_bytes <= self._room.load_budget_bytes
+
+    def _make_way(self, request: Request) -> bool:
+        """Let go of what is kept for one that has not asked, or asked later; whether there was."""
+        other = self._arrivals.youngest()
+        if other is None:
+            behind = (each for each in reversed(self._asked) if each.kept is not None)
+            other = next((each for each in behind if each is not request), None)
+        if other is None:
+            return False
+        self._let_go(other)
+        return True
+
+    def _let_go(self, request: Request) -> None:
+        """Keep nothing for a request; what it holds since it asked stays."""
+        self._arrivals.end(request)
+        if not request.asked:
+            for chunk in request.held.values():
+                self._unpin(chunk)
+            request.held.clear()
+            request.awaited.clear()
 
     def _pin(self, chunk: Chunk) -> None:
         if not chunk.asks and chunk.state is State.READY:
@@ -284,7 +340,7 @@ class Loads:
         """Begin to read a chunk from disk; None if it is not there or there is no room."""
         key = request.keys[position]
         length = self._disk.length_of(key) if self._disk is not None else None
-        if length is None or not self._fits(slot_bytes_for(length)):
+        if length is None or not self._fits(request, slot_bytes_for(length)):
             return None
         offset = self._room.take(length)
         if offset is None:
@@ -360,6 +416,8 @@ class Loads:
         request.next = min(request.next, request.stop)
         request.promised = True
         held = [request.held[position] for position in sorted(request.held)]
+        self._count_loaded(held)
+        self._arrivals.end(request)
         total = max(0, request.stop - request.first)
         self._counters["promises"] += 1
         self._counters["promised.chunks"] += total
@@ -387,29 +445,17 @@ class Loads:
         request.held.clear()
         request.awaited.clear()
         request.stop = request.next = 0
-        self._end_reading_ahead(request)
+        self._arrivals.end(request)
         self._asked.pop(request, None)
         mine = self._requests.get(request.session)
         if mine is not None and mine.get(request.number) is request:
             del mine[request.number]
 
     def _read_ahead(self) -> None:
-        """Read what arrived and was not asked for yet, oldest first, inside the load budget."""
-        while self._arrived and self._ahead_bytes < self._room.load_budget_bytes:
-            request = next(iter(self._arrived))
-            if request.next >= request.stop:
-                del self._arrived[request]
-                continue
-            chunk = self._room.chunks.get(request.keys[request.next])
-            if chunk is None:
-                chunk = self._read(request, request.next)
-                if chunk is None:
+        """Read what arrived and was not asked for yet, in order, while no ask waits for room."""
+        if any(request.next < request.stop for request in self._asked):
+            return
+        for request in self._arrivals.unread():
+            while request.next < request.stop:
+                if not self._acquire(request, request.next):
                     return
-                request.ahead_bytes += chunk.slot_bytes
-                self._ahead_bytes += chunk.slot_bytes
-            request.next += 1
-
-    def _end_reading_ahead(self, request: Request) -> None:
-        self._arrived.pop(request, None)
-        self._ahead_bytes -= request.ahead_bytes
-        request.ahead_bytes = 0

@@ -123,8 +123,10 @@ class Pool(Core):
             case Stats():
                 session.send(StatsReply(msgspec.json.encode(self.stats())))
             case Resize():
+                self._loads.keep_nothing()
                 self._chores.resize(session, message)
             case Clear():
+                self._loads.keep_nothing()
                 self._chores.clear(session, message)
             case Hello():
                 self._counters["nonsense"] += 1

@@ -1,6 +1,6 @@
 """One request that looked up its chain: what it may still want, what it waits for, what it holds.
 
-[0, first)        the engine has these itself
+[0, first)        the engine has these itself, or, before it asks, DRAM keeps them for it
 [first, next)     acquired: each is held (pinned, verified) or awaited
 [next, stop)      promised in a stream, or hoped for; not acquired yet
 [stop, …)         unknown, cut off by a deadline, or failed
@@ -14,13 +14,14 @@ class Request:
     """A chain of keys on its way from lookup to release."""
 
     __slots__ = (
-        "ahead_bytes",
         "asked",
         "awaited",
         "deadline",
         "first",
         "group",
         "held",
+        "kept",
+        "kept_bytes",
         "keys",
         "namespace",
         "next",
@@ -29,6 +30,7 @@ class Request:
         "session",
         "stop",
         "stream",
+        "told",
     )
 
     def __init__(
@@ -39,12 +41,14 @@ class Request:
         self.namespace, self.group = name
         self.keys = keys
         self.stop = 0
-        self.next = 0  # of prefetching before the ask, of acquiring after it
-        self.ahead_bytes = 0  # slots read for it before it asked
+        self.next = 0
+        self.told = 0  # chunks that its engine knows to be in DRAM
+        self.kept: Chunk | None = None  # pinned, so that what DRAM has up to it stays there
+        self.kept_bytes = 0
         self.asked = False
         self.promised = False
         self.first = 0
-        self.deadline = 0.0
+        self.deadline = 0.0  # of the ask; before it, how long things are kept for it
         self.stream = False
         self.held: dict[int, Chunk] = {}
         self.awaited: set[int] = set()

@@ -381,6 +381,8 @@ class SchedulerSide:
 
     def _hear_of(self, tracked: Tracked, message: Found | Promise | Ready) -> None:
         if isinstance(message, Found):
+            if tracked.asked:
+                return  # what was asked for by what was known then
             tracked.found = message
             tracked.stored = max(tracked.stored, message.known)
             if not message.known:
@@ -433,6 +435,7 @@ class SchedulerSide:
             tracked = self._tracked.get(new.req_id)
             if tracked is not None:
                 tracked.blocks = list(new.block_ids[0])
+                self._computes(tracked)
         cached = output.scheduled_cached_reqs
         for request_id, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
             tracked = self._tracked.get(request_id)
@@ -440,7 +443,13 @@ class SchedulerSide:
                 continue
             if request_id in cached.resumed_req_ids:
                 tracked.blocks = []
+                self._computes(tracked)
             tracked.blocks += added[0] if added else []
+
+    def _computes(self, tracked: Tracked) -> None:
+        """The engine computes this request: the pool need not keep anything for it."""
+        if tracked.loading is None:
+            self._cancel(tracked)
 
     def _completed(self, output: Any) -> Iterable[Tracked]:
         """Requests that will have a new whole chunk computed when this step is done."""

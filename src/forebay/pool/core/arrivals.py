@@ -1,0 +1,77 @@
+"""Requests that have looked up and not asked yet: what they will want stays, and is read ahead.
+
+Between the two lies the engine's own queue, up to many seconds, and what was found at the lookup
+would be the first to leave: it has just been used. Nothing in DRAM leaves before what continues it,
+so one pin on the last chunk keeps a whole prefix. All of this is a courtesy: it has the load budget
+only, in order of arrival, ends after `KEEP_S`, and gives way to asks, the youngest first.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from forebay.pool.core.request import Request
+from forebay.pool.core.room import Room
+
+KEEP_S: Final = 30.0
+
+
+class Arrivals:
+    """Requests in order of arrival, and what is kept for them."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._arrived: dict[Request, None] = {}
+        self._unread: dict[Request, None] = {}  # of these, those that want something from disk
+        self.kept_bytes = 0
+
+    def unread(self) -> Iterator[Request]:
+        """Those of which something is still to be read, in order."""
+        while self._unread:
+            request = next(iter(self._unread))
+            if request.next < request.stop:
+                yield request
+            if request.next >= request.stop:
+                self._unread.pop(request, None)
+
+    def add(self, request: Request, ready: int, now: float) -> None:
+        """A request has come; its first `ready` chunks lie in DRAM."""
+        self._arrived[request] = None
+        request.deadline = now + KEEP_S
+        request.next = request.told = ready
+        if ready < request.stop:
+            self._unread[request] = None
+        last = self._room.chunks.get(request.keys[ready - 1]) if ready else None
+        if last is None:
+            return
+        fitting = min(ready, self.left_bytes // last.slot_bytes)
+        last = self._room.chunks.get(request.keys[fitting - 1]) if fitting > 0 else None
+        if last is not None:
+            self._room.pin(last)
+            request.kept, request.kept_bytes = last, fitting * last.slot_bytes
+            self.kept_bytes += request.kept_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """What more may be kept or read ahead."""
+        return self._room.load_budget_bytes - self._room.pinned_bytes - self.kept_bytes
+
+    def asked(self, request: Request) -> None:
+        """It arrives no longer; what is kept for it stays until it has its promise."""
+        self._arrived.pop(request, None)
+        self._unread.pop(request, None)
+
+    def end(self, request: Request) -> None:
+        """Nothing is kept for it any more."""
+        self.asked(request)
+        if request.kept is not None:
+            self._room.unpin(request.kept)
+            self.kept_bytes -= request.kept_bytes
+            request.kept, request.kept_bytes = None, 0
+
+    def youngest(self) -> Request | None:
+        """Who gives way first."""
+        return next(reversed(self._arrived), None)
+
+    def expired(self, now: float) -> list[Request]:
+        """Whose time is over."""
+        return [request for request in self._arrived if request.deadline <= now]

@@ -1,0 +1,181 @@
+"""Between lookup and ask: what a request will want stays in DRAM, or comes there, within limits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.desk import LENGTH, Client, Desk, chain
+
+from forebay.pool.core import arrivals
+from forebay.pool.messages import Ask, Cancel, Clear, Done, Found, Promise, Release
+from forebay.sys.clock import Clock
+from forebay.sys.world import World
+
+MIB = 1 << 20
+SLOTS = 32  # of 64 KiB; half of them are the load budget
+
+
+class Watch(Clock):
+    """A clock that can be put forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client("e")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture
+def dram() -> Iterator[Desk]:
+    """A pool of DRAM alone."""
+    desk = Desk(SLOTS * LENGTH)
+    yield desk
+    close(desk)
+
+
+@pytest.fixture
+def disk(place: Path, client: Client, watch: Watch) -> Iterator[Desk]:
+    """A pool that has the chains "0" to "5", of twelve chunks each, on disk alone."""
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    for number in range(6):
+        desk.store(client, chain(str(number), 12))
+    desk.pool.close(5)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB, World(clock=watch))
+    yield desk
+    close(desk)
+
+
+def close(desk: Desk) -> None:
+    desk.settle()
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def read(desk: Desk) -> int:
+    counters = desk.pool.stats()["counters"]
+    assert isinstance(counters, dict)
+    return int(counters.get("disk.loaded", 0))
+
+
+def churn(desk: Desk, client: Client, chunks: int = 3 * SLOTS) -> None:
+    """Others' chunks go through DRAM."""
+    for number in range(chunks // 4):
+        desk.store(client, chain(f"other {number}", 4))
+
+
+def test_what_was_found_in_dram_is_there_when_it_is_asked_for(dram: Desk, client: Client) -> None:
+    keys = chain("a", 10)
+    dram.store(client, keys)
+    number, found = dram.lookup(client, keys)
+    assert found == Found(number, 10, 10)
+    churn(dram, client)
+    dram.settle()
+    assert dram.number("dram", "pinned_chunks") == 1, "one pin keeps ten chunks"
+    assert dram.ask(client, number, keys).total == 10
+    dram.pool.handle(client, Release(number, []))
+    churn(dram, client)
+    assert dram.lookup(client, keys)[1].known == 0, "nothing is kept without a reason"
+
+
+def test_a_request_that_goes_away_keeps_nothing(dram: Desk, client: Client) -> None:
+    keys = chain("a", 10)
+    dram.store(client, keys)
+    number, _ = dram.lookup(client, keys)
+    dram.pool.handle(client, Cancel(number))
+    churn(dram, client)
+    assert dram.lookup(client, keys)[1].known == 0
+
+
+def test_no_more_is_kept_than_the_load_budget(dram: Desk, client: Client) -> None:
+    chains = [chain(str(number), 10) for number in range(3)]
+    for keys in chains:
+        dram.store(client, keys)
+        dram.lookup(client, keys)
+    churn(dram, client)
+    known = [dram.lookup(client, keys)[1].known for keys in chains]
+    assert known == [10, SLOTS // 2 - 10, 0]
+
+
+def test_what_is_read_ahead_is_read_once_whatever_comes_between(
+    disk: Desk, client: Client
+) -> None:
+    keys = chain("0", 12)
+    number, found = disk.lookup(client, keys)
+    assert found == Found(number, 12, 0)
+    disk.settle()
+    assert disk.receive(client, Found) == Found(number, 12, 12), "the engine hears of it"
+    churn(disk, client)
+    assert read(disk) == 12
+    assert disk.ask(client, number, keys).total == 12
+    assert read(disk) == 12
+    assert disk.number("counters", "loaded.chunks") == 12
+
+
+def test_reading_ahead_stays_within_the_load_budget_in_order_of_arrival(
+    disk: Desk, client: Client
+) -> None:
+    chains = [chain(str(number), 12) for number in range(4)]
+    numbers = [disk.lookup(client, keys)[0] for keys in chains]
+    disk.settle()
+    assert read(disk) == SLOTS // 2
+    assert disk.number("dram", "pinned_bytes") == SLOTS // 2 * LENGTH
+    assert disk.ask(client, numbers[0], chains[0]).total == 12
+    assert read(disk) == SLOTS // 2, "the first had all it wanted"
+    disk.pool.handle(client, Release(numbers[0], []))
+    disk.settle()
+    assert read(disk) == SLOTS // 2 + 12, "its room is the next ones'"
+
+
+def test_who_asks_takes_the_room_of_who_only_arrived(disk: Desk, client: Client) -> None:
+    chains = [chain(str(number), 12) for number in range(3)]
+    numbers = [disk.lookup(client, keys)[0] for keys in chains]
+    disk.settle()
+    assert disk.ask(client, numbers[2], chains[2]).total == 12, "though it came last"
+    disk.pool.handle(client, Release(numbers[2], []))
+    for number in (0, 1):
+        assert disk.ask(client, numbers[number], chains[number]).total == 12
+        disk.pool.handle(client, Release(numbers[number], []))
+
+
+def test_nothing_is_kept_for_ever(disk: Desk, client: Client, watch: Watch) -> None:
+    keys = chain("0", 12)
+    number, _ = disk.lookup(client, keys)
+    disk.settle()
+    assert disk.number("dram", "pinned_bytes")
+    watch.ahead_s = arrivals.KEEP_S
+    disk.turn()
+    assert disk.number("dram", "pinned_bytes") == 0
+    assert disk.ask(client, number, keys).total == 12, "it may still ask"
+
+
+def test_an_operators_wish_does_not_wait_for_who_only_arrived(disk: Desk, client: Client) -> None:
+    disk.lookup(client, chain("0", 12))
+    disk.settle()
+    disk.pool.handle(client, Clear(""))
+    assert disk.receive(client, Done) == Done(ok=True, sentence="72 records are erased from disk.")
+    assert disk.number("dram", "chunks") == 0
+
+
+def test_an_ask_for_a_part_lets_go_of_the_rest(disk: Desk, client: Client) -> None:
+    number, _ = disk.lookup(client, chain("0", 12))
+    disk.settle()
+    disk.pool.handle(client, Ask(number, 4, 4, 10_000, stream=True))
+    promise = disk.receive(client, Promise)
+    assert (promise.first, promise.total, len(promise.offsets)) == (4, 4, 4)
+    assert disk.number("dram", "pinned_bytes") == 4 * LENGTH
