@@ -112,9 +112,7 @@ def test_no_more_is_kept_than_the_load_budget(dram: Desk, client: Client) -> Non
     assert known == [10, SLOTS // 2 - 10, 0]
 
 
-def test_what_is_read_ahead_is_read_once_whatever_comes_between(
-    disk: Desk, client: Client
-) -> None:
+def test_what_is_read_ahead_is_read_once_whatever_comes_between(disk: Desk, client: Client) -> None:
     keys = chain("0", 12)
     number, found = disk.lookup(client, keys)
     assert found == Found(number, 12, 0)

@@ -166,6 +166,8 @@ class Stores:
         missing = count - len(answers)
         if missing:
             self._counters["stores.later" if answer == Answer.LATER else "stores.no"] += missing
+            if answer == Answer.LATER and self._disk is not None and self.writing < WRITES_MAX:
+                self._counters["stores.later_beside_an_idle_disk"] += 1
         return answers + [answer] * missing
 
     def _is_sensible(self, run: Run) -> bool:

@@ -295,8 +295,8 @@ class SchedulerSide:
             deadline_ms = self._limits.load_deadline_ms
             ask = Ask(tracked.number, first, known - first, deadline_ms, stream=True)
             self._pool.post(ask)
-        if tracked.promise is None:
-            self._wait(lambda: tracked.promise is not None)
+        if tracked.promise is None and tracked.number not in self._pace:
+            self._wait(lambda: tracked.promise is not None)  # drives take longer than we may wait
         if tracked.promise is None:
             if time.monotonic() < tracked.asked_at + self._limits.promise_s:
                 self.counts["asked_again.reading"] += 1
@@ -456,10 +456,10 @@ class SchedulerSide:
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        size = self._shape.chunk_tokens
+        size, now = self._shape.chunk_tokens, time.monotonic()
         for request_id, before in computed.items():
             tracked = self._tracked.get(request_id)
-            if tracked is None or not tracked.wants_store:
+            if tracked is None or not tracked.wants_store or now < tracked.offer_at:
                 continue
             done = before + output.num_scheduled_tokens.get(request_id, 0)
             tracked.extend()

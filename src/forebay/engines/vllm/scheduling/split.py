@@ -70,6 +70,10 @@ class Pace:
         if left == size_bytes:
             del self._reading[request]
 
+    def __contains__(self, request: int) -> bool:
+        """Whether something that is being read for a request has not arrived."""
+        return request in self._reading
+
     def forget(self, request: int) -> None:
         """Nothing more is read for a request."""
         self._reading.pop(request, None)

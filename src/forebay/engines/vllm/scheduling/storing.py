@@ -24,6 +24,7 @@ from forebay.record.header import ROOT
 
 _ANSWER_S: Final = 1.0
 _COPY_S: Final = 30.0
+_AGAIN_S: Final = 0.02  # before a chunk that found no slot is offered again
 
 
 @dataclass(slots=True)
@@ -152,12 +153,13 @@ class Storing:
         self._ready.clear()
 
     def _later(self, offer: _Offer) -> None:
-        """No slot just now: offered again with the request's next chunk, if it still runs."""
+        """No slot just now: offered again after a while, if the request still runs."""
         self._counts["stores.later"] += 1
         tracked = offer.tracked
         if not offer.is_loose:
             tracked.stored = min(tracked.stored, offer.chunk)
             tracked.offered = min(tracked.offered, offer.chunk)
+            tracked.offer_at = time.monotonic() + _AGAIN_S
 
     def _give_up(self, now: float) -> None:
         """No worker has said what became of these copies: whoever made them is long done."""

@@ -30,6 +30,7 @@ class Tracked:
         "loading",
         "looked_up_at",
         "number",
+        "offer_at",
         "offered",
         "promise",
         "request",
@@ -65,6 +66,7 @@ class Tracked:
         self.wants_store = True
         self.stored = 0
         self.offered = 0
+        self.offer_at = 0.0  # monotonic; not before, since there was no slot
 
     def extend(self) -> None:
         """Make keys of all whole chunks whose tokens are known."""
