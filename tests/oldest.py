@@ -55,6 +55,10 @@ class Oldest(Policy):
                 return key
         return None
 
+    @property
+    def queued_bytes(self) -> int:
+        return sum(self._places[key].size_bytes for key in self._unwritten)
+
     def on_disk(self, key: bytes, present: bool) -> None:
         if present:
             self._unwritten.pop(key, None)

@@ -28,6 +28,7 @@ from forebay.tiers.dram.slab import slot_bytes_for
 
 REQUESTS_MAX: Final = 4096  # a session; more are answered with "unknown"
 READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
+AHEAD_READS: Final = 8  # in flight at once for who has not asked; who asks waits for no more
 TELL_CHUNKS: Final = 16  # come into DRAM before an engine hears of it
 Complete = Callable[[Callable[[], None]], None]
 
@@ -53,6 +54,7 @@ class Loads:
         self.loading = 0  # reads in flight
         self._requests: dict[Session, dict[int, Request]] = {}
         self._arrivals = Arrivals(room)
+        self._ahead: set[Chunk] = set()  # being read for requests that had not asked then
         self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
         self._unheard: list[tuple[list[bytes], int]] = []  # requests the policy is still to hear of
 
@@ -300,7 +302,7 @@ class Loads:
 
     def _fits(self, request: Request, slot_bytes: int) -> bool:
         if not request.asked:
-            return slot_bytes <= self._arrivals.left_bytes
+            return len(self._ahead) < AHEAD_READS and slot_bytes <= self._arrivals.left_bytes
         pinned = self._room.pinned_bytes
         return not pinned or pinned + slot_bytes <= self._room.load_budget_bytes
 
@@ -352,6 +354,8 @@ class Loads:
         self._room.chunks.add(chunk)
         self._room.pinned_bytes += chunk.slot_bytes
         self.loading += 1
+        if not request.asked:
+            self._ahead.add(chunk)
         deadline = self._clock.monotonic() + READ_DEADLINE_S
         target = self._room.slab.view(offset, length)
         assert self._disk is not None
@@ -363,6 +367,7 @@ class Loads:
 
     def _loaded(self, chunk: Chunk, outcome: LoadOutcome) -> None:
         self.loading -= 1
+        self._ahead.discard(chunk)
         self._room.pinned_bytes -= chunk.slot_bytes
         awaiting, chunk.awaited = chunk.awaited, []
         if isinstance(outcome, Hit) and outcome.header is not None:

@@ -33,7 +33,7 @@ class Room:
         self.chunks = Chunks()
         self.policy = policy
         self.pinned_bytes = 0  # by asks and loads: the load budget
-        self.unsettled_bytes = 0  # being filled or written to disk: the store budget
+        self.unsettled_bytes = 0  # being filled or written to disk
         self.writes_behind = False  # whether there is a disk, worth waiting for before evicting
         self.lost: Callable[[bytes], None] | None = None  # told of what DRAM alone had
         self._counters = counters
@@ -49,8 +49,19 @@ class Room:
 
     @property
     def store_budget_bytes(self) -> int:
-        """What engines' stores and writes to disk may hold at once."""
+        """What engines' stores may hold at once until they are on disk, or need not be."""
         return self.slab.cap_bytes // 2
+
+    @property
+    def storing_bytes(self) -> int:
+        """What they hold: nobody else can have these slots before the disk has written them."""
+        queued_bytes = self.policy.queued_bytes if self.writes_behind else 0
+        return self.unsettled_bytes + queued_bytes
+
+    @property
+    def must_write(self) -> bool:
+        """Whether so much waits for the disk that it had better be written, hot or not."""
+        return 2 * self.policy.queued_bytes > self.store_budget_bytes
 
     def take(self, length: int, newcomer: Newcomer | None = None) -> int | None:
         """A slot for a payload of this length, evicting if need be; its offset.

@@ -106,7 +106,8 @@ class Stores:
         """Hand to the disk what the policy offers, while there is room."""
         disk = self._disk
         while disk is not None and self.writing < WRITES_MAX:
-            key = self._room.policy.next_write(self._clock.monotonic(), idle=idle)
+            hot = idle or self._room.must_write
+            key = self._room.policy.next_write(self._clock.monotonic(), idle=hot)
             if key is None:
                 return
             chunk = self._room.chunks.get(key)
@@ -183,8 +184,8 @@ class Stores:
     def _reserve_one(self, engine: str, name: RecordName, length: int, newcomer: Newcomer) -> int:
         room = self._room
         slot_bytes = slot_bytes_for(length)
-        unsettled = room.unsettled_bytes
-        if unsettled and unsettled + slot_bytes > room.store_budget_bytes:
+        held = room.storing_bytes
+        if held and held + slot_bytes > room.store_budget_bytes:
             return Answer.LATER
         guard = self._guard(name)
         offset = room.take(length, newcomer)

@@ -91,8 +91,13 @@ class Policy(ABC):
     def next_write(self, now: float, *, idle: bool = False) -> bytes | None:
         """The chunk to write to NVMe next, parents first; None when nothing is to be written now.
 
-        `idle` says that the drive has nothing else to do: hot chunks are offered as well.
+        `idle` says that the drive has nothing better to do: hot chunks are offered as well.
         """
+
+    @property
+    @abstractmethod
+    def queued_bytes(self) -> int:
+        """Slots of chunks that may have to be written and were not offered yet."""
 
     @abstractmethod
     def region_evicted(self, size_bytes: int, read_bytes: int, now: float) -> None:

@@ -30,6 +30,7 @@ class Forest:
         self.pins = array("i")
         self.flags = bytearray()
         self.places: list[Place] = []  # by lane
+        self.queued_bytes = 0  # of chunks that are QUEUED
         self._free: list[int] = []
         # Chunks that came before their parent, which is on disk; almost always empty.
         self._early: dict[bytes, list[bytes]] = {}
@@ -40,7 +41,7 @@ class Forest:
         if self._free:
             row = self._free.pop()
             self.key[row], self.parent[row], self.lane[row] = key, above, lane
-            self.children[row] = self.pins[row] = self.flags[row] = 0
+            self.children[row] = self.pins[row] = 0
             self.visit[row] = NONE
         else:
             row = len(self.key)
@@ -68,8 +69,17 @@ class Forest:
             self._orphan(row)
         if above != NONE:
             self.children[above] -= 1
+        self.mark(row, 0)
         self._free.append(row)
         return row, above
+
+    def mark(self, row: int, flags: int) -> None:
+        """Give a chunk other flags."""
+        was_queued, is_queued = self.flags[row] & QUEUED, flags & QUEUED
+        if was_queued != is_queued:
+            size_bytes = self.places[self.lane[row]].size_bytes
+            self.queued_bytes += size_bytes if is_queued else -size_bytes
+        self.flags[row] = flags
 
     def is_path(self, rows: list[int]) -> bool:
         """Whether each row's parent is the row before it."""

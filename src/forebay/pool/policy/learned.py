@@ -160,6 +160,10 @@ class Learned(Policy):
         self._visits.age(now)
         return self._writing.next(now, idle=idle)
 
+    @property
+    def queued_bytes(self) -> int:
+        return self._forest.queued_bytes
+
     def region_evicted(self, size_bytes: int, read_bytes: int, now: float) -> None:
         self._visits.age(now)
         self._door.region_evicted(size_bytes, read_bytes)
@@ -167,7 +171,7 @@ class Learned(Policy):
     def _mark(self, key: bytes, flags: int) -> None:
         row = self._forest.row_of.get(key, NONE)
         if row != NONE:
-            self._forest.flags[row] = flags
+            self._forest.mark(row, flags)
             if self._visits.tip[self._forest.visit[row]] == row:
                 self._shelve(self._forest.visit[row])
 

@@ -32,10 +32,9 @@ class Writing:
 
     def wait(self, row: int, now: float) -> None:
         """A chunk in DRAM may have to be written."""
-        flags = self._forest.flags
-        if not self._door.open or row == NONE or flags[row] & SETTLED:
+        if not self._door.open or row == NONE or self._forest.flags[row] & SETTLED:
             return
-        flags[row] = QUEUED
+        self._forest.mark(row, QUEUED)
         self._waiting.append((self._forest.key[row], now))
         if len(self._waiting) > WAITING_MAX:
             self._refuse(self._forest.row_of.get(self._waiting.popleft()[0], NONE))
@@ -62,7 +61,7 @@ class Writing:
             if not self._door.spend(self._size_bytes(row), now):
                 return None
             self._waiting.popleft()
-            self._forest.flags[row] = OFFERED
+            self._forest.mark(row, OFFERED)
             return key
         self._hurried = False
         return None
@@ -89,7 +88,7 @@ class Writing:
 
     def _refuse(self, row: int) -> None:
         if row != NONE:
-            self._forest.flags[row] = REFUSED
+            self._forest.mark(row, REFUSED)
 
     def _size_bytes(self, row: int) -> int:
         return self._forest.places[self._forest.lane[row]].size_bytes
