@@ -15,7 +15,7 @@ def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> Pace:
     found.built(0.0, 4096)
     found.heard(4096 / tokens_a_s)
     found.reads(0.0, 1, 1 << 30)
-    found.arrived((1 << 30) / bytes_a_s, 1, 1 << 30)
+    found.arrived(max(0.25, (1 << 30) / bytes_a_s), 1, 1 << 30)
     if reading_bytes:
         found.reads(1.0, 2, reading_bytes)
     return found
@@ -65,6 +65,27 @@ def test_an_engine_that_does_not_tell_is_not_believed() -> None:
     assert found.tokens_a_s == 0
 
 
+def test_what_comes_in_one_lump_says_nothing_about_the_drives() -> None:
+    """Two promises heard in one step; the second is not read in the millisecond between them."""
+    found = Pace()
+    found.reads(0.0, 1, 1 << 30)
+    found.reads(0.0, 2, 1 << 30)
+    found.arrived(1.0, 1, 1 << 30)
+    found.arrived(1.001, 2, 1 << 30)
+    assert found.read_bytes_a_s(1.0) == pytest.approx(1 << 30, rel=0.01)
+    found.reads(2.0, 3, 1 << 30)
+    found.arrived(3.0, 3, 1 << 30)
+    assert found.read_bytes_a_s(3.0) < 1.5 * (1 << 30)
+
+
+def test_short_reads_add_up_and_pauses_between_them_do_not_count() -> None:
+    found = Pace()
+    for number in range(10):
+        found.reads(float(number), number, 30 << 20)
+        found.arrived(number + 0.03, number, 30 << 20)
+    assert found.read_bytes_a_s(10.0) == pytest.approx(1000 << 20, rel=0.01)
+
+
 def test_bandwidth_is_of_all_reads_together() -> None:
     found = Pace()
     found.reads(0.0, 1, 1 << 30)
@@ -76,7 +97,7 @@ def test_bandwidth_is_of_all_reads_together() -> None:
     found.arrived(2.0, 2, 1 << 30)  # from DRAM, or counted already
     assert found.reading_bytes == 0
     found.reads(3.0, 3, 1 << 30)
-    found.forget(3)
+    found.forget(3.5, 3)
     assert found.reading_bytes == 0
 
 

@@ -348,7 +348,7 @@ class SchedulerSide:
     def _cancel(self, tracked: Tracked) -> None:
         if tracked.number:
             self._pool.post(Cancel(tracked.number))
-            self._pace.forget(tracked.number)
+            self._pace.forget(time.monotonic(), tracked.number)
             self._by_number.pop(tracked.number, None)
             tracked.forget_lookup()
 
@@ -516,7 +516,7 @@ class SchedulerSide:
             self.budget.succeeded()
         if tracked.number:
             self._pool.post(Release(tracked.number, []))
-            self._pace.forget(tracked.number)
+            self._pace.forget(time.monotonic(), tracked.number)
             self._by_number.pop(tracked.number, None)
             tracked.forget_lookup()
         if tracked.request.is_finished():

@@ -15,7 +15,10 @@ from collections import deque
 from typing import Final
 
 _STEP_TOKENS_MIN: Final = 1024  # smaller steps say how long a step takes, not how fast it goes
-_READ_BYTES_MIN: Final = 32 << 20  # read in one go before it says how fast the drives are
+# Read before it says how fast the drives are. A promise brings hundreds of chunks at once, and the
+# next may follow within a millisecond: only over a longer time does that mean anything.
+_READ_BYTES_MIN: Final = 32 << 20
+_READ_S_MIN: Final = 0.25
 _FRESH_S: Final = 60.0  # what was seen longer ago may be otherwise by now
 _WEIGHT: Final = 0.3  # of what is new
 _STEPS_MAX: Final = 8  # steps that are built and not heard of; more: this engine does not tell
@@ -32,7 +35,8 @@ class Pace:
         self._steps: deque[tuple[float, int]] = deque()
         self._heard_at = 0.0
         self._busy_since = 0.0  # the drives have been reading for us without a pause
-        self._arrived_bytes = 0  # since then
+        self._busy_s = 0.0  # they had been before, since bandwidth was last seen
+        self._arrived_bytes = 0  # in all that time
 
     def built(self, now: float, tokens: int) -> None:
         """A step of so many tokens is on its way."""
@@ -52,7 +56,7 @@ class Pace:
     def reads(self, now: float, request: int, size_bytes: int) -> None:
         """So much is being read for a request."""
         if not self._reading:
-            self._busy_since, self._arrived_bytes = now, 0
+            self._busy_since = now
         self._reading[request] = size_bytes
 
     def arrived(self, now: float, request: int, size_bytes: int) -> None:
@@ -63,20 +67,26 @@ class Pace:
         size_bytes = min(left, size_bytes)
         self._reading[request] = left - size_bytes
         self._arrived_bytes += size_bytes
-        if self._arrived_bytes >= _READ_BYTES_MIN and now > self._busy_since:
-            seen = self._arrived_bytes / (now - self._busy_since)
-            self._read_bytes_a_s = _mixed(self._read_bytes_a_s, seen)
-            self._read_at, self._busy_since, self._arrived_bytes = now, now, 0
         if left == size_bytes:
-            del self._reading[request]
+            self._end(now, request)
+        took_s = self._busy_s + (now - self._busy_since if self._reading else 0.0)
+        if self._arrived_bytes >= _READ_BYTES_MIN and took_s >= _READ_S_MIN:
+            self._read_bytes_a_s = _mixed(self._read_bytes_a_s, self._arrived_bytes / took_s)
+            self._read_at, self._busy_since, self._busy_s, self._arrived_bytes = now, now, 0.0, 0
 
     def __contains__(self, request: int) -> bool:
         """Whether something that is being read for a request has not arrived."""
         return request in self._reading
 
-    def forget(self, request: int) -> None:
+    def forget(self, now: float, request: int) -> None:
         """Nothing more is read for a request."""
-        self._reading.pop(request, None)
+        if request in self._reading:
+            self._end(now, request)
+
+    def _end(self, now: float, request: int) -> None:
+        del self._reading[request]
+        if not self._reading:
+            self._busy_s += now - self._busy_since
 
     @property
     def reading_bytes(self) -> int:
