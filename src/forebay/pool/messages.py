@@ -46,7 +46,10 @@ class Refused(_Message, frozen=True, tag="refused"):
 
 
 class Lookup(_Message, frozen=True, tag="lookup"):
-    """A request arrived: how much of its chain is known? Pins nothing; promotion may begin."""
+    """A request arrived, and wants to hear how much of its chain is known.
+
+    What is known is kept, and read from disk, until it is asked for, as far as there is room.
+    """
 
     request: int  # chosen by the client, unique on this connection until cancelled
     namespace: bytes
@@ -55,7 +58,7 @@ class Lookup(_Message, frozen=True, tag="lookup"):
 
 
 class Found(_Message, frozen=True, tag="found"):
-    """The answer to Lookup."""
+    """The answer to Lookup; it comes again, until the request asks, when more of it is ready."""
 
     request: int
     known: int  # chunks, from the first, in any tier

@@ -109,8 +109,8 @@ class Session:
         return {
             "counts": dict(side.counts),
             "tracked": len(side._tracked),
-            "asking": len(side._by_number),
-            "copying": len(side._copying) + len(side._storing._copying),
+            "asking": len(side._asking),
+            "copying": len(side._loads) + len(side._storing._copying),
             "failures": self._connector().boundary.failures,
             "is_member": side._pool.is_member,
         }

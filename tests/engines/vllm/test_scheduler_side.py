@@ -8,8 +8,9 @@ import pytest
 from tests.poolside import PoolProcess, pool_process, short_directory
 
 from forebay.engines.vllm.pages import Geometry
+from forebay.engines.vllm.scheduling.asking import Limits
 from forebay.engines.vllm.scheduling.membership import Membership
-from forebay.engines.vllm.scheduling.side import Limits, SchedulerSide
+from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.client import Chain, Client
 from forebay.sys.clock import Clock

@@ -17,8 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.boundary import Boundary, bounded
 from forebay.engines.vllm.metrics import PromMetrics, Stats, stats_of
+from forebay.engines.vllm.scheduling.asking import Limits
 from forebay.engines.vllm.scheduling.membership import Membership
-from forebay.engines.vllm.scheduling.side import Limits, SchedulerSide
+from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.engines.vllm.step import Report, Step
 from forebay.engines.vllm.worker import WorkerSide
 from forebay.engines.weights import WeightsHash

@@ -68,6 +68,11 @@ class Tracked:
         self.offered = 0
         self.offer_at = 0.0  # monotonic; not before, since there was no slot
 
+    @property
+    def ready(self) -> int:
+        """Chunks, from the first, that lay in the pool's DRAM when it was last heard of."""
+        return self.found.ready if self.found is not None else 0
+
     def extend(self) -> None:
         """Make keys of all whole chunks whose tokens are known."""
         size = self.shape.chunk_tokens
