@@ -22,6 +22,8 @@ from forebay.pool.messages import (
     Resize,
 )
 from forebay.record.region import short
+from forebay.sys.world import World
+from forebay.testing.faultdisk import FaultDisk
 
 MIB = 1 << 20
 
@@ -370,9 +372,6 @@ def test_clearing_deletes_for_good(place: Path, namespace: str) -> None:
 
 
 def test_a_promise_is_cut_at_its_deadline(place: Path) -> None:
-    from forebay.sys.world import World
-    from forebay.testing.faultdisk import FaultDisk
-
     keys = chain("a", 8)
     desk = Desk(4 * MIB, place, 64 * MIB)
     desk.store(Client("e"), keys)
@@ -406,6 +405,29 @@ def test_a_damaged_record_ends_a_stream(place: Path) -> None:
     desk = Desk(1 * MIB, place, 64 * MIB)
     assert desk.load(client, keys, stream=True) == 30
     assert desk.lookup(client, keys)[1].known == 30
+    desk.settle()
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_loads_find_room_however_slowly_the_disk_takes_stores(place: Path) -> None:
+    old, new = chain("old", 12), chain("new", 64)
+    desk = Desk(2 * MIB, place, 64 * MIB)
+    client = Client("e")
+    desk.store(client, old)
+    desk.pool.close(5)
+    disk = FaultDisk()
+    desk = Desk(2 * MIB, place, 64 * MIB, World(disk))
+    disk.arm("write:latency=3s")
+    slots = [answer for answer in desk.reserve(client, new) if answer >= 0]
+    assert len(slots) == 16, "half of DRAM"
+    for key, slot in zip(new, slots, strict=False):
+        desk.fill(slot, payload(key))
+    assert desk.commit(client, slots) == 16
+    assert desk.reserve(client, new[16:], new[15])[0] == Answer.LATER
+    assert desk.load(client, old) == 12
+    assert desk.number("counters", "disk.loaded") == 12
+    disk.disarm()
     desk.settle()
     assert desk.pool.violations() == []
     desk.pool.close(5)

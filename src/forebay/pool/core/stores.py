@@ -167,9 +167,15 @@ class Stores:
         missing = count - len(answers)
         if missing:
             self._counters["stores.later" if answer == Answer.LATER else "stores.no"] += missing
-            if answer == Answer.LATER and self._disk is not None and self.writing < WRITES_MAX:
-                self._counters["stores.later_beside_an_idle_disk"] += 1
+            if answer == Answer.LATER and self._disk is not None:
+                self._hurry()
         return answers + [answer] * missing
+
+    def _hurry(self) -> None:
+        """Somebody found no slot: whatever can be written is on its way to the disk by now."""
+        self.write_behind(idle=True)
+        if self.writing < WRITES_MAX and self._room.policy.queued_bytes:
+            self._counters["stores.later_beside_an_idle_disk"] += 1  # a budget of bytes a day
 
     def _is_sensible(self, run: Run) -> bool:
         return (
