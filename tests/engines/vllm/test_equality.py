@@ -111,6 +111,8 @@ def test_everything_through_nvme(
     assert pool.stats()["counters"]["disk.loaded"] >= SIZE
     flip_records(pool)
     end(engine, story)
+    counters = pool.stats()["counters"]
+    assert counters.get("misses.corrupt", 0) > 0, "what was corrupted was asked for, and noticed"
     engine.kill()
     pool.kill()
     pool.start()
