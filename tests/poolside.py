@@ -1,5 +1,6 @@
 """Pools for tests that go through the socket: on a thread of ours, or in a process of its own."""
 
+import mmap
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from forebay.tiers.contract import Miss
 
 DRAM_BYTES: Final = 16 << 20
 DISK_BYTES: Final = 64 << 20
+_LOUD: Final = b"\x42"  # numbers of such bytes are large, whatever their format
 SMALL: Final = Settings(dram=DRAM_BYTES)
 
 
@@ -140,10 +142,24 @@ class PoolProcess:
 
     def slab_bytes(self) -> int:
         """Memory that the slab has taken from the system, whoever wrote there."""
-        for path in Path(f"/proc/{self.pid}/fd").iterdir():
-            if "memfd:forebay-slab" in _target(path):
-                return path.stat().st_blocks * 512
-        return 0
+        slab = self._slab()
+        return 0 if slab is None else slab.stat().st_blocks * 512
+
+    def spoil_slab(self) -> None:
+        """Half of every page that the slab has is wrong from now on: the control of a test.
+
+        It writes only where there is memory; the slab is as large as the machine's, and touching
+        all of it takes the machine down.
+        """
+        slab = self._slab()
+        assert slab is not None
+        with slab.open("r+b") as memory:
+            for at in _pages_of(memory.fileno()):
+                os.pwrite(memory.fileno(), _LOUD * (mmap.PAGESIZE // 2), at)
+
+    def _slab(self) -> Path | None:
+        paths = Path(f"/proc/{self.pid}/fd").iterdir()
+        return next((path for path in paths if "memfd:forebay-slab" in _target(path)), None)
 
     def check_alive(self) -> None:
         """It has not ended by itself; if it has, its last words are the failure."""
@@ -184,6 +200,18 @@ def descriptors(pid: int | None = None) -> int:
     """How many descriptors a process has, regions of a disk tier left out."""
     paths = list(Path(f"/proc/{pid or 'self'}/fd").iterdir())
     return sum(1 for path in paths if "/region-" not in _target(path))
+
+
+def _pages_of(descriptor: int) -> Iterator[int]:
+    """Where a sparse file has pages."""
+    stop = 0
+    while True:
+        try:
+            start = os.lseek(descriptor, stop, os.SEEK_DATA)
+        except OSError:
+            return  # nothing more
+        stop = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield from range(start, stop, mmap.PAGESIZE)
 
 
 def _target(link: Path) -> str:

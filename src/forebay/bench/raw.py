@@ -4,17 +4,20 @@ Same seam, same I/O size, same number in flight as Forebay's tier beside it, but
 indexed or verified. One preallocated file a directory, written once before anything is measured.
 """
 
+import contextlib
 import errno
 import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from forebay.sys import memory
 from forebay.sys.disk import Disk
+from forebay.sys.shared import SharedMemory
 
 FILE_NAME: Final = "raw"
 _JOIN_S: Final = 60.0
@@ -41,7 +44,7 @@ class RawFiles:
     directories: list[int]  # descriptors, the caller's
     io_bytes: int
     slots: int  # I/Os that fit in each file
-    buffers: list[memoryview]  # from `allocate_buffers`
+    buffers: list[memoryview]  # as many as I/Os are ever in flight; the caller's
     _files: list[int] = field(default_factory=list)
     _written: int = 0  # slots written so far; the next write takes the slot after them
 
@@ -132,6 +135,30 @@ class RawFiles:
             raise failures[0]
         elapsed = time.monotonic() - start
         return [sum(each) / elapsed / 1e9 for each in moved]
+
+
+@contextlib.contextmanager
+def beside_a_slab(places: Sequence[Path], io_bytes: int, slots: int) -> Iterator[RawFiles]:
+    """Prepared files in these directories, gone afterwards, with buffers that lie as a slab does.
+
+    How pages lie in memory makes up to a third of the bandwidth: raw gets what the slab has.
+    """
+    disk = Disk()
+    with contextlib.ExitStack() as stack:
+        directories = [disk.open_directory(str(place)) for place in places]
+        for directory in directories:
+            stack.callback(disk.close, directory)
+        shared = SharedMemory(2 * DEPTH_MAX * io_bytes)
+        stack.callback(shared.close)
+        shared.allocate(0, shared.size_bytes)
+        buffers = [shared.view[at : at + io_bytes] for at in range(0, shared.size_bytes, io_bytes)]
+        for buffer in buffers:
+            stack.callback(buffer.release)
+            buffer[:] = os.urandom(io_bytes)
+        raw = RawFiles(disk, directories, io_bytes, slots, buffers)
+        stack.callback(raw.close)
+        raw.prepare()
+        yield raw
 
 
 def _create(disk: Disk, directory: int) -> int:

@@ -25,9 +25,6 @@ from tests.engines.vllm.conftest import (
 )
 from tests.poolside import PoolProcess
 
-from forebay.pool.client.link import Link, join
-from forebay.sys.clock import Clock
-
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 Start = Callable[..., Engine]
 Pools = Callable[..., PoolProcess]
@@ -111,6 +108,8 @@ def test_everything_through_nvme(
     assert pool.stats()["counters"]["disk.loaded"] >= SIZE
     flip_records(pool)
     end(engine, story)
+    counters = pool.stats()["counters"]
+    assert counters.get("misses.corrupt", 0) > 0, "what was corrupted was asked for, and noticed"
     engine.kill()
     pool.kill()
     pool.start()
@@ -264,13 +263,9 @@ def test_a_planted_wrong_chunk_changes_answers_and_pages(
     engine = start(model, pool, witness=pages.file)
     engine.share(pool)
     hold(engine, story)
-    link = join(pool.socket, "planter", Clock(), time.monotonic() + 5)
-    assert isinstance(link, Link)
-    for at in range(0, len(link.slab), mmap.PAGESIZE):
-        link.slab[at : at + 64] = bytes(64)
+    pool.spoil_slab()
     answers = engine.generate(story.prompts[TURNS])
     assert cached_of(answers) >= SIZE * 512
     assert tokens_of(answers) != story.answers[TURNS]
     pages.check()
     assert pages.wrong > 0
-    link.close()

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
 import subprocess
 import time
@@ -11,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from forebay.bench import child
 from forebay.bench.load import client
 from forebay.bench.load.client import Endpoint
 from forebay.errors import StartupError
@@ -48,7 +47,7 @@ def running(
         _wait_for(process, endpoint, log)
         yield endpoint
     finally:
-        _end(process)
+        child.end(process, _END_S)
 
 
 def _wait_for(process: "subprocess.Popen[bytes]", endpoint: Endpoint, log: Path) -> None:
@@ -59,16 +58,3 @@ def _wait_for(process: "subprocess.Popen[bytes]", endpoint: Endpoint, log: Path)
             said = "\n".join(lines[-_SAID_LINES:]) or "nothing"
             raise StartupError(f"the engine could not begin; it said last:\n{said}")
         time.sleep(_LOOK_S)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """The server first, so that it can end in order; then whatever is left of its session."""
-    try:
-        process.terminate()
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(_END_S)

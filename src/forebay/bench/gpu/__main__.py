@@ -1,11 +1,13 @@
 """`python -m forebay.bench.gpu ROW … --out DIR`: rows of the table, each on its own.
 
 It ends within nine minutes and writes what it has after every repeat; run again, it goes on. Rows
-that want the same engines share them. `--scale tiny` rehearses on any machine that has vLLM.
+that want the same engines share them. What a row puts on the drive is gone when it ends, by itself,
+by its time or by SIGTERM. `--scale tiny` rehearses on any machine that has vLLM.
 """
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,25 +39,44 @@ def main() -> int:
             results = _results(wanted.rows[0], wanted)
             run = Run(SCALES[wanted.scale], results, place, begun + wanted.seconds, say)
             try:
-                asyncio.run(_run(run, wanted))
+                return asyncio.run(_run(run, wanted))
             finally:
                 _keep_logs(place, wanted.out, "-".join(wanted.rows))
     except ForebayError as error:
         say(f"forebay: {error}")
         return 2
-    return 0
+    except asyncio.CancelledError:
+        return 143
 
 
-async def _run(run: Run, wanted: argparse.Namespace) -> None:
+async def _run(run: Run, wanted: argparse.Namespace) -> int:
+    """Row after row; one that cannot be run is no reason to leave out the next."""
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    status = 0
     try:
         for row in wanted.rows:
             run.say(f"row {row}")
             results = _results(row, wanted)
             run.begin_row(SCALES[wanted.scale], results)
-            await ROWS[row](run)
+            try:
+                async with asyncio.timeout(run.until - time.monotonic()):
+                    await ROWS[row](run)
+            except TimeoutError:
+                run.say(f"{row}: the time is up; run it again")
+                status = 1
+                await run.clear_stage()
+            except ForebayError as error:
+                run.say(f"{row}: {error}")
+                status = 2
+                await run.clear_stage()
+            finally:
+                run.clear_drive()
             run.say(f"{row}: {results.found.get('ratios', {})}")
     finally:
         await run.clear_stage()
+    return status
 
 
 def _results(row: str, wanted: argparse.Namespace) -> Results:

@@ -1,12 +1,9 @@
 """The rows in which NVMe carries the load, and those in which things are started again."""
 
 import asyncio
-import contextlib
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -14,15 +11,20 @@ from forebay.bench.gpu import talk
 from forebay.bench.gpu.engine import Engine, Reply
 from forebay.bench.gpu.run import Run
 from forebay.bench.gpu.sides import FORCED, GPU, OURS
-from forebay.bench.raw import DEPTH_MAX, RawFiles
-from forebay.sys.disk import Disk
-from forebay.sys.shared import SharedMemory
+from forebay.bench.raw import beside_a_slab
 
 _RAW_BYTES: Final = 4 << 30
+_RAW_IO_BYTES: Final = 2 << 20
 _RAW_S: Final = 3.0
 _PIECES: Final = 8  # a long prompt is stored piece by piece, as fast as a drive takes it
 _WRITE_S: Final = 30.0
 _WATCH_S: Final = 0.5
+_RETURNING: Final = 6  # dialogs of each way to come back
+_FROM_DRAM: Final = "from_dram"
+_FROM_NVME: Final = "from_nvme"  # or computed, where that is sooner
+_ALL_FROM_NVME: Final = "all_from_nvme"
+_WHOLE_SHARE: Final = 0.9  # of what was said before; what is no whole chunk is computed
+_DAMAGE: Final = ("corrupt", "wrong_record", "dram_corrupt", "io_error")
 
 
 async def nvme_32k(run: Run) -> None:
@@ -59,12 +61,19 @@ async def nvme_32k(run: Run) -> None:
             "read_gb_s": round(read / reply.ttft_s / 1e9, 3) if reply.ttft_s else 0.0,
         }
 
-    async with (
-        run.pool(dram_bytes, disk_bytes) as pool,
-        run.engines((GPU, FORCED, OURS), pool.socket) as engines,
-    ):
-        await run.repeat(engines, measure, 3)
-    raw_gb_s.append(_raw_read_gb_s(run))
+    try:
+        async with (
+            run.pool(dram_bytes, disk_bytes) as pool,
+            run.engines((GPU, FORCED, OURS), pool.socket) as engines,
+        ):
+            await run.repeat(engines, measure, 3)
+        raw_gb_s.append(_raw_read_gb_s(run))
+    finally:
+        _against_raw(run, raw_gb_s)
+
+
+def _against_raw(run: Run, raw_gb_s: list[float]) -> None:
+    """What the repeats say, however many there are."""
     run.results.beside("raw_read_gb_s", raw_gb_s)
     for repeat in run.results.repeats:
         repeat["better"] = {"ttft_ms": min(repeat[GPU]["ttft_ms"], repeat[FORCED]["ttft_ms"])}
@@ -82,17 +91,15 @@ async def disk_carries(run: Run) -> None:
     async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
         if side == GPU:
             return await talk.dialogs(engine, scale, scale.clients, number)
-        before = run.counters()
         watching = asyncio.create_task(_watch(run, most))
-        found = await talk.dialogs(engine, scale, scale.clients, number)
-        watching.cancel()
-        after = run.counters()
-        for name in sorted(after):
-            if after[name] != before.get(name, 0):
-                found[name.replace(".", "_")] = after[name] - before.get(name, 0)
-        found["missed_chunks"] = (await engine.counts()).get("stores.missed", 0)
-        return found
+        try:
+            return await talk.dialogs(engine, scale, scale.clients, number)
+        finally:
+            watching.cancel()
+            run.results.beside("most", {**most, "cap_bytes": scale.disk_bytes})
 
+    for figure in ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms"):
+        run.results.ratio(f"forebay_to_gpu_{figure}", figure, OURS, GPU)
     async with (
         run.pool(scale.small_dram_bytes, scale.disk_bytes) as pool,
         run.engines((GPU, OURS), pool.socket) as engines,
@@ -101,50 +108,77 @@ async def disk_carries(run: Run) -> None:
         if run.has_time(60):
             last = await talk.dialogs(engines[GPU], scale, scale.clients, 99)
             run.results.beside("gpu_only_last", last)
-    run.results.beside("most", {**most, "cap_bytes": scale.disk_bytes})
-    for figure in ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms"):
-        run.results.ratio(f"forebay_to_gpu_{figure}", figure, OURS, GPU)
 
 
 async def restart(run: Run) -> None:
-    """A returning turn after the engine, then after engine and pool have been started again."""
+    """The last turn of dialogs after the engine, then after engine and pool were started again.
+
+    Each way has dialogs of its own, so that none finds what another has asked.
+    """
     await run.clear_stage()
     scale = run.scale
-    prompts = talk.prompts(scale, 6, scale.first_tokens, 8000)
-    more = talk.prompts(scale, 6, scale.turn_tokens, 8100)
     disk_bytes = min(scale.disk_bytes, 20 << 30)
-    found: dict[str, Any] = {}
+    turns: dict[str, list[talk.Returning]] = {}
+    recomputed: dict[str, list[Reply]] = {}
 
-    async def turn(engine: Engine) -> list[Reply]:
-        asked = [prompt + rest for prompt, rest in zip(prompts, more, strict=True)]
-        return [await engine.ask(prompt, 4) for prompt in asked]
-
-    def keep(name: str, replies: list[Reply]) -> None:
-        ttfts = [reply.ttft_s * 1000 for reply in replies]
-        cached = sum(reply.cached for reply in replies) / sum(map(len, prompts))
-        spread = [round(value, 2) for value in (median(ttfts), min(ttfts), max(ttfts))]
-        found[name] = {"ttft_ms": spread, "cached_share": round(cached, 3)}
-        run.results.beside(name, found[name])
-        run.say(f"{name}: {found[name]}")
+    async def ask(way: str, side: str, engine: Engine) -> None:
+        before = await run.counted(side, engine)
+        replies = await _each(engine, turns[way])
+        found = _returned(turns[way], replies, recomputed[way])
+        run.say(f"{way}: {found}")
+        run.results.spread(f"{way}_to_recomputed", found.pop("ratios"))
+        found |= await run.since(before, side, engine)
+        counted = found["counters"]["pool"]
+        found["damaged"] = sum(counted.get(f"misses.{reason}", 0) for reason in _DAMAGE)
+        run.results.beside(way, found)
 
     async with run.pool(scale.dram_bytes, disk_bytes) as pool:
         async with run.engines((GPU, OURS), pool.socket) as engines:
-            keep("recomputed", await turn(engines[GPU]))
-            for prompt in prompts:
-                await engines[OURS].ask(prompt, 4)
+            for number, way in enumerate((_FROM_DRAM, _FROM_NVME, _ALL_FROM_NVME)):
+                made = await talk.returning(engines[OURS], scale, _RETURNING, 8000 + number)
+                turns[way] = made
+                recomputed[way] = await _each(engines[GPU], made)
             await run.settled()
             engines[OURS].kill()
         async with run.engines((OURS,), pool.socket) as engines:
-            keep("engine_restarted", await turn(engines[OURS]))
+            await ask(_FROM_DRAM, OURS, engines[OURS])
             await _written(run)
         pool.stop(_WRITE_S)
     async with (
         run.pool(scale.dram_bytes, disk_bytes) as pool,
-        run.engines((OURS,), pool.socket) as engines,
+        run.engines((OURS, FORCED), pool.socket) as engines,
     ):
-        before = run.counters().get("disk.loaded", 0)
-        keep("pool_restarted", await turn(engines[OURS]))
-        run.results.beside("read_from_nvme_chunks", run.counters()["disk.loaded"] - before)
+        await ask(_FROM_NVME, OURS, engines[OURS])
+        await ask(_ALL_FROM_NVME, FORCED, engines[FORCED])
+    whole = run.results.found["beside"][_ALL_FROM_NVME]
+    is_whole = whole["cached_share"] >= _WHOLE_SHARE and not whole["damaged"]
+    run.results.beside("all_came_back_undamaged", is_whole)
+
+
+async def _each(engine: Engine, turns: Sequence[talk.Returning]) -> list[Reply]:
+    return [await engine.ask(turn.prompt, 4) for turn in turns]
+
+
+def _returned(
+    turns: Sequence[talk.Returning], replies: Sequence[Reply], recomputed: Sequence[Reply]
+) -> dict[str, Any]:
+    """What it took, beside computing the very same turns."""
+    known = sum(turn.known_tokens for turn in turns)
+    cached = sum(
+        min(reply.cached, turn.known_tokens) for turn, reply in zip(turns, replies, strict=True)
+    )
+    pairs = zip(replies, recomputed, strict=True)
+    return {
+        "ttft_ms": _milliseconds(replies),
+        "recomputed_ttft_ms": _milliseconds(recomputed),
+        "prompt_tokens": [len(turn.prompt) for turn in turns],
+        "cached_share": round(cached / known, 3),
+        "ratios": [reply.ttft_s / plain.ttft_s for reply, plain in pairs],
+    }
+
+
+def _milliseconds(replies: Sequence[Reply]) -> list[float]:
+    return [round(reply.ttft_s * 1000, 2) for reply in replies]
 
 
 async def start_up(run: Run) -> None:
@@ -173,7 +207,7 @@ async def start_up(run: Run) -> None:
             "longest_step_ms": round(max(gaps) * 1000, 3),
             "steps_over_twice": sum(gap > 2 * usual for gap in gaps),
             "steps": len(gaps),
-            "reach_bytes": counts["reach_bytes"],
+            "counters": {"connector": counts},
         }
 
     async with run.pool(scale.dram_bytes) as pool:
@@ -183,9 +217,10 @@ async def start_up(run: Run) -> None:
             repeat = {side: await measure(side) for side in order}
             run.say(str(repeat))
             run.results.keep(repeat)
-    later = [r[OURS]["first_token_s"] - r[GPU]["first_token_s"] for r in run.results.repeats]
-    if later:
-        run.results.beside("later_s", [round(value, 2) for value in sorted(later)])
+            firsts = [
+                (r[OURS]["first_token_s"], r[GPU]["first_token_s"]) for r in run.results.repeats
+            ]
+            run.results.beside("later_s", sorted(round(ours - plain, 2) for ours, plain in firsts))
 
 
 async def _store_slowly(run: Run, engine: Engine, prompt: list[int]) -> None:
@@ -214,7 +249,7 @@ async def _watch(run: Run, most: dict[str, int]) -> None:
     """Keep the most that the drive ever held."""
     while True:
         used = int(run.stats()["disk"]["used_bytes"])
-        files = sum(path.stat().st_blocks * 512 for path in (run.place / "nvme").glob("*"))
+        files = sum(path.stat().st_blocks * 512 for path in run.nvme.glob("*"))
         most["disk_bytes"] = max(most["disk_bytes"], used)
         most["files_bytes"] = max(most["files_bytes"], files)
         await asyncio.sleep(_WATCH_S)
@@ -223,31 +258,8 @@ async def _watch(run: Run, most: dict[str, int]) -> None:
 def _raw_read_gb_s(run: Run) -> float:
     """What the drive gives to plain threads at this moment."""
     size = _RAW_BYTES if run.scale.name == "full" else 64 << 20
-    with _raw(run.place, size) as raw:
+    run.raw.mkdir(mode=0o700, exist_ok=True)
+    with beside_a_slab([run.raw], _RAW_IO_BYTES, size // _RAW_IO_BYTES) as raw:
         rate = raw.read(4, _RAW_S)
     run.say(f"raw reads: {rate:.2f} GB/s")
     return round(rate, 3)
-
-
-@contextlib.contextmanager
-def _raw(place: Path, size_bytes: int) -> Iterator[RawFiles]:
-    home = place / "raw"
-    home.mkdir(mode=0o700, exist_ok=True)
-    io_bytes = 2 << 20
-    disk = Disk()
-    directory = disk.open_directory(str(home))
-    memory = SharedMemory(2 * DEPTH_MAX * io_bytes)
-    memory.allocate(0, memory.size_bytes)
-    buffers = [memory.view[at : at + io_bytes] for at in range(0, memory.size_bytes, io_bytes)]
-    for buffer in buffers:
-        buffer[:] = os.urandom(io_bytes)
-    raw = RawFiles(disk, [directory], io_bytes, size_bytes // io_bytes, buffers)
-    try:
-        raw.prepare()
-        yield raw
-    finally:
-        raw.close()
-        for buffer in buffers:
-            buffer.release()
-        memory.close()
-        disk.close(directory)

@@ -103,8 +103,10 @@ class Engine:
         await self._await("forget", _ANSWER_S)
 
     async def counts(self) -> dict[str, int]:
-        """What Forebay's side of its worker has counted."""
-        found: dict[str, int] = await self.call(f"{_CHILD}:worker_counts")
+        """What Forebay has counted in it, by its scheduler and its worker; docs/serve.md."""
+        self._expect("counts")
+        self._write({"counts": True})
+        found: dict[str, int] = (await self._await("counts", _ANSWER_S))["counts"]
         return found
 
     async def call(self, function: str) -> Any:  # noqa: ANN401 - whatever it says

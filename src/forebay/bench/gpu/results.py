@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -20,6 +20,7 @@ class Results:
 
     def __init__(self, path: Path, row: str, scale: str) -> None:
         self._path = path
+        self._ratios: list[tuple[str, str, str, str]] = []
         self.found: dict[str, Any] = {"row": row, "scale": scale, "repeats": [], "beside": {}}
         if path.exists():
             known = json.loads(path.read_text(encoding="utf-8"))
@@ -36,6 +37,7 @@ class Results:
     def keep(self, repeat: Mapping[str, Any]) -> None:
         """One more, with all its sides."""
         self.repeats.append(dict(repeat))
+        self._divide()
         self._write()
 
     def beside(self, name: str, value: object) -> None:
@@ -44,17 +46,25 @@ class Results:
         self._write()
 
     def ratio(self, name: str, figure: str, one: str, other: str) -> None:
-        """One side's figure over another's, in each repeat: median, least and most."""
-        pairs = [
-            (repeat[one][figure], repeat[other][figure])
-            for repeat in self.repeats
-            if one in repeat and other in repeat and repeat[other][figure]
-        ]
-        if pairs:
-            ratios = [mine / theirs for mine, theirs in pairs]
-            spread = [median(ratios), min(ratios), max(ratios)]
-            self.found.setdefault("ratios", {})[name] = [round(value, 3) for value in spread]
-            self._write()
+        """One side's figure over another's, in each repeat: of those there are, and will be."""
+        self._ratios.append((name, figure, one, other))
+        self._divide()
+
+    def spread(self, name: str, ratios: Sequence[float]) -> None:
+        """Ratios as they are kept: median, least and most."""
+        kept = [round(value, 3) for value in (median(ratios), min(ratios), max(ratios))]
+        self.found.setdefault("ratios", {})[name] = kept
+        self._write()
+
+    def _divide(self) -> None:
+        for name, figure, one, other in self._ratios:
+            ratios = [
+                repeat[one][figure] / repeat[other][figure]
+                for repeat in self.repeats
+                if one in repeat and other in repeat and repeat[other][figure]
+            ]
+            if ratios:
+                self.spread(name, ratios)
 
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

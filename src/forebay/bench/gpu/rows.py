@@ -20,47 +20,39 @@ async def nothing_to_reuse(run: Run) -> None:
     clients = _CLIENTS_STATELESS * run.scale.clients
 
     async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
-        before = (await run.settled(), await engine.counts()) if side == OURS else ({}, {})
+        before = await run.settled() if side == OURS else {}
         found = await talk.stateless(engine, run.scale, clients, number)
         if side == OURS:
-            after, counts = await run.settled(), await engine.counts()
-            chunks = after.get("stored.chunks", 0) - before[0].get("stored.chunks", 0)
+            after = await run.settled()
+            chunks = after.get("stored.chunks", 0) - before.get("stored.chunks", 0)
             found["stored_chunks"] = chunks
-            found["stored_bytes"] = after.get("stored.bytes", 0) - before[0].get("stored.bytes", 0)
+            found["stored_bytes"] = after.get("stored.bytes", 0) - before.get("stored.bytes", 0)
             # Of each request all but its last token is computed; what is no whole chunk stays.
             each = run.scale.prompt_tokens + run.scale.answer_tokens - 1
             size = found["stored_bytes"] // max(1, chunks) // run.scale.token_bytes
             found["full_chunks"] = run.scale.requests * (each // max(1, size))
             found["stored_share"] = round(chunks / max(1, found["full_chunks"]), 4)
-            missed = counts.get("stores.missed", 0) - before[1].get("stores.missed", 0)
-            found["missed_chunks"] = missed
         return found
 
-    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
-    await run.repeat(engines, measure, REPEATS)
     for name in (OURS, THEIRS):
         run.results.ratio(f"{name}_requests_per_s", "requests_per_s", name, GPU)
         run.results.ratio(f"{name}_ttft_mean", "ttft_mean_ms", name, GPU)
+    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
+    await run.repeat(engines, measure, REPEATS)
 
 
 async def dialogs(run: Run) -> None:
     """Dialogs that do not fit the GPU and fit DRAM; beside them a GPU that holds them all."""
 
     async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
-        before = run.counters() if side == OURS else {}
-        found = await talk.dialogs(engine, run.scale, run.scale.clients, number)
-        if side == OURS:
-            after = run.counters()
-            for name in ("stored.chunks", "loaded.chunks", "dram.evicted", "stores.later"):
-                found[name.replace(".", "_")] = after.get(name, 0) - before.get(name, 0)
-            found["missed_chunks"] = (await engine.counts()).get("stores.missed", 0)
-        return found
+        del side
+        return await talk.dialogs(engine, run.scale, run.scale.clients, number)
 
-    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
-    await run.repeat(engines, measure, REPEATS)
     for figure in ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms"):
         run.results.ratio(f"forebay_to_gpu_{figure}", figure, OURS, GPU)
         run.results.ratio(f"forebay_to_vllm_{figure}", figure, OURS, THEIRS)
+    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
+    await run.repeat(engines, measure, REPEATS)
     if run.has_time(120) and len(run.results.repeats) >= REPEATS:
         await _ceiling(run)
 
@@ -114,15 +106,14 @@ async def _one_prompt(run: Run) -> None:
             "tokens_equal": computed.tokens == loaded.tokens == own.tokens,
         }
         if side == OURS:
-            found["missed_chunks"] = after.get("stores.missed", 0)
             found["load_gb_s"] = _rate(before, after, "load")
             found["store_gb_s"] = _rate({}, before, "store")
         return found
 
-    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
-    await run.repeat(engines, measure, 2 * REPEATS)
     run.results.ratio("loaded_ttft_forebay_to_vllm", "loaded_ttft_ms", OURS, THEIRS)
     run.results.ratio("loaded_ttft_forebay_to_gpu_only", "loaded_ttft_ms", OURS, GPU)
+    engines = await run.stage(run.scale.sides, run.scale.dram_bytes)
+    await run.repeat(engines, measure, 2 * REPEATS)
 
 
 def _rate(before: dict[str, int], after: dict[str, int], way: str) -> float:

@@ -29,6 +29,9 @@ _STATS_S: Final = 10.0
 _WARM_SEED: Final = 990_000
 
 
+Counted = tuple[dict[str, int], dict[str, int]]  # by the pool, by the connector
+
+
 @dataclass(slots=True)
 class Run:
     """One run of one row."""
@@ -43,6 +46,16 @@ class Run:
     _watch: Client | None = None
     _stage: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     _staged: tuple[object, dict[str, Engine]] | None = None
+
+    @property
+    def nvme(self) -> Path:
+        """Where the pool's regions lie."""
+        return self.place / "nvme"
+
+    @property
+    def raw(self) -> Path:
+        """Where the drive is measured bare."""
+        return self.place / "raw"
 
     def begin_row(self, scale: Scale, results: Results) -> None:
         """From now on it is about this row."""
@@ -68,8 +81,10 @@ class Run:
             order = names[number % len(names) :] + names[: number % len(names)]
             found = {}
             for name in order:
+                before = await self.counted(name, engines[name])
                 found[name] = await measure(name, engines[name], number)
                 self.say(f"repeat {number + 1}, {name}: {found[name]}")
+                found[name] |= await self.since(before, name, engines[name])
             self._slowest_s = max(self._slowest_s, time.monotonic() - begun)
             self.results.keep({**found, "order": order})
 
@@ -96,8 +111,8 @@ class Run:
         disks = []
         if disk_bytes:
             self._require_room(disk_bytes)
-            (self.place / "nvme").mkdir(mode=0o700, exist_ok=True)
-            disks = [DiskSetting(str(self.place / "nvme"), disk_bytes)]
+            self.nvme.mkdir(mode=0o700, exist_ok=True)
+            disks = [DiskSetting(str(self.nvme), disk_bytes)]
         with process.running(dram_bytes, disks) as pool, pool.client() as watch:
             self._watch = watch  # a pool without anyone would end meanwhile
             try:
@@ -127,8 +142,7 @@ class Run:
                 await self.warm(name, engine)
             yield {name: started[name] for name in names}
         finally:
-            for engine in started.values():
-                await engine.stop()
+            await asyncio.gather(*(engine.stop() for engine in started.values()))
 
     async def start(
         self, side: str, socket: str, more: Mapping[str, object] | None = None
@@ -179,7 +193,18 @@ class Run:
         self._warmed += 1
         return _WARM_SEED + self._warmed
 
-    # The pool's numbers.
+    # What was counted.
+
+    async def counted(self, side: str, engine: Engine) -> Counted:
+        """By the pool and by the connector, where the side is ours."""
+        is_ours = side in {OURS, FORCED}
+        return (self.counters(), await engine.counts()) if is_ours else ({}, {})
+
+    async def since(self, before: Counted, side: str, engine: Engine) -> dict[str, Any]:
+        """What has changed, for a side's results; nothing where it is not ours."""
+        after = await self.counted(side, engine)
+        told = {"pool": _more(before[0], after[0]), "connector": _more(before[1], after[1])}
+        return {"counters": told} if side in {OURS, FORCED} else {}
 
     def counters(self) -> dict[str, int]:
         """What the pool has counted."""
@@ -211,9 +236,20 @@ class Run:
             await asyncio.sleep(0.3)
         return before
 
+    def clear_drive(self) -> None:
+        """Remove what the row has put on the drive."""
+        for home in (self.nvme, self.raw):
+            shutil.rmtree(home, ignore_errors=True)
+
     def _require_room(self, disk_bytes: int) -> None:
         if disk_bytes > DISK_BYTES_MAX:
             raise StartupError("a row may use 40 GiB of the drive at most.")
         free = shutil.disk_usage(self.place).free
         if free < FREE_BYTES_MIN + disk_bytes:
             raise StartupError(f"only {free >> 30} GiB are free; a row leaves 15 GiB of them.")
+
+
+def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """What was counted meanwhile."""
+    more = {name: after[name] - before.get(name, 0) for name in sorted(after)}
+    return {name: count for name, count in more.items() if count}

@@ -59,6 +59,14 @@ class Asked:
     reply: Reply
 
 
+@dataclass(frozen=True, slots=True)
+class Returning:
+    """The next turn of a dialog: all of it so far, and something new."""
+
+    prompt: list[int]
+    known_tokens: int  # of these, said before
+
+
 def prompts(scale: Scale, count: int, tokens: int, seed: int) -> list[list[int]]:
     """Prompts that have nothing in common."""
     words = Words(scale.config["vocab_size"])
@@ -96,10 +104,8 @@ async def stateless(engine: Engine, scale: Scale, clients: int, seed: int) -> di
 
 async def dialogs(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
     """So many clients, each holding two dialogs turn by turn."""
-    count = clients * DIALOGS_A_CLIENT
-    turns = [scale.first_tokens, *[scale.turn_tokens] * (TURNS - 1)]
     words = Words(scale.config["vocab_size"])
-    made = _made(count, turns, scale.answer_tokens, seed)
+    made = _made(clients * DIALOGS_A_CLIENT, _turns(scale), scale.answer_tokens, seed)
     asked: list[Asked] = []
 
     async def client(own: Sequence[Dialog]) -> None:
@@ -115,6 +121,28 @@ async def dialogs(engine: Engine, scale: Scale, clients: int, seed: int) -> dict
     begun = time.perf_counter()
     await asyncio.gather(*(client(made[at::clients]) for at in range(clients)))
     return figures(asked, time.perf_counter() - begun)
+
+
+async def returning(engine: Engine, scale: Scale, count: int, seed: int) -> list[Returning]:
+    """So many dialogs, held at once up to their last turn; that one is left to ask."""
+    words = Words(scale.config["vocab_size"])
+
+    async def hold(dialog: Dialog) -> Returning:
+        known = 0
+        for _ in range(TURNS - 1):
+            prompt = words.encode(dialog.ask().messages)
+            reply = await engine.ask(prompt, scale.answer_tokens)
+            dialog.answered(words.decode(reply.tokens))
+            known = len(prompt) + len(reply.tokens)
+        return Returning(words.encode(dialog.ask().messages), known)
+
+    made = _made(count, _turns(scale), scale.answer_tokens, seed)
+    return list(await asyncio.gather(*map(hold, made)))
+
+
+def _turns(scale: Scale) -> list[int]:
+    """Tokens that the user of a dialog says in each of its turns."""
+    return [scale.first_tokens, *[scale.turn_tokens] * (TURNS - 1)]
 
 
 def figures(asked: Sequence[Asked], seconds: float) -> dict[str, Any]:

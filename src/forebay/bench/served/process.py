@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from forebay.bench import child
 from forebay.errors import StartupError
 from forebay.pool.client import Client
 from forebay.pool.life import COMMAND
@@ -24,8 +25,7 @@ from forebay.sys.scratch import scratch
 _LINGER_S: Final = 20
 _BEGIN_S: Final = 60.0
 _LOOK_S: Final = 0.02
-_END_S: Final = 5.0  # nothing of it is worth keeping
-_KILLED_S: Final = 60.0  # a busy machine takes its time to free gigabytes
+_END_S: Final = 5.0
 
 
 class PoolProcess:
@@ -97,15 +97,8 @@ def begin(
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process of ours in any case, also while a second Ctrl-C comes."""
-    try:
-        process.terminate()
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        process.kill()
-        process.wait(_KILLED_S)
+    """End what was begun; nothing of it is worth keeping."""
+    child.end(process, _END_S)
 
 
 def _wait_for(process: "subprocess.Popen[bytes]", socket: str, log: Path) -> None:

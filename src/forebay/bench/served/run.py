@@ -3,14 +3,14 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from forebay.bench.figures import Spread, Versus
-from forebay.bench.raw import RawFiles
+from forebay.bench.raw import RawFiles, beside_a_slab
 from forebay.bench.served import process
 from forebay.bench.served.asks import Asks
 from forebay.bench.served.figures import Latency, Served
@@ -23,9 +23,7 @@ from forebay.pool.client.outcomes import Known
 from forebay.quantity import format_size
 from forebay.record.header import record_bytes
 from forebay.settings import DiskSetting
-from forebay.sys.disk import Disk
 from forebay.sys.scratch import scratch
-from forebay.sys.shared import SharedMemory
 
 USED_BYTES_MAX: Final = 8 << 30  # a directory; more would only take longer to fill
 LOOKUP_CHUNKS: Final = 500
@@ -41,7 +39,6 @@ _FILL_SHARE: Final = 0.8  # of the pool's NVMe: nothing of it is overwritten bef
 _FILL_TIMES: Final = 8  # of the DRAM
 _ROUNDS: Final = 5
 _RAW_DEPTH: Final = 8
-_RAW_BUFFERS: Final = 16  # the largest depth
 _BESIDE_CHAIN: Final = 4
 _LOOKUP_PAUSE_S: Final = 0.004
 _SETTLED_S: Final = 0.5  # without a write to disk, nothing waits to be written
@@ -100,7 +97,7 @@ def run(plan: ServedPlan, progress: Progress) -> Served:
     with contextlib.ExitStack() as stack:
         places = [stack.enter_context(scratch(disk.path)) for disk in plan.disks]
         progress("writing the raw file once", 0.0)
-        raw = stack.enter_context(_raw(plan, places))
+        raw = stack.enter_context(beside_a_slab(places, *_raw_size(plan)))
         disks = [
             DiskSetting(str(_home(place)), plan.pool_bytes(disk))
             for disk, place in zip(plan.disks, places, strict=True)
@@ -254,29 +251,10 @@ class _Measurement:
         return int(stats["counters"].get("disk.written", 0))
 
 
-@contextlib.contextmanager
-def _raw(plan: ServedPlan, places: Sequence[Path]) -> Iterator[RawFiles]:
-    disk = Disk()
+def _raw_size(plan: ServedPlan) -> tuple[int, int]:
+    """Bytes of an I/O, and how many of them each raw file has."""
     io_bytes = record_bytes(plan.payload_bytes)
-    slots = min(map(plan.used_bytes, plan.disks)) // _RAW_SHARE // io_bytes
-    descriptors = [disk.open_directory(str(place)) for place in places]
-    memory = SharedMemory(_RAW_BUFFERS * io_bytes)
-    # How pages lie in memory makes up to a third of the bandwidth: raw gets what the slab has.
-    memory.allocate(0, memory.size_bytes)
-    buffers = [memory.view[at : at + io_bytes] for at in range(0, memory.size_bytes, io_bytes)]
-    for buffer in buffers:
-        buffer[:] = os.urandom(io_bytes)
-    raw = RawFiles(disk, descriptors, io_bytes, slots, buffers)
-    try:
-        raw.prepare()
-        yield raw
-    finally:
-        raw.close()
-        for buffer in buffers:
-            buffer.release()
-        memory.close()
-        for descriptor in descriptors:
-            disk.close(descriptor)
+    return io_bytes, min(map(plan.used_bytes, plan.disks)) // _RAW_SHARE // io_bytes
 
 
 def _home(place: Path) -> Path:

@@ -1,6 +1,7 @@
 """Run in a worker: the pages of every store before it, and of every load after it, compared.
 
-The witness reads the KV cache in a way of its own, not by what it watches.
+The witness reads the KV cache in a way of its own, not by what it watches. As a control it can make
+every page wrong that was loaded, before the engine hears of it.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ class Witness:
     def __init__(self, copies: Any) -> None:
         self.stored: set[bytes] = set()
         self.counts = {"stored": 0, "equal": 0, "wrong": 0}
+        self.is_spoiling = False
         self._copies = copies
         self._begin, self._take_done = copies.begin, copies.take_done
         copies.begin, copies.take_done = self.begin, self.take_done
@@ -34,6 +36,8 @@ class Witness:
         for load in done.loaded:
             for piece in load.pieces:
                 for block in piece.blocks:
+                    if self.is_spoiling:
+                        self._spoil(block)
                     is_equal = self._digest(block) in self.stored
                     self.counts["equal" if is_equal else "wrong"] += 1
         return done
@@ -48,6 +52,23 @@ class Witness:
         for base, stride in zip(rack.bases.tolist(), rack.strides.tolist(), strict=True):
             digest.update(_read(base + block * stride, rack.page_bytes))
         return digest.digest()
+
+    def _spoil(self, block: int) -> None:
+        """Half of each of its pages; numbers of such bytes are large, whatever their format."""
+        rack = self._copies._rack
+        for base, stride in zip(rack.bases.tolist(), rack.strides.tolist(), strict=True):
+            _write(base + block * stride, b"\x42" * (rack.page_bytes // 2))
+
+
+def _write(address: int, data: bytes) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        ctypes.memmove(address, data, len(data))
+        return
+    libcuda = ctypes.CDLL("libcuda.so.1")
+    code = libcuda.cuMemcpyHtoD_v2(ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+    assert code == 0, code
 
 
 def _read(address: int, size: int) -> bytes:
@@ -92,6 +113,12 @@ def verdict(worker: Any) -> dict[str, int]:
     """So far."""
     counts: dict[str, int] = worker.forebay_witness.counts
     return counts
+
+
+def spoil(worker: Any) -> bool:
+    """From now on."""
+    worker.forebay_witness.is_spoiling = True
+    return True
 
 
 def refuse(worker: Any) -> bool:

@@ -5,10 +5,12 @@ WISH is {"arguments": {…AsyncEngineArgs…}}. Lines in are one of
     {"id": 1, "tokens": […], "answer": 100, "stamps": false}   answered when the last token is there
     {"abort": 1}                                               its answer comes at once, cut short
     {"forget": true}                                           vLLM's own prefix cache is emptied
+    {"counts": true}                                           all that Forebay has counted in it
     {"call": "module:function"}                                what that says of the engine's worker
 
 Lines out: {"ready_s": …} first, then an answer to each but an abort, by its id or its kind. Times
-are taken here, in the process that a user's front end would be.
+are taken here, in the process that a user's front end would be. vLLM's statistics are on, as in a
+server: they bring what the connector counts in the scheduler.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from functools import partial
 from typing import Any, Final
 
@@ -32,9 +35,10 @@ _SWITCHES: Final = {
 class Asked:
     """One engine and what it is being asked."""
 
-    def __init__(self, engine: Any, output: Any) -> None:
+    def __init__(self, engine: Any, output: Any, told: Counter[str]) -> None:
         self._engine = engine
         self._output = output
+        self._told = told  # what vLLM's statistics said of the connector, in sum
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def say(self, what: dict[str, Any]) -> None:
@@ -59,6 +63,10 @@ class Asked:
                     break
                 await asyncio.sleep(0.02)
             self.say({"forget": True})
+        elif "counts" in said:
+            # The worker's own are newer than those that came with the last step.
+            worker = (await self._engine.collective_rpc(worker_counts))[0]
+            self.say({"counts": {**self._told, **worker}})
         elif "call" in said:
             module, _, name = said["call"].partition(":")
             function = getattr(importlib.import_module(module), name)
@@ -120,6 +128,26 @@ def worker_counts(worker: Any) -> dict[str, int]:
     return {**counts, "reach_bytes": getattr(copies, "reach_bytes", -1)}
 
 
+def listener(told: Counter[str]) -> Any:
+    """A logger for vLLM's statistics that sums up what our connector counts."""
+    from vllm.v1.metrics.loggers import StatLoggerBase  # noqa: PLC0415 - imported by now
+
+    class Listener(StatLoggerBase):
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            found = getattr(scheduler_stats, "kv_connector_stats", None) or {}
+            told.update(found.get("counts", {}))
+            for seconds in found.get("hooks", {}).values():
+                told["hooks_us"] += round(sum(seconds) * 1e6)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return Listener
+
+
 async def serve(wish: dict[str, Any], output: Any) -> None:
     """Until there are no more lines."""
     begun = time.perf_counter()
@@ -130,8 +158,10 @@ async def serve(wish: dict[str, Any], output: Any) -> None:
     arguments = dict(wish["arguments"])
     if arguments.get("kv_transfer_config"):
         arguments["kv_transfer_config"] = KVTransferConfig(**arguments["kv_transfer_config"])
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-    asked = Asked(engine, output)
+    told: Counter[str] = Counter()
+    wanted = AsyncEngineArgs(**arguments)
+    engine = AsyncLLM.from_engine_args(wanted, stat_loggers=[listener(told)])
+    asked = Asked(engine, output, told)
     asked.say({"ready_s": time.perf_counter() - begun})
     reader = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
     loop = asyncio.get_running_loop()

@@ -1,0 +1,120 @@
+"""Engines for the tests on a GPU; rehearsed with vLLM's CPU build where GPU_REHEARSAL=1."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engines.vllm.conftest import Tokens, dialogs, stored
+from tests.poolside import PoolProcess
+
+from forebay.bench.gpu.engine import Engine, Reply
+from forebay.engines.start.vllm import transfer_config
+from forebay.settings import Settings
+
+REHEARSAL = os.environ.get("GPU_REHEARSAL") == "1"
+WITNESS = "tests.engines.vllm.gpu.witness"
+ANSWER = 24
+CHUNK = 256  # tokens
+ROOT = Path(__file__).parents[4]
+TOKEN_BYTES = 2 * 2 * 64 * 4  # K and V, heads, their size, layers: times the bytes of an element
+VARIABLES = {
+    "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "PYTHONHASHSEED": "0",
+    "VLLM_CPU_CI_ENV": "1",
+}
+if REHEARSAL:
+    # On CPUs vLLM takes another number of threads beside a connector, and so sums otherwise.
+    VARIABLES |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+
+
+def require_gpu() -> None:
+    """Skip the module that asks where there is none, and no rehearsal."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available() and not REHEARSAL:
+        pytest.skip("there is no GPU", allow_module_level=True)
+
+
+def arguments(model: Path, dtype: str, kv_tokens: int = 2600, **more: Any) -> dict[str, Any]:
+    element = 4 if dtype == "float32" else 1 if "kv_cache_dtype" in more else 2
+    return {
+        "model": str(model),
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "max_model_len": 2048,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": kv_tokens * TOKEN_BYTES * element,
+        **({"enforce_eager": True} if REHEARSAL else {"gpu_memory_utilization": 0.1}),
+        **more,
+    }
+
+
+def on(pool: PoolProcess, wanted: dict[str, Any], **extra: bool) -> dict[str, Any]:
+    """With the pool; `extra` is for the connector beside its settings."""
+    limits: dict[str, Any] = {"min_tokens": 64, "lookup_deadline_ms": 2000.0}
+    settings = Settings(no_pool="fail", chunk_tokens=CHUNK, **limits)
+    transfer = transfer_config(settings, pool.socket)
+    settled = transfer["kv_connector_extra_config"]
+    assert isinstance(settled, dict)
+    settled.update(extra)
+    return {**wanted, "kv_transfer_config": transfer}
+
+
+@asynccontextmanager
+async def running(wanted: dict[str, Any], log: Path, **variables: str) -> AsyncIterator[Engine]:
+    """An engine, gone afterwards."""
+    engine = await Engine.start(wanted, log, {**VARIABLES, **variables})
+    try:
+        if REHEARSAL and "kv_transfer_config" in wanted:
+            assert await engine.call(f"{WITNESS}:late")
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def share(engine: Engine, pool: PoolProcess) -> None:
+    """Until the engine knows its weights, and the whole slab is in reach."""
+    before = stored(pool)
+    for attempt in range(200):
+        await ask_all(engine, dialogs(1, 300, 1000 + attempt), 2)
+        counts = await engine.counts()
+        reach = counts["reach_bytes"] < 0 or counts["reach_bytes"] > 200 << 20
+        if stored(pool) > before and reach:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("the engine shares nothing")
+
+
+async def settled(pool: PoolProcess) -> None:
+    """Until no store comes any more."""
+    before = -1
+    while (now := stored(pool)) != before:
+        before = now
+        await asyncio.sleep(0.5)
+
+
+async def ask_all(engine: Engine, asked: list[Tokens], answer: int = ANSWER) -> list[Reply]:
+    """All at once."""
+    return list(await asyncio.gather(*(engine.ask(prompt, answer) for prompt in asked)))
+
+
+async def ask_each(engine: Engine, asked: list[Tokens], answer: int = ANSWER) -> list[Reply]:
+    """One by one: what is computed together is the same every time."""
+    return [await engine.ask(prompt, answer) for prompt in asked]
+
+
+def tokens_of(replies: list[Reply]) -> list[Tokens]:
+    return [reply.tokens for reply in replies]
+
+
+def cached_of(replies: list[Reply]) -> int:
+    return sum(reply.cached for reply in replies)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
