@@ -1,0 +1,352 @@
+"""The row `disk-carries` without a GPU: real scheduler, connector, pool and drive; the GPU sleeps.
+
+    make bench-asleep ASLEEP="--dir /mnt/nvme --dram 4GiB --disk 24GiB"
+
+vLLM's own scheduler of one process is driven by the dialogs of docs/benchmarks.md. A step takes as
+long as a GPU of so many tokens a second would, a copy as long as PCIe would; what is read from and
+written to the drive is real, and so is every decision. Prints JSON: first the scheduler alone, then
+each repeat with Forebay and what the pool and the connector counted in it. `gpu_busy_s` is the time
+that the GPU would have computed: what a repeat costs on a machine that has cores to spare.
+"""
+
+import argparse
+import heapq
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.bench.gpu import model
+from forebay.engines.start import vllm as flags
+from forebay.pool.client import Client
+from forebay.quantity import parse_size
+from forebay.settings import Settings
+
+COPY_BYTES_A_S: Final = 50e9
+FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS = 3000, 400, 100
+TURNS, DIALOGS_A_CLIENT, BLOCK_TOKENS = 6, 2, 16
+
+
+class Dialog:
+    """What was said so far, as token ids."""
+
+    def __init__(self, seed: str) -> None:
+        self.random = random.Random(seed)
+        self.said: list[int] = []
+        self.known = 0
+
+    def ask(self) -> list[int]:
+        count = TURN_TOKENS if self.said else FIRST_TOKENS
+        self.said += [self.random.randrange(16, 150_000) for _ in range(count)]
+        return list(self.said)
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request on its way."""
+
+    client: int
+    dialog: Dialog
+    request: Any
+    begun: float
+    first: float = 0.0  # when its first token came
+    computed: int = 0  # tokens of its prompt
+
+
+class Sleeper:
+    """The workers' side: copies take their time, nothing is copied."""
+
+    def __init__(self, block_bytes: int) -> None:
+        from forebay.engines.vllm.step import Report
+
+        self._new_report = Report
+        self._block_bytes = block_bytes
+        self._free_at = 0.0
+        self._loads: list[tuple[float, int, Any]] = []
+        self._report = Report()
+
+    def begin(self, step: Any) -> None:
+        for load in step.loads:
+            until = self._copied_at(sum(len(piece.blocks) for piece in load.pieces))
+            heapq.heappush(self._loads, (until, load.serial, load))
+        for store in step.stores:
+            self._copied_at(len(store.piece.blocks))
+            self._report.stored[store.generation, store.piece.offset] = 1
+
+    def _copied_at(self, blocks: int) -> float:
+        begun = max(self._free_at, time.monotonic())
+        self._free_at = begun + blocks * self._block_bytes / COPY_BYTES_A_S
+        return self._free_at
+
+    def output(self) -> Any:
+        """What has been done since the last step."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        received, failed = set(), set()
+        while self._loads and self._loads[0][0] <= time.monotonic():
+            load = heapq.heappop(self._loads)[2]
+            if load.is_last:
+                received.add(load.request)
+            else:
+                self._report.copied[load.serial] = 1
+            if load.failed:
+                failed.add(load.request)
+        report, self._report = self._report, self._new_report()
+        return KVConnectorOutput(
+            finished_recving=received or None,
+            failed_recving=failed,
+            kv_connector_worker_meta=report,
+        )
+
+
+@dataclass
+class Engine:
+    """A scheduler and a GPU that sleeps."""
+
+    arguments: argparse.Namespace
+    extra: dict[str, Any] | None  # Forebay's, or none of it
+    scheduler: Any = field(init=False)
+    hasher: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        import torch
+        from vllm.config import KVTransferConfig
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core import kv_cache_utils
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import (
+            FullAttentionSpec,
+            KVCacheConfig,
+            KVCacheGroupSpec,
+            KVCacheTensor,
+        )
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        shape = model.QWEN3_8B
+        wanted: dict[str, Any] = {}
+        if self.extra is not None:
+            wanted["kv_transfer_config"] = KVTransferConfig(**self.extra)
+        config = EngineArgs(
+            model=model.write(Path(tempfile.gettempdir()), shape),
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            dtype="bfloat16",
+            max_model_len=40_960,
+            max_num_seqs=64,
+            max_num_batched_tokens=8192,
+            block_size=BLOCK_TOKENS,
+            async_scheduling=False,
+            generation_config="vllm",
+            **wanted,
+        ).create_engine_config()
+        blocks = config.cache_config.num_gpu_blocks = self.arguments.blocks
+        names = [f"model.layers.{at}.self_attn.attn" for at in range(shape["num_hidden_layers"])]
+        heads, size = shape["num_key_value_heads"], shape["head_dim"]
+        spec = FullAttentionSpec(
+            block_size=BLOCK_TOKENS, num_kv_heads=heads, head_size=size, dtype=torch.bfloat16
+        )
+        page = spec.page_size_bytes
+        tensor = KVCacheTensor(page * blocks * len(names), names, page * blocks, page)
+        cache = KVCacheConfig(
+            blocks, [tensor], [KVCacheGroupSpec(names, spec)], kv_cache_layout="NHD"
+        )
+        hash_of = get_hash_fn_by_name("sha256_cbor")
+        kv_cache_utils.init_none_hash(hash_of)
+        self.hasher = kv_cache_utils.get_request_block_hasher(BLOCK_TOKENS, hash_of)
+        manager = StructuredOutputManager(config)
+        self.scheduler = Scheduler(config, cache, manager, block_size=BLOCK_TOKENS)
+        self.block_bytes = page * len(names)
+
+    @property
+    def side(self) -> Any:
+        """Our side of the scheduler."""
+        return self.scheduler.connector._scheduler
+
+    def identify(self) -> None:
+        """Wait until the connector knows what it may share."""
+        until = time.monotonic() + 30
+        while self.side.root is None and time.monotonic() < until:
+            self.scheduler.connector._identify()
+            time.sleep(0.02)
+
+    def talk(self, repeat: int) -> dict[str, Any]:
+        """All dialogs of all clients; what it took."""
+        return _Talk(self, repeat).run()
+
+
+class _Talk:
+    """One repeat."""
+
+    def __init__(self, engine: Engine, repeat: int) -> None:
+        self.engine = engine
+        self.repeat = repeat
+        clients = engine.arguments.clients
+        self.dialogs = [
+            [Dialog(f"{repeat}/{client}/{number}") for number in range(DIALOGS_A_CLIENT)]
+            for client in range(clients)
+        ]
+        self.left = [TURNS * DIALOGS_A_CLIENT] * clients
+        self.live: dict[str, Asked] = {}
+        self.done: list[Asked] = []
+        self.returning = self.cached = 0
+        self.sleeper = Sleeper(engine.block_bytes)
+        self.busy_s = self.steps = 0.0
+
+    def run(self) -> dict[str, Any]:
+        begun = time.perf_counter()
+        for client in range(len(self.dialogs)):
+            self._send(client)
+        while self.live:
+            self._step()
+        took_s = time.perf_counter() - begun
+        waits = sorted((asked.first - asked.begun) * 1000 for asked in self.done)
+        return {
+            "requests_per_s": round(len(self.done) / took_s, 3),
+            "seconds": round(took_s, 2),
+            "gpu_busy_s": round(self.busy_s, 2),
+            "ttft_mean_ms": round(sum(waits) / len(waits)),
+            "ttft_p95_ms": round(waits[len(waits) * 95 // 100]),
+            "cached_share": round(self.cached / max(1, self.returning), 3),
+            "steps": int(self.steps),
+        }
+
+    def _send(self, client: int) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        if not self.left[client]:
+            return
+        self.left[client] -= 1
+        dialog = self.dialogs[client][self.left[client] % DIALOGS_A_CLIENT]
+        name = f"{self.repeat}-{client}-{self.left[client]}"
+        answer = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True, temperature=0)
+        request = Request(name, dialog.ask(), answer, None, block_hasher=self.engine.hasher)
+        self.live[name] = Asked(client, dialog, request, time.perf_counter())
+        self.engine.scheduler.add_request(request)
+
+    def _step(self) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        begun, arguments = time.perf_counter(), self.engine.arguments
+        output = self.engine.scheduler.schedule()
+        if self.engine.extra is not None:
+            self.sleeper.begin(output.kv_connector_metadata)
+        tokens = output.total_num_scheduled_tokens
+        step_s = arguments.step_ms / 1000 + tokens / arguments.speed if tokens else 0.001
+        self.busy_s += step_s if tokens else 0.0
+        self.steps += 1
+        time.sleep(max(0.0, step_s - (time.perf_counter() - begun)))
+        names = list(output.num_scheduled_tokens)
+        ran = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=[self._sampled(name, output) for name in names],
+            kv_connector_output=self.sleeper.output() if self.engine.extra is not None else None,
+        )
+        for outputs in self.engine.scheduler.update_from_output(output, ran).values():
+            for each in outputs.outputs:
+                self._heard(each)
+
+    def _sampled(self, name: str, output: Any) -> list[int]:
+        asked = self.live[name]
+        if not asked.first:
+            asked.computed += output.num_scheduled_tokens[name]
+        request = asked.request
+        if request.num_computed_tokens < request.num_tokens:
+            return []  # of its prompt, more is to be computed
+        return [asked.dialog.random.randrange(16, 150_000)]
+
+    def _heard(self, each: Any) -> None:
+        asked = self.live.get(each.request_id)
+        if asked is None:
+            return
+        if each.new_token_ids and not asked.first:
+            asked.first = time.perf_counter()
+        asked.dialog.said += each.new_token_ids
+        if each.finished:
+            del self.live[each.request_id]
+            self.done.append(asked)
+            prompt = asked.request.num_prompt_tokens
+            self.returning += asked.dialog.known
+            self.cached += min(max(0, prompt - asked.computed), asked.dialog.known)
+            asked.dialog.known = len(asked.dialog.said)
+            self._send(asked.client)
+
+
+def asked_for() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the drive is")
+    parser.add_argument("--dram", default="4GiB")
+    parser.add_argument("--disk", default="24GiB", help="0: none")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--speed", type=float, default=36_000, help="tokens a second")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="what a step takes besides")
+    parser.add_argument("--blocks", type=int, default=3640, help="of the KV cache, 16 tokens each")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = asked_for()
+    os.environ.update(VLLM_LOGGING_LEVEL="WARNING", PYTHONHASHSEED="0", HF_HUB_OFFLINE="1")
+    print(json.dumps({"alone": Engine(arguments, None).talk(0)}), flush=True)
+    place = Path(tempfile.mkdtemp(prefix="fb-", dir=arguments.dir))
+    try:
+        with_forebay(arguments, place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def with_forebay(arguments: argparse.Namespace, place: Path) -> None:
+    """All repeats, on one pool that starts empty."""
+    wanted = Settings(socket=str(place / "s"), dram=parse_size(arguments.dram))
+    command = [sys.executable, "-m", "forebay.cli", "pool", "--socket", wanted.socket]
+    command += ["--dram", arguments.dram]
+    if parse_size(arguments.disk):
+        (place / "disk").mkdir(mode=0o700)
+        command += ["--disk", f"{place / 'disk'}:{arguments.disk}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as pool:
+        try:
+            with Client(wanted.socket) as client:
+                until = time.monotonic() + 20
+                while not client.join():
+                    if time.monotonic() > until:
+                        raise SystemExit("the pool does not answer.")
+                    time.sleep(0.05)
+                repeat_with(Engine(arguments, flags.transfer_config(wanted, wanted.socket)), client)
+        finally:
+            pool.kill()
+
+
+def repeat_with(engine: Engine, client: Client) -> None:
+    """What each repeat took, and what was counted in it."""
+    engine.identify()
+    seen: Counter[str] = Counter()
+    for repeat in range(engine.arguments.repeats):
+        found = engine.talk(repeat)
+        stats: Any = client.stats(5)
+        side = {f"connector.{name}": count for name, count in engine.side.counts.items()}
+        counts = Counter({**stats["counters"], **side})
+        found["counted"] = {
+            name: count - seen[name]
+            for name, count in sorted(counts.items())
+            if count != seen[name]
+        }
+        seen = counts
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's threads would be waited for
