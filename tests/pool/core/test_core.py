@@ -18,6 +18,7 @@ from forebay.pool.messages import (
     Committed,
     Done,
     Promise,
+    Ready,
     Release,
     Resize,
 )
@@ -410,23 +411,32 @@ def test_a_damaged_record_ends_a_stream(place: Path) -> None:
     desk.pool.close(5)
 
 
-def test_loads_find_room_however_slowly_the_disk_takes_stores(place: Path) -> None:
-    old, new = chain("old", 12), chain("new", 64)
-    desk = Desk(2 * MIB, place, 64 * MIB)
+def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Path) -> None:
+    old, new, newer = chain("old", 100), chain("new", 110), chain("newer", 80)
+    desk = Desk(8 * MIB, place, 64 * MIB)
     client = Client("e")
     desk.store(client, old)
     desk.pool.close(5)
     disk = FaultDisk()
-    desk = Desk(2 * MIB, place, 64 * MIB, World(disk))
-    disk.arm("write:latency=3s")
-    slots = [answer for answer in desk.reserve(client, new) if answer >= 0]
-    assert len(slots) == 16, "half of DRAM"
-    for key, slot in zip(new, slots, strict=False):
+    desk = Desk(8 * MIB, place, 64 * MIB, World(disk))
+    disk.arm("write:latency=1s")
+    desk.store(client, new, timeout_s=0.9)
+    assert not desk.number("disk", "records") - 100, "a burst waits for no disk"
+    disk.disarm()
+    desk.settle()
+    disk.arm("write:latency=1s")
+    number, _ = desk.lookup(client, old)
+    assert len(desk.ask(client, number, old, stream=True).offsets) == 64, "of 100"
+    held = [answer for answer in desk.reserve(client, newer) if answer >= 0]
+    assert len(held) == 64, "half of DRAM"
+    for key, slot in zip(newer, held, strict=False):
         desk.fill(slot, payload(key))
-    assert desk.commit(client, slots) == 16
-    assert desk.reserve(client, new[16:], new[15])[0] == Answer.LATER
-    assert desk.load(client, old) == 12
-    assert desk.number("counters", "disk.loaded") == 12
+    assert desk.commit(client, held) == 64
+    assert desk.reserve(client, newer[64:], newer[63])[0] == Answer.LATER, "until it is written"
+    desk.pool.handle(client, Release(number, list(range(64))))
+    assert desk.receive(client, Ready).chunk >= 64
+    assert desk.number("disk", "records") == 100 + 110, "no load waits for writes"
+    desk.pool.left(client)
     disk.disarm()
     desk.settle()
     assert desk.pool.violations() == []

@@ -54,6 +54,7 @@ class Loads:
         self.loading = 0  # reads in flight
         self._requests: dict[Session, dict[int, Request]] = {}
         self._arrivals = Arrivals(room)
+        room.loads_wait = self._wants_room
         self._ahead: set[Chunk] = set()  # being read for requests that had not asked then
         self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
         self._unheard: list[tuple[list[bytes], int]] = []  # requests the policy is still to hear of
@@ -305,6 +306,11 @@ class Loads:
             return len(self._ahead) < AHEAD_READS and slot_bytes <= self._arrivals.left_bytes
         pinned = self._room.pinned_bytes
         return not pinned or pinned + slot_bytes <= self._room.load_budget_bytes
+
+    def _wants_room(self) -> bool:
+        """Whether anyone, asked or only arrived, has not begun to load all that it wants."""
+        waits = any(request.next < request.stop for request in self._asked)
+        return waits or next(self._arrivals.unread(), None) is not None
 
     def _make_way(self, request: Request) -> bool:
         """Let go of what is kept for one that has not asked, or asked later; whether there was."""

@@ -36,6 +36,7 @@ class Room:
         self.unsettled_bytes = 0  # being filled or written to disk
         self.writes_behind = False  # whether there is a disk, worth waiting for before evicting
         self.lost: Callable[[bytes], None] | None = None  # told of what DRAM alone had
+        self.loads_wait: Callable[[], bool] = lambda: False  # whether somebody wants to load more
         self._counters = counters
         self._now = now
         self._tenants = tenants
@@ -49,19 +50,23 @@ class Room:
 
     @property
     def store_budget_bytes(self) -> int:
-        """What engines' stores may hold at once until they are on disk, or need not be."""
+        """What engines' stores may hold at once."""
         return self.slab.cap_bytes // 2
 
     @property
     def storing_bytes(self) -> int:
-        """What they hold: nobody else can have these slots before the disk has written them."""
-        queued_bytes = self.policy.queued_bytes if self.writes_behind else 0
-        return self.unsettled_bytes + queued_bytes
+        """What they hold: slots being filled or written to disk.
+
+        A burst may leave all of DRAM waiting for the disk. But where loads want room, what waits
+        counts too: they cannot have it before it is written, and half of DRAM is theirs.
+        """
+        waits = self.writes_behind and self.loads_wait()
+        return self.unsettled_bytes + (self.policy.queued_bytes if waits else 0)
 
     @property
     def must_write(self) -> bool:
         """Whether so much waits for the disk that it had better be written, hot or not."""
-        return 2 * self.policy.queued_bytes > self.store_budget_bytes
+        return 4 * self.policy.queued_bytes > self.slab.cap_bytes
 
     def take(self, length: int, newcomer: Newcomer | None = None) -> int | None:
         """A slot for a payload of this length, evicting if need be; its offset.
