@@ -177,3 +177,62 @@ def test_an_ask_for_a_part_lets_go_of_the_rest(disk: Desk, client: Client) -> No
     promise = disk.receive(client, Promise)
     assert (promise.first, promise.total, len(promise.offsets)) == (4, 4, 4)
     assert disk.number("dram", "pinned_bytes") == 4 * LENGTH
+
+
+def test_what_was_read_ahead_does_not_keep_out_what_comes_before_it(
+    place: Path, client: Client
+) -> None:
+    """A prefix is in DRAM, but for want of room not kept; then what follows it is read ahead."""
+    keys, other = chain("a", 30), chain("other", SLOTS // 2)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    for each in (keys, other):
+        desk.store(client, each)
+    desk.pool.close(5)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    assert desk.load(client, keys[:10]) == 10
+    elsewhere, _ = desk.lookup(client, other)
+    assert desk.ask(client, elsewhere, other).total == SLOTS // 2, "the whole load budget"
+    number, found = desk.lookup(client, keys)
+    assert found == Found(number, 30, 10)
+    desk.pool.handle(client, Release(elsewhere, []))
+    desk.settle()
+    assert desk.number("dram", "pinned_bytes") == SLOTS // 2 * LENGTH
+    promise = desk.ask(client, number, keys, stream=True)
+    assert (promise.total, len(promise.offsets)) == (30, SLOTS // 2)
+    desk.pool.handle(client, Cancel(number))
+    close(desk)
+
+
+def test_what_is_kept_for_a_request_does_not_keep_out_what_it_asks_for(
+    place: Path, client: Client
+) -> None:
+    keys = chain("a", SLOTS // 2 + 4)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    desk.store(client, keys)
+    desk.pool.close(5)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    assert desk.load(client, keys[: SLOTS // 2]) == SLOTS // 2
+    assert len([slot for slot in desk.reserve(client, chain("new", SLOTS)) if slot >= 0]) == 16
+    number, found = desk.lookup(client, keys)
+    assert found == Found(number, SLOTS // 2 + 4, SLOTS // 2)
+    desk.pool.handle(client, Ask(number, SLOTS // 2, 4, 2_000, stream=False))
+    assert desk.receive(client, Promise).total == 4
+    desk.pool.handle(client, Cancel(number))
+    close(desk)
+
+
+def test_what_is_kept_stays_when_asks_wait_for_one_another_and_not_for_slots(
+    dram: Desk, client: Client
+) -> None:
+    keys, first, second = chain("a", 4), chain("first", SLOTS // 2), chain("second", 4)
+    for each in (keys, first, second):
+        dram.store(client, each)
+    numbers = [dram.lookup(client, each)[0] for each in (keys, second, first)]
+    assert dram.ask(client, numbers[2], first).total == SLOTS // 2, "the whole load budget"
+    dram.pool.handle(client, Ask(numbers[1], 0, 4, 10_000, stream=False))
+    churn(dram, client)
+    assert not [message for message in client.inbox if isinstance(message, Promise)], "it waits"
+    assert dram.lookup(client, keys)[1].known == 4
+    dram.pool.handle(client, Release(numbers[2], []))
+    assert dram.receive(client, Promise).total == 4
+    dram.pool.handle(client, Cancel(numbers[1]))

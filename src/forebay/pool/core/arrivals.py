@@ -21,7 +21,8 @@ class Arrivals:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._arrived: dict[Request, None] = {}
-        self._unread: dict[Request, None] = {}  # of these, those that want something from disk
+        self._reading: dict[Request, None] = {}  # of these, those that want something from disk
+        self._unread: dict[Request, None] = {}  # of these, those that have not got all of it
         self.kept_bytes = 0
 
     def unread(self) -> Iterator[Request]:
@@ -39,7 +40,7 @@ class Arrivals:
         request.deadline = now + KEEP_S
         request.next = request.told = ready
         if ready < request.stop:
-            self._unread[request] = None
+            self._reading[request] = self._unread[request] = None
         last = self._room.chunks.get(request.keys[ready - 1]) if ready else None
         if last is None:
             return
@@ -57,8 +58,8 @@ class Arrivals:
 
     def asked(self, request: Request) -> None:
         """It arrives no longer; what is kept for it stays until it has its promise."""
-        self._arrived.pop(request, None)
-        self._unread.pop(request, None)
+        for requests in (self._arrived, self._reading, self._unread):
+            requests.pop(request, None)
 
     def end(self, request: Request) -> None:
         """Nothing is kept for it any more."""
@@ -71,6 +72,10 @@ class Arrivals:
     def youngest(self) -> Request | None:
         """Who gives way first."""
         return next(reversed(self._arrived), None)
+
+    def youngest_reading(self) -> Request | None:
+        """Who gives way first of those that hold what was read ahead."""
+        return next(reversed(self._reading), None)
 
     def expired(self, now: float) -> list[Request]:
         """Whose time is over."""

@@ -307,14 +307,40 @@ class Loads:
         return not pinned or pinned + slot_bytes <= self._room.load_budget_bytes
 
     def _make_way(self, request: Request) -> bool:
-        """Let go of what is kept for one that has not asked, or asked later; whether there was."""
-        other = self._arrivals.youngest()
+        """Let go of what is kept for another, or at last for this one; whether there was anything.
+
+        Where the load budget is short, and slots are not, only what was read ahead would help.
+        """
+        wanted_bytes = self._slot_bytes(request.keys[request.next])
+        has_budget = self._fits(request, wanted_bytes)
+        other = self._kept_last(request) if has_budget else self._arrivals.youngest_reading()
         if other is None:
-            behind = (each for each in reversed(self._asked) if each.kept is not None)
-            other = next((each for each in behind if each is not request), None)
-        if other is None:
-            return False
+            return self._narrow(request)
         self._let_go(other)
+        return True
+
+    def _kept_last(self, request: Request) -> Request | None:
+        """Another for which something is kept: one that has not asked, or that asked later."""
+        behind = (each for each in reversed(self._asked) if each.kept is not None)
+        asked = (each for each in behind if each is not request)
+        return self._arrivals.youngest() or next(asked, None)
+
+    def _slot_bytes(self, key: bytes) -> int:
+        """What a chunk takes in DRAM, whether it is there or not."""
+        chunk = self._room.chunks.get(key)
+        if chunk is not None:
+            return chunk.slot_bytes
+        length = self._disk.length_of(key) if self._disk is not None else None
+        return 0 if length is None else slot_bytes_for(length)
+
+    def _narrow(self, request: Request) -> bool:
+        """Let go of what lies behind a hole, and of what is kept before what has to be read."""
+        behind = [position for position in request.held if position > request.next]
+        for position in behind:
+            self._unpin(request.held.pop(position))
+        if request.kept is None or self._room.chunks.get(request.keys[request.next]) is not None:
+            return bool(behind)
+        self._arrivals.end(request)
         return True
 
     def _let_go(self, request: Request) -> None:
@@ -413,12 +439,12 @@ class Loads:
             self._unpin(request.held.pop(behind))
 
     def _promise(self, request: Request, stop: int) -> None:
-        """Promise [first, stop) and let go of what lies behind."""
+        """Promise [first, stop), hand out what is held of it without a hole, let go of the rest."""
         request.stop = min(stop, request.stop)
-        for behind in [held for held in request.held if held >= request.stop]:
+        request.next = min(request.contiguous(), request.stop)
+        for behind in [held for held in request.held if held >= request.next]:
             self._unpin(request.held.pop(behind))
-        request.awaited = {waited for waited in request.awaited if waited < request.stop}
-        request.next = min(request.next, request.stop)
+        request.awaited.clear()
         request.promised = True
         held = [request.held[position] for position in sorted(request.held)]
         self._count_loaded(held)
