@@ -4,25 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.desk import LENGTH, Client, Desk, chain
+from tests.desk import LENGTH, Client, Desk, Watch, chain
 
 from forebay.pool.core import arrivals
 from forebay.pool.messages import Ask, Cancel, Clear, Done, Found, Promise, Release
-from forebay.sys.clock import Clock
 from forebay.sys.world import World
 
 MIB = 1 << 20
 SLOTS = 32  # of 64 KiB; half of them are the load budget
-
-
-class Watch(Clock):
-    """A clock that can be put forward."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead_s
 
 
 @pytest.fixture
