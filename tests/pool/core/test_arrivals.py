@@ -225,3 +225,22 @@ def test_what_is_kept_stays_when_asks_wait_for_one_another_and_not_for_slots(
     dram.pool.handle(client, Release(numbers[2], []))
     assert dram.receive(client, Promise).total == 4
     dram.pool.handle(client, Cancel(numbers[1]))
+
+
+def test_what_many_requests_begin_with_is_kept_once(place: Path, client: Client) -> None:
+    prompt = chain("prompt", 12)
+    chains = [prompt[:8] + chain(str(number), 12)[8:] for number in range(4)]
+    desk = Desk(2 * SLOTS * LENGTH, place, 64 * MIB)
+    for keys in chains:
+        desk.store(client, keys)
+    desk.pool.close(5)
+    desk = Desk(2 * SLOTS * LENGTH, place, 64 * MIB)
+    assert desk.load(client, prompt[:8]) == 8
+    numbers = [desk.lookup(client, keys)[0] for keys in chains]
+    desk.settle()
+    assert read(desk) == 8 + 4 * 4, "none of them keeps the others from reading ahead"
+    for number in numbers:
+        assert desk.pool.violations() == []
+        desk.pool.handle(client, Cancel(number))
+    assert desk.number("dram", "pinned_chunks") == 0
+    close(desk)

@@ -3,9 +3,12 @@
 Between the two lies the engine's own queue, up to many seconds, and what was found at the lookup
 would be the first to leave: it has just been used. Nothing in DRAM leaves before what continues it,
 so one pin on the last chunk keeps a whole prefix. All of this is a courtesy: it has the load budget
-only, in order of arrival, ends after `KEEP_S`, and gives way to asks, the youngest first.
+only, in order of arrival, ends after `KEEP_S`, and gives way to asks, the youngest first. What many
+requests begin with counts once.
 """
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,6 +26,7 @@ class Arrivals:
         self._arrived: dict[Request, None] = {}
         self._reading: dict[Request, None] = {}  # of these, those that want something from disk
         self._unread: dict[Request, None] = {}  # of these, those that have not got all of it
+        self._keepers: Counter[bytes] = Counter()  # what is kept → for how many
         self.kept_bytes = 0
 
     def unread(self) -> Iterator[Request]:
@@ -42,14 +46,21 @@ class Arrivals:
         if ready < request.stop:
             self._reading[request] = self._unread[request] = None
         last = self._room.chunks.get(request.keys[ready - 1]) if ready else None
-        if last is None:
-            return
-        fitting = min(ready, self.left_bytes // last.slot_bytes)
-        last = self._room.chunks.get(request.keys[fitting - 1]) if fitting > 0 else None
+        if last is not None:
+            self._keep(request, ready, last.slot_bytes)
+
+    def _keep(self, request: Request, ready: int, slot_bytes: int) -> None:
+        """Keep as much of what lies in DRAM as may be."""
+        keys, keepers = request.keys, self._keepers
+        # Before what is kept, all is kept.
+        shared = bisect_left(range(ready), True, key=lambda at: keys[at] not in keepers)
+        count = min(ready, shared + max(0, self.left_bytes) // slot_bytes)
+        last = self._room.chunks.get(keys[count - 1]) if count else None
         if last is not None:
             self._room.pin(last)
-            request.kept, request.kept_bytes = last, fitting * last.slot_bytes
-            self.kept_bytes += request.kept_bytes
+            request.kept, request.kept_chunks = last, count
+            keepers.update(keys[:count])
+            self.kept_bytes += (count - shared) * slot_bytes
 
     @property
     def left_bytes(self) -> int:
@@ -66,8 +77,13 @@ class Arrivals:
         self.asked(request)
         if request.kept is not None:
             self._room.unpin(request.kept)
-            self.kept_bytes -= request.kept_bytes
-            request.kept, request.kept_bytes = None, 0
+            keys = request.keys[: request.kept_chunks]
+            self._keepers.subtract(keys)
+            over = [key for key in keys if not self._keepers[key]]
+            for key in over:
+                del self._keepers[key]
+            self.kept_bytes -= len(over) * request.kept.slot_bytes
+            request.kept, request.kept_chunks = None, 0
 
     def youngest(self) -> Request | None:
         """Who gives way first."""

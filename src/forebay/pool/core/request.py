@@ -21,7 +21,7 @@ class Request:
         "group",
         "held",
         "kept",
-        "kept_bytes",
+        "kept_chunks",
         "keys",
         "namespace",
         "next",
@@ -44,7 +44,7 @@ class Request:
         self.next = 0
         self.told = 0  # chunks that its engine knows to be in DRAM
         self.kept: Chunk | None = None  # pinned, so that what DRAM has up to it stays there
-        self.kept_bytes = 0
+        self.kept_chunks = 0  # that number of its first ones
         self.asked = False
         self.promised = False
         self.first = 0
