@@ -114,6 +114,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.01, arrivals.KEEP_S]))
     def wait(self, seconds: float) -> None:
+        self._desk.settle()  # or the drive seems to hang, and is switched off
         self._watch.ahead_s += seconds
         self._desk.turn()
 

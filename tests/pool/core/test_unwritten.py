@@ -49,7 +49,7 @@ def check(desk: Desk, client: Client) -> None:
     for number in range(3 * SLOTS // 4):
         assert stores(desk, client, chain(f"dialog {number}", 4)), desk.pool.stats()
     kept = [desk.load(client, chain(f"dialog {number}", 4)) for number in range(3 * SLOTS // 4)]
-    assert kept.count(4) >= SLOTS // 4 - 1
+    assert sum(kept) >= SLOTS // 2
     desk.settle()
     assert desk.pool.violations() == []
     desk.pool.close(5)

@@ -2,9 +2,10 @@
 
 Between the two lies the engine's own queue, up to many seconds, and what was found at the lookup
 would be the first to leave: it has just been used. Nothing in DRAM leaves before what continues it,
-so one pin on the last chunk keeps a whole prefix. All of this is a courtesy: it has the load budget
-only, in order of arrival, ends after `KEEP_S`, and gives way to asks, the youngest first. What many
-requests begin with counts once.
+so one pin on the last chunk keeps a whole prefix; it moves on as chunks come from disk. All of this
+is a courtesy: it has the load budget only, in order of arrival, ends after `KEEP_S`, and gives way
+to asks, the youngest first. What many requests begin with counts once, and costs each next to
+nothing.
 """
 
 from bisect import bisect_left
@@ -24,8 +25,7 @@ class Arrivals:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._arrived: dict[Request, None] = {}
-        self._reading: dict[Request, None] = {}  # of these, those that want something from disk
-        self._unread: dict[Request, None] = {}  # of these, those that have not got all of it
+        self._unread: dict[Request, None] = {}  # of these, those that want something from disk
         self._keepers: Counter[bytes] = Counter()  # what is kept → for how many
         self.kept_bytes = 0
 
@@ -44,23 +44,43 @@ class Arrivals:
         request.deadline = now + KEEP_S
         request.next = request.told = ready
         if ready < request.stop:
-            self._reading[request] = self._unread[request] = None
-        last = self._room.chunks.get(request.keys[ready - 1]) if ready else None
-        if last is not None:
-            self._keep(request, ready, last.slot_bytes)
+            self._unread[request] = None
+        self.keep(request)
 
-    def _keep(self, request: Request, ready: int, slot_bytes: int) -> None:
-        """Keep as much of what lies in DRAM as may be."""
-        keys, keepers = request.keys, self._keepers
+    def keep(self, request: Request) -> bool:
+        """Keep what a request has come by, in DRAM or on its way there; False: not all of it."""
+        if request.next > request.kept_chunks:
+            last = self._room.chunks.get(request.keys[request.next - 1])
+            if last is None:
+                request.next = request.kept_chunks  # there was no room to keep it, and it left
+            else:
+                self._count(request, last.slot_bytes)
+        self._pin(request)
+        return request.kept_chunks >= request.next
+
+    def _count(self, request: Request, slot_bytes: int) -> None:
+        """Count more of a request's chunks as kept, as far as the budget goes."""
+        keys, kept = request.keys, request.kept_chunks
         # Before what is kept, all is kept.
-        shared = bisect_left(range(ready), True, key=lambda at: keys[at] not in keepers)
-        count = min(ready, shared + max(0, self.left_bytes) // slot_bytes)
-        last = self._room.chunks.get(keys[count - 1]) if count else None
+        lacks = bisect_left(range(request.next), True, key=lambda at: self._lacks(keys[at]))
+        count = min(request.next, lacks + max(0, self.left_bytes) // slot_bytes)
+        self._keepers.update(keys[kept:count])
+        self.kept_bytes += max(0, count - lacks) * slot_bytes
+        request.kept_chunks, request.slot_bytes = max(kept, count), slot_bytes
+
+    def _lacks(self, key: bytes) -> bool:
+        return key not in self._keepers
+
+    def _pin(self, request: Request) -> None:
+        """Pin the last chunk of those that are kept and here without a hole."""
+        keys, chunks, ready = request.keys, self._room.chunks, request.ready
+        ready += chunks.ready_prefix(keys[ready : request.kept_chunks])
+        last = chunks.get(keys[ready - 1]) if ready > request.ready else None
         if last is not None:
             self._room.pin(last)
-            request.kept, request.kept_chunks = last, count
-            keepers.update(keys[:count])
-            self.kept_bytes += (count - shared) * slot_bytes
+            if request.kept is not None:
+                self._room.unpin(request.kept)
+            request.kept, request.ready = last, ready
 
     @property
     def left_bytes(self) -> int:
@@ -69,29 +89,25 @@ class Arrivals:
 
     def asked(self, request: Request) -> None:
         """It arrives no longer; what is kept for it stays until it has its promise."""
-        for requests in (self._arrived, self._reading, self._unread):
-            requests.pop(request, None)
+        self._arrived.pop(request, None)
+        self._unread.pop(request, None)
 
     def end(self, request: Request) -> None:
         """Nothing is kept for it any more."""
         self.asked(request)
         if request.kept is not None:
             self._room.unpin(request.kept)
-            keys = request.keys[: request.kept_chunks]
-            self._keepers.subtract(keys)
-            over = [key for key in keys if not self._keepers[key]]
-            for key in over:
-                del self._keepers[key]
-            self.kept_bytes -= len(over) * request.kept.slot_bytes
-            request.kept, request.kept_chunks = None, 0
+        keys = request.keys[: request.kept_chunks]
+        self._keepers.subtract(keys)
+        over = [key for key in keys if not self._keepers[key]]
+        for key in over:
+            del self._keepers[key]
+        self.kept_bytes -= len(over) * request.slot_bytes
+        request.kept, request.kept_chunks, request.ready = None, 0, 0
 
     def youngest(self) -> Request | None:
         """Who gives way first."""
         return next(reversed(self._arrived), None)
-
-    def youngest_reading(self) -> Request | None:
-        """Who gives way first of those that hold what was read ahead."""
-        return next(reversed(self._reading), None)
 
     def expired(self, now: float) -> list[Request]:
         """Whose time is over."""

@@ -39,9 +39,8 @@ def _unsettled_bytes(chunk: Chunk) -> int:
 
 def _kept_bytes(loads: Loads) -> int:
     sizes = {
-        key: request.kept.slot_bytes
+        key: request.slot_bytes
         for request in loads.requests()
-        if request.kept is not None
         for key in request.keys[: request.kept_chunks]
     }
     return sum(sizes.values())
