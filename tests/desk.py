@@ -31,12 +31,23 @@ from forebay.pool.policy.tenants import Floor
 from forebay.pool.session import Session
 from forebay.record.header import ROOT
 from forebay.record.region import short
+from forebay.sys.clock import Clock
 from forebay.sys.world import World
 from forebay.tiers.disk import Directory
 
 NAMESPACE = b"n" * 32
 LENGTH = 1 << 16
 M = TypeVar("M", bound=PoolMessage)
+
+
+class Watch(Clock):
+    """A clock that can be put forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
 
 
 class Client(Session):

@@ -1,28 +1,19 @@
 """Between lookup and ask: what a request will want stays in DRAM, or comes there, within limits."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.desk import LENGTH, Client, Desk, chain
+from tests.desk import LENGTH, Client, Desk, Watch, chain
 
 from forebay.pool.core import arrivals
 from forebay.pool.messages import Ask, Cancel, Clear, Done, Found, Promise, Release
-from forebay.sys.clock import Clock
+from forebay.record.region import short
 from forebay.sys.world import World
 
 MIB = 1 << 20
 SLOTS = 32  # of 64 KiB; half of them are the load budget
-
-
-class Watch(Clock):
-    """A clock that can be put forward."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead_s
 
 
 @pytest.fixture
@@ -132,7 +123,7 @@ def test_reading_ahead_stays_within_the_load_budget_in_order_of_arrival(
     numbers = [disk.lookup(client, keys)[0] for keys in chains]
     disk.settle()
     assert read(disk) == SLOTS // 2
-    assert disk.number("dram", "pinned_bytes") == SLOTS // 2 * LENGTH
+    assert disk.number("dram", "kept_bytes") == SLOTS // 2 * LENGTH
     assert disk.ask(client, numbers[0], chains[0]).total == 12
     assert read(disk) == SLOTS // 2, "the first had all it wanted"
     disk.pool.handle(client, Release(numbers[0], []))
@@ -155,10 +146,10 @@ def test_nothing_is_kept_for_ever(disk: Desk, client: Client, watch: Watch) -> N
     keys = chain("0", 12)
     number, _ = disk.lookup(client, keys)
     disk.settle()
-    assert disk.number("dram", "pinned_bytes")
+    assert disk.number("dram", "kept_bytes") == 12 * LENGTH
     watch.ahead_s = arrivals.KEEP_S
     disk.turn()
-    assert disk.number("dram", "pinned_bytes") == 0
+    assert disk.number("dram", "kept_bytes") == 0
     assert disk.ask(client, number, keys).total == 12, "it may still ask"
 
 
@@ -177,3 +168,114 @@ def test_an_ask_for_a_part_lets_go_of_the_rest(disk: Desk, client: Client) -> No
     promise = disk.receive(client, Promise)
     assert (promise.first, promise.total, len(promise.offsets)) == (4, 4, 4)
     assert disk.number("dram", "pinned_bytes") == 4 * LENGTH
+
+
+def test_what_was_read_ahead_does_not_keep_out_what_comes_before_it(
+    place: Path, client: Client
+) -> None:
+    """A prefix is in DRAM, but for want of room not kept; then what follows it is read ahead."""
+    keys, other = chain("a", 30), chain("other", SLOTS // 2)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    for each in (keys, other):
+        desk.store(client, each)
+    desk.pool.close(5)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    assert desk.load(client, keys[:10]) == 10
+    elsewhere, _ = desk.lookup(client, other)
+    assert desk.ask(client, elsewhere, other).total == SLOTS // 2, "the whole load budget"
+    number, found = desk.lookup(client, keys)
+    assert found == Found(number, 30, 10)
+    desk.pool.handle(client, Release(elsewhere, []))
+    desk.settle()
+    assert desk.number("dram", "kept_bytes") == SLOTS // 2 * LENGTH
+    promise = desk.ask(client, number, keys, stream=True)
+    assert (promise.total, len(promise.offsets)) == (30, SLOTS // 2)
+    desk.pool.handle(client, Cancel(number))
+    close(desk)
+
+
+def test_what_is_kept_for_a_request_does_not_keep_out_what_it_asks_for(
+    place: Path, client: Client
+) -> None:
+    keys = chain("a", SLOTS // 2 + 4)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    desk.store(client, keys)
+    desk.pool.close(5)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    assert desk.load(client, keys[: SLOTS // 2]) == SLOTS // 2
+    assert len([slot for slot in desk.reserve(client, chain("new", SLOTS)) if slot >= 0]) == 16
+    number, found = desk.lookup(client, keys)
+    assert found == Found(number, SLOTS // 2 + 4, SLOTS // 2)
+    desk.pool.handle(client, Ask(number, SLOTS // 2, 4, 2_000, stream=False))
+    assert desk.receive(client, Promise).total == 4
+    desk.pool.handle(client, Cancel(number))
+    close(desk)
+
+
+def test_what_is_kept_stays_when_asks_wait_for_one_another_and_not_for_slots(
+    dram: Desk, client: Client
+) -> None:
+    keys, first, second = chain("a", 4), chain("first", SLOTS // 2), chain("second", 4)
+    for each in (keys, first, second):
+        dram.store(client, each)
+    numbers = [dram.lookup(client, each)[0] for each in (keys, second, first)]
+    assert dram.ask(client, numbers[2], first).total == SLOTS // 2, "the whole load budget"
+    dram.pool.handle(client, Ask(numbers[1], 0, 4, 10_000, stream=False))
+    churn(dram, client)
+    assert not [message for message in client.inbox if isinstance(message, Promise)], "it waits"
+    assert dram.lookup(client, keys)[1].known == 4
+    dram.pool.handle(client, Release(numbers[2], []))
+    assert dram.receive(client, Promise).total == 4
+    dram.pool.handle(client, Cancel(numbers[1]))
+
+
+def test_what_many_requests_begin_with_is_kept_once(place: Path, client: Client) -> None:
+    prompt = chain("prompt", 12)
+    chains = [prompt[:8] + chain(str(number), 12)[8:] for number in range(4)]
+    desk = Desk(2 * SLOTS * LENGTH, place, 64 * MIB)
+    for keys in chains:
+        desk.store(client, keys)
+    desk.pool.close(5)
+    desk = Desk(2 * SLOTS * LENGTH, place, 64 * MIB)
+    assert desk.load(client, prompt[:8]) == 8
+    numbers = [desk.lookup(client, keys)[0] for keys in chains]
+    desk.settle()
+    assert read(desk) == 8 + 4 * 4, "none of them keeps the others from reading ahead"
+    for number in numbers:
+        assert desk.pool.violations() == []
+        desk.pool.handle(client, Cancel(number))
+    assert desk.number("dram", "kept_bytes") == desk.number("dram", "pinned_chunks") == 0
+    close(desk)
+
+
+def test_a_damaged_chunk_is_not_kept(dram: Desk, client: Client) -> None:
+    keys = chain("a", 4)
+    dram.store(client, keys)
+    dram.settle()  # until their hashes are known
+    number, _ = dram.lookup(client, keys)
+    last = dram.pool._room.chunks.get(short(keys[3]))
+    assert last is not None
+    dram.fill(last.offset, b"spoilt")
+    dram.until(lambda: "misses.dram_corrupt" in dram.pool._counters)  # the scrubber
+    assert dram.ask(client, number, keys).total == 3
+
+
+@pytest.mark.slow
+def test_thousands_may_wait_for_the_same_long_prompt(place: Path, client: Client) -> None:
+    keys = chain("a", 500)
+    desk = Desk(1024 * LENGTH, place, 64 * MIB)
+    desk.store(client, keys)
+    desk.pool.close(5)
+    desk = Desk(1024 * LENGTH, place, 64 * MIB)
+    for _ in range(1000):
+        desk.lookup(client, keys)
+    worst_s = 0.0
+    while not desk.pool.is_settled:
+        begun = time.thread_time()
+        desk.turn()
+        worst_s = max(worst_s, time.thread_time() - begun)
+    assert read(desk) == 500
+    assert desk.number("dram", "kept_bytes") == 500 * LENGTH
+    assert worst_s < 1.0, "6 µs for each of them and their chunks would be three seconds"
+    desk.pool.left(client)
+    close(desk)

@@ -13,11 +13,24 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.desk import NAMESPACE, Client, Desk, chain, payload
+from tests.desk import NAMESPACE, Client, Desk, Watch, chain, payload
 
-from forebay.pool.messages import Abort, Ask, Cancel, Commit, Lookup, Promise, Ready, Release
+from forebay.pool.core import arrivals
+from forebay.pool.messages import (
+    Abort,
+    Ask,
+    Cancel,
+    Clear,
+    Commit,
+    Lookup,
+    Promise,
+    Ready,
+    Release,
+    Resize,
+)
 from forebay.record.header import ROOT
 from forebay.record.region import short
+from forebay.sys.world import World
 
 MIB = 1 << 20
 EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "100"))
@@ -34,9 +47,11 @@ requests = st.integers(0, 2)
 class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        self._watch = Watch()
         self._folder = tempfile.TemporaryDirectory()
         Path(self._folder.name).chmod(0o700)
-        self._desk = Desk(1 * MIB, Path(self._folder.name), 4 * MIB)
+        world = World(clock=self._watch)
+        self._desk = Desk(1 * MIB, Path(self._folder.name), 4 * MIB, world)
         self._clients = {name: Client(name) for name in "ef"}
         self._filled: dict[str, list[int]] = {"e": [], "f": []}
         self._asked: dict[tuple[str, int], list[bytes]] = {}
@@ -73,9 +88,9 @@ class PoolMachine(RuleBasedStateMachine):
         joined = b"".join(map(short, keys))
         self._desk.pool.handle(self._clients[engine], Lookup(number, NAMESPACE, 0, joined))
 
-    @rule(engine=engines, number=requests, first=st.integers(0, 3), ms=waits)
-    def ask(self, engine: str, number: int, first: int, ms: int) -> None:
-        self._desk.pool.handle(self._clients[engine], Ask(number, first, 12, ms, ms == 5))
+    @rule(engine=engines, number=requests, first=st.integers(0, 3), ms=waits, count=depths)
+    def ask(self, engine: str, number: int, first: int, ms: int, count: int = 12) -> None:
+        self._desk.pool.handle(self._clients[engine], Ask(number, first, count, ms, ms == 5))
 
     @rule(engine=engines, number=requests, chunks=st.lists(st.integers(-1, 12), max_size=4))
     def release(self, engine: str, number: int, chunks: list[int]) -> None:
@@ -96,6 +111,20 @@ class PoolMachine(RuleBasedStateMachine):
         if for_good:
             self._desk.pool.exited(engine)
             self._filled[engine].clear()
+
+    @rule(seconds=st.sampled_from([0.01, arrivals.KEEP_S]))
+    def wait(self, seconds: float) -> None:
+        self._desk.settle()  # or the drive seems to hang, and is switched off
+        self._watch.ahead_s += seconds
+        self._desk.turn()
+
+    @rule(engine=engines)
+    def clear(self, engine: str) -> None:
+        self._desk.pool.handle(self._clients[engine], Clear(""))
+
+    @rule(engine=engines, slots=st.integers(4, 16))
+    def resize(self, engine: str, slots: int) -> None:
+        self._desk.pool.handle(self._clients[engine], Resize(slots * MIB // 16, []))
 
     @rule(turns=st.integers(1, 5))
     def turn(self, turns: int) -> None:
@@ -135,6 +164,7 @@ class PoolMachine(RuleBasedStateMachine):
         self._desk.settle()
         assert self._desk.pool.violations() == []
         assert self._desk.number("dram", "pinned_bytes") == 0
+        assert self._desk.number("dram", "pinned_chunks") == 0
         assert self._desk.number("dram", "filling") == 0
         self._desk.pool.close(5)
         self._folder.cleanup()

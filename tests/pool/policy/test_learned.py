@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.pool.policy.admission import DAY_S, Admission
 from forebay.pool.policy.contract import Place
+from forebay.pool.policy.forest import OFFERED, QUEUED
 from forebay.pool.policy.learned import Learned
 from forebay.sim.classic import Lru
 from forebay.sim.replay import Model, Sizes
@@ -135,7 +136,8 @@ class Driver:
         if found is not None:
             assert int.from_bytes(found, "big") in free
         else:
-            assert spare or not free, "a free leaf is always found"
+            wanted = [n for n in free if not spare or not self._flags(n) & (OFFERED | QUEUED)]
+            assert not wanted, "a free leaf is always found"
 
     def offer(self, number: int) -> None:
         self.policy.declines(key(number), key((number - 1) // 2) if number else None, self.now)
@@ -144,6 +146,14 @@ class Driver:
         found = self.policy.victim(self.now)
         if found is not None:
             self.removed(int.from_bytes(found, "big"))
+
+    def _flags(self, number: int) -> int:
+        forest = self.policy._forest
+        return forest.flags[forest.row_of[key(number)]]
+
+    def _check(self) -> None:
+        queued = sum(1 for number in self.held if self._flags(number) & QUEUED)
+        assert self.policy.queued_bytes == queued * CHUNK
 
 
 CALLS = [name for name in vars(Driver) if not name.startswith("_")]
@@ -158,6 +168,7 @@ def test_any_order_of_calls_is_taken_and_victims_are_free_leaves(
     for name, number, gap_s in calls:
         driver.now += gap_s
         getattr(driver, name)(number)
+        driver._check()
     for number in range(26):
         driver.pins.pop(number, None)
         driver.policy.removed(key(number))
@@ -257,6 +268,42 @@ def test_what_continues_a_failed_write_is_not_offered() -> None:
     assert policy.next_write(0.0, idle=True) == key(0)
     policy.write_failed(key(0))
     assert policy.next_write(0.0, idle=True) is None
+
+
+def test_what_continues_a_failed_write_can_leave() -> None:
+    policy, place = Learned(disk_bytes=100), Place(1)
+    for number in range(3):
+        policy.stored(key(number), key(number - 1) if number else None, place, 0.0)
+    assert policy.next_write(0.0, idle=True) == key(0)
+    policy.write_failed(key(0))
+    assert policy.next_write(0.0, idle=True) is None
+    assert policy.victim(0.0, spare_unwritten=True) == key(2), "no disk will have it"
+
+
+def test_what_came_back_and_may_be_written_now_is_spared() -> None:
+    policy, place = Learned(disk_bytes=100), Place(1)
+    policy.stored(key(0), None, place, 0.0)
+    policy.write_failed(key(0))
+    policy.requested([key(0)], 1, 1.0)
+    assert policy.victim(1.0, spare_unwritten=True) is None
+    assert policy.next_write(1.0) == key(0)
+
+
+def test_while_a_budget_is_exhausted_unwritten_chunks_are_like_others() -> None:
+    policy, place = Learned(disk_bytes=1000, budget_bytes_a_day=24 * 4), Place(1)
+    keys = [key(number) for number in range(8)]
+    for found, depth in ((0, 2), (2, 8)):  # a dialog that was let in stays in
+        policy.requested(keys[:depth], found, 0.0)
+        for at in range(depth):
+            policy.stored(keys[at], keys[at - 1] if at else None, place, 0.0)
+        while (offered := policy.next_write(0.0, idle=True)) is not None:
+            policy.on_disk(offered, True)
+    assert policy.queued_bytes == 0, "nobody waits for a disk that cannot be written"
+    assert policy.victim(0.0, spare_unwritten=True) == keys[7]
+    hour_s = DAY_S / 24
+    assert policy.next_write(hour_s, idle=False) == keys[4], "the bucket has filled up"
+    assert policy.queued_bytes == 3
+    assert policy.victim(hour_s, spare_unwritten=True) is None
 
 
 def test_t32_the_budget_holds_in_every_24_hours_of_a_week() -> None:

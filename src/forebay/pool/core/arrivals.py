@@ -2,10 +2,14 @@
 
 Between the two lies the engine's own queue, up to many seconds, and what was found at the lookup
 would be the first to leave: it has just been used. Nothing in DRAM leaves before what continues it,
-so one pin on the last chunk keeps a whole prefix. All of this is a courtesy: it has the load budget
-only, in order of arrival, ends after `KEEP_S`, and gives way to asks, the youngest first.
+so one pin on the last chunk keeps a whole prefix; it moves on as chunks come from disk. All of this
+is a courtesy: it has the load budget only, in order of arrival, ends after `KEEP_S`, and gives way
+to asks, the youngest first. What many requests begin with counts once, and costs each next to
+nothing.
 """
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -22,6 +26,7 @@ class Arrivals:
         self._room = room
         self._arrived: dict[Request, None] = {}
         self._unread: dict[Request, None] = {}  # of these, those that want something from disk
+        self._keepers: Counter[bytes] = Counter()  # what is kept → for how many
         self.kept_bytes = 0
 
     def unread(self) -> Iterator[Request]:
@@ -40,15 +45,42 @@ class Arrivals:
         request.next = request.told = ready
         if ready < request.stop:
             self._unread[request] = None
-        last = self._room.chunks.get(request.keys[ready - 1]) if ready else None
-        if last is None:
-            return
-        fitting = min(ready, self.left_bytes // last.slot_bytes)
-        last = self._room.chunks.get(request.keys[fitting - 1]) if fitting > 0 else None
+        self.keep(request)
+
+    def keep(self, request: Request) -> bool:
+        """Keep what a request has come by, in DRAM or on its way there; False: not all of it."""
+        if request.next > request.kept_chunks:
+            last = self._room.chunks.get(request.keys[request.next - 1])
+            if last is None:
+                request.next = request.kept_chunks  # there was no room to keep it, and it left
+            else:
+                self._count(request, last.slot_bytes)
+        self._pin(request)
+        return request.kept_chunks >= request.next
+
+    def _count(self, request: Request, slot_bytes: int) -> None:
+        """Count more of a request's chunks as kept, as far as the budget goes."""
+        keys, kept = request.keys, request.kept_chunks
+        # Before what is kept, all is kept.
+        lacks = bisect_left(range(request.next), True, key=lambda at: self._lacks(keys[at]))
+        count = min(request.next, lacks + max(0, self.left_bytes) // slot_bytes)
+        self._keepers.update(keys[kept:count])
+        self.kept_bytes += max(0, count - lacks) * slot_bytes
+        request.kept_chunks, request.slot_bytes = max(kept, count), slot_bytes
+
+    def _lacks(self, key: bytes) -> bool:
+        return key not in self._keepers
+
+    def _pin(self, request: Request) -> None:
+        """Pin the last chunk of those that are kept and here without a hole."""
+        keys, chunks, ready = request.keys, self._room.chunks, request.ready
+        ready += chunks.ready_prefix(keys[ready : request.kept_chunks])
+        last = chunks.get(keys[ready - 1]) if ready > request.ready else None
         if last is not None:
             self._room.pin(last)
-            request.kept, request.kept_bytes = last, fitting * last.slot_bytes
-            self.kept_bytes += request.kept_bytes
+            if request.kept is not None:
+                self._room.unpin(request.kept)
+            request.kept, request.ready = last, ready
 
     @property
     def left_bytes(self) -> int:
@@ -65,8 +97,13 @@ class Arrivals:
         self.asked(request)
         if request.kept is not None:
             self._room.unpin(request.kept)
-            self.kept_bytes -= request.kept_bytes
-            request.kept, request.kept_bytes = None, 0
+        keys = request.keys[: request.kept_chunks]
+        self._keepers.subtract(keys)
+        over = [key for key in keys if not self._keepers[key]]
+        for key in over:
+            del self._keepers[key]
+        self.kept_bytes -= len(over) * request.slot_bytes
+        request.kept, request.kept_chunks, request.ready = None, 0, 0
 
     def youngest(self) -> Request | None:
         """Who gives way first."""

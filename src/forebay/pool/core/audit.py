@@ -17,8 +17,7 @@ def violations(room: Room, loads: Loads) -> list[str]:
     ]
     held = Counter(id(chunk) for request in loads.requests() for chunk in request.held.values())
     kept = Counter(id(request.kept) for request in loads.requests() if request.kept is not None)
-    kept_bytes = sum(request.kept_bytes for request in loads.requests())
-    found += _compare("kept bytes", loads.kept_bytes, kept_bytes)
+    found += _compare("kept bytes", loads.kept_bytes, _kept_bytes(loads))
     for chunk in chunks:
         found += _compare(f"asks of slot {chunk.offset}", chunk.asks, held[id(chunk)])
         if chunk.pins < chunk.asks + kept[id(chunk)]:
@@ -36,6 +35,15 @@ def _pinned_bytes(chunk: Chunk) -> int:
 
 def _unsettled_bytes(chunk: Chunk) -> int:
     return chunk.slot_bytes if chunk.state is State.FILLING or chunk.writing else 0
+
+
+def _kept_bytes(loads: Loads) -> int:
+    sizes = {
+        key: request.slot_bytes
+        for request in loads.requests()
+        for key in request.keys[: request.kept_chunks]
+    }
+    return sum(sizes.values())
 
 
 def _compare(what: str, booked: int, counted: int) -> list[str]:

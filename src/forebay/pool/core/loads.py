@@ -99,8 +99,6 @@ class Loads:
         request.first = request.next = max(0, message.first)
         request.stop = min(len(request.keys), request.first + max(0, message.count))
         wanted = range(request.first, request.stop)
-        for position in [held for held in request.held if held not in wanted]:
-            self._unpin(request.held.pop(position))
         request.awaited = {waited for waited in request.awaited if waited in wanted}
         request.stream = message.stream
         request.deadline = self._clock.monotonic() + max(0, message.deadline_ms) / 1000
@@ -196,7 +194,7 @@ class Loads:
         while first is request and request.next < request.stop:
             if not self._acquire(request, request.next) and not self._make_way(request):
                 break
-        if request.promised or not request.asked:
+        if request.promised:
             self._end_if_over(request)
         elif not request.awaited and (request.next >= request.stop or self._is_alone(request)):
             self._promise(request, request.stop if request.stream else request.next)
@@ -208,7 +206,7 @@ class Loads:
 
     def _acquire(self, request: Request, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""
-        if position in request.held or position in request.awaited:
+        if position in request.awaited:
             request.next = position + 1  # since its arrival
             return True
         chunk = self._room.chunks.get(request.keys[position])
@@ -250,9 +248,7 @@ class Loads:
 
     def _hold(self, request: Request, position: int, chunk: Chunk) -> None:
         request.held[position] = chunk
-        if not request.asked:
-            self._tell(request)
-        elif request.promised:
+        if request.promised:
             self._count_loaded([chunk])
             request.session.send(
                 Ready(
@@ -267,10 +263,8 @@ class Loads:
 
     def _tell(self, request: Request) -> None:
         """Tell an engine, now and then, how much of what it waits for has come into DRAM."""
-        ready = request.told
-        while ready in request.held:
-            ready += 1
-        if ready >= request.stop or ready >= request.told + TELL_CHUNKS:
+        ready = request.ready
+        if ready >= request.told + TELL_CHUNKS or ready >= request.stop > request.told:
             request.told = ready
             request.session.send(Found(request.number, request.stop, ready))
 
@@ -296,6 +290,8 @@ class Loads:
     def damaged(self, chunk: Chunk) -> None:
         """A slot does not hold what it should: forget it; the disk's copy is verified anyway."""
         self._counters["misses.dram_corrupt"] += 1
+        for request in [each for each in self.requests() if each.kept is chunk]:
+            self._let_go(request)
         if not chunk.is_busy and self._room.chunks.get(chunk.key) is chunk:
             self._room.drop(chunk)
             if not chunk.on_disk:
@@ -313,23 +309,32 @@ class Loads:
         return waits or next(self._arrivals.unread(), None) is not None
 
     def _make_way(self, request: Request) -> bool:
-        """Let go of what is kept for one that has not asked, or asked later; whether there was."""
-        other = self._arrivals.youngest()
-        if other is None:
-            behind = (each for each in reversed(self._asked) if each.kept is not None)
-            other = next((each for each in behind if each is not request), None)
+        """Let go of what is kept for one that has not asked, or asked later; whether there was.
+
+        It frees slots; who waits for the load budget would gain nothing by it.
+        """
+        if not self._fits(request, self._slot_bytes(request.keys[request.next])):
+            return False
+        behind = (each for each in reversed(self._asked) if each is not request)
+        others = (each for each in (*behind, request) if each.kept is not None)
+        other = self._arrivals.youngest() or next(others, None)
         if other is None:
             return False
         self._let_go(other)
         return True
 
+    def _slot_bytes(self, key: bytes) -> int:
+        """What a chunk takes in DRAM, whether it is there or not."""
+        chunk = self._room.chunks.get(key)
+        if chunk is not None:
+            return chunk.slot_bytes
+        length = self._disk.length_of(key) if self._disk is not None else None
+        return 0 if length is None else slot_bytes_for(length)
+
     def _let_go(self, request: Request) -> None:
         """Keep nothing for a request; what it holds since it asked stays."""
         self._arrivals.end(request)
         if not request.asked:
-            for chunk in request.held.values():
-                self._unpin(chunk)
-            request.held.clear()
             request.awaited.clear()
 
     def _pin(self, chunk: Chunk) -> None:
@@ -398,12 +403,15 @@ class Loads:
         if position not in request.awaited:
             return
         request.awaited.discard(position)
-        if chunk.state is State.READY:
+        if chunk.state is not State.READY:
+            self._fail(request, position)
+        elif request.asked:
             self._pin(chunk)
             self._hold(request, position, chunk)
+        if request.asked:
+            self._advance(request)
         else:
-            self._fail(request, position)
-        self._advance(request)
+            self._keep(request)
 
     def _fail(self, request: Request, position: int) -> None:
         """A chunk cannot be had: what follows it is cut off."""
@@ -419,12 +427,12 @@ class Loads:
             self._unpin(request.held.pop(behind))
 
     def _promise(self, request: Request, stop: int) -> None:
-        """Promise [first, stop) and let go of what lies behind."""
+        """Promise [first, stop), hand out what is held of it without a hole, let go of the rest."""
         request.stop = min(stop, request.stop)
-        for behind in [held for held in request.held if held >= request.stop]:
+        request.next = min(request.contiguous(), request.stop)
+        for behind in [held for held in request.held if held >= request.next]:
             self._unpin(request.held.pop(behind))
-        request.awaited = {waited for waited in request.awaited if waited < request.stop}
-        request.next = min(request.next, request.stop)
+        request.awaited.clear()
         request.promised = True
         held = [request.held[position] for position in sorted(request.held)]
         self._count_loaded(held)
@@ -466,7 +474,19 @@ class Loads:
         """Read what arrived and was not asked for yet, in order, while no ask waits for room."""
         if any(request.next < request.stop for request in self._asked):
             return
+        chunks = self._room.chunks
         for request in self._arrivals.unread():
-            while request.next < request.stop:
-                if not self._acquire(request, request.next):
+            # Nothing is read behind what cannot be kept.
+            while self._keep(request) and request.next < request.stop:
+                if chunks.is_ready(request.keys[request.next]):
+                    request.next += chunks.ready_prefix(request.keys[request.next : request.stop])
+                elif not self._acquire(request, request.next):
                     return
+            if request.kept_chunks < request.next:
+                return
+
+    def _keep(self, request: Request) -> bool:
+        """A request has come by more of what it will want: keep it, and tell; False: not all."""
+        is_all = self._arrivals.keep(request)
+        self._tell(request)
+        return is_all

@@ -201,6 +201,7 @@ class Pool(Core):
                 "allocated_bytes": self._slab.allocated_bytes,
                 "taken_bytes": self._slab.taken_bytes,
                 "pinned_bytes": self._room.pinned_bytes,
+                "kept_bytes": self._loads.kept_bytes,
                 "unsettled_bytes": self._room.unsettled_bytes,
                 "chunks": len(self._room.chunks),
                 "pinned_chunks": sum(1 for chunk in self._room.chunks if chunk.pins),

@@ -1,7 +1,8 @@
 """One request that looked up its chain: what it may still want, what it waits for, what it holds.
 
-[0, first)        the engine has these itself, or, before it asks, DRAM keeps them for it
-[first, next)     acquired: each is held (pinned, verified) or awaited
+[0, first)        the engine has these itself
+[first, next)     acquired: each is held (pinned, verified) or awaited; before it asks nothing is
+                  held, but what has come into DRAM is kept there
 [next, stop)      promised in a stream, or hoped for; not acquired yet
 [stop, …)         unknown, cut off by a deadline, or failed
 """
@@ -21,13 +22,15 @@ class Request:
         "group",
         "held",
         "kept",
-        "kept_bytes",
+        "kept_chunks",
         "keys",
         "namespace",
         "next",
         "number",
         "promised",
+        "ready",
         "session",
+        "slot_bytes",
         "stop",
         "stream",
         "told",
@@ -43,8 +46,10 @@ class Request:
         self.stop = 0
         self.next = 0
         self.told = 0  # chunks that its engine knows to be in DRAM
-        self.kept: Chunk | None = None  # pinned, so that what DRAM has up to it stays there
-        self.kept_bytes = 0
+        self.kept_chunks = 0  # from the first: kept in DRAM for it, or on their way there
+        self.kept: Chunk | None = None  # the last of those here, pinned: what is before it stays
+        self.ready = 0  # as many are here
+        self.slot_bytes = 0  # of each of its chunks
         self.asked = False
         self.promised = False
         self.first = 0

@@ -175,7 +175,7 @@ class Stores:
         """Somebody found no slot: whatever can be written is on its way to the disk by now."""
         self.write_behind(idle=True)
         if self.writing < WRITES_MAX and self._room.policy.queued_bytes:
-            self._counters["stores.later_beside_an_idle_disk"] += 1  # a budget of bytes a day
+            self._counters["stores.later_beside_an_idle_disk"] += 1  # it should not be
 
     def _is_sensible(self, run: Run) -> bool:
         return (

@@ -76,7 +76,8 @@ class Policy(ABC):
         """The least valuable chunk of this class that is not pinned and has no child in DRAM.
 
         With `spare_unwritten`, chunks that are meant for the disk and are not there yet are left
-        alone; None then asks the pool to write first (`next_write` offers them at once).
+        alone; None then asks the pool to write first (`next_write` offers them at once). While the
+        policy lets nothing be written, whatever is meant for the disk, they are not.
         """
 
     @abstractmethod
@@ -97,7 +98,7 @@ class Policy(ABC):
     @property
     @abstractmethod
     def queued_bytes(self) -> int:
-        """Slots of chunks that may have to be written and were not offered yet."""
+        """Slots that `victim` spares because their chunks are to be offered by `next_write`."""
 
     @abstractmethod
     def region_evicted(self, size_bytes: int, read_bytes: int, now: float) -> None:

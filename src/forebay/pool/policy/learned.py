@@ -45,7 +45,7 @@ class Learned(Policy):
         self._reuse = Reuse()
         self._visits = Visits(self._reuse)
         self._door = Admission(disk_bytes, budget_bytes_a_day)
-        self._writing = Writing(self._forest, self._visits, self._reuse, self._door)
+        self._writing = Writing(self._forest, self._visits, self._reuse, self._door, self._mark_row)
         self._floors = dict(floors or {})
         self._held_bytes: dict[int, int] = {}  # by tenant
         self._lanes: dict[Place, int] = {}
@@ -138,8 +138,9 @@ class Learned(Policy):
         self, now: float, size_class: int = 0, *, spare_unwritten: bool = False
     ) -> bytes | None:
         self._visits.age(now)
+        spare = spare_unwritten and not self._writing.is_stuck
         while True:
-            visit, _ = self._least(size_class, spare_unwritten=spare_unwritten)
+            visit, _ = self._least(size_class, spare_unwritten=spare)
             if visit == NONE:
                 if spare_unwritten:
                     self._writing.hurry()
@@ -162,7 +163,7 @@ class Learned(Policy):
 
     @property
     def queued_bytes(self) -> int:
-        return self._forest.queued_bytes
+        return 0 if self._writing.is_stuck else self._forest.queued_bytes
 
     def region_evicted(self, size_bytes: int, read_bytes: int, now: float) -> None:
         self._visits.age(now)
@@ -171,9 +172,12 @@ class Learned(Policy):
     def _mark(self, key: bytes, flags: int) -> None:
         row = self._forest.row_of.get(key, NONE)
         if row != NONE:
-            self._forest.mark(row, flags)
-            if self._visits.tip[self._forest.visit[row]] == row:
-                self._shelve(self._forest.visit[row])
+            self._mark_row(row, flags)
+
+    def _mark_row(self, row: int, flags: int) -> None:
+        self._forest.mark(row, flags)
+        if self._visits.tip[self._forest.visit[row]] == row:
+            self._shelve(self._forest.visit[row])
 
     def _begin(self, keys: Sequence[bytes], found: int, now: float) -> int:
         """The visit of a request; the one it continues, if any is known, has returned."""

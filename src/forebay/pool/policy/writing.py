@@ -4,10 +4,12 @@ Chunks wait in the order in which they came, parents first, until they are near 
 old as half of what evicted chunks last had. The door (`admission`) is asked once a dialog and
 turn, as late as that, when most is known; a dialog that was let in stays in, one that was turned
 away is asked about again, whole, when it returns. An idle drive takes hot chunks too, and a pool
-that cannot evict before it has written (`hurry`) takes all.
+that cannot evict before it has written (`hurry`) takes all. While the budget of bytes does not hold
+what is next, nobody need wait for it to be written.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from forebay.pool.policy.admission import Admission
@@ -24,8 +26,17 @@ AGE_MEMORY: Final = 0.95  # of that age, which each eviction leaves
 class Writing:
     """The chunks of one pool that may have to be written."""
 
-    def __init__(self, forest: Forest, visits: Visits, reuse: Reuse, door: Admission) -> None:
+    def __init__(
+        self,
+        forest: Forest,
+        visits: Visits,
+        reuse: Reuse,
+        door: Admission,
+        mark: Callable[[int, int], None],  # gives a row other flags, and its visit its shelf
+    ) -> None:
         self._forest, self._visits, self._reuse, self._door = forest, visits, reuse, door
+        self._mark = mark
+        self.is_stuck = False  # the budget of bytes does not hold what is next
         self._waiting: deque[tuple[bytes, float]] = deque()
         self._evicted_age_s = 0.0
         self._hurried = False
@@ -34,7 +45,7 @@ class Writing:
         """A chunk in DRAM may have to be written."""
         if not self._door.open or row == NONE or self._forest.flags[row] & SETTLED:
             return
-        self._forest.mark(row, QUEUED)
+        self._mark(row, QUEUED)
         self._waiting.append((self._forest.key[row], now))
         if len(self._waiting) > WAITING_MAX:
             self._refuse(self._forest.row_of.get(self._waiting.popleft()[0], NONE))
@@ -52,18 +63,19 @@ class Writing:
         young_s = now - COLD_SHARE * self._evicted_age_s
         while self._waiting:
             key, since_s = self._waiting[0]
-            if since_s > young_s and not idle and not self._hurried:
+            if since_s > young_s and not (idle or self._hurried or self.is_stuck):
                 return None
             row = self._forest.row_of.get(key, NONE)
             if row == NONE or not self._forest.flags[row] & QUEUED or not self._wanted(row, now):
                 self._waiting.popleft()
                 continue
-            if not self._door.spend(self._size_bytes(row), now):
+            self.is_stuck = not self._door.spend(self._size_bytes(row), now)
+            if self.is_stuck:
                 return None
             self._waiting.popleft()
-            self._forest.mark(row, OFFERED)
+            self._mark(row, OFFERED)
             return key
-        self._hurried = False
+        self._hurried = self.is_stuck = False
         return None
 
     def admits(self, visit: int, chunk_bytes: int, now: float) -> bool:
@@ -88,7 +100,7 @@ class Writing:
 
     def _refuse(self, row: int) -> None:
         if row != NONE:
-            self._forest.mark(row, REFUSED)
+            self._mark(row, REFUSED)
 
     def _size_bytes(self, row: int) -> int:
         return self._forest.places[self._forest.lane[row]].size_bytes

@@ -160,6 +160,10 @@ class Asking:
     def _found(self, tracked: Tracked, found: Found) -> None:
         if tracked.asked:
             return  # it has asked by what it knew then
+        if tracked.found is not None and found.known < tracked.found.known:
+            # The pool has lost some: it is stored again.
+            tracked.stored = min(tracked.stored, found.known)
+            tracked.offered = min(tracked.offered, found.known)
         tracked.found = found
         tracked.stored = max(tracked.stored, found.known)
         if not found.known:

@@ -111,9 +111,10 @@ class Storing:
                 self._ready.append(offer)
             elif answer == Answer.LATER:
                 self._later(offer)
-            elif answer == Answer.NO:
+            elif answer == Answer.NO and offer.chunk < offer.tracked.stored:
                 self._counts["stores.no"] += 1
                 offer.tracked.wants_store = False
+            # Else it continues a chunk that found no slot, and is offered again with it.
 
     def ready(self) -> list[Store]:
         """What the workers have to copy in this step; what can no longer be copied is lost."""
