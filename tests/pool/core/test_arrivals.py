@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.desk import LENGTH, Client, Desk, Watch, chain
 
-from forebay.pool.core import arrivals
+from forebay.pool.core.loading import arrivals
 from forebay.pool.messages import Ask, Cancel, Clear, Done, Found, Promise, Release
 from forebay.record.region import short
 from forebay.sys.world import World

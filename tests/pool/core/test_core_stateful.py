@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 from tests.desk import NAMESPACE, Client, Desk, Watch, chain, payload
 
-from forebay.pool.core import arrivals
+from forebay.pool.core.loading import arrivals
 from forebay.pool.messages import (
     Abort,
     Ask,

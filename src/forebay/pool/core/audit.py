@@ -3,7 +3,7 @@
 from collections import Counter
 
 from forebay.pool.core.chunks import Chunk, State
-from forebay.pool.core.loads import Loads
+from forebay.pool.core.loading.loads import Loads
 from forebay.pool.core.room import Room
 
 

@@ -14,7 +14,7 @@ from forebay.record.header import ROOT, RecordName
 from forebay.record.region import short
 
 if TYPE_CHECKING:
-    from forebay.pool.core.request import Request
+    from forebay.pool.core.loading.request import Request
 
 
 class State(IntEnum):

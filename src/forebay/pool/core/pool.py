@@ -17,7 +17,7 @@ from forebay.errors import StartupError
 from forebay.pool.core.audit import violations
 from forebay.pool.core.checker import Scrubber
 from forebay.pool.core.chores import Chores
-from forebay.pool.core.loads import Loads
+from forebay.pool.core.loading.loads import Loads
 from forebay.pool.core.room import Room
 from forebay.pool.core.stores import Stores
 from forebay.pool.messages import (

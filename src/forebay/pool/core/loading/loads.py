@@ -13,10 +13,10 @@ from functools import partial
 from typing import Final
 
 from forebay.identity.keys import proof_of
-from forebay.pool.core.arrivals import Arrivals
 from forebay.pool.core.checker import Checker
 from forebay.pool.core.chunks import Chunk, State
-from forebay.pool.core.request import Request
+from forebay.pool.core.loading.arrivals import Arrivals
+from forebay.pool.core.loading.request import Request
 from forebay.pool.core.room import Room
 from forebay.pool.messages import Ask, Found, Lookup, Promise, Ready, Release, short_keys
 from forebay.pool.session import Session
@@ -318,10 +318,15 @@ class Loads:
         behind = (each for each in reversed(self._asked) if each is not request)
         others = (each for each in (*behind, request) if each.kept is not None)
         other = self._arrivals.youngest() or next(others, None)
-        if other is None:
+        if other is None or self._waits_for_the_disk(other):
             return False
         self._let_go(other)
         return True
+
+    def _waits_for_the_disk(self, request: Request) -> bool:
+        """Whether what is kept for a request could not leave anyway before it is written."""
+        kept = request.kept
+        return kept is not None and not kept.on_disk and self._room.policy.queued_bytes > 0
 
     def _slot_bytes(self, key: bytes) -> int:
         """What a chunk takes in DRAM, whether it is there or not."""

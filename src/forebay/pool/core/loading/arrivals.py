@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from forebay.pool.core.request import Request
+from forebay.pool.core.loading.request import Request
 from forebay.pool.core.room import Room
 
 KEEP_S: Final = 30.0
