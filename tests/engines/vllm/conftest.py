@@ -17,8 +17,14 @@ from tests.poolside import PoolProcess, environment, short_directory
 
 KV_BYTES = 6 << 20  # for three dialogs or so
 ANSWER = 24
-# Two cores that vLLM occupies may answer late; what is tested here is not how soon.
-PATIENT = {"min_tokens": 128, "lookup_deadline_ms": 2000, "load_deadline_ms": 10_000}
+# Two cores that vLLM occupies may answer late; what is tested here is not how soon. And a model as
+# small as these computes sooner than many a disk reads, which the connector would notice.
+PATIENT = {
+    "min_tokens": 128,
+    "lookup_deadline_ms": 2000,
+    "load_deadline_ms": 10_000,
+    "always_load": True,
+}
 
 Tokens = list[int]
 

@@ -61,7 +61,7 @@ def on(pool: PoolProcess, wanted: dict[str, Any], **extra: bool) -> dict[str, An
     transfer = transfer_config(settings, pool.socket)
     settled = transfer["kv_connector_extra_config"]
     assert isinstance(settled, dict)
-    settled.update(extra)
+    settled.update({"always_load": True, **extra})
     return {**wanted, "kv_transfer_config": transfer}
 
 
