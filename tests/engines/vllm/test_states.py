@@ -102,9 +102,9 @@ class Bench:
 def bench(model: Path, bare: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     pages = Pages(tmp_path_factory.mktemp("witness") / "pages")
     with short_directory() as place:
-        pool = PoolProcess(
-            place, "--dram", "8MiB", "--fault", "read:latency=20ms", faulty=True
-        ).start()
+        # A disk that is never full: one that is lets in only what is likely to return.
+        slow = ("--fault", "read:latency=100ms")
+        pool = PoolProcess(place, "--dram", "8MiB", *slow, faulty=True, disk_bytes=1 << 30).start()
         engine = Engine(model, pool, inside=True, witness=pages.file, max_num_batched_tokens=CHUNK)
         engine.share(pool)
         yield Bench(engine, pool, bare, pages)
