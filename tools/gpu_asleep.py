@@ -24,29 +24,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.bench.gpu import model
+from forebay.bench.gpu import model, talk
+from forebay.bench.gpu.sides import FULL
+from forebay.bench.load.script import Dialog
 from forebay.engines.start import vllm as flags
 from forebay.pool.client import Client
 from forebay.quantity import parse_size
 from forebay.settings import Settings
 
 COPY_BYTES_A_S: Final = 50e9
-FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS = 3000, 400, 100
-TURNS, DIALOGS_A_CLIENT, BLOCK_TOKENS = 6, 2, 16
+BLOCK_TOKENS: Final = 16
 
 
-class Dialog:
-    """What was said so far, as token ids."""
+class Spoken:
+    """A dialog of the GPU rows, as token ids; answers are made up."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, dialog: Dialog, words: talk.Words, seed: str) -> None:
+        self.dialog, self._words = dialog, words
         self.random = random.Random(seed)
-        self.said: list[int] = []
-        self.known = 0
+        self.known = 0  # tokens said so far
 
     def ask(self) -> list[int]:
-        count = TURN_TOKENS if self.said else FIRST_TOKENS
-        self.said += [self.random.randrange(16, 150_000) for _ in range(count)]
-        return list(self.said)
+        return self._words.encode(self.dialog.ask().messages)
+
+    def answered(self, prompt_tokens: int, answer: list[int]) -> None:
+        self.dialog.answered(self._words.decode(answer))
+        self.known = prompt_tokens + len(answer)
+
+    def token(self) -> int:
+        return self.random.randrange(16, FULL.config["vocab_size"])
 
 
 @dataclass(slots=True)
@@ -54,11 +60,12 @@ class Asked:
     """One request on its way."""
 
     client: int
-    dialog: Dialog
+    dialog: Spoken
     request: Any
     begun: float
     first: float = 0.0  # when its first token came
     computed: int = 0  # tokens of its prompt
+    answer: list[int] = field(default_factory=list)
 
 
 class Sleeper:
@@ -190,11 +197,13 @@ class _Talk:
         self.engine = engine
         self.repeat = repeat
         clients = engine.arguments.clients
-        self.dialogs = [
-            [Dialog(f"{repeat}/{client}/{number}") for number in range(DIALOGS_A_CLIENT)]
-            for client in range(clients)
-        ]
-        self.left = [TURNS * DIALOGS_A_CLIENT] * clients
+        turns = [FULL.first_tokens, *[FULL.turn_tokens] * (talk.TURNS - 1)]
+        words = talk.Words(FULL.config["vocab_size"])
+        count = clients * talk.DIALOGS_A_CLIENT
+        made = talk._made(count, turns, FULL.answer_tokens, repeat)
+        spoken = [Spoken(dialog, words, f"{repeat}/{at}") for at, dialog in enumerate(made)]
+        self.dialogs = [spoken[client::clients] for client in range(clients)]
+        self.left = [talk.TURNS * talk.DIALOGS_A_CLIENT] * clients
         self.live: dict[str, Asked] = {}
         self.done: list[Asked] = []
         self.returning = self.cached = 0
@@ -226,9 +235,9 @@ class _Talk:
         if not self.left[client]:
             return
         self.left[client] -= 1
-        dialog = self.dialogs[client][self.left[client] % DIALOGS_A_CLIENT]
+        dialog = self.dialogs[client][self.left[client] % talk.DIALOGS_A_CLIENT]
         name = f"{self.repeat}-{client}-{self.left[client]}"
-        answer = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True, temperature=0)
+        answer = SamplingParams(max_tokens=FULL.answer_tokens, ignore_eos=True, temperature=0)
         request = Request(name, dialog.ask(), answer, None, block_hasher=self.engine.hasher)
         self.live[name] = Asked(client, dialog, request, time.perf_counter())
         self.engine.scheduler.add_request(request)
@@ -263,7 +272,7 @@ class _Talk:
         request = asked.request
         if request.num_computed_tokens < request.num_tokens:
             return []  # of its prompt, more is to be computed
-        return [asked.dialog.random.randrange(16, 150_000)]
+        return [asked.dialog.token()]
 
     def _heard(self, each: Any) -> None:
         asked = self.live.get(each.request_id)
@@ -271,14 +280,14 @@ class _Talk:
             return
         if each.new_token_ids and not asked.first:
             asked.first = time.perf_counter()
-        asked.dialog.said += each.new_token_ids
+        asked.answer += each.new_token_ids
         if each.finished:
             del self.live[each.request_id]
             self.done.append(asked)
             prompt = asked.request.num_prompt_tokens
             self.returning += asked.dialog.known
             self.cached += min(max(0, prompt - asked.computed), asked.dialog.known)
-            asked.dialog.known = len(asked.dialog.said)
+            asked.dialog.answered(prompt, asked.answer)
             self._send(asked.client)
 
 
