@@ -32,7 +32,7 @@ FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow' $(N
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
-VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m 'not gpu' tests/engines/vllm
+VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm
 
 .PHONY: help install run bench bench-hooks bench-asleep test check coverage format docs mutate soak replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
 help: ## list the targets

@@ -1,11 +1,10 @@
 """Addresses of pages, for whole jobs at once."""
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-
-from forebay.engines.vllm.copies.contract import Piece  # noqa: E402
-from forebay.engines.vllm.copies.pointers import Rack  # noqa: E402
+from forebay.engines.vllm.copies.contract import Piece
+from forebay.engines.vllm.copies.pointers import Rack
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 PAGE = 100

@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.engines.vllm.copies.simulated import SimulatedDriver
 
-np = pytest.importorskip("numpy")
-
-from tests.engines.vllm.copies.simulated import SimulatedDriver  # noqa: E402
-
-from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store  # noqa: E402
-from forebay.engines.vllm.copies.pointers import Rack  # noqa: E402
-from forebay.engines.vllm.copies.streamed import StreamedCopies  # noqa: E402
+from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store
+from forebay.engines.vllm.copies.pointers import Rack
+from forebay.engines.vllm.copies.streamed import StreamedCopies
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 PAGE, LAYERS, BLOCKS, CHUNK_BLOCKS = 4096, 3, 32, 2

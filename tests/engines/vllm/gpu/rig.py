@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.engines.vllm.conftest import Tokens, dialogs, stored
 from tests.poolside import PoolProcess
 
@@ -19,6 +20,11 @@ REHEARSAL = os.environ.get("GPU_REHEARSAL") == "1"
 WITNESS = "tests.engines.vllm.gpu.witness"
 ANSWER = 24
 CHUNK = 256  # tokens
+# A mark, not a call: what `-m 'not gpu'` leaves out is not counted as skipped.
+NEEDS_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() and not REHEARSAL, reason="there is no GPU"),
+]
 ROOT = Path(__file__).parents[4]
 TOKEN_BYTES = 2 * 2 * 64 * 4  # K and V, heads, their size, layers: times the bytes of an element
 VARIABLES = {
@@ -30,13 +36,6 @@ VARIABLES = {
 if REHEARSAL:
     # On CPUs vLLM takes another number of threads beside a connector, and so sums otherwise.
     VARIABLES |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-
-
-def require_gpu() -> None:
-    """Skip the module that asks where there is none, and no rehearsal."""
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available() and not REHEARSAL:
-        pytest.skip("there is no GPU", allow_module_level=True)
 
 
 def arguments(model: Path, dtype: str, kv_tokens: int = 2600, **more: Any) -> dict[str, Any]:

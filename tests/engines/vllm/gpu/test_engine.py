@@ -14,8 +14,7 @@ from tests.poolside import PoolProcess
 
 from forebay.bench.gpu.engine import Engine, Reply
 
-rig.require_gpu()
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(420)]
+pytestmark = [*rig.NEEDS_GPU, pytest.mark.timeout(420)]
 TURNS, DIALOGS = 3, 8
 
 

@@ -5,20 +5,21 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-np = pytest.importorskip("numpy")
-if not torch.cuda.is_available():
-    pytest.skip("there is no GPU", allow_module_level=True)
+from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store
+from forebay.engines.vllm.copies.cuda import CudaDriver
+from forebay.engines.vllm.copies.pointers import Rack
+from forebay.engines.vllm.copies.streamed import StreamedCopies
+from forebay.sys.shared import SharedMemory
 
-from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store  # noqa: E402
-from forebay.engines.vllm.copies.cuda import CudaDriver  # noqa: E402
-from forebay.engines.vllm.copies.pointers import Rack  # noqa: E402
-from forebay.engines.vllm.copies.streamed import StreamedCopies  # noqa: E402
-from forebay.sys.shared import SharedMemory  # noqa: E402
-
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    pytest.mark.timeout(120),
+]
 LAYERS, BLOCKS = 4, 64
 LATE = 200_000_000  # cycles: about a tenth of a second
 ARENA = 64 << 20

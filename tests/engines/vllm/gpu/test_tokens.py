@@ -31,8 +31,7 @@ from tests.poolside import PoolProcess
 
 from forebay.bench.gpu.engine import Engine, Reply
 
-rig.require_gpu()
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(560)]
+pytestmark = [*rig.NEEDS_GPU, pytest.mark.timeout(560)]
 Say = Callable[[str], None]
 # KV that was computed token by token equals KV that was computed at once: in bfloat16 only so, in
 # float32 nearly, which tokens hardly show.

@@ -17,9 +17,7 @@ from tests.engines.vllm.conftest import (
 from tests.poolside import PoolProcess
 
 WANTED = os.environ.get("OTHER_VLLM", "")
-if not WANTED:
-    pytest.skip("no other release is wanted: make test-versions", allow_module_level=True)
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.versions, pytest.mark.timeout(600)]
 
 
 def test_t50_answers_and_pages_are_equal_through_dram_kill_and_nvme(
