@@ -92,12 +92,11 @@ class Pool(Core):
             self._room.writes_behind = True
             self._room.lost = self._disk.lost
         parts = (self._room, self._disk, self._counters, clock, self._complete)
-        self._loads = Loads(*parts)
-        self._stores = Stores(*parts)
+        self._loads = Loads(*parts, generation=self.generation)
+        self._stores = Stores(*parts, generation=self.generation)
         self._ahead = Ahead(self._slab, self._complete)
         self._ahead.step()
         self._scrubber = Scrubber(self._room, self._stores.checker, self._loads.damaged)
-        self._loads.generation = self._stores.generation = self.generation
         self._loads.checker = self._stores.checker if options.verify_dram else None
         self._started = clock.monotonic()
         self._chores = Chores(self._room, self._disk, clock, self._complete)

@@ -43,6 +43,8 @@ class Stores:
         counters: Counter[str],
         clock: Clock,
         complete: Complete,
+        *,
+        generation: int,
     ) -> None:
         self._room = room
         self._disk = disk
@@ -50,7 +52,7 @@ class Stores:
         self._clock = clock
         self._complete = complete
         self._checker = Checker(complete)
-        self.generation = 0
+        self._generation = generation
         self.writing = 0  # to disk, in flight
         self._filling: dict[str, dict[int, Chunk]] = {}  # engine → slots it may write into
 
@@ -64,12 +66,12 @@ class Stores:
         answers: list[int] = []
         for run in message.runs:
             answers += self._reserve_run(session.engine, run)
-        session.send(Reserved(message.batch, self.generation, answers))
+        session.send(Reserved(message.batch, self._generation, answers))
 
     def commit(self, session: Session, message: Commit) -> None:
         """Let chunks be found whose slots an engine has filled."""
         committed: list[Chunk] = []
-        if message.generation == self.generation:
+        if message.generation == self._generation:
             mine = self._filling.get(session.engine, {})
             for offset in message.offsets:
                 chunk = mine.pop(offset, None)
@@ -82,7 +84,7 @@ class Stores:
 
     def abort(self, session: Session, message: Abort) -> None:
         """Take slots back that an engine will not fill."""
-        if message.generation == self.generation:
+        if message.generation == self._generation:
             for offset in message.offsets:
                 chunk = self._filling.get(session.engine, {}).pop(offset, None)
                 if chunk is not None:

@@ -8,29 +8,26 @@ no more, or at the deadline with what is verified by then.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from forebay.identity.keys import proof_of
 from forebay.pool.core.checker import Checker
 from forebay.pool.core.chunks import Chunk, State
+from forebay.pool.core.loading.answers import Answers
 from forebay.pool.core.loading.arrivals import Arrivals
+from forebay.pool.core.loading.reads import Complete, Reads
 from forebay.pool.core.loading.request import Request
 from forebay.pool.core.room import Room
-from forebay.pool.messages import Ask, Found, Lookup, Promise, Ready, Release, short_keys
+from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
 from forebay.pool.session import Session
 from forebay.record.header import ROOT, RecordName
 from forebay.sys.clock import Clock
-from forebay.tiers.contract import Hit, LoadOutcome
 from forebay.tiers.disk import DiskTier
 from forebay.tiers.dram.slab import slot_bytes_for
 
 REQUESTS_MAX: Final = 4096  # a session; more are answered with "unknown"
-READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
 AHEAD_READS: Final = 8  # in flight at once for who has not asked; who asks waits for no more
-TELL_CHUNKS: Final = 16  # come into DRAM before an engine hears of it
-Complete = Callable[[Callable[[], None]], None]
 
 
 class Loads:
@@ -43,19 +40,19 @@ class Loads:
         counters: Counter[str],
         clock: Clock,
         complete: Complete,
+        *,
+        generation: int,
     ) -> None:
         self._room = room
-        self._disk = disk
         self._counters = counters
         self._clock = clock
-        self._complete = complete
+        self._answers = Answers(counters, generation)
+        self._reads = Reads(room, disk, counters, clock, complete)
+        self._reads.done = self._read_done
         self.checker: Checker | None = None  # set where every promise must be re-hashed
-        self.generation = 0
-        self.loading = 0  # reads in flight
         self._requests: dict[Session, dict[int, Request]] = {}
         self._arrivals = Arrivals(room)
         room.loads_wait = self._wants_room
-        self._ahead: set[Chunk] = set()  # being read for requests that had not asked then
         self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
         self._unheard: list[tuple[list[bytes], int]] = []  # requests the policy is still to hear of
 
@@ -92,7 +89,7 @@ class Loads:
         """Begin to acquire the chunks of a request; the promise follows, now or later."""
         request = self._requests.get(session, {}).get(message.request)
         if request is None or request.asked:
-            self._send_promise(session, message.request, message.first, [], 0)
+            self._answers.promise(session, message.request, message.first, [], 0)
             return
         self._arrivals.asked(request)
         request.asked = True
@@ -139,7 +136,7 @@ class Loads:
             if chunk is not None and chunk.state is not State.FILLING:
                 at += 1
                 continue
-            more = self._disk.prefix(keys[at:]) if self._disk is not None else 0
+            more = self._reads.prefix(keys[at:])
             if not more:
                 break
             at += more
@@ -173,6 +170,11 @@ class Loads:
         for request in list(self.requests()):
             if not request.promised:
                 self._let_go(request)
+
+    @property
+    def loading(self) -> int:
+        """Reads in flight."""
+        return self._reads.in_flight
 
     @property
     def kept_bytes(self) -> int:
@@ -227,8 +229,7 @@ class Loads:
 
     def _gone(self, request: Request, position: int) -> bool:
         """A chunk cannot be read: for want of room (False), or because it is no more."""
-        disk = self._disk
-        if disk is not None and disk.length_of(request.keys[position]) is not None:
+        if self._reads.length_of(request.keys[position]) is not None:
             return False
         self._fail(request, position)
         return True
@@ -249,28 +250,7 @@ class Loads:
     def _hold(self, request: Request, position: int, chunk: Chunk) -> None:
         request.held[position] = chunk
         if request.promised:
-            self._count_loaded([chunk])
-            request.session.send(
-                Ready(
-                    request.number,
-                    self.generation,
-                    position,
-                    chunk.offset,
-                    chunk.length,
-                    chunk.name.key,
-                )
-            )
-
-    def _tell(self, request: Request) -> None:
-        """Tell an engine, now and then, how much of what it waits for has come into DRAM."""
-        ready = request.ready
-        if ready >= request.told + TELL_CHUNKS or ready >= request.stop > request.told:
-            request.told = ready
-            request.session.send(Found(request.number, request.stop, ready))
-
-    def _count_loaded(self, chunks: list[Chunk]) -> None:
-        self._counters["loaded.chunks"] += len(chunks)
-        self._counters["loaded.bytes"] += sum(chunk.length for chunk in chunks)
+            self._answers.ready(request, position, chunk)
 
     def _checked(self, request: Request, position: int, chunk: Chunk, digests: list[bytes]) -> None:
         """A slot was hashed again before a promise."""
@@ -299,7 +279,7 @@ class Loads:
 
     def _fits(self, request: Request, slot_bytes: int) -> bool:
         if not request.asked:
-            return len(self._ahead) < AHEAD_READS and slot_bytes <= self._arrivals.left_bytes
+            return self._reads.ahead < AHEAD_READS and slot_bytes <= self._arrivals.left_bytes
         pinned = self._room.pinned_bytes
         return not pinned or pinned + slot_bytes <= self._room.load_budget_bytes
 
@@ -333,7 +313,7 @@ class Loads:
         chunk = self._room.chunks.get(key)
         if chunk is not None:
             return chunk.slot_bytes
-        length = self._disk.length_of(key) if self._disk is not None else None
+        length = self._reads.length_of(key)
         return 0 if length is None else slot_bytes_for(length)
 
     def _let_go(self, request: Request) -> None:
@@ -357,49 +337,14 @@ class Loads:
     def _read(self, request: Request, position: int) -> Chunk | None:
         """Begin to read a chunk from disk; None if it is not there or there is no room."""
         key = request.keys[position]
-        length = self._disk.length_of(key) if self._disk is not None else None
+        length = self._reads.length_of(key)
         if length is None or not self._fits(request, slot_bytes_for(length)):
-            return None
-        offset = self._room.take(length)
-        if offset is None:
             return None
         parent = request.keys[position - 1] if position else ROOT
         name = RecordName(request.namespace, request.group, key, parent)
-        chunk = Chunk(name, State.LOADING, offset, length)
-        chunk.slot_bytes = self._room.slab.slot_bytes_at(offset)
-        self._room.chunks.add(chunk)
-        self._room.pinned_bytes += chunk.slot_bytes
-        self.loading += 1
-        if not request.asked:
-            self._ahead.add(chunk)
-        deadline = self._clock.monotonic() + READ_DEADLINE_S
-        target = self._room.slab.view(offset, length)
-        assert self._disk is not None
-        self._disk.submit_load(name, target, partial(self._loaded_on_thread, chunk), deadline)
-        return chunk
+        return self._reads.begin(name, length, ahead=not request.asked)
 
-    def _loaded_on_thread(self, chunk: Chunk, outcome: LoadOutcome) -> None:
-        self._complete(partial(self._loaded, chunk, outcome))
-
-    def _loaded(self, chunk: Chunk, outcome: LoadOutcome) -> None:
-        self.loading -= 1
-        self._ahead.discard(chunk)
-        self._room.pinned_bytes -= chunk.slot_bytes
-        awaiting, chunk.awaited = chunk.awaited, []
-        if isinstance(outcome, Hit) and outcome.header is not None:
-            self._counters["disk.loaded"] += 1
-            self._counters["disk.loaded_bytes"] += chunk.length
-            self._room.chunks.adopt(chunk, outcome.header.name)
-            chunk.digest = outcome.header.payload_hash
-            self._room.chunks.settle(chunk)
-            now = self._clock.monotonic()
-            place = self._room.place_of(chunk)
-            self._room.policy.stored(chunk.key, chunk.parent, place, now)
-            self._room.policy.on_disk(chunk.key, present=True)
-        else:
-            reason = "io_error" if isinstance(outcome, Hit) else outcome.reason.value
-            self._counters[f"misses.{reason}"] += 1
-            self._room.drop(chunk)
+    def _read_done(self, chunk: Chunk, awaiting: list[tuple[Request, int]]) -> None:
         for request, position in awaiting:
             self._arrived_at(request, position, chunk)
         self.pump()
@@ -425,8 +370,7 @@ class Loads:
         request.awaited = {waited for waited in request.awaited if waited < position}
         if request.promised:
             # What was handed out behind it stays pinned until released: it may be being copied.
-            number, generation = request.number, self.generation
-            request.session.send(Ready(number, generation, position, 0, 0, b""))
+            self._answers.lost(request, position)
             return
         for behind in [held for held in request.held if held > position]:
             self._unpin(request.held.pop(behind))
@@ -440,22 +384,12 @@ class Loads:
         request.awaited.clear()
         request.promised = True
         held = [request.held[position] for position in sorted(request.held)]
-        self._count_loaded(held)
         self._arrivals.end(request)
         total = max(0, request.stop - request.first)
         self._counters["promises"] += 1
         self._counters["promised.chunks"] += total
-        self._send_promise(request.session, request.number, request.first, held, total)
+        self._answers.promise(request.session, request.number, request.first, held, total)
         self._end_if_over(request)
-
-    def _send_promise(
-        self, session: Session, number: int, first: int, held: list[Chunk], total: int
-    ) -> None:
-        offsets = [chunk.offset for chunk in held]
-        lengths = [chunk.length for chunk in held]
-        proof = proof_of(chunk.name.key for chunk in held)
-        promise = Promise(number, self.generation, first, total, offsets, lengths, proof)
-        session.send(promise)
 
     def _end_if_over(self, request: Request) -> None:
         if request.promised and request.is_over:
@@ -493,5 +427,5 @@ class Loads:
     def _keep(self, request: Request) -> bool:
         """A request has come by more of what it will want: keep it, and tell; False: not all."""
         is_all = self._arrivals.keep(request)
-        self._tell(request)
+        self._answers.tell(request)
         return is_all
