@@ -21,7 +21,7 @@ from forebay.identity.namespace import fingerprint
 from forebay.pool.client import Chain, Client, Loaded
 from forebay.pool.client.outcomes import Known
 
-FAULTS = ("die", "hang", "garbage", "html", "cut", "429", "500", "error", "silent", "empty")
+FAULTS = ("die", "hang", "garbage", "html", "cut", "400", "429", "500", "error", "silent", "empty")
 CHUNK_WORDS = 16
 CHUNK_BYTES = 16 << 10
 
@@ -108,6 +108,10 @@ class Stub:
         if self.options.keep_bodies:
             self.bodies.append(body)
         fault = self.options.fault if number >= self.options.fault_from else None
+        if fault == "400":  # as vLLM has it, and what a terminal had better not be given
+            said = {"error": {"message": "too many\x1b[2J tokens.\n", "type": "BadRequestError"}}
+            whole(writer, 400, json.dumps(said))
+            return
         if fault in {"429", "500"}:
             whole(writer, int(fault), '{"error": "no"}')
             return

@@ -24,6 +24,7 @@ KINDS = {
     "garbage": "garbage",
     "html": "garbage",
     "cut": "broken_off",
+    "400": "http_400",
     "429": "http_429",
     "500": "http_500",
     "error": "error",
@@ -85,6 +86,12 @@ def test_whatever_goes_wrong_has_a_kind(fault: str) -> None:
     assert failed.kind == KINDS[fault]
     assert failed.why
     assert not failed.why.endswith(".")
+
+
+def test_a_server_that_refuses_is_quoted_in_one_harmless_line() -> None:
+    with stub("--fault", "400") as served:
+        failed = ask(served)
+    assert failed == Failed("http_400", "the server answered 400: too many [2J tokens")
 
 
 def test_nobody_there_is_refused() -> None:

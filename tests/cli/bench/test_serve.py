@@ -81,6 +81,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         ("die", "refused"),
         ("hang", "timeout"),
         ("garbage", "garbage"),
+        ("400", "http_400"),
         ("429", "http_429"),
         ("500", "http_500"),
         ("cut", "broken_off"),
@@ -109,7 +110,16 @@ def test_a_server_that_goes_wrong_in_mid_run_is_counted_and_named(
     assert rest[0].tpot_ms is None
     assert result.ended.startswith("nothing was answered at 8 clients")
     assert kind in said
+    assert said.count(second.error_reasons[kind]) == 1
     assert "ended early" in said
+
+
+def test_a_step_with_errors_is_not_said_to_be_slow(capsys: pytest.CaptureFixture[str]) -> None:
+    with stub("--fault", "400", "--fault-from", "4") as served:
+        assert serve(served, *SMALL, "--clients", "2", "--tpot-ms", "1000") == 1
+    said = capsys.readouterr().out
+    assert "No step is within the SLA of mean TPOT <= 1000 ms with every request answered." in said
+    assert "the server answered 400: too many [2J tokens" in said
 
 
 def test_it_ends_once_the_sla_is_long_broken(tmp_path: Path) -> None:

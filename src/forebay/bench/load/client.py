@@ -21,7 +21,7 @@ from forebay.errors import SettingsError
 
 Message = dict[str, str]  # role and content, as the protocol has it
 REQUEST_S: Final = 300.0
-_SAID_BYTES_MAX: Final = 500
+_SAID_MAX: Final = 200  # letters of a server's reason
 _BODY_BYTES_MAX: Final = 16 << 20
 _END: Final = b"[DONE]"
 
@@ -211,8 +211,7 @@ class _Heard:
 
     def failed(self) -> Failed:
         """What a server says that breaks off for a reason."""
-        said = msgspec.json.encode(self.error)[:_SAID_BYTES_MAX].decode(errors="replace")
-        return Failed("error", f"the server broke off with an error: {said}")
+        return Failed("error", f"the server broke off with an error: {_reason(self.error)}")
 
     def answer(self, begun: float) -> Answer | Failed:
         """What all of it comes to."""
@@ -233,6 +232,15 @@ class _Heard:
             answer_tokens=usage.completion_tokens,
             has_usage=self.usage is not None,
         )
+
+
+def _reason(said: object) -> str:
+    """A server's reason on one line: its message, where it has one, fit for a terminal."""
+    while isinstance(said, dict) and (said.get("error") or said.get("message")):
+        said = said.get("error") or said.get("message")
+    text = said if isinstance(said, str) else msgspec.json.encode(said).decode()
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable.split())[:_SAID_MAX].rstrip(" .")
 
 
 Hear = Callable[[bytes, float], bool]  # more of the body, and when; whether that was all
@@ -257,7 +265,10 @@ class _Exchange(asyncio.Protocol):
 
     def said(self) -> str:
         """What a server that refused gave as its reason."""
-        return bytes(self.body[:_SAID_BYTES_MAX]).decode(errors="replace")
+        try:
+            return _reason(msgspec.json.decode(self.body))
+        except msgspec.DecodeError:
+            return _reason(self.body.decode(errors="replace"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -43,7 +43,8 @@ def result_text(result: Result, bounds: Bounds) -> str:
     side = side_of(result, bounds)
     lines = [*_steps(result), ""]
     if side.point is None:
-        lines.append(f"No step is within the SLA of {sla_words(bounds)}.")
+        whole = " with every request answered" if result.steps[0].errors else ""
+        lines.append(f"No step is within the SLA of {sla_words(bounds)}{whole}.")
     else:
         first = "none is beyond it"
         if side.violation is not None:

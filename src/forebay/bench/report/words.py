@@ -61,12 +61,15 @@ def moved(pool: Pool) -> list[tuple[str, int, int]]:
 def failures(result: Result) -> list[str]:
     """What went wrong, counted and named, and what else is to be known."""
     lines = []
+    told: dict[str, None] = {}  # each reason once
     for step in result.steps:
         if step.errors:
             kinds = ", ".join(f"{count} {kind}" for kind, count in step.errors_by_kind.items())
             lines.append(
                 f"{result.name}, {clients_of(step.clients)}: {step.errors} failed ({kinds})"
             )
+            told.update(dict.fromkeys(step.error_reasons.values()))
+    lines += [f"{result.name}: {reason}" for reason in told]
     if result.ended:
         lines.append(f"{result.name} ended early: {result.ended}")
     return lines + [f"{result.name}: {note}" for note in result.notes]

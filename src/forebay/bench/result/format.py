@@ -71,6 +71,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     e2e_ms: Times | None = None
     errors: Count = 0
     errors_by_kind: dict[str, Count] = {}
+    error_reasons: dict[str, str] = {}  # of each kind the first one's, as the server gave it
     requests: Count | None = None  # that were answered
     skipped: Count = 0  # that were never sent because their client had given up
     seconds: Real | None = None

@@ -18,7 +18,8 @@ def step_of(
     """One step, over one run of it or several."""
     taken = [each for run in driven for each in run.taken]
     answers = [each.outcome for each in taken if isinstance(each.outcome, Answer)]
-    failed = Counter(each.outcome.kind for each in taken if isinstance(each.outcome, Failed))
+    failures = [each.outcome for each in taken if isinstance(each.outcome, Failed)]
+    failed = Counter(failure.kind for failure in failures)
     seconds = sum(run.seconds for run in driven)
     output_tokens = sum(answer.answer_tokens for answer in answers)
     cached = [each.cached_tokens for each in answers if each.cached_tokens is not None]
@@ -33,6 +34,7 @@ def step_of(
         e2e_ms=_e2e(answers),
         errors=failed.total(),
         errors_by_kind=dict(sorted(failed.items())),
+        error_reasons={each.kind: each.why for each in reversed(failures)},
         skipped=sum(run.skipped for run in driven),
         late=sum(run.late for run in driven),
         prompt_tokens=sum(answer.prompt_tokens for answer in answers),
