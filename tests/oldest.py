@@ -36,8 +36,9 @@ class Oldest(Policy):
         self._unwritten.pop(key, None)
         self._offered.discard(key)
 
-    def pin(self, key: bytes) -> None:
-        self._pins[key] = self._pins.get(key, 0) + 1
+    def pin(self, *keys: bytes) -> None:
+        for key in keys:
+            self._pins[key] = self._pins.get(key, 0) + 1
 
     def unpin(self, key: bytes) -> None:
         self._pins[key] -= 1

@@ -103,7 +103,7 @@ class Pool(Core):
 
     def handle(self, session: Session, message: ClientMessage) -> None:  # noqa: C901 - a line each
         """See Core."""
-        self._loads.tell_policy()
+        self._loads.catch_up()
         match message:
             case Lookup():
                 self._loads.lookup(session, message)
@@ -144,11 +144,11 @@ class Pool(Core):
 
     def answered(self) -> None:
         """See Core."""
-        self._loads.tell_policy()
+        self._loads.catch_up()
 
     def complete(self) -> None:
         """See Core."""
-        self._loads.tell_policy()
+        self._loads.catch_up()
         self._is_woken = False  # before looking: who comes later wakes us again
         for _ in range(len(self._done)):
             self._done.popleft()()
@@ -159,7 +159,7 @@ class Pool(Core):
 
     def tick(self, now: float) -> None:
         """See Core."""
-        self._loads.tell_policy()
+        self._loads.catch_up()
         self._loads.tick(now)
         self._room.shrink()
         self._chores.tick(now)

@@ -112,10 +112,11 @@ class Room:
         if self.lost is not None:
             self.lost(key)
 
-    def pin(self, chunk: Chunk) -> None:
-        """Keep a ready chunk where it is."""
-        chunk.pins += 1
-        self.policy.pin(chunk.key)
+    def pin(self, *chunks: Chunk) -> None:
+        """Keep ready chunks where they are."""
+        for chunk in chunks:
+            chunk.pins += 1
+        self.policy.pin(*[chunk.key for chunk in chunks])
 
     def unpin(self, chunk: Chunk) -> None:
         """One pin less."""

@@ -54,8 +54,8 @@ class Policy(ABC):
         """`key` left DRAM, for whatever reason; its pins are forgotten."""
 
     @abstractmethod
-    def pin(self, key: bytes) -> None:
-        """No victim until as many `unpin` as `pin`."""
+    def pin(self, *keys: bytes) -> None:
+        """No victims until as many `unpin` as `pin`."""
 
     @abstractmethod
     def unpin(self, key: bytes) -> None:

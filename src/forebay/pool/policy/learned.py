@@ -106,10 +106,11 @@ class Learned(Policy):
         if above != NONE and not forest.children[above]:
             self._expose(above)
 
-    def pin(self, key: bytes) -> None:
-        row = self._forest.row_of.get(key, NONE)
-        if row != NONE:
-            self._forest.pins[row] += 1
+    def pin(self, *keys: bytes) -> None:
+        pins = self._forest.pins
+        for row in map(self._forest.row_of.get, keys):
+            if row is not None:
+                pins[row] += 1
 
     def unpin(self, key: bytes) -> None:
         forest = self._forest

@@ -55,6 +55,7 @@ class Loads:
         room.loads_wait = self._wants_room
         self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
         self._unheard: list[tuple[list[bytes], int]] = []  # requests the policy is still to hear of
+        self._served: list[Request] = []  # have their promise, and something kept beside it
 
     def lookup(self, session: Session, message: Lookup) -> None:
         """Answer how much is known; keep what is here of it, and begin to read the rest."""
@@ -63,7 +64,7 @@ class Loads:
         known = self._known(keys, ready)
         self._unheard.append((keys, known))
         if ready < known:
-            self.tell_policy()  # before room is made for what will be read ahead
+            self.catch_up()  # before room is made for what will be read ahead
         session.send(Found(message.request, known, ready))
         self._counters["lookups"] += 1
         self._counters["lookup.chunks"] += len(keys)
@@ -77,8 +78,10 @@ class Loads:
             self._arrivals.add(request, ready, self._clock.monotonic())
             self._read_ahead()
 
-    def tell_policy(self) -> None:
-        """Tell the policy of the requests that came; answers need not wait for it."""
+    def catch_up(self) -> None:
+        """Do what answers need not wait for: the policy hears, what was kept is let go of."""
+        while self._served:
+            self._arrivals.end(self._served.pop())
         if self._unheard:
             now = self._clock.monotonic()
             for keys, known in self._unheard:
@@ -193,6 +196,8 @@ class Loads:
         part of what it wants and wait for the others, until the deadline of all of them.
         """
         first = next((other for other in self._asked if other.next < other.stop), None)
+        if first is request and not (request.promised or request.awaited or self.checker):
+            self._pin_run(request)
         while first is request and request.next < request.stop:
             if not self._acquire(request, request.next) and not self._make_way(request):
                 break
@@ -200,6 +205,24 @@ class Loads:
             self._end_if_over(request)
         elif not request.awaited and (request.next >= request.stop or self._is_alone(request)):
             self._promise(request, request.stop if request.stream else request.next)
+
+    def _pin_run(self, request: Request) -> None:
+        """Pin what lies in DRAM and fits, in one go: most asks want nothing else, and now."""
+        left_bytes = self._room.load_budget_bytes - self._room.pinned_bytes
+        named, run, taken_bytes = (request.namespace, request.group), [], 0
+        for chunk in self._room.chunks.ready(request.keys[request.next : request.stop]):
+            own_bytes = 0 if chunk.asks else chunk.slot_bytes
+            if (chunk.name.namespace, chunk.name.group) != named:  # verify: dram run namespace
+                break
+            if taken_bytes + own_bytes > left_bytes:
+                break
+            taken_bytes += own_bytes
+            chunk.asks += 1
+            run.append(chunk)
+        self._room.pinned_bytes += taken_bytes
+        self._room.pin(*run)
+        request.held.update(enumerate(run, request.next))
+        request.next += len(run)
 
     def _is_alone(self, request: Request) -> bool:
         """Whether a request has all the room there is: more than that comes only in a stream."""
@@ -384,7 +407,7 @@ class Loads:
         request.awaited.clear()
         request.promised = True
         held = [request.held[position] for position in sorted(request.held)]
-        self._arrivals.end(request)
+        self._served.append(request)
         total = max(0, request.stop - request.first)
         self._counters["promises"] += 1
         self._counters["promised.chunks"] += total
