@@ -1,12 +1,14 @@
-"""The row `disk-carries` without a GPU: real scheduler, connector, pool and drive; the GPU sleeps.
+"""The rows of dialogs without a GPU: real scheduler, connector, pool and drive; the GPU sleeps.
 
     make bench-asleep ASLEEP="--dir /mnt/nvme --dram 4GiB --disk 24GiB"
+    make bench-asleep ASLEEP="--dram 12GiB --disk 0 --clients 8 --blocks 1820"
 
 vLLM's own scheduler of one process is driven by the dialogs of docs/benchmarks.md. A step takes as
 long as a GPU of so many tokens a second would, a copy as long as PCIe would; what is read from and
 written to the drive is real, and so is every decision. Prints JSON: first the scheduler alone, then
-each repeat with Forebay and what the pool and the connector counted in it. `gpu_busy_s` is the time
-that the GPU would have computed: what a repeat costs on a machine that has cores to spare.
+with vLLM's own CPU tier of that DRAM, then each repeat with Forebay and what the pool and the
+connector counted in it. `gpu_busy_s` is the time that the GPU would have computed: what a repeat
+costs on a machine that has cores to spare.
 """
 
 import argparse
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +36,7 @@ from forebay.settings import Settings
 
 COPY_BYTES_A_S: Final = 50e9
 BLOCK_TOKENS: Final = 16
+THEIRS: Final = "OffloadingConnector"
 
 
 class Spoken:
@@ -68,30 +71,43 @@ class Asked:
     answer: list[int] = field(default_factory=list)
 
 
-class Sleeper:
-    """The workers' side: copies take their time, nothing is copied."""
+class Wire:
+    """Copies take their time, one after the other each way; nothing is copied."""
 
     def __init__(self, block_bytes: int) -> None:
+        self._block_s = block_bytes / COPY_BYTES_A_S
+        self._free_in_at = self._free_out_at = 0.0
+
+    def load(self, blocks: int) -> float:
+        """When so many more are in the KV cache."""
+        self._free_in_at = max(self._free_in_at, time.monotonic()) + blocks * self._block_s
+        return self._free_in_at
+
+    def store(self, blocks: int) -> float:
+        """When so many more are in DRAM."""
+        self._free_out_at = max(self._free_out_at, time.monotonic()) + blocks * self._block_s
+        return self._free_out_at
+
+
+class Sleeper:
+    """The workers' side of Forebay."""
+
+    def __init__(self, wire: Wire) -> None:
         from forebay.engines.vllm.step import Report
 
         self._new_report = Report
-        self._block_bytes = block_bytes
-        self._free_at = 0.0
+        self._wire = wire
         self._loads: list[tuple[float, int, Any]] = []
+        self._stores: deque[tuple[float, tuple[int, int]]] = deque()
         self._report = Report()
 
     def begin(self, step: Any) -> None:
         for load in step.loads:
-            until = self._copied_at(sum(len(piece.blocks) for piece in load.pieces))
+            until = self._wire.load(sum(len(piece.blocks) for piece in load.pieces))
             heapq.heappush(self._loads, (until, load.serial, load))
         for store in step.stores:
-            self._copied_at(len(store.piece.blocks))
-            self._report.stored[store.generation, store.piece.offset] = 1
-
-    def _copied_at(self, blocks: int) -> float:
-        begun = max(self._free_at, time.monotonic())
-        self._free_at = begun + blocks * self._block_bytes / COPY_BYTES_A_S
-        return self._free_at
+            until = self._wire.store(len(store.piece.blocks))
+            self._stores.append((until, (store.generation, store.piece.offset)))
 
     def output(self) -> Any:
         """What has been done since the last step."""
@@ -106,11 +122,48 @@ class Sleeper:
                 self._report.copied[load.serial] = 1
             if load.failed:
                 failed.add(load.request)
+        while self._stores and self._stores[0][0] <= time.monotonic():
+            self._report.stored[self._stores.popleft()[1]] = 1
         report, self._report = self._report, self._new_report()
         return KVConnectorOutput(
             finished_recving=received or None,
             failed_recving=failed,
             kv_connector_worker_meta=report,
+        )
+
+
+class TheirSleeper:
+    """The workers' side of vLLM's own CPU tier."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._jobs: list[tuple[float, int, str]] = []
+        self._deferred: list[tuple[int, Any]] = []
+
+    def begin(self, step: Any) -> None:
+        for job, store in self._deferred:
+            until = self._wire.store(len(store.src_spec.block_ids))
+            heapq.heappush(self._jobs, (until, job, ""))
+        self._deferred = list(step.store_jobs.items())  # it begins them with the next step
+        for job, load in step.load_jobs.items():
+            until = self._wire.load(len(load.dst_spec.block_ids))
+            heapq.heappush(self._jobs, (until, job, load.req_id))
+
+    def output(self) -> Any:
+        """What has been done since the last step."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+            OffloadingWorkerMetadata,
+        )
+        from vllm.v1.outputs import KVConnectorOutput
+
+        done, received = OffloadingWorkerMetadata(), set()
+        while self._jobs and self._jobs[0][0] <= time.monotonic():
+            _, job, request = heapq.heappop(self._jobs)
+            done.mark_completed(job)
+            received |= {request} if request else set()
+        return KVConnectorOutput(
+            finished_recving=received or None,
+            kv_connector_worker_meta=done if done.completed_jobs else None,
         )
 
 
@@ -122,6 +175,7 @@ class Engine:
     extra: dict[str, Any] | None  # Forebay's, or none of it
     scheduler: Any = field(init=False)
     hasher: Any = field(init=False)
+    sleeper: "Sleeper | TheirSleeper" = field(init=False)
 
     def __post_init__(self) -> None:
         import torch
@@ -171,7 +225,8 @@ class Engine:
         self.hasher = kv_cache_utils.get_request_block_hasher(BLOCK_TOKENS, hash_of)
         manager = StructuredOutputManager(config)
         self.scheduler = Scheduler(config, cache, manager, block_size=BLOCK_TOKENS)
-        self.block_bytes = page * len(names)
+        theirs = self.extra is not None and self.extra["kv_connector"] == THEIRS
+        self.sleeper = (TheirSleeper if theirs else Sleeper)(Wire(page * len(names)))
 
     @property
     def side(self) -> Any:
@@ -207,7 +262,7 @@ class _Talk:
         self.live: dict[str, Asked] = {}
         self.done: list[Asked] = []
         self.returning = self.cached = 0
-        self.sleeper = Sleeper(engine.block_bytes)
+        self.sleeper = engine.sleeper
         self.busy_s = self.steps = 0.0
 
     def run(self) -> dict[str, Any]:
@@ -309,11 +364,21 @@ def main() -> None:
     arguments = asked_for()
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", PYTHONHASHSEED="0", HF_HUB_OFFLINE="1")
     print(json.dumps({"alone": Engine(arguments, None).talk(0)}), flush=True)
+    with_theirs(arguments)
     place = Path(tempfile.mkdtemp(prefix="fb-", dir=arguments.dir))
     try:
         with_forebay(arguments, place)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def with_theirs(arguments: argparse.Namespace) -> None:
+    """All repeats, with vLLM's own tier."""
+    sized = {"cpu_bytes_to_use": parse_size(arguments.dram)}
+    wanted = {"kv_connector": THEIRS, "kv_role": "kv_both", "kv_connector_extra_config": sized}
+    engine = Engine(arguments, wanted)
+    for repeat in range(arguments.repeats):
+        print(json.dumps({"vllm_cpu": engine.talk(repeat)}), flush=True)
 
 
 def with_forebay(arguments: argparse.Namespace, place: Path) -> None:
