@@ -5,6 +5,7 @@ begin, 130 interrupted, 143 terminated.
 """
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and answer its exit status."""
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a terminal need not know every letter
         parsed = build_parser().parse_args(words)
         parsed.words = words  # a result says by which command it was measured
         with _terminable():

@@ -94,6 +94,41 @@ def test_a_server_that_refuses_is_quoted_in_one_harmless_line() -> None:
     assert failed == Failed("http_400", "the server answered 400: too many [2J tokens")
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "the server answered 403"),
+        (b'{"error": "."}', "the server answered 403"),
+        ('{"message": "Modèle inconnu"}'.encode("latin-1"), '{"message": "Mod\ufffdle inconnu"}'),
+        (b"[" * 100_000, "[" * 200),
+        (b'{"error":' * 100_000, '{"error":' * 22 + '{"'),
+        (b'{"error": ' + b"[" * 900 + b"]" * 900 + b"}", "[" * 200),
+        (b'{"error": {"code": 7}}', '{"code":7}'),
+        (b"x" * (3 << 20), "x" * 200),
+        (b'{"error": "Bearer sk-secret is wrong"}', "Bearer \u2026 is wrong"),
+    ],
+)
+def test_no_refusal_is_too_odd_to_be_quoted(body: bytes, why: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 403 No\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        await writer.drain()
+        writer.close()
+
+    async def refused() -> Answer | Failed:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await client.ask(
+                Target(Endpoint("127.0.0.1", port, key="sk-secret"), "m"), [], 1
+            )
+
+    failed = asyncio.run(refused())
+    assert isinstance(failed, Failed)
+    assert failed.kind == "http_403"
+    assert failed.why.removeprefix("the server answered 403: ") == why
+
+
 def test_nobody_there_is_refused() -> None:
     target = Target(Endpoint("127.0.0.1", free_port()), "m")
     failed = asyncio.run(client.ask(target, [], 1))

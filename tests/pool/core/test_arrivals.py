@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.desk import LENGTH, Client, Desk, Watch, chain
+from tests.desk import LENGTH, NAMESPACE, Client, Desk, Watch, chain
 
+from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.core.loading import arrivals
 from forebay.pool.messages import Ask, Cancel, Clear, Done, Found, Promise, Release
 from forebay.record.region import short
@@ -279,3 +280,57 @@ def test_thousands_may_wait_for_the_same_long_prompt(place: Path, client: Client
     assert worst_s < 1.0, "6 µs for each of them and their chunks would be three seconds"
     desk.pool.left(client)
     close(desk)
+
+
+def test_who_is_behind_may_use_what_was_kept_for_the_one_before(place: Path) -> None:
+    trunk = KeyChain(ChainRoot(NAMESPACE, 1, salt="x")).extend(range(6))
+    branch = KeyChain(ChainRoot(NAMESPACE, 1, salt="x")).extend([0, 1, 99])
+    desk = Desk(16 * LENGTH, place, 64 * MIB)
+    first, behind, other = Client("a"), Client("b"), Client("c")
+    desk.store(first, trunk)
+    desk.store(first, branch)
+    desk.pool.close(5)
+    desk = Desk(16 * LENGTH, place, 64 * MIB)
+    assert desk.load(first, trunk) == 6
+    desk.settle()
+    desk.pool._stores.write_behind = lambda **_: None  # type: ignore[method-assign]
+    number, _ = desk.lookup(first, trunk)  # all six are kept for it
+    desk.store(other, chain("c", 8))
+    desk.store(other, chain("more", 2))
+    assert desk.number("dram", "taken_bytes") == 16 * LENGTH
+    next_number, found = desk.lookup(behind, branch)
+    assert found.known == 3
+    holding, _ = desk.lookup(other, chain("c", 8))
+    assert desk.ask(other, holding, chain("c", 8)).total == 8  # the whole load budget
+    desk.pool.handle(first, Ask(number, 0, 2, 10_000, stream=False))
+    desk.pool.handle(behind, Ask(next_number, 0, 3, 10_000, stream=False))
+    desk.pool.handle(other, Release(holding, []))
+    assert desk.receive(first, Promise).total == 2
+    assert desk.receive(behind, Promise).total == 3
+    close(desk)
+
+
+def test_reading_ahead_goes_on_when_a_promise_is_given(disk: Desk, client: Client) -> None:
+    number, _ = disk.lookup(client, chain("0", 12))
+    disk.pool.handle(client, Ask(number, 0, 12, 10_000, stream=False))
+    disk.lookup(client, chain("1", 12)[:4])
+    for _ in range(500):  # no tick comes to its help
+        time.sleep(0.001)
+        disk.pool.complete()
+        disk.pool.answered()
+    assert read(disk) == 16
+
+
+def test_a_chain_ends_where_a_key_is_repeated(dram: Desk, client: Client) -> None:
+    """None that is a chain has such a key; a client that sends one must not confuse the books."""
+    keys = chain("a", 2)
+    dram.store(client, keys)
+    twice, found = dram.lookup(client, [*keys, keys[0], keys[1]])
+    assert found == Found(twice, 2, 2)
+    once, _ = dram.lookup(client, keys)
+    assert dram.pool.violations() == []
+    dram.pool.handle(client, Cancel(twice))
+    dram.pool.handle(client, Cancel(once))
+    dram.pool.answered()
+    assert dram.pool.violations() == []
+    assert dram.number("dram", "kept_bytes") == 0

@@ -21,7 +21,8 @@ from forebay.errors import SettingsError
 
 Message = dict[str, str]  # role and content, as the protocol has it
 REQUEST_S: Final = 300.0
-_SAID_MAX: Final = 200  # letters of a server's reason
+_SAID_MAX: Final = 200  # letters of a server's reason,
+_SAID_BYTES_MAX: Final = 16 << 10  # of so much that is looked at
 _BODY_BYTES_MAX: Final = 16 << 20
 _END: Final = b"[DONE]"
 
@@ -116,11 +117,12 @@ async def ask(target: Target, messages: Sequence[Message], answer_tokens: int) -
     request = _request(target.endpoint, "POST", path, msgspec.json.encode(body))
     ended = await _exchange(target.endpoint, request, target.timeout_s, heard.hear)
     if heard.error is not None:  # it gave its reason, and may have broken off then
-        return heard.failed()
+        why = "the server broke off with an error"
+        return _failed("error", why, heard.error, target.endpoint.key)
     if isinstance(ended, Failed):
         return ended
     if ended.status != 200:
-        return Failed(f"http_{ended.status}", f"the server answered {ended.status}: {ended.said()}")
+        return ended.refused(target.endpoint.key)
     return heard.answer(ended.begun)
 
 
@@ -132,7 +134,7 @@ async def fetch(
     if isinstance(ended, Failed):
         return ended
     if ended.status != 200:
-        return Failed(f"http_{ended.status}", f"the server answered {ended.status}: {ended.said()}")
+        return ended.refused(endpoint.key)
     return bytes(ended.body)
 
 
@@ -209,10 +211,6 @@ class _Heard:
                     self.is_finished |= choice.finish_reason is not None
         return False
 
-    def failed(self) -> Failed:
-        """What a server says that breaks off for a reason."""
-        return Failed("error", f"the server broke off with an error: {_reason(self.error)}")
-
     def answer(self, begun: float) -> Answer | Failed:
         """What all of it comes to."""
         if not self.has_events:
@@ -234,13 +232,19 @@ class _Heard:
         )
 
 
-def _reason(said: object) -> str:
-    """A server's reason on one line: its message, where it has one, fit for a terminal."""
+def _failed(kind: str, why: str, said: object, secret: str) -> Failed:
+    """A failure with the server's reason, if it has one, as a line that is fit for a terminal."""
     while isinstance(said, dict) and (said.get("error") or said.get("message")):
         said = said.get("error") or said.get("message")
-    text = said if isinstance(said, str) else msgspec.json.encode(said).decode()
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(printable.split())[:_SAID_MAX].rstrip(" .")
+    try:
+        text = said if isinstance(said, str) else msgspec.json.encode(said).decode()
+    except RecursionError:
+        text = ""  # nested for no other reason than to be
+    if secret:
+        text = text.replace(secret, "…")  # some servers repeat what they were sent
+    text = "".join(letter if letter.isprintable() else " " for letter in text[:_SAID_BYTES_MAX])
+    reason = " ".join(text.split())[:_SAID_MAX].rstrip(" .")
+    return Failed(kind, f"{why}: {reason}" if reason else why)
 
 
 Hear = Callable[[bytes, float], bool]  # more of the body, and when; whether that was all
@@ -263,12 +267,14 @@ class _Exchange(asyncio.Protocol):
         """As HTTP has it; 0 until it is there."""
         return self.response.status
 
-    def said(self) -> str:
-        """What a server that refused gave as its reason."""
+    def refused(self, secret: str) -> Failed:
+        """What a server made of a request that it did not serve."""
+        body = bytes(self.body[:_SAID_BYTES_MAX])
         try:
-            return _reason(msgspec.json.decode(self.body))
-        except msgspec.DecodeError:
-            return _reason(self.body.decode(errors="replace"))
+            said = msgspec.json.decode(body)
+        except (ValueError, RecursionError):
+            said = body.decode(errors="replace")
+        return _failed(f"http_{self.status}", f"the server answered {self.status}", said, secret)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

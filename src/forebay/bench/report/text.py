@@ -13,8 +13,9 @@ from forebay.bench.report.words import (
     sla_words,
     times,
 )
-from forebay.bench.result.compare import Comparison, Row, side_of
+from forebay.bench.result.compare import Comparison, Row, load_of, side_of
 from forebay.bench.result.format import Ab, Bounds, Result, Step
+from forebay.plan.measured import FAILED_SHARE_MAX
 
 
 def comparison_text(found: Comparison) -> str:
@@ -43,8 +44,10 @@ def result_text(result: Result, bounds: Bounds) -> str:
     side = side_of(result, bounds)
     lines = [*_steps(result), ""]
     if side.point is None:
-        whole = " with every request answered" if result.steps[0].errors else ""
-        lines.append(f"No step is within the SLA of {sla_words(bounds)}{whole}.")
+        assert side.violation is not None
+        failed_share = load_of(side.violation).failed_share
+        why = ": too many requests failed" if failed_share > FAILED_SHARE_MAX else ""
+        lines.append(f"No step is within the SLA of {sla_words(bounds)}{why}.")
     else:
         first = "none is beyond it"
         if side.violation is not None:

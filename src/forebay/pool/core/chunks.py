@@ -99,9 +99,9 @@ class Chunks:
             return len(keys)
         return len(list(takewhile(self._ready.__contains__, keys)))
 
-    def ready(self, keys: list[bytes]) -> list[Chunk]:
+    def ready(self, keys: list[bytes]) -> Iterator[Chunk]:
         """Those chunks, from the first, that are READY."""
-        return list(map(self._by_key.__getitem__, keys[: self.ready_prefix(keys)]))
+        return map(self._by_key.__getitem__, takewhile(self._ready.__contains__, keys))
 
     def is_ready(self, key: bytes) -> bool:
         """Whether this chunk is READY; the one question that any thread may ask."""

@@ -55,11 +55,11 @@ class Loads:
         room.loads_wait = self._wants_room
         self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
         self._unheard: list[tuple[list[bytes], int]] = []  # requests the policy is still to hear of
-        self._served: list[Request] = []  # have their promise, and something kept beside it
+        self._asking: Request | None = None  # whose promise is the answer to its ask
 
     def lookup(self, session: Session, message: Lookup) -> None:
         """Answer how much is known; keep what is here of it, and begin to read the rest."""
-        keys = short_keys(message.keys)
+        keys = _unrepeated(short_keys(message.keys))
         ready = self._room.chunks.ready_prefix(keys)
         known = self._known(keys, ready)
         self._unheard.append((keys, known))
@@ -80,8 +80,9 @@ class Loads:
 
     def catch_up(self) -> None:
         """Do what answers need not wait for: the policy hears, what was kept is let go of."""
-        while self._served:
-            self._arrivals.end(self._served.pop())
+        if self._asking is not None:
+            self._arrivals.end(self._asking)
+            self._asking = None
         if self._unheard:
             now = self._clock.monotonic()
             for keys, known in self._unheard:
@@ -103,7 +104,10 @@ class Loads:
         request.stream = message.stream
         request.deadline = self._clock.monotonic() + max(0, message.deadline_ms) / 1000
         self._asked[request] = None
+        self._asking = request
         self._advance(request)
+        if not request.promised:
+            self._asking = None
 
     def release(self, session: Session, message: Release) -> None:
         """Unpin what an engine has copied."""
@@ -407,7 +411,8 @@ class Loads:
         request.awaited.clear()
         request.promised = True
         held = [request.held[position] for position in sorted(request.held)]
-        self._served.append(request)
+        if request is not self._asking:  # whoever comes next may use what it kept
+            self._arrivals.end(request)
         total = max(0, request.stop - request.first)
         self._counters["promises"] += 1
         self._counters["promised.chunks"] += total
@@ -452,3 +457,15 @@ class Loads:
         is_all = self._arrivals.keep(request)
         self._answers.tell(request)
         return is_all
+
+
+def _unrepeated(keys: list[bytes]) -> list[bytes]:
+    """A chain up to its first repeated key: a true one has none, since keys name whole prefixes."""
+    if len(set(keys)) == len(keys):
+        return keys
+    seen: set[bytes] = set()
+    for at, key in enumerate(keys):
+        if key in seen:
+            return keys[:at]
+        seen.add(key)
+    return keys
