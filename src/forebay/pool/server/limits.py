@@ -16,8 +16,9 @@ class Limits:
     messages_a_round_max: int = 64  # of one connection, before others have their turn
     hello_s: float = 5.0  # a connection that has not said Hello by then is closed
     tick_s: float = 0.01  # how often deadlines are looked at while something is under way
-    idle_tick_s: float = 0.25  # and while nothing is
-    busy_s: float = 1.0  # after a message, something may be under way
+    busy_tick_s: float = 0.05  # while engines have sent something within `busy_s`
+    busy_s: float = 1.0
+    idle_tick_s: float = 0.25  # and while nobody does anything
     grace_s: float = 1.0  # from the last process's exit until its slots are free
     hidden_s: float = 10.0  # from the last connection's end, where the process cannot be seen
     accept_pause_s: float = 0.1  # when descriptors have run out

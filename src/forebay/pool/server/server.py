@@ -269,8 +269,10 @@ class Server:
         if now >= self._next_tick:
             self._core.tick(now)
             self._next_tick = now + self._limits.idle_tick_s
-        if now < self._busy_until or self._core.is_waiting:
+        if self._core.is_waiting:
             self._next_tick = min(self._next_tick, now + self._limits.tick_s)
+        elif now < self._busy_until:
+            self._next_tick = min(self._next_tick, now + self._limits.busy_tick_s)
         if self._accept_again is not None and now >= self._accept_again:
             self._accept_again = None
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
