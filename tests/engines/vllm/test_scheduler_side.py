@@ -36,11 +36,11 @@ class Output:
         resumed_req_ids: tuple[()] = ()
 
 
-def request_of(tokens: list[int]) -> Any:
+def request_of(tokens: list[int], name: str = "request") -> Any:
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
-    return Request("request", tokens, SamplingParams(max_tokens=1), None)
+    return Request(name, tokens, SamplingParams(max_tokens=1), None)
 
 
 @pytest.fixture
@@ -62,6 +62,24 @@ def side_of(pool: PoolProcess) -> SchedulerSide:
     side.join()
     side.root = ROOT
     return side
+
+
+def both_promised(side: SchedulerSide, tokens: tuple[int, int]) -> list[Any]:
+    """Two requests that share their first chunks, each with a promise of so many tokens."""
+    shared = list(range(CHUNKS * SHAPE.chunk_tokens))
+    requests = [request_of([*shared[:n], 7], f"request {n}") for n in tokens]
+    if tokens[0] == tokens[1]:
+        requests[1].request_id += " again"
+    for request in requests:
+        side.arrived(request)
+    until = time.monotonic() + 10
+    while any(side._tracked[each.request_id].promise is None for each in requests):
+        assert time.monotonic() < until
+        for each in requests:
+            if not side._tracked[each.request_id].asked:
+                side.matched(each, 0)
+        side.begin_step(Output)
+    return requests
 
 
 def asked(side: SchedulerSide, request: Any, computed: int) -> int:
@@ -109,4 +127,29 @@ def test_a_promise_with_a_hole_before_it_is_a_failed_load(pool: PoolProcess) -> 
     loads = side.begin_step(Output).loads
     assert loads[0].is_last
     assert loads[0].failed
+    side.close()
+
+
+def test_two_with_the_same_promise_load_it_once(pool: PoolProcess) -> None:
+    side, whole = side_of(pool), CHUNKS * SHAPE.chunk_tokens
+    first, second = both_promised(side, (whole, whole))
+    assert side.matched(first, 0) == (whole, True)
+    side.allocated(first, list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks)), whole)
+    for _ in range(3):
+        assert side.matched(second, 0) == (None, False), "what it waits for is being copied"
+        assert side._tracked[second.request_id].promise is None, "and it holds nothing meanwhile"
+        side.begin_step(Output)
+    assert side.begin_step(Output).loads == []
+    side.heard(None, [first.request_id], set())
+    assert asked(side, second, whole) == 0, "now the engine has it itself"
+    assert side.counts["loads"] == 1
+    side.close()
+
+
+def test_one_with_more_to_load_does_not_wait_for_another(pool: PoolProcess) -> None:
+    side, whole, part = side_of(pool), CHUNKS * SHAPE.chunk_tokens, 2 * SHAPE.chunk_tokens
+    first, second = both_promised(side, (part, whole))
+    assert side.matched(first, 0) == (part, True)
+    side.allocated(first, list(range(100, 100 + 2 * SHAPE.chunk_blocks)), part)
+    assert side.matched(second, 0) == (whole, True)
     side.close()

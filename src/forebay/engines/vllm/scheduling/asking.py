@@ -115,6 +115,8 @@ class Asking:
         tracked.computed = computed
         first = computed // self._shape.chunk_tokens
         if self._is_copied_for_another(tracked, first, copying):
+            if tracked.promise is not None:
+                self.cancel(tracked)  # the other may need the room
             self._counts["asked_again.copying"] += 1
             return None, False
         if tracked.asked and tracked.asked_first > first:
@@ -253,10 +255,16 @@ class Asking:
     def _is_copied_for_another(
         self, tracked: Tracked, first: int, copying: Mapping[bytes, str]
     ) -> bool:
-        """Whether what is missing is on its way into the KV cache: then it is a local hit soon."""
-        if tracked.promise is not None or first >= len(tracked.keys):
+        """Whether what is missing is on its way into the KV cache: then it is a local hit soon.
+
+        One that has not been promised anything waits for its first chunk; one that has, only where
+        it would load nothing but what another loads.
+        """
+        promise = tracked.promise
+        at = first if promise is None else promise.first + promise.total - 1
+        if not first <= at < len(tracked.keys):
             return False
-        owner = copying.get(short(tracked.keys[first]))
+        owner = copying.get(short(tracked.keys[at]))
         return owner is not None and owner != tracked.request.request_id
 
     def _came(self, tracked: Tracked, first: int, count: int) -> None:
