@@ -255,7 +255,7 @@ class _Talk:
         turns = [FULL.first_tokens, *[FULL.turn_tokens] * (talk.TURNS - 1)]
         words = talk.Words(FULL.config["vocab_size"])
         count = clients * talk.DIALOGS_A_CLIENT
-        made = talk._made(count, turns, FULL.answer_tokens, repeat)
+        made = talk.dialogs_of(count, turns, FULL.answer_tokens, repeat)
         spoken = [Spoken(dialog, words, f"{repeat}/{at}") for at, dialog in enumerate(made)]
         self.dialogs = [spoken[client::clients] for client in range(clients)]
         self.left = [talk.TURNS * talk.DIALOGS_A_CLIENT] * clients

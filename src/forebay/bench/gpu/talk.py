@@ -70,11 +70,11 @@ class Returning:
 def prompts(scale: Scale, count: int, tokens: int, seed: int) -> list[list[int]]:
     """Prompts that have nothing in common."""
     words = Words(scale.config["vocab_size"])
-    made = _made(count, [tokens], scale.answer_tokens, seed)
+    made = dialogs_of(count, [tokens], scale.answer_tokens, seed)
     return [words.encode(dialog.ask().messages) for dialog in made]
 
 
-def _made(count: int, turns: Sequence[int], answer_tokens: int, seed: int) -> list[Dialog]:
+def dialogs_of(count: int, turns: Sequence[int], answer_tokens: int, seed: int) -> list[Dialog]:
     """Dialogs in which nothing has been said yet; their first words differ from one another."""
     return [
         Dialog(
@@ -105,7 +105,7 @@ async def stateless(engine: Engine, scale: Scale, clients: int, seed: int) -> di
 async def dialogs(engine: Engine, scale: Scale, clients: int, seed: int) -> dict[str, Any]:
     """So many clients, each holding two dialogs turn by turn."""
     words = Words(scale.config["vocab_size"])
-    made = _made(clients * DIALOGS_A_CLIENT, _turns(scale), scale.answer_tokens, seed)
+    made = dialogs_of(clients * DIALOGS_A_CLIENT, _turns(scale), scale.answer_tokens, seed)
     asked: list[Asked] = []
 
     async def client(own: Sequence[Dialog]) -> None:
@@ -136,7 +136,7 @@ async def returning(engine: Engine, scale: Scale, count: int, seed: int) -> list
             known = len(prompt) + len(reply.tokens)
         return Returning(words.encode(dialog.ask().messages), known)
 
-    made = _made(count, _turns(scale), scale.answer_tokens, seed)
+    made = dialogs_of(count, _turns(scale), scale.answer_tokens, seed)
     return list(await asyncio.gather(*map(hold, made)))
 
 

@@ -10,6 +10,7 @@ from forebay.pool.core.chunks import Chunk, State
 from forebay.pool.core.room import Room
 from forebay.record.header import payload_hash
 
+Complete = Callable[[Callable[[], None]], None]  # have something done on the pool's thread
 _WAITING_MAX: Final = 1024
 _INTERVAL_S: Final = 0.05  # between two steps, at least; a pool that sleeps takes four a second
 _STEP_BYTES: Final = 4 << 20  # so that the idle pool hashes 16 MB/s: 64 GiB in about an hour
@@ -19,7 +20,7 @@ _STEP_CHUNKS_MAX: Final = 64
 class Checker:
     """Hashes what it is given, in order; answers through the pool's completions."""
 
-    def __init__(self, complete: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, complete: Complete) -> None:
         self._complete = complete
         self._jobs: queue.Queue[tuple[list[memoryview], Callable[[list[bytes]], None]] | None]
         self._jobs = queue.Queue(_WAITING_MAX)

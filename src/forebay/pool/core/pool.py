@@ -17,7 +17,9 @@ from forebay.errors import StartupError
 from forebay.pool.core.audit import violations
 from forebay.pool.core.checker import Scrubber
 from forebay.pool.core.chores import Chores
+from forebay.pool.core.loading.answers import Answers
 from forebay.pool.core.loading.loads import Loads
+from forebay.pool.core.loading.reads import Reads
 from forebay.pool.core.room import Room
 from forebay.pool.core.stores import Stores
 from forebay.pool.messages import (
@@ -92,7 +94,8 @@ class Pool(Core):
             self._room.writes_behind = True
             self._room.lost = self._disk.lost
         parts = (self._room, self._disk, self._counters, clock, self._complete)
-        self._loads = Loads(*parts, generation=self.generation)
+        reads, answers = Reads(*parts), Answers(self._counters, self.generation)
+        self._loads = Loads(self._room, reads, answers, self._counters, clock)
         self._stores = Stores(*parts, generation=self.generation)
         self._ahead = Ahead(self._slab, self._complete)
         self._ahead.step()

@@ -6,11 +6,10 @@ told to come again, and what the policy offers for the disk is written while the
 """
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from forebay.pool.core.checker import Checker
+from forebay.pool.core.checker import Checker, Complete
 from forebay.pool.core.chunks import Chunk, State
 from forebay.pool.core.room import DECLINED, Newcomer, Room
 from forebay.pool.messages import Abort, Answer, Commit, Committed, Reserve, Reserved, Run
@@ -30,7 +29,6 @@ from forebay.tiers.disk.index import Removed
 from forebay.tiers.dram.slab import slot_bytes_for
 
 WRITES_MAX: Final = 16  # in flight or queued at the disk; the rest waits in DRAM
-Complete = Callable[[Callable[[], None]], None]
 
 
 class Stores:

@@ -16,14 +16,13 @@ from forebay.pool.core.checker import Checker
 from forebay.pool.core.chunks import Chunk, State
 from forebay.pool.core.loading.answers import Answers
 from forebay.pool.core.loading.arrivals import Arrivals
-from forebay.pool.core.loading.reads import Complete, Reads
+from forebay.pool.core.loading.reads import Reads
 from forebay.pool.core.loading.request import Request
 from forebay.pool.core.room import Room
 from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
 from forebay.pool.session import Session
 from forebay.record.header import ROOT, RecordName
 from forebay.sys.clock import Clock
-from forebay.tiers.disk import DiskTier
 from forebay.tiers.dram.slab import slot_bytes_for
 
 REQUESTS_MAX: Final = 4096  # a session; more are answered with "unknown"
@@ -36,19 +35,17 @@ class Loads:
     def __init__(
         self,
         room: Room,
-        disk: DiskTier | None,
+        reads: Reads,
+        answers: Answers,
         counters: Counter[str],
         clock: Clock,
-        complete: Complete,
-        *,
-        generation: int,
     ) -> None:
         self._room = room
         self._counters = counters
         self._clock = clock
-        self._answers = Answers(counters, generation)
-        self._reads = Reads(room, disk, counters, clock, complete)
-        self._reads.done = self._read_done
+        self._answers = answers
+        self._reads = reads
+        reads.done = self._read_done
         self.checker: Checker | None = None  # set where every promise must be re-hashed
         self._requests: dict[Session, dict[int, Request]] = {}
         self._arrivals = Arrivals(room)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from forebay.pool.core.checker import Complete
 from forebay.pool.core.chunks import Chunk, State
 from forebay.pool.core.loading.request import Request
 from forebay.pool.core.room import Room
@@ -18,7 +19,6 @@ from forebay.tiers.contract import Hit, LoadOutcome
 from forebay.tiers.disk import DiskTier
 
 READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
-Complete = Callable[[Callable[[], None]], None]
 Awaiting = list[tuple[Request, int]]  # who waits for a chunk, and which of theirs it is
 
 
