@@ -28,7 +28,8 @@ from forebay.tiers.contract import (
 from forebay.tiers.disk import DiskTier, Options
 
 HASTY = Options(region_bytes=1 << 18, read_depth=1, write_depth=1, hang_s=0.3, probe_interval_s=0.2)
-CALL_S_MAX = 0.05  # what a call that must not wait may take on a busy machine
+CALL_S_MAX = 0.05  # what 99 of 100 calls that must not wait may take
+SOON_S = 1.0  # what any one may take on a busy machine; a hanging drive would take for ever
 
 
 class Slow:
@@ -80,7 +81,7 @@ def test_t24_a_load_that_waits_behind_a_hanging_one_is_a_miss_in_time(slow: Slow
     before = time.monotonic()
     outcome = waited(slow.tier, slow.samples[1], deadline=before + 0.1)
     assert outcome == Miss(MissReason.DEADLINE)
-    assert time.monotonic() - before < 0.1 + 4 * HASTY.tick_s
+    assert time.monotonic() - before < 0.1 + SOON_S
     hanging.disarm()
     outcomes.wait()
 
@@ -91,7 +92,7 @@ def test_t24_a_caller_with_a_deadline_goes_on_without_a_hanging_call(slow: Slow)
     before = time.monotonic()
     outcome, data = blocking.load(slow.tier, slow.samples[0].name, 9000, timeout_s=0.1)
     assert (outcome, data) == (Miss(MissReason.DEADLINE), b"")
-    assert time.monotonic() - before < 0.1 + CALL_S_MAX
+    assert time.monotonic() - before < 0.1 + SOON_S
 
 
 def waited(tier: DiskTier, sample: Sample, deadline: float) -> LoadOutcome:
@@ -118,7 +119,7 @@ def test_t24_a_hanging_drive_is_switched_off_and_on_again(slow: Slow, fault: str
     before = time.monotonic()
     assert load(slow.tier, slow.samples[1])[0] == Miss(MissReason.TIER_OFF)
     assert store(slow.tier, single("refused")) == Dropped(DropReason.TIER_OFF)
-    assert time.monotonic() - before < 2 * CALL_S_MAX
+    assert time.monotonic() - before < SOON_S
     slow.disk.disarm()
     outcomes.wait()
     until(lambda: slow.tier.drives()[0].is_on)

@@ -321,6 +321,22 @@ def test_reading_ahead_goes_on_when_a_promise_is_given(disk: Desk, client: Clien
     assert read(disk) == 16
 
 
+def test_what_comes_for_an_ask_behind_another_is_held_once(disk: Desk, client: Client) -> None:
+    chains = [chain(str(number), 12) for number in range(3)]
+    numbers = [disk.lookup(client, keys)[0] for keys in chains[:1]]
+    assert disk.ask(client, numbers[0], chains[0]).total == 12
+    numbers += [disk.lookup(client, keys)[0] for keys in chains[1:]]
+    for number in (2, 1):  # the first waits for room, the other for it and for what it reads ahead
+        disk.pool.handle(client, Ask(numbers[number], 0, 12, 10_000, stream=False))
+    disk.settle()
+    assert disk.number("dram", "pinned_bytes") == SLOTS // 2 * LENGTH
+    for number in (0, 2, 1):
+        if number:
+            assert disk.receive(client, Promise).total == 12
+        disk.pool.handle(client, Release(numbers[number], []))
+    assert disk.number("dram", "pinned_bytes") == 0
+
+
 def test_a_chain_ends_where_a_key_is_repeated(dram: Desk, client: Client) -> None:
     """None that is a chain has such a key; a client that sends one must not confuse the books."""
     keys = chain("a", 2)

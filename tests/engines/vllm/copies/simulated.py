@@ -48,6 +48,7 @@ class SimulatedDriver:
         self.refuses = ""  # why registering fails
         self.registered: dict[int, int] = {}
         self.submitted: list[str] = []  # the stream of each batch
+        self.on_submitted: Callable[[], None] = lambda: None  # on the thread that submits
         self.problems: list[str] = []
         self._streams = [SimulatedStream("compute")]
 
@@ -90,6 +91,7 @@ class SimulatedDriver:
                 ctypes.memmove(target, source, batch.page_bytes)
 
         stream.put(work)
+        self.on_submitted()
 
     def pages_a_call(self, page_bytes: int) -> int:
         return self.pages

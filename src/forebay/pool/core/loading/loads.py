@@ -197,7 +197,7 @@ class Loads:
         part of what it wants and wait for the others, until the deadline of all of them.
         """
         first = next((other for other in self._asked if other.next < other.stop), None)
-        if first is request and not (request.promised or request.awaited or self.checker):
+        if first is request and not (request.has_ahead or request.promised or self.checker):
             self._pin_run(request)
         while first is request and request.next < request.stop:
             if not self._acquire(request, request.next) and not self._make_way(request):
@@ -232,8 +232,8 @@ class Loads:
 
     def _acquire(self, request: Request, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""
-        if position in request.awaited:
-            request.next = position + 1  # since its arrival
+        if position in request.awaited or position in request.held:
+            request.next = position + 1  # read since its arrival
             return True
         chunk = self._room.chunks.get(request.keys[position])
         if chunk is None or chunk.state is State.FILLING:

@@ -3,7 +3,8 @@
 [0, first)        the engine has these itself
 [first, next)     acquired: each is held (pinned, verified) or awaited; before it asks nothing is
                   held, but what has come into DRAM is kept there
-[next, stop)      promised in a stream, or hoped for; not acquired yet
+[next, stop)      promised in a stream, or hoped for; not acquired yet, though what was read ahead
+                  for it may have come already and be held, or still be awaited
 [stop, …)         unknown, cut off by a deadline, or failed
 """
 
@@ -64,6 +65,11 @@ class Request:
         while end in self.held:
             end += 1
         return end
+
+    @property
+    def has_ahead(self) -> bool:
+        """Whether it waits for something, or holds what was read ahead of `next`."""
+        return bool(self.awaited) or len(self.held) > self.next - self.first
 
     @property
     def is_over(self) -> bool:
