@@ -37,6 +37,7 @@ from forebay.settings import Settings
 COPY_BYTES_A_S: Final = 50e9
 BLOCK_TOKENS: Final = 16
 THEIRS: Final = "OffloadingConnector"
+STEPS_AT_ONCE: Final = 2
 
 
 class Spoken:
@@ -71,42 +72,54 @@ class Asked:
     answer: list[int] = field(default_factory=list)
 
 
-class Wire:
-    """Copies take their time, one after the other each way; nothing is copied."""
+class Gpu:
+    """Steps and copies take their time, one after the other each; nothing is done.
+
+    Copies of a step begin when the steps before it are computed.
+    """
 
     def __init__(self, block_bytes: int) -> None:
         self._block_s = block_bytes / COPY_BYTES_A_S
-        self._free_in_at = self._free_out_at = 0.0
+        self._free_in_at = self._free_out_at = self._computed_at = 0.0
+
+    def compute(self, seconds: float) -> float:
+        """When one more step is computed."""
+        self._computed_at = max(self._computed_at, time.monotonic()) + seconds
+        return self._computed_at
 
     def load(self, blocks: int) -> float:
         """When so many more are in the KV cache."""
-        self._free_in_at = max(self._free_in_at, time.monotonic()) + blocks * self._block_s
+        self._free_in_at = self._next(self._free_in_at) + blocks * self._block_s
         return self._free_in_at
 
     def store(self, blocks: int) -> float:
         """When so many more are in DRAM."""
-        self._free_out_at = max(self._free_out_at, time.monotonic()) + blocks * self._block_s
+        self._free_out_at = self._next(self._free_out_at) + blocks * self._block_s
         return self._free_out_at
+
+    def _next(self, free_at: float) -> float:
+        return max(free_at, self._computed_at, time.monotonic())
 
 
 class Sleeper:
     """The workers' side of Forebay."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         from forebay.engines.vllm.step import Report
 
         self._new_report = Report
-        self._wire = wire
+        self._gpu = gpu
         self._loads: list[tuple[float, int, Any]] = []
         self._stores: deque[tuple[float, tuple[int, int]]] = deque()
         self._report = Report()
 
     def begin(self, step: Any) -> None:
+        self._report.step = step.number
         for load in step.loads:
-            until = self._wire.load(sum(len(piece.blocks) for piece in load.pieces))
+            until = self._gpu.load(sum(len(piece.blocks) for piece in load.pieces))
             heapq.heappush(self._loads, (until, load.serial, load))
         for store in step.stores:
-            until = self._wire.store(len(store.piece.blocks))
+            until = self._gpu.store(len(store.piece.blocks))
             self._stores.append((until, (store.generation, store.piece.offset)))
 
     def output(self) -> Any:
@@ -135,18 +148,18 @@ class Sleeper:
 class TheirSleeper:
     """The workers' side of vLLM's own CPU tier."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
         self._jobs: list[tuple[float, int, str]] = []
         self._deferred: list[tuple[int, Any]] = []
 
     def begin(self, step: Any) -> None:
         for job, store in self._deferred:
-            until = self._wire.store(len(store.src_spec.block_ids))
+            until = self._gpu.store(len(store.src_spec.block_ids))
             heapq.heappush(self._jobs, (until, job, ""))
         self._deferred = list(step.store_jobs.items())  # it begins them with the next step
         for job, load in step.load_jobs.items():
-            until = self._wire.load(len(load.dst_spec.block_ids))
+            until = self._gpu.load(len(load.dst_spec.block_ids))
             heapq.heappush(self._jobs, (until, job, load.req_id))
 
     def output(self) -> Any:
@@ -175,6 +188,7 @@ class Engine:
     extra: dict[str, Any] | None  # Forebay's, or none of it
     scheduler: Any = field(init=False)
     hasher: Any = field(init=False)
+    gpu: Gpu = field(init=False)
     sleeper: "Sleeper | TheirSleeper" = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,7 +197,7 @@ class Engine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core import kv_cache_utils
-        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.kv_cache_interface import (
             FullAttentionSpec,
             KVCacheConfig,
@@ -205,7 +219,7 @@ class Engine:
             max_num_seqs=64,
             max_num_batched_tokens=8192,
             block_size=BLOCK_TOKENS,
-            async_scheduling=False,
+            async_scheduling=True,
             generation_config="vllm",
             **wanted,
         ).create_engine_config()
@@ -224,9 +238,10 @@ class Engine:
         kv_cache_utils.init_none_hash(hash_of)
         self.hasher = kv_cache_utils.get_request_block_hasher(BLOCK_TOKENS, hash_of)
         manager = StructuredOutputManager(config)
-        self.scheduler = Scheduler(config, cache, manager, block_size=BLOCK_TOKENS)
+        self.scheduler = AsyncScheduler(config, cache, manager, block_size=BLOCK_TOKENS)
         theirs = self.extra is not None and self.extra["kv_connector"] == THEIRS
-        self.sleeper = (TheirSleeper if theirs else Sleeper)(Wire(page * len(names)))
+        self.gpu = Gpu(page * len(names))
+        self.sleeper = (TheirSleeper if theirs else Sleeper)(self.gpu)
 
     @property
     def side(self) -> Any:
@@ -264,12 +279,13 @@ class _Talk:
         self.returning = self.cached = 0
         self.sleeper = engine.sleeper
         self.busy_s = self.steps = 0.0
+        self.begun: deque[tuple[float, Any, dict[str, bool], Any]] = deque()
 
     def run(self) -> dict[str, Any]:
         begun = time.perf_counter()
         for client in range(len(self.dialogs)):
             self._send(client)
-        while self.live:
+        while self.live or self.begun:
             self._step()
         took_s = time.perf_counter() - begun
         waits = sorted((asked.first - asked.begun) * 1000 for asked in self.done)
@@ -298,36 +314,53 @@ class _Talk:
         self.engine.scheduler.add_request(request)
 
     def _step(self) -> None:
-        from vllm.v1.outputs import ModelRunnerOutput
+        """As vLLM does: the next step is built while the one before it is computed."""
+        if self.engine.scheduler.has_requests():
+            is_computing = self._begin()
+            if len(self.begun) < STEPS_AT_ONCE and is_computing:
+                return
+        if self.begun:
+            self._end(*self.begun.popleft())
 
-        begun, arguments = time.perf_counter(), self.engine.arguments
-        output = self.engine.scheduler.schedule()
-        if self.engine.extra is not None:
+    def _begin(self) -> bool:
+        """Build a step; whether it computes anything."""
+        engine, arguments = self.engine, self.engine.arguments
+        output = engine.scheduler.schedule()
+        done = None
+        if engine.extra is not None:
             self.sleeper.begin(output.kv_connector_metadata)
+            done = self.sleeper.output()  # a worker looks as soon as it has launched the step
         tokens = output.total_num_scheduled_tokens
         step_s = arguments.step_ms / 1000 + tokens / arguments.speed if tokens else 0.001
         self.busy_s += step_s if tokens else 0.0
         self.steps += 1
-        time.sleep(max(0.0, step_s - (time.perf_counter() - begun)))
-        names = list(output.num_scheduled_tokens)
+        samples = {}
+        for name, count in output.num_scheduled_tokens.items():
+            asked = self.live[name]
+            if not asked.first:
+                asked.computed += count
+            samples[name] = not asked.request.is_prefill_chunk
+        self.begun.append((engine.gpu.compute(step_s), output, samples, done))
+        return bool(tokens)
+
+    def _end(self, at: float, output: Any, samples: dict[str, bool], done: Any) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        time.sleep(max(0.0, at - time.monotonic()))
+        names = list(samples)
         ran = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: at for at, name in enumerate(names)},
-            sampled_token_ids=[self._sampled(name, output) for name in names],
-            kv_connector_output=self.sleeper.output() if self.engine.extra is not None else None,
+            sampled_token_ids=[self._sampled(name) if samples[name] else [] for name in names],
+            kv_connector_output=done,
         )
         for outputs in self.engine.scheduler.update_from_output(output, ran).values():
             for each in outputs.outputs:
                 self._heard(each)
 
-    def _sampled(self, name: str, output: Any) -> list[int]:
-        asked = self.live[name]
-        if not asked.first:
-            asked.computed += output.num_scheduled_tokens[name]
-        request = asked.request
-        if request.num_computed_tokens < request.num_tokens:
-            return []  # of its prompt, more is to be computed
-        return [asked.dialog.token()]
+    def _sampled(self, name: str) -> list[int]:
+        asked = self.live.get(name)  # one that has ended is in the step behind its last
+        return [] if asked is None else [asked.dialog.token()]
 
     def _heard(self, each: Any) -> None:
         asked = self.live.get(each.request_id)

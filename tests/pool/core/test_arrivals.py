@@ -12,6 +12,7 @@ from forebay.pool.core.loading import arrivals
 from forebay.pool.messages import Ask, Cancel, Clear, Done, Found, Promise, Release
 from forebay.record.region import short
 from forebay.sys.world import World
+from forebay.testing.faultdisk import FaultDisk
 
 MIB = 1 << 20
 SLOTS = 32  # of 64 KiB; half of them are the load budget
@@ -115,6 +116,30 @@ def test_what_is_read_ahead_is_read_once_whatever_comes_between(disk: Desk, clie
     assert disk.ask(client, number, keys).total == 12
     assert read(disk) == 12
     assert disk.number("counters", "loaded.chunks") == 12
+
+
+def test_what_comes_before_its_turn_is_there_when_its_turn_comes(
+    place: Path, client: Client
+) -> None:
+    keys = chain("a", 8)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    desk.store(client, keys)
+    desk.pool.close(5)
+    faulty = FaultDisk()
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB, World(disk=faulty))
+    slow = faulty.arm("read:hang@1")
+    desk.lookup(client, keys)
+    desk.until(lambda: read(desk) == 7)
+    churn(desk, client)
+    slow.disarm()
+    desk.until(lambda: read(desk) == 8)
+    assert desk.receive(client, Found).ready == 8
+    number, found = desk.lookup(client, keys)
+    assert found == Found(number, 8, 8), "none of them had to leave meanwhile"
+    desk.pool.left(client)
+    desk.settle()
+    assert desk.number("dram", "pinned_chunks") == 0
+    close(desk)
 
 
 def test_reading_ahead_stays_within_the_load_budget_in_order_of_arrival(

@@ -220,7 +220,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     @bounded(lambda: None)
     def build_connector_worker_meta(self) -> Report | None:
-        """What was stored."""
+        """What was done."""
         return self._worker.take_report() if self._worker is not None else None
 
     # What vLLM's logger and its /metrics page show.

@@ -15,6 +15,7 @@ from forebay.engines.vllm.copies.contract import Load, Store
 class Step(KVConnectorMetadata):
     """From the scheduler's side to the workers'."""
 
+    number: int = 0  # of this step, from 1
     engine: str = ""  # the name under which the scheduler's side has joined the pool
     generation: int = 0  # of the pool's slab; 0: no pool
     loads: list[Load] = field(default_factory=list)
@@ -25,6 +26,7 @@ class Step(KVConnectorMetadata):
 class Report(KVConnectorWorkerMetadata):
     """From a worker's side to the scheduler's; of several workers, what all of them did."""
 
+    step: int = 0  # the last that was begun
     stored: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, offset) → ranks
     missed: dict[tuple[int, int], int] = field(default_factory=dict)  # not copied: give them back
     copied: dict[int, int] = field(default_factory=dict)  # a load's serial → ranks
@@ -32,6 +34,7 @@ class Report(KVConnectorWorkerMetadata):
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         """Both workers' reports as one."""
         assert isinstance(other, Report)
+        self.step = max(self.step, other.step)
         both: list[tuple[dict[Any, int], dict[Any, int]]] = [
             (self.stored, other.stored),
             (self.missed, other.missed),

@@ -54,6 +54,7 @@ class WorkerSide:
         if step is self._begun:
             return
         self._begun = step
+        self._report.step = step.number
         if step.generation:
             self._map(step)
         stores = []
@@ -95,7 +96,7 @@ class WorkerSide:
         return blocks
 
     def take_report(self) -> Report | None:
-        """What was stored since the last call."""
+        """What was done since the last call, and in which step."""
         self._poll()
         if self._report == Report():
             return None

@@ -16,7 +16,7 @@ def violations(room: Room, loads: Loads) -> list[str]:
         *_compare("unsettled bytes", room.unsettled_bytes, sum(map(_unsettled_bytes, chunks))),
     ]
     held = Counter(id(chunk) for request in loads.requests() for chunk in request.held.values())
-    kept = Counter(id(request.kept) for request in loads.requests() if request.kept is not None)
+    kept = Counter(id(chunk) for request in loads.requests() for chunk in request.pinned_ahead)
     found += _compare("kept bytes", loads.kept_bytes, _kept_bytes(loads))
     for chunk in chunks:
         found += _compare(f"asks of slot {chunk.offset}", chunk.asks, held[id(chunk)])

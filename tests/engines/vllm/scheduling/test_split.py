@@ -12,8 +12,8 @@ TOKEN = 147_456
 def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> Pace:
     """As seen after a while."""
     found = Pace()
-    found.built(0.0, 4096)
-    found.heard(4096 / tokens_a_s)
+    found.built(0.0, 1, 4096)
+    found.heard(4096 / tokens_a_s, 1)
     found.reads(0.0, 1, 1 << 30)
     found.arrived(max(0.25, (1 << 30) / bytes_a_s), 1, 1 << 30)
     if reading_bytes:
@@ -48,21 +48,39 @@ def test_a_long_queue_at_the_drives_is_not_joined() -> None:
 
 def test_speed_is_seen_step_by_step_also_when_two_are_on_their_way() -> None:
     found = Pace()
-    found.built(0.0, 8192)
-    found.built(0.001, 8192)
-    found.heard(0.25)
-    found.heard(0.50)
+    found.built(0.0, 1, 8192)
+    found.built(0.001, 2, 8192)
+    assert found.computing(0.002) == 2 * 8192, "how fast is not known"
+    found.heard(0.25, 1)
+    assert found.computing(0.25) == 8192
+    assert found.computing(0.375) == pytest.approx(4096, abs=1)
+    found.heard(0.50, 2)
+    assert found.computing(0.50) == 0
     assert found.tokens_a_s == pytest.approx(8192 / 0.25, rel=0.01)
-    found.built(10.0, 20)  # after a pause, and a small one: says nothing
-    found.heard(10.01)
+    found.built(10.0, 3, 20)  # after a pause, and a small one: says nothing
+    found.heard(10.01, 3)
     assert found.tokens_a_s == pytest.approx(8192 / 0.25, rel=0.01)
 
 
 def test_an_engine_that_does_not_tell_is_not_believed() -> None:
     found = Pace()
     for step in range(100):
-        found.built(step * 1.0, 4096)
+        found.built(step * 1.0, step, 4096)
     assert found.tokens_a_s == 0
+
+
+def test_steps_that_nobody_hears_of_do_not_shift_the_others() -> None:
+    """vLLM is silent about a step that computes nothing and has nothing to report."""
+    found = Pace()
+    for number in range(0, 40, 4):
+        begun = number * 0.3
+        found.built(begun, number, 0)
+        found.built(begun + 0.01, number + 1, 8192)
+        found.built(begun + 0.02, number + 2, 11)
+        found.built(begun + 0.02, number + 3, 0)
+        found.heard(begun + 0.26, number + 1)
+        found.heard(begun + 0.27, number + 2)
+    assert found.tokens_a_s == pytest.approx(8192 / 0.25, rel=0.01)
 
 
 def test_what_comes_in_one_lump_says_nothing_about_the_drives() -> None:

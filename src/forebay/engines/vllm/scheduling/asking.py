@@ -240,7 +240,7 @@ class Asking:
             size, now = self._shape.chunk_tokens, time.monotonic()
             token_bytes = self._shape.chunk_bytes // size
             far_tokens = known * size - max(computed, near * size)
-            waiting = self._waiting_tokens(tracked)
+            waiting = self._waiting_tokens(tracked) + self._pace.computing(now)
             known = near + worth_reading(far_tokens, token_bytes, waiting, self._pace, now) // size
         return known
 

@@ -50,7 +50,9 @@ class SchedulerSide:
         self._asking.failed, self._asking.wait = self.failed, self._wait
         self._loads = Loads(membership, shape, self._asking, self.counts)
         self._storing = Storing(membership, shape, self.counts)
+        self._steps = 0  # built so far
         self._wait_left_s = _STEP_WAIT_S
+        self._is_fresh = False  # the pool was heard since this step is being built
         self._told: Counter[str] = Counter()  # counts as of the last `take_counts`
 
     # Requests come and go.
@@ -84,6 +86,9 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or not tracked.wants_load or tracked.failed:
             return 0, False
+        if not self._is_fresh:
+            self._drain()  # a step is long: what was read meanwhile need not be computed
+            self._is_fresh = True
         return self._asking.matched(tracked, computed, self._loads.copying)
 
     def allocated(self, request: Any, blocks: list[int], external: int) -> None:
@@ -96,16 +101,17 @@ class SchedulerSide:
 
     def begin_step(self, output: Any) -> Step:
         """What the workers have to load in this step; the engine waits for it: it comes first."""
-        self._asking.pace.built(time.monotonic(), output.total_num_scheduled_tokens)
+        self._steps += 1
+        self._asking.pace.built(time.monotonic(), self._steps, output.total_num_scheduled_tokens)
         if self._pool.poll():
             self._pool_changed()
         self._drain()
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         self._follow(output)
-        step = Step(self._pool.engine, self._pool.generation)
+        step = Step(self._steps, self._pool.engine, self._pool.generation)
         step.loads = list(self._loads.told(self._tracked))
-        self._wait_left_s = _STEP_WAIT_S
+        self._wait_left_s, self._is_fresh = _STEP_WAIT_S, False
         return step
 
     def add_stores(self, step: Step, output: Any) -> None:
@@ -121,8 +127,8 @@ class SchedulerSide:
 
     def heard(self, report: Report | None, received: Iterable[str], failed: set[str]) -> None:
         """What the workers have done."""
-        self._asking.pace.heard(time.monotonic())
         if report is not None:
+            self._asking.pace.heard(time.monotonic(), report.step)
             self._storing.stored(report)
             self._loads.copied(report)
         for request_id in received:
@@ -229,9 +235,15 @@ class SchedulerSide:
             done = before + output.num_scheduled_tokens.get(request_id, 0)
             tracked.extend()
             whole = min(done // size, len(tracked.keys))
-            if whole > max(tracked.stored, tracked.offered):
-                tracked.offered = whole
-                yield tracked
+            so_far = max(tracked.stored, tracked.offered)
+            if whole <= so_far:
+                continue
+            if whole > so_far + tracked.offer_chunks:
+                if self._storing.awaits(tracked):
+                    continue  # what follows a chunk that finds no slot finds none either
+                whole = so_far + tracked.offer_chunks
+            tracked.offered = whole
+            yield tracked
 
     def _preempted(self, request_id: str) -> None:
         tracked = self._tracked.get(request_id)

@@ -32,26 +32,35 @@ class Pace:
         self._reading: dict[int, int] = {}  # request → bytes from the drives that have not arrived
         self._read_bytes_a_s = 0.0
         self._read_at = 0.0  # when that was last seen
-        self._steps: deque[tuple[float, int]] = deque()
+        self._steps: deque[tuple[float, int, int]] = deque(maxlen=_STEPS_MAX)  # when, which, tokens
         self._heard_at = 0.0
         self._busy_since = 0.0  # the drives have been reading for us without a pause
         self._busy_s = 0.0  # they had been before, since bandwidth was last seen
         self._arrived_bytes = 0  # in all that time
 
-    def built(self, now: float, tokens: int) -> None:
+    def built(self, now: float, number: int, tokens: int) -> None:
         """A step of so many tokens is on its way."""
-        if len(self._steps) >= _STEPS_MAX:
-            self._steps.clear()
-        self._steps.append((now, tokens))
+        self._steps.append((now, number, tokens))
 
-    def heard(self, now: float) -> None:
-        """The oldest step is computed; it began when it was built, or after the one before."""
-        if self._steps:
-            built, tokens = self._steps.popleft()
+    def heard(self, now: float, number: int) -> None:
+        """A step is computed; it began when it was built, or after the one before.
+
+        Engines do not tell of every step: of those that compute nothing, some are never heard of.
+        """
+        while self._steps and self._steps[0][1] <= number:
+            built, which, tokens = self._steps.popleft()
             took_s = now - max(built, self._heard_at)
-            if tokens >= _STEP_TOKENS_MIN and took_s > 0:
+            if which == number and tokens >= _STEP_TOKENS_MIN and took_s > 0:
                 self.tokens_a_s = _mixed(self.tokens_a_s, tokens / took_s)
         self._heard_at = now
+
+    def computing(self, now: float) -> int:
+        """Tokens of steps on their way that are not computed yet; what is built next waits."""
+        if not self._steps:
+            return 0
+        took_s = now - max(self._steps[0][0], self._heard_at)
+        tokens = sum(tokens for _, _, tokens in self._steps)
+        return max(0, tokens - int(took_s * self.tokens_a_s))
 
     def reads(self, now: float, request: int, size_bytes: int) -> None:
         """So much is being read for a request."""

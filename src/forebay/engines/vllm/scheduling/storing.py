@@ -17,7 +17,7 @@ from typing import Final
 from forebay.engines.vllm.copies.contract import Piece, Store
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.membership import Membership
-from forebay.engines.vllm.scheduling.tracked import Tracked
+from forebay.engines.vllm.scheduling.tracked import OFFER_CHUNKS_MAX, Tracked
 from forebay.engines.vllm.step import Report
 from forebay.pool.messages import Abort, Answer, Commit, Reserve, Reserved, Run
 from forebay.record.header import ROOT
@@ -25,6 +25,7 @@ from forebay.record.header import ROOT
 _ANSWER_S: Final = 1.0
 _COPY_S: Final = 30.0
 _AGAIN_S: Final = 0.02  # before a chunk that found no slot is offered again
+_AGAIN_CHUNKS: Final = 8  # then so many of its request, and twice as many with every slot given
 
 
 @dataclass(slots=True)
@@ -75,6 +76,10 @@ class Storing:
         offers = (offer for batch in self._batches for offer in batch.offers)
         return any(offer.is_loose and not offer.is_lost for offer in offers)
 
+    def awaits(self, tracked: Tracked) -> bool:
+        """Whether an offer of this request's chunks has not been answered."""
+        return any(tracked is offer.tracked for batch in self._batches for offer in batch.offers)
+
     def offer(self, completed: Iterable[Tracked]) -> None:
         """Ask slots for what this step computes, in one message."""
         runs: list[Run] = []
@@ -108,6 +113,7 @@ class Storing:
             elif answer >= 0:
                 piece = offer.piece
                 offer.piece = Piece(answer, piece.first, piece.blocks)
+                offer.tracked.offer_chunks = min(OFFER_CHUNKS_MAX, 2 * offer.tracked.offer_chunks)
                 self._ready.append(offer)
             elif answer == Answer.LATER:
                 self._later(offer)
@@ -161,6 +167,7 @@ class Storing:
             tracked.stored = min(tracked.stored, offer.chunk)
             tracked.offered = min(tracked.offered, offer.chunk)
             tracked.offer_at = time.monotonic() + _AGAIN_S
+            tracked.offer_chunks = _AGAIN_CHUNKS
 
     def _give_up(self, now: float) -> None:
         """No worker has said what became of these copies: whoever made them is long done."""

@@ -1,11 +1,13 @@
 """One request of the engine, as the scheduler's side follows it."""
 
-from typing import Any
+from typing import Any, Final
 
 from forebay.engines.vllm.copies.contract import Piece
 from forebay.engines.vllm.pages import Geometry
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.messages import Found, Promise
+
+OFFER_CHUNKS_MAX: Final = 1 << 16
 
 
 class Tracked:
@@ -31,6 +33,7 @@ class Tracked:
         "looked_up_at",
         "number",
         "offer_at",
+        "offer_chunks",
         "offered",
         "promise",
         "request",
@@ -67,6 +70,7 @@ class Tracked:
         self.stored = 0
         self.offered = 0
         self.offer_at = 0.0  # monotonic; not before, since there was no slot
+        self.offer_chunks = OFFER_CHUNKS_MAX  # at once; few where there was no slot
 
     @property
     def ready(self) -> int:

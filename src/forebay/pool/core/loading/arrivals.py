@@ -2,10 +2,10 @@
 
 Between the two lies the engine's own queue, up to many seconds, and what was found at the lookup
 would be the first to leave: it has just been used. Nothing in DRAM leaves before what continues it,
-so one pin on the last chunk keeps a whole prefix; it moves on as chunks come from disk. All of this
-is a courtesy: it has the load budget only, in order of arrival, ends after `KEEP_S`, and gives way
-to asks, the youngest first. What many requests begin with counts once, and costs each next to
-nothing.
+so one pin on the last chunk keeps a whole prefix; it moves on as chunks come from disk, and what
+comes before its turn has a pin of its own until then. All of this is a courtesy: it has the load
+budget only, in order of arrival, ends after `KEEP_S`, and gives way to asks, the youngest first.
+What many requests begin with counts once, and costs each next to nothing.
 """
 
 from bisect import bisect_left
@@ -58,6 +58,13 @@ class Arrivals:
         self._pin(request)
         return request.kept_chunks >= request.next
 
+    def hold_early(self, request: Request, position: int) -> None:
+        """A chunk is here, maybe before those that precede it: nothing else would keep it."""
+        chunk = self._room.chunks.get(request.keys[position])
+        if position >= request.ready and position not in request.early and chunk is not None:
+            self._room.pin(chunk)
+            request.early[position] = chunk
+
     def _count(self, request: Request, slot_bytes: int) -> None:
         """Count more of a request's chunks as kept, as far as the budget goes."""
         keys, kept = request.keys, request.kept_chunks
@@ -81,6 +88,8 @@ class Arrivals:
             if request.kept is not None:
                 self._room.unpin(request.kept)
             request.kept, request.ready = last, ready
+        for position in [position for position in request.early if position < request.ready]:
+            self._room.unpin(request.early.pop(position))
 
     @property
     def left_bytes(self) -> int:
@@ -95,8 +104,9 @@ class Arrivals:
     def end(self, request: Request) -> None:
         """Nothing is kept for it any more."""
         self.asked(request)
-        if request.kept is not None:
-            self._room.unpin(request.kept)
+        for chunk in request.pinned_ahead:
+            self._room.unpin(chunk)
+        request.early.clear()
         keys = request.keys[: request.kept_chunks]
         self._keepers.subtract(keys)
         over = [key for key in keys if not self._keepers[key]]

@@ -294,7 +294,7 @@ class Loads:
     def damaged(self, chunk: Chunk) -> None:
         """A slot does not hold what it should: forget it; the disk's copy is verified anyway."""
         self._counters["misses.dram_corrupt"] += 1
-        for request in [each for each in self.requests() if each.kept is chunk]:
+        for request in [each for each in self.requests() if chunk in each.pinned_ahead]:
             self._let_go(request)
         if not chunk.is_busy and self._room.chunks.get(chunk.key) is chunk:
             self._room.drop(chunk)
@@ -320,7 +320,7 @@ class Loads:
         if not self._fits(request, self._slot_bytes(request.keys[request.next])):
             return False
         behind = (each for each in reversed(self._asked) if each is not request)
-        others = (each for each in (*behind, request) if each.kept is not None)
+        others = (each for each in (*behind, request) if each.pinned_ahead)
         other = self._arrivals.youngest() or next(others, None)
         if other is None or self._waits_for_the_disk(other):
             return False
@@ -385,6 +385,8 @@ class Loads:
         if request.asked:
             self._advance(request)
         else:
+            if chunk.state is State.READY:
+                self._arrivals.hold_early(request, position)
             self._keep(request)
 
     def _fail(self, request: Request, position: int) -> None:
@@ -444,6 +446,7 @@ class Loads:
             while self._keep(request) and request.next < request.stop:
                 if chunks.is_ready(request.keys[request.next]):
                     request.next += chunks.ready_prefix(request.keys[request.next : request.stop])
+                    self._arrivals.hold_early(request, request.next - 1)
                 elif not self._acquire(request, request.next):
                     return
             if request.kept_chunks < request.next:

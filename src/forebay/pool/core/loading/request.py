@@ -19,6 +19,7 @@ class Request:
         "asked",
         "awaited",
         "deadline",
+        "early",
         "first",
         "group",
         "held",
@@ -50,6 +51,7 @@ class Request:
         self.kept_chunks = 0  # from the first: kept in DRAM for it, or on their way there
         self.kept: Chunk | None = None  # the last of those here, pinned: what is before it stays
         self.ready = 0  # as many are here
+        self.early: dict[int, Chunk] = {}  # pinned: they came before what precedes them
         self.slot_bytes = 0  # of each of its chunks
         self.asked = False
         self.promised = False
@@ -65,6 +67,11 @@ class Request:
         while end in self.held:
             end += 1
         return end
+
+    @property
+    def pinned_ahead(self) -> list[Chunk]:
+        """What is pinned for it though it has not been promised."""
+        return [*self.early.values(), *([self.kept] if self.kept is not None else [])]
 
     @property
     def has_ahead(self) -> bool:
