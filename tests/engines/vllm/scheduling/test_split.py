@@ -21,8 +21,13 @@ def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> Pace:
     return found
 
 
-def test_what_is_not_known_is_tried() -> None:
-    assert worth_reading(1000, TOKEN, 0, Pace(), 1.0) == 1000
+def test_what_is_not_known_is_tried_by_one_at_a_time() -> None:
+    new = Pace()
+    assert worth_reading(1000, TOKEN, 0, new, 1.0) == 1000
+    new.reads(1.0, 1, 1000 * TOKEN)
+    assert worth_reading(1000, TOKEN, 0, new, 1.1) == 0
+    new.arrived(1.2, 1, 1000 * TOKEN)
+    assert worth_reading(1000, TOKEN, 0, new, 1.3) == 1000, "that was too short to say much"
     slow = pace(30_000, 1e9)
     assert worth_reading(1000, TOKEN, 0, slow, 2.0) == 0
     assert worth_reading(1000, TOKEN, 0, slow, 100.0) == 1000, "that was long ago"

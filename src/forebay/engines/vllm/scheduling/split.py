@@ -8,7 +8,8 @@ both ways take their time, and both have a queue:
 
 As much is loaded as is there before it would have been recomputed. Drives that are faster than the
 GPU, token for token, so give all of it unless their queue is long; slower ones give as much as they
-can read while the GPU is busy with others. Whatever is not known yet is tried.
+can read while the GPU is busy with others. What is not known yet is tried, by one request at a
+time: a dozen would wait for one another until their deadlines.
 """
 
 from collections import deque
@@ -113,7 +114,7 @@ def worth_reading(
     """How many of so many tokens that lie on drives are worth reading, from the first."""
     bandwidth, speed = pace.read_bytes_a_s(now), pace.tokens_a_s
     if not bandwidth or not speed:
-        return tokens
+        return 0 if pace.reading_bytes else tokens
     # Seconds by which the drives are behind the GPU at the first token, and at each further one.
     behind_s = pace.reading_bytes / bandwidth - waiting_tokens / speed
     behind_a_token_s = token_bytes / bandwidth - 1 / speed
