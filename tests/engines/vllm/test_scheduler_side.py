@@ -1,11 +1,12 @@
 """The scheduler's side against a real pool, with vLLM's own requests and no engine."""
 
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.poolside import PoolProcess, pool_process, short_directory
+from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
 
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Limits
@@ -13,6 +14,7 @@ from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.client import Chain, Client
+from forebay.pool.messages import Cancel
 from forebay.sys.clock import Clock
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
@@ -152,4 +154,37 @@ def test_one_with_more_to_load_does_not_wait_for_another(pool: PoolProcess) -> N
     assert side.matched(first, 0) == (part, True)
     side.allocated(first, list(range(100, 100 + 2 * SHAPE.chunk_blocks)), part)
     assert side.matched(second, 0) == (whole, True)
+    side.close()
+
+
+def test_a_pool_that_goes_and_comes_is_noticed_however_busy_the_engine_is(
+    pool: PoolProcess,
+) -> None:
+    side = side_of(pool)
+    request = request_of([9] * (CHUNKS * SHAPE.chunk_tokens + 1))  # nobody knows it
+    side.arrived(request)
+    tracked = side._tracked["request"]
+
+    def steps_until(is_so: Callable[[], bool], what: str) -> None:
+        def step() -> bool:
+            side.matched(request, 0)  # every step asks before it is built
+            side.begin_step(Output)
+            return is_so()
+
+        wait_until(step, what)
+
+    steps_until(lambda: tracked.found is not None, "an answer")
+    pool.signal(signal.SIGSTOP)
+    tracked.blocks, tracked.offered = list(range(16)), 1
+    side._storing.offer([tracked])  # never answered
+    pool.kill()
+    side._pool.post(Cancel(999))  # the first to notice
+    steps_until(lambda: not side._pool.is_member, "the pool to be missed")
+    assert side.counts["pool.lost"] == 1
+    pool.start()
+    steps_until(lambda: side._pool.is_member, "the next pool")
+    steps_until(lambda: side.counts["pool.joined"] == 1, "being told of it")
+    tracked.offered = 1
+    side._storing.offer([tracked])
+    steps_until(lambda: bool(side._storing.ready()), "a slot of the next pool")
     side.close()

@@ -362,6 +362,48 @@ def test_what_comes_for_an_ask_behind_another_is_held_once(disk: Desk, client: C
     assert disk.number("dram", "pinned_bytes") == 0
 
 
+def test_an_ask_does_not_wait_for_what_was_read_ahead_for_one_behind_it(place: Path) -> None:
+    first, behind = Client("a"), Client("b")
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    for name in ("a", "b"):
+        desk.store(first, chain(name, SLOTS // 2))
+    desk.pool.close(5)
+    faulty = FaultDisk()
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB, World(disk=faulty))
+    slow = faulty.arm("read:hang")
+    waiting, _ = desk.lookup(behind, chain("b", SLOTS // 2))
+    number, _ = desk.lookup(first, chain("a", SLOTS // 2))
+    for client, each in ((first, number), (behind, waiting)):
+        desk.pool.handle(client, Ask(each, 0, SLOTS // 2, 60_000, stream=True))
+    slow.disarm()
+    assert len(desk.receive(first, Promise).offsets) == SLOTS // 2, "the whole load budget"
+    desk.pool.handle(first, Release(number, []))
+    assert len(desk.receive(behind, Promise).offsets) == SLOTS // 2
+    desk.pool.handle(behind, Release(waiting, []))
+    assert desk.number("dram", "pinned_bytes") == 0
+    close(desk)
+
+
+def test_what_may_not_be_kept_is_not_kept_by_being_here(place: Path, client: Client) -> None:
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    for name in ("a", "full"):
+        desk.store(client, chain(name, SLOTS // 2))
+    desk.pool.close(5)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB)
+    full = chain("full", SLOTS // 2)
+    assert desk.load(client, full) == SLOTS // 2
+    desk.lookup(client, full)  # it keeps all that may be kept
+    desk.lookup(client, chain("a", SLOTS // 2))
+    assert desk.load(Client("f"), chain("a", SLOTS // 2)) == SLOTS // 2
+    desk.settle()
+    assert desk.number("dram", "kept_bytes") == SLOTS // 2 * LENGTH
+    new = chain("new", SLOTS // 2)
+    assert len([slot for slot in desk.reserve(client, new) if slot >= 0]) == SLOTS // 2
+    desk.pool.left(client)
+    desk.pool.exited("e")
+    close(desk)
+
+
 def test_a_chain_ends_where_a_key_is_repeated(dram: Desk, client: Client) -> None:
     """None that is a chain has such a key; a client that sends one must not confuse the books."""
     keys = chain("a", 2)

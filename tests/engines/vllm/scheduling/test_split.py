@@ -88,6 +88,27 @@ def test_steps_that_nobody_hears_of_do_not_shift_the_others() -> None:
     assert found.tokens_a_s == pytest.approx(8192 / 0.25, rel=0.01)
 
 
+def test_what_the_gpu_has_in_hand_does_not_count_from_an_empty_step() -> None:
+    found = Pace()
+    found.built(0.0, 1, 8192)
+    found.heard(0.16, 1)
+    found.built(0.17, 2, 0)
+    found.built(1.0, 3, 8192)
+    assert found.computing(1.0) == 8192
+
+
+def test_an_engine_of_small_steps_is_no_reason_to_read_one_after_the_other() -> None:
+    found, now = Pace(), 0.0
+    for number in range(100):
+        found.built(now, number, 512)
+        now += 0.05
+        found.heard(now, number)
+    found.reads(now, 1, 1 << 30)
+    found.arrived(now + 1, 1, 1 << 29)
+    assert found.tokens_a_s == 0, "they say how long a step takes, not how fast it goes"
+    assert worth_reading(1000, TOKEN, 0, found, now + 1) == 1000
+
+
 def test_what_comes_in_one_lump_says_nothing_about_the_drives() -> None:
     """Two promises heard in one step; the second is not read in the millisecond between them."""
     found = Pace()

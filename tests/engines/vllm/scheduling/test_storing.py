@@ -9,6 +9,7 @@ from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Asking, Limits
 from forebay.engines.vllm.scheduling.budget import ErrorBudget
 from forebay.engines.vllm.scheduling.membership import Membership
+from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.engines.vllm.scheduling.storing import Storing
 from forebay.engines.vllm.scheduling.tracked import Tracked
 from forebay.identity.keys import ChainRoot
@@ -54,6 +55,35 @@ def test_no_to_what_continues_a_chunk_without_a_slot_is_not_for_ever(
     storing.offer([tracked])
     storing.answered(Reserved(3, 1, [Answer.NO] * 5))
     assert not tracked.wants_store
+
+
+def test_after_a_chunk_without_a_slot_few_are_offered_and_more_as_they_are_taken(
+    pool: Membership,
+) -> None:
+    side = SchedulerSide(pool, SHAPE, Limits(16, 50, 50))
+    tokens = list(range(400 * SHAPE.chunk_tokens))
+    request = SimpleNamespace(request_id="request", all_token_ids=tokens)
+    tracked = side._tracked["request"] = Tracked(request, SHAPE, ROOT)
+    tracked.blocks = list(range(400))
+    cached = SimpleNamespace(req_ids=["request"], num_computed_tokens=[len(tokens)])
+    output = SimpleNamespace(
+        scheduled_new_reqs=(), scheduled_cached_reqs=cached, num_scheduled_tokens={}
+    )
+
+    def offered() -> int:
+        tracked.offer_at = 0.0  # a while later
+        before = tracked.stored
+        side._storing.offer(side._completed(output))
+        return tracked.stored - before
+
+    assert offered() == 400
+    side._storing.answered(Reserved(1, 1, [Answer.LATER] * 400))
+    assert offered() == 8
+    assert offered() == 0, "what follows them is not offered before they are answered"
+    side._storing.answered(Reserved(2, 1, [Answer.HAVE] * 6 + [0, Answer.LATER]))
+    assert offered() == 8
+    side._storing.answered(Reserved(3, 1, [Answer.HAVE] * 8))
+    assert offered() == 400 - 15
 
 
 def test_what_the_pool_has_lost_since_the_lookup_is_stored_again(

@@ -28,6 +28,7 @@ class Membership:
         self._clock = clock
         self._line: Line | None = None
         self._retry_at = 0.0
+        self._told = 0  # the generation that `poll` last told of
 
     @property
     def is_member(self) -> bool:
@@ -57,8 +58,7 @@ class Membership:
         return message
 
     def poll(self) -> bool:
-        """Join if there is a pool and we are no member; True if this lost or won a membership."""
-        before = self.generation
+        """Join if there is a pool and we are no member; True: it is not the pool of last time."""
         if self._line is None:
             self._knock()
         elif not self.is_member:
@@ -67,7 +67,8 @@ class Membership:
                 self._lose("the pool does not answer")
         elif self._line.is_over:
             self._lose("the pool went away")
-        return self.generation != before
+        before, self._told = self._told, self.generation
+        return self._told != before
 
     def close(self) -> None:
         """Leave."""

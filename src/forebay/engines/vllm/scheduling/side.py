@@ -18,7 +18,7 @@ from forebay.engines.vllm.scheduling.budget import ErrorBudget
 from forebay.engines.vllm.scheduling.loads import Loads
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.storing import Storing
-from forebay.engines.vllm.scheduling.tracked import Tracked
+from forebay.engines.vllm.scheduling.tracked import OFFER_CHUNKS_MAX, Tracked
 from forebay.engines.vllm.step import Report, Step
 from forebay.identity.keys import ChainRoot
 from forebay.pool.messages import Committed, Found, PoolMessage, Promise, Ready, Reserved
@@ -89,7 +89,7 @@ class SchedulerSide:
         if tracked is None or not tracked.wants_load or tracked.failed:
             return 0, False
         if not self._is_fresh:
-            self._drain()  # a step is long: what was read meanwhile need not be computed
+            self._listen()  # a step is long: what was read meanwhile need not be computed
             self._is_fresh = True
         return self._asking.matched(tracked, computed, self._loads.copying)
 
@@ -105,9 +105,7 @@ class SchedulerSide:
         """What the workers have to load in this step; the engine waits for it: it comes first."""
         self._steps += 1
         self._asking.pace.built(time.monotonic(), self._steps, output.total_num_scheduled_tokens)
-        if self._pool.poll():
-            self._pool_changed()
-        self._drain()
+        self._listen()
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         self._follow(output)
@@ -170,6 +168,7 @@ class SchedulerSide:
             self._pool.take(until)
             if self._pool.is_member:
                 break
+        self._pool.poll()  # what it has to tell is known
 
     def close(self) -> None:
         """Leave the pool."""
@@ -188,7 +187,10 @@ class SchedulerSide:
             self._hear(message)
         self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - begun))
 
-    def _drain(self) -> None:
+    def _listen(self) -> None:
+        """Hear all that the pool has said, and whether it is still the same one."""
+        if self._pool.poll():
+            self._pool_changed()
         while (message := self._pool.take(0.0)) is not None:
             self._hear(message)
 
@@ -240,11 +242,9 @@ class SchedulerSide:
             so_far = max(tracked.stored, tracked.offered)
             if whole <= so_far:
                 continue
-            if whole > so_far + tracked.offer_chunks:
-                if self._storing.awaits(tracked):
-                    continue  # what follows a chunk that finds no slot finds none either
-                whole = so_far + tracked.offer_chunks
-            tracked.offered = whole
+            if tracked.offer_chunks < OFFER_CHUNKS_MAX and self._storing.awaits(tracked):
+                continue  # what follows a chunk that finds no slot finds none either
+            tracked.offered = min(whole, so_far + tracked.offer_chunks)
             yield tracked
 
     def _preempted(self, request_id: str) -> None:

@@ -41,7 +41,8 @@ class Pace:
 
     def built(self, now: float, number: int, tokens: int) -> None:
         """A step of so many tokens is on its way."""
-        self._steps.append((now, number, tokens))
+        if tokens:
+            self._steps.append((now, number, tokens))
 
     def heard(self, now: float, number: int) -> None:
         """A step is computed; it began when it was built, or after the one before.
@@ -113,8 +114,10 @@ def worth_reading(
 ) -> int:
     """How many of so many tokens that lie on drives are worth reading, from the first."""
     bandwidth, speed = pace.read_bytes_a_s(now), pace.tokens_a_s
-    if not bandwidth or not speed:
+    if not bandwidth:
         return 0 if pace.reading_bytes else tokens
+    if not speed:
+        return tokens
     # Seconds by which the drives are behind the GPU at the first token, and at each further one.
     behind_s = pace.reading_bytes / bandwidth - waiting_tokens / speed
     behind_a_token_s = token_bytes / bandwidth - 1 / speed

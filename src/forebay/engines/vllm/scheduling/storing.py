@@ -25,7 +25,7 @@ from forebay.record.header import ROOT
 _ANSWER_S: Final = 1.0
 _COPY_S: Final = 30.0
 _AGAIN_S: Final = 0.02  # before a chunk that found no slot is offered again
-_AGAIN_CHUNKS: Final = 8  # then so many of its request, and twice as many with every slot given
+_AGAIN_CHUNKS: Final = 8  # then so many of its request, and twice as many with each that is taken
 
 
 @dataclass(slots=True)
@@ -108,12 +108,13 @@ class Storing:
             self._give_back(message.generation, message.answers)
             return
         for offer, answer in zip(self._batches.popleft().offers, message.answers, strict=False):
+            if answer >= 0 or answer == Answer.HAVE:
+                offer.tracked.offer_chunks = min(OFFER_CHUNKS_MAX, 2 * offer.tracked.offer_chunks)
             if offer.is_lost:
                 self._give_back(message.generation, [answer])
             elif answer >= 0:
                 piece = offer.piece
                 offer.piece = Piece(answer, piece.first, piece.blocks)
-                offer.tracked.offer_chunks = min(OFFER_CHUNKS_MAX, 2 * offer.tracked.offer_chunks)
                 self._ready.append(offer)
             elif answer == Answer.LATER:
                 self._later(offer)

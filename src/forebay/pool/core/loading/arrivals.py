@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from forebay.pool.core.chunks import State
 from forebay.pool.core.loading.request import Request
 from forebay.pool.core.room import Room
 
@@ -60,8 +61,10 @@ class Arrivals:
 
     def hold_early(self, request: Request, position: int) -> None:
         """A chunk is here, maybe before those that precede it: nothing else would keep it."""
+        if not request.ready <= position < request.kept_chunks or position in request.early:
+            return
         chunk = self._room.chunks.get(request.keys[position])
-        if position >= request.ready and position not in request.early and chunk is not None:
+        if chunk is not None and chunk.state is State.READY:
             self._room.pin(chunk)
             request.early[position] = chunk
 

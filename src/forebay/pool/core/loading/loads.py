@@ -197,7 +197,7 @@ class Loads:
         part of what it wants and wait for the others, until the deadline of all of them.
         """
         first = next((other for other in self._asked if other.next < other.stop), None)
-        if first is request and not (request.has_ahead or request.promised or self.checker):
+        if first is request and not (request.promised or request.awaited or self.checker):
             self._pin_run(request)
         while first is request and request.next < request.stop:
             if not self._acquire(request, request.next) and not self._make_way(request):
@@ -232,8 +232,8 @@ class Loads:
 
     def _acquire(self, request: Request, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""
-        if position in request.awaited or position in request.held:
-            request.next = position + 1  # read since its arrival
+        if position in request.awaited:
+            request.next = position + 1  # since its arrival
             return True
         chunk = self._room.chunks.get(request.keys[position])
         if chunk is None or chunk.state is State.FILLING:
@@ -377,17 +377,18 @@ class Loads:
         if position not in request.awaited:
             return
         request.awaited.discard(position)
+        is_due = request.asked and position < request.next  # else it was read ahead
         if chunk.state is not State.READY:
             self._fail(request, position)
-        elif request.asked:
+        elif is_due:
             self._pin(chunk)
             self._hold(request, position, chunk)
+        if not request.asked:
+            self._keep(request)
+        if not is_due:
+            self._arrivals.hold_early(request, position)
         if request.asked:
             self._advance(request)
-        else:
-            if chunk.state is State.READY:
-                self._arrivals.hold_early(request, position)
-            self._keep(request)
 
     def _fail(self, request: Request, position: int) -> None:
         """A chunk cannot be had: what follows it is cut off."""
@@ -446,7 +447,8 @@ class Loads:
             while self._keep(request) and request.next < request.stop:
                 if chunks.is_ready(request.keys[request.next]):
                     request.next += chunks.ready_prefix(request.keys[request.next : request.stop])
-                    self._arrivals.hold_early(request, request.next - 1)
+                    self._arrivals.keep(request)
+                    self._arrivals.hold_early(request, min(request.next, request.kept_chunks) - 1)
                 elif not self._acquire(request, request.next):
                     return
             if request.kept_chunks < request.next:

@@ -3,8 +3,8 @@
 [0, first)        the engine has these itself
 [first, next)     acquired: each is held (pinned, verified) or awaited; before it asks nothing is
                   held, but what has come into DRAM is kept there
-[next, stop)      promised in a stream, or hoped for; not acquired yet, though what was read ahead
-                  for it may have come already and be held, or still be awaited
+[next, stop)      promised in a stream, or hoped for; not acquired yet, though what is being read
+                  ahead for it is awaited
 [stop, …)         unknown, cut off by a deadline, or failed
 """
 
@@ -72,11 +72,6 @@ class Request:
     def pinned_ahead(self) -> list[Chunk]:
         """What is pinned for it though it has not been promised."""
         return [*self.early.values(), *([self.kept] if self.kept is not None else [])]
-
-    @property
-    def has_ahead(self) -> bool:
-        """Whether it waits for something, or holds what was read ahead of `next`."""
-        return bool(self.awaited) or len(self.held) > self.next - self.first
 
     @property
     def is_over(self) -> bool:
