@@ -1,6 +1,8 @@
 """The pool's core, driven directly: what is stored comes back, whatever the sizes."""
 
 import itertools
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from forebay.pool.messages import (
     Release,
     Resize,
 )
+from forebay.record.header import payload_hash
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.faultdisk import FaultDisk
@@ -221,6 +224,25 @@ def test_t6_a_rotten_slot_is_found_by_the_idle_scrubber(desk: Desk) -> None:
     desk.pool.handle(client, Release(number, []))
     desk.pool.view(offset, 1)[0] ^= 1
     desk.until(lambda: desk.lookup(client, keys)[1].known == 2)
+
+
+def test_what_waits_for_its_hash_can_leave_and_gets_nobody_elses(desk: Desk) -> None:
+    gate = threading.Event()
+
+    def slow() -> Iterator[bytes]:
+        gate.wait(20)
+        yield b""
+
+    desk.pool._stores.checker.submit(slow(), lambda _: None)  # type: ignore[arg-type]
+    client, before = Client("e"), time.monotonic()
+    for number in range(40):  # three times what DRAM holds
+        desk.store(client, chain(str(number), 5))
+    assert time.monotonic() - before < 15
+    assert all(chunk.digest is None for chunk in desk.pool._room.chunks)
+    gate.set()
+    desk.settle()
+    for chunk in desk.pool._room.chunks:
+        assert chunk.digest == payload_hash(payload(chunk.name.key))
 
 
 def test_everything_goes_through_a_small_dram(place: Path) -> None:

@@ -1,4 +1,8 @@
-"""Hashing slots: after a commit, before a promise if so configured, and when the pool is idle."""
+"""Hashing slots: after a commit, before a promise if so configured, and when the pool is idle.
+
+Nothing is pinned for being hashed: what was hashed of a slot that is another chunk's by now is
+thrown away. A chunk is the same object as long as it has its slot.
+"""
 
 import queue
 import threading
@@ -92,16 +96,11 @@ class Scrubber:
 
     def _check(self, chunks: list[Chunk]) -> None:
         payloads = [self._room.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
-        for chunk in chunks:
-            self._room.pin(chunk)
-        if not self._checker.submit(payloads, partial(self._checked, chunks)):
-            for chunk in chunks:
-                self._room.unpin(chunk)
+        self._checker.submit(payloads, partial(self._checked, chunks))
 
     def _checked(self, chunks: list[Chunk], digests: list[bytes]) -> None:
-        for chunk in chunks:
-            self._room.unpin(chunk)
         self.checked += len(chunks)
         for chunk, digest in zip(chunks, digests, strict=True):
-            if digest != chunk.digest:  # verify: scrubbed hash
+            is_here = self._room.chunks.get(chunk.key) is chunk  # else its slot may be another's
+            if is_here and digest != chunk.digest:  # verify: scrubbed hash
                 self._damaged(chunk)

@@ -245,20 +245,15 @@ class Stores:
         return True
 
     def _hash(self, chunks: list[Chunk]) -> None:
-        """Have the digests of a commit's chunks computed, pinned meanwhile."""
-        if not chunks:
-            return
-        for chunk in chunks:
-            self._room.pin(chunk)
-        payloads = [self._room.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
-        if not self._checker.submit(payloads, partial(self._hashed, chunks)):
-            for chunk in chunks:
-                self._room.unpin(chunk)
+        """Have the digests of a commit's chunks computed; one that leaves meanwhile needs none."""
+        if chunks:
+            payloads = [self._room.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
+            self._checker.submit(payloads, partial(self._hashed, chunks))
 
     def _hashed(self, chunks: list[Chunk], digests: list[bytes]) -> None:
         for chunk, digest in zip(chunks, digests, strict=True):
-            chunk.digest = digest
-            self._room.unpin(chunk)
+            if self._room.chunks.get(chunk.key) is chunk:  # else its slot may be another's
+                chunk.digest = digest
 
     def _abandon(self, chunk: Chunk) -> None:
         """Drop a chunk that will never be filled, and what was stored to continue it."""
