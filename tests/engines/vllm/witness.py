@@ -9,7 +9,7 @@ import hashlib
 import os
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,8 @@ class Witness(ForebayConnector):
         step: Step = super().build_connector_meta(scheduler_output)
         if self._scheduler is None:
             return step
-        told = NamedStep(step.engine, step.generation, step.loads, step.stores)
+        named = {each.name: getattr(step, each.name) for each in fields(Step)}
+        told = NamedStep(**named)
         # What is stored was computed before this step gave blocks away.
         told.stored = self._named(block for s in step.stores for block in s.piece.blocks)
         for tracked in self._scheduler._tracked.values():
@@ -100,7 +101,8 @@ class Witness(ForebayConnector):
     def update_connector_output(self, connector_output: Any) -> None:
         if connector_output.finished_recving:
             passing("load reported")
-        if getattr(connector_output, "kv_connector_worker_meta", None):
+        report = getattr(connector_output, "kv_connector_worker_meta", None)
+        if report is not None and report.stored:
             passing("store reported")
         super().update_connector_output(connector_output)
 
