@@ -77,7 +77,7 @@ class Stores:
                     committed.append(chunk)
         self._counters["stored.commits"] += len(committed)
         session.send(Committed(len(committed)))
-        # Written once their hash is known, so that nobody has to compute it again.
+        # Whoever writes or checks them later need not compute it again.
         self._hash(committed)
 
     def abort(self, session: Session, message: Abort) -> None:

@@ -23,9 +23,7 @@ from forebay.engines.vllm.step import Report, Step
 from forebay.identity.keys import ChainRoot
 from forebay.pool.messages import Committed, Found, PoolMessage, Promise, Ready, Reserved
 
-_WAIT_S: Final = (
-    0.0006  # an ask for a long prompt takes half of that; a step lost costs ten times it
-)
+_WAIT_S: Final = 0.0006  # a long ask takes half of it; a step that is lost costs ten times it
 _STEP_WAIT_S: Final = 0.001
 _JOIN_S: Final = 2.0
 _log: Final = logging.getLogger("forebay")

@@ -22,7 +22,7 @@ _READ_BYTES_MIN: Final = 32 << 20
 _READ_S_MIN: Final = 0.25
 _FRESH_S: Final = 60.0  # what was seen longer ago may be otherwise by now
 _WEIGHT: Final = 0.3  # of what is new
-_STEPS_MAX: Final = 8  # steps that are built and not heard of; more: this engine does not tell
+_STEPS_MAX: Final = 8  # that are remembered; an engine that does not tell is not believed
 
 
 class Pace:
