@@ -38,6 +38,7 @@ COPY_BYTES_A_S: Final = 50e9
 BLOCK_TOKENS: Final = 16
 THEIRS: Final = "OffloadingConnector"
 STEPS_AT_ONCE: Final = 2
+COMING_S: Final = (1 << 30) / COPY_BYTES_A_S  # before it has landed, the engine hears of a load
 
 
 class Spoken:
@@ -87,6 +88,10 @@ class Gpu:
         self._computed_at = max(self._computed_at, time.monotonic()) + seconds
         return self._computed_at
 
+    def hold_back(self, until: float) -> None:
+        """The next step begins then at the earliest."""
+        self._computed_at = max(self._computed_at, until)
+
     def load(self, blocks: int) -> float:
         """When so many more are in the KV cache."""
         self._free_in_at = self._next(self._free_in_at) + blocks * self._block_s
@@ -109,15 +114,20 @@ class Sleeper:
 
         self._new_report = Report
         self._gpu = gpu
-        self._loads: list[tuple[float, int, Any]] = []
+        self._loads: deque[tuple[float, Any]] = deque()  # in the order of the wire
+        self._coming: set[int] = set()  # serials of these of which the engine has heard
+        self._told: deque[tuple[int, float]] = deque()  # in which step, and when they have landed
+        self._number = 0
         self._stores: deque[tuple[float, tuple[int, int]]] = deque()
         self._report = Report()
 
     def begin(self, step: Any) -> None:
-        self._report.step = step.number
+        self._report.step = self._number = step.number
+        while self._told and self._told[0][0] <= step.heard:
+            self._gpu.hold_back(self._told.popleft()[1])
         for load in step.loads:
             until = self._gpu.load(sum(len(piece.blocks) for piece in load.pieces))
-            heapq.heappush(self._loads, (until, load.serial, load))
+            self._loads.append((until, load))
         for store in step.stores:
             until = self._gpu.store(len(store.piece.blocks))
             self._stores.append((until, (store.generation, store.piece.offset)))
@@ -127,14 +137,20 @@ class Sleeper:
         from vllm.v1.outputs import KVConnectorOutput
 
         received, failed = set(), set()
-        while self._loads and self._loads[0][0] <= time.monotonic():
-            load = heapq.heappop(self._loads)[2]
+        now = time.monotonic()
+        for until, load in self._loads:
+            if until > now + COMING_S or load.serial in self._coming:
+                continue
+            self._coming.add(load.serial)
             if load.is_last:
                 received.add(load.request)
-            else:
-                self._report.copied[load.serial] = 1
+                self._told.append((self._number, until))
             if load.failed:
                 failed.add(load.request)
+        while self._loads and self._loads[0][0] <= now:
+            _, load = self._loads.popleft()
+            self._coming.discard(load.serial)
+            self._report.over[load.serial] = 1
         while self._stores and self._stores[0][0] <= time.monotonic():
             self._report.stored[self._stores.popleft()[1]] = 1
         report, self._report = self._report, self._new_report()

@@ -1,7 +1,8 @@
 """What the two sides of the connector tell each other, once a step."""
 
+import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
@@ -10,12 +11,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from forebay.engines.vllm.copies.contract import Load, Store
 
+EVERYTHING: Final = sys.maxsize
+
 
 @dataclass(slots=True)
 class Step(KVConnectorMetadata):
     """From the scheduler's side to the workers'."""
 
     number: int = 0  # of this step, from 1
+    heard: int = EVERYTHING  # the last step of which the scheduler knew, when it built this one
     engine: str = ""  # the name under which the scheduler's side has joined the pool
     generation: int = 0  # of the pool's slab; 0: no pool
     loads: list[Load] = field(default_factory=list)
@@ -29,7 +33,7 @@ class Report(KVConnectorWorkerMetadata):
     step: int = 0  # the last that was begun
     stored: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, offset) → ranks
     missed: dict[tuple[int, int], int] = field(default_factory=dict)  # not copied: give them back
-    copied: dict[int, int] = field(default_factory=dict)  # a load's serial → ranks
+    over: dict[int, int] = field(default_factory=dict)  # a load's serial → ranks; slots are free
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         """Both workers' reports as one."""
@@ -38,7 +42,7 @@ class Report(KVConnectorWorkerMetadata):
         both: list[tuple[dict[Any, int], dict[Any, int]]] = [
             (self.stored, other.stored),
             (self.missed, other.missed),
-            (self.copied, other.copied),
+            (self.over, other.over),
         ]
         for mine, theirs in both:
             for what, ranks in theirs.items():

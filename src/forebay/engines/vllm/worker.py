@@ -6,7 +6,7 @@ missed and loads of the next one fail, which the engine answers by computing.
 """
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +30,7 @@ class WorkerSide:
 
     def __init__(self, socket_path: str, shape: Geometry, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()  # counts as of the last `take_counts`
+        self._counted: Counter[str] = Counter()  # counts as of the last `take_counts`
         self._socket_path = socket_path
         self._shape = shape
         self._clock = clock
@@ -38,7 +38,9 @@ class WorkerSide:
         self._link: Link | None = None
         self._is_leaving = False  # the slab of the link, for another one
         self._report = Report()
-        self._under_way: Counter[str] = Counter()  # loads, a request
+        self._under_way: Counter[str] = Counter()  # loads that are not coming yet, a request
+        self._coming: dict[str, list[Load]] = {}  # a request → loads of which the engine will hear
+        self._told: deque[tuple[int, list[Load]]] = deque()  # in which step, and what it heard of
         self._last: set[str] = set()  # requests for which nothing more will come
         self._received: set[str] = set()
         self._failed: set[str] = set()
@@ -54,6 +56,7 @@ class WorkerSide:
         if step is self._begun:
             return
         self._begun = step
+        self._await_loads(step.heard)
         self._report.step = step.number
         if step.generation:
             self._map(step)
@@ -80,12 +83,17 @@ class WorkerSide:
         """A load cannot be done: the engine computes these blocks itself."""
         self._failed.add(load.request)
         self._failed_blocks.update(block for piece in load.pieces for block in piece.blocks)
-        self._ended(load)
+        self._report.over[load.serial] = 1
+        self._comes(load)
 
     def take_received(self) -> tuple[set[str], set[str]]:
-        """Requests whose loads have ended, and those of them that failed."""
+        """Requests whose loads are coming or have ended, and those of them that failed."""
         self._poll()
         received, self._received = self._received, set()
+        number = self._begun.number if self._begun is not None else 0
+        coming = [load for request in received for load in self._coming.pop(request, [])]
+        if coming:
+            self._told.append((number, coming))
         failed = self._failed & received
         self._failed -= failed
         return received, failed
@@ -105,8 +113,8 @@ class WorkerSide:
 
     def take_counts(self) -> dict[str, int]:
         """What was counted since the last call."""
-        news = {name: n - self._told[name] for name, n in self.counts.items()}
-        self._told.update(news)
+        news = {name: n - self._counted[name] for name, n in self.counts.items()}
+        self._counted.update(news)
         return {name: n for name, n in news.items() if n}
 
     def close(self) -> None:
@@ -129,14 +137,23 @@ class WorkerSide:
             self._missed(store)
         for load in done.failed:
             self.fail(load)
+        for load in done.coming:
+            self._coming.setdefault(load.request, []).append(load)
+            self._comes(load)
         for load in done.loaded:
             blocks = sum(len(piece.blocks) for piece in load.pieces)
             self.counts["loaded.bytes"] += blocks * self._shape.block_bytes
-            self._report.copied[load.serial] = 1
-            self._ended(load)
+            self._report.over[load.serial] = 1
 
-    def _ended(self, load: Load) -> None:
-        """One of a request's loads is over; with the last of them the engine hears of it."""
+    def _await_loads(self, heard: int) -> None:
+        """A step may use whatever the engine had heard of: its forward waits for that."""
+        while self._told and self._told[0][0] <= heard:
+            _, loads = self._told.popleft()
+            if self._copies is not None:
+                self._copies.await_loads(loads)
+
+    def _comes(self, load: Load) -> None:
+        """One of a request's loads is settled; with the last of them the engine hears of it."""
         if load.failed:
             self._failed.add(load.request)
             self._failed_blocks.update(load.failed)

@@ -19,7 +19,7 @@ class Options:
 
     region_bytes: int = 256 * MIB  # less where the cap is small: at least 8 regions a directory
     read_depth: int = 8  # reads in flight a directory
-    write_depth: int = 4  # writes in flight a directory; one while reads are waiting
+    write_depth: int = 4  # writes in flight a directory; one while there are reads
     read_queue_max: int = 4096  # loads waiting a directory; more are misses
     write_queue_bytes: int = 256 * MIB  # stores waiting a directory; more are dropped
     errors_max: int = 8  # within the window: then the directory is switched off

@@ -97,18 +97,16 @@ class JobQueue:
             job = self._loads.popleft()
             job.started = now()
             self._loading.add(job)
-            if not self._loads:
-                self._store_ready.notify_all()  # stores may use their full depth again
             return job
 
     def take_store(self, now: Callable[[], float]) -> StoreJob | None:
         """Wait for a store; None once closed and empty.
 
-        While loads are waiting one store at a time goes on: loads come first, but a writer that
-        never gets its turn would have to drop everything.
+        While loads wait or are in flight one store at a time goes on: somebody waits for a load,
+        and nobody for a store, but a writer that never gets its turn would have to drop everything.
         """
         with self._lock:
-            while not self._stores or (self._loads and self._storing):
+            while not self._stores or ((self._loads or self._loading) and self._storing):
                 if self._closed and not self._stores:
                     return None
                 self._store_ready.wait()
@@ -121,6 +119,8 @@ class JobQueue:
         """A taken load has ended."""
         with self._lock:
             self._loading.remove(job)
+            if not (self._loads or self._loading):
+                self._store_ready.notify_all()  # stores may use their full depth again
             self._idle.notify_all()
 
     def end_store(self, job: StoreJob) -> None:

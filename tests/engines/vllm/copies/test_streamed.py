@@ -14,6 +14,7 @@ import pytest
 from tests.engines.vllm.copies.simulated import SimulatedDriver
 from tests.poolside import wait_until
 
+from forebay.engines.vllm.copies import streamed
 from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store
 from forebay.engines.vllm.copies.pointers import Rack
 from forebay.engines.vllm.copies.streamed import StreamedCopies
@@ -87,6 +88,16 @@ class Machine:
                 return found
             time.sleep(0.002)
         raise AssertionError(f"not {count} ended, but {found}")
+
+    def coming(self, count: int) -> list[Load]:
+        """Loads that are coming, once there are so many."""
+        found: list[Load] = []
+        until = time.monotonic() + 10
+        while len(found) < count:
+            assert time.monotonic() < until
+            found += self.copies.take_done().coming
+            time.sleep(0.002)
+        return found
 
     def reach(self) -> None:
         """Until the whole slab is registered."""
@@ -199,6 +210,49 @@ def test_t14_a_load_does_not_disturb_a_store(make: Make, waits: bool, is_loose: 
         machine.step(loads=(machine.load(3, 5),))
     machine.done(2)
     assert (machine.stored(0) == {7}) is waits
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+def test_t14_a_forward_that_is_built_on_a_coming_load_waits_for_it(make: Make, waits: bool) -> None:
+    machine = make(waits=waits, copy_s=LATE_S)
+    machine.fill(5, 9)
+    load = machine.load(3, 5)
+    machine.step(loads=(load,))
+    assert machine.coming(1) == [load]
+    read: list[set[int]] = []
+    machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)  # the engine had not heard
+    machine.copies.await_loads([load])
+    machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)
+    machine.driver.settle()
+    assert read == [{0}, {9} if waits else {0}]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+def test_t14_blocks_of_a_coming_load_may_be_given_to_others(make: Make, waits: bool) -> None:
+    machine = make(waits=waits, copy_s=LATE_S)
+    machine.fill(5, 9)
+    load = machine.load(3, 5)
+    machine.step(loads=(load,))
+    machine.coming(1)
+    machine.copies.await_loads([load])
+    machine.driver.forward(machine.write(3, 7), 0)
+    machine.done(1)
+    machine.driver.settle()
+    assert (machine.chunk(3) == {7}) is waits
+
+
+def test_a_load_comes_when_little_is_before_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed, "_COMING_BYTES", CHUNK)
+    machine = make()
+    gate = threading.Event()
+    machine.copies._load_stream.put(lambda: gate.wait(10))
+    loads = tuple(machine.load(chunk, chunk, f"r{chunk}") for chunk in range(3))
+    machine.step(loads=loads)
+    wait_until(lambda: len(machine.copies._landing) == 3, "all to be submitted", 10)
+    assert machine.coming(1) == [loads[0]]
+    assert not machine.copies.take_done().coming, "each once, and no more than that"
+    gate.set()
+    assert machine.coming(2) == list(loads[1:])
 
 
 def test_nobody_hears_of_a_copy_before_it_is_done(make: Make) -> None:

@@ -160,6 +160,35 @@ def test_t14_a_load_does_not_disturb_a_store(page_bytes: int, waits: bool) -> No
     machine.copies.close()
 
 
+@pytest.mark.parametrize("is_used", [True, False], ids=["used", "given to others"])
+def test_t14_a_forward_waits_for_the_coming_load_that_it_is_built_on(
+    page_bytes: int, waits: bool, is_used: bool
+) -> None:
+    machine = Machine(page_bytes, waits=waits)
+    machine.memory[: machine.chunk_bytes] = 9
+    with torch.cuda.stream(machine.copies._load_stream):
+        torch.cuda._sleep(LATE)
+    load = machine.load(3, 0)
+    machine.step(loads=(load,))
+    coming: list[Load] = []
+    until = time.monotonic() + 20
+    while not coming:
+        assert time.monotonic() < until
+        coming = machine.copies.take_done().coming
+    assert coming == [load]
+    machine.copies.await_loads(coming)
+    seen = machine.chunk(3).clone()
+    if not is_used:
+        machine.chunk(3).fill_(7)
+    machine.done(1)
+    torch.cuda.synchronize()
+    if is_used:
+        assert bool((seen == 9).all()) is waits
+    else:
+        assert bool((machine.chunk(3) == 7).all()) is waits
+    machine.copies.close()
+
+
 def test_t49_memory_that_cannot_be_registered_is_refused_with_words() -> None:
     driver = CudaDriver("cuda:0")
     shared = SharedMemory(ARENA)

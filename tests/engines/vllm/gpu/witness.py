@@ -21,10 +21,7 @@ class Witness:
         copies.begin, copies.take_done = self.begin, self.take_done
 
     def begin(self, stores: Any, *, loads: bool) -> None:
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # what was computed is there
+        _synchronize()  # what was computed is there
         for store in stores:
             for block in store.piece.blocks:
                 self.stored.add(self._digest(block))
@@ -33,7 +30,9 @@ class Witness:
 
     def take_done(self) -> Any:
         done = self._take_done()
-        for load in done.loaded:
+        if done.coming:
+            _synchronize()  # the engine hears of them a moment before they are there
+        for load in done.coming:
             for piece in load.pieces:
                 for block in piece.blocks:
                     if self.is_spoiling:
@@ -58,6 +57,13 @@ class Witness:
         rack = self._copies._rack
         for base, stride in zip(rack.bases.tolist(), rack.strides.tolist(), strict=True):
             _write(base + block * stride, b"\x42" * (rack.page_bytes // 2))
+
+
+def _synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _write(address: int, data: bytes) -> None:

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.engines.vllm.scheduling.split import Pace, worth_reading
+from forebay.engines.vllm.scheduling.split import Beside, Pace, worth_reading
 
 TOKEN = 147_456
+ALONE = Beside()
 
 
 def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> Pace:
@@ -23,32 +24,53 @@ def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> Pace:
 
 def test_what_is_not_known_is_tried_by_one_at_a_time() -> None:
     new = Pace()
-    assert worth_reading(1000, TOKEN, 0, new, 1.0) == 1000
+    assert worth_reading(1000, TOKEN, ALONE, new, 1.0) == 1000
     new.reads(1.0, 1, 1000 * TOKEN)
-    assert worth_reading(1000, TOKEN, 0, new, 1.1) == 0
+    assert worth_reading(1000, TOKEN, ALONE, new, 1.1) == 0
     new.arrived(1.2, 1, 1000 * TOKEN)
-    assert worth_reading(1000, TOKEN, 0, new, 1.3) == 1000, "that was too short to say much"
+    assert worth_reading(1000, TOKEN, ALONE, new, 1.3) == 1000, "that was too short to say much"
     slow = pace(30_000, 1e9)
-    assert worth_reading(1000, TOKEN, 0, slow, 2.0) == 0
-    assert worth_reading(1000, TOKEN, 0, slow, 100.0) == 1000, "that was long ago"
+    assert worth_reading(1000, TOKEN, ALONE, slow, 2.0) == 0
+    assert worth_reading(1000, TOKEN, ALONE, slow, 100.0) == 1000, "that was long ago"
 
 
 def test_idle_drives_are_asked_when_they_are_faster_than_the_gpu() -> None:
-    assert worth_reading(32_000, TOKEN, 0, pace(20_000, 4e9), 1.0) == 32_000
-    assert worth_reading(32_000, TOKEN, 0, pace(30_000, 3.5e9), 1.0) == 0
+    assert worth_reading(32_000, TOKEN, ALONE, pace(20_000, 4e9), 1.0) == 32_000
+    assert worth_reading(32_000, TOKEN, ALONE, pace(30_000, 3.5e9), 1.0) == 0
 
 
 def test_a_busy_gpu_leaves_time_for_slower_drives() -> None:
     """25k tokens a second from the drives, 30k from the GPU, which has a second of work."""
-    found = worth_reading(1_000_000, TOKEN, 30_000, pace(30_000, 25_000 * TOKEN), 2.0)
+    found = worth_reading(1_000_000, TOKEN, Beside(30_000, 0), pace(30_000, 25_000 * TOKEN), 2.0)
     assert found == pytest.approx(150_000, rel=0.01), "in six seconds both are there"
-    assert worth_reading(5000, TOKEN, 30_000, pace(30_000, 25_000 * TOKEN), 2.0) == 5000
+    assert worth_reading(5000, TOKEN, Beside(30_000, 0), pace(30_000, 25_000 * TOKEN), 2.0) == 5000
+
+
+def test_a_crowd_would_be_held_up_by_what_is_computed() -> None:
+    """10k tokens a second from the drives, 30k from the GPU: three times as long, for one."""
+    slow = pace(30_000, 10_000 * TOKEN)
+    assert [
+        worth_reading(3000, TOKEN, Beside(0, others), slow, 2.0) for others in (0, 1, 2, 9)
+    ] == [
+        0,
+        0,
+        3000,
+        3000,
+    ]
+    queue = pace(30_000, 10_000 * TOKEN, reading_bytes=6000 * TOKEN)
+    assert worth_reading(3000, TOKEN, Beside(0, 7), queue, 2.0) == 0, (
+        "0.9 s for 0.8 s of the others"
+    )
+    assert worth_reading(3000, TOKEN, Beside(0, 8), queue, 2.0) == 3000
 
 
 def test_a_long_queue_at_the_drives_is_not_joined() -> None:
     fast = 4e9
-    assert worth_reading(5000, TOKEN, 0, pace(20_000, fast, reading_bytes=int(fast)), 1.0) == 0
-    assert worth_reading(5000, TOKEN, 20_000, pace(20_000, fast, int(fast) // 2), 1.0) == 5000
+    assert worth_reading(5000, TOKEN, ALONE, pace(20_000, fast, reading_bytes=int(fast)), 1.0) == 0
+    assert (
+        worth_reading(5000, TOKEN, Beside(20_000, 0), pace(20_000, fast, int(fast) // 2), 1.0)
+        == 5000
+    )
 
 
 def test_speed_is_seen_step_by_step_also_when_two_are_on_their_way() -> None:
@@ -106,7 +128,7 @@ def test_an_engine_of_small_steps_is_no_reason_to_read_one_after_the_other() -> 
     found.reads(now, 1, 1 << 30)
     found.arrived(now + 1, 1, 1 << 29)
     assert found.tokens_a_s == 0, "they say how long a step takes, not how fast it goes"
-    assert worth_reading(1000, TOKEN, 0, found, now + 1) == 1000
+    assert worth_reading(1000, TOKEN, ALONE, found, now + 1) == 1000
 
 
 def test_what_comes_in_one_lump_says_nothing_about_the_drives() -> None:
@@ -156,7 +178,7 @@ def test_what_is_read_is_there_before_it_would_have_been_computed(
     tokens: int, waiting: int, speed: float, bandwidth: float, reading: int
 ) -> None:
     seen = pace(speed, bandwidth, reading)
-    found = worth_reading(tokens, TOKEN, waiting, seen, 2.0)
+    found = worth_reading(tokens, TOKEN, Beside(waiting, 0), seen, 2.0)
     assert 0 <= found <= tokens
     if found and seen.read_bytes_a_s(2.0):
         read_s = (reading + found * TOKEN) / seen.read_bytes_a_s(2.0)

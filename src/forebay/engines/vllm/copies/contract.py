@@ -10,6 +10,10 @@ written by the forward of the very step that learns of it. So:
 * A load of step N writes after every forward before N has read, and after every store has read
   that was begun before N or is loose in N: its blocks may have been theirs a moment ago.
 * Loads go before stores. A load or a store is done when its bytes are there, not before.
+* The engine hears of a load when it is *coming*, submitted and soon done, and may give its blocks
+  to a forward, or, if its request has ended, to anyone. So the forward of every step that was built
+  after the engine heard of it waits for it (`await_loads`): whoever uses or writes these blocks is
+  of such a step. Its slots are read until it is done.
 
 On a GPU nobody waits for this but the GPU: streams wait for one another's events.
 
@@ -70,10 +74,11 @@ class Mapped:
 
 @dataclass(slots=True)
 class Done:
-    """What has ended since the last time."""
+    """What has ended, or is coming, since the last time."""
 
     stored: list[Store] = field(default_factory=list)
     missed: list[Store] = field(default_factory=list)  # not copied, and not being copied
+    coming: list[Load] = field(default_factory=list)  # each once, at the latest when it is loaded
     loaded: list[Load] = field(default_factory=list)
     failed: list[Load] = field(default_factory=list)
     store_s: float = 0.0  # that the device took for what was stored; 0 where it is not known
@@ -102,8 +107,12 @@ class Copies(Protocol):
         """Copy into blocks that are this load's alone; in a step begun with `loads`."""
         ...
 
+    def await_loads(self, loads: Sequence[Load]) -> None:
+        """The next forward begins when these are done, which were coming; it cannot fail."""
+        ...
+
     def take_done(self) -> Done:
-        """What has ended since the last call."""
+        """What has ended, or is coming, since the last call."""
         ...
 
     def close(self) -> None:

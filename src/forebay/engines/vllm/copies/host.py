@@ -37,7 +37,11 @@ class HostCopies:
         assert self._slab is not None
         for piece in load.pieces:
             self._pages.copy_in(piece, self._slab.memory)
+        self._done.coming.append(load)
         self._done.loaded.append(load)
+
+    def await_loads(self, loads: Sequence[Load]) -> None:
+        """See Copies."""
 
     def take_done(self) -> Done:
         """See Copies."""

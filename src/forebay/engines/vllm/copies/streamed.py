@@ -25,6 +25,9 @@ from forebay.engines.vllm.copies.registration import Registration
 _SUBMIT_S: Final = 5.0  # a thread that has not submitted by then is given up, and the tier with it
 _REACH_S: Final = 20.0  # a load whose memory is not registered by then has failed
 _CLOSE_S: Final = 5.0
+# Submitted and not landed, up to which a load is coming. A forward that is built on it begins two
+# steps later; what takes the wire longer than that would hold up everyone's forward.
+_COMING_BYTES: Final = 1 << 30
 _log: Final = logging.getLogger("forebay")
 
 
@@ -42,6 +45,7 @@ class _Job:
     begun: Event | None = None  # before its first page
     event: Event | None = None  # behind it, once all of it is submitted
     failed: bool = False
+    is_coming: bool = False  # and the engine hears of it
 
 
 class StreamedCopies:
@@ -129,16 +133,25 @@ class StreamedCopies:
             if self._is_off or self._registration is None:
                 self._done.failed.append(load)
             elif not load.pieces:
+                self._done.coming.append(load)
                 self._done.loaded.append(load)
             else:
                 self._registration.want(offsets, is_first=True)
                 self._loads.append(job)
                 self._changed.notify_all()
 
+    def await_loads(self, loads: Sequence[Load]) -> None:
+        """See Copies."""
+        with self._changed:
+            jobs = [job for job in self._landing if any(job.load is load for load in loads)]
+        if jobs:  # one stream has them in their order: the last one is behind all of them
+            self._driver.wait(self._driver.compute(), jobs[-1].event)
+
     def take_done(self) -> Done:
         """See Copies."""
         self._land()
         with self._changed:
+            self._announce()
             done, self._done = self._done, Done()
         return done
 
@@ -210,10 +223,28 @@ class StreamedCopies:
                 with self._changed:
                     self._count(queue.popleft())
 
+    def _announce(self) -> None:
+        """Loads are coming that are submitted whole, with little before them."""
+        ahead_bytes = 0
+        for job in self._landing:
+            if job.failed:
+                continue
+            assert job.rows is not None
+            ahead_bytes += job.rows.total * len(self._rack.bases) * self._rack.page_bytes
+            if ahead_bytes > _COMING_BYTES:
+                return
+            self._comes(job)
+
+    def _comes(self, job: _Job) -> None:
+        if job.load is not None and not job.is_coming and not job.failed:
+            job.is_coming = True
+            self._done.coming.append(job.load)
+
     def _count(self, job: _Job) -> None:
         done = self._done
         took_s = 0.0 if job.failed else self._driver.seconds(job.begun, job.event)
         if job.load is not None:
+            self._comes(job)
             (done.failed if job.failed else done.loaded).append(job.load)
             done.load_s += took_s
         else:

@@ -12,10 +12,10 @@ from typing import Final
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.budget import ErrorBudget
 from forebay.engines.vllm.scheduling.membership import Membership
-from forebay.engines.vllm.scheduling.split import Pace, worth_reading
+from forebay.engines.vllm.scheduling.split import Beside, Pace, worth_reading
 from forebay.engines.vllm.scheduling.tracked import Tracked
 from forebay.identity.keys import proof_of
-from forebay.pool.messages import Ask, Cancel, Found, Lookup, Promise, Ready, Release
+from forebay.pool.messages import Ask, Cancel, Found, Lookup, Promise, Ready
 from forebay.record.region import short
 
 _GRACE_S: Final = 0.5
@@ -132,11 +132,12 @@ class Asking:
             self._pool.post(Cancel(tracked.number))
             self._forget(tracked)
 
-    def loaded(self, tracked: Tracked) -> None:
-        """What was promised is copied, or will not be."""
-        if tracked.number:
-            self._pool.post(Release(tracked.number, []))
+    def loaded(self, tracked: Tracked) -> int:
+        """What was promised is coming, or will not; the lookup that is still to be released."""
+        number = tracked.number
+        if number:
             self._forget(tracked)
+        return number
 
     def pool_changed(self) -> None:
         """What another pool said means nothing."""
@@ -240,17 +241,18 @@ class Asking:
             size, now = self._shape.chunk_tokens, time.monotonic()
             token_bytes = self._shape.chunk_bytes // size
             far_tokens = known * size - max(computed, near * size)
-            waiting = self._waiting_tokens(tracked) + self._pace.computing(now)
-            known = near + worth_reading(far_tokens, token_bytes, waiting, self._pace, now) // size
+            beside = self._beside(tracked, now)
+            known = near + worth_reading(far_tokens, token_bytes, beside, self._pace, now) // size
         return known
 
-    def _waiting_tokens(self, tracked: Tracked) -> int:
-        """Tokens of other prompts that the GPU has still to compute."""
-        return sum(
-            max(0, each.request.num_prompt_tokens - each.request.num_computed_tokens)
+    def _beside(self, tracked: Tracked, now: float) -> Beside:
+        """Other requests that the GPU computes, or would if it could, not those that load."""
+        others = [
+            each
             for each in self._tracked.values()
             if each is not tracked and each.loading is None and not each.asked
-        )
+        ]
+        return Beside(sum(map(_uncomputed, others)) + self._pace.computing(now), len(others))
 
     def _is_copied_for_another(
         self, tracked: Tracked, first: int, copying: Mapping[bytes, str]
@@ -294,3 +296,8 @@ class Asking:
         self._pace.forget(time.monotonic(), tracked.number)
         self._by_number.pop(tracked.number, None)
         tracked.forget_lookup()
+
+
+def _uncomputed(tracked: Tracked) -> int:
+    """Tokens of a prompt that the GPU has still to compute."""
+    return max(0, tracked.request.num_prompt_tokens - tracked.request.num_computed_tokens)

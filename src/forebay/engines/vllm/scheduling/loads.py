@@ -1,8 +1,9 @@
 """Loads of one engine: blocks are allocated, the workers are told part by part, the load ends.
 
-A load is told to the workers as its chunks arrive; slots of a part that is copied make room in the
-pool for what follows. One that fails, or whose chunks have not come in time, ends too: vLLM then
-computes what is missing.
+A load is told to the workers as its chunks arrive; slots of a part that is over make room in the
+pool for what follows. The engine goes on when all of it is coming, a moment before it is over: only
+then does the pool get the last slots back. A load that fails, or whose chunks have not come in
+time, ends too: vLLM then computes what is missing.
 """
 
 import time
@@ -34,10 +35,17 @@ class Loads:
         self._counts = counts
         self._copying: dict[bytes, str] = {}  # keys on their way into the KV cache → request
         self._serials = 0  # of what the workers are told
-        self._parts: dict[int, tuple[int, list[int]]] = {}  # serial → (lookup, chunks of a stream)
+        self._parts: dict[int, tuple[int, list[int]]] = {}  # serial → (lookup, chunks)
+        self._landing: Counter[int] = Counter()  # lookup → parts that are not over
+        self._received: set[int] = set()  # lookups of which the engine has all that it will get
 
     def __len__(self) -> int:
         return len(self._copying)
+
+    @property
+    def is_landing(self) -> bool:
+        """Whether slots are read for a load that the engine has heard of."""
+        return bool(self._received)
 
     @property
     def copying(self) -> Mapping[bytes, str]:
@@ -74,16 +82,19 @@ class Loads:
             if pieces or loading.is_told:
                 self._serials += 1
                 last, failed = loading.is_told, loading.failed_blocks(self._shape)
-                if not last:
-                    self._parts[self._serials] = (tracked.number, chunks)
+                # The last part's are released with the lookup.
+                self._parts[self._serials] = (tracked.number, [] if last else chunks)
+                self._landing[tracked.number] += 1
                 yield Load(request_id, loading.generation, pieces, last, failed, self._serials)
 
-    def copied(self, report: Report) -> None:
-        """Parts of streams are in the KV cache: their slots make room for what follows."""
-        for serial in report.copied:
+    def over(self, report: Report) -> None:
+        """Parts are in the KV cache, or will not be: their slots make room for what follows."""
+        for serial in report.over:
             number, chunks = self._parts.pop(serial, (0, []))
-            if number in self._asking:
+            self._landing[number] -= 1
+            if number in self._asking and chunks:
                 self._pool.post(Release(number, chunks))
+            self._release(number)
 
     def received(self, tracked: Tracked, *, failed: bool) -> bool:
         """A load has ended; whether it went well."""
@@ -96,9 +107,23 @@ class Loads:
             tracked.failed = True
             tracked.stored = tracked.offered = min(tracked.stored, loading.stop)
             self._counts["misses.load_failed"] += 1
-        self._asking.loaded(tracked)
+        number = self._asking.loaded(tracked)
+        if number:
+            self._received.add(number)
+            self._release(number)
         return not failed
 
     def pool_changed(self) -> None:
         """Loads in flight go on; their slots are nobody's to give back."""
         self._parts.clear()
+        self._landing.clear()
+        self._received.clear()
+
+    def _release(self, number: int) -> None:
+        """All that was promised is the pool's again once nobody reads it any more."""
+        if self._landing[number] > 0:
+            return
+        del self._landing[number]
+        if number in self._received:
+            self._received.remove(number)
+            self._pool.post(Release(number, []))

@@ -52,6 +52,7 @@ class SchedulerSide:
         self._storing = Storing(membership, shape, self.counts)
         self._steps = 0  # built so far
         self._wait_left_s = _STEP_WAIT_S
+        self._heard = 0  # the last step of which the workers have told
         self._is_fresh = False  # the pool was heard since this step is being built
         self._told: Counter[str] = Counter()  # counts as of the last `take_counts`
 
@@ -107,7 +108,7 @@ class SchedulerSide:
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         self._follow(output)
-        step = Step(self._steps, self._pool.engine, self._pool.generation)
+        step = Step(self._steps, self._heard, self._pool.engine, self._pool.generation)
         step.loads = list(self._loads.told(self._tracked))
         self._wait_left_s, self._is_fresh = _STEP_WAIT_S, False
         return step
@@ -125,10 +126,12 @@ class SchedulerSide:
 
     def heard(self, report: Report | None, received: Iterable[str], failed: set[str]) -> None:
         """What the workers have done."""
+        # Workers that do not say in which step they are may have told of anything.
+        self._heard = max(self._heard, report.step if report is not None else self._steps)
         if report is not None:
             self._asking.pace.heard(time.monotonic(), report.step)
             self._storing.stored(report)
-            self._loads.copied(report)
+            self._loads.over(report)
         for request_id in received:
             self._received(request_id, failed)
 
@@ -136,7 +139,7 @@ class SchedulerSide:
     def has_work(self) -> bool:
         """Whether the engine must go on stepping though it has nothing to compute."""
         loading = any(tracked.loading is not None for tracked in self._tracked.values())
-        return loading or self._storing.has_work
+        return loading or self._loads.is_landing or self._storing.has_work
 
     def failed(self) -> None:
         """The pool, or we ourselves, did not do what they should."""

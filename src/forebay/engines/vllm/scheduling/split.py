@@ -8,11 +8,18 @@ both ways take their time, and both have a queue:
 
 As much is loaded as is there before it would have been recomputed. Drives that are faster than the
 GPU, token for token, so give all of it unless their queue is long; slower ones give as much as they
-can read while the GPU is busy with others. What is not known yet is tried, by one request at a
-time: a dozen would wait for one another until their deadlines.
+can read while the GPU is busy with others.
+
+Whoever waits for a drive holds up nobody; what the GPU computes holds up everyone it serves. So n
+tokens that are recomputed cost their time once for each of these as well: an engine that is alone
+takes what is sooner, a crowded one loads as long as all of them together gain by it.
+
+What is not known yet is tried, by one request at a time: a dozen would wait for one another until
+their deadlines.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 _STEP_TOKENS_MIN: Final = 1024  # smaller steps say how long a step takes, not how fast it goes
@@ -109,9 +116,15 @@ class Pace:
         return self._read_bytes_a_s if now < self._read_at + _FRESH_S else 0.0
 
 
-def worth_reading(
-    tokens: int, token_bytes: int, waiting_tokens: int, pace: Pace, now: float
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What else the GPU has to do."""
+
+    tokens: int = 0  # that it computes before those in question
+    requests: int = 0  # that it serves, and that wait while it computes them
+
+
+def worth_reading(tokens: int, token_bytes: int, beside: Beside, pace: Pace, now: float) -> int:
     """How many of so many tokens that lie on drives are worth reading, from the first."""
     bandwidth, speed = pace.read_bytes_a_s(now), pace.tokens_a_s
     if not bandwidth:
@@ -119,8 +132,8 @@ def worth_reading(
     if not speed:
         return tokens
     # Seconds by which the drives are behind the GPU at the first token, and at each further one.
-    behind_s = pace.reading_bytes / bandwidth - waiting_tokens / speed
-    behind_a_token_s = token_bytes / bandwidth - 1 / speed
+    behind_s = pace.reading_bytes / bandwidth - beside.tokens / speed
+    behind_a_token_s = token_bytes / bandwidth - (1 + beside.requests) / speed
     if behind_s + tokens * behind_a_token_s <= 0:
         return tokens
     if behind_a_token_s <= 0 or behind_s >= 0:

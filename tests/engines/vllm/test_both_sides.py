@@ -1,0 +1,141 @@
+"""Both sides of the connector and a real pool, without an engine: what a coming load may do.
+
+The engine hears of a load a moment before its bytes are there. What then keeps them whole is
+between the two sides; a slow device stands in for the GPU.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.engines.vllm.copies.simulated import SimulatedDriver
+from tests.engines.vllm.test_scheduler_side import CHUNKS, ROOT, SHAPE, Output, asked, request_of
+from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
+
+from forebay.engines.vllm.copies.pointers import Rack
+from forebay.engines.vllm.copies.streamed import StreamedCopies
+from forebay.engines.vllm.scheduling.asking import Limits
+from forebay.engines.vllm.scheduling.membership import Membership
+from forebay.engines.vllm.scheduling.side import SchedulerSide
+from forebay.engines.vllm.step import Step
+from forebay.engines.vllm.worker import WorkerSide
+from forebay.identity.keys import KeyChain
+from forebay.pool.client import Chain, Client
+from forebay.sys.clock import Clock
+from forebay.tiers.dram.slab import slot_bytes_for
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+TOKENS = CHUNKS * SHAPE.chunk_tokens
+BLOCKS = CHUNKS * SHAPE.chunk_blocks
+VALUE = 9
+
+
+class Both(contextlib.AbstractContextManager["Both"]):
+    """A scheduler's side and a worker's, with a request whose chunks lie in the pool's DRAM."""
+
+    def __init__(self, pool: PoolProcess, *, copy_s: float) -> None:
+        self.pool = pool
+        self.driver = SimulatedDriver(copy_s=copy_s)
+        self.cache = np.zeros((BLOCKS, SHAPE.page_bytes), dtype=np.uint8)
+        self.scheduler = SchedulerSide(
+            Membership(pool.socket, Clock()), SHAPE, Limits(16, 5000, 5000)
+        )
+        self.scheduler.join()
+        self.scheduler.root = ROOT
+        self.worker = WorkerSide(pool.socket, SHAPE, Clock())
+        layer = (self.cache.ctypes.data, SHAPE.page_bytes)
+        rack = Rack.of([layer], SHAPE.page_bytes, BLOCKS)
+        slot_bytes = slot_bytes_for(SHAPE.chunk_bytes)
+        self.worker._copies = StreamedCopies(self.driver, rack, slot_bytes)
+
+    def __exit__(self, *_: object) -> None:
+        self.worker.close()
+        self.scheduler.close()
+        self.driver.end()
+
+    def load(self) -> Any:
+        """Tell the worker to load the request, until the engine would hear that it is coming."""
+        request = request_of(list(range(TOKENS + 1)))
+        self.scheduler.arrived(request)
+        assert asked(self.scheduler, request, 0) == TOKENS
+        self.scheduler.allocated(request, list(range(BLOCKS)), TOKENS)
+        step = self.step()
+        assert step.loads
+        for load in step.loads:
+            self.worker.load(load)
+        until = time.monotonic() + 10
+        received: set[str] = set()
+        while not received:
+            assert time.monotonic() < until
+            received, failed = self.worker.take_received()
+            assert not failed
+        assert received == {"request"}
+        return request
+
+    def step(self) -> Step:
+        step = self.scheduler.begin_step(Output)
+        self.worker.begin(step)
+        return step
+
+    def hear(self, *received: str) -> None:
+        self.scheduler.heard(self.worker.take_report(), received, set())
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def pinned_chunks(self) -> int:
+        return int(self.pool.stats()["dram"]["pinned_chunks"])
+
+    def seen_by_a_forward(self) -> set[int]:
+        seen: set[int] = set()
+        self.driver.forward(lambda: seen.update(np.unique(self.cache).tolist()), 0)
+        self.driver.settle()
+        return seen
+
+
+@pytest.fixture
+def pool() -> Iterator[PoolProcess]:
+    with short_directory() as place, pool_process(place) as pool:
+        keys = KeyChain(ROOT).extend(list(range(TOKENS)))
+        payloads = [bytes([VALUE]) * SHAPE.chunk_bytes] * CHUNKS
+        with Client(pool.socket) as client:
+            assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10)
+        yield pool
+
+
+def test_a_step_that_was_built_before_the_engine_heard_does_not_wait(pool: PoolProcess) -> None:
+    with Both(pool, copy_s=1.0) as both:
+        both.load()
+        built = both.scheduler.begin_step(Output)  # as async scheduling does, a step ahead
+        both.hear("request")
+        both.worker.begin(built)
+        seen: list[int] = []
+        both.driver.forward(lambda: seen.append(int(both.cache.max())), 0)
+        wait_until(lambda: seen, "a forward")
+        assert seen == [0], "nothing held it up"
+        both.step()
+        assert both.seen_by_a_forward() == {VALUE}
+
+
+def test_a_step_of_which_nothing_is_known_waits_for_everything(pool: PoolProcess) -> None:
+    with Both(pool, copy_s=0.5) as both:
+        both.load()
+        both.worker.begin(Step())  # what the engine gets where the scheduler's side has failed
+        assert both.seen_by_a_forward() == {VALUE}
+
+
+def test_slots_are_the_pools_again_when_nobody_reads_them(pool: PoolProcess) -> None:
+    with Both(pool, copy_s=0.5) as both:
+        request = both.load()
+        both.hear("request")
+        assert both.has_work(), "somebody has to hear that it has landed"
+        both.scheduler.finished(request.request_id)
+        both.step()
+        assert both.pinned_chunks() == CHUNKS, "it is still being read"
+        both.driver.settle()
+        both.hear()
+        assert not both.has_work()
+        wait_until(lambda: both.pinned_chunks() == 0, "the pool to have its slots again")
