@@ -80,6 +80,12 @@ class Member:
         assert poolside.exact(loaded, self.shared), loaded
         return lambda: self._leave(loaded)
 
+    def unheard(self) -> Callable[[], str]:
+        """It reads from the slab after its connection is gone."""
+        finish = self.leased()
+        self.link.line.close()
+        return finish
+
     def waiting(self) -> Callable[[], str]:
         """It has asked for chunks that take long to read."""
         line, chain = self.link.line, self.shared_chain

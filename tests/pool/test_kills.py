@@ -155,6 +155,28 @@ def test_a_slot_is_not_given_away_while_its_process_lives(pool: PoolProcess) -> 
     returns_to(pool, baseline)
 
 
+@pytest.mark.parametrize("ends", ["exits", "comes back"])
+def test_t23_a_slot_is_not_overwritten_while_its_reader_lives(pool: PoolProcess, ends: str) -> None:
+    """It reads on, its connection gone, while others fill the memory many times over."""
+    baseline = pool.held()
+    with member("unheard", pool) as reader, Client(pool.socket) as other:
+        for number in range(20):
+            chunks, chain = made(f"other {number}", 20)
+            other.store(chain, [chunk.payload for chunk in chunks])
+        held = pool.held()
+        assert held["pinned_bytes"]
+        assert not held["requests"]
+        other.close()
+        if ends == "exits":
+            reader.kill()
+        else:
+            report = reader.ask()
+            assert report["finished"] == "exact"
+            assert report["pool"]
+            poolside.wait_until(lambda: not pool.held()["pinned_bytes"], "what it had read")
+    returns_to(pool, baseline)
+
+
 def test_slots_wait_for_every_process_of_their_engine(pool: PoolProcess) -> None:
     baseline = pool.held()
     with member("joined", pool) as second:

@@ -13,16 +13,17 @@ from forebay.pool.messages import FRAME_BYTES_MAX, ClientMessage, PoolMessage
 from forebay.pool.wire import FrameError
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "protocol-v1.json"
+GOLDEN = ROOT / "tests" / "golden" / "protocol-v2.json"
 KEY = bytes(range(32))
 SPACE = bytes(reversed(range(32)))
 RUN = messages.Run(SPACE, 0, bytes(32), KEY, 4096)
 CLIENT: dict[str, ClientMessage] = {
-    "Hello": messages.Hello(1, "e7b1"),
+    "Hello": messages.Hello(messages.PROTOCOL, "e7b1"),
     "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16]),
     "Ask": messages.Ask(7, 0, 1, 2000, stream=False),
     "Release": messages.Release(7, [0]),
     "Cancel": messages.Cancel(7),
+    "Settled": messages.Settled("e7b1"),
     "Reserve": messages.Reserve(3, [RUN]),
     "Commit": messages.Commit(11, [4096, 8192]),
     "Abort": messages.Abort(11, [4096]),
@@ -31,7 +32,7 @@ CLIENT: dict[str, ClientMessage] = {
     "Clear": messages.Clear("3fa94c1d"),
 }
 POOL: dict[str, PoolMessage] = {
-    "Welcome": messages.Welcome(1, 11, 1 << 30, 1 << 27),
+    "Welcome": messages.Welcome(messages.PROTOCOL, 11, 1 << 30, 1 << 27),
     "Refused": messages.Refused("why not."),
     "Found": messages.Found(7, 1, 0),
     "Promise": messages.Promise(7, 11, 0, 1, [4096], [4000], bytes(16)),

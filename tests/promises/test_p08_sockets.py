@@ -15,7 +15,7 @@ from tests.poolside import exact, made
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool import wire
 from forebay.pool.client import Chain, Client, Known
-from forebay.pool.messages import Hello
+from forebay.pool.messages import PROTOCOL, Hello
 from forebay.settings import Settings
 from forebay.sys.clock import Clock
 from forebay.sys.world import World
@@ -66,7 +66,7 @@ def test_t46_logs_and_statistics_hold_nothing_private(
             client.clear(chain.namespace.hex()[:8])
             client.resize(8 << 20)
             stats = json.dumps(client.stats())
-        for data in (b"tenant-of-great-secrecy", wire.encode(Hello(1, salt * 3))):
+        for data in (b"tenant-of-great-secrecy", wire.encode(Hello(PROTOCOL, salt * 3))):
             with socket.socket(socket.AF_UNIX) as link:
                 link.connect(service.place.path)
                 link.sendall(data + salt.encode())

@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.record.region import SHORT_KEY_BYTES
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
 SENTENCE_MAX: Final = 400
 _KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a fifth each
@@ -114,6 +114,12 @@ class Cancel(_Message, frozen=True, tag="cancel"):
     request: int
 
 
+class Settled(_Message, frozen=True, tag="settled"):
+    """Nobody reads any more what was promised to an engine, on whichever connection until now."""
+
+    engine: str  # as it said in Hello, on a connection that was lost
+
+
 class Run(_Message, frozen=True):
     """Successive chunks of one chain that an engine has computed."""
 
@@ -207,6 +213,17 @@ def short_keys(joined: bytes) -> list[bytes]:
 
 
 ClientMessage = (
-    Hello | Lookup | Ask | Release | Cancel | Reserve | Commit | Abort | Stats | Resize | Clear
+    Hello
+    | Lookup
+    | Ask
+    | Release
+    | Cancel
+    | Settled
+    | Reserve
+    | Commit
+    | Abort
+    | Stats
+    | Resize
+    | Clear
 )
 PoolMessage = Welcome | Refused | Found | Promise | Ready | Reserved | Committed | StatsReply | Done

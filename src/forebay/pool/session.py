@@ -39,15 +39,18 @@ class Core(ABC):
 
     @abstractmethod
     def left(self, session: Session) -> None:
-        """A connection is over: its requests and pins end now, its reserved slots do not yet."""
+        """A connection is over: its requests end now.
+
+        Neither what they were promised nor its reserved slots do: its engine may be copying.
+        """
 
     @abstractmethod
     def exited(self, engine: str) -> None:
-        """Every process of an engine is gone for good: nobody writes into its slots any more."""
+        """Every process of an engine is gone for good: nobody copies to or from its slots."""
 
     @abstractmethod
     def lends(self, engine: str) -> bool:
-        """Whether an engine has slots that it may write into."""
+        """Whether an engine without a connection may write into a slot, or read from one."""
 
     @abstractmethod
     def answered(self) -> None:

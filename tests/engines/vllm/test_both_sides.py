@@ -83,6 +83,20 @@ class Both(contextlib.AbstractContextManager["Both"]):
     def hear(self, *received: str) -> None:
         self.scheduler.heard(self.worker.take_report(), received, set())
 
+    def lose(self) -> None:
+        """The scheduler's side loses its connection, nobody else does, and the pool has seen it."""
+        line = self.scheduler._pool._line
+        assert line is not None
+        line.close()
+        wait_until(lambda: not self.pool.stats()["requests"], "the pool to see it")
+
+    def rejoin(self) -> None:
+        def is_member() -> bool:
+            self.step()
+            return self.scheduler.counts["pool.joined"] > 0
+
+        wait_until(is_member, "the pool to be joined again")
+
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
@@ -139,3 +153,81 @@ def test_slots_are_the_pools_again_when_nobody_reads_them(pool: PoolProcess) -> 
         both.hear()
         assert not both.has_work()
         wait_until(lambda: both.pinned_chunks() == 0, "the pool to have its slots again")
+
+
+def flood(pool: PoolProcess) -> None:
+    """Store what fills the pool's DRAM more than once."""
+    payloads = [bytes([VALUE + 1]) * SHAPE.chunk_bytes] * 64
+    with Client(pool.socket) as client:
+        for dialog in range(1, 32):
+            tokens = range(dialog * 10**6, dialog * 10**6 + 64 * SHAPE.chunk_tokens)
+            chain = Chain(ROOT.namespace, KeyChain(ROOT).extend(list(tokens)))
+            client.store(chain, payloads, timeout_s=1)
+
+
+def test_t23_a_copy_in_flight_is_whole_though_the_connection_was_lost(pool: PoolProcess) -> None:
+    with Both(pool, copy_s=3.0) as both:
+        both.load()
+        both.hear("request")
+        both.lose()
+        both.step()
+        flood(pool)
+        assert both.worker._copies is not None
+        assert not both.worker._copies.take_done().loaded, "it is still being read"
+        assert both.seen_by_a_forward() == {VALUE}
+        assert both.pinned_chunks() == CHUNKS, "nobody has said that it is over"
+
+
+def test_slots_of_a_lost_connection_are_free_when_nobody_reads_them(pool: PoolProcess) -> None:
+    with Both(pool, copy_s=2.0) as both:
+        request = both.load()
+        both.hear("request")
+        both.lose()
+        both.scheduler.finished(request.request_id)
+        both.rejoin()
+        both.hear()
+        assert both.pinned_chunks() == CHUNKS, "a worker was told of them before"
+        assert both.has_work(), "somebody has to hear when it has landed"
+        both.driver.settle()
+        both.hear()
+        assert not both.has_work()
+        wait_until(lambda: both.pinned_chunks() == 0, "the pool to have its slots again")
+
+
+def test_slots_of_a_lost_connection_are_free_however_often_it_is_lost(pool: PoolProcess) -> None:
+    with Both(pool, copy_s=0.5) as both:
+        both.load()
+        both.hear("request")
+        for _ in range(2):
+            both.lose()
+            both.step()
+            both.scheduler.counts["pool.joined"] = 0
+            both.rejoin()
+        assert both.pinned_chunks() == CHUNKS
+        both.driver.settle()
+        both.lose()
+        both.hear()  # there is no pool to tell
+        both.step()
+        both.scheduler.counts["pool.joined"] = 0
+        both.rejoin()
+        wait_until(lambda: both.pinned_chunks() == 0, "the pool to have its slots again")
+
+
+def test_a_promise_of_which_no_worker_knew_fails_with_its_connection(pool: PoolProcess) -> None:
+    """The pool that comes next may be another one, which knows nothing of these slots."""
+    with Both(pool, copy_s=0) as both:
+        request = request_of(list(range(TOKENS + 1)))
+        both.scheduler.arrived(request)
+        assert asked(both.scheduler, request, 0) == TOKENS
+        both.scheduler.allocated(request, list(range(BLOCKS)), TOKENS)
+        both.lose()
+        assert both.pinned_chunks() == CHUNKS
+        step = both.step()
+        assert [load.pieces for load in step.loads] == [[]]
+        assert step.loads[0].failed == list(range(BLOCKS))
+        both.worker.load(step.loads[0])
+        received, failed = both.worker.take_received()
+        assert received == failed == {"request"}
+        assert both.worker.take_failed_blocks() == set(range(BLOCKS))
+        both.rejoin()
+        wait_until(lambda: both.pinned_chunks() == 0, "the pool to hear that nobody reads")

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -174,6 +175,67 @@ def test_t48_after_a_fork_both_go_on_for_themselves(client: Client) -> None:
         assert exact(loaded, chunks)
     assert os.waitpid(child, 0)[1] == 0
     assert client.lookup(chain) == Known(4, 4)
+
+
+def figures(client: Client) -> dict[str, Any]:
+    stats = client.stats()
+    assert isinstance(stats, dict)
+    return stats
+
+
+def requests(client: Client) -> int:
+    return int(figures(client)["requests"])
+
+
+def pinned(client: Client) -> int:
+    return int(figures(client)["dram"]["pinned_bytes"])
+
+
+def test_what_is_read_stays_pinned_when_the_connection_is_lost(
+    service: Service, client: Client
+) -> None:
+    chunks, chain = made("a")
+    client.store(chain, [chunk.payload for chunk in chunks])
+    with Client(service.place.path) as reader:
+        load = reader.load(chain)
+        loaded = load.__enter__()
+        assert reader._link is not None
+        reader._link.line.close()
+        reader.lookup(chain)
+        poolside.wait_until(lambda: not requests(client), "the loss to be seen")
+        assert pinned(client)
+        assert exact(loaded, chunks)
+        load.__exit__(None, None, None)
+        assert reader.lookup(chain) == Known(4, 4)
+        poolside.wait_until(lambda: not pinned(client), "the pool to hear that nobody reads")
+
+
+def test_what_is_read_when_its_client_leaves_stays_where_it_is(
+    service: Service, client: Client
+) -> None:
+    chunks, chain = made("a")
+    client.store(chain, [chunk.payload for chunk in chunks])
+    reader = Client(service.place.path)
+    load = reader.load(chain)
+    loaded = load.__enter__()
+    reader.close()
+    poolside.wait_until(lambda: not requests(client), "its end to be seen")
+    assert pinned(client)
+    assert exact(loaded, chunks)
+    load.__exit__(None, None, None)
+
+
+def test_t48_a_child_does_not_give_back_what_its_parent_reads(client: Client) -> None:
+    chunks, chain = made("a")
+    client.store(chain, [chunk.payload for chunk in chunks])
+    with client.load(chain) as loaded:
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            os._exit(0 if client.lookup(chain) == Known(4, 4) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert pinned(client)
+        assert exact(loaded, chunks)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from forebay.pool.messages import (
     Ready,
     Release,
     Resize,
+    Settled,
 )
 from forebay.record.header import ROOT
 from forebay.record.region import short
@@ -55,6 +56,8 @@ class PoolMachine(RuleBasedStateMachine):
         self._clients = {name: Client(name) for name in "ef"}
         self._filled: dict[str, list[int]] = {"e": [], "f": []}
         self._asked: dict[tuple[str, int], list[bytes]] = {}
+        self._handed: dict[tuple[str, int], dict[int, int]] = {}  # position → slot
+        self._strays: dict[str, dict[int, bytes]] = {"e": {}, "f": {}}  # slot → key
 
     @rule(engine=engines, dialog=dialogs, depth=depths)
     def reserve(self, engine: str, dialog: int, depth: int) -> None:
@@ -95,22 +98,38 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(engine=engines, number=requests, chunks=st.lists(st.integers(-1, 12), max_size=4))
     def release(self, engine: str, number: int, chunks: list[int]) -> None:
         self._desk.pool.handle(self._clients[engine], Release(number, chunks))
+        handed = self._handed.get((engine, number), {})
+        for position in chunks:
+            handed.pop(position, None)
         if not chunks:
             self._asked.pop((engine, number), None)
+            self._handed.pop((engine, number), None)
 
     @rule(engine=engines, number=requests)
     def cancel(self, engine: str, number: int) -> None:
         self._desk.pool.handle(self._clients[engine], Cancel(number))
         self._asked.pop((engine, number), None)
+        self._handed.pop((engine, number), None)
 
     @rule(engine=engines, for_good=st.booleans())
     def leave(self, engine: str, for_good: bool) -> None:
         self._desk.pool.left(self._clients[engine])
         self._clients[engine] = Client(engine)
-        self._asked = {key: keys for key, keys in self._asked.items() if key[0] != engine}
+        for name in [name for name in self._asked if name[0] == engine]:
+            keys, handed = self._asked.pop(name), self._handed.pop(name, {})
+            self._strays[engine] |= {offset: keys[at] for at, offset in handed.items()}
         if for_good:
             self._desk.pool.exited(engine)
             self._filled[engine].clear()
+            self._strays[engine].clear()
+
+    @rule(engine=engines, other=engines)
+    def settled(self, engine: str, other: str) -> None:
+        self._desk.pool.handle(self._clients[other], Settled(engine))
+        self._strays[engine].clear()
+        for name in [name for name in self._asked if name[0] == engine]:
+            del self._asked[name]
+            self._handed.pop(name, None)
 
     @rule(seconds=st.sampled_from([0.01, arrivals.KEEP_S]))
     def wait(self, seconds: float) -> None:
@@ -143,19 +162,30 @@ class PoolMachine(RuleBasedStateMachine):
     def what_is_handed_out_is_exact(self) -> None:
         for engine, client in self._clients.items():
             for message in client.inbox:
-                keys = self._asked.get((engine, getattr(message, "request", -1)))
+                name = (engine, getattr(message, "request", -1))
+                keys = self._asked.get(name)
                 if keys is None:
                     continue
+                slots = self._handed.setdefault(name, {})
                 if isinstance(message, Promise):
+                    slots |= dict(enumerate(message.offsets, message.first))
                     handed = zip(
                         keys[message.first :], message.offsets, message.lengths, strict=False
                     )
                     for key, offset, length in handed:
                         assert self._desk.pool.view(offset, length) == payload(key)
                 elif isinstance(message, Ready) and message.length:
+                    slots[message.chunk] = message.offset
                     found = self._desk.pool.view(message.offset, message.length)
                     assert found == payload(keys[message.chunk])
             client.inbox.clear()
+
+    @invariant()
+    def what_a_lost_connection_was_promised_stays_exact(self) -> None:
+        for strays in self._strays.values():
+            for offset, key in strays.items():
+                wanted = payload(key)
+                assert self._desk.pool.view(offset, len(wanted)) == wanted
 
     def teardown(self) -> None:
         for engine, client in self._clients.items():

@@ -86,6 +86,6 @@ def test_looking_at_a_pool_does_not_keep_it_alive(
 
 
 def wire_hello() -> ClientMessage:
-    from forebay.pool.messages import Hello
+    from forebay.pool.messages import PROTOCOL, Hello
 
-    return Hello(1, "e")
+    return Hello(PROTOCOL, "e")

@@ -97,6 +97,27 @@ def test_an_engine_without_slots_is_gone_with_its_connection(
     assert not len(desk.engines)
 
 
+def test_an_engine_that_gave_back_its_slots_is_gone_though_its_process_lives(
+    desk: Desk, living: list[subprocess.Popen[bytes]]
+) -> None:
+    desk.lending.add("e")
+    for _ in range(2):
+        desk.join("e", living[0].pid, 0)
+    desk.engines.leave("e", 1)
+    desk.lending.clear()
+    desk.engines.settled("e", 2)
+    assert desk.engines.take_due(1e9) == [], "it has a connection"
+    desk.lending.add("e")
+    desk.engines.leave("e", 3)
+    desk.engines.settled("e", 4)
+    assert desk.engines.take_due(1e9) == [], "it has slots"
+    desk.lending.clear()
+    desk.engines.settled("e", 5)
+    desk.engines.settled("unknown", 5)
+    assert desk.engines.take_due(5) == ["e"]
+    assert not desk.watched
+
+
 def test_one_process_of_two_engines_is_watched_once(
     desk: Desk, living: list[subprocess.Popen[bytes]]
 ) -> None:

@@ -11,7 +11,7 @@ from tests.poolside import exact, made
 
 from forebay.pool import messages, wire
 from forebay.pool.client import Client, Receipt
-from forebay.pool.messages import ClientMessage, Hello
+from forebay.pool.messages import PROTOCOL, ClientMessage, Hello
 from forebay.testing.samples import NAMESPACE
 
 NUMBERS = (-(1 << 63), -3, -1, 0, 1, 2, 7, 4096, 100_000, 1 << 20, 1 << 31, (1 << 63) - 1)
@@ -41,7 +41,7 @@ class Nonsense:
             case 3:
                 return messages.Release(number, self.offsets())
             case 4:
-                return messages.Cancel(number)
+                return draw((messages.Cancel(number), messages.Settled(draw(("", "é", "fool 0")))))
             case 5 | 6:
                 return messages.Reserve(number, [self.run() for _ in range(draw((0, 1, 2)))])
             case 7:
@@ -96,16 +96,18 @@ def test_t39_nonsense_is_ignored_and_the_pool_serves(
         assert client.generation is not None
         for turn in range(8):
             nonsense = Nonsense(seed + turn, client.generation)
+            fool = f"fool {turn}"
             with socket.socket(socket.AF_UNIX) as link:
                 link.connect(service.place.path)
-                link.sendall(wire.encode(Hello(1, f"fool {turn}")))
+                link.sendall(wire.encode(Hello(PROTOCOL, fool)))
                 for _ in range(60):
                     link.sendall(wire.encode(nonsense.message()))
                     with contextlib.suppress(BlockingIOError):
                         link.recv(1 << 20, socket.MSG_DONTWAIT)
-                # Its slots stay its own while its process, ours, lives: it gives them back.
+                # Slots stay its own while its process, ours, lives: it gives them back.
                 every = list(range(0, poolside.DRAM_BYTES, 4096))
                 link.sendall(wire.encode(messages.Abort(client.generation, every)))
+                link.sendall(wire.encode(messages.Settled(fool)))
             chunks, chain = made(f"sense {turn}")
             receipt = client.store(chain, [chunk.payload for chunk in chunks], timeout_s=5)
             assert receipt == Receipt(stored=4)

@@ -15,13 +15,13 @@ from tests.pool.test_wire import BOMBS, CLIENT, framed
 from forebay.pool import wire
 from forebay.pool.client import Client, Known
 from forebay.pool.life import Service
-from forebay.pool.messages import Hello, Lookup, PoolMessage, Refused, Stats, Welcome
+from forebay.pool.messages import PROTOCOL, Hello, Lookup, PoolMessage, Refused, Stats, Welcome
 from forebay.pool.server.limits import Limits
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
 from forebay.testing import samples
 
-HELLO = wire.encode(Hello(1, "stranger"))
+HELLO = wire.encode(Hello(PROTOCOL, "stranger"))
 LIMITS = Limits(hello_s=0.3, connections_max=8, output_bytes_max=1 << 20)
 
 
@@ -93,7 +93,14 @@ def test_t38_nothing_is_answered_before_hello(service: Service, client: Client, 
 
 
 @pytest.mark.parametrize(
-    "hello", [Hello(2, "e"), Hello(0, "e"), Hello(1, ""), Hello(1, "e" * 65), Hello(-1, "e")]
+    "hello",
+    [
+        Hello(PROTOCOL + 1, "e"),
+        Hello(PROTOCOL - 1, "e"),
+        Hello(PROTOCOL, ""),
+        Hello(PROTOCOL, "e" * 65),
+        Hello(-1, "e"),
+    ],
 )
 def test_a_wrong_hello_is_refused_with_a_sentence(service: Service, hello: Hello) -> None:
     with connected(service, wire.encode(hello)) as link:

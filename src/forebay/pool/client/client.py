@@ -34,6 +34,7 @@ from forebay.pool.messages import (
     Release,
     Reserved,
     Resize,
+    Settled,
     Stats,
     StatsReply,
 )
@@ -67,6 +68,7 @@ class Client:
         self._clock = clock or Clock()
         self._link: Link | None = None
         self._old: Link | None = None  # lost, and somebody still reads from its slab
+        self._former = ""  # our name when we were lost, until the pool hears that nobody reads
         self._join_again = 0.0
         self._process = os.getpid()
         self._number = 0  # of the last request or batch; never used twice
@@ -177,7 +179,10 @@ class Client:
         return self._operate(Clear(namespace), timeout_s)
 
     def close(self) -> None:
-        """Leave the pool; what is still being read stays mapped until it is let go of."""
+        """Leave the pool; what is still being read stays mapped until it is let go of.
+
+        The pool keeps it where it is until this process ends.
+        """
         for link in (self._link, self._old):
             if link is not None:
                 link.close()
@@ -280,6 +285,8 @@ class Client:
             if not self._old.close():
                 self.why = "what was loaded from a pool that went away is still being read."
                 return None
+            if self._number:  # else nothing can have been promised to it
+                self._former = self._old.engine
             self._old = None
         return self._join(now, until)
 
@@ -299,11 +306,14 @@ class Client:
             return None
         self.why = ""
         self._link = joined
+        if self._former:
+            joined.line.post(Settled(self._former))
+            self._former = ""
         return joined
 
     def _leave_to_parent(self) -> None:
         """After a fork the connection and its leases are the parent's: close our copies only."""
-        self._process = os.getpid()
+        self._process, self._former = os.getpid(), ""
         self.close()
 
 

@@ -108,8 +108,9 @@ class Line:
 class Link:
     """A line that was welcomed, and the slab."""
 
-    def __init__(self, line: Line, welcome: Welcome, mapping: mmap.mmap) -> None:
+    def __init__(self, line: Line, engine: str, welcome: Welcome, mapping: mmap.mmap) -> None:
         self.line = line
+        self.engine = engine  # as we said in Hello
         self.generation = welcome.generation
         self.slab_bytes = welcome.slab_bytes
         self.arena_bytes = welcome.arena_bytes
@@ -142,13 +143,13 @@ def join(path: str, engine: str, clock: Clock, until: float) -> Link | str:
     line = Line(connection, clock)
     line.post(Hello(PROTOCOL, engine))
     welcome = line.take(until)
-    link = _enter(line, welcome)
+    link = _enter(line, engine, welcome)
     if isinstance(link, str):
         line.close()
     return link
 
 
-def _enter(line: Line, welcome: PoolMessage | None) -> Link | str:
+def _enter(line: Line, engine: str, welcome: PoolMessage | None) -> Link | str:
     if isinstance(welcome, Refused):
         return REFUSED + welcome.sentence
     if not isinstance(welcome, Welcome):
@@ -162,7 +163,7 @@ def _enter(line: Line, welcome: PoolMessage | None) -> Link | str:
             return "the pool's slab is not sealed."
         if os.fstat(descriptor).st_size < welcome.slab_bytes:
             return "the pool's slab is smaller than it says."
-        return Link(line, welcome, mmap.mmap(descriptor, welcome.slab_bytes))
+        return Link(line, engine, welcome, mmap.mmap(descriptor, welcome.slab_bytes))
     except (OSError, ValueError, OverflowError) as error:
         return f"the pool's slab cannot be mapped ({type(error).__name__})."
     finally:

@@ -34,6 +34,7 @@ from forebay.pool.messages import (
     Release,
     Reserve,
     Resize,
+    Settled,
     Stats,
     StatsReply,
 )
@@ -116,6 +117,8 @@ class Pool(Core):
                 self._loads.release(session, message)
             case Cancel():
                 self._loads.cancel(session, message.request)
+            case Settled():
+                self._loads.settled(message.engine)
             case Reserve():
                 self._stores.reserve(session, message)
             case Commit():
@@ -139,11 +142,12 @@ class Pool(Core):
 
     def exited(self, engine: str) -> None:
         """See Core."""
+        self._loads.settled(engine)
         self._stores.exited(engine)
 
     def lends(self, engine: str) -> bool:
         """See Core."""
-        return self._stores.lends(engine)
+        return self._stores.lends(engine) or self._loads.lends(engine)
 
     def answered(self) -> None:
         """See Core."""

@@ -1,9 +1,10 @@
-"""Whose slots may be given away: an engine's, once nobody of it can write any more.
+"""Whose slots may be given away: an engine's, once nobody of it can copy any more.
 
 An engine is what its connections said in Hello. While one of its processes lives, it may still be
-copying into a slot, connection or not; so the end of a connection frees no slot. It is the exit of
-the last process that does, seen through a pidfd, and a second of grace for what is still in flight
-on a bus. Where a process cannot be seen, a longer time after its last connection must do.
+copying into a slot or out of one, connection or not; so the end of a connection frees no slot. It
+is the exit of the last process that does, seen through a pidfd, and a second of grace for what is
+still in flight on a bus. Where a process cannot be seen, a longer time after its last connection
+must do.
 """
 
 import errno
@@ -90,6 +91,12 @@ class Engines:
                 engine.processes.discard(process.number)
                 self._judge(name, engine, now)
 
+    def settled(self, name: str, now: float) -> None:
+        """An engine may have given back what it was lent: then its end matters to nobody."""
+        engine = self._engines.get(name)
+        if engine is not None:
+            self._judge(name, engine, now)
+
     def take_due(self, now: float) -> list[str]:
         """Engines that are gone for good, each told once."""
         gone = [
@@ -122,7 +129,7 @@ class Engines:
         elif not self._lends(name):
             engine.due = now
         elif engine.processes:
-            engine.due = None  # may still be writing
+            engine.due = None  # may still be copying
         else:
             engine.due = max(now + self._limits.grace_s, engine.hidden_until)
 

@@ -21,6 +21,7 @@ from forebay.pool.messages import (
     ClientMessage,
     Hello,
     Lookup,
+    Settled,
     Stats,
     StatsReply,
     Welcome,
@@ -149,6 +150,8 @@ class Server:
             connection.send(StatsReply(msgspec.json.encode(numbers)))
         else:
             self._core.handle(connection, message)
+            if isinstance(message, Settled):
+                self._engines.settled(message.engine, self._clock.monotonic())
 
     def _greet(self, connection: Connection, message: ClientMessage) -> None:
         """The first message of a connection: Hello, or nothing more is heard."""

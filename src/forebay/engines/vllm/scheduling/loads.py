@@ -3,7 +3,8 @@
 A load is told to the workers as its chunks arrive; slots of a part that is over make room in the
 pool for what follows. The engine goes on when all of it is coming, a moment before it is over: only
 then does the pool get the last slots back. A load that fails, or whose chunks have not come in
-time, ends too: vLLM then computes what is missing.
+time, ends too: vLLM then computes what is missing. Where the connection is lost, the workers go on
+with what they were told and are told no more of it: see `former`.
 """
 
 import time
@@ -14,6 +15,7 @@ from typing import Final
 from forebay.engines.vllm.copies.contract import Load
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Asking
+from forebay.engines.vllm.scheduling.former import Former
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.tracked import Loading, Tracked
 from forebay.engines.vllm.step import Report
@@ -38,6 +40,7 @@ class Loads:
         self._parts: dict[int, tuple[int, list[int]]] = {}  # serial → (lookup, chunks)
         self._landing: Counter[int] = Counter()  # lookup → parts that are not over
         self._received: set[int] = set()  # lookups of which the engine has all that it will get
+        self._former = Former(pool)
 
     def __len__(self) -> int:
         return len(self._copying)
@@ -45,7 +48,7 @@ class Loads:
     @property
     def is_landing(self) -> bool:
         """Whether slots are read for a load that the engine has heard of."""
-        return bool(self._received)
+        return bool(self._received) or self._former.is_reading
 
     @property
     def copying(self) -> Mapping[bytes, str]:
@@ -90,6 +93,7 @@ class Loads:
     def over(self, report: Report) -> None:
         """Parts are in the KV cache, or will not be: their slots make room for what follows."""
         for serial in report.over:
+            self._former.over(serial)
             number, chunks = self._parts.pop(serial, (0, []))
             self._landing[number] -= 1
             if number in self._asking and chunks:
@@ -114,7 +118,11 @@ class Loads:
         return not failed
 
     def pool_changed(self) -> None:
-        """Loads in flight go on; their slots are nobody's to give back."""
+        """A pool was joined or lost: parts that were told go on, but have no lookup any more."""
+        if self._pool.is_member:
+            self._former.joined()
+            return
+        self._former.lost(self._pool.former, self._parts)
         self._parts.clear()
         self._landing.clear()
         self._received.clear()

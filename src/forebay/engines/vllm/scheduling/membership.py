@@ -1,7 +1,8 @@
 """The scheduler's membership of a pool: joined without ever waiting, lost and joined anew.
 
 A lost connection is never resumed: the engine comes back under a new name, so that whatever the old
-one had borrowed is given back by the pool's own rules.
+one had borrowed is given back by the pool's own rules. What the old one was promised stays pinned
+until the pool hears that nobody reads it any more: see `former`.
 """
 
 import os
@@ -23,6 +24,7 @@ class Membership:
     def __init__(self, socket_path: str, clock: Clock) -> None:
         self.socket_path = socket_path
         self.engine = ""  # our name in the pool
+        self.former = ""  # and in the membership that was lost last
         self.generation = 0  # of its slab; 0: not a member
         self.why = ""  # in one sentence, where we are none
         self._clock = clock
@@ -98,6 +100,8 @@ class Membership:
         self.why = ""
 
     def _lose(self, why: str) -> None:
+        if self.is_member:
+            self.former = self.engine
         self.close()
         self.why = why
         self._retry_at = self._clock.monotonic() + _RETRY_S

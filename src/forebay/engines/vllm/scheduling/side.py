@@ -269,7 +269,7 @@ class SchedulerSide:
             del self._tracked[request_id]
 
     def _pool_changed(self) -> None:
-        """A pool came or went: what the old one said means nothing; loads in flight go on."""
+        """A pool came or went: what the old one said means nothing; copies in flight go on."""
         self.counts["pool.joined" if self._pool.is_member else "pool.lost"] += 1
         self.budget.succeeded()  # a new pool has its own budget
         _log.warning("pool %s", "joined" if self._pool.is_member else f"lost: {self._pool.why}")
@@ -280,7 +280,7 @@ class SchedulerSide:
             tracked.forget_lookup()
             tracked.stored = tracked.offered = 0
             if tracked.loading is not None:
-                tracked.loading.fail_missing()
+                tracked.loading.fail_untold()
 
 
 def _salted(root: ChainRoot, request: Any) -> ChainRoot:

@@ -151,6 +151,11 @@ class Loading:
         if missing:
             self.fail(min(missing))
 
+    def fail_untold(self) -> None:
+        """What the workers have not been told of, they will not be."""
+        self.arrived.clear()
+        self.fail_missing()
+
     def take_pieces(self, shape: Geometry) -> tuple[list[Piece], list[int]]:
         """What has arrived since the last call, and which chunks of the request these are."""
         per_chunk = shape.chunk_blocks

@@ -5,6 +5,9 @@ order of arrival, as far as the load budget goes and asks leave it (see `arrival
 pinned one after another inside that budget, those on disk are read first (joined, where another
 request reads them already), and the promise is given when all are verified, when the budget holds
 no more, or at the deadline with what is verified by then.
+
+What was promised may be being read after its connection is over. It is a *stray* then: pinned until
+the engine says that nobody reads it, or all of its processes are gone.
 """
 
 from collections import Counter
@@ -48,6 +51,7 @@ class Loads:
         reads.done = self._read_done
         self.checker: Checker | None = None  # set where every promise must be re-hashed
         self._requests: dict[Session, dict[int, Request]] = {}
+        self._strays: dict[str, set[Chunk]] = {}  # engine → promised, their connection is over
         self._arrivals = Arrivals(room)
         room.loads_wait = self._wants_room
         self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
@@ -127,10 +131,24 @@ class Loads:
             self.pump()
 
     def left(self, session: Session) -> None:
-        """Forget all of a session's requests."""
+        """Forget all of a session's requests; what they were promised may still be being read."""
         for request in list(self._requests.pop(session, {}).values()):
+            if request.promised and request.held:
+                self._stray(request)
             self._forget(request)
         self.pump()
+
+    def settled(self, engine: str) -> None:
+        """Nobody reads what was promised to an engine, on whichever of its connections."""
+        for chunk in self._strays.pop(engine, ()):
+            self._unpin(chunk)
+        for request in [each for each in self.requests() if each.session.engine == engine]:
+            self._forget(request)
+        self.pump()
+
+    def lends(self, engine: str) -> bool:
+        """Whether an engine may be reading what was promised on a connection that is over."""
+        return engine in self._strays
 
     def _known(self, keys: list[bytes], ready: int) -> int:
         """How many keys, from the first, are in DRAM or on disk; the first are known to be."""
@@ -168,6 +186,11 @@ class Loads:
         """Every request that is not forgotten yet."""
         for mine in self._requests.values():
             yield from mine.values()
+
+    def strays(self) -> Iterator[Chunk]:
+        """What is pinned for connections that are over, once for every engine."""
+        for chunks in self._strays.values():
+            yield from chunks
 
     def keep_nothing(self) -> None:
         """Keep nothing for those that have not been promised it: an operator comes first."""
@@ -227,8 +250,9 @@ class Loads:
 
     def _is_alone(self, request: Request) -> bool:
         """Whether a request has all the room there is: more than that comes only in a stream."""
-        own = sum(chunk.slot_bytes for chunk in request.held.values())
-        return bool(own) and self._room.pinned_bytes <= own
+        # Strays may stay for long: who waited for their room would wait for its deadline.
+        there_is = sum(chunk.slot_bytes for chunk in {*request.held.values(), *self.strays()})
+        return bool(request.held) and self._room.pinned_bytes <= there_is
 
     def _acquire(self, request: Request, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""
@@ -424,6 +448,14 @@ class Loads:
             self._asked.pop(request, None)
             if not request.held:
                 self._forget(request)
+
+    def _stray(self, request: Request) -> None:
+        """Keep what a request holds for as long as its engine may read it; one pin is enough."""
+        strays = self._strays.setdefault(request.session.engine, set())
+        for position, chunk in list(request.held.items()):
+            if chunk not in strays:
+                strays.add(chunk)
+                del request.held[position]
 
     def _forget(self, request: Request) -> None:
         for chunk in request.held.values():
