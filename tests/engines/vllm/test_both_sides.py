@@ -7,6 +7,7 @@ between the two sides; a slow device stands in for the GPU.
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.engines.vllm.copies.simulated import SimulatedDriver
 from tests.engines.vllm.test_scheduler_side import CHUNKS, ROOT, SHAPE, Output, asked, request_of
 from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
 
+from forebay.engines.vllm.copies.contract import Load
 from forebay.engines.vllm.copies.pointers import Rack
 from forebay.engines.vllm.copies.streamed import StreamedCopies
 from forebay.engines.vllm.scheduling.asking import Limits
@@ -58,22 +60,29 @@ class Both(contextlib.AbstractContextManager["Both"]):
 
     def load(self) -> Any:
         """Tell the worker to load the request, until the engine would hear that it is coming."""
+        request, load = self.told()
+        self.worker.load(load)
+        assert not self.received()
+        return request
+
+    def told(self) -> tuple[Any, Load]:
+        """A request, and its load, of which the worker is to be told."""
         request = request_of(list(range(TOKENS + 1)))
         self.scheduler.arrived(request)
         assert asked(self.scheduler, request, 0) == TOKENS
         self.scheduler.allocated(request, list(range(BLOCKS)), TOKENS)
-        step = self.step()
-        assert step.loads
-        for load in step.loads:
-            self.worker.load(load)
+        (load,) = self.step().loads
+        return request, load
+
+    def received(self) -> set[str]:
+        """Until the engine would hear of the request; whether it failed."""
         until = time.monotonic() + 10
         received: set[str] = set()
         while not received:
             assert time.monotonic() < until
             received, failed = self.worker.take_received()
-            assert not failed
         assert received == {"request"}
-        return request
+        return failed
 
     def step(self) -> Step:
         step = self.scheduler.begin_step(Output)
@@ -110,6 +119,15 @@ class Both(contextlib.AbstractContextManager["Both"]):
         return seen
 
 
+def halves(load: Load) -> tuple[Load, Load]:
+    """The same load as a stream of two parts."""
+    middle = len(load.pieces) // 2
+    return (
+        replace(load, pieces=load.pieces[:middle], is_last=False),
+        replace(load, pieces=load.pieces[middle:], serial=load.serial + 1),
+    )
+
+
 @pytest.fixture
 def pool() -> Iterator[PoolProcess]:
     with short_directory() as place, pool_process(place) as pool:
@@ -121,7 +139,7 @@ def pool() -> Iterator[PoolProcess]:
 
 
 def test_a_step_that_was_built_before_the_engine_heard_does_not_wait(pool: PoolProcess) -> None:
-    with Both(pool, copy_s=1.0) as both:
+    with Both(pool, copy_s=2.0) as both:
         both.load()
         built = both.scheduler.begin_step(Output)  # as async scheduling does, a step ahead
         both.hear("request")
@@ -138,6 +156,57 @@ def test_a_step_of_which_nothing_is_known_waits_for_everything(pool: PoolProcess
     with Both(pool, copy_s=0.5) as both:
         both.load()
         both.worker.begin(Step())  # what the engine gets where the scheduler's side has failed
+        assert both.seen_by_a_forward() == {VALUE}
+
+
+def test_a_forward_waits_for_every_part_of_a_load(pool: PoolProcess) -> None:
+    with Both(pool, copy_s=0.3) as both:
+        _, load = both.told()
+        first, last = halves(load)
+        both.worker.load(first)
+        wait_until(lambda: both.worker.take_report() and both.worker._coming, "the first part")
+        assert both.worker.take_received() == (set(), set()), "there is more to come"
+        both.worker.load(last)
+        assert not both.received()
+        both.worker.begin(Step())
+        assert both.seen_by_a_forward() == {VALUE}
+
+
+def test_a_part_that_is_coming_is_waited_for_though_another_has_failed(pool: PoolProcess) -> None:
+    with Both(pool, copy_s=0.3) as both:
+        _, load = both.told()
+        first, last = halves(load)
+        both.worker.load(first)
+        both.worker.load(replace(last, generation=last.generation + 1))
+        assert both.received() == {"request"}
+        report = both.worker.take_report()
+        assert report is not None
+        assert list(report.over) == [last.serial], "the other is still being read"
+        both.worker.begin(Step())
+        assert both.seen_by_a_forward() == {0, VALUE}
+        report = both.worker.take_report()
+        assert report is not None
+        assert list(report.over) == [first.serial]
+
+
+def test_slots_of_a_load_that_failed_are_the_pools_again(pool: PoolProcess) -> None:
+    with Both(pool, copy_s=0) as both:
+        request, load = both.told()
+        both.worker.load(replace(load, generation=load.generation + 1))
+        failed = both.received()
+        both.scheduler.heard(both.worker.take_report(), failed, failed)
+        both.scheduler.finished(request.request_id)
+        assert not both.has_work()
+        wait_until(lambda: both.pinned_chunks() == 0, "the pool to have its slots again")
+
+
+def test_workers_that_do_not_say_in_which_step_they_are_may_have_told_of_anything(
+    pool: PoolProcess,
+) -> None:
+    with Both(pool, copy_s=0.5) as both:
+        both.load()
+        both.scheduler.heard(None, {"request"}, set())
+        both.step()
         assert both.seen_by_a_forward() == {VALUE}
 
 

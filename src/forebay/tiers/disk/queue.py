@@ -154,6 +154,7 @@ class JobQueue:
             loads, self._loads = self._loads, deque()
             stores, self._stores = self._stores, deque()
             self._stores_bytes -= sum(job.length for job in stores)
+            self._store_ready.notify_all()  # at the end, those who wait for nothing may go
             self._idle.notify_all()
         for job in loads:
             job.done(Miss(MissReason.TIER_OFF))

@@ -366,6 +366,36 @@ def test_a_batch_that_fails_is_a_miss(make: Make) -> None:
     assert len(done.missed) == len(done.failed) == 1
 
 
+def test_a_load_that_hangs_half_submitted_is_over_when_the_device_is_done_with_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "_SUBMIT_S", 0.2)
+    machine = make(pages=LAYERS)  # a block a batch
+    machine.fill(5, 9)
+    copy, hangs, goes_on = machine.driver.copy, threading.Event(), threading.Event()
+
+    def hang(stream: Any, batch: Any, *, inward: bool) -> None:
+        if machine.driver.submitted.count("loads") == 1 and inward:
+            hangs.set()
+            goes_on.wait(10)
+        copy(stream, batch, inward=inward)
+
+    machine.driver.copy = hang  # type: ignore[method-assign]
+    first, behind = machine.load(3, 5, "first"), machine.load(4, 5, "behind")
+    machine.step(loads=(first, behind))
+    assert hangs.wait(10)
+    machine.step(machine.store(1, 7))
+    machine.step()  # waits for that store, and gives up
+    early = machine.copies.take_done()
+    assert [early.failed, len(early.missed), early.coming] == [[behind], 1, []]
+    assert not machine.copies.detach(), "the slab is in use"
+    goes_on.set()
+    late = machine.done(1)
+    assert late.failed == [first]
+    assert machine.chunk(3) == {9}, "nothing comes after it is said to be over"
+    wait_until(machine.copies.detach, "the slab to be left")
+
+
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
 def test_random_histories_keep_every_byte(make: Make, waits: bool) -> None:
     machine = make(waits=waits, copy_s=0.003, pages=4)

@@ -209,12 +209,15 @@ class StreamedCopies:
                 self._fence = self._flying[-1].event
 
     def _give_up(self) -> None:
-        """Nothing is submitted any more, and nobody may hear of the stores: they may be torn."""
+        """Nothing more is submitted; what is half submitted has failed when the device is done."""
         _log.error("copies are not submitted any more: the tier is off for this worker")
         self._is_off = True
-        self._stores.clear()
-        self._done.failed += [job.load for job in self._loads if job.load is not None]
-        self._loads.clear()
+        for queue in (self._stores, self._loads):
+            for job in list(queue):
+                job.failed = True
+                if job.rows is None:
+                    queue.remove(job)
+                    self._count(job)
 
     def _land(self) -> None:
         """See what has ended on the device."""
@@ -306,6 +309,8 @@ class StreamedCopies:
     def _submit(self, job: _Job) -> bool:
         """Whether that was the last batch."""
         assert self._slab is not None
+        if job.failed:
+            return True  # given up meanwhile
         is_load = job.load is not None
         stream = self._load_stream if is_load else self._store_stream
         if job.rows is None:
