@@ -56,6 +56,7 @@ class WorkerSide:
         if step is self._begun:
             return
         self._begun = step
+        begun = self._clock.monotonic()
         self._await_loads(step.heard)
         self._report.step = step.number
         if step.generation:
@@ -68,6 +69,7 @@ class WorkerSide:
                 self._missed(store)
         if self._copies is not None and self._link is not None:
             self._copies.begin(stores, loads=bool(step.loads))
+        self.counts["begin_us"] += round((self._clock.monotonic() - begun) * 1e6)
 
     def load(self, load: Load) -> None:
         """Copy in what was promised to one request."""
@@ -133,6 +135,7 @@ class WorkerSide:
             self.counts["stored.bytes"] += self._shape.chunk_bytes
         self.counts["store_us"] += round(done.store_s * 1e6)
         self.counts["load_us"] += round(done.load_s * 1e6)
+        self.counts["submit_us"] += round(done.submit_s * 1e6)
         for store in done.missed:
             self._missed(store)
         for load in done.failed:

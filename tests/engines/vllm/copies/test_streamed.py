@@ -81,6 +81,7 @@ class Machine:
             more = self.copies.take_done()
             for name in ("stored", "missed", "loaded", "failed"):
                 getattr(found, name).extend(getattr(more, name))
+            found.submit_s += more.submit_s
             if (
                 sum(len(getattr(found, n)) for n in ("stored", "missed", "loaded", "failed"))
                 >= count
@@ -336,6 +337,12 @@ def test_t49_memory_that_cannot_be_registered_is_no_tier(
         assert len(done.missed) == len(done.failed) == 1
     assert sum("no more" in line for line in caplog.messages) == 1
     assert not machine.driver.submitted
+
+
+def test_how_long_a_load_waited_for_its_submission_is_told(make: Make) -> None:
+    machine = make(is_reached=False, register_s=0.2)
+    machine.step(loads=(machine.load(3, 1),))
+    assert machine.done(1).submit_s >= 0.1
 
 
 def test_a_slab_is_left_only_when_nothing_is_under_way(make: Make) -> None:

@@ -83,6 +83,7 @@ class Done:
     failed: list[Load] = field(default_factory=list)
     store_s: float = 0.0  # that the device took for what was stored; 0 where it is not known
     load_s: float = 0.0  # likewise, loaded
+    submit_s: float = 0.0  # from being told of what was loaded until it was submitted
 
 
 class Copies(Protocol):

@@ -38,12 +38,14 @@ class _Job:
     stores: list[Store]
     load: Load | None
     after: list[Event]
-    deadline: float  # monotonic
+    told: float  # monotonic
+    deadline: float  # likewise
     offsets: list[int]  # of its slots
     rows: Rows | None = None  # once it is being submitted
     next_row: int = 0
     begun: Event | None = None  # before its first page
     event: Event | None = None  # behind it, once all of it is submitted
+    submitted: float = 0.0  # monotonic
     failed: bool = False
     is_coming: bool = False  # and the engine hears of it
 
@@ -128,7 +130,8 @@ class StreamedCopies:
         """See Copies."""
         after = [self._computed] if self._fence is None else [self._computed, self._fence]
         offsets = [piece.offset for piece in load.pieces]
-        job = _Job([], load, after, time.monotonic() + _REACH_S, offsets)
+        now = time.monotonic()
+        job = _Job([], load, after, now, now + _REACH_S, offsets)
         with self._changed:
             if self._is_off or self._registration is None:
                 self._done.failed.append(load)
@@ -188,8 +191,8 @@ class StreamedCopies:
         return near
 
     def _queue_stores(self, stores: list[Store]) -> None:
-        deadline = time.monotonic() + _SUBMIT_S
-        job = _Job(stores, None, [self._computed], deadline, [])
+        now = time.monotonic()
+        job = _Job(stores, None, [self._computed], now, now + _SUBMIT_S, [])
         with self._changed:
             self._stores.append(job)
             self._changed.notify_all()
@@ -250,6 +253,7 @@ class StreamedCopies:
             self._comes(job)
             (done.failed if job.failed else done.loaded).append(job.load)
             done.load_s += took_s
+            done.submit_s += max(0.0, job.submitted - job.told)
         else:
             (done.missed if job.failed else done.stored).extend(job.stores)
             done.store_s += took_s
@@ -299,7 +303,7 @@ class StreamedCopies:
         is_load = job.load is not None
         event = self._driver.record(self._load_stream if is_load else self._store_stream)
         with self._changed:
-            job.event = event
+            job.event, job.submitted = event, time.monotonic()
             queue, then = (self._loads, self._landing) if is_load else (self._stores, self._flying)
             if job in queue:  # else it was given up meanwhile
                 queue.remove(job)
