@@ -38,7 +38,6 @@ COPY_BYTES_A_S: Final = 50e9
 BLOCK_TOKENS: Final = 16
 THEIRS: Final = "OffloadingConnector"
 STEPS_AT_ONCE: Final = 2
-COMING_S: Final = (1 << 30) / COPY_BYTES_A_S  # before it has landed, the engine hears of a load
 
 
 class Spoken:
@@ -110,8 +109,10 @@ class Sleeper:
     """The workers' side of Forebay."""
 
     def __init__(self, gpu: Gpu) -> None:
+        from forebay.engines.vllm.copies.streamed import COMING_BYTES
         from forebay.engines.vllm.step import Report
 
+        self._coming_s = COMING_BYTES / COPY_BYTES_A_S  # so long before it has landed it is told
         self._new_report = Report
         self._gpu = gpu
         self._loads: deque[tuple[float, Any]] = deque()  # in the order of the wire
@@ -139,7 +140,7 @@ class Sleeper:
         received, failed = set(), set()
         now = time.monotonic()
         for until, load in self._loads:
-            if until > now + COMING_S or load.serial in self._coming:
+            if until > now + self._coming_s or load.serial in self._coming:
                 continue
             self._coming.add(load.serial)
             if load.is_last:

@@ -16,7 +16,7 @@ def violations(room: Room, loads: Loads) -> list[str]:
         *_compare("unsettled bytes", room.unsettled_bytes, sum(map(_unsettled_bytes, chunks))),
     ]
     held = Counter(id(chunk) for request in loads.requests() for chunk in request.held.values())
-    held.update(id(chunk) for chunk in loads.strays())
+    held.update(id(chunk) for chunk in loads.strays)
     kept = Counter(id(chunk) for request in loads.requests() for chunk in request.pinned_ahead)
     found += _compare("kept bytes", loads.kept_bytes, _kept_bytes(loads))
     for chunk in chunks:

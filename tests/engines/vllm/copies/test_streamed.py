@@ -224,26 +224,14 @@ def test_t14_a_forward_that_is_built_on_a_coming_load_waits_for_it(make: Make, w
     machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)  # the engine had not heard
     machine.copies.await_loads([load])
     machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)
+    machine.driver.forward(machine.write(3, 7), 0)  # its blocks may be anyone's by then
     machine.driver.settle()
     assert read == [{0}, {9} if waits else {0}]
-
-
-@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
-def test_t14_blocks_of_a_coming_load_may_be_given_to_others(make: Make, waits: bool) -> None:
-    machine = make(waits=waits, copy_s=LATE_S)
-    machine.fill(5, 9)
-    load = machine.load(3, 5)
-    machine.step(loads=(load,))
-    machine.coming(1)
-    machine.copies.await_loads([load])
-    machine.driver.forward(machine.write(3, 7), 0)
-    machine.done(1)
-    machine.driver.settle()
-    assert (machine.chunk(3) == {7}) is waits
+    assert machine.chunk(3) == {7 if waits else 9}
 
 
 def test_a_load_comes_when_little_is_before_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed, "_COMING_BYTES", CHUNK)
+    monkeypatch.setattr(streamed, "COMING_BYTES", CHUNK)
     machine = make()
     gate = threading.Event()
     machine.copies._load_stream.put(lambda: gate.wait(10))
@@ -340,9 +328,9 @@ def test_t49_memory_that_cannot_be_registered_is_no_tier(
 
 
 def test_how_long_a_load_waited_for_its_submission_is_told(make: Make) -> None:
-    machine = make(is_reached=False, register_s=0.2)
-    machine.step(loads=(machine.load(3, 1),))
-    assert machine.done(1).submit_s >= 0.1
+    machine = make(is_reached=False, register_s=0.3)
+    machine.step(loads=(machine.load(3, 8 * SLOTS_AN_ARENA - 1),))
+    assert machine.done(1).submit_s >= 0.2, "its memory had to be registered first"
 
 
 def test_a_slab_is_left_only_when_nothing_is_under_way(make: Make) -> None:

@@ -27,7 +27,7 @@ _REACH_S: Final = 20.0  # a load whose memory is not registered by then has fail
 _CLOSE_S: Final = 5.0
 # Submitted and not landed, up to which a load is coming. A forward that is built on it begins two
 # steps later; what takes the wire longer than that would hold up everyone's forward.
-_COMING_BYTES: Final = 1 << 30
+COMING_BYTES: Final = 1 << 30
 _log: Final = logging.getLogger("forebay")
 
 
@@ -237,7 +237,7 @@ class StreamedCopies:
                 continue
             assert job.rows is not None
             ahead_bytes += job.rows.total * len(self._rack.bases) * self._rack.page_bytes
-            if ahead_bytes > _COMING_BYTES:
+            if ahead_bytes > COMING_BYTES:
                 return
             self._comes(job)
 

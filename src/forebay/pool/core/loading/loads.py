@@ -6,8 +6,7 @@ pinned one after another inside that budget, those on disk are read first (joine
 request reads them already), and the promise is given when all are verified, when the budget holds
 no more, or at the deadline with what is verified by then.
 
-What was promised may be being read after its connection is over. It is a *stray* then: pinned until
-the engine says that nobody reads it, or all of its processes are gone.
+What was promised may be being read after its connection is over: see `strays`.
 """
 
 from collections import Counter
@@ -21,6 +20,7 @@ from forebay.pool.core.loading.answers import Answers
 from forebay.pool.core.loading.arrivals import Arrivals
 from forebay.pool.core.loading.reads import Reads
 from forebay.pool.core.loading.request import Request
+from forebay.pool.core.loading.strays import Strays
 from forebay.pool.core.room import Room
 from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
 from forebay.pool.session import Session
@@ -51,7 +51,7 @@ class Loads:
         reads.done = self._read_done
         self.checker: Checker | None = None  # set where every promise must be re-hashed
         self._requests: dict[Session, dict[int, Request]] = {}
-        self._strays: dict[str, set[Chunk]] = {}  # engine → promised, their connection is over
+        self.strays = Strays()
         self._arrivals = Arrivals(room)
         room.loads_wait = self._wants_room
         self._asked: dict[Request, None] = {}  # asked and not over, in order of asking
@@ -134,13 +134,13 @@ class Loads:
         """Forget all of a session's requests; what they were promised may still be being read."""
         for request in list(self._requests.pop(session, {}).values()):
             if request.promised and request.held:
-                self._stray(request)
+                self.strays.take_over(request)
             self._forget(request)
         self.pump()
 
     def settled(self, engine: str) -> None:
         """Nobody reads what was promised to an engine, on whichever of its connections."""
-        for chunk in self._strays.pop(engine, ()):
+        for chunk in self.strays.end(engine):
             self._unpin(chunk)
         for request in [each for each in self.requests() if each.session.engine == engine]:
             self._forget(request)
@@ -148,7 +148,7 @@ class Loads:
 
     def lends(self, engine: str) -> bool:
         """Whether an engine may be reading what was promised on a connection that is over."""
-        return engine in self._strays
+        return engine in self.strays
 
     def _known(self, keys: list[bytes], ready: int) -> int:
         """How many keys, from the first, are in DRAM or on disk; the first are known to be."""
@@ -186,11 +186,6 @@ class Loads:
         """Every request that is not forgotten yet."""
         for mine in self._requests.values():
             yield from mine.values()
-
-    def strays(self) -> Iterator[Chunk]:
-        """What is pinned for connections that are over, once for every engine."""
-        for chunks in self._strays.values():
-            yield from chunks
 
     def keep_nothing(self) -> None:
         """Keep nothing for those that have not been promised it: an operator comes first."""
@@ -251,7 +246,7 @@ class Loads:
     def _is_alone(self, request: Request) -> bool:
         """Whether a request has all the room there is: more than that comes only in a stream."""
         # Strays may stay for long: who waited for their room would wait for its deadline.
-        there_is = sum(chunk.slot_bytes for chunk in {*request.held.values(), *self.strays()})
+        there_is = sum(chunk.slot_bytes for chunk in {*request.held.values(), *self.strays})
         return bool(request.held) and self._room.pinned_bytes <= there_is
 
     def _acquire(self, request: Request, position: int) -> bool:
@@ -448,14 +443,6 @@ class Loads:
             self._asked.pop(request, None)
             if not request.held:
                 self._forget(request)
-
-    def _stray(self, request: Request) -> None:
-        """Keep what a request holds for as long as its engine may read it; one pin is enough."""
-        strays = self._strays.setdefault(request.session.engine, set())
-        for position, chunk in list(request.held.items()):
-            if chunk not in strays:
-                strays.add(chunk)
-                del request.held[position]
 
     def _forget(self, request: Request) -> None:
         for chunk in request.held.values():
