@@ -54,6 +54,20 @@ def test_an_arena_that_is_still_coming_is_not_waited_for(slab: Slab) -> None:
     assert slab.take(ARENA) == 0
 
 
+def test_the_last_arena_is_not_waited_for_either(slab: Slab) -> None:
+    """Whoever found no slot would have others evicted for it, though there is room."""
+    owner = Owner(slab)
+    taken = [slab.take(ARENA) for _ in range(ARENAS - 1)]
+    owner.ahead.step()
+    taken.append(slab.take(ARENA))
+    assert sorted(each for each in taken if each is not None) == [
+        number * ARENA for number in range(ARENAS)
+    ]
+    owner.act()  # it comes too late
+    assert slab.take(ARENA) is None, "each once"
+    assert slab.allocated_bytes == ARENAS * ARENA
+
+
 def test_memory_that_is_not_to_be_had_ahead_is_lived_without(slab: Slab, machine: Stingy) -> None:
     machine.allocations_left = 0
     owner = Owner(slab)

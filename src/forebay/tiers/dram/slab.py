@@ -151,6 +151,8 @@ class Slab:
 
     def arrived(self, number: int, error: OSError | None) -> None:
         """An announced arena has its memory, or cannot have it."""
+        if number != self._coming:
+            return  # it was wanted sooner, and allocated in place
         self._coming = None
         if error is not None:
             self._allocated.remove(number)
@@ -175,9 +177,12 @@ class Slab:
         return True
 
     def _allocate(self) -> bool:
-        if len(self._allocated) >= self._arenas_max:
-            return False
-        number = self._unallocated()
+        number: int | None = None
+        if len(self._allocated) < self._arenas_max:
+            number = self._unallocated()
+        elif len(self._allocated) == self._arenas_max and self._coming is not None:
+            number, self._coming = self._coming, None  # there is no other: it is not waited for
+            self._allocated.remove(number)
         if number is None:
             return False
         error = self.allocate(number)
