@@ -28,6 +28,7 @@ class Output:
 
     scheduled_new_reqs: tuple[()] = ()
     preempted_req_ids: tuple[()] = ()
+    finished_req_ids: tuple[()] = ()
     total_num_scheduled_tokens = 0
     num_scheduled_tokens: dict[str, int] = {}  # noqa: RUF012 - never changed
 

@@ -1,7 +1,8 @@
 """The one place where everything is caught: between vLLM and us.
 
 Whatever goes wrong behind it is a miss for the engine: counted, logged once a minute for each
-reason, and answered with a value that makes vLLM go on as without the tier.
+reason, and answered with a value that makes vLLM go on as without the tier. But where going on
+would mean to compute from bytes that are not there, it ends.
 """
 
 import functools
@@ -14,6 +15,10 @@ _INTERVAL_S: Final = 60.0
 _CALLS_MAX: Final = 1000  # kept of one hook between two steps
 _log: Final = logging.getLogger("forebay")
 _Result = TypeVar("_Result")
+
+
+class BrokenError(Exception):
+    """The engine must not go on: it relies on bytes that cannot be brought."""
 
 
 class Boundary:
@@ -29,7 +34,9 @@ class Boundary:
         """The work's answer, or the fallback's if anything at all went wrong."""
         try:
             return work()
-        except Exception as error:  # noqa: BLE001 - nothing may reach the engine
+        except BrokenError:
+            raise
+        except Exception as error:  # noqa: BLE001 - nothing else may reach the engine
             self._count(error)
             return fallback()
 

@@ -14,6 +14,7 @@ import pytest
 from tests.engines.vllm.copies.simulated import SimulatedDriver
 from tests.poolside import wait_until
 
+from forebay.engines.vllm.boundary import Boundary, BrokenError
 from forebay.engines.vllm.copies import streamed
 from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store
 from forebay.engines.vllm.copies.pointers import Rack
@@ -59,8 +60,8 @@ class Machine:
     def load(self, chunk: int, number: int, request: str = "r", *, last: bool = True) -> Load:
         return Load(request, 1, [Piece(slot(number), 0, self.blocks(chunk))], last)
 
-    def step(self, *stores: Store, loads: tuple[Load, ...] = ()) -> None:
-        self.copies.begin(stores, loads=bool(loads))
+    def step(self, *stores: Store, loads: tuple[Load, ...] = (), freed: bool = True) -> None:
+        self.copies.begin(stores, loads=bool(loads), freed=freed)
         for load in loads:
             self.copies.load(load)
 
@@ -170,6 +171,38 @@ def test_t14_blocks_of_a_store_may_be_written_by_the_next_step(make: Make, waits
     machine.step()
     machine.driver.forward(machine.write(3, 8), 0)
     machine.done(1)
+    assert (machine.stored(0) == {7}) is waits
+
+
+def test_a_store_holds_up_no_forward_as_long_as_nothing_is_freed(make: Make) -> None:
+    machine = make()
+    machine.write(3, 7)()
+    gate, ran = threading.Event(), threading.Event()
+    machine.copies._store_stream.put(lambda: gate.wait(10))
+    machine.step(machine.store(3, 0), freed=False)
+    machine.step(machine.store(4, 1), freed=False)
+    machine.driver.forward(ran.set, 0)
+    assert ran.wait(5), "beside the store"
+    machine.step()
+    machine.driver.forward(machine.write(3, 8), LATE_S)
+    gate.set()
+    machine.done(2)
+    assert machine.stored(0) == {7}
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+def test_t14_blocks_of_an_older_store_may_be_loaded_into_once_they_are_free(
+    make: Make, waits: bool
+) -> None:
+    machine = make(waits=waits)
+    machine.write(3, 7)()
+    machine.fill(5, 9)
+    machine.copies._store_stream.put(lambda: time.sleep(LATE_S))
+    machine.step(machine.store(3, 0), freed=False)
+    machine.step(machine.store(4, 1), freed=False)
+    machine.step()  # free from here on
+    machine.step(loads=(machine.load(3, 5),), freed=False)
+    machine.done(3)
     assert (machine.stored(0) == {7}) is waits
 
 
@@ -349,16 +382,97 @@ def test_a_slab_is_left_only_when_nothing_is_under_way(make: Make) -> None:
     machine.reach()
 
 
+def broken(*_: Any, **__: Any) -> None:
+    raise RuntimeError
+
+
 def test_a_batch_that_fails_is_a_miss(make: Make) -> None:
     machine = make()
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError
-
     machine.driver.copy = broken  # type: ignore[method-assign]
     machine.step(machine.store(3, 1), loads=(machine.load(4, 2),))
+    wait_until(lambda: machine.copies._landing, "the load to fail before anyone hears of it")
     done = machine.done(2)
     assert len(done.missed) == len(done.failed) == 1
+
+
+def told_and_failed(machine: Machine) -> Load:
+    """A load of which the engine has heard before its copies could not be submitted."""
+    load, copy = machine.load(3, 5), machine.driver.copy
+    machine.fill(5, 9)
+    has_heard = threading.Event()
+
+    def late(*_: Any, **__: Any) -> None:
+        machine.driver.copy = copy  # type: ignore[method-assign]
+        assert has_heard.wait(10)
+        raise RuntimeError
+
+    machine.driver.copy = late  # type: ignore[method-assign]
+    machine.step(loads=(load,))
+    assert machine.coming(1) == [load], "it is not submitted yet"
+    has_heard.set()
+    return load
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "not seen yet"])
+def test_a_coming_load_that_fails_is_copied_before_a_forward_is_built_on_it(
+    make: Make, is_seen: bool
+) -> None:
+    machine = make(copy_s=0.2)
+    load = told_and_failed(machine)
+    if is_seen:
+        wait_until(lambda: machine.copies._landing, "it to fail")
+        machine.driver.settle()
+        assert machine.copies.take_done() == Done(), "it is neither loaded nor failed"
+        assert not machine.copies.detach(), "the slab is needed"
+    machine.copies.await_loads([load])
+    read: list[set[int]] = []
+    machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)
+    assert machine.done(1).loaded == [load]
+    machine.driver.settle()
+    assert read == [{9}]
+    wait_until(machine.copies.detach, "the slab to be let go of")
+
+
+def test_an_engine_does_not_compute_from_what_cannot_be_copied(make: Make) -> None:
+    machine = make()
+    load = told_and_failed(machine)
+    wait_until(lambda: machine.copies._landing, "it to fail")
+    machine.driver.copy = broken  # type: ignore[method-assign]
+    with pytest.raises(BrokenError, match="lacks"):
+        Boundary().call(lambda: None, lambda: machine.copies.await_loads([load]))
+
+
+def test_an_engine_does_not_compute_from_what_is_half_submitted_for_good(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "_SUBMIT_S", 0.2)
+    machine = make()
+    gate, load = threading.Event(), machine.load(3, 5)
+
+    def hang(*_: Any, **__: Any) -> None:
+        gate.wait(20)
+
+    machine.driver.copy = hang  # type: ignore[method-assign]
+    machine.step(loads=(load,))
+    assert machine.coming(1) == [load]
+    with pytest.raises(BrokenError, match="hangs"):
+        machine.copies.await_loads([load])
+    gate.set()
+
+
+def test_a_forward_waits_for_a_coming_load_that_is_not_submitted_yet(make: Make) -> None:
+    machine = make(pages=1)
+    machine.fill(5, 9)
+    load = machine.load(3, 5)
+    machine.driver.on_submitted = lambda: time.sleep(0.1)
+    machine.step(loads=(load,))
+    assert machine.coming(1) == [load]
+    assert len(machine.driver.submitted) < 2 * LAYERS
+    machine.copies.await_loads([load])
+    read: list[set[int]] = []
+    machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)
+    machine.driver.settle()
+    assert read == [{9}]
 
 
 def test_a_load_that_hangs_half_submitted_is_over_when_the_device_is_done_with_it(

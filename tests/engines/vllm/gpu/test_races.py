@@ -69,8 +69,8 @@ class Machine:
         piece = Piece(number * self.chunk_bytes, 0, [2 * chunk + 1, 2 * chunk])
         return Load("r", 1, [piece], is_last=True)
 
-    def step(self, *stores: Store, loads: tuple[Load, ...] = ()) -> None:
-        self.copies.begin(stores, loads=bool(loads))
+    def step(self, *stores: Store, loads: tuple[Load, ...] = (), freed: bool = True) -> None:
+        self.copies.begin(stores, loads=bool(loads), freed=freed)
         for load in loads:
             self.copies.load(load)
 
@@ -116,15 +116,17 @@ def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, wai
     machine.copies.close()
 
 
-@pytest.mark.parametrize("is_loose", [True, False], ids=["loose", "the next step"])
+@pytest.mark.parametrize("when", ["loose", "the next step", "later"])
 def test_t14_a_store_reads_before_its_blocks_are_written_again(
-    page_bytes: int, waits: bool, is_loose: bool
+    page_bytes: int, waits: bool, when: str
 ) -> None:
     machine = Machine(page_bytes, waits=waits, slow_stores=True)
     machine.chunk(3).fill_(7)
     torch.cuda.current_stream().synchronize()
-    machine.step(machine.store(3, 0, is_loose=is_loose))
-    if not is_loose:
+    machine.step(machine.store(3, 0, is_loose=when == "loose"), freed=when == "loose")
+    if when == "later":
+        machine.step(freed=False)
+    if when != "loose":
         machine.step()
     machine.chunk(3).fill_(8)
     machine.done(1)

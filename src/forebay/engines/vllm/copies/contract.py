@@ -3,19 +3,21 @@
 The KV cache is written by the engine's forward, step by step; a block that was freed may be
 written by the forward of the very step that learns of it. So:
 
-* `begin` runs before the forward of every step. What earlier steps stored is read before that
-  forward writes anything: the blocks of a store may be given to anyone from its next step on.
+* `begin` runs before the forward of every step. A store reads beside forwards: nobody writes the
+  whole blocks of a request that lives. In a step built after blocks were *freed*, they may be
+  anyone's, so what earlier steps stored is read before that forward writes anything.
 * A store of step N reads what forwards before N wrote, never what N writes. One that is *loose*,
   whose blocks are free already, is read before the forward of N writes.
 * A load of step N writes after every forward before N has read, and after every store has read
-  that was begun before N or is loose in N: its blocks may have been theirs a moment ago.
+  whose blocks may have been freed by then: they may be the load's now.
 * Loads go before stores. A load or a store is done when its bytes are there, not before.
-* The engine hears of a load when it is *coming*, submitted and soon done, and may give its blocks
-  to a forward, or, if its request has ended, to anyone. So the forward of every step that was built
+* The engine hears of a load when it is *coming*, which is soon done, and may give its blocks to a
+  forward, or, if its request has ended, to anyone. So the forward of every step that was built
   after the engine heard of it waits for it (`await_loads`): whoever uses or writes these blocks is
-  of such a step. Its slots are read until it is done.
+  of such a step. Its slots are read until it is done. One that is coming does not fail any more.
 
-On a GPU nobody waits for this but the GPU: streams wait for one another's events.
+On a GPU nobody waits for this but the GPU: streams wait for one another's events. Here blocks were
+freed before N:
 
     compute   ──forward N-1──┬─computed──┬─(waits for stores < N, loose N)──forward N──
     stores                   └──────────►│ wait computed, copy N ─────────────────────► event
@@ -100,8 +102,11 @@ class Copies(Protocol):
         """Let go of the slab, so that it can be unmapped; False: not yet, ask again."""
         ...
 
-    def begin(self, stores: Sequence[Store], *, loads: bool) -> None:
-        """A step begins, with these stores; `loads`: it has loads too. Before its forward."""
+    def begin(self, stores: Sequence[Store], *, loads: bool, freed: bool) -> None:
+        """A step begins, with these stores. Before its forward.
+
+        `loads`: it has loads too. `freed`: blocks may have been freed since the step before it.
+        """
         ...
 
     def load(self, load: Load) -> None:

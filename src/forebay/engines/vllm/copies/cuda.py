@@ -18,7 +18,9 @@ from forebay.engines.vllm.copies.pointers import Batch
 from forebay.sys.memory import populate
 
 GATHER_BELOW: Final = 28 << 10  # measured: below it, copy engines give less than half the wire
-_PAGES_A_CALL: Final = 1024  # about a millisecond of submission, in which a launch has to wait
+# Four milliseconds of submission, in which a launch has to wait; and behind each call the thread
+# waits for the interpreter, a millisecond beside a busy model: a load has ten thousand pages.
+_PAGES_A_CALL: Final = 4096
 _GATHER_BYTES: Final = 64 << 20
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _URGENT: Final = -1

@@ -9,14 +9,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import numpy as np
 
-from forebay.engines.vllm.boundary import Boundary
+from forebay.engines.vllm.boundary import Boundary, BrokenError
 from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Store
 from forebay.engines.vllm.copies.driver import Driver, Event, Stream
 from forebay.engines.vllm.copies.pointers import Rack, Rows
@@ -25,8 +25,8 @@ from forebay.engines.vllm.copies.registration import Registration
 _SUBMIT_S: Final = 5.0  # a thread that has not submitted by then is given up, and the tier with it
 _REACH_S: Final = 20.0  # a load whose memory is not registered by then has failed
 _CLOSE_S: Final = 5.0
-# Submitted and not landed, up to which a load is coming. A forward that is built on it begins two
-# steps later; what takes the wire longer than that would hold up everyone's forward.
+# Not landed, up to which a load is coming. A forward that is built on it begins two steps later;
+# what takes the wire longer than that would hold up everyone's forward.
 COMING_BYTES: Final = 1 << 30
 _log: Final = logging.getLogger("forebay")
 
@@ -47,7 +47,7 @@ class _Job:
     event: Event | None = None  # behind it, once all of it is submitted
     submitted: float = 0.0  # monotonic
     failed: bool = False
-    is_coming: bool = False  # and the engine hears of it
+    is_coming: bool = False  # and the engine hears of it: from then on it may not fail
 
 
 class StreamedCopies:
@@ -68,11 +68,12 @@ class StreamedCopies:
         self._is_hurried = False  # the model's thread waits for the stores in the queue
         self._flying: deque[_Job] = deque()  # stores that are submitted, in order
         self._landing: deque[_Job] = deque()  # loads that are submitted, in order
+        self._owed: list[_Job] = []  # loads that failed though the engine had heard of them
         self._done = Done()
         self._is_off = False  # given up for good
         self._is_closing = False
         # Of the model's thread alone.
-        self._fence: Event | None = None  # behind all stores that were submitted in time
+        self._fence: Event | None = None  # behind all stores of blocks that may be free
         self._computed: Event | None = None  # behind every forward before this step's
         self._thread = threading.Thread(target=self._run, name="forebay-copies", daemon=True)
         self._thread.start()
@@ -90,7 +91,7 @@ class StreamedCopies:
         """See Copies."""
         self._land()
         with self._changed:
-            if self._loads or self._stores or self._flying or self._landing:
+            if self._loads or self._stores or self._flying or self._landing or self._owed:
                 return False
             if self._registration is not None:
                 self._registration.leave()
@@ -107,13 +108,12 @@ class StreamedCopies:
 
     # A step.
 
-    def begin(self, stores: Sequence[Store], *, loads: bool) -> None:
+    def begin(self, stores: Sequence[Store], *, loads: bool, freed: bool) -> None:
         """See Copies."""
-        self._await_submission()
         compute = self._driver.compute()
-        if self._fence is not None and self._driver.is_done(self._fence):
-            self._fence = None
-        self._hold_back(compute)
+        if freed:
+            self._await_submission()
+            self._hold_back(compute)
         if not stores and not loads:
             return
         self._computed = self._driver.record(compute)
@@ -145,10 +145,18 @@ class StreamedCopies:
 
     def await_loads(self, loads: Sequence[Load]) -> None:
         """See Copies."""
+        wanted = {id(load) for load in loads}
         with self._changed:
-            jobs = [job for job in self._landing if any(job.load is load for load in loads)]
-        if jobs:  # one stream has them in their order: the last one is behind all of them
-            self._driver.wait(self._driver.compute(), jobs[-1].event)
+            self._until(lambda: all(id(job.load) not in wanted for job in self._loads))
+            if any(id(job.load) in wanted for job in self._loads):
+                raise BrokenError("a copy into the KV cache hangs that a forward is built on")
+            jobs = [job for job in (*self._landing, *self._owed) if id(job.load) in wanted]
+        compute = self._driver.compute()
+        for job in jobs:
+            if job.event is not None:
+                self._driver.wait(compute, job.event)
+            if job.failed:
+                self._pay(job, compute)
 
     def take_done(self) -> Done:
         """See Copies."""
@@ -199,17 +207,38 @@ class StreamedCopies:
 
     def _await_submission(self) -> None:
         """Until every store so far is submitted; the fence is behind them then."""
-        until = time.monotonic() + _SUBMIT_S
         with self._changed:
             self._is_hurried = bool(self._stores)
             if self._is_hurried:
                 self._changed.notify_all()
-            while self._stores and not self._is_off:
-                if not self._changed.wait(until - time.monotonic()) and self._stores:
-                    self._give_up()
+            self._until(lambda: not self._stores)
             self._is_hurried = False
-            if self._flying:
-                self._fence = self._flying[-1].event
+            self._fence = self._flying[-1].event if self._flying else None
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Wait for the thread that submits; where it does not get on, it is given up."""
+        until = time.monotonic() + _SUBMIT_S
+        while not done() and not self._is_off:
+            if not self._changed.wait(until - time.monotonic()) and not done():
+                self._give_up()
+
+    def _pay(self, job: _Job, compute: Stream) -> None:
+        """Copy in what the engine relies on and the other thread could not submit."""
+        if not self.boundary.call(lambda: False, partial(self._copy_at_once, job, compute)):
+            raise BrokenError("the KV cache lacks what a forward is built on")
+        with self._changed:
+            (self._owed if job in self._owed else self._landing).remove(job)
+            job.failed = False
+            self._landing.append(job)
+
+    def _copy_at_once(self, job: _Job, compute: Stream) -> bool:
+        assert job.load is not None
+        assert self._slab is not None
+        job.rows = self._rack.rows(job.load.pieces, self._slab.memory)
+        job.begun = self._driver.record(compute)
+        self._driver.copy(compute, self._rack.batch(job.rows, 0, job.rows.total), inward=True)
+        job.event = self._driver.record(compute)
+        return True
 
     def _give_up(self) -> None:
         """Nothing more is submitted; what is half submitted has failed when the device is done."""
@@ -230,14 +259,16 @@ class StreamedCopies:
                     self._count(queue.popleft())
 
     def _announce(self) -> None:
-        """Loads are coming that are submitted whole, with little before them."""
-        ahead_bytes = 0
-        for job in self._landing:
-            if job.failed:
+        """Loads are coming that are on the wire, or will be at once, with little before them."""
+        left_bytes = 0
+        for job in (*self._landing, *self._loads):
+            if job.failed or not (job.rows is not None or self._is_within_reach(job)):
                 continue
-            assert job.rows is not None
-            ahead_bytes += job.rows.total * len(self._rack.bases) * self._rack.page_bytes
-            if ahead_bytes > COMING_BYTES:
+            assert job.load is not None
+            blocks = sum(len(piece.blocks) for piece in job.load.pieces)
+            begun = job.next_row if job.event is None else 0  # the wire keeps up with these
+            left_bytes += (blocks - begun) * self._rack.block_bytes
+            if left_bytes > COMING_BYTES:
                 return
             self._comes(job)
 
@@ -247,6 +278,9 @@ class StreamedCopies:
             self._done.coming.append(job.load)
 
     def _count(self, job: _Job) -> None:
+        if job.failed and job.is_coming:
+            self._owed.append(job)
+            return
         done = self._done
         took_s = 0.0 if job.failed else self._driver.seconds(job.begun, job.event)
         if job.load is not None:

@@ -217,7 +217,7 @@ class Moving:
         stores = self.stores() if out else []
         load = self.load()
         begun = time.perf_counter()
-        self.copies.begin(stores, loads=inward)
+        self.copies.begin(stores, loads=inward, freed=False)
         if inward:
             self.copies.load(load)
         left = len(stores) + inward

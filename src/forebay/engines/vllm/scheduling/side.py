@@ -108,7 +108,8 @@ class SchedulerSide:
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         self._follow(output)
-        step = Step(self._steps, self._heard, self._pool.engine, self._pool.generation)
+        freed = bool(output.finished_req_ids or output.preempted_req_ids)
+        step = Step(self._steps, self._heard, freed, self._pool.engine, self._pool.generation)
         step.loads = list(self._loads.told(self._tracked))
         self._wait_left_s, self._is_fresh = _STEP_WAIT_S, False
         return step
