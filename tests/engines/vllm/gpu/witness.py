@@ -20,18 +20,19 @@ class Witness:
         self._begin, self._take_done = copies.begin, copies.take_done
         copies.begin, copies.take_done = self.begin, self.take_done
 
-    def begin(self, stores: Any, *, loads: bool) -> None:
+    def begin(self, stores: Any, *, loads: bool, freed: bool) -> None:
         _synchronize()  # what was computed is there
         for store in stores:
             for block in store.piece.blocks:
                 self.stored.add(self._digest(block))
                 self.counts["stored"] += 1
-        self._begin(stores, loads=loads)
+        self._begin(stores, loads=loads, freed=freed)
 
     def take_done(self) -> Any:
         done = self._take_done()
-        if done.coming:
-            _synchronize()  # the engine hears of them a moment before they are there
+        if done.coming:  # the engine hears of them a moment before they are there
+            self._copies.await_loads(done.coming)
+            _synchronize()
         for load in done.coming:
             for piece in load.pieces:
                 for block in piece.blocks:
