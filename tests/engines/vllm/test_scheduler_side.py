@@ -9,9 +9,11 @@ import pytest
 from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
 
 from forebay.engines.vllm.pages import Geometry
+from forebay.engines.vllm.scheduling import asking
 from forebay.engines.vllm.scheduling.asking import Limits
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.side import SchedulerSide
+from forebay.engines.vllm.step import Step
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.client import Chain, Client
 from forebay.pool.messages import Cancel
@@ -60,6 +62,17 @@ def pool() -> Iterator[PoolProcess]:
         yield pool
 
 
+@pytest.fixture
+def near() -> Iterator[PoolProcess]:
+    """A pool that has them in DRAM."""
+    with short_directory() as place, pool_process(place, disk=False) as pool:
+        keys = KeyChain(ROOT).extend(list(range(CHUNKS * SHAPE.chunk_tokens)))
+        payloads = [bytes([number]) * SHAPE.chunk_bytes for number in range(CHUNKS)]
+        with Client(pool.socket) as client:
+            assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10)
+        yield pool
+
+
 def side_of(pool: PoolProcess) -> SchedulerSide:
     side = SchedulerSide(Membership(pool.socket, Clock()), SHAPE, Limits(16, 5000, 5000))
     side.join()
@@ -82,6 +95,8 @@ def both_promised(side: SchedulerSide, tokens: tuple[int, int]) -> list[Any]:
             if not side._tracked[each.request_id].asked:
                 side.matched(each, 0)
         side.begin_step(Output)
+    for each in requests:
+        assert side.matched(each, 0)[1], "the scheduler has come to it"
     return requests
 
 
@@ -155,6 +170,79 @@ def test_one_with_more_to_load_does_not_wait_for_another(pool: PoolProcess) -> N
     assert side.matched(first, 0) == (part, True)
     side.allocated(first, list(range(100, 100 + 2 * SHAPE.chunk_blocks)), part)
     assert side.matched(second, 0) == (whole, True)
+    side.close()
+
+
+def arrived(side: SchedulerSide, *names: str) -> list[Any]:
+    """Requests for all that the pool has, none of which the scheduler has come to."""
+    requests = [request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)), name) for name in names]
+    for request in requests:
+        side.arrived(request)
+    return requests
+
+
+def early(side: SchedulerSide, count: int) -> None:
+    """Until so many of them hold a promise."""
+
+    def step() -> bool:
+        side.begin_step(Output)
+        return sum(each.promise is not None for each in side._tracked.values()) == count
+
+    wait_until(step, "promises")
+
+
+def test_what_lies_in_dram_is_asked_for_before_its_turn(near: PoolProcess) -> None:
+    side, whole = side_of(near), CHUNKS * SHAPE.chunk_tokens
+    (request,) = arrived(side, "request")
+    early(side, 1)
+    with_some = SHAPE.chunk_tokens + SHAPE.block_tokens
+    assert side.matched(request, with_some) == (whole - with_some, True), "at once"
+    blocks = list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks))
+    side.allocated(request, blocks, whole - with_some)
+    (load,) = side.begin_step(Output).loads
+    told = [block for piece in load.pieces for block in piece.blocks]
+    assert told == blocks[with_some // SHAPE.block_tokens :], "not what the engine has itself"
+    side.close()
+
+
+def test_few_ask_before_their_turn_and_what_they_hold_is_given_back(near: PoolProcess) -> None:
+    side = side_of(near)
+    names = [f"request {number}" for number in range(asking._EARLY_MAX + 3)]
+    requests = arrived(side, *names)
+    early(side, asking._EARLY_MAX)
+    for request in requests:
+        side.finished(request.request_id)
+
+    def is_free() -> bool:
+        side.begin_step(Output)
+        return int(near.stats()["dram"]["pinned_chunks"]) == 0
+
+    wait_until(is_free, "the pool to have its slots again")
+    side.close()
+
+
+def test_one_that_asked_early_waits_for_another_that_loads_the_same(near: PoolProcess) -> None:
+    side, whole = side_of(near), CHUNKS * SHAPE.chunk_tokens
+    first, second = arrived(side, "first", "second")
+    early(side, 2)
+    assert side.matched(first, 0) == (whole, True)
+    side.allocated(first, list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks)), whole)
+    assert side.matched(second, 0) == (None, False)
+    side.heard(None, ["first"], set())
+    assert side.matched(second, whole) == (0, False), "it has it itself"
+    assert side.counts["loads"] == 1
+    side.close()
+
+
+@pytest.mark.parametrize("field", ["finished_req_ids", "preempted_req_ids"])
+def test_workers_are_told_of_freed_blocks_and_of_those_that_may_be(
+    near: PoolProcess, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = side_of(near)
+    assert not side.begin_step(Output).freed
+    monkeypatch.setattr(Output, field, {"anyone"})
+    assert side.begin_step(Output).freed
+    assert Step().freed, "what workers get where our side has failed"
     side.close()
 
 
