@@ -9,7 +9,6 @@ import pytest
 from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
 
 from forebay.engines.vllm.pages import Geometry
-from forebay.engines.vllm.scheduling import asking
 from forebay.engines.vllm.scheduling.asking import Limits
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.side import SchedulerSide
@@ -18,6 +17,7 @@ from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.client import Chain, Client
 from forebay.pool.messages import Cancel
 from forebay.sys.clock import Clock
+from forebay.tiers.dram.slab import slot_bytes_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
 SHAPE = Geometry(("layer",), page_bytes=4096, block_tokens=16, chunk_blocks=4)
@@ -95,8 +95,6 @@ def both_promised(side: SchedulerSide, tokens: tuple[int, int]) -> list[Any]:
             if not side._tracked[each.request_id].asked:
                 side.matched(each, 0)
         side.begin_step(Output)
-    for each in requests:
-        assert side.matched(each, 0)[1], "the scheduler has come to it"
     return requests
 
 
@@ -173,64 +171,58 @@ def test_one_with_more_to_load_does_not_wait_for_another(pool: PoolProcess) -> N
     side.close()
 
 
-def arrived(side: SchedulerSide, *names: str) -> list[Any]:
-    """Requests for all that the pool has, none of which the scheduler has come to."""
-    requests = [request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)), name) for name in names]
-    for request in requests:
-        side.arrived(request)
-    return requests
+def test_one_that_waits_for_its_turn_holds_nothing_that_another_needs(near: PoolProcess) -> None:
+    """All that asks may hold, wanted by one that the scheduler has not come to."""
+    namespace, size = ROOT.namespace, SHAPE.chunk_bytes
+    count = int(near.stats()["dram"]["cap_bytes"]) // 2 // slot_bytes_for(size)
+    tokens = [10**6 + number for number in range(count * SHAPE.chunk_tokens)]
+    with Client(near.socket) as client:
+        chain = Chain(namespace, KeyChain(ROOT).extend(tokens))
+        assert client.store(chain, [bytes(size)] * count, timeout_s=30)
+    queued, due = side_of(near), side_of(near)
+    queued.arrived(request_of([*tokens, 7], "queued"))
+    wait_until(lambda: queued.begin_step(Output) and near.stats()["requests"], "its arrival")
+    request = request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)))
+    due.arrived(request)
+    assert asked(due, request, 0) == CHUNKS * SHAPE.chunk_tokens
+    queued.close()
+    due.close()
 
 
-def early(side: SchedulerSide, count: int) -> None:
-    """Until so many of them hold a promise."""
+class New:
+    """What vLLM's scheduler says of a request that it schedules for the first time."""
 
-    def step() -> bool:
-        side.begin_step(Output)
-        return sum(each.promise is not None for each in side._tracked.values()) == count
-
-    wait_until(step, "promises")
+    req_id, block_ids, num_computed_tokens = "request", ([5, 6, 7, 8],), 0
 
 
-def test_what_lies_in_dram_is_asked_for_before_its_turn(near: PoolProcess) -> None:
-    side, whole = side_of(near), CHUNKS * SHAPE.chunk_tokens
-    (request,) = arrived(side, "request")
-    early(side, 1)
-    with_some = SHAPE.chunk_tokens + SHAPE.block_tokens
-    assert side.matched(request, with_some) == (whole - with_some, True), "at once"
-    blocks = list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks))
-    side.allocated(request, blocks, whole - with_some)
-    (load,) = side.begin_step(Output).loads
-    told = [block for piece in load.pieces for block in piece.blocks]
-    assert told == blocks[with_some // SHAPE.block_tokens :], "not what the engine has itself"
-    side.close()
+class Computed(Output):
+    """A step in which a request computes its first chunk."""
+
+    scheduled_new_reqs = (New,)  # type: ignore[assignment]
+    num_scheduled_tokens = {"request": SHAPE.chunk_tokens}  # noqa: RUF012 - never changed
+    total_num_scheduled_tokens = SHAPE.chunk_tokens
 
 
-def test_few_ask_before_their_turn_and_what_they_hold_is_given_back(near: PoolProcess) -> None:
+@pytest.mark.parametrize("is_reset", [True, False])
+@pytest.mark.parametrize("ends", [True, False], ids=["finished", "preempted"])
+def test_t14_a_store_whose_blocks_are_free_is_loose_after_a_reset_too(
+    near: PoolProcess, is_reset: bool, ends: bool
+) -> None:
     side = side_of(near)
-    names = [f"request {number}" for number in range(asking._EARLY_MAX + 3)]
-    requests = arrived(side, *names)
-    early(side, asking._EARLY_MAX)
-    for request in requests:
-        side.finished(request.request_id)
-
-    def is_free() -> bool:
-        side.begin_step(Output)
-        return int(near.stats()["dram"]["pinned_chunks"]) == 0
-
-    wait_until(is_free, "the pool to have its slots again")
-    side.close()
-
-
-def test_one_that_asked_early_waits_for_another_that_loads_the_same(near: PoolProcess) -> None:
-    side, whole = side_of(near), CHUNKS * SHAPE.chunk_tokens
-    first, second = arrived(side, "first", "second")
-    early(side, 2)
-    assert side.matched(first, 0) == (whole, True)
-    side.allocated(first, list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks)), whole)
-    assert side.matched(second, 0) == (None, False)
-    side.heard(None, ["first"], set())
-    assert side.matched(second, whole) == (0, False), "it has it itself"
-    assert side.counts["loads"] == 1
+    side.arrived(request_of([8] * (SHAPE.chunk_tokens + 1)))
+    step = side.begin_step(Computed)
+    side.add_stores(step, Computed)
+    assert not step.stores, "it is offered"
+    if is_reset:
+        side.reset()
+    if ends:
+        side.finished("request")
+    else:
+        side._preempted("request")
+    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
+    step = side.begin_step(Output)
+    side.add_stores(step, Output)
+    assert [store.is_loose for store in step.stores] == [True]
     side.close()
 
 

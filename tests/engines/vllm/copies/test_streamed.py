@@ -460,6 +460,32 @@ def test_an_engine_does_not_compute_from_what_is_half_submitted_for_good(
     gate.set()
 
 
+def test_a_coming_load_of_a_thread_that_was_given_up_is_copied_when_that_comes_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "_SUBMIT_S", 0.5)
+    machine = make()
+    machine.fill(5, 9)
+    load, copy = machine.load(3, 5), machine.driver.copy
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slow(stream: Any, batch: Any, *, inward: bool) -> None:
+        began.set()
+        goes_on.wait(10)
+        copy(stream, batch, inward=inward)
+
+    machine.driver.copy = slow  # type: ignore[method-assign]
+    machine.step(machine.store(4, 0), loads=(load,))
+    assert began.wait(5)
+    assert machine.coming(1) == [load]
+    machine.step()  # waits for the store, and gives up
+    assert machine.copies._is_off
+    threading.Timer(0.05, goes_on.set).start()
+    machine.copies.await_loads([load])
+    machine.driver.settle()
+    assert machine.chunk(3) == {9}
+
+
 def test_a_forward_waits_for_a_coming_load_that_is_not_submitted_yet(make: Make) -> None:
     machine = make(pages=1)
     machine.fill(5, 9)

@@ -146,9 +146,14 @@ class StreamedCopies:
     def await_loads(self, loads: Sequence[Load]) -> None:
         """See Copies."""
         wanted = {id(load) for load in loads}
+
+        def is_submitted() -> bool:
+            return all(id(job.load) not in wanted for job in self._loads)
+
         with self._changed:
-            self._until(lambda: all(id(job.load) not in wanted for job in self._loads))
-            if any(id(job.load) in wanted for job in self._loads):
+            self._until(is_submitted)
+            # Given up or not, what is half submitted must be over before anyone else copies it.
+            if not self._changed.wait_for(is_submitted, _SUBMIT_S):
                 raise BrokenError("a copy into the KV cache hangs that a forward is built on")
             jobs = [job for job in (*self._landing, *self._owed) if id(job.load) in wanted]
         compute = self._driver.compute()

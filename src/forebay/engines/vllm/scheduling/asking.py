@@ -24,7 +24,6 @@ _GRACE_S: Final = 0.5
 _AGAIN_MAX: Final = 64
 _AGAIN_FEW: Final = 8
 _AGAIN_TOKENS: Final = 32_768
-_EARLY_MAX: Final = 8  # requests that hold a promise before the scheduler has come to them
 Matched = tuple[int | None, bool]  # as vLLM wants it: tokens, or None to be asked again; async
 
 
@@ -116,7 +115,7 @@ class Asking:
         tracked.computed = computed
         first = computed // self._shape.chunk_tokens
         if self._is_copied_for_another(tracked, first, copying):
-            if tracked.promise is not None and not tracked.is_early:
+            if tracked.promise is not None:
                 self.cancel(tracked)  # the other may need the room
             self._counts["asked_again.copying"] += 1
             return None, False
@@ -172,9 +171,6 @@ class Asking:
         tracked.stored = max(tracked.stored, found.known)
         if not found.known:
             self._budget.answered()
-        elif self._may_ask_early(found):
-            tracked.is_early = True
-            self._ask(tracked, 0, found.known)
 
     def _unanswered(self, tracked: Tracked) -> Matched:
         """The pool has not answered within the limits: wait a little longer, or count a miss.
@@ -214,7 +210,6 @@ class Asking:
             tracked.failed = True  # a pool that hangs is not asked again for this request
             self.failed()
             return self._missed(tracked, "no_promise")
-        tracked.is_early = False
         tokens = (tracked.promise.first + tracked.promise.total) * self._shape.chunk_tokens
         if tokens - computed < self._limits.min_tokens:
             return self._missed(tracked, "promise_too_small")
@@ -229,15 +224,6 @@ class Asking:
             self._pace.reads(tracked.asked_at, tracked.number, far * self._shape.chunk_bytes)
         deadline_ms = self._limits.load_deadline_ms
         self._pool.post(Ask(tracked.number, first, known - first, deadline_ms, stream=True))
-
-    def _may_ask_early(self, found: Found) -> bool:
-        """Whether one may ask before its turn: what lies in DRAM costs nothing but a round trip."""
-        if (
-            found.ready < found.known
-            or found.known * self._shape.chunk_tokens < self._limits.min_tokens
-        ):
-            return False
-        return sum(each.is_early for each in self._by_number.values()) < _EARLY_MAX
 
     def _may_wait(self, computed: int) -> bool:
         """Whether one more request may be told to ask again."""
@@ -273,11 +259,11 @@ class Asking:
     ) -> bool:
         """Whether what is missing is on its way into the KV cache: then it is a local hit soon.
 
-        One that has not been offered to the scheduler waits for its first chunk; one that has, only
-        where it would load nothing but what another loads.
+        One that has not been promised anything waits for its first chunk; one that has, only where
+        it would load nothing but what another loads.
         """
         promise = tracked.promise
-        at = promise.first + promise.total - 1 if promise and not tracked.is_early else first
+        at = first if promise is None else promise.first + promise.total - 1
         if not first <= at < len(tracked.keys):
             return False
         owner = copying.get(short(tracked.keys[at]))

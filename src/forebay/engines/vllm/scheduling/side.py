@@ -72,10 +72,10 @@ class SchedulerSide:
 
     def finished(self, request_id: str) -> None:
         """A request has ended; its blocks are free, and whole until the next forward."""
+        self._storing.loosen(request_id)  # after a reset it is not tracked, and yet being stored
         tracked = self._tracked.get(request_id)
         if tracked is None:
             return
-        self._storing.loosen(request_id)
         if tracked.loading is None:
             self._asking.cancel(tracked)
             del self._tracked[request_id]
@@ -250,9 +250,9 @@ class SchedulerSide:
             yield tracked
 
     def _preempted(self, request_id: str) -> None:
+        self._storing.loosen(request_id)
         tracked = self._tracked.get(request_id)
         if tracked is not None:
-            self._storing.loosen(request_id)
             tracked.blocks = []
             self._asking.cancel(tracked)
             self._asking.look_up(tracked)

@@ -27,7 +27,6 @@ class Tracked:
         "failed",
         "found",
         "has_missed",
-        "is_early",
         "is_short",
         "keys",
         "loading",
@@ -59,7 +58,6 @@ class Tracked:
         self.asked = False
         self.asked_at = 0.0  # monotonic
         self.asked_first = 0  # the chunk from which on it asked
-        self.is_early = False  # it asked before the scheduler came to it
         self.computed = 0  # tokens that the engine had itself when it last asked
         self.promise: Promise | None = None
         self.streamed: dict[int, int] = {}  # chunk → slot, or -1: came after the promise
@@ -96,7 +94,7 @@ class Tracked:
         """As if it had never been looked up."""
         self.number = 0
         self.found = None
-        self.asked = self.is_early = False
+        self.asked = False
         self.promise = None
         self.streamed = {}
 
