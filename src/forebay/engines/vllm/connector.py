@@ -1,6 +1,7 @@
 """The connector that vLLM loads: its hooks, each a line, behind one boundary.
 
-One class for 0.26 to 0.32. Loads are asynchronous only; nothing it does can fail a request.
+One class for 0.26 to 0.32. Loads are asynchronous only; nothing it does can fail a request, but for
+a device that does not copy what a forward is already built on: then the engine ends (`boundary`).
 """
 
 import logging
