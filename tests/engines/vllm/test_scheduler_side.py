@@ -48,15 +48,19 @@ def request_of(tokens: list[int], name: str = "request") -> Any:
     return Request(name, tokens, SamplingParams(max_tokens=1), None)
 
 
+def fill(pool: PoolProcess) -> None:
+    keys = KeyChain(ROOT).extend(list(range(CHUNKS * SHAPE.chunk_tokens)))
+    payloads = [bytes([number]) * SHAPE.chunk_bytes for number in range(CHUNKS)]
+    with Client(pool.socket) as client:
+        assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10)
+
+
 @pytest.fixture
 def pool() -> Iterator[PoolProcess]:
     """A pool whose chunks are on a slow disk."""
     slow = ("--fault", "read:latency=300ms")
     with short_directory() as place, pool_process(place, *slow, faulty=True) as pool:
-        keys = KeyChain(ROOT).extend(list(range(CHUNKS * SHAPE.chunk_tokens)))
-        payloads = [bytes([number]) * SHAPE.chunk_bytes for number in range(CHUNKS)]
-        with Client(pool.socket) as client:
-            assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10)
+        fill(pool)
         pool.stop()
         pool.start()
         yield pool
@@ -66,10 +70,7 @@ def pool() -> Iterator[PoolProcess]:
 def near() -> Iterator[PoolProcess]:
     """A pool that has them in DRAM."""
     with short_directory() as place, pool_process(place, disk=False) as pool:
-        keys = KeyChain(ROOT).extend(list(range(CHUNKS * SHAPE.chunk_tokens)))
-        payloads = [bytes([number]) * SHAPE.chunk_bytes for number in range(CHUNKS)]
-        with Client(pool.socket) as client:
-            assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10)
+        fill(pool)
         yield pool
 
 
