@@ -93,7 +93,7 @@ class SimulatedDriver:
         stream.put(work)
         self.on_submitted()
 
-    def pages_a_call(self, page_bytes: int) -> int:
+    def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
         return self.pages
 
     def register(self, address: int, length: int) -> str:

@@ -95,7 +95,10 @@ class Machine:
         return set(np.unique(self.memory[start : start + self.chunk_bytes]).tolist())
 
 
-@pytest.fixture(params=[8 << 10, 64 << 10], ids=["kernel", "copy engine"])
+SIZES = (8 << 10, 64 << 10, 256 << 10)
+
+
+@pytest.fixture(params=SIZES, ids=["kernel", "loads by kernel", "copy engine"])
 def page_bytes(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
@@ -104,6 +107,12 @@ def page_bytes(request: pytest.FixtureRequest) -> int:
 def waits(request: pytest.FixtureRequest) -> Iterator[bool]:
     yield bool(request.param)
     torch.cuda.synchronize()
+
+
+def test_each_size_of_page_goes_its_own_way() -> None:
+    driver = CudaDriver("cuda:0")
+    ways = [[driver._is_gathered(size, inward=way) for way in (True, False)] for size in SIZES]
+    assert ways == [[True, True], [True, False], [False, False]]
 
 
 def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, waits: bool) -> None:

@@ -1,11 +1,13 @@
 """CUDA behind the seam: torch's streams and events, batched copies, registered memory.
 
 A batch goes to the copy engines in one call: vLLM's operator where it is loaded, else the driver's
-`cuMemcpyBatchAsync` (CUDA 12.8), else one call a page. Pages below `GATHER_BELOW` go by a kernel.
-All three let go of the interpreter while they run.
+`cuMemcpyBatchAsync` (CUDA 12.8), else one call a page. All three let go of the interpreter while
+they run. Small pages go by a kernel instead, those of loads up to a larger size: while a load of
+64 KiB pages is submitted to copy engines, 10 ms, each launch of the model's thread waits for 2.5.
 """
 
 import ctypes
+import importlib.util
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -17,11 +19,15 @@ from forebay.engines.vllm.copies.driver import Event, Stream
 from forebay.engines.vllm.copies.pointers import Batch
 from forebay.sys.memory import populate
 
-GATHER_BELOW: Final = 28 << 10  # measured: below it, copy engines give less than half the wire
+# Measured, see docs/benchmarks.md: below the first, copy engines give less than half the wire;
+# below the second, dialogs go faster with loads by kernel, and no faster with stores by it too.
+GATHER_STORES_BELOW: Final = 28 << 10
+GATHER_LOADS_BELOW: Final = 128 << 10
 # Four milliseconds of submission, in which a launch has to wait; and behind each call the thread
 # waits for the interpreter, a millisecond beside a busy model: a load has ten thousand pages.
 _PAGES_A_CALL: Final = 4096
-_GATHER_BYTES: Final = 64 << 20
+_GATHER_BYTES: Final = 512 << 20  # a launch is a launch; likewise, the fewer the better
+_AT_HOST_ADDRESS: Final = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _URGENT: Final = -1
 _log: Final = logging.getLogger("forebay")
@@ -33,17 +39,21 @@ class CudaDriver:
     """See Driver."""
 
     def __init__(
-        self, device: Any, gather_below: int = GATHER_BELOW, *, with_operator: bool = True
+        self, device: Any, gather_below: int | None = None, *, with_operator: bool = True
     ) -> None:
+        """`gather_below`: pages so small go by a kernel, in and out; None: as was measured."""
         self._device = torch.device(device)
-        self._gather_below = gather_below
         self._submit, self.by = _batch_copy(with_operator=with_operator)
         self._sizes: dict[int, Any] = {}
         self._libcuda = _libcuda()
+        self._gather_loads_below = GATHER_LOADS_BELOW if gather_below is None else gather_below
+        self._gather_stores_below = GATHER_STORES_BELOW if gather_below is None else gather_below
+        if not _kernels_reach_the_host(self._libcuda, self._device):
+            self._gather_loads_below = self._gather_stores_below = 0
 
     def warm(self, page_bytes: int) -> None:
         """Compile what pages of this size need, before anyone waits for it."""
-        if self._is_gathered(page_bytes):
+        if self._is_gathered(page_bytes, inward=True):
             from forebay.engines.vllm.copies import gather  # noqa: PLC0415
 
             both = torch.empty((2, page_bytes), dtype=torch.uint8, device=self._device)
@@ -90,7 +100,7 @@ class CudaDriver:
         if inward:
             sources, targets = targets, sources
         with torch.cuda.stream(stream):
-            if self._is_gathered(batch.page_bytes):
+            if self._is_gathered(batch.page_bytes, inward=inward):
                 from forebay.engines.vllm.copies import gather  # noqa: PLC0415 - compiles
 
                 gather.copy_pages(sources, targets, batch.page_bytes)
@@ -98,9 +108,9 @@ class CudaDriver:
                 sizes = self._sizes_of(batch.page_bytes, len(sources))
                 self._submit(sources, targets, sizes, stream, inward)
 
-    def pages_a_call(self, page_bytes: int) -> int:
+    def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
         """See Driver."""
-        if self._is_gathered(page_bytes):
+        if self._is_gathered(page_bytes, inward=inward):
             return max(1, _GATHER_BYTES // page_bytes)
         return _PAGES_A_CALL
 
@@ -119,8 +129,9 @@ class CudaDriver:
         if int(code):
             _log.warning("cudaHostUnregister answers %d", int(code))
 
-    def _is_gathered(self, page_bytes: int) -> bool:
-        return page_bytes < self._gather_below and page_bytes % 16 == 0
+    def _is_gathered(self, page_bytes: int, *, inward: bool) -> bool:
+        below = self._gather_loads_below if inward else self._gather_stores_below
+        return page_bytes < below and page_bytes % 16 == 0
 
     def _sizes_of(self, page_bytes: int, count: int) -> Any:
         sizes = self._sizes.get(page_bytes)
@@ -128,6 +139,18 @@ class CudaDriver:
             sizes = np.full(max(count, _PAGES_A_CALL), page_bytes, dtype=np.int64)
             self._sizes[page_bytes] = sizes
         return sizes[:count]
+
+
+def _kernels_reach_the_host(libcuda: Any, device: Any) -> bool:
+    """Whether there are kernels, and registered memory has the same address for them as for us."""
+    if libcuda is None or importlib.util.find_spec("triton") is None:
+        return False
+    torch.cuda.init()
+    number, answer = ctypes.c_int(), ctypes.c_int()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    failed = libcuda.cuDeviceGet(ctypes.byref(number), index)
+    failed |= libcuda.cuDeviceGetAttribute(ctypes.byref(answer), _AT_HOST_ADDRESS, number)
+    return not failed and bool(answer.value)
 
 
 def _batch_copy(*, with_operator: bool) -> tuple[Submit, str]:

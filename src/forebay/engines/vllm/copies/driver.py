@@ -46,7 +46,7 @@ class Driver(Protocol):
         """Copy pages into the KV cache (`inward`) or out of it; the batch may be dropped then."""
         ...
 
-    def pages_a_call(self, page_bytes: int) -> int:
+    def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
         """How many pages a batch should have at most: other threads' calls wait for it."""
         ...
 

@@ -1,7 +1,7 @@
-"""Pages copied by a kernel: for pages so small that a copy engine spends its time between them.
+"""Pages copied by a kernel: for pages so many that a copy engine, or who submits them, is held up.
 
 It reads and writes registered host memory directly, at its host address, which is the device's too
-on every 64-bit system. A few multiprocessors fill the wire.
+(`cuda` asks the driver whether it is). A few multiprocessors fill the wire.
 """
 
 from typing import Any, Final

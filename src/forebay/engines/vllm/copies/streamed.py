@@ -362,7 +362,7 @@ class StreamedCopies:
             for event in job.after:
                 self._driver.wait(stream, event)
             job.begun = self._driver.record(stream)
-        pages = self._driver.pages_a_call(self._rack.page_bytes)
+        pages = self._driver.pages_a_call(self._rack.page_bytes, inward=is_load)
         stop = min(job.rows.total, job.next_row + max(1, pages // len(self._rack.bases)))
         batch = self._rack.batch(job.rows, job.next_row, stop)
         self._driver.copy(stream, batch, inward=is_load)

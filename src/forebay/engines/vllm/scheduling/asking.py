@@ -1,7 +1,7 @@
 """From lookup to promise: how much of a request can be loaded, and whether it is worth waiting.
 
 Everything here happens in the scheduler's own hooks: a pool that has not answered is not waited for
-beyond two tiny limits (see `side`), the request is put off instead, and only for so long.
+beyond a tiny limit (see `side`), the request is put off instead, and only for so long.
 """
 
 import time
