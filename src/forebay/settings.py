@@ -209,7 +209,7 @@ class Settings:
         default=50.0,
         metadata=_setting(
             "How long a request is put off while the pool has not said what it knows, in"
-            " milliseconds; no step of the engine waits longer than 1 ms for it.",
+            " milliseconds; all requests of a step are waited for 1 ms at most.",
             _duration,
         ),
     )

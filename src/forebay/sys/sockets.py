@@ -4,6 +4,7 @@ All sockets made here are non-blocking and close-on-exec. A path is short: the k
 107 bytes of it.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -18,6 +19,22 @@ PATH_BYTES_MAX: Final = 107
 _SO_PEERPIDFD: Final = 77  # Linux 6.5 and later; socket has no name for it yet
 _CREDENTIALS: Final = struct.Struct("3i")
 _FDS_MAX: Final = 4  # descriptors in one message; a peer that sends more loses them
+
+
+class _PollFd(ctypes.Structure):
+    """As <poll.h> has it."""
+
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+class _Timespec(ctypes.Structure):
+    """As <time.h> has it."""
+
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_ppoll: Final = ctypes.CDLL(None).ppoll
+_ppoll.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_void_p]
 
 
 class Peer(NamedTuple):
@@ -111,10 +128,14 @@ def receive_fds(connection: socket.socket, size_max: int) -> tuple[bytes | None,
 
 
 def wait(connection: socket.socket, *, write: bool, timeout_s: float) -> bool:
-    """Whether it can be read, or else written, within the time."""
-    poll = select.poll()
-    poll.register(connection, select.POLLIN | (select.POLLOUT if write else 0))
-    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+    """Whether it can be read, or else written, within the time; to the microsecond.
+
+    Python's own calls wait for whole milliseconds, or take no descriptor above 1023.
+    """
+    wanted = _PollFd(connection.fileno(), select.POLLIN | (select.POLLOUT if write else 0), 0)
+    seconds = max(0.0, timeout_s)
+    limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+    return bool(_ppoll(ctypes.byref(wanted), 1, ctypes.byref(limit), None) > 0)
 
 
 def cannot_shrink(descriptor: int) -> bool:

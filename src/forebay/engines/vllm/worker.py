@@ -7,11 +7,13 @@ missed and loads of the next one fail, which the engine answers by computing.
 
 import logging
 from collections import Counter, deque
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
+from forebay.engines.vllm.boundary import Boundary
 from forebay.engines.vllm.copies.contract import Copies, Load, Mapped, Store
 from forebay.engines.vllm.copies.host import HostCopies
 from forebay.engines.vllm.pages import Geometry, Pages, rows_of
@@ -218,8 +220,14 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
     rows = [rows_of(tensors[layer], blocks, shape.page_bytes) for layer in shape.layers]
     layers = [(row.data_ptr(), row.stride(0)) for row in rows]
     rack = Rack.of(layers, shape.page_bytes, blocks)
-    driver = CudaDriver(rows[0].device)
-    driver.warm(rack.page_bytes)
+    plain = partial(CudaDriver, rows[0].device, 0)  # copy engines alone
+
+    def compiled() -> CudaDriver:
+        driver = CudaDriver(rows[0].device)
+        driver.warm(rack.page_bytes)
+        return driver
+
+    driver = Boundary().call(plain, compiled) if rack.is_aligned else plain()
     return StreamedCopies(driver, rack, slot_bytes_for(shape.chunk_bytes))
 
 

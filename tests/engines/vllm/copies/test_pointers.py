@@ -36,3 +36,14 @@ def test_what_lies_outside_is_never_copied(piece: Piece) -> None:
     rack = Rack.of([(10_000, PAGE), (50_000, PAGE)], PAGE, 16)
     with pytest.raises(AssertionError):
         rack.rows([piece], np.zeros(4000, dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("base", "stride", "page_bytes", "is_aligned"),
+    [(4096, 96, 48, True), (4104, 96, 48, False), (4096, 100, 48, False), (4096, 96, 40, False)],
+)
+def test_pages_that_no_kernel_can_take_are_known(
+    base: int, stride: int, page_bytes: int, is_aligned: bool
+) -> None:
+    layers = [(base, stride), (base + (1 << 20), stride)]
+    assert Rack.of(layers, page_bytes, blocks=16).is_aligned is is_aligned

@@ -115,6 +115,17 @@ def test_each_size_of_page_goes_its_own_way() -> None:
     assert ways == [[True, True], [True, False], [False, False]]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 61])
+def test_pages_go_by_kernel_whatever_their_number(count: int) -> None:
+    from forebay.engines.vllm.copies import gather
+
+    source = torch.randint(0, 255, (count, 4096), dtype=torch.uint8, device="cuda")
+    target = torch.zeros_like(source)
+    rows = [np.array([row.data_ptr() for row in each], dtype=np.int64) for each in (source, target)]
+    gather.copy_pages(rows[0], rows[1], 4096)
+    assert torch.equal(source, target)
+
+
 def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, waits: bool) -> None:
     machine = Machine(page_bytes, waits=waits)
     torch.cuda._sleep(LATE)

@@ -48,7 +48,7 @@ LONG = 400  # tokens of an answer; eight of them do not fit a tight one
 
 def wanted(model: Path, kind: str, kv_tokens: int) -> dict[str, Any]:
     eager = {"enforce_eager": True} if kind == "float32" else {}  # starts sooner
-    # Pages for copy engines in one kind, for the kernel in the other.
+    # Stores by copy engines in one kind, by the kernel in the other; loads by the kernel in both.
     size = {"block_size": 64} if kind == "bfloat16" else {}
     return rig.arguments(model, kind, kv_tokens, **eager, **size)
 

@@ -26,7 +26,7 @@ GATHER_LOADS_BELOW: Final = 128 << 10
 # Four milliseconds of submission, in which a launch has to wait; and behind each call the thread
 # waits for the interpreter, a millisecond beside a busy model: a load has ten thousand pages.
 _PAGES_A_CALL: Final = 4096
-_GATHER_BYTES: Final = 512 << 20  # a launch is a launch; likewise, the fewer the better
+_GATHER_BYTES: Final = 64 << 20
 _AT_HOST_ADDRESS: Final = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _URGENT: Final = -1
@@ -107,6 +107,10 @@ class CudaDriver:
             else:
                 sizes = self._sizes_of(batch.page_bytes, len(sources))
                 self._submit(sources, targets, sizes, stream, inward)
+
+    def way(self, page_bytes: int, *, inward: bool) -> str:
+        """How pages of this size are copied."""
+        return "kernel" if self._is_gathered(page_bytes, inward=inward) else self.by
 
     def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
         """See Driver."""

@@ -41,9 +41,10 @@ def _copy_pages(  # type: ignore[no-untyped-def]  # noqa: ANN202
 def copy_pages(sources: Any, targets: Any, page_bytes: int, programs: int = PROGRAMS) -> None:
     """Copy pages of 16-byte multiples between int64 arrays of addresses, on the current stream."""
     count = len(sources)
-    pair = torch.empty((2, count), dtype=torch.int64, pin_memory=True)
+    # Rows begin at 16 bytes, or an odd count would be another kernel, compiled when it is needed.
+    pair = torch.empty((2, count + count % 2), dtype=torch.int64, pin_memory=True)
     both = pair.numpy()
-    both[0], both[1] = sources, targets
+    both[0, :count], both[1, :count] = sources, targets
     # The allocator keeps the pinned pair until the upload is done.
     here = pair.to("cuda", non_blocking=True)
     words = page_bytes // 8

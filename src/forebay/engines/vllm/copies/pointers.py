@@ -55,6 +55,11 @@ class Rack:
         return cls(bases, strides, page_bytes, blocks)
 
     @property
+    def is_aligned(self) -> bool:
+        """Whether every page begins where a kernel can take 16 bytes at once."""
+        return not ((self.bases | self.strides | self.page_bytes) & 15).any()
+
+    @property
     def block_bytes(self) -> int:
         """All layers of one block."""
         return self.page_bytes * len(self.bases)

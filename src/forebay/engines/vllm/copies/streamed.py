@@ -1,8 +1,8 @@
 """Copies on streams of a GPU, submitted by a thread of their own.
 
-Submitting a batch costs the processor a microsecond a page, which the thread that drives the model
-must not pay. It says what to copy and after what (`contract` has the rules); this one submits,
-loads first, in calls that are short enough for others to get through between them.
+Submitting a batch costs the processor a microsecond a page, or a launch, which the thread that
+drives the model must not pay. It says what to copy and after what (`contract` has the rules); this
+one submits, loads first, in calls that are short enough for others to get through between them.
 """
 
 import logging

@@ -83,6 +83,11 @@ class Plain:
             pair = (page, slot) if inward else (slot, page)
             ctypes.memmove(*pair, batch.page_bytes)
 
+    def way(self, page_bytes: int, *, inward: bool) -> str:
+        """As CudaDriver has it."""
+        del page_bytes, inward
+        return self.by
+
     def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
         """See Driver."""
         del inward
@@ -272,7 +277,7 @@ def move(
         return {
             "page_kib": page_bytes >> 10,
             "layers": layers,
-            "by": "kernel" if page_bytes < gather_below else driver.by,
+            "by": driver.way(page_bytes, inward=True),
             "gb_s": rates,
             "launch_ms_meanwhile": felt,
             "bytes_equal": moving.is_equal(),

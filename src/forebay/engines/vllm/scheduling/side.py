@@ -1,9 +1,10 @@
 """The scheduler's side: what to load, what to store, decided in vLLM's own hooks.
 
-It runs on the thread that schedules, so nothing here waits beyond one limit, `_STEP_WAIT_S` a step
-and all its requests, for answers that are on their way. There is no thread and no I/O but a
-non-blocking socket. What is asked for is `asking`'s, what is being loaded `loads`', what is being
-stored `storing`'s; here they meet the scheduler and the pool.
+It runs on the thread that schedules, so nothing here waits beyond one limit, for answers that are
+on their way: `_STEP_WAIT_S` a step for all that is asked, and once more if a chunk would be lost
+whose blocks are free. There is no thread and no I/O but a non-blocking socket. What is asked for is
+`asking`'s, what is being loaded `loads`', what is being stored `storing`'s; here they meet the
+scheduler and the pool.
 """
 
 import logging
@@ -110,7 +111,7 @@ class SchedulerSide:
         freed = bool(output.finished_req_ids or output.preempted_req_ids)
         step = Step(self._steps, self._heard, freed, self._pool.engine, self._pool.generation)
         step.loads = list(self._loads.told(self._tracked))
-        self._wait_left_s, self._is_fresh = _STEP_WAIT_S, False
+        self._wait_left_s, self._is_fresh = _STEP_WAIT_S, False  # for the stores
         return step
 
     def add_stores(self, step: Step, output: Any) -> None:
@@ -123,6 +124,7 @@ class SchedulerSide:
             self.counts["stores.paused"] += sum(1 for _ in completed)
         else:
             self._storing.offer(completed)
+        self._wait_left_s = _STEP_WAIT_S  # for the next step's asks
 
     def heard(self, report: Report | None, received: Iterable[str], failed: set[str]) -> None:
         """What the workers have done."""
