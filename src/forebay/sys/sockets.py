@@ -128,7 +128,7 @@ def receive_fds(connection: socket.socket, size_max: int) -> tuple[bytes | None,
 
 
 def wait(connection: socket.socket, *, write: bool, timeout_s: float) -> bool:
-    """Whether it can be read, or else written, within the time; to the microsecond.
+    """Whether it can be read, or else written, within the time; a signal ends the wait early.
 
     Python's own calls wait for whole milliseconds, or take no descriptor above 1023.
     """

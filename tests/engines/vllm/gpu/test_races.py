@@ -111,8 +111,8 @@ def waits(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 def test_each_size_of_page_goes_its_own_way() -> None:
     driver = CudaDriver("cuda:0")
-    ways = [[driver._is_gathered(size, inward=way) for way in (True, False)] for size in SIZES]
-    assert ways == [[True, True], [True, False], [False, False]]
+    ways = [[driver.way(size, inward=inward) for inward in (True, False)] for size in SIZES]
+    assert ways == [["kernel", "kernel"], ["kernel", driver.by], [driver.by, driver.by]]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 61])

@@ -3,7 +3,7 @@
 A batch goes to the copy engines in one call: vLLM's operator where it is loaded, else the driver's
 `cuMemcpyBatchAsync` (CUDA 12.8), else one call a page. All three let go of the interpreter while
 they run. Small pages go by a kernel instead, those of loads up to a larger size: while a load of
-64 KiB pages is submitted to copy engines, 10 ms, each launch of the model's thread waits for 2.5.
+64 KiB pages is submitted to copy engines, 10 ms, a launch of the model's thread takes 2.5 ms.
 """
 
 import ctypes
