@@ -19,7 +19,10 @@ fail() {
 }
 
 [ "$(uname -s)" = Linux ] || fail "Linux is needed and this is $(uname -s); run it in a Linux machine or container."
-[ "$(uname -m)" = x86_64 ] || fail "x86-64 is needed and this is $(uname -m); run it on an x86-64 machine."
+case $(uname -m) in
+  x86_64 | aarch64) ;;
+  *) fail "x86-64 or 64-bit ARM is needed and this is $(uname -m); run it on such a machine." ;;
+esac
 command -v "$python" >/dev/null 2>&1 ||
   fail "'$python' was not found; install it with: apt-get install python3 python3-venv (or: make PYTHON=/path/to/python3)."
 "$python" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, $newest))" ||

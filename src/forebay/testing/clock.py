@@ -6,9 +6,13 @@ from forebay.sys.clock import Clock
 
 
 class ManualClock(Clock):
-    """Stands still until it is told to move; any thread may read and move it."""
+    """Stands still until it is told to move; any thread may read and move it.
 
-    def __init__(self, monotonic: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
+    It begins where a machine's clock does that has just been started: what takes 0 for "never", or
+    a deadline of the real clock for one of ours, is seen then.
+    """
+
+    def __init__(self, monotonic: float = 0.0, wall: float = 1_700_000_000.0) -> None:
         self._lock = threading.Lock()  # guards both hands
         self._monotonic = monotonic
         self._wall = wall

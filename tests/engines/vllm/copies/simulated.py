@@ -46,6 +46,7 @@ class SimulatedDriver:
         self.register_s = register_s
         self.pages = pages
         self.refuses = ""  # why registering fails
+        self.has_kernels = True  # else copies fail that are not asked of copy engines
         self.registered: dict[int, int] = {}
         self.submitted: list[str] = []  # the stream of each batch
         self.on_submitted: Callable[[], None] = lambda: None  # on the thread that submits
@@ -79,7 +80,11 @@ class SimulatedDriver:
         assert end.is_set()
         return 0.0
 
-    def copy(self, stream: SimulatedStream, batch: Batch, *, inward: bool) -> None:
+    def copy(
+        self, stream: SimulatedStream, batch: Batch, *, inward: bool, by_engine: bool = False
+    ) -> None:
+        if not (self.has_kernels or by_engine):
+            raise RuntimeError("a kernel could not be launched")
         pages, slots = batch.pages.tolist(), batch.slots.tolist()
         self.submitted.append(stream.name)
 

@@ -11,7 +11,7 @@ import torch
 
 from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store
 from forebay.engines.vllm.copies.cuda import CudaDriver
-from forebay.engines.vllm.copies.pointers import Rack
+from forebay.engines.vllm.copies.pointers import Batch, Rack
 from forebay.engines.vllm.copies.streamed import StreamedCopies
 from forebay.sys.shared import SharedMemory
 
@@ -124,6 +124,23 @@ def test_pages_go_by_kernel_whatever_their_number(count: int) -> None:
     rows = [np.array([row.data_ptr() for row in each], dtype=np.int64) for each in (source, target)]
     gather.copy_pages(rows[0], rows[1], 4096)
     assert torch.equal(source, target)
+
+
+def test_where_no_kernel_can_be_launched_a_copy_engine_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from forebay.engines.vllm.copies import gather
+
+    source = torch.randint(0, 255, (16, 4096), dtype=torch.uint8, pin_memory=True)
+    target = torch.zeros((16, 4096), dtype=torch.uint8, device="cuda")
+    rows = [np.array([row.data_ptr() for row in each], dtype=np.int64) for each in (source, target)]
+    driver, batch = CudaDriver("cuda:0"), Batch(rows[1], rows[0], 4096)
+    monkeypatch.delattr(gather, "copy_pages")
+    with pytest.raises(AttributeError):
+        driver.copy(driver.compute(), batch, inward=True)
+    driver.copy(driver.compute(), batch, inward=True, by_engine=True)
+    torch.cuda.synchronize()
+    assert torch.equal(source, target.cpu())
 
 
 def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, waits: bool) -> None:

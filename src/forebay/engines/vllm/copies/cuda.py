@@ -94,13 +94,13 @@ class CudaDriver:
         """See Driver."""
         return float(begin.elapsed_time(end)) / 1000
 
-    def copy(self, stream: Stream, batch: Batch, *, inward: bool) -> None:
+    def copy(self, stream: Stream, batch: Batch, *, inward: bool, by_engine: bool = False) -> None:
         """See Driver."""
         sources, targets = batch.pages, batch.slots
         if inward:
             sources, targets = targets, sources
         with torch.cuda.stream(stream):
-            if self._is_gathered(batch.page_bytes, inward=inward):
+            if self._is_gathered(batch.page_bytes, inward=inward) and not by_engine:
                 from forebay.engines.vllm.copies import gather  # noqa: PLC0415 - compiles
 
                 gather.copy_pages(sources, targets, batch.page_bytes)

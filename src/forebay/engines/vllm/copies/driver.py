@@ -42,8 +42,11 @@ class Driver(Protocol):
         """Between two events that have come."""
         ...
 
-    def copy(self, stream: Stream, batch: Batch, *, inward: bool) -> None:
-        """Copy pages into the KV cache (`inward`) or out of it; the batch may be dropped then."""
+    def copy(self, stream: Stream, batch: Batch, *, inward: bool, by_engine: bool = False) -> None:
+        """Copy pages into the KV cache (`inward`) or out of it; the batch may be dropped then.
+
+        `by_engine`: not by a kernel, which wants device memory for its pointers.
+        """
         ...
 
     def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:

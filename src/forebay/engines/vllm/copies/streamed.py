@@ -241,7 +241,9 @@ class StreamedCopies:
         assert self._slab is not None
         job.rows = self._rack.rows(job.load.pieces, self._slab.memory)
         job.begun = self._driver.record(compute)
-        self._driver.copy(compute, self._rack.batch(job.rows, 0, job.rows.total), inward=True)
+        batch = self._rack.batch(job.rows, 0, job.rows.total)
+        # A kernel may be what failed.
+        self._driver.copy(compute, batch, inward=True, by_engine=True)
         job.event = self._driver.record(compute)
         return True
 

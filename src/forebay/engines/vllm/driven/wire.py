@@ -76,9 +76,9 @@ class Plain:
         del begin, end
         return 0.0
 
-    def copy(self, stream: Stream, batch: Batch, *, inward: bool) -> None:
+    def copy(self, stream: Stream, batch: Batch, *, inward: bool, by_engine: bool = False) -> None:
         """See Driver."""
-        del stream
+        del stream, by_engine
         for page, slot in zip(batch.pages.tolist(), batch.slots.tolist(), strict=True):
             pair = (page, slot) if inward else (slot, page)
             ctypes.memmove(*pair, batch.page_bytes)
