@@ -135,10 +135,11 @@ def test_where_no_kernel_can_be_launched_a_copy_engine_brings_it(
     target = torch.zeros((16, 4096), dtype=torch.uint8, device="cuda")
     rows = [np.array([row.data_ptr() for row in each], dtype=np.int64) for each in (source, target)]
     driver, batch = CudaDriver("cuda:0"), Batch(rows[1], rows[0], 4096)
+    stream = driver.stream(is_urgent=True)
     monkeypatch.delattr(gather, "copy_pages")
     with pytest.raises(AttributeError):
-        driver.copy(driver.compute(), batch, inward=True)
-    driver.copy(driver.compute(), batch, inward=True, by_engine=True)
+        driver.copy(stream, batch, inward=True)
+    driver.copy(stream, batch, inward=True, by_engine=True)
     torch.cuda.synchronize()
     assert torch.equal(source, target.cpu())
 

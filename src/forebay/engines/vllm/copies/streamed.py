@@ -240,11 +240,13 @@ class StreamedCopies:
         assert job.load is not None
         assert self._slab is not None
         job.rows = self._rack.rows(job.load.pieces, self._slab.memory)
-        job.begun = self._driver.record(compute)
         batch = self._rack.batch(job.rows, 0, job.rows.total)
-        # A kernel may be what failed.
-        self._driver.copy(compute, batch, inward=True, by_engine=True)
-        job.event = self._driver.record(compute)
+        # A kernel may be what failed, and copy engines take no batch on the default stream.
+        self._driver.wait(self._load_stream, self._driver.record(compute))
+        job.begun = self._driver.record(self._load_stream)
+        self._driver.copy(self._load_stream, batch, inward=True, by_engine=True)
+        job.event = self._driver.record(self._load_stream)
+        self._driver.wait(compute, job.event)
         return True
 
     def _give_up(self) -> None:
