@@ -12,7 +12,7 @@ from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Limits
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.side import SchedulerSide
-from forebay.engines.vllm.step import Step
+from forebay.engines.vllm.step import EVERYTHING, Step
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.client import Chain, Client
 from forebay.pool.messages import Cancel
@@ -227,15 +227,26 @@ def test_t14_a_store_whose_blocks_are_free_is_loose_after_a_reset_too(
     side.close()
 
 
+@pytest.mark.parametrize("is_reset", [True, False])
 @pytest.mark.parametrize("field", ["finished_req_ids", "preempted_req_ids"])
-def test_workers_are_told_of_freed_blocks_and_of_those_that_may_be(
-    near: PoolProcess, field: str, monkeypatch: pytest.MonkeyPatch
+def test_t14_workers_are_told_up_to_which_step_freed_blocks_are_stored(
+    near: PoolProcess, field: str, is_reset: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side = side_of(near)
-    assert not side.begin_step(Output).freed
-    monkeypatch.setattr(Output, field, {"anyone"})
-    assert side.begin_step(Output).freed
-    assert Step().freed, "what workers get where our side has failed"
+    side.arrived(request_of([9] * (SHAPE.chunk_tokens + 1)))
+    side.add_stores(side.begin_step(Computed), Computed)
+    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
+    stored = side.begin_step(Output)
+    side.add_stores(stored, Output)
+    assert [store.is_loose for store in stored.stores] == [False]
+    if is_reset:
+        side.reset()
+    freed = []
+    for gone in (set(), {"another"}, {"another", "request"}, {"request"}):
+        monkeypatch.setattr(Output, field, gone)
+        freed.append(side.begin_step(Output).freed)
+    assert freed == [0, 0, stored.number, 0]
+    assert Step().freed == EVERYTHING, "what workers get where our side has failed"
     side.close()
 
 
@@ -268,5 +279,5 @@ def test_a_pool_that_goes_and_comes_is_noticed_however_busy_the_engine_is(
     steps_until(lambda: side.counts["pool.joined"] == 1, "being told of it")
     tracked.offered = 1
     side._storing.offer([tracked])
-    steps_until(lambda: bool(side._storing.ready()), "a slot of the next pool")
+    steps_until(lambda: bool(side._storing.ready(1)), "a slot of the next pool")
     side.close()

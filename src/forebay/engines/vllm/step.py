@@ -20,7 +20,7 @@ class Step(KVConnectorMetadata):
 
     number: int = 0  # of this step, from 1
     heard: int = EVERYTHING  # the last step of which the scheduler knew, when it built this one
-    freed: bool = True  # blocks were freed since the step before it was built, or may have been
+    freed: int = EVERYTHING  # the last step that stored blocks which may be free now; 0: none
     engine: str = ""  # the name under which the scheduler's side has joined the pool
     generation: int = 0  # of the pool's slab; 0: no pool
     loads: list[Load] = field(default_factory=list)

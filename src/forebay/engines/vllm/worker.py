@@ -70,7 +70,7 @@ class WorkerSide:
             else:
                 self._missed(store)
         if self._copies is not None and self._link is not None:
-            self._copies.begin(stores, loads=bool(step.loads), freed=step.freed)
+            self._copies.begin(step.number, stores, loads=bool(step.loads), freed=step.freed)
         self.counts["begin_us"] += round((self._clock.monotonic() - begun) * 1e6)
 
     def load(self, load: Load) -> None:

@@ -19,6 +19,7 @@ from forebay.engines.vllm.copies import streamed
 from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store
 from forebay.engines.vllm.copies.pointers import Rack
 from forebay.engines.vllm.copies.streamed import StreamedCopies
+from forebay.engines.vllm.step import EVERYTHING
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 PAGE, LAYERS, BLOCKS, CHUNK_BLOCKS = 4096, 3, 32, 2
@@ -44,6 +45,7 @@ class Machine:
         self.copies = StreamedCopies(driver, Rack.of(layers, PAGE, BLOCKS), SLOT)
         self.slab = Mapped(1, self.memory, ARENA, cap_arenas * ARENA)
         self.copies.attach(self.slab)
+        self.steps = 0
 
     def blocks(self, chunk: int) -> list[int]:
         return [2 * chunk + 1, 2 * chunk]  # not in order
@@ -60,8 +62,9 @@ class Machine:
     def load(self, chunk: int, number: int, request: str = "r", *, last: bool = True) -> Load:
         return Load(request, 1, [Piece(slot(number), 0, self.blocks(chunk))], last)
 
-    def step(self, *stores: Store, loads: tuple[Load, ...] = (), freed: bool = True) -> None:
-        self.copies.begin(stores, loads=bool(loads), freed=freed)
+    def step(self, *stores: Store, loads: tuple[Load, ...] = (), freed: int = EVERYTHING) -> None:
+        self.steps += 1
+        self.copies.begin(self.steps, stores, loads=bool(loads), freed=freed)
         for load in loads:
             self.copies.load(load)
 
@@ -179,8 +182,8 @@ def test_a_store_holds_up_no_forward_as_long_as_nothing_is_freed(make: Make) -> 
     machine.write(3, 7)()
     gate, ran = threading.Event(), threading.Event()
     machine.copies._store_stream.put(lambda: gate.wait(10))
-    machine.step(machine.store(3, 0), freed=False)
-    machine.step(machine.store(4, 1), freed=False)
+    machine.step(machine.store(3, 0), freed=0)
+    machine.step(machine.store(4, 1), freed=0)
     machine.driver.forward(ran.set, 0)
     assert ran.wait(5), "beside the store"
     machine.step()
@@ -191,6 +194,45 @@ def test_a_store_holds_up_no_forward_as_long_as_nothing_is_freed(make: Make) -> 
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
+def test_t14_a_forward_waits_for_the_stores_of_freed_blocks_and_for_no_later_ones(
+    make: Make, waits: bool
+) -> None:
+    machine = make(waits=waits)
+    machine.write(3, 7)()
+    machine.copies._store_stream.put(lambda: time.sleep(LATE_S))
+    machine.step(machine.store(3, 0), freed=0)
+    wait_until(lambda: not machine.copies._stores, "the first store to be submitted")
+    gate, ran = threading.Event(), threading.Event()
+    machine.copies._store_stream.put(lambda: gate.wait(10))
+    machine.step(machine.store(4, 1), freed=0)
+    machine.step(freed=1)
+    machine.driver.forward(machine.write(3, 8), 0)
+    machine.driver.forward(ran.set, 0)
+    assert ran.wait(5), "beside the store of blocks that are not free"
+    gate.set()
+    machine.done(2)
+    assert (machine.stored(0) == {7}) is waits
+
+
+def test_the_model_waits_for_the_submission_of_no_store_but_of_freed_blocks(make: Make) -> None:
+    machine = make(pages=LAYERS)
+    goes_on = threading.Event()
+    machine.step(machine.store(3, 0), freed=0)
+    wait_until(lambda: not machine.copies._stores, "the first store to be submitted")
+
+    def hang() -> None:
+        assert goes_on.wait(10)
+
+    machine.driver.on_submitted = hang
+    machine.step(machine.store(4, 1), freed=0)
+    wait_until(lambda: len(machine.driver.submitted) == 3, "half of the second")
+    machine.step(freed=1)
+    assert machine.copies._stores, "it is submitted when the thread goes on"
+    goes_on.set()
+    machine.done(2)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
 def test_t14_blocks_of_an_older_store_may_be_loaded_into_once_they_are_free(
     make: Make, waits: bool
 ) -> None:
@@ -198,10 +240,10 @@ def test_t14_blocks_of_an_older_store_may_be_loaded_into_once_they_are_free(
     machine.write(3, 7)()
     machine.fill(5, 9)
     machine.copies._store_stream.put(lambda: time.sleep(LATE_S))
-    machine.step(machine.store(3, 0), freed=False)
-    machine.step(machine.store(4, 1), freed=False)
+    machine.step(machine.store(3, 0), freed=0)
+    machine.step(machine.store(4, 1), freed=0)
     machine.step()  # free from here on
-    machine.step(loads=(machine.load(3, 5),), freed=False)
+    machine.step(loads=(machine.load(3, 5),), freed=0)
     machine.done(3)
     assert (machine.stored(0) == {7}) is waits
 
@@ -547,34 +589,42 @@ def live(machine: Machine, draw: Any) -> None:
     fresh = iter(range(8 * SLOTS_AN_ARENA))
     loads: dict[str, tuple[int, int]] = {}
     computed: list[tuple[int, int]] = []  # in the last step: chunk and value
+    held: list[tuple[int, int]] = []  # chunk, and the step that stored it
     for number in range(60):
         for load in machine.copies.take_done().loaded:
             chunk, wanted = loads.pop(load.request)
             assert machine.chunk(chunk) == {wanted}
             free.append(chunk)
         stores: list[Store] = []
-        held: list[int] = []
+        freed = 0
+        for chunk, step in list(held):
+            if draw.random() < 0.4:
+                held.remove((chunk, step))
+                free.append(chunk)
+                freed = max(freed, step)
         for chunk, wanted in computed:
             at = next(fresh, None)
             is_loose = bool(draw.random() < 0.5)
             if at is not None:
                 stores.append(machine.store(chunk, at, is_loose=is_loose))
                 expected[at] = wanted
-            (free if is_loose else held).append(chunk)
+            if is_loose:
+                free.append(chunk)
+            else:
+                held.append((chunk, machine.steps + 1))
         asked = []
         ready = [at for at in expected if machine.stored(at) == {expected[at]}]
         if ready and free and draw.random() < 0.5:
             chunk, at = free.pop(), ready[int(draw.integers(len(ready)))]
             loads[f"r{number}"] = (chunk, expected[at])
             asked = [machine.load(chunk, at, f"r{number}")]
-        machine.step(*stores, loads=tuple(asked))
+        machine.step(*stores, loads=tuple(asked), freed=freed)
         computed = []
         while free and draw.random() < 0.7:
             value = value % 255 + 1
             chunk = free.pop()
             machine.driver.forward(machine.write(chunk, value), float(draw.random()) * 0.004)
             computed.append((chunk, value))
-        free += held  # from the next step on
     machine.driver.settle()
     assert all(machine.stored(at) == {wanted} for at, wanted in expected.items())
     assert len(expected) > 30

@@ -13,6 +13,7 @@ from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Stor
 from forebay.engines.vllm.copies.cuda import CudaDriver
 from forebay.engines.vllm.copies.pointers import Batch, Rack
 from forebay.engines.vllm.copies.streamed import StreamedCopies
+from forebay.engines.vllm.step import EVERYTHING
 from forebay.sys.shared import SharedMemory
 
 pytestmark = [
@@ -37,6 +38,7 @@ class Machine:
 
     def __init__(self, page_bytes: int, *, waits: bool, slow_stores: bool = False) -> None:
         self.driver = (CudaDriver if waits else Unfenced)("cuda:0")
+        self.steps = 0
         self.page_bytes = page_bytes
         self.chunk_bytes = page_bytes * LAYERS * 2
         shape = (LAYERS, BLOCKS, page_bytes)
@@ -69,8 +71,9 @@ class Machine:
         piece = Piece(number * self.chunk_bytes, 0, [2 * chunk + 1, 2 * chunk])
         return Load("r", 1, [piece], is_last=True)
 
-    def step(self, *stores: Store, loads: tuple[Load, ...] = (), freed: bool = True) -> None:
-        self.copies.begin(stores, loads=bool(loads), freed=freed)
+    def step(self, *stores: Store, loads: tuple[Load, ...] = (), freed: int = EVERYTHING) -> None:
+        self.steps += 1
+        self.copies.begin(self.steps, stores, loads=bool(loads), freed=freed)
         for load in loads:
             self.copies.load(load)
 
@@ -154,20 +157,23 @@ def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, wai
     machine.copies.close()
 
 
-@pytest.mark.parametrize("when", ["loose", "the next step", "later"])
+@pytest.mark.parametrize("when", ["loose", "the next step", "later", "beside a later store"])
 def test_t14_a_store_reads_before_its_blocks_are_written_again(
     page_bytes: int, waits: bool, when: str
 ) -> None:
     machine = Machine(page_bytes, waits=waits, slow_stores=True)
     machine.chunk(3).fill_(7)
     torch.cuda.current_stream().synchronize()
-    machine.step(machine.store(3, 0, is_loose=when == "loose"), freed=when == "loose")
+    machine.step(machine.store(3, 0, is_loose=when == "loose"), freed=0)
     if when == "later":
-        machine.step(freed=False)
+        machine.step(freed=0)
+    stored = machine.steps
+    if when == "beside a later store":
+        machine.step(machine.store(4, 1), freed=0)
     if when != "loose":
-        machine.step()
+        machine.step(freed=stored)
     machine.chunk(3).fill_(8)
-    machine.done(1)
+    machine.done(2 if when == "beside a later store" else 1)
     assert (machine.stored(0) == {7}) is waits
     machine.copies.close()
 

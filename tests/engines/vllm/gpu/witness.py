@@ -20,13 +20,13 @@ class Witness:
         self._begin, self._take_done = copies.begin, copies.take_done
         copies.begin, copies.take_done = self.begin, self.take_done
 
-    def begin(self, stores: Any, *, loads: bool, freed: bool) -> None:
+    def begin(self, step: int, stores: Any, *, loads: bool, freed: int) -> None:
         _synchronize()  # what was computed is there
         for store in stores:
             for block in store.piece.blocks:
                 self.stored.add(self._digest(block))
                 self.counts["stored"] += 1
-        self._begin(stores, loads=loads, freed=freed)
+        self._begin(step, stores, loads=loads, freed=freed)
 
     def take_done(self) -> Any:
         done = self._take_done()

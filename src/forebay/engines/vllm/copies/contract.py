@@ -5,7 +5,8 @@ written by the forward of the very step that learns of it. So:
 
 * `begin` runs before the forward of every step. A store reads beside forwards: nobody writes the
   whole blocks of a request that lives. In a step built after blocks were *freed*, they may be
-  anyone's, so what earlier steps stored is read before that forward writes anything.
+  anyone's: they are read, if a step was to store them, before that forward writes anything. Later
+  stores, which read other blocks, hold nobody up.
 * A store of step N reads what forwards before N wrote, never what N writes. One that is *loose*,
   whose blocks are free already, is read before the forward of N writes.
 * A load of step N writes after every forward before N has read, and after every store has read
@@ -17,11 +18,11 @@ written by the forward of the very step that learns of it. So:
   of such a step. Its slots are read until it is done. One that is coming does not fail any more.
 
 On a GPU nobody waits for this but the GPU: streams wait for one another's events. Here blocks were
-freed before N:
+freed before N that had last been stored in step F:
 
-    compute   ──forward N-1──┬─computed──┬─(waits for stores < N, loose N)──forward N──
+    compute   ──forward N-1──┬─computed──┬─(waits for stores ≤ F, loose N)──forward N──
     stores                   └──────────►│ wait computed, copy N ─────────────────────► event
-    loads                                └ wait computed, stores < N, loose N, copy ──► event
+    loads                                └ wait computed, stores ≤ F, loose N, copy ──► event
 
 The processor waits only until what must come before the forward has been *submitted*: an event
 that is not recorded yet cannot be waited for.
@@ -102,10 +103,11 @@ class Copies(Protocol):
         """Let go of the slab, so that it can be unmapped; False: not yet, ask again."""
         ...
 
-    def begin(self, stores: Sequence[Store], *, loads: bool, freed: bool) -> None:
+    def begin(self, step: int, stores: Sequence[Store], *, loads: bool, freed: int) -> None:
         """A step begins, with these stores. Before its forward.
 
-        `loads`: it has loads too. `freed`: blocks may have been freed since the step before it.
+        `loads`: it has loads too. `freed`: up to that step stores may read blocks that were freed
+        since the step before this one; 0: none does.
         """
         ...
 

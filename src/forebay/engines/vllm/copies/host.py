@@ -23,9 +23,9 @@ class HostCopies:
         self._slab = None
         return True
 
-    def begin(self, stores: Sequence[Store], *, loads: bool, freed: bool) -> None:
+    def begin(self, step: int, stores: Sequence[Store], *, loads: bool, freed: int) -> None:
         """See Copies."""
-        del loads, freed
+        del step, loads, freed
         assert self._slab is not None or not stores
         for store in stores:
             assert self._slab is not None

@@ -41,6 +41,7 @@ class _Job:
     told: float  # monotonic
     deadline: float  # likewise
     offsets: list[int]  # of its slots
+    step: int = 0  # of stores
     rows: Rows | None = None  # once it is being submitted
     next_row: int = 0
     begun: Event | None = None  # before its first page
@@ -73,7 +74,7 @@ class StreamedCopies:
         self._is_off = False  # given up for good
         self._is_closing = False
         # Of the model's thread alone.
-        self._fence: Event | None = None  # behind all stores of blocks that may be free
+        self._fence: Event | None = None  # behind the stores that a forward last waited for
         self._computed: Event | None = None  # behind every forward before this step's
         self._thread = threading.Thread(target=self._run, name="forebay-copies", daemon=True)
         self._thread.start()
@@ -108,23 +109,21 @@ class StreamedCopies:
 
     # A step.
 
-    def begin(self, stores: Sequence[Store], *, loads: bool, freed: bool) -> None:
+    def begin(self, step: int, stores: Sequence[Store], *, loads: bool, freed: int) -> None:
         """See Copies."""
         compute = self._driver.compute()
         if freed:
-            self._await_submission()
-            self._hold_back(compute)
+            self._hold_back(compute, freed)
         if not stores and not loads:
             return
         self._computed = self._driver.record(compute)
         stores = self._within_reach(stores)
         loose = [store for store in stores if store.is_loose]
         if loose:
-            self._queue_stores(loose)
-            self._await_submission()
-            self._hold_back(compute)
+            self._queue_stores(step, loose)
+            self._hold_back(compute, step)
         if len(stores) > len(loose):
-            self._queue_stores([store for store in stores if not store.is_loose])
+            self._queue_stores(step, [store for store in stores if not store.is_loose])
 
     def load(self, load: Load) -> None:
         """See Copies."""
@@ -183,9 +182,21 @@ class StreamedCopies:
 
     # Of the model's thread.
 
-    def _hold_back(self, compute: Stream) -> None:
-        """The next forward begins when the stores so far have been read."""
-        if self._fence is not None:
+    def _hold_back(self, compute: Stream, step: int) -> None:
+        """The next forward begins when the stores up to that step have been read."""
+
+        def are_submitted() -> bool:
+            return not self._stores or self._stores[0].step > step
+
+        with self._changed:
+            self._is_hurried = not are_submitted()
+            if self._is_hurried:
+                self._changed.notify_all()
+            self._until(are_submitted)
+            self._is_hurried = False
+            flying = [job.event for job in self._flying if job.step <= step]
+        if flying:  # on one stream: the last is behind all of them
+            self._fence = flying[-1]
             self._driver.wait(compute, self._fence)
 
     def _within_reach(self, stores: Sequence[Store]) -> list[Store]:
@@ -203,22 +214,12 @@ class StreamedCopies:
                 (near if is_ready else self._done.missed).append(store)
         return near
 
-    def _queue_stores(self, stores: list[Store]) -> None:
+    def _queue_stores(self, step: int, stores: list[Store]) -> None:
         now = time.monotonic()
-        job = _Job(stores, None, [self._computed], now, now + _SUBMIT_S, [])
+        job = _Job(stores, None, [self._computed], now, now + _SUBMIT_S, [], step)
         with self._changed:
             self._stores.append(job)
             self._changed.notify_all()
-
-    def _await_submission(self) -> None:
-        """Until every store so far is submitted; the fence is behind them then."""
-        with self._changed:
-            self._is_hurried = bool(self._stores)
-            if self._is_hurried:
-                self._changed.notify_all()
-            self._until(lambda: not self._stores)
-            self._is_hurried = False
-            self._fence = self._flying[-1].event if self._flying else None
 
     def _until(self, done: Callable[[], bool]) -> None:
         """Wait for the thread that submits; where it does not get on, it is given up."""

@@ -223,7 +223,7 @@ class Moving:
         stores = self.stores() if out else []
         load = self.load()
         begun = time.perf_counter()
-        self.copies.begin(stores, loads=inward, freed=False)
+        self.copies.begin(1, stores, loads=inward, freed=0)
         if inward:
             self.copies.load(load)
         left = len(stores) + inward

@@ -108,7 +108,8 @@ class SchedulerSide:
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         self._follow(output)
-        freed = bool(output.finished_req_ids or output.preempted_req_ids)
+        gone = (*output.finished_req_ids, *(output.preempted_req_ids or ()))
+        freed = max(map(self._storing.freed, gone), default=0)
         step = Step(self._steps, self._heard, freed, self._pool.engine, self._pool.generation)
         step.loads = list(self._loads.told(self._tracked))
         self._wait_left_s, self._is_fresh = _STEP_WAIT_S, False  # for the stores
@@ -118,7 +119,7 @@ class SchedulerSide:
         """What the workers have to store in this step, and what to offer for the next."""
         if self._storing.must_hear:
             self._wait(lambda: not self._storing.must_hear)
-        step.stores = self._storing.ready()
+        step.stores = self._storing.ready(step.number)
         completed = self._completed(output)
         if self.budget.is_spent(time.monotonic()):
             self.counts["stores.paused"] += sum(1 for _ in completed)

@@ -59,6 +59,7 @@ class Storing:
         self._numbers = 0
         self._ready: list[_Offer] = []  # answered with a slot, not told to the workers yet
         self._copying: dict[tuple[int, int], float] = {}  # told to the workers → until when
+        self._told: dict[str, int] = {}  # a request that lives → the step that last stored of it
 
     @property
     def has_work(self) -> bool:
@@ -123,7 +124,7 @@ class Storing:
                 offer.tracked.wants_store = False
             # Else it continues a chunk that found no slot, and is offered again with it.
 
-    def ready(self) -> list[Store]:
+    def ready(self, step: int) -> list[Store]:
         """What the workers have to copy in this step; what can no longer be copied is lost."""
         for batch in self._batches:
             for offer in batch.offers:
@@ -135,8 +136,15 @@ class Storing:
         until = time.monotonic() + _COPY_S
         self._copying.update({(generation, store.piece.offset): until for store in stores})
         self._give_up(until - _COPY_S)
+        self._told.update(
+            (offer.tracked.request.request_id, step) for offer in self._ready if not offer.is_loose
+        )
         self._ready.clear()
         return stores
+
+    def freed(self, request_id: str) -> int:
+        """A request's blocks are free; up to which step they are stored, 0 if they are not."""
+        return self._told.pop(request_id, 0)
 
     def loosen(self, request_id: str) -> None:
         """A request's blocks are free: what is not copied in the next step cannot be copied."""
