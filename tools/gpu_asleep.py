@@ -119,19 +119,23 @@ class Sleeper:
         self._coming: set[int] = set()  # serials of these of which the engine has heard
         self._told: deque[tuple[int, float]] = deque()  # in which step, and when they have landed
         self._number = 0
-        self._stores: deque[tuple[float, tuple[int, int]]] = deque()
+        self._stores: deque[tuple[float, int, tuple[int, int]]] = deque()  # until, step, slot
         self._report = Report()
 
     def begin(self, step: Any) -> None:
         self._report.step = self._number = step.number
         while self._told and self._told[0][0] <= step.heard:
             self._gpu.hold_back(self._told.popleft()[1])
+        self._gpu.hold_back(max((at for at, of, _ in self._stores if of <= step.freed), default=0))
         for load in step.loads:
             until = self._gpu.load(sum(len(piece.blocks) for piece in load.pieces))
             self._loads.append((until, load))
-        for store in step.stores:
+        last = 0.0
+        for store in sorted(step.stores, key=lambda store: not store.is_loose):
             until = self._gpu.store(len(store.piece.blocks))
-            self._stores.append((until, (store.generation, store.piece.offset)))
+            self._stores.append((until, step.number, (store.generation, store.piece.offset)))
+            last = until if store.is_loose else last
+        self._gpu.hold_back(last)
 
     def output(self) -> Any:
         """What has been done since the last step."""
@@ -153,7 +157,7 @@ class Sleeper:
             self._coming.discard(load.serial)
             self._report.over[load.serial] = 1
         while self._stores and self._stores[0][0] <= time.monotonic():
-            self._report.stored[self._stores.popleft()[1]] = 1
+            self._report.stored[self._stores.popleft()[2]] = 1
         report, self._report = self._report, self._new_report()
         return KVConnectorOutput(
             finished_recving=received or None,

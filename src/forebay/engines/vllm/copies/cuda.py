@@ -23,9 +23,10 @@ from forebay.sys.memory import populate
 # below the second, dialogs go faster with loads by kernel, and no faster with stores by it too.
 GATHER_STORES_BELOW: Final = 28 << 10
 GATHER_LOADS_BELOW: Final = 128 << 10
-# Four milliseconds of submission, in which a launch has to wait; and behind each call the thread
-# waits for the interpreter, a millisecond beside a busy model: a load has ten thousand pages.
-_PAGES_A_CALL: Final = 4096
+# A microsecond of submission a page, in which every launch has to wait; and behind each call the
+# thread waits for the interpreter, a millisecond beside a busy model. Somebody waits for a load.
+_LOADED_A_CALL: Final = 4096
+_STORED_A_CALL: Final = 1024
 _GATHER_BYTES: Final = 64 << 20
 _AT_HOST_ADDRESS: Final = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -116,7 +117,7 @@ class CudaDriver:
         """See Driver."""
         if self._is_gathered(page_bytes, inward=inward):
             return max(1, _GATHER_BYTES // page_bytes)
-        return _PAGES_A_CALL
+        return _LOADED_A_CALL if inward else _STORED_A_CALL
 
     def register(self, address: int, length: int) -> str:
         """See Driver."""
@@ -140,7 +141,7 @@ class CudaDriver:
     def _sizes_of(self, page_bytes: int, count: int) -> Any:
         sizes = self._sizes.get(page_bytes)
         if sizes is None or len(sizes) < count:
-            sizes = np.full(max(count, _PAGES_A_CALL), page_bytes, dtype=np.int64)
+            sizes = np.full(max(count, _LOADED_A_CALL), page_bytes, dtype=np.int64)
             self._sizes[page_bytes] = sizes
         return sizes[:count]
 
