@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from hypothesis import settings
 EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "50"))  # of each property; more in make soak
 settings.register_profile("default", deadline=None, print_blob=True, max_examples=EXAMPLES)
 settings.load_profile("default")
+# A background job of a shell ignores it, and so does all that it starts; some tests interrupt that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

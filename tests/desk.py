@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -127,9 +127,18 @@ class Desk:
     def reserve(
         self, client: Client, keys: list[bytes], parent: bytes = ROOT, length: int = LENGTH
     ) -> list[int]:
-        run = Run(NAMESPACE, 0, parent, b"".join(keys), length)
-        self.pool.handle(client, Reserve(7, [run]))
+        for _ in self.reserving(client, keys, parent, length):
+            pass
         return self.receive(client, Reserved).answers
+
+    def reserving(
+        self, client: Client, keys: list[bytes], parent: bytes = ROOT, length: int = LENGTH
+    ) -> Iterator[None]:
+        """The same, a little with every turn; the answer is to be received at its end."""
+        run = Run(NAMESPACE, 0, parent, b"".join(keys), length)
+        work = self.pool.handle(client, Reserve(7, [run]))
+        assert work is not None
+        return work
 
     def fill(self, offset: int, data: bytes) -> None:
         self.pool.view(offset, len(data))[:] = data

@@ -6,6 +6,7 @@ or later, through the connection's `send`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 from forebay.pool.messages import ClientMessage, PoolMessage
 
@@ -34,8 +35,12 @@ class Core(ABC):
         """Whether something is due soon, so that ticks matter; else they may be far apart."""
 
     @abstractmethod
-    def handle(self, session: Session, message: ClientMessage) -> None:
-        """Act on a message (never Hello); a message that makes no sense is ignored and counted."""
+    def handle(self, session: Session, message: ClientMessage) -> Iterator[None] | None:
+        """Act on a message (never Hello); a message that makes no sense is ignored and counted.
+
+        Of one that takes long, what is returned does the rest, a little with every turn; between
+        these turns others may be acted on. It is dropped when the connection is over.
+        """
 
     @abstractmethod
     def left(self, session: Session) -> None:

@@ -22,6 +22,7 @@ from forebay.pool.messages import (
     Promise,
     Ready,
     Release,
+    Reserved,
     Resize,
 )
 from forebay.record.header import payload_hash
@@ -96,6 +97,48 @@ def test_two_engines_of_one_key_share_one_slot(desk: Desk) -> None:
 def test_a_chunk_without_its_prefix_is_refused(desk: Desk) -> None:
     keys = chain("a", 3)
     assert desk.reserve(Client("e"), keys[1:], parent=keys[0]) == [Answer.NO, Answer.NO]
+
+
+def test_others_are_served_while_slots_are_found_for_many() -> None:
+    desk, kept = Desk(16 * MIB), chain("kept", 4)
+    first, second = Client("e"), Client("f")
+    desk.store(second, kept)
+    turns = 0
+    for _ in desk.reserving(first, chain("long", 60)):
+        turns += 1
+        assert desk.load(second, kept) == 4
+    assert turns == 3, "sixteen at once"
+    offsets = desk.receive(first, Reserved).answers
+    assert all(offset >= 0 for offset in offsets)
+    assert desk.commit(first, offsets) == 60
+    desk.settle()
+    assert desk.pool.violations() == []
+    desk.pool.close(5)
+
+
+def test_a_run_whose_parent_leaves_meanwhile_gets_no_more_slots(desk: Desk) -> None:
+    client, keys = Client("e"), chain("a", 41)
+    desk.store(client, keys[:1])
+    work = desk.reserving(client, keys[1:], keys[0])
+    next(work)
+    early = [offset for offset in range(4 * MIB) if offset in desk.pool._stores._filling["e"]]
+    desk.pool.handle(client, Abort(desk.pool.generation, early))
+    assert list(work) == []
+    answers = desk.receive(client, Reserved).answers
+    assert answers[16:] == [Answer.NO] * 24, "what it would continue is gone"
+    assert len(answers) == 40
+
+
+def test_slots_of_an_offer_that_is_broken_off_are_given_back_at_the_engines_end(desk: Desk) -> None:
+    client = Client("e")
+    work = desk.reserving(client, chain("a", 40))
+    next(work)
+    del work
+    assert desk.pool.lends("e")
+    desk.pool.left(client)
+    desk.pool.exited("e")
+    assert not desk.pool.lends("e")
+    assert desk.number("dram", "filling") == 0
 
 
 class Closed(Oldest):

@@ -30,12 +30,13 @@ def pair() -> Iterator[tuple[Connection, socket.socket]]:
     ("sent", "loads", "rest"),
     [
         ([LOOKUP, ASK], [LOOKUP, ASK], []),
-        ([RESERVE, COMMIT], [], [RESERVE, COMMIT]),
-        ([LOOKUP, RESERVE, ASK], [LOOKUP], [RESERVE, ASK]),
+        ([RESERVE, COMMIT], [], [COMMIT]),
+        ([LOOKUP, RESERVE, ASK], [LOOKUP, ASK], []),
         ([COMMIT, LOOKUP], [], [COMMIT, LOOKUP]),
+        ([LOOKUP, RESERVE, COMMIT, ASK, RESERVE], [LOOKUP], [COMMIT, ASK]),
     ],
 )
-def test_loads_go_first_but_no_message_overtakes_its_own(
+def test_loads_go_first_and_nothing_is_overtaken_but_requests_for_slots(
     pair: tuple[Connection, socket.socket],
     sent: list[ClientMessage],
     loads: list[ClientMessage],
@@ -48,6 +49,42 @@ def test_loads_go_first_but_no_message_overtakes_its_own(
     assert list(connection.loads()) == loads
     assert list(connection.rest()) == rest
     assert not connection.has_messages
+    assert connection.has_work is (RESERVE in sent)
+    assert [list(connection.reserves()) for _ in sent] == [
+        [RESERVE] if at < sent.count(RESERVE) else [] for at in range(len(sent))
+    ]
+    assert not connection.has_work
+
+
+def test_what_takes_long_is_done_a_little_a_round_and_the_next_waits_for_it(
+    pair: tuple[Connection, socket.socket],
+) -> None:
+    connection, theirs = pair
+    theirs.sendall(wire.encode(RESERVE) * 2 + wire.encode(LOOKUP))
+    connection.receive()
+    connection.fill(64)
+    assert [*connection.loads(), *connection.reserves()] == [LOOKUP, RESERVE]
+    connection.begin(iter([None, None]))
+    rounds = 0
+    while not (taken := list(connection.reserves())):
+        rounds += 1
+        connection.go_on()
+    assert (rounds, taken) == (3, [RESERVE])
+
+
+def test_no_more_requests_for_slots_wait_than_messages_may(
+    pair: tuple[Connection, socket.socket],
+) -> None:
+    connection, theirs = pair
+    theirs.sendall(wire.encode(RESERVE) * 10 + wire.encode(LOOKUP))
+    for _ in range(3):
+        connection.receive()
+        connection.fill(4)
+        assert not list(connection.loads())
+    for _ in range(7):
+        assert list(connection.reserves())
+        connection.fill(4)
+    assert list(connection.loads()) == [LOOKUP], "behind seven, when less than four wait"
 
 
 def test_a_round_takes_no_more_than_its_share(pair: tuple[Connection, socket.socket]) -> None:

@@ -7,7 +7,7 @@ calls `complete`.
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -105,7 +105,9 @@ class Pool(Core):
         self._started = clock.monotonic()
         self._chores = Chores(self._room, self._disk, clock, self._complete)
 
-    def handle(self, session: Session, message: ClientMessage) -> None:  # noqa: C901 - a line each
+    def handle(  # noqa: C901 - a line each
+        self, session: Session, message: ClientMessage
+    ) -> Iterator[None] | None:
         """See Core."""
         self._loads.catch_up()
         match message:
@@ -120,7 +122,7 @@ class Pool(Core):
             case Settled():
                 self._loads.settled(message.engine)
             case Reserve():
-                self._stores.reserve(session, message)
+                return self._stores.reserve(session, message)
             case Commit():
                 self._stores.commit(session, message)
             case Abort():
@@ -135,6 +137,7 @@ class Pool(Core):
                 self._chores.clear(session, message)
             case Hello():
                 self._counters["nonsense"] += 1
+        return None
 
     def left(self, session: Session) -> None:
         """See Core."""

@@ -6,6 +6,7 @@ told to come again, and what the policy offers for the disk is written while the
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -29,6 +30,7 @@ from forebay.tiers.disk.index import Removed
 from forebay.tiers.dram.slab import slot_bytes_for
 
 WRITES_MAX: Final = 16  # in flight or queued at the disk; the rest waits in DRAM
+_AT_ONCE: Final = 16  # chunks, half a millisecond where room is made: a lookup may wait behind it
 
 
 class Stores:
@@ -59,11 +61,11 @@ class Stores:
         """The thread that hashes slots."""
         return self._checker
 
-    def reserve(self, session: Session, message: Reserve) -> None:
-        """Answer for every chunk: a slot, have it, no, or later."""
+    def reserve(self, session: Session, message: Reserve) -> Iterator[None]:
+        """Answer for every chunk: a slot, have it, no, or later; a few chunks with every turn."""
         answers: list[int] = []
         for run in message.runs:
-            answers += self._reserve_run(session.engine, run)
+            yield from self._reserve_run(session.engine, run, answers)
         session.send(Reserved(message.batch, self._generation, answers))
 
     def commit(self, session: Session, message: Commit) -> None:
@@ -144,15 +146,21 @@ class Stores:
         """Stop the hashing thread."""
         self._checker.close(timeout_s)
 
-    def _reserve_run(self, engine: str, run: Run) -> list[int]:
+    def _reserve_run(self, engine: str, run: Run, answers: list[int]) -> Iterator[None]:
         count = len(run.keys) // KEY_BYTES
         keys = [run.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in range(count)]
         if not self._is_sensible(run) or not self._is_known(run.parent):
             self._counters["stores.no"] += count
-            return [Answer.NO] * count
-        answers: list[int] = []
+            answers += [Answer.NO] * count
+            return
+        missing = count
         answer, parent, newcomer = int(Answer.HAVE), run.parent, None
         for key in keys:
+            if answers and not len(answers) % _AT_ONCE:
+                yield
+                if not self._is_known(parent):  # any more
+                    answer = Answer.NO
+                    break
             if self._has(short(key)):
                 self._counters["stores.have"] += 1
                 answer = Answer.HAVE
@@ -163,13 +171,13 @@ class Stores:
             if answer in (Answer.LATER, Answer.NO):
                 break  # what follows could not be reached, or would come before what it continues
             answers.append(answer)
+            missing -= 1
             parent = key
-        missing = count - len(answers)
         if missing:
             self._counters["stores.later" if answer == Answer.LATER else "stores.no"] += missing
             if answer == Answer.LATER and self._disk is not None:
                 self._hurry()
-        return answers + [answer] * missing
+            answers += [answer] * missing
 
     def _hurry(self) -> None:
         """Somebody found no slot: whatever can be written is on its way to the disk by now."""

@@ -24,7 +24,7 @@ from forebay.pool.wire import FrameError
 from forebay.sys import sockets
 from forebay.sys.sockets import Peer
 
-_STORES = (Reserve, Commit, Abort)
+_STORES = (Commit, Abort)
 _OPERATOR = {Hello, Stats, Resize, Clear}
 
 
@@ -41,6 +41,8 @@ class Connection(Session):
         self.link = link
         self._reader = wire.client_reader()
         self._inbox: deque[ClientMessage] = deque()
+        self._reserves: deque[Reserve] = deque()
+        self._under_way: Iterator[None] | None = None  # the rest of a message that takes long
         self._output = bytearray()
         self._output_max = output_max
         self._is_deaf = False  # it left, and what it said before is still to be read
@@ -61,6 +63,11 @@ class Connection(Session):
         return bool(self._inbox) or self._reader.has_frame
 
     @property
+    def has_work(self) -> bool:
+        """Whether there is something to do for it, now."""
+        return self.has_messages or bool(self._reserves) or self._under_way is not None
+
+    @property
     def has_output(self) -> bool:
         """Whether the kernel has not taken everything yet."""
         return bool(self._output)
@@ -79,25 +86,46 @@ class Connection(Session):
             self.is_over = True
 
     def fill(self, count_max: int) -> None:
-        """Decode up to `count_max` messages for this round; an error ends the connection."""
+        """Decode messages, as long as fewer than `count_max` wait; an error ends the connection."""
+        if len(self._inbox) + len(self._reserves) >= count_max:
+            return
         for message in self._reader.messages():
             if isinstance(message, FrameError):
                 self.error = message
                 return
             self.kinds.add(type(message))
-            self._inbox.append(message)
-            if len(self._inbox) >= count_max:
+            if isinstance(message, Reserve):
+                self._reserves.append(message)
+            else:
+                self._inbox.append(message)
+            if len(self._inbox) + len(self._reserves) >= count_max:
                 return
 
     def loads(self) -> Iterator[ClientMessage]:
-        """Messages up to the first one about a store: order within a connection holds."""
+        """Messages up to the first one that ends a store: what it stored may be looked up next."""
         while self._inbox and not isinstance(self._inbox[0], _STORES) and not self.is_over:
             yield self._inbox.popleft()
 
     def rest(self) -> Iterator[ClientMessage]:
-        """All other messages of this round."""
+        """All other messages of this round but those that ask for slots."""
         while self._inbox and not self.is_over:
             yield self._inbox.popleft()
+
+    def reserves(self) -> Iterator[Reserve]:
+        """The next message that asks for slots, if none is under way: it waits for all others."""
+        if self._reserves and self._under_way is None and not self.is_over:
+            yield self._reserves.popleft()
+
+    def begin(self, work: Iterator[None] | None) -> None:
+        """Something is under way for it."""
+        self._under_way = work
+
+    def go_on(self) -> None:
+        """Do a little of what is under way."""
+        if self._under_way is not None and not self.is_over:
+            for _ in self._under_way:
+                return
+            self._under_way = None
 
     def send(self, message: PoolMessage) -> None:
         """See Session; what is queued is written by `flush`."""
@@ -146,5 +174,7 @@ class Connection(Session):
         """Hang up."""
         self.is_over = True
         self._inbox.clear()
+        self._reserves.clear()
+        self._under_way = None
         with contextlib.suppress(OSError):
             self.link.close()

@@ -1,9 +1,10 @@
 """The loop: accepts, reads, lets the core act, writes, and keeps time. One thread, no asyncio.
 
 Every round, loads go before stores: of each connection the messages up to its first store are
-handled and answered, then what I/O threads have finished, then all that remains. Nothing here waits
-for a client: what it sends is bounded before it is read, and what it does not read is bounded
-before it is cut off.
+handled and answered, then what I/O threads have finished, then all that remains but requests for
+slots. Of these a little is done a round, for making room takes long; all other messages overtake
+them. Nothing here waits for a client: what it sends is bounded before it is read, and what it does
+not read is bounded before it is cut off.
 """
 
 import logging
@@ -107,7 +108,7 @@ class Server:
         for key, mask in self._selector.select(self._timeout(linger_s)):
             event: _Event = key.data
             event(mask)
-        waiting = [each for each in self._connections if each.has_messages]
+        waiting = [each for each in self._connections if each.has_work]
         for connection in waiting:
             connection.fill(self._limits.messages_a_round_max)
         self._handle(waiting, Connection.loads)
@@ -115,6 +116,9 @@ class Server:
             self._is_woken = False
             self._core.complete()
         self._handle(waiting, Connection.rest)
+        self._handle(waiting, Connection.reserves)
+        for connection in waiting:
+            connection.go_on()
         for connection in waiting:
             if connection.error is not None and not connection.is_over:
                 self._counts["malformed"] += 1
@@ -149,7 +153,9 @@ class Server:
             numbers = {**self._core.stats(), "server": self.counts()}
             connection.send(StatsReply(msgspec.json.encode(numbers)))
         else:
-            self._core.handle(connection, message)
+            work = self._core.handle(connection, message)
+            if work is not None:
+                connection.begin(work)
             if isinstance(message, Settled):
                 self._engines.settled(message.engine, self._clock.monotonic())
 
@@ -282,7 +288,7 @@ class Server:
 
     def _timeout(self, linger_s: float | None) -> float:
         """How long nothing can be due."""
-        if any(each.has_messages for each in self._connections):
+        if any(each.has_work for each in self._connections):
             return 0.0
         times = [self._next_tick, self._engines.next_due(), self._accept_again]
         if linger_s is not None and not self._connections:
