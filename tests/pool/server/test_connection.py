@@ -6,7 +6,17 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.pool import wire
-from forebay.pool.messages import Ask, Cancel, ClientMessage, Commit, Found, Lookup, Reserve, Stats
+from forebay.pool.messages import (
+    Abort,
+    Ask,
+    Cancel,
+    ClientMessage,
+    Commit,
+    Found,
+    Lookup,
+    Reserve,
+    Stats,
+)
 from forebay.pool.server.connection import Connection
 from forebay.sys.sockets import Peer
 
@@ -14,6 +24,7 @@ LOOKUP = Lookup(1, bytes(32), 0, b"")
 ASK = Ask(1, 0, 1, 10, stream=False)
 RESERVE = Reserve(1, [])
 COMMIT = Commit(1, [])
+ABORT = Abort(1, [])
 
 
 @pytest.fixture
@@ -27,20 +38,21 @@ def pair() -> Iterator[tuple[Connection, socket.socket]]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "loads", "rest"),
+    ("sent", "loads", "rest", "slots"),
     [
-        ([LOOKUP, ASK], [LOOKUP, ASK], []),
-        ([RESERVE, COMMIT], [], [COMMIT]),
-        ([LOOKUP, RESERVE, ASK], [LOOKUP, ASK], []),
-        ([COMMIT, LOOKUP], [], [COMMIT, LOOKUP]),
-        ([LOOKUP, RESERVE, COMMIT, ASK, RESERVE], [LOOKUP], [COMMIT, ASK]),
+        ([LOOKUP, ASK], [LOOKUP, ASK], [], []),
+        ([RESERVE, COMMIT], [], [COMMIT], [RESERVE]),
+        ([LOOKUP, RESERVE, ASK], [LOOKUP, ASK], [], [RESERVE]),
+        ([COMMIT, LOOKUP], [], [COMMIT, LOOKUP], []),
+        ([RESERVE, ABORT, COMMIT, ASK, RESERVE], [], [COMMIT, ASK], [RESERVE, ABORT, RESERVE]),
     ],
 )
-def test_loads_go_first_and_nothing_is_overtaken_but_requests_for_slots(
+def test_loads_go_first_and_nothing_is_overtaken_but_what_is_about_slots(
     pair: tuple[Connection, socket.socket],
     sent: list[ClientMessage],
     loads: list[ClientMessage],
     rest: list[ClientMessage],
+    slots: list[ClientMessage],
 ) -> None:
     connection, theirs = pair
     theirs.sendall(b"".join(map(wire.encode, sent)))
@@ -49,10 +61,8 @@ def test_loads_go_first_and_nothing_is_overtaken_but_requests_for_slots(
     assert list(connection.loads()) == loads
     assert list(connection.rest()) == rest
     assert not connection.has_messages
-    assert connection.has_work is (RESERVE in sent)
-    assert [list(connection.reserves()) for _ in sent] == [
-        [RESERVE] if at < sent.count(RESERVE) else [] for at in range(len(sent))
-    ]
+    assert connection.has_work is bool(slots)
+    assert list(connection.slots()) == slots
     assert not connection.has_work
 
 
@@ -60,16 +70,21 @@ def test_what_takes_long_is_done_a_little_a_round_and_the_next_waits_for_it(
     pair: tuple[Connection, socket.socket],
 ) -> None:
     connection, theirs = pair
-    theirs.sendall(wire.encode(RESERVE) * 2 + wire.encode(LOOKUP))
+    theirs.sendall(wire.encode(RESERVE) + wire.encode(ABORT) + wire.encode(LOOKUP))
+    theirs.close()
     connection.receive()
     connection.fill(64)
-    assert [*connection.loads(), *connection.reserves()] == [LOOKUP, RESERVE]
+    assert [*connection.loads(), next(connection.slots())] == [LOOKUP, RESERVE]
     connection.begin(iter([None, None]))
     rounds = 0
-    while not (taken := list(connection.reserves())):
+    while not (taken := list(connection.slots())):
         rounds += 1
+        connection.receive()
+        assert not connection.is_over, "it has hung up, and is not done"
         connection.go_on()
-    assert (rounds, taken) == (3, [RESERVE])
+    assert (rounds, taken) == (3, [ABORT])
+    connection.receive()
+    assert connection.is_over
 
 
 def test_no_more_requests_for_slots_wait_than_messages_may(
@@ -81,10 +96,13 @@ def test_no_more_requests_for_slots_wait_than_messages_may(
         connection.receive()
         connection.fill(4)
         assert not list(connection.loads())
-    for _ in range(7):
-        assert list(connection.reserves())
+    for _ in range(6):
+        assert next(connection.slots()) == RESERVE
         connection.fill(4)
-    assert list(connection.loads()) == [LOOKUP], "behind seven, when less than four wait"
+    assert not list(connection.loads()), "four wait before it"
+    assert next(connection.slots()) == RESERVE
+    connection.fill(4)
+    assert list(connection.loads()) == [LOOKUP]
 
 
 def test_a_round_takes_no_more_than_its_share(pair: tuple[Connection, socket.socket]) -> None:

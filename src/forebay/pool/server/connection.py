@@ -24,7 +24,7 @@ from forebay.pool.wire import FrameError
 from forebay.sys import sockets
 from forebay.sys.sockets import Peer
 
-_STORES = (Commit, Abort)
+_SLOTS = (Reserve, Abort)
 _OPERATOR = {Hello, Stats, Resize, Clear}
 
 
@@ -41,7 +41,7 @@ class Connection(Session):
         self.link = link
         self._reader = wire.client_reader()
         self._inbox: deque[ClientMessage] = deque()
-        self._reserves: deque[Reserve] = deque()
+        self._slots: deque[ClientMessage] = deque()  # asked for, and given back
         self._under_way: Iterator[None] | None = None  # the rest of a message that takes long
         self._output = bytearray()
         self._output_max = output_max
@@ -65,7 +65,7 @@ class Connection(Session):
     @property
     def has_work(self) -> bool:
         """Whether there is something to do for it, now."""
-        return self.has_messages or bool(self._reserves) or self._under_way is not None
+        return self.has_messages or bool(self._slots) or self._under_way is not None
 
     @property
     def has_output(self) -> bool:
@@ -83,38 +83,35 @@ class Connection(Session):
         if data:
             self._reader.feed(data)
         elif data is not None:
-            self.is_over = True
+            self.is_over = not self.has_work  # what it wanted before it left is done
 
     def fill(self, count_max: int) -> None:
         """Decode messages, as long as fewer than `count_max` wait; an error ends the connection."""
-        if len(self._inbox) + len(self._reserves) >= count_max:
+        if len(self._inbox) + len(self._slots) >= count_max:
             return
         for message in self._reader.messages():
             if isinstance(message, FrameError):
                 self.error = message
                 return
             self.kinds.add(type(message))
-            if isinstance(message, Reserve):
-                self._reserves.append(message)
-            else:
-                self._inbox.append(message)
-            if len(self._inbox) + len(self._reserves) >= count_max:
+            (self._slots if isinstance(message, _SLOTS) else self._inbox).append(message)
+            if len(self._inbox) + len(self._slots) >= count_max:
                 return
 
     def loads(self) -> Iterator[ClientMessage]:
-        """Messages up to the first one that ends a store: what it stored may be looked up next."""
-        while self._inbox and not isinstance(self._inbox[0], _STORES) and not self.is_over:
+        """Messages up to the first commit: what it stored may be looked up next."""
+        while self._inbox and not isinstance(self._inbox[0], Commit) and not self.is_over:
             yield self._inbox.popleft()
 
     def rest(self) -> Iterator[ClientMessage]:
-        """All other messages of this round but those that ask for slots."""
+        """All other messages of this round but those about slots."""
         while self._inbox and not self.is_over:
             yield self._inbox.popleft()
 
-    def reserves(self) -> Iterator[Reserve]:
-        """The next message that asks for slots, if none is under way: it waits for all others."""
-        if self._reserves and self._under_way is None and not self.is_over:
-            yield self._reserves.popleft()
+    def slots(self) -> Iterator[ClientMessage]:
+        """The next messages about slots, until one is under way: these wait for all others."""
+        while self._slots and self._under_way is None and not self.is_over:
+            yield self._slots.popleft()
 
     def begin(self, work: Iterator[None] | None) -> None:
         """Something is under way for it."""
@@ -174,7 +171,7 @@ class Connection(Session):
         """Hang up."""
         self.is_over = True
         self._inbox.clear()
-        self._reserves.clear()
+        self._slots.clear()
         self._under_way = None
         with contextlib.suppress(OSError):
             self.link.close()

@@ -116,7 +116,7 @@ class Server:
             self._is_woken = False
             self._core.complete()
         self._handle(waiting, Connection.rest)
-        self._handle(waiting, Connection.reserves)
+        self._handle(waiting, Connection.slots)
         for connection in waiting:
             connection.go_on()
         for connection in waiting:
