@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis.stateful import (
 )
 from tests.desk import NAMESPACE, Client, Desk, Watch, chain, payload
 
+from forebay.pool.core import stores
 from forebay.pool.core.loading import arrivals
 from forebay.pool.messages import (
     Abort,
@@ -26,6 +28,7 @@ from forebay.pool.messages import (
     Promise,
     Ready,
     Release,
+    Reserved,
     Resize,
     Settled,
 )
@@ -48,12 +51,15 @@ requests = st.integers(0, 2)
 class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        self._few = pytest.MonkeyPatch()
+        self._few.setattr(stores, "_AT_ONCE", 3)  # or dialogs as short as these are one turn
         self._watch = Watch()
         self._folder = tempfile.TemporaryDirectory()
         Path(self._folder.name).chmod(0o700)
         world = World(clock=self._watch)
         self._desk = Desk(1 * MIB, Path(self._folder.name), 4 * MIB, world)
         self._clients = {name: Client(name) for name in "ef"}
+        self._reserving: dict[str, tuple[list[bytes], Iterator[None]]] = {}
         self._filled: dict[str, list[int]] = {"e": [], "f": []}
         self._asked: dict[tuple[str, int], list[bytes]] = {}
         self._handed: dict[tuple[str, int], dict[int, int]] = {}  # position → slot
@@ -61,8 +67,19 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(engine=engines, dialog=dialogs, depth=depths)
     def reserve(self, engine: str, dialog: int, depth: int) -> None:
+        while engine in self._reserving:
+            self.go_on(engine)
         keys = CHAINS[dialog][:depth]
-        answers = self._desk.reserve(self._clients[engine], keys, ROOT)
+        work = self._desk.reserving(self._clients[engine], keys, ROOT)
+        self._reserving[engine] = (keys, work)
+
+    @rule(engine=engines)
+    def go_on(self, engine: str) -> None:
+        keys, work = self._reserving.get(engine, ([], iter([None])))
+        for _ in work:
+            return
+        del self._reserving[engine]
+        answers = self._desk.receive(self._clients[engine], Reserved).answers
         for key, answer in zip(keys, answers, strict=True):
             if answer >= 0:
                 self._desk.fill(answer, payload(key))
@@ -71,6 +88,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(engine=engines, dialog=dialogs, depth=depths)
     def store(self, engine: str, dialog: int, depth: int) -> None:
         self.reserve(engine, dialog, depth)
+        while engine in self._reserving:
+            self.go_on(engine)
         self.commit_or_abort(engine, len(self._filled[engine]), Commit)
 
     @rule(engine=engines, dialog=dialogs, number=requests, ms=waits)
@@ -113,6 +132,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(engine=engines, for_good=st.booleans())
     def leave(self, engine: str, for_good: bool) -> None:
+        self._reserving.pop(engine, None)
         self._desk.pool.left(self._clients[engine])
         self._clients[engine] = Client(engine)
         for name in [name for name in self._asked if name[0] == engine]:
@@ -198,6 +218,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self._desk.number("dram", "filling") == 0
         self._desk.pool.close(5)
         self._folder.cleanup()
+        self._few.undo()
 
 
 PoolMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
