@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ from forebay.pool.messages import (
 )
 from forebay.pool.policy.contract import Policy
 from forebay.pool.policy.tenants import Floor
-from forebay.pool.session import Session
+from forebay.pool.session import Session, Work
 from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.clock import Clock
@@ -133,7 +133,7 @@ class Desk:
 
     def reserving(
         self, client: Client, keys: list[bytes], parent: bytes = ROOT, length: int = LENGTH
-    ) -> Iterator[None]:
+    ) -> Work:
         """The same, a little with every turn; the answer is to be received at its end."""
         run = Run(NAMESPACE, 0, parent, b"".join(keys), length)
         work = self.pool.handle(client, Reserve(7, [run]))

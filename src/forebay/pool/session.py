@@ -6,9 +6,11 @@ or later, through the connection's `send`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from forebay.pool.messages import ClientMessage, PoolMessage
+
+Work = Generator[None, None, None]
 
 
 class Session(ABC):
@@ -35,11 +37,11 @@ class Core(ABC):
         """Whether something is due soon, so that ticks matter; else they may be far apart."""
 
     @abstractmethod
-    def handle(self, session: Session, message: ClientMessage) -> Iterator[None] | None:
+    def handle(self, session: Session, message: ClientMessage) -> Work | None:
         """Act on a message (never Hello); a message that makes no sense is ignored and counted.
 
         Of one that takes long, what is returned does the rest, a little with every turn; between
-        these turns others may be acted on. It is dropped when the connection is over.
+        these turns others may be acted on. It is closed when the connection is over.
         """
 
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
 
+from forebay.engines.vllm.boundary import Boundary
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Limits
 from forebay.engines.vllm.scheduling.membership import Membership
@@ -227,26 +228,138 @@ def test_t14_a_store_whose_blocks_are_free_is_loose_after_a_reset_too(
     side.close()
 
 
+def computed_of(name: str, blocks: list[int]) -> type[Output]:
+    """A step in which a request computes its first chunk in these blocks."""
+
+    class NewOne(New):
+        req_id, block_ids = name, (blocks,)
+
+    class ComputedOne(Computed):
+        scheduled_new_reqs = (NewOne,)
+        num_scheduled_tokens = {name: SHAPE.chunk_tokens}  # noqa: RUF012 - never changed
+
+    return ComputedOne
+
+
+def stored(side: SchedulerSide, name: str, blocks: list[int], token: int) -> Step:
+    """The step in which a new request's first chunk is stored."""
+    side.arrived(request_of([token] * (2 * SHAPE.chunk_tokens + 1), name))
+    output = computed_of(name, blocks)
+    side.add_stores(side.begin_step(output), output)
+    return next_stored(side)
+
+
+def next_stored(side: SchedulerSide) -> Step:
+    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
+    step = side.begin_step(Output)
+    side.add_stores(step, Output)
+    assert [store.is_loose for store in step.stores] == [False]
+    return step
+
+
 @pytest.mark.parametrize("is_reset", [True, False])
 @pytest.mark.parametrize("field", ["finished_req_ids", "preempted_req_ids"])
 def test_t14_workers_are_told_up_to_which_step_freed_blocks_are_stored(
     near: PoolProcess, field: str, is_reset: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side = side_of(near)
-    side.arrived(request_of([9] * (SHAPE.chunk_tokens + 1)))
-    side.add_stores(side.begin_step(Computed), Computed)
-    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
-    stored = side.begin_step(Output)
-    side.add_stores(stored, Output)
-    assert [store.is_loose for store in stored.stores] == [False]
+    stored(side, "a", [5, 6, 7, 8], 9)
+    first = stored(side, "b", [15, 16, 17, 18], 10)
+    side._tracked["a"].blocks += [9, 10, 11, 12]
+    side._tracked["a"].offered = 2
+    side._storing.offer([side._tracked["a"]])
+    last = next_stored(side)
+    stored(side, "c", [25, 26, 27, 28], 11)
     if is_reset:
         side.reset()
     freed = []
-    for gone in (set(), {"another"}, {"another", "request"}, {"request"}):
+    for gone in (set(), {"another"}, {"another", "a", "b"}, {"a", "b"}):
         monkeypatch.setattr(Output, field, gone)
         freed.append(side.begin_step(Output).freed)
-    assert freed == [0, 0, stored.number, 0]
+    assert first.number < last.number
+    assert freed == [0, 0, last.number, 0], "the last step that stored of either"
     assert Step().freed == EVERYTHING, "what workers get where our side has failed"
+    side.close()
+
+
+def fails(*_: object) -> None:
+    raise RuntimeError
+
+
+@pytest.mark.parametrize("where", ["_listen", "_follow"])
+def test_t14_after_a_step_that_could_not_be_built_nothing_of_before_is_stored(
+    near: PoolProcess, where: str
+) -> None:
+    """The forward of that step may have written blocks that we think are a request's."""
+    side, boundary = side_of(near), Boundary()
+    side.arrived(request_of([12] * (2 * SHAPE.chunk_tokens + 1)))
+    side.build(Computed, boundary)
+    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side, where, fails)
+        assert side.build(Output, boundary) == Step()
+    assert boundary.failures == 1
+    for _ in range(3):
+        assert not side.build(Computed, boundary).stores
+    wait_until(lambda: not near.held()["filling"], "slots to be given back")
+    side.close()
+
+
+KNOWN = CHUNKS * SHAPE.chunk_tokens
+
+
+class Begun(Computed):
+    """A step in which a request begins the chunk behind those that the pool knows."""
+
+    class NewOne(New):
+        block_ids, num_computed_tokens = (list(range(17)),), KNOWN
+
+    scheduled_new_reqs = (NewOne,)
+    num_scheduled_tokens = {"request": 10}  # noqa: RUF012 - never changed
+
+
+class Ended(Output):
+    """A later one, in which it ends that chunk."""
+
+    num_scheduled_tokens = {"request": SHAPE.chunk_tokens - 10}  # noqa: RUF012 - never changed
+
+    class scheduled_cached_reqs:  # noqa: N801 - vLLM's name
+        req_ids = ("request",)
+        new_block_ids = (([17, 18, 19],),)
+        num_computed_tokens = (KNOWN + 10,)
+        resumed_req_ids = ()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_t14_a_request_whose_blocks_are_not_known_any_more_is_not_stored(
+    near: PoolProcess, is_lost: bool
+) -> None:
+    side, boundary = side_of(near), Boundary()
+    side.arrived(request_of([*range(KNOWN), *[14] * (SHAPE.chunk_tokens + 1)]))
+    tracked = side._tracked["request"]
+    wait_until(lambda: side.begin_step(Output) and tracked.stored == CHUNKS, "what is known")
+    side.build(Begun, boundary)
+    if is_lost:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(side, "_listen", fails)
+            side.build(Output, boundary)
+    side.build(Ended, boundary)
+    assert tracked.stored == CHUNKS + (not is_lost)
+    side.close()
+
+
+def test_t14_what_is_loose_when_stores_could_not_be_told_is_never_stored(near: PoolProcess) -> None:
+    side, boundary = side_of(near), Boundary()
+    side.arrived(request_of([13] * (SHAPE.chunk_tokens + 1)))
+    side.build(Computed, boundary)
+    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
+    side.finished("request")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side._storing, "ready", fails)
+        assert side.build(Output, boundary).number, "what was asked for is loaded"
+    assert boundary.failures == 1
+    assert not side.build(Output, boundary).stores
+    wait_until(lambda: not near.held()["filling"], "slots to be given back")
     side.close()
 
 

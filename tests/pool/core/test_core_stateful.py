@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +31,7 @@ from forebay.pool.messages import (
     Resize,
     Settled,
 )
+from forebay.pool.session import Work
 from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.world import World
@@ -59,7 +59,7 @@ class PoolMachine(RuleBasedStateMachine):
         world = World(clock=self._watch)
         self._desk = Desk(1 * MIB, Path(self._folder.name), 4 * MIB, world)
         self._clients = {name: Client(name) for name in "ef"}
-        self._reserving: dict[str, tuple[list[bytes], Iterator[None]]] = {}
+        self._reserving: dict[str, tuple[list[bytes], Work]] = {}
         self._filled: dict[str, list[int]] = {"e": [], "f": []}
         self._asked: dict[tuple[str, int], list[bytes]] = {}
         self._handed: dict[tuple[str, int], dict[int, int]] = {}  # position → slot
@@ -75,7 +75,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(engine=engines)
     def go_on(self, engine: str) -> None:
-        keys, work = self._reserving.get(engine, ([], iter([None])))
+        if engine not in self._reserving:
+            return
+        keys, work = self._reserving[engine]
         for _ in work:
             return
         del self._reserving[engine]
@@ -132,7 +134,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(engine=engines, for_good=st.booleans())
     def leave(self, engine: str, for_good: bool) -> None:
-        self._reserving.pop(engine, None)
+        if engine in self._reserving:
+            self._reserving.pop(engine)[1].close()
         self._desk.pool.left(self._clients[engine])
         self._clients[engine] = Client(engine)
         for name in [name for name in self._asked if name[0] == engine]:
@@ -208,6 +211,7 @@ class PoolMachine(RuleBasedStateMachine):
                 assert self._desk.pool.view(offset, len(wanted)) == wanted
 
     def teardown(self) -> None:
+        self._few.undo()
         for engine, client in self._clients.items():
             self._desk.pool.left(client)
             self._desk.pool.exited(engine)
@@ -218,7 +222,6 @@ class PoolMachine(RuleBasedStateMachine):
         assert self._desk.number("dram", "filling") == 0
         self._desk.pool.close(5)
         self._folder.cleanup()
-        self._few.undo()
 
 
 PoolMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)

@@ -1,5 +1,6 @@
 """Order in a round: loads of everyone before stores of anyone, and each connection in order."""
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -15,9 +16,11 @@ from forebay.pool.messages import (
     Found,
     Lookup,
     Reserve,
+    Run,
     Stats,
 )
 from forebay.pool.server.connection import Connection
+from forebay.pool.session import Work
 from forebay.sys.sockets import Peer
 
 LOOKUP = Lookup(1, bytes(32), 0, b"")
@@ -25,6 +28,7 @@ ASK = Ask(1, 0, 1, 10, stream=False)
 RESERVE = Reserve(1, [])
 COMMIT = Commit(1, [])
 ABORT = Abort(1, [])
+STATS = Stats()
 
 
 @pytest.fixture
@@ -38,21 +42,21 @@ def pair() -> Iterator[tuple[Connection, socket.socket]]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "loads", "rest", "slots"),
+    ("sent", "loads", "rest", "patient"),
     [
         ([LOOKUP, ASK], [LOOKUP, ASK], [], []),
         ([RESERVE, COMMIT], [], [COMMIT], [RESERVE]),
         ([LOOKUP, RESERVE, ASK], [LOOKUP, ASK], [], [RESERVE]),
         ([COMMIT, LOOKUP], [], [COMMIT, LOOKUP], []),
-        ([RESERVE, ABORT, COMMIT, ASK, RESERVE], [], [COMMIT, ASK], [RESERVE, ABORT, RESERVE]),
+        ([RESERVE, ABORT, COMMIT, ASK, STATS], [], [COMMIT, ASK], [RESERVE, ABORT, STATS]),
     ],
 )
-def test_loads_go_first_and_nothing_is_overtaken_but_what_is_about_slots(
+def test_loads_go_first_and_with_commits_overtake_all_else(
     pair: tuple[Connection, socket.socket],
     sent: list[ClientMessage],
     loads: list[ClientMessage],
     rest: list[ClientMessage],
-    slots: list[ClientMessage],
+    patient: list[ClientMessage],
 ) -> None:
     connection, theirs = pair
     theirs.sendall(b"".join(map(wire.encode, sent)))
@@ -61,8 +65,8 @@ def test_loads_go_first_and_nothing_is_overtaken_but_what_is_about_slots(
     assert list(connection.loads()) == loads
     assert list(connection.rest()) == rest
     assert not connection.has_messages
-    assert connection.has_work is bool(slots)
-    assert list(connection.slots()) == slots
+    assert connection.has_work is bool(patient)
+    assert list(connection.patient()) == patient
     assert not connection.has_work
 
 
@@ -71,18 +75,43 @@ def test_what_takes_long_is_done_a_little_a_round_and_the_next_waits_for_it(
 ) -> None:
     connection, theirs = pair
     theirs.sendall(wire.encode(RESERVE) + wire.encode(ABORT) + wire.encode(LOOKUP))
+    connection.receive()
+    connection.fill(64)
+    assert [*connection.loads(), next(connection.patient())] == [LOOKUP, RESERVE]
+    connection.begin(work([]))
+    rounds = 0
+    while not (taken := list(connection.patient())):
+        rounds += 1
+        connection.go_on()
+    assert (rounds, taken) == (3, [ABORT])
+
+
+def work(ended: list[bool]) -> Work:
+    """Two turns, and an end in any case."""
+    try:
+        yield
+        yield
+    finally:
+        ended.append(True)
+
+
+def test_who_has_hung_up_gets_no_slots_but_what_it_gave_back_is_taken(
+    pair: tuple[Connection, socket.socket],
+) -> None:
+    connection, theirs = pair
+    theirs.sendall(wire.encode(RESERVE) * 2 + wire.encode(ABORT))
     theirs.close()
     connection.receive()
     connection.fill(64)
-    assert [*connection.loads(), next(connection.slots())] == [LOOKUP, RESERVE]
-    connection.begin(iter([None, None]))
-    rounds = 0
-    while not (taken := list(connection.slots())):
-        rounds += 1
-        connection.receive()
-        assert not connection.is_over, "it has hung up, and is not done"
-        connection.go_on()
-    assert (rounds, taken) == (3, [ABORT])
+    assert next(connection.patient()) == RESERVE
+    ended: list[bool] = []
+    connection.begin(work(ended))
+    connection.go_on()
+    assert not ended
+    connection.receive()
+    assert ended == [True], "nobody would hear of it"
+    assert not connection.is_over, "it has given something back"
+    assert list(connection.patient()) == [ABORT]
     connection.receive()
     assert connection.is_over
 
@@ -97,12 +126,36 @@ def test_no_more_requests_for_slots_wait_than_messages_may(
         connection.fill(4)
         assert not list(connection.loads())
     for _ in range(6):
-        assert next(connection.slots()) == RESERVE
+        assert next(connection.patient()) == RESERVE
         connection.fill(4)
     assert not list(connection.loads()), "four wait before it"
-    assert next(connection.slots()) == RESERVE
+    assert next(connection.patient()) == RESERVE
     connection.fill(4)
     assert list(connection.loads()) == [LOOKUP]
+
+
+def test_what_waits_is_bounded_in_bytes_too(pair: tuple[Connection, socket.socket]) -> None:
+    connection, theirs = pair
+    long = Reserve(1, [Run(bytes(32), 0, bytes(32), bytes(32 * 10_000), 1)])
+    frame = wire.encode(long)
+    theirs.setblocking(False)
+    connection.begin(work([]))
+    sent = taken = 0
+    for _ in range(400):
+        with contextlib.suppress(BlockingIOError):
+            sent += theirs.send((frame * 2)[sent % len(frame) :])
+        connection.receive()
+        connection.fill(64)
+    assert sent < 8 * len(frame), "no more is read"
+    connection.go_on()
+    connection.go_on()
+    connection.go_on()
+    for _ in range(400):
+        taken += sum(message == long for message in connection.patient())
+        connection.receive()
+        connection.fill(64)
+    assert taken == sent // len(frame), "and then all of it"
+    assert not connection.has_work
 
 
 def test_a_round_takes_no_more_than_its_share(pair: tuple[Connection, socket.socket]) -> None:

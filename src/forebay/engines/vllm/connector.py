@@ -117,11 +117,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         scheduler = self._scheduler
         if scheduler is None:
             return Step()
-        self._identify()
-        step = scheduler.begin_step(scheduler_output)
-        # A mistake in what is stored must not lose what the engine waits for.
-        self.boundary.call(lambda: None, lambda: scheduler.add_stores(step, scheduler_output))
-        return step
+        self.boundary.call(lambda: None, self._identify)
+        return scheduler.build(scheduler_output, self.boundary)
 
     @bounded(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:

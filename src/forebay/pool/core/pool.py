@@ -7,7 +7,7 @@ calls `complete`.
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,7 +40,7 @@ from forebay.pool.messages import (
 )
 from forebay.pool.policy.contract import Policy
 from forebay.pool.policy.tenants import Floor, Tenants
-from forebay.pool.session import Core, Session
+from forebay.pool.session import Core, Session, Work
 from forebay.quantity import format_size
 from forebay.sys.shared import SharedMemory, total_memory_bytes
 from forebay.sys.world import World
@@ -107,7 +107,7 @@ class Pool(Core):
 
     def handle(  # noqa: C901 - a line each
         self, session: Session, message: ClientMessage
-    ) -> Iterator[None] | None:
+    ) -> Work | None:
         """See Core."""
         self._loads.catch_up()
         match message:

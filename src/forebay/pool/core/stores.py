@@ -14,7 +14,7 @@ from forebay.pool.core.checker import Checker, Complete
 from forebay.pool.core.chunks import Chunk, State
 from forebay.pool.core.room import DECLINED, Newcomer, Room
 from forebay.pool.messages import Abort, Answer, Commit, Committed, Reserve, Reserved, Run
-from forebay.pool.session import Session
+from forebay.pool.session import Session, Work
 from forebay.record.header import (
     KEY_BYTES,
     NAMESPACE_BYTES,
@@ -30,7 +30,7 @@ from forebay.tiers.disk.index import Removed
 from forebay.tiers.dram.slab import slot_bytes_for
 
 WRITES_MAX: Final = 16  # in flight or queued at the disk; the rest waits in DRAM
-_AT_ONCE: Final = 16  # chunks, half a millisecond where room is made: a lookup may wait behind it
+_AT_ONCE: Final = 16  # chunks a turn, half a millisecond where room is made
 
 
 class Stores:
@@ -61,12 +61,21 @@ class Stores:
         """The thread that hashes slots."""
         return self._checker
 
-    def reserve(self, session: Session, message: Reserve) -> Iterator[None]:
+    def reserve(self, session: Session, message: Reserve) -> Work:
         """Answer for every chunk: a slot, have it, no, or later; a few chunks with every turn."""
         answers: list[int] = []
-        for run in message.runs:
-            yield from self._reserve_run(session.engine, run, answers)
-        session.send(Reserved(message.batch, self._generation, answers))
+        tried, is_answered = 0, False
+        try:
+            for run in message.runs:
+                for _ in self._reserve_run(session.engine, run, answers):
+                    tried += 1
+                    if not tried % _AT_ONCE:
+                        yield
+            session.send(Reserved(message.batch, self._generation, answers))
+            is_answered = True
+        finally:
+            if not is_answered:  # nobody has heard of these slots
+                self._take_back(session.engine, answers)
 
     def commit(self, session: Session, message: Commit) -> None:
         """Let chunks be found whose slots an engine has filled."""
@@ -85,10 +94,7 @@ class Stores:
     def abort(self, session: Session, message: Abort) -> None:
         """Take slots back that an engine will not fill."""
         if message.generation == self._generation:
-            for offset in message.offsets:
-                chunk = self._filling.get(session.engine, {}).pop(offset, None)
-                if chunk is not None:
-                    self._abandon(chunk)
+            self._take_back(session.engine, message.offsets)
 
     def exited(self, engine: str) -> None:
         """Nobody is left who could write into this engine's slots."""
@@ -146,21 +152,27 @@ class Stores:
         """Stop the hashing thread."""
         self._checker.close(timeout_s)
 
+    def _take_back(self, engine: str, offsets: list[int]) -> None:
+        for offset in offsets:
+            chunk = self._filling.get(engine, {}).pop(offset, None)
+            if chunk is not None:
+                self._abandon(chunk)
+
     def _reserve_run(self, engine: str, run: Run, answers: list[int]) -> Iterator[None]:
-        count = len(run.keys) // KEY_BYTES
+        """Comes back before every chunk, and once more: others may be served then."""
+        yield
+        missing = count = len(run.keys) // KEY_BYTES
         keys = [run.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in range(count)]
-        if not self._is_sensible(run) or not self._is_known(run.parent):
+        if not self._is_sensible(run):
             self._counters["stores.no"] += count
             answers += [Answer.NO] * count
             return
-        missing = count
         answer, parent, newcomer = int(Answer.HAVE), run.parent, None
         for key in keys:
-            if answers and not len(answers) % _AT_ONCE:
-                yield
-                if not self._is_known(parent):  # any more
-                    answer = Answer.NO
-                    break
+            yield
+            if not self._is_known(parent):
+                answer = Answer.NO
+                break
             if self._has(short(key)):
                 self._counters["stores.have"] += 1
                 answer = Answer.HAVE

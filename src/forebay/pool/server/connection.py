@@ -8,23 +8,29 @@ from collections.abc import Iterator
 from forebay.pool import wire
 from forebay.pool.messages import (
     Abort,
+    Ask,
+    Cancel,
     Clear,
     ClientMessage,
     Commit,
     Hello,
+    Lookup,
     PoolMessage,
     Refused,
+    Release,
     Reserve,
     Resize,
     Stats,
     Welcome,
 )
-from forebay.pool.session import Session
+from forebay.pool.session import Session, Work
 from forebay.pool.wire import FrameError
 from forebay.sys import sockets
 from forebay.sys.sockets import Peer
 
-_SLOTS = (Reserve, Abort)
+# What overtakes offers: somebody waits for it, or looks up next what it has stored.
+_URGENT = (Hello, Lookup, Ask, Release, Cancel, Commit)
+_PATIENT_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
 _OPERATOR = {Hello, Stats, Resize, Clear}
 
 
@@ -41,8 +47,9 @@ class Connection(Session):
         self.link = link
         self._reader = wire.client_reader()
         self._inbox: deque[ClientMessage] = deque()
-        self._slots: deque[ClientMessage] = deque()  # asked for, and given back
-        self._under_way: Iterator[None] | None = None  # the rest of a message that takes long
+        self._patient: deque[ClientMessage] = deque()  # what is overtaken, in order
+        self._patient_bytes = 0
+        self._under_way: Work | None = None  # the rest of a message that takes long
         self._output = bytearray()
         self._output_max = output_max
         self._is_deaf = False  # it left, and what it said before is still to be read
@@ -65,7 +72,7 @@ class Connection(Session):
     @property
     def has_work(self) -> bool:
         """Whether there is something to do for it, now."""
-        return self.has_messages or bool(self._slots) or self._under_way is not None
+        return self.has_messages or bool(self._patient) or self._under_way is not None
 
     @property
     def has_output(self) -> bool:
@@ -83,19 +90,23 @@ class Connection(Session):
         if data:
             self._reader.feed(data)
         elif data is not None:
-            self.is_over = not self.has_work  # what it wanted before it left is done
+            self._hang_up()
 
     def fill(self, count_max: int) -> None:
         """Decode messages, as long as fewer than `count_max` wait; an error ends the connection."""
-        if len(self._inbox) + len(self._slots) >= count_max:
+        if self._is_full(count_max):
             return
         for message in self._reader.messages():
             if isinstance(message, FrameError):
                 self.error = message
                 return
             self.kinds.add(type(message))
-            (self._slots if isinstance(message, _SLOTS) else self._inbox).append(message)
-            if len(self._inbox) + len(self._slots) >= count_max:
+            if isinstance(message, _URGENT):
+                self._inbox.append(message)
+            else:
+                self._patient.append(message)
+                self._patient_bytes += _bytes_of(message)
+            if self._is_full(count_max):
                 return
 
     def loads(self) -> Iterator[ClientMessage]:
@@ -104,16 +115,18 @@ class Connection(Session):
             yield self._inbox.popleft()
 
     def rest(self) -> Iterator[ClientMessage]:
-        """All other messages of this round but those about slots."""
+        """What is left of those that others do not overtake."""
         while self._inbox and not self.is_over:
             yield self._inbox.popleft()
 
-    def slots(self) -> Iterator[ClientMessage]:
-        """The next messages about slots, until one is under way: these wait for all others."""
-        while self._slots and self._under_way is None and not self.is_over:
-            yield self._slots.popleft()
+    def patient(self) -> Iterator[ClientMessage]:
+        """The others, until one of them is under way."""
+        while self._patient and self._under_way is None and not self.is_over:
+            message = self._patient.popleft()
+            self._patient_bytes -= _bytes_of(message)
+            yield message
 
-    def begin(self, work: Iterator[None] | None) -> None:
+    def begin(self, work: Work) -> None:
         """Something is under way for it."""
         self._under_way = work
 
@@ -123,6 +136,7 @@ class Connection(Session):
             for _ in self._under_way:
                 return
             self._under_way = None
+            self.flush()
 
     def send(self, message: PoolMessage) -> None:
         """See Session; what is queued is written by `flush`."""
@@ -171,7 +185,30 @@ class Connection(Session):
         """Hang up."""
         self.is_over = True
         self._inbox.clear()
-        self._slots.clear()
-        self._under_way = None
+        self._patient.clear()
+        self._break_off()
         with contextlib.suppress(OSError):
             self.link.close()
+
+    def _is_full(self, count_max: int) -> bool:
+        waiting = len(self._inbox) + len(self._patient)
+        return waiting >= count_max or self._patient_bytes >= _PATIENT_BYTES_MAX
+
+    def _hang_up(self) -> None:
+        """It has left: nobody hears what it is offered, but what it gave back is taken."""
+        self._break_off()
+        self._patient = deque(each for each in self._patient if not isinstance(each, Reserve))
+        self._patient_bytes = sum(map(_bytes_of, self._patient))
+        self.is_over = not self.has_work
+
+    def _break_off(self) -> None:
+        if self._under_way is not None:
+            self._under_way.close()
+            self._under_way = None
+
+
+def _bytes_of(message: ClientMessage) -> int:
+    """About what a message holds, where that may be much."""
+    if isinstance(message, Reserve):
+        return sum(len(run.keys) + 100 for run in message.runs)
+    return 8 * len(message.offsets) if isinstance(message, Abort) else 0

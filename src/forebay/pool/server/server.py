@@ -1,10 +1,11 @@
 """The loop: accepts, reads, lets the core act, writes, and keeps time. One thread, no asyncio.
 
-Every round, loads go before stores: of each connection the messages up to its first store are
-handled and answered, then what I/O threads have finished, then all that remains but requests for
-slots. Of these a little is done a round, for making room takes long; all other messages overtake
-them. Nothing here waits for a client: what it sends is bounded before it is read, and what it does
-not read is bounded before it is cut off.
+Every round, loads go before stores: of each connection the messages up to its first commit are
+handled and answered, then what I/O threads have finished, then commits and what follows them. Then
+comes what need not be soon: of an offer a little a round, for making room takes long, and what
+stands behind it waits, but for loads and commits, which overtake it. Nothing here waits for a
+client: what it sends is bounded before it is read, and what it does not read is bounded before it
+is cut off.
 """
 
 import logging
@@ -116,7 +117,7 @@ class Server:
             self._is_woken = False
             self._core.complete()
         self._handle(waiting, Connection.rest)
-        self._handle(waiting, Connection.slots)
+        self._handle(waiting, Connection.patient)
         for connection in waiting:
             connection.go_on()
         for connection in waiting:

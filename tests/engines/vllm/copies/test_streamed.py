@@ -467,6 +467,7 @@ def test_a_coming_load_that_fails_is_copied_before_a_forward_is_built_on_it(
         machine.driver.settle()
         assert machine.copies.take_done() == Done(), "it is neither loaded nor failed"
         assert not machine.copies.detach(), "the slab is needed"
+    machine.driver.forward(machine.write(3, 7), LATE_S)  # of whom these blocks were before
     machine.copies.await_loads([load])
     read: list[set[int]] = []
     machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)

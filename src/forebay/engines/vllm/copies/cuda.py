@@ -27,7 +27,7 @@ GATHER_LOADS_BELOW: Final = 128 << 10
 # thread waits for the interpreter, a millisecond beside a busy model. Somebody waits for a load.
 _LOADED_A_CALL: Final = 4096
 _STORED_A_CALL: Final = 1024
-_GATHER_BYTES: Final = 64 << 20
+_GATHER_BYTES: Final = 256 << 20  # a launch: five milliseconds of the wire
 _AT_HOST_ADDRESS: Final = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _URGENT: Final = -1

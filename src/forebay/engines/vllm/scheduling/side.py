@@ -11,8 +11,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
+from forebay.engines.vllm.boundary import Boundary
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Asking, Limits, Matched
 from forebay.engines.vllm.scheduling.budget import ErrorBudget
@@ -99,6 +101,14 @@ class SchedulerSide:
             self._loads.allocated(tracked, blocks, external)
 
     # A step is built.
+
+    def build(self, output: Any, boundary: Boundary) -> Step:
+        """What the workers have to do in this step."""
+        step = boundary.call(self._lost_track, lambda: self.begin_step(output))
+        # A mistake in what is stored must not lose what the engine waits for.
+        drop_loose = partial(self._storing.drop, all_of_it=False)
+        boundary.call(drop_loose, lambda: self.add_stores(step, output))
+        return step
 
     def begin_step(self, output: Any) -> Step:
         """What the workers have to load in this step; the engine waits for it: it comes first."""
@@ -229,6 +239,13 @@ class SchedulerSide:
         """The engine computes this request: the pool need not keep anything for it."""
         if tracked.loading is None:
             self._asking.cancel(tracked)
+
+    def _lost_track(self) -> Step:
+        """A step could not be built: whose block is whose is not known any more."""
+        self._storing.drop(all_of_it=True)
+        for tracked in self._tracked.values():
+            tracked.wants_store = False
+        return Step()
 
     def _completed(self, output: Any) -> Iterable[Tracked]:
         """Requests that will have a new whole chunk computed when this step is done."""

@@ -142,6 +142,20 @@ class Storing:
         self._ready.clear()
         return stores
 
+    def drop(self, *, all_of_it: bool) -> None:
+        """What the workers have not been told, if it is loose or all of it, they never will be.
+
+        All of it: a step could not be built, and whose block is whose is not known any more.
+        """
+        gone = [offer for offer in self._ready if all_of_it or offer.is_loose]
+        self._ready = [offer for offer in self._ready if not (all_of_it or offer.is_loose)]
+        self._give_back(self._pool.generation, [offer.piece.offset for offer in gone])
+        for batch in self._batches:
+            for offer in batch.offers:
+                offer.is_lost = offer.is_lost or all_of_it or offer.is_loose
+        if all_of_it:
+            self._told.clear()  # that step's forward waits for everything
+
     def freed(self, request_id: str) -> int:
         """A request's blocks are free; up to which step they are stored, 0 if they are not."""
         return self._told.pop(request_id, 0)
@@ -183,9 +197,9 @@ class Storing:
         lost = [slot for slot, until in self._copying.items() if until <= now]
         for slot in lost:
             del self._copying[slot]
-            self._counts["stores.unreported"] += 1
-            if slot[0] == self._pool.generation:
-                self._pool.post(Abort(slot[0], [slot[1]]))
+        self._counts["stores.unreported"] += len(lost)
+        mine = [offset for generation, offset in lost if generation == self._pool.generation]
+        self._give_back(self._pool.generation, mine)
 
     def _give_back(self, generation: int, answers: list[int]) -> None:
         offsets = [answer for answer in answers if answer >= 0]
