@@ -10,8 +10,13 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+PROCESSOR = Path("/proc/cpuinfo").read_text().split()
+# On an ARM processor without it vLLM's kernels for bfloat16 end the process, and those for float16
+# take hours.
+HAS_BFLOAT16 = "asimd" not in PROCESSOR or "bf16" in PROCESSOR
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
