@@ -115,7 +115,7 @@ class Connection(Session):
             yield self._inbox.popleft()
 
     def rest(self) -> Iterator[ClientMessage]:
-        """What is left of those that others do not overtake."""
+        """What is left of those that overtake the others."""
         while self._inbox and not self.is_over:
             yield self._inbox.popleft()
 

@@ -13,7 +13,7 @@ class Limits:
     engines_max: int = 1024  # that are connected, or have slots and a living process
     backlog: int = 64  # connections that the kernel keeps for us
     output_bytes_max: int = 2 * FRAME_BYTES_MAX  # a client that lets more wait is cut off
-    messages_a_round_max: int = 64  # of one connection, before others have their turn; may wait
+    messages_a_round_max: int = 64  # of one connection, before others have their turn; or wait
     hello_s: float = 5.0  # a connection that has not said Hello by then is closed
     tick_s: float = 0.01  # how often deadlines are looked at while something is under way
     busy_tick_s: float = 0.05  # while engines have sent something within `busy_s`
