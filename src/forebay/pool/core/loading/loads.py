@@ -4,7 +4,7 @@ Arrival: the longest known prefix is found; what DRAM has of it is kept, and the
 order of arrival, as far as the load budget goes and asks leave it (see `arrivals`). Ask: chunks are
 pinned one after another inside that budget, those on disk are read first (joined, where another
 request reads them already), and the promise is given when all are verified, when the budget holds
-no more, or at the deadline with what is verified by then.
+no more (of a stream when it is half full), or at the deadline with what is verified by then.
 
 What was promised may be being read after its connection is over: see `strays`.
 """
@@ -217,13 +217,20 @@ class Loads:
         first = next((other for other in self._asked if other.next < other.stop), None)
         if first is request and not (request.promised or request.awaited or self.checker):
             self._pin_run(request)
-        while first is request and request.next < request.stop:
-            if not self._acquire(request, request.next) and not self._make_way(request):
-                break
+        if first is request:
+            self._acquire_all(request)
         if request.promised:
             self._end_if_over(request)
         elif not request.awaited and (request.next >= request.stop or self._is_alone(request)):
             self._promise(request, request.stop if request.stream else request.next)
+        elif first is request and self._will_pause(request):
+            self._promise(request, request.stop)
+            self._acquire_all(request)  # again what is being read: drives do not pause for it
+
+    def _acquire_all(self, request: Request) -> None:
+        while request.next < request.stop:
+            if not self._acquire(request, request.next) and not self._make_way(request):
+                break
 
     def _pin_run(self, request: Request) -> None:
         """Pin what lies in DRAM and fits, in one go: most asks want nothing else, and now."""
@@ -248,6 +255,20 @@ class Loads:
         # Strays may stay for long: who waited for their room would wait for its deadline.
         there_is = sum(chunk.slot_bytes for chunk in {*request.held.values(), *self.strays})
         return bool(request.held) and self._room.pinned_bytes <= there_is
+
+    def _will_pause(self, request: Request) -> bool:
+        """Whether a stream holds half of the room and needs more than all of it.
+
+        Its engine has to have copied something by the time that the room is full.
+        """
+        if not request.stream or request.first not in request.held:
+            return False
+        slot_bytes, room_bytes = (
+            request.held[request.first].slot_bytes,
+            self._room.load_budget_bytes,
+        )
+        needs_bytes = (request.stop - request.first) * slot_bytes
+        return needs_bytes > room_bytes <= 2 * len(request.held) * slot_bytes
 
     def _acquire(self, request: Request, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""
