@@ -27,11 +27,42 @@ def test_what_is_not_known_is_tried_by_one_at_a_time() -> None:
     assert worth_reading(1000, TOKEN, ALONE, new, 1.0) == 1000
     new.reads(1.0, 1, 1000 * TOKEN)
     assert worth_reading(1000, TOKEN, ALONE, new, 1.1) == 0
-    new.arrived(1.2, 1, 1000 * TOKEN)
+    new.arrived(1.02, 1, 1000 * TOKEN)
     assert worth_reading(1000, TOKEN, ALONE, new, 1.3) == 1000, "that was too short to say much"
-    slow = pace(30_000, 1e9)
+
+
+def test_a_long_prompt_is_not_staked_on_drives_that_may_be_slow() -> None:
+    new = Pace()
+    assert worth_reading(32_000, TOKEN, ALONE, new, 1.0) * TOKEN == pytest.approx(1 << 28, rel=0.01)
+    assert worth_reading(32_000, 1 << 20, ALONE, new, 1.0) == 1024, "enough to say something"
+    assert worth_reading(100, 1 << 20, ALONE, new, 1.0) == 100
+    new.reads(1.0, 1, 1 << 28)
+    new.arrived(1.1, 1, 1 << 28)
+    assert new.read_bytes_a_s == pytest.approx(10 << 28), "and that has said it"
+
+
+def test_what_was_seen_long_ago_is_believed_if_it_speaks_for_the_drives() -> None:
+    fast, slow = pace(20_000, 4e9), pace(30_000, 1e9)
+    assert worth_reading(32_000, TOKEN, ALONE, fast, 100.0) == 32_000
     assert worth_reading(1000, TOKEN, ALONE, slow, 2.0) == 0
-    assert worth_reading(1000, TOKEN, ALONE, slow, 100.0) == 1000, "that was long ago"
+    assert worth_reading(1000, TOKEN, ALONE, slow, 100.0) == 1000, "else it is tried anew"
+    slow.reads(100.0, 7, 1 << 28)
+    assert worth_reading(1000, TOKEN, ALONE, slow, 100.0) == 0, "by one"
+    slow.arrived(100.1, 7, 1 << 28)
+    assert slow.read_bytes_a_s > 1.4e9
+
+
+def test_what_is_left_of_a_longer_time_is_not_a_whole_one() -> None:
+    """The second promise was read all the while, not in the 60 ms since the first was heard."""
+    found = Pace()
+    found.reads(0.0, 1, 1 << 30)
+    found.reads(0.0, 2, 1 << 30)
+    found.arrived(1.0, 1, 1 << 30)
+    found.arrived(1.06, 2, 1 << 30)
+    assert found.read_bytes_a_s == pytest.approx(1 << 30)
+    found.reads(100.0, 3, 1 << 30)  # what came a minute ago does not count with this
+    found.arrived(101.0, 3, 1 << 30)
+    assert found.read_bytes_a_s == pytest.approx(1 << 30)
 
 
 def test_idle_drives_are_asked_when_they_are_faster_than_the_gpu() -> None:
@@ -130,10 +161,10 @@ def test_what_comes_in_one_lump_says_nothing_about_the_drives() -> None:
     found.reads(0.0, 2, 1 << 30)
     found.arrived(1.0, 1, 1 << 30)
     found.arrived(1.001, 2, 1 << 30)
-    assert found.read_bytes_a_s(1.0) == pytest.approx(1 << 30, rel=0.01)
+    assert found.read_bytes_a_s == pytest.approx(1 << 30, rel=0.01)
     found.reads(2.0, 3, 1 << 30)
     found.arrived(3.0, 3, 1 << 30)
-    assert found.read_bytes_a_s(3.0) < 1.5 * (1 << 30)
+    assert found.read_bytes_a_s < 1.5 * (1 << 30)
 
 
 def test_short_reads_add_up_and_pauses_between_them_do_not_count() -> None:
@@ -141,7 +172,7 @@ def test_short_reads_add_up_and_pauses_between_them_do_not_count() -> None:
     for number in range(10):
         found.reads(float(number), number, 30 << 20)
         found.arrived(number + 0.03, number, 30 << 20)
-    assert found.read_bytes_a_s(10.0) == pytest.approx(1000 << 20, rel=0.01)
+    assert found.read_bytes_a_s == pytest.approx(1000 << 20, rel=0.01)
 
 
 def test_bandwidth_is_of_all_reads_together() -> None:
@@ -151,7 +182,7 @@ def test_bandwidth_is_of_all_reads_together() -> None:
     found.arrived(0.5, 1, 1 << 30)
     assert found.reading_bytes == 1 << 30
     found.arrived(1.0, 2, 1 << 30)
-    assert found.read_bytes_a_s(1.0) == pytest.approx(2 << 30, rel=0.01)
+    assert found.read_bytes_a_s == pytest.approx(2 << 30, rel=0.01)
     found.arrived(2.0, 2, 1 << 30)  # from DRAM, or counted already
     assert found.reading_bytes == 0
     found.reads(3.0, 3, 1 << 30)
@@ -172,6 +203,6 @@ def test_what_is_read_is_there_before_it_would_have_been_computed(
     seen = pace(speed, bandwidth, reading)
     found = worth_reading(tokens, TOKEN, Beside(waiting, 0), seen, 2.0)
     assert 0 <= found <= tokens
-    if found and seen.read_bytes_a_s(2.0):
-        read_s = (reading + found * TOKEN) / seen.read_bytes_a_s(2.0)
+    if found and seen.read_bytes_a_s:
+        read_s = (reading + found * TOKEN) / seen.read_bytes_a_s
         assert read_s <= (waiting + found) / seen.tokens_a_s + 1e-6

@@ -15,7 +15,8 @@ tokens that are recomputed cost their time once for each of these as well: an en
 takes what is sooner, a crowded one loads as long as all of them together gain by it.
 
 What is not known yet is tried, by one request at a time: a dozen would wait for one another until
-their deadlines.
+their deadlines. And with a part of it only: were the drives slow, a long prompt would be late. What
+was seen long ago is believed if it speaks for the drives, and tried anew if not.
 """
 
 from collections import deque
@@ -27,6 +28,9 @@ _STEP_TOKENS_MIN: Final = 1024  # smaller steps say how long a step takes, not h
 # next may follow within a millisecond: only over a longer time does that mean anything.
 _READ_BYTES_MIN: Final = 32 << 20
 _READ_S_MIN: Final = 0.25
+_TRIED_S_MIN: Final = 0.05  # less will do to begin with, if it was seen from beginning to end
+_TRIED_BYTES: Final = 256 << 20  # a tenth of a second of a fair drive
+_TRIED_TOKENS: Final = 1024  # at least, however large they are
 _FRESH_S: Final = 60.0  # what was seen longer ago may be otherwise by now
 _WEIGHT: Final = 0.3  # of what is new
 _STEPS_MAX: Final = 8  # that are remembered; an engine that does not tell is not believed
@@ -45,6 +49,7 @@ class Pace:
         self._busy_since = 0.0  # the drives have been reading for us without a pause
         self._busy_s = 0.0  # they had been before, since bandwidth was last seen
         self._arrived_bytes = 0  # in all that time
+        self._is_whole = True  # and that time begins when they had nothing to read
 
     def built(self, now: float, number: int, tokens: int) -> None:
         """A step of so many tokens is on its way."""
@@ -75,6 +80,8 @@ class Pace:
         """So much is being read for a request."""
         if not self._reading:
             self._busy_since = now
+            if not (self._is_whole or self.is_fresh(now)):  # a rest of what was seen long ago
+                self._busy_s, self._arrived_bytes, self._is_whole = 0.0, 0, True
         self._reading[request] = size_bytes
 
     def arrived(self, now: float, request: int, size_bytes: int) -> None:
@@ -88,9 +95,12 @@ class Pace:
         if left == size_bytes:
             self._end(now, request)
         took_s = self._busy_s + (now - self._busy_since if self._reading else 0.0)
-        if self._arrived_bytes >= _READ_BYTES_MIN and took_s >= _READ_S_MIN:
+        is_try = self._is_whole and not (self._reading or self.is_fresh(now))
+        enough_s = _TRIED_S_MIN if is_try else _READ_S_MIN
+        if self._arrived_bytes >= _READ_BYTES_MIN and took_s >= enough_s:
             self._read_bytes_a_s = _mixed(self._read_bytes_a_s, self._arrived_bytes / took_s)
             self._read_at, self._busy_since, self._busy_s, self._arrived_bytes = now, now, 0.0, 0
+            self._is_whole = not self._reading
 
     def __contains__(self, request: int) -> bool:
         """Whether something that is being read for a request has not arrived."""
@@ -111,9 +121,14 @@ class Pace:
         """What is asked for and has not arrived."""
         return sum(self._reading.values())
 
-    def read_bytes_a_s(self, now: float) -> float:
-        """The drives' bandwidth; 0: not known, or not any more."""
-        return self._read_bytes_a_s if now < self._read_at + _FRESH_S else 0.0
+    @property
+    def read_bytes_a_s(self) -> float:
+        """The drives' bandwidth as last seen; 0: never."""
+        return self._read_bytes_a_s
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether that was lately."""
+        return bool(self._read_bytes_a_s) and now < self._read_at + _FRESH_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +141,15 @@ class Beside:
 
 def worth_reading(tokens: int, token_bytes: int, beside: Beside, pace: Pace, now: float) -> int:
     """How many of so many tokens that lie on drives are worth reading, from the first."""
-    bandwidth, speed = pace.read_bytes_a_s(now), pace.tokens_a_s
-    if not bandwidth:
-        return 0 if pace.reading_bytes else tokens
+    sooner = _read_sooner(tokens, token_bytes, beside, pace) if pace.read_bytes_a_s else 0
+    if pace.is_fresh(now) or pace.reading_bytes:
+        return sooner
+    return max(sooner, min(tokens, max(_TRIED_TOKENS, _TRIED_BYTES // token_bytes)))
+
+
+def _read_sooner(tokens: int, token_bytes: int, beside: Beside, pace: Pace) -> int:
+    """How many of them are here before they would have been computed, by what was seen."""
+    bandwidth, speed = pace.read_bytes_a_s, pace.tokens_a_s
     if not speed:
         return tokens
     # Seconds by which the drives are behind the GPU at the first token, and at each further one.
