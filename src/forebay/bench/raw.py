@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,25 @@ class RawFiles:
     def read(self, depth: int, seconds: float) -> float:
         """Read random slots, `depth` at once."""
         return self._run([(self._read_slot, depth)], seconds)[0]
+
+    def read_through(self, depth: int, size_bytes: int) -> float:
+        """Read so much, `depth` at once, each I/O into the buffer that was used longest ago.
+
+        A guest's memory that was not written lately may cost its host a fault a page, and halve
+        the bandwidth: who compares with a slab must go through as much of it.
+        """
+        oldest = deque(self.buffers)
+
+        def read(_mine: memoryview) -> int:
+            buffer = oldest.popleft()
+            try:
+                return self._read_slot(buffer)
+            finally:
+                oldest.append(buffer)
+
+        gb_s = self._run([(read, depth)], times=size_bytes // self.io_bytes)[0]
+        self.buffers[:] = oldest
+        return gb_s
 
     def write(self, depth: int, seconds: float) -> float:
         """Write slots in order, `depth` at once."""
@@ -138,8 +158,12 @@ class RawFiles:
 
 
 @contextlib.contextmanager
-def beside_a_slab(places: Sequence[Path], io_bytes: int, slots: int) -> Iterator[RawFiles]:
+def beside_a_slab(
+    places: Sequence[Path], io_bytes: int, slots: int, memory_bytes: int = 0
+) -> Iterator[RawFiles]:
     """Prepared files in these directories, gone afterwards, with buffers that lie as a slab does.
+
+    There are two a lane, or as many as so much memory has.
 
     How pages lie in memory makes up to a third of the bandwidth: raw gets what the slab has.
     """
@@ -148,13 +172,14 @@ def beside_a_slab(places: Sequence[Path], io_bytes: int, slots: int) -> Iterator
         directories = [disk.open_directory(str(place)) for place in places]
         for directory in directories:
             stack.callback(disk.close, directory)
-        shared = SharedMemory(2 * DEPTH_MAX * io_bytes)
+        shared = SharedMemory(max(2 * DEPTH_MAX, memory_bytes // io_bytes) * io_bytes)
         stack.callback(shared.close)
         shared.allocate(0, shared.size_bytes)
         buffers = [shared.view[at : at + io_bytes] for at in range(0, shared.size_bytes, io_bytes)]
+        noise = os.urandom(io_bytes)
         for buffer in buffers:
             stack.callback(buffer.release)
-            buffer[:] = os.urandom(io_bytes)
+            buffer[:] = noise
         raw = RawFiles(disk, directories, io_bytes, slots, buffers)
         stack.callback(raw.close)
         raw.prepare()
