@@ -505,41 +505,6 @@ def test_a_damaged_record_ends_a_stream(place: Path) -> None:
     desk.pool.close(5)
 
 
-def test_a_stream_is_promised_before_the_drive_has_to_pause(place: Path) -> None:
-    keys, client, disk = chain("long", 100), Client("e"), FaultDisk()
-    desk = Desk(8 * MIB, place, 64 * MIB, World(disk))
-    desk.store(client, keys)
-    desk.store(client, chain("other", 128))
-    disk.arm("read:latency=20ms")
-    number, found = desk.lookup(client, keys)
-    assert (found.known, found.ready) == (100, 0)
-    promise = desk.ask(client, number, keys, stream=True)
-    assert promise.total == 100
-    assert 32 <= len(promise.offsets) < 64, "half of what a load may have"
-    assert desk.pool._loads.loading, "and what follows is being read"
-    came = list(range(len(promise.offsets)))
-    while len(came) < 100:
-        desk.pool.handle(client, Release(number, came[-1:]))
-        came.append(desk.receive(client, Ready).chunk)
-    assert sorted(came) == list(range(100)), "each once"
-    assert desk.number("counters", "disk.loaded") == 100, "and read once"
-    desk.pool.left(client)
-    desk.settle()
-    assert desk.pool.violations() == []
-    desk.pool.close(5)
-
-
-def test_a_stream_that_has_room_is_promised_when_it_is_here(place: Path) -> None:
-    keys, client, disk = chain("short", 60), Client("e"), FaultDisk()
-    desk = Desk(8 * MIB, place, 64 * MIB, World(disk))
-    desk.store(client, keys)
-    desk.store(client, chain("other", 128))
-    disk.arm("read:latency=5ms")
-    number, _ = desk.lookup(client, keys)
-    assert len(desk.ask(client, number, keys, stream=True).offsets) == 60
-    desk.pool.close(5)
-
-
 def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Path) -> None:
     old, new, newer = chain("old", 100), chain("new", 110), chain("newer", 80)
     desk = Desk(8 * MIB, place, 64 * MIB)

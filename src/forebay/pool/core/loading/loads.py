@@ -97,13 +97,13 @@ class Loads:
             self._answers.promise(session, message.request, message.first, [], 0)
             return
         self._arrivals.asked(request)
-        request.asked = True
-        request.first = request.next = max(0, message.first)
+        request.begin(max(0, message.first))
         request.stop = min(len(request.keys), request.first + max(0, message.count))
         wanted = range(request.first, request.stop)
         request.awaited = {waited for waited in request.awaited if waited in wanted}
         request.stream = message.stream
-        request.deadline = self._clock.monotonic() + max(0, message.deadline_ms) / 1000
+        now, wait_s = self._clock.monotonic(), max(0, message.deadline_ms) / 1000
+        request.half_time, request.deadline = now + wait_s / 2, now + wait_s
         self._asked[request] = None
         self._asking = request
         self._advance(request)
@@ -217,20 +217,15 @@ class Loads:
         first = next((other for other in self._asked if other.next < other.stop), None)
         if first is request and not (request.promised or request.awaited or self.checker):
             self._pin_run(request)
-        if first is request:
-            self._acquire_all(request)
+        while first is request and request.next < request.stop:
+            if not self._acquire(request, request.next) and not self._make_way(request):
+                break
         if request.promised:
             self._end_if_over(request)
         elif not request.awaited and (request.next >= request.stop or self._is_alone(request)):
             self._promise(request, request.stop if request.stream else request.next)
         elif first is request and self._will_pause(request):
-            self._promise(request, request.stop)
-            self._acquire_all(request)  # again what is being read: drives do not pause for it
-
-    def _acquire_all(self, request: Request) -> None:
-        while request.next < request.stop:
-            if not self._acquire(request, request.next) and not self._make_way(request):
-                break
+            self._hand_out(request)
 
     def _pin_run(self, request: Request) -> None:
         """Pin what lies in DRAM and fits, in one go: most asks want nothing else, and now."""
@@ -249,6 +244,7 @@ class Loads:
         self._room.pin(*run)
         request.held.update(enumerate(run, request.next))
         request.next += len(run)
+        request.near += len(run)
 
     def _is_alone(self, request: Request) -> bool:
         """Whether a request has all the room there is: more than that comes only in a stream."""
@@ -257,18 +253,18 @@ class Loads:
         return bool(request.held) and self._room.pinned_bytes <= there_is
 
     def _will_pause(self, request: Request) -> bool:
-        """Whether a stream holds half of the room and needs more than all of it.
+        """Whether a stream needs more than all of the room, and half of it has been filled by now.
 
-        Its engine has to have copied something by the time that the room is full.
+        Its engine has to have copied something by the time that the room is full. Drives that were
+        too slow for this, or leave a hole, have to fill all of it before they are relied upon.
         """
         if not request.stream or request.first not in request.held:
             return False
-        slot_bytes, room_bytes = (
-            request.held[request.first].slot_bytes,
-            self._room.load_budget_bytes,
-        )
-        needs_bytes = (request.stop - request.first) * slot_bytes
-        return needs_bytes > room_bytes <= 2 * len(request.held) * slot_bytes
+        room = self._room.load_budget_bytes // request.held[request.first].slot_bytes
+        if request.stop - request.first <= room or self._clock.monotonic() > request.half_time:
+            return False
+        half = request.first + request.near + (room - request.near + 1) // 2
+        return request.first + len(request.held) >= half <= request.contiguous()
 
     def _acquire(self, request: Request, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""
@@ -302,6 +298,7 @@ class Loads:
         if not chunk.asks and not self._fits(request, chunk.slot_bytes):
             return False
         self._pin(chunk)
+        request.near += 1
         if self.checker is not None and chunk.digest is not None:
             check = partial(self._checked, request, position, chunk)
             payload = self._room.slab.payload(chunk.offset, chunk.length)
@@ -449,14 +446,21 @@ class Loads:
         for behind in [held for held in request.held if held >= request.next]:
             self._unpin(request.held.pop(behind))
         request.awaited.clear()
+        self._hand_out(request)
+
+    def _hand_out(self, request: Request) -> None:
+        """Promise all that is still wanted, and hand out what is held of it."""
+        end = min(request.contiguous(), request.stop)
+        held = [request.held[position] for position in range(request.first, end)]
         request.promised = True
-        held = [request.held[position] for position in sorted(request.held)]
         if request is not self._asking:  # whoever comes next may use what it kept
             self._arrivals.end(request)
         total = max(0, request.stop - request.first)
         self._counters["promises"] += 1
         self._counters["promised.chunks"] += total
         self._answers.promise(request.session, request.number, request.first, held, total)
+        for position in sorted(position for position in request.held if position >= end):
+            self._answers.ready(request, position, request.held[position])
         self._end_if_over(request)
 
     def _end_if_over(self, request: Request) -> None:

@@ -22,15 +22,18 @@ class Request:
         "early",
         "first",
         "group",
+        "half_time",
         "held",
         "kept",
         "kept_chunks",
         "keys",
         "namespace",
+        "near",
         "next",
         "number",
         "promised",
         "ready",
+        "run",
         "session",
         "slot_bytes",
         "stop",
@@ -56,17 +59,24 @@ class Request:
         self.asked = False
         self.promised = False
         self.first = 0
+        self.run = 0  # how far what is held reaches from there, as last seen
+        self.near = 0  # chunks that lay in DRAM when it came to them
+        self.half_time = 0.0  # of the time until its deadline
         self.deadline = 0.0  # of the ask; before it, how long things are kept for it
         self.stream = False
         self.held: dict[int, Chunk] = {}
         self.awaited: set[int] = set()
 
+    def begin(self, first: int) -> None:
+        """It asks, from this chunk on."""
+        self.asked = True
+        self.first = self.next = self.run = first
+
     def contiguous(self) -> int:
-        """The end of the run of held chunks that begins at `first`."""
-        end = self.first
-        while end in self.held:
-            end += 1
-        return end
+        """The end of the run of held chunks that begins at `first`; until a promise it grows."""
+        while self.run in self.held:
+            self.run += 1
+        return self.run
 
     @property
     def pinned_ahead(self) -> list[Chunk]:
