@@ -12,7 +12,7 @@ from typing import Final
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.budget import ErrorBudget
 from forebay.engines.vllm.scheduling.membership import Membership
-from forebay.engines.vllm.scheduling.split import Beside, Pace, worth_reading
+from forebay.engines.vllm.scheduling.split import Beside, Pace, least_read, worth_reading
 from forebay.engines.vllm.scheduling.tracked import Tracked
 from forebay.identity.keys import proof_of
 from forebay.pool.messages import Ask, Cancel, Found, Lookup, Promise, Ready
@@ -242,7 +242,9 @@ class Asking:
             token_bytes = self._shape.chunk_bytes // size
             far_tokens = known * size - max(computed, near * size)
             beside = self._beside(tracked, now)
-            known = near + worth_reading(far_tokens, token_bytes, beside, self._pace, now) // size
+            least = least_read(near * size - computed, self._limits.min_tokens, size)
+            worth = worth_reading(far_tokens, token_bytes, beside, self._pace, now, least=least)
+            known = near + worth // size
         return known
 
     def _beside(self, tracked: Tracked, now: float) -> Beside:

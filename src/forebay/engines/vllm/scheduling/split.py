@@ -12,11 +12,13 @@ can read while the GPU is busy with others.
 
 Whoever waits for a drive holds up nobody; what the GPU computes holds up everyone it serves. So n
 tokens that are recomputed cost their time once for each of these as well: an engine that is alone
-takes what is sooner, a crowded one loads as long as all of them together gain by it.
+takes what is sooner, a crowded one loads as long as all of them together gain by it. Drives that
+seem a little sooner are not: a GPU takes as long as it took, they often half as long again.
 
-What is not known yet is tried, by one request at a time: a dozen would wait for one another until
-their deadlines. And with a part of it only: were the drives slow, a long prompt would be late. What
-was seen long ago is believed if it speaks for the drives, and tried anew if not.
+What is not known, or was seen long ago, is tried, by one request at a time: a dozen would wait for
+one another until their deadlines. Where the GPU has nothing else to do, with a part only: were the
+drives slow, all of a long prompt would be late. Where it has, its steps are too long to time a part
+by, and who waits holds up nobody. What was seen long ago is believed once if it is for the drives.
 """
 
 from collections import deque
@@ -33,6 +35,7 @@ _TRIED_BYTES: Final = 256 << 20  # a tenth of a second of a fair drive
 _TRIED_TOKENS: Final = 1024  # at least, however large they are
 _FRESH_S: Final = 60.0  # what was seen longer ago may be otherwise by now
 _WEIGHT: Final = 0.3  # of what is new
+_DOUBT: Final = 1.25  # by so much drives must be faster than the GPU, for one that waits alone
 _STEPS_MAX: Final = 8  # that are remembered; an engine that does not tell is not believed
 
 
@@ -98,7 +101,8 @@ class Pace:
         is_try = self._is_whole and not (self._reading or self.is_fresh(now))
         enough_s = _TRIED_S_MIN if is_try else _READ_S_MIN
         if self._arrived_bytes >= _READ_BYTES_MIN and took_s >= enough_s:
-            self._read_bytes_a_s = _mixed(self._read_bytes_a_s, self._arrived_bytes / took_s)
+            before = self._read_bytes_a_s if self.is_fresh(now) else 0.0
+            self._read_bytes_a_s = _mixed(before, self._arrived_bytes / took_s)
             self._read_at, self._busy_since, self._busy_s, self._arrived_bytes = now, now, 0.0, 0
             self._is_whole = not self._reading
 
@@ -110,6 +114,8 @@ class Pace:
         """Nothing more is read for a request."""
         if request in self._reading:
             self._end(now, request)
+            if not (self._reading or self._arrived_bytes):
+                self._busy_s = 0.0  # that nothing came of it says nothing
 
     def _end(self, now: float, request: int) -> None:
         del self._reading[request]
@@ -139,12 +145,27 @@ class Beside:
     requests: int = 0  # that it serves, and that wait while it computes them
 
 
-def worth_reading(tokens: int, token_bytes: int, beside: Beside, pace: Pace, now: float) -> int:
-    """How many of so many tokens that lie on drives are worth reading, from the first."""
-    sooner = _read_sooner(tokens, token_bytes, beside, pace) if pace.read_bytes_a_s else 0
-    if pace.is_fresh(now) or pace.reading_bytes:
-        return sooner
-    return max(sooner, min(tokens, max(_TRIED_TOKENS, _TRIED_BYTES // token_bytes)))
+def worth_reading(
+    tokens: int, token_bytes: int, beside: Beside, pace: Pace, now: float, *, least: int = 1
+) -> int:
+    """How many of so many tokens that lie on drives are worth reading, from the first.
+
+    Fewer than `least` would not be asked for.
+    """
+    if pace.is_fresh(now):
+        return _read_sooner(tokens, token_bytes, beside, pace)
+    if pace.reading_bytes:
+        return 0
+    tried = tokens
+    if beside == Beside():
+        tried = min(tokens, max(_TRIED_TOKENS, _TRIED_BYTES // token_bytes, least))
+    seen = _read_sooner(tokens, token_bytes, beside, pace) if pace.read_bytes_a_s else 0
+    return max(tried, seen)
+
+
+def least_read(near_tokens: int, min_tokens: int, chunk_tokens: int) -> int:
+    """Tokens in whole chunks, one at least, without which a request would not ask at all."""
+    return max(1, -(-(min_tokens - near_tokens) // chunk_tokens)) * chunk_tokens
 
 
 def _read_sooner(tokens: int, token_bytes: int, beside: Beside, pace: Pace) -> int:
@@ -154,7 +175,7 @@ def _read_sooner(tokens: int, token_bytes: int, beside: Beside, pace: Pace) -> i
         return tokens
     # Seconds by which the drives are behind the GPU at the first token, and at each further one.
     behind_s = pace.reading_bytes / bandwidth - beside.tokens / speed
-    behind_a_token_s = token_bytes / bandwidth - (1 + beside.requests) / speed
+    behind_a_token_s = token_bytes / bandwidth - (1 / _DOUBT + beside.requests) / speed
     if behind_s + tokens * behind_a_token_s <= 0:
         return tokens
     if behind_a_token_s <= 0 or behind_s >= 0:
