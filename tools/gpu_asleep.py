@@ -12,6 +12,7 @@ costs on a machine that has cores to spare.
 """
 
 import argparse
+import contextlib
 import heapq
 import json
 import os
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -64,7 +66,7 @@ class Asked:
     """One request on its way."""
 
     client: int
-    dialog: Spoken
+    dialog: Any  # that has a token to say
     request: Any
     begun: float
     first: float = 0.0  # when its first token came
@@ -281,60 +283,29 @@ class Engine:
         return _Talk(self, repeat).run()
 
 
-class _Talk:
-    """One repeat."""
+class Run:
+    """Requests on their way through one engine, step by step."""
 
-    def __init__(self, engine: Engine, repeat: int) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.repeat = repeat
-        clients = engine.arguments.clients
-        turns = [FULL.first_tokens, *[FULL.turn_tokens] * (talk.TURNS - 1)]
-        words = talk.Words(FULL.config["vocab_size"])
-        count = clients * talk.DIALOGS_A_CLIENT
-        made = talk.dialogs_of(count, turns, FULL.answer_tokens, repeat)
-        spoken = [Spoken(dialog, words, f"{repeat}/{at}") for at, dialog in enumerate(made)]
-        self.dialogs = [spoken[client::clients] for client in range(clients)]
-        self.left = [talk.TURNS * talk.DIALOGS_A_CLIENT] * clients
         self.live: dict[str, Asked] = {}
-        self.done: list[Asked] = []
-        self.returning = self.cached = 0
         self.sleeper = engine.sleeper
         self.busy_s = self.steps = 0.0
         self.begun: deque[tuple[float, Any, dict[str, bool], Any]] = deque()
 
-    def run(self) -> dict[str, Any]:
-        begun = time.perf_counter()
-        for client in range(len(self.dialogs)):
-            self._send(client)
-        while self.live or self.begun:
-            self._step()
-        took_s = time.perf_counter() - begun
-        waits = sorted((asked.first - asked.begun) * 1000 for asked in self.done)
-        return {
-            "requests_per_s": round(len(self.done) / took_s, 3),
-            "seconds": round(took_s, 2),
-            "gpu_busy_s": round(self.busy_s, 2),
-            "ttft_mean_ms": round(sum(waits) / len(waits)),
-            "ttft_p95_ms": round(waits[len(waits) * 95 // 100]),
-            "cached_share": round(self.cached / max(1, self.returning), 3),
-            "steps": int(self.steps),
-        }
-
-    def _send(self, client: int) -> None:
+    def send(self, name: str, prompt: list[int], tokens: int, asked: Asked) -> Asked:
+        """A request for so many tokens."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
-        if not self.left[client]:
-            return
-        self.left[client] -= 1
-        dialog = self.dialogs[client][self.left[client] % talk.DIALOGS_A_CLIENT]
-        name = f"{self.repeat}-{client}-{self.left[client]}"
-        answer = SamplingParams(max_tokens=FULL.answer_tokens, ignore_eos=True, temperature=0)
-        request = Request(name, dialog.ask(), answer, None, block_hasher=self.engine.hasher)
-        self.live[name] = Asked(client, dialog, request, time.perf_counter())
-        self.engine.scheduler.add_request(request)
+        answer = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
+        asked.request = Request(name, prompt, answer, None, block_hasher=self.engine.hasher)
+        asked.begun = time.perf_counter()
+        self.live[name] = asked
+        self.engine.scheduler.add_request(asked.request)
+        return asked
 
-    def _step(self) -> None:
+    def step(self) -> None:
         """As vLLM does: the next step is built while the one before it is computed."""
         if self.engine.scheduler.has_requests():
             is_computing = self._begin()
@@ -342,6 +313,15 @@ class _Talk:
                 return
         if self.begun:
             self._end(*self.begun.popleft())
+
+    def idle_step(self) -> None:
+        """One in which nothing is computed: stores end all the same."""
+        self._begin()
+        self._end(*self.begun.popleft())
+
+    def ended(self, asked: Asked) -> None:
+        """A request has all its tokens."""
+        raise NotImplementedError
 
     def _begin(self) -> bool:
         """Build a step; whether it computes anything."""
@@ -392,12 +372,59 @@ class _Talk:
         asked.answer += each.new_token_ids
         if each.finished:
             del self.live[each.request_id]
-            self.done.append(asked)
-            prompt = asked.request.num_prompt_tokens
-            self.returning += asked.dialog.known
-            self.cached += min(max(0, prompt - asked.computed), asked.dialog.known)
-            asked.dialog.answered(prompt, asked.answer)
-            self._send(asked.client)
+            self.ended(asked)
+
+
+class _Talk(Run):
+    """One repeat."""
+
+    def __init__(self, engine: Engine, repeat: int) -> None:
+        super().__init__(engine)
+        self.repeat = repeat
+        clients = engine.arguments.clients
+        turns = [FULL.first_tokens, *[FULL.turn_tokens] * (talk.TURNS - 1)]
+        words = talk.Words(FULL.config["vocab_size"])
+        count = clients * talk.DIALOGS_A_CLIENT
+        made = talk.dialogs_of(count, turns, FULL.answer_tokens, repeat)
+        spoken = [Spoken(dialog, words, f"{repeat}/{at}") for at, dialog in enumerate(made)]
+        self.dialogs = [spoken[client::clients] for client in range(clients)]
+        self.left = [talk.TURNS * talk.DIALOGS_A_CLIENT] * clients
+        self.done: list[Asked] = []
+        self.returning = self.cached = 0
+
+    def run(self) -> dict[str, Any]:
+        begun = time.perf_counter()
+        for client in range(len(self.dialogs)):
+            self._send(client)
+        while self.live or self.begun:
+            self.step()
+        took_s = time.perf_counter() - begun
+        waits = sorted((asked.first - asked.begun) * 1000 for asked in self.done)
+        return {
+            "requests_per_s": round(len(self.done) / took_s, 3),
+            "seconds": round(took_s, 2),
+            "gpu_busy_s": round(self.busy_s, 2),
+            "ttft_mean_ms": round(sum(waits) / len(waits)),
+            "ttft_p95_ms": round(waits[len(waits) * 95 // 100]),
+            "cached_share": round(self.cached / max(1, self.returning), 3),
+            "steps": int(self.steps),
+        }
+
+    def _send(self, client: int) -> None:
+        if not self.left[client]:
+            return
+        self.left[client] -= 1
+        dialog = self.dialogs[client][self.left[client] % talk.DIALOGS_A_CLIENT]
+        name = f"{self.repeat}-{client}-{self.left[client]}"
+        self.send(name, dialog.ask(), FULL.answer_tokens, Asked(client, dialog, None, 0.0))
+
+    def ended(self, asked: Asked) -> None:
+        self.done.append(asked)
+        prompt = asked.request.num_prompt_tokens
+        self.returning += asked.dialog.known
+        self.cached += min(max(0, prompt - asked.computed), asked.dialog.known)
+        asked.dialog.answered(prompt, asked.answer)
+        self._send(asked.client)
 
 
 def asked_for() -> argparse.Namespace:
@@ -438,11 +465,18 @@ def with_theirs(arguments: argparse.Namespace) -> None:
 def with_forebay(arguments: argparse.Namespace, place: Path) -> None:
     """All repeats, on one pool that starts empty."""
     wanted = Settings(socket=str(place / "s"), dram=parse_size(arguments.dram))
+    with pool_of(wanted, place, arguments.dram, arguments.disk) as client:
+        repeat_with(Engine(arguments, flags.transfer_config(wanted, wanted.socket)), client)
+
+
+@contextlib.contextmanager
+def pool_of(wanted: Settings, place: Path, dram: str, disk: str) -> Iterator[Client]:
+    """A pool in a process of its own, in this directory; killed at the end."""
     command = [sys.executable, "-m", "forebay.cli", "pool", "--socket", wanted.socket]
-    command += ["--dram", arguments.dram]
-    if parse_size(arguments.disk):
+    command += ["--dram", dram]
+    if parse_size(disk):
         (place / "disk").mkdir(mode=0o700)
-        command += ["--disk", f"{place / 'disk'}:{arguments.disk}"]
+        command += ["--disk", f"{place / 'disk'}:{disk}"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as pool:
         try:
             with Client(wanted.socket) as client:
@@ -451,7 +485,7 @@ def with_forebay(arguments: argparse.Namespace, place: Path) -> None:
                     if time.monotonic() > until:
                         raise SystemExit("the pool does not answer.")
                     time.sleep(0.05)
-                repeat_with(Engine(arguments, flags.transfer_config(wanted, wanted.socket)), client)
+                yield client
         finally:
             pool.kill()
 

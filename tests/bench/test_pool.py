@@ -41,6 +41,12 @@ def test_raw_reads_and_writes_within_its_files_and_removes_them(home: Path) -> N
     assert raw.read(4, 0.05) > 0
     assert raw.write(8, 0.05) > 0
     assert all(rate > 0 for rate in raw.both(4, 0.05))
+    for buffer in raw.buffers:
+        buffer[:] = bytes(io_bytes)
+    assert raw.read_through(8, len(raw.buffers) // 2 * io_bytes) > 0
+    assert [any(buffer) for buffer in raw.buffers] == [False] * 8 + [True] * 8
+    assert raw.read_through(8, len(raw.buffers) // 2 * io_bytes) > 0
+    assert all(any(buffer) for buffer in raw.buffers), "through all of them, in turn"
     assert (home / "raw").stat().st_size == 32 * io_bytes
     raw.close()
     disk.close(directory)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import mean, median
+from statistics import median
 from typing import Any, Final
 
 from forebay.bench.gpu import talk
@@ -47,12 +47,11 @@ async def nvme_32k(run: Run) -> None:
         )
         await engine.forget()
         before = await _written(run)
-        # Around the load, as much as it, through as much memory: drives that others use vary.
-        raw_gb_s = [raw.read_through(_RAW_DEPTH, bytes_wanted)]
+        # At this moment, for drives that others use vary; as much, through as much memory.
+        raw_gb_s = raw.read_through(_RAW_DEPTH, bytes_wanted)
         begun = time.perf_counter()
         reply = await engine.ask(prompt, 1)
         took_s = time.perf_counter() - begun
-        raw_gb_s.append(raw.read_through(_RAW_DEPTH, bytes_wanted))
         after = run.counters()
         read = after.get("disk.loaded_bytes", 0) - before.get("disk.loaded_bytes", 0)
         return {
@@ -61,9 +60,7 @@ async def nvme_32k(run: Run) -> None:
             "cached": reply.cached,
             "read_bytes": read,
             "read_gb_s": round(read / reply.ttft_s / 1e9, 3) if reply.ttft_s else 0.0,
-            "raw_gb_s": round(mean(raw_gb_s), 3),
-            "raw_before_gb_s": round(raw_gb_s[0], 3),
-            "raw_after_gb_s": round(raw_gb_s[1], 3),
+            "raw_gb_s": round(raw_gb_s, 3),
         }
 
     size = _RAW_BYTES if scale.name == "full" else 64 << 20
