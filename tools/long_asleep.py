@@ -29,7 +29,7 @@ from forebay.pool.client import Client
 from forebay.settings import Settings
 
 DRAM_BYTES: Final = 2 << 30
-DISK_BYTES: Final = 20 << 30
+DISK_BYTES: Final = 32 << 30  # three repeats: then some are overwritten, and not all is written
 RAW_BYTES: Final = 4 << 30
 IO_BYTES: Final = 2 << 20
 DEPTH: Final = 8

@@ -33,7 +33,7 @@ async def nvme_32k(run: Run) -> None:
     scale = run.scale
     bytes_wanted = scale.long_tokens * scale.token_bytes
     dram_bytes = 2 << 30 if scale.name == "full" else 64 << 20
-    disk_bytes = min(scale.disk_bytes, max(20 << 30, 4 * bytes_wanted))
+    disk_bytes = min(scale.disk_bytes, 7 * bytes_wanted)  # two prompts a repeat, three repeats
 
     async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
         prompt = talk.prompts(scale, 1, scale.long_tokens, 6000 + number)[0]
