@@ -427,17 +427,23 @@ class _Talk(Run):
         self._send(asked.client)
 
 
+def options(doc: str, repeats: int, speed: float) -> argparse.ArgumentParser:
+    """What every rehearsal may be told."""
+    parser = argparse.ArgumentParser(description=doc.split("\n", 1)[0])
+    parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the drive is")
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--speed", type=float, default=speed, help="tokens a second")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="what a step takes besides")
+    parser.add_argument("--blocks", type=int, default=3640, help="of the KV cache, 16 tokens each")
+    return parser
+
+
 def asked_for() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the drive is")
+    parser = options(__doc__, repeats=3, speed=36_000)
     parser.add_argument("--dram", default="4GiB")
     parser.add_argument("--disk", default="24GiB", help="0: none")
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--speed", type=float, default=36_000, help="tokens a second")
-    parser.add_argument("--step-ms", type=float, default=5.0, help="what a step takes besides")
-    parser.add_argument("--blocks", type=int, default=3640, help="of the KV cache, 16 tokens each")
     return parser.parse_args()
 
 

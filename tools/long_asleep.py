@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from tools import gpu_asleep as asleep
 
-from forebay.bench.gpu.sides import FULL
+from forebay.bench.gpu.sides import FORCED, FULL, GPU, OURS
 from forebay.bench.raw import RawFiles, beside_a_slab
 from forebay.engines.start import vllm as flags
 from forebay.pool.client import Client
@@ -35,7 +35,6 @@ IO_BYTES: Final = 2 << 20
 DEPTH: Final = 8
 PIECES: Final = 8  # a long prompt is stored piece by piece, as fast as a drive takes it
 LOOK_S: Final = 0.15
-GPU, FORCED, OURS = "gpu_only", "forebay_always_loads", "forebay"
 
 
 class Dialog:
@@ -118,7 +117,8 @@ class Rehearsal:
         for stop in range(step, len(prompt) + step, step):
             self._ask(engine, prompt[:stop])
             before = -1
-            while before != (before := self._stored()):
+            while (now := self._stored()) != before:
+                before = now
                 time.sleep(LOOK_S)
 
     def _stored(self) -> int:
@@ -132,19 +132,8 @@ class Rehearsal:
         return int(stats["counters"].get("disk.loaded_bytes", 0))
 
 
-def asked_for() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the drive is")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--speed", type=float, default=26_000, help="tokens a second")
-    parser.add_argument("--step-ms", type=float, default=5.0, help="what a step takes besides")
-    parser.add_argument("--blocks", type=int, default=3640, help="of the KV cache, 16 tokens each")
-    return parser.parse_args()
-
-
 def main() -> None:
-    arguments = asked_for()
+    arguments = asleep.options(__doc__, repeats=3, speed=26_000).parse_args()
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", PYTHONHASHSEED="0", HF_HUB_OFFLINE="1")
     place = Path(tempfile.mkdtemp(prefix="fb-", dir=arguments.dir))
     try:

@@ -19,96 +19,92 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class Struck:
+    """A pool whose drive is struck once a chain lies there, and some of it in DRAM too.
+
+    Loads may have 64 slots.
+    """
+
+    def __init__(self, place: Path, count: int, fault: str, near: int = 0) -> None:
+        self.disk, self.watch, self.client = FaultDisk(), Watch(), Client("e")
+        self.desk = Desk(8 * MIB, place, 64 * MIB, World(self.disk, self.watch))
+        self.keys = chain("a", count)
+        self.desk.store(self.client, self.keys)
+        self.desk.store(self.client, chain("other", 128))
+        self.desk.settle()
+        if near:
+            assert self.desk.load(self.client, self.keys[:near]) == near
+        self.disk.arm(fault)
+        self.number, found = self.desk.lookup(self.client, self.keys)
+        assert (found.known, found.ready) == (count, near)
+        self.desk.pool.handle(self.client, Ask(self.number, 0, count, 2_000, stream=True))
+
+    @property
+    def promises(self) -> list[Promise]:
+        return [each for each in self.client.inbox if isinstance(each, Promise)]
+
+    def end(self) -> None:
+        self.disk.disarm()
+        self.desk.pool.left(self.client)
+        self.desk.settle()
+        assert self.desk.pool.violations() == []
+        self.desk.pool.close(5)
+
+
 def test_a_stream_is_promised_before_the_drive_has_to_pause(place: Path) -> None:
-    keys, client, disk = chain("long", 100), Client("e"), FaultDisk()
-    desk = Desk(8 * MIB, place, 64 * MIB, World(disk))
-    desk.store(client, keys)
-    desk.store(client, chain("other", 128))
-    disk.arm("read:latency=20ms")
-    number, found = desk.lookup(client, keys)
-    assert (found.known, found.ready) == (100, 0)
-    promise = desk.ask(client, number, keys, stream=True)
+    struck = Struck(place, 100, "read:latency=20ms")
+    promise = struck.desk.receive(struck.client, Promise)
     assert promise.total == 100
     assert 32 <= len(promise.offsets) < 64, "half of what a load may have"
-    assert desk.pool._loads.loading, "and what follows is being read"
+    assert struck.desk.pool._loads.loading, "and what follows is being read"
     came = list(range(len(promise.offsets)))
     while len(came) < 100:
-        desk.pool.handle(client, Release(number, came[-1:]))
-        came.append(desk.receive(client, Ready).chunk)
+        struck.desk.pool.handle(struck.client, Release(struck.number, came[-1:]))
+        came.append(struck.desk.receive(struck.client, Ready).chunk)
     assert sorted(came) == list(range(100)), "each once"
-    assert desk.number("counters", "disk.loaded") == 100, "and read once"
-    desk.pool.left(client)
-    desk.settle()
-    assert desk.pool.violations() == []
-    desk.pool.close(5)
+    assert struck.desk.number("counters", "disk.loaded") == 100, "and read once"
+    struck.end()
 
 
 def test_a_stream_that_has_room_is_promised_when_it_is_here(place: Path) -> None:
-    keys, client, disk = chain("short", 60), Client("e"), FaultDisk()
-    desk = Desk(8 * MIB, place, 64 * MIB, World(disk))
-    desk.store(client, keys)
-    desk.store(client, chain("other", 128))
-    disk.arm("read:latency=5ms")
-    number, _ = desk.lookup(client, keys)
-    assert len(desk.ask(client, number, keys, stream=True).offsets) == 60
-    desk.pool.close(5)
-
-
-def asked_for_100(place: Path, fault: str, watch: Watch, near: int = 0) -> tuple[Desk, Client]:
-    """A desk whose drive is then struck; of 100 chunks so many lie in DRAM, a load may have 64."""
-    keys, client, disk = chain("long", 100), Client("e"), FaultDisk()
-    desk = Desk(8 * MIB, place, 64 * MIB, World(disk, watch))
-    desk.store(client, keys)
-    desk.store(client, chain("other", 128))
-    desk.settle()
-    if near:
-        assert desk.load(client, keys[:near]) == near
-    disk.arm(fault)
-    number, found = desk.lookup(client, keys)
-    assert (found.known, found.ready) == (100, near)
-    desk.pool.handle(client, Ask(number, 0, 100, 2_000, stream=True))
-    return desk, client
+    struck = Struck(place, 60, "read:latency=5ms")
+    assert len(struck.desk.receive(struck.client, Promise).offsets) == 60
+    struck.end()
 
 
 def test_a_drive_that_leaves_a_hole_is_not_relied_upon(place: Path) -> None:
-    watch = Watch()
-    desk, client = asked_for_100(place, "read:hang@2", watch)
-    desk.until(lambda: desk.pool._counters["disk.loaded"] == 63)
-    assert not [each for each in client.inbox if isinstance(each, Promise)]
-    watch.ahead_s += 2.1
-    promise = desk.receive(client, Promise)
+    struck = Struck(place, 100, "read:hang@2")
+    struck.desk.until(lambda: struck.desk.pool._counters["disk.loaded"] == 63)
+    assert not struck.promises
+    struck.watch.ahead_s += 2.1
+    promise = struck.desk.receive(struck.client, Promise)
     assert promise.total == len(promise.offsets) < 8
-    assert desk.number("counters", "promises.cut_by_deadline") == 1
-    desk.pool.left(client)
-    desk.pool.close(0.1)
+    assert struck.desk.number("counters", "promises.cut_by_deadline") == 1
+    struck.end()
 
 
 def test_what_lay_in_dram_says_nothing_about_a_drive(place: Path) -> None:
-    watch = Watch()
-    desk, client = asked_for_100(place, "read:hang", watch, near=36)
-    desk.turn()
-    assert not [each for each in client.inbox if isinstance(each, Promise)]
-    watch.ahead_s += 2.1
-    promise = desk.receive(client, Promise)
+    struck = Struck(place, 100, "read:hang", near=36)
+    struck.desk.turn()
+    assert not struck.promises
+    struck.watch.ahead_s += 2.1
+    promise = struck.desk.receive(struck.client, Promise)
     assert promise.total == len(promise.offsets) == 36
-    desk.pool.left(client)
-    desk.pool.close(0.1)
+    struck.end()
 
 
 def test_a_drive_that_takes_its_time_has_to_fill_all_of_the_room(place: Path) -> None:
-    watch = Watch()
-    desk, client = asked_for_100(place, "read:latency=10ms", watch)
-    watch.ahead_s += 1.1
-    promise = desk.receive(client, Promise)
+    struck = Struck(place, 100, "read:latency=10ms")
+    struck.watch.ahead_s += 1.1
+    promise = struck.desk.receive(struck.client, Promise)
     assert (len(promise.offsets), promise.total) == (64, 100)
-    desk.pool.left(client)
-    desk.pool.close(5)
+    struck.end()
 
 
 def test_what_an_engine_has_itself_needs_no_room(place: Path) -> None:
-    keys, client, disk = chain("long", 100), Client("e"), FaultDisk()
+    client, keys = Client("e"), chain("long", 100)
     other, held = Client("f"), chain("held", 10)
-    desk = Desk(8 * MIB, place, 64 * MIB, World(disk))
+    desk = Desk(8 * MIB, place, 64 * MIB)
     for each in (keys, chain("other", 118), held):
         desk.store(client, each)
     holds, _ = desk.lookup(other, held)

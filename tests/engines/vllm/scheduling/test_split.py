@@ -128,10 +128,7 @@ def test_a_short_read_says_nothing_where_something_fresh_is_known() -> None:
 
 def test_what_is_left_of_a_longer_time_is_not_a_whole_one() -> None:
     """The second promise was read all the while, not in the 60 ms since the first was heard."""
-    found = Pace()
-    found.reads(0.0, 1, 1 << 30)
-    found.reads(0.0, 2, 1 << 30)
-    found.arrived(1.0, 1, 1 << 30)
+    found = the_first_of_two()
     found.arrived(1.06, 2, 1 << 30)
     assert found.read_bytes_a_s == pytest.approx(1 << 30)
     found.reads(100.0, 3, 1 << 30)  # what came a minute ago does not count with this
