@@ -1,7 +1,8 @@
 """A slab made known to the GPU, span by span, on a thread of its own.
 
 Registering takes half a second a GiB, so nobody waits for it but a load that needs its span: what a
-load needs comes first, then the slab from its start to the pool's cap.
+load needs comes first, then the slab from its start to the pool's cap. CUDA registers under a lock
+that launches need too, so what nobody waits for rests while something is loaded.
 
     arena    [slot][slot][slot][slot][slot] rest     as the pool cuts it, for slots of one size
     spans    [         ][         ][    ]            whole slots: no copy crosses two spans
@@ -11,6 +12,7 @@ A span that cannot be registered ends it with one line: what is registered by th
 
 import logging
 import threading
+import time
 from collections import deque
 from typing import Any, Final
 
@@ -20,6 +22,8 @@ from forebay.engines.vllm.copies.contract import Mapped
 from forebay.engines.vllm.copies.driver import Driver
 
 SPAN_BYTES: Final = 64 << 20  # small, so that other threads' calls never wait long for one
+_REST_S: Final = 0.1  # for a load, and the launches of the forward that is built on it
+_AT_LEAST_S: Final = 0.5  # however many loads come, a span that nobody waits for so often
 _log: Final = logging.getLogger("forebay")
 
 
@@ -41,19 +45,24 @@ class Registration:
         self._is_leaving = False
         arena = slab.arena_bytes
         self._slots_bytes = arena // slot_bytes * slot_bytes  # of an arena, without its rest
-        self._span_bytes = max(1, min(span_bytes, arena) // slot_bytes) * slot_bytes
+        slots = max(1, arena // slot_bytes)  # where not one fits, there are no spans
+        fewest = -(-slots // max(1, span_bytes // slot_bytes))
+        self._span_bytes = -(-slots // fewest) * slot_bytes  # of about the same size
         self._per_arena = -(-self._slots_bytes // self._span_bytes)
         spans = slab.memory.nbytes // arena * self._per_arena
         self._ready = np.zeros(spans, dtype=bool)
+        self._ready_bytes = 0
         self._wanted: deque[int] = deque()
         self._ahead = iter(range(min(spans, slab.cap_bytes // arena * self._per_arena)))
+        self._rests_until = 0.0  # monotonic
+        self._last_ahead = 0.0  # likewise
         self._thread = threading.Thread(target=self._run, name="forebay-register", daemon=True)
         self._thread.start()
 
     @property
     def ready_bytes(self) -> int:
-        """About what is registered."""
-        return int(self._ready.sum()) * self._span_bytes
+        """What is registered."""
+        return self._ready_bytes
 
     def are_ready(self, offsets: Any) -> Any:
         """Which of these slots the device can reach."""
@@ -70,6 +79,10 @@ class Registration:
             self._wanted.extend(span for span in missing if span not in self._wanted)
         if missing:
             self._changed.notify_all()
+
+    def rest(self) -> None:
+        """Something is loaded: only what is wanted is registered meanwhile; with `changed` held."""
+        self._rests_until = min(time.monotonic() + _REST_S, self._last_ahead + _AT_LEAST_S)
 
     def leave(self) -> None:
         """Register nothing more and take back what is; with `changed` held. Returns at once."""
@@ -94,10 +107,12 @@ class Registration:
     def _run(self) -> None:
         self._driver.enter_thread()
         while (span := self._next()) is not None:
-            why = self._driver.register(*self._range(span))
+            address, length = self._range(span)
+            why = self._driver.register(address, length)
             with self._changed:
                 self.why = why
                 self._ready[span] = not why
+                self._ready_bytes += 0 if why else length
                 self._changed.notify_all()
             if why:
                 _log.warning(
@@ -110,21 +125,27 @@ class Registration:
             self._driver.unregister(self._range(int(span))[0])
         with self._changed:
             self._ready[:] = False
+            self._ready_bytes = 0
             self._changed.notify_all()
 
     def _next(self) -> int | None:
         """The span that is due; None when it is time to leave."""
         with self._changed:
             while not self._is_leaving:
-                span = None if self.why else self._due()
+                now = time.monotonic()
+                span = None if self.why else self._due(now)
                 if span is not None:
                     return span
-                self._changed.wait()
+                rest_s = self._rests_until - now
+                self._changed.wait(rest_s if rest_s > 0 else None)
         return None
 
-    def _due(self) -> int | None:
+    def _due(self, now: float) -> int | None:
         while self._wanted:
             span = self._wanted.popleft()
             if span < len(self._ready) and not self._ready[span]:
                 return span
+        if now < self._rests_until:
+            return None
+        self._last_ahead = now
         return next((span for span in self._ahead if not self._ready[span]), None)

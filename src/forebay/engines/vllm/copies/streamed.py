@@ -103,7 +103,7 @@ class StreamedCopies:
 
     @property
     def reach_bytes(self) -> int:
-        """About what is registered of the slab."""
+        """What is registered of the slab."""
         with self._changed:
             return 0 if self._registration is None else self._registration.ready_bytes
 
@@ -139,6 +139,7 @@ class StreamedCopies:
                 self._done.loaded.append(load)
             else:
                 self._registration.want(offsets, is_first=True)
+                self._registration.rest()
                 self._loads.append(job)
                 self._changed.notify_all()
 
