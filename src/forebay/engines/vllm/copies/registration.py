@@ -1,8 +1,8 @@
 """A slab made known to the GPU, span by span, on a thread of its own.
 
 Registering takes half a second a GiB, so nobody waits for it but a load that needs its span: what a
-load needs comes first, then the slab from its start to the pool's cap. CUDA registers under a lock
-that launches need too, so what nobody waits for rests while something is loaded.
+load needs comes first, what a store wanted next, then the slab from its start to the pool's cap.
+CUDA registers under a lock that launches need too, so this last part rests while something loads.
 
     arena    [slot][slot][slot][slot][slot] rest     as the pool cuts it, for slots of one size
     spans    [         ][         ][    ]            whole slots: no copy crosses two spans
@@ -22,8 +22,8 @@ from forebay.engines.vllm.copies.contract import Mapped
 from forebay.engines.vllm.copies.driver import Driver
 
 SPAN_BYTES: Final = 64 << 20  # small, so that other threads' calls never wait long for one
-_REST_S: Final = 0.1  # for a load, and the launches of the forward that is built on it
-_AT_LEAST_S: Final = 0.5  # however many loads come, a span that nobody waits for so often
+_REST_S: Final = 0.1  # for a load, or for the launches of the forward that is built on it
+_AT_LEAST_S: Final = 0.5  # however many loads come, a span that nothing wants so often
 _log: Final = logging.getLogger("forebay")
 
 
@@ -45,9 +45,7 @@ class Registration:
         self._is_leaving = False
         arena = slab.arena_bytes
         self._slots_bytes = arena // slot_bytes * slot_bytes  # of an arena, without its rest
-        slots = max(1, arena // slot_bytes)  # where not one fits, there are no spans
-        fewest = -(-slots // max(1, span_bytes // slot_bytes))
-        self._span_bytes = -(-slots // fewest) * slot_bytes  # of about the same size
+        self._span_bytes = max(1, min(span_bytes, arena) // slot_bytes) * slot_bytes
         self._per_arena = -(-self._slots_bytes // self._span_bytes)
         spans = slab.memory.nbytes // arena * self._per_arena
         self._ready = np.zeros(spans, dtype=bool)
@@ -55,13 +53,13 @@ class Registration:
         self._wanted: deque[int] = deque()
         self._ahead = iter(range(min(spans, slab.cap_bytes // arena * self._per_arena)))
         self._rests_until = 0.0  # monotonic
-        self._last_ahead = 0.0  # likewise
+        self._last_ahead = time.monotonic()  # when a span was begun that nothing wanted
         self._thread = threading.Thread(target=self._run, name="forebay-register", daemon=True)
         self._thread.start()
 
     @property
     def ready_bytes(self) -> int:
-        """What is registered."""
+        """What is registered, with the rests of arenas, which hold no slot."""
         return self._ready_bytes
 
     def are_ready(self, offsets: Any) -> Any:
@@ -81,8 +79,8 @@ class Registration:
             self._changed.notify_all()
 
     def rest(self) -> None:
-        """Something is loaded: only what is wanted is registered meanwhile; with `changed` held."""
-        self._rests_until = min(time.monotonic() + _REST_S, self._last_ahead + _AT_LEAST_S)
+        """Something is loaded, or was submitted: leave launches alone; with `changed` held."""
+        self._rests_until = time.monotonic() + _REST_S
 
     def leave(self) -> None:
         """Register nothing more and take back what is; with `changed` held. Returns at once."""
@@ -104,15 +102,20 @@ class Registration:
         length = min(self._span_bytes, self._slots_bytes - start)
         return self._slab.memory.ctypes.data + arena * self._slab.arena_bytes + start, length
 
+    def _worth(self, span: int) -> int:
+        """What is in reach with a span: with an arena's last, the rest of it."""
+        number = span % self._per_arena
+        is_last = number == self._per_arena - 1
+        return self._slab.arena_bytes - number * self._span_bytes if is_last else self._span_bytes
+
     def _run(self) -> None:
         self._driver.enter_thread()
         while (span := self._next()) is not None:
-            address, length = self._range(span)
-            why = self._driver.register(address, length)
+            why = self._driver.register(*self._range(span))
             with self._changed:
                 self.why = why
                 self._ready[span] = not why
-                self._ready_bytes += 0 if why else length
+                self._ready_bytes += 0 if why else self._worth(span)
                 self._changed.notify_all()
             if why:
                 _log.warning(
@@ -133,19 +136,19 @@ class Registration:
         with self._changed:
             while not self._is_leaving:
                 now = time.monotonic()
-                span = None if self.why else self._due(now)
+                rest_s = min(self._rests_until, self._last_ahead + _AT_LEAST_S) - now
+                span = None if self.why else self._due(now, is_resting=rest_s > 0)
                 if span is not None:
                     return span
-                rest_s = self._rests_until - now
                 self._changed.wait(rest_s if rest_s > 0 else None)
         return None
 
-    def _due(self, now: float) -> int | None:
+    def _due(self, now: float, *, is_resting: bool) -> int | None:
         while self._wanted:
             span = self._wanted.popleft()
             if span < len(self._ready) and not self._ready[span]:
                 return span
-        if now < self._rests_until:
+        if is_resting:
             return None
         self._last_ahead = now
         return next((span for span in self._ahead if not self._ready[span]), None)

@@ -349,6 +349,8 @@ class StreamedCopies:
         event = self._driver.record(self._load_stream if is_load else self._store_stream)
         with self._changed:
             job.event, job.submitted = event, time.monotonic()
+            if is_load and self._registration is not None:
+                self._registration.rest()  # the forward that is built on it is launched now
             queue, then = (self._loads, self._landing) if is_load else (self._stores, self._flying)
             if job in queue:  # else it was given up meanwhile
                 queue.remove(job)
