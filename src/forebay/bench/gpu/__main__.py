@@ -7,6 +7,7 @@ by its time or by SIGTERM. `--scale tiny` rehearses on any machine that has vLLM
 
 import argparse
 import asyncio
+import ctypes
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from forebay.bench.gpu.results import Results
 from forebay.bench.gpu.rows import ROWS
 from forebay.bench.gpu.run import ROW_S, Run
 from forebay.bench.gpu.sides import SCALES
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, StartupError
 from forebay.sys.scratch import scratch
 
 
@@ -35,6 +36,8 @@ def main() -> int:
         print(f"{time.monotonic() - begun:6.1f} {what}", flush=True)  # noqa: T201 - it is watched
 
     try:
+        if wanted.scale == "full":
+            _require_driver()
         with scratch(wanted.dir) as place:
             results = _results(wanted.rows[0], wanted)
             run = Run(SCALES[wanted.scale], results, place, begun + wanted.seconds, say)
@@ -47,6 +50,16 @@ def main() -> int:
         return 2
     except asyncio.CancelledError:
         return 143
+
+
+def _require_driver() -> None:
+    """Engines of full size would take minutes to find out that there is no GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise StartupError(
+            "there is no NVIDIA driver here; `--scale tiny` rehearses a row without one."
+        ) from None
 
 
 async def _run(run: Run, wanted: argparse.Namespace) -> int:
