@@ -32,7 +32,7 @@ async def nvme_32k(run: Run) -> None:
     await run.clear_stage()
     scale = run.scale
     bytes_wanted = scale.long_tokens * scale.token_bytes
-    dram_bytes = 2 << 30 if scale.name == "full" else 64 << 20
+    dram_bytes = 2 << 30 if scale.name == "full" else 4 << 20
     disk_bytes = min(scale.disk_bytes, 7 * bytes_wanted)  # two prompts a repeat, three repeats
 
     async def measure(side: str, engine: Engine, number: int) -> dict[str, Any]:
