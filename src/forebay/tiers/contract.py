@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from forebay.record.header import Damage, RecordHeader, RecordName
 
@@ -83,12 +84,78 @@ class Usage:
     cap_bytes: int  # never exceeded
 
 
+@dataclass(frozen=True, slots=True)
+class VolumeStatus:
+    """One volume of a tier, a directory for example, for people and metrics."""
+
+    path: str  # as the operator named it
+    is_on: bool  # False: switched off by its error budget
+    errors: int
+    read_bytes: int
+    written_bytes: int
+    allocated_bytes: int
+    evictions: int  # regions, or whatever this medium evicts at once
+
+
+class Prefix(NamedTuple):
+    """How much of a chain of keys a tier has."""
+
+    chunks: int  # from the first key
+    is_unknown: bool = False  # whether it has the next one is being asked in the background
+
+
+class Removed(NamedTuple):
+    """A record that left a tier."""
+
+    key: bytes  # short
+    length: int  # payload bytes
+    was_read: bool  # loaded at least once
+
+
+class TierListener:
+    """What a tier tells, and asks of, the stack that it is part of. Any thread may call.
+
+    This class is a tier alone: nobody listens and no other tier has anything.
+    """
+
+    def removed(self, records: list[Removed]) -> None:
+        """These records left the tier; called without a lock of the tier's."""
+
+    def learned(self, keys: Sequence[bytes]) -> None:
+        """What `prefix` called unknown is known now: ask it again."""
+
+    def holds(self, key: bytes) -> bool:  # noqa: ARG002 - nothing is held elsewhere
+        """Whether another tier has the chunk of this short key; answered without waiting.
+
+        May say yes of what is leaving at this moment: the tier is told `lost` afterwards.
+        """
+        return False
+
+
 class Tier(ABC):
-    """One medium. Methods may be called from any thread; none but close waits for the medium."""
+    """One medium. Methods may be called from any thread.
+
+    None waits for the medium but `erase`, `resize` and `close`. Keys are full or short, as the
+    caller has them.
+    """
+
+    name: str  # of the medium; a metric label, for example "disk"
 
     @abstractmethod
-    def prefix(self, keys: Sequence[bytes]) -> int:
-        """How many of these chained keys, full or short, are here, counted from the first."""
+    def prefix(self, keys: Sequence[bytes]) -> Prefix:
+        """How many of these chained keys can be loaded, counted from the first; from memory.
+
+        A tier that would have to ask its medium says so, asks in the background, and tells its
+        listener when it has `learned` the answer.
+        """
+
+    @abstractmethod
+    def has(self, key: bytes) -> bool:
+        """Whether this one record is here; takes no lock, since other tiers ask under theirs."""
+
+    @abstractmethod
+    def length_of(self, key: bytes) -> int | None:
+        """The payload bytes of a record that can be loaded now; None if it cannot."""
 
     @abstractmethod
     def submit_load(
@@ -114,8 +181,8 @@ class Tier(ABC):
     ) -> None:
         """Store the first `length` bytes of `source`; needs the parent here, or on its way.
 
-        `digest` is their hash, where it is known already: a source that has changed since will
-        be found damaged when it is loaded.
+        A record without a parent (ROOT) needs nothing. `digest` is the hash of the bytes, where it
+        is known already: a source that has changed since will be found damaged when it is loaded.
         """
 
     @abstractmethod
@@ -123,8 +190,34 @@ class Tier(ABC):
         """Forget a record and all that continue it."""
 
     @abstractmethod
+    def lost(self, key: bytes) -> None:
+        """No other tier has this chunk any more: forget what is here only as its continuation."""
+
+    @abstractmethod
+    def namespaces(self) -> list[bytes]:
+        """Every namespace that has, or had, records here."""
+
+    @abstractmethod
+    def erase(self, namespace: bytes | None) -> int:
+        """Delete a namespace's records, or all, for good; how many. Waits for the medium.
+
+        Older copies count too; a record that the medium refuses to delete does not.
+        """
+
+    @abstractmethod
+    def resize(self, path: str, cap_bytes: int) -> bool:
+        """Change a volume's cap; False if the tier has no such volume. Waits for the medium.
+
+        DirectoryError if the cap is too small to work with.
+        """
+
+    @abstractmethod
     def usage(self) -> Usage:
         """What is held now."""
+
+    @abstractmethod
+    def volumes(self) -> list[VolumeStatus]:
+        """How each volume is doing."""
 
     @abstractmethod
     def close(self, timeout_s: float) -> None:

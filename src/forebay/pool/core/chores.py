@@ -124,8 +124,8 @@ class Chores:
     def _erase(self, prefix: bytes, kept: int) -> Done:
         count = 0
         if self._disk is not None:
-            names = self._disk.name_of(prefix) if prefix else [None]
-            count = sum(self._disk.erase(name) for name in names)
+            names = [each for each in self._disk.namespaces() if each.startswith(prefix)]
+            count = sum(self._disk.erase(each) for each in (names if prefix else [None]))
         sentence = f"{count} records are erased from disk"
         sentence += f"; {kept} chunks in use stay until they are released." if kept else "."
         return Done(ok=True, sentence=sentence)

@@ -44,8 +44,8 @@ from forebay.pool.session import Core, Session, Work
 from forebay.quantity import format_size
 from forebay.sys.shared import SharedMemory, total_memory_bytes
 from forebay.sys.world import World
+from forebay.tiers.contract import Removed, TierListener
 from forebay.tiers.disk import Directory, DiskTier, Options
-from forebay.tiers.disk.index import Removed
 from forebay.tiers.dram.ahead import Ahead
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 
@@ -202,7 +202,7 @@ class Pool(Core):
     def stats(self) -> dict[str, object]:
         """See Core."""
         usage = self._disk.usage() if self._disk is not None else None
-        drives = self._disk.drives() if self._disk is not None else []
+        drives = self._disk.volumes() if self._disk is not None else []
         return {
             "uptime_s": round(self._world.clock.monotonic() - self._started, 3),
             "dram": {
@@ -257,13 +257,28 @@ class Pool(Core):
     def _open_disk(self, options: PoolOptions) -> DiskTier | None:
         if not options.directories:
             return None
-        holds = self._room.chunks.is_ready
-        return DiskTier.open(
-            options.directories, options.disk, self._world, self._disk_removed, holds
-        )
+        return DiskTier.open(options.directories, options.disk, self._world, _Listener(self))
 
-    def _disk_removed(self, removed: list[Removed]) -> None:
+    def disk_removed(self, removed: list[Removed]) -> None:
+        """Records left the disk; any thread may say so."""
         self._complete(lambda: self._stores.disk_removed(removed))
+
+    def dram_holds(self, key: bytes) -> bool:
+        """Whether DRAM has a chunk; any thread may ask."""
+        return self._room.chunks.is_ready(key)
+
+
+class _Listener(TierListener):
+    """What the disk tells and asks of the pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def removed(self, records: list[Removed]) -> None:
+        self._pool.disk_removed(records)
+
+    def holds(self, key: bytes) -> bool:
+        return self._pool.dram_holds(key)
 
 
 def _shared_memory(options: PoolOptions) -> SharedMemory:

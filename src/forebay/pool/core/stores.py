@@ -24,9 +24,8 @@ from forebay.record.header import (
 )
 from forebay.record.region import short
 from forebay.sys.clock import Clock
-from forebay.tiers.contract import Dropped, DropReason, StoreOutcome
+from forebay.tiers.contract import Dropped, DropReason, Removed, StoreOutcome
 from forebay.tiers.disk import DiskTier
-from forebay.tiers.disk.index import Removed
 from forebay.tiers.dram.slab import slot_bytes_for
 
 WRITES_MAX: Final = 16  # in flight or queued at the disk; the rest waits in DRAM

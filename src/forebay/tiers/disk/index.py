@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from forebay.record.region import SHORT_KEY_BYTES, ContentsEntry
+from forebay.tiers.contract import Removed
 
 NO_PARENT: Final = bytes(SHORT_KEY_BYTES)  # short(ROOT)
 _NONE: Final = -1
@@ -31,14 +32,6 @@ class Place(NamedTuple):
     region: int  # number of the region, unique in this process
     offset: int  # bytes from the region's start to the header
     length: int  # payload bytes
-
-
-class Removed(NamedTuple):
-    """A record that left the index."""
-
-    key: bytes
-    length: int  # payload bytes
-    was_read: bool  # loaded at least once
 
 
 class Index:
@@ -61,6 +54,11 @@ class Index:
         self._namespace_numbers: dict[bytes, int] = {}
         self.records = 0  # settled
         self.payload_bytes = 0  # of settled records
+
+    def has(self, key: bytes) -> bool:
+        """Whether a settled record is here; any thread may ask, without the catalog's lock."""
+        row = self._rows.get(key)
+        return row is not None and self._region[row] >= 0
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a record is here or being written."""

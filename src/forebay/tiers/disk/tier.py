@@ -3,7 +3,6 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Self
 
 from forebay.errors import DirectoryError
@@ -18,13 +17,15 @@ from forebay.tiers.contract import (
     LoadOutcome,
     Miss,
     MissReason,
+    Prefix,
     StoreOutcome,
     Tier,
+    TierListener,
     Usage,
+    VolumeStatus,
 )
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.drive import Drive
-from forebay.tiers.disk.index import Removed
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
 from forebay.tiers.disk.regions.directory import region_bytes, usable_bytes
@@ -34,21 +35,10 @@ _log: Final = logging.getLogger(__name__)
 _NO_HASH: Final = bytes(16)
 
 
-@dataclass(frozen=True, slots=True)
-class DriveStatus:
-    """One directory, for people and metrics."""
-
-    path: str
-    is_on: bool
-    errors: int
-    read_bytes: int
-    written_bytes: int
-    allocated_bytes: int
-    evicted_regions: int
-
-
 class DiskTier(Tier):
     """Records on one or more drives."""
+
+    name = "disk"
 
     def __init__(
         self,
@@ -74,17 +64,15 @@ class DiskTier(Tier):
         directories: Sequence[Directory],
         options: Options | None = None,
         world: World | None = None,
-        on_removed: Callable[[list[Removed]], None] | None = None,
-        holds: Callable[[bytes], bool] | None = None,
+        listener: TierListener | None = None,
     ) -> Self:
         """Take the directories, find what they hold, and begin; DirectoryError if one is unfit.
 
-        `on_removed` hears, on any thread, which records left the index. `holds` says, on any
-        thread, whether another tier has the chunk of a short key: what continues it then outlives
-        the eviction of its record here, until `lost`. Nothing is held at a start.
+        What continues a chunk that another tier has, says the listener, outlives the eviction of
+        its record here, until `lost`.
         """
         options, world = options or Options(), world or World()
-        catalog = Catalog(on_removed, holds)
+        catalog = Catalog(listener)
         opened: list[Opened] = []
         try:
             for number, wanted in enumerate(directories):
@@ -107,9 +95,9 @@ class DiskTier(Tier):
         tier._watch.start()
         return tier
 
-    def prefix(self, keys: Sequence[bytes]) -> int:
+    def prefix(self, keys: Sequence[bytes]) -> Prefix:
         """See Tier."""
-        return self._catalog.prefix(keys)
+        return Prefix(self._catalog.prefix(keys))
 
     def submit_load(
         self,
@@ -156,37 +144,31 @@ class DiskTier(Tier):
         self._catalog.forget(short(key))
 
     def lost(self, key: bytes) -> None:
-        """The tier that held this chunk has it no longer: what hung on it alone is forgotten."""
+        """See Tier."""
         self._catalog.lost(short(key))
 
     def has(self, key: bytes) -> bool:
-        """Whether this one record can be loaded, or is being stored."""
+        """See Tier."""
         return self._catalog.has(short(key))
 
     def length_of(self, key: bytes) -> int | None:
-        """The payload bytes of a record that can be loaded now."""
+        """See Tier."""
         found = self._catalog.find(short(key))
         if found is None or not self._drives[found[0].drive].health.is_on:
             return None
         return found[1].length
 
-    def name_of(self, prefix: bytes) -> list[bytes]:
-        """The namespaces that begin with these bytes."""
-        return [name for name in self._catalog.namespaces() if name.startswith(prefix)]
+    def namespaces(self) -> list[bytes]:
+        """See Tier."""
+        return self._catalog.namespaces()
 
     def erase(self, namespace: bytes | None) -> int:
-        """Delete a namespace's records, or all, for good; how many. Waits for the medium.
-
-        Older copies count too; a record that the medium refuses to delete does not.
-        """
+        """See Tier."""
         self._catalog.forget_namespace(namespace)
         return sum(drive.erase(namespace) for drive in self._drives)
 
     def resize(self, path: str, cap_bytes: int) -> bool:
-        """Change a directory's cap; False if no such directory is in use. Waits for the medium.
-
-        DirectoryError if the cap is too small to work with.
-        """
+        """See Tier."""
         for number, drive in enumerate(self._drives):
             if drive.directory.path == path:
                 size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
@@ -201,10 +183,10 @@ class DiskTier(Tier):
         used = sum(drive.shelf.allocated_bytes for drive in self._drives)
         return Usage(records, payload_bytes, used, sum(self._caps_bytes))
 
-    def drives(self) -> list[DriveStatus]:
-        """How each directory is doing."""
+    def volumes(self) -> list[VolumeStatus]:
+        """See Tier."""
         return [
-            DriveStatus(
+            VolumeStatus(
                 drive.directory.path,
                 drive.health.is_on,
                 drive.health.errors,

@@ -49,7 +49,7 @@ class Reads:
 
     def prefix(self, keys: list[bytes]) -> int:
         """How many keys, from the first, the disk has."""
-        return self._disk.prefix(keys) if self._disk is not None else 0
+        return self._disk.prefix(keys).chunks if self._disk is not None else 0
 
     def length_of(self, key: bytes) -> int | None:
         """What a chunk on disk holds; None if it is not there."""
