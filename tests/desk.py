@@ -12,7 +12,7 @@ from tests.oldest import Oldest
 from forebay.identity.keys import ChainRoot, KeyChain, proof_of
 from forebay.pool.core import Pool, PoolOptions
 from forebay.pool.messages import (
-    Answer,
+    ReserveAnswer,
     Ask,
     Commit,
     Committed,
@@ -24,7 +24,7 @@ from forebay.pool.messages import (
     Release,
     Reserve,
     Reserved,
-    Run,
+    ChunkRun,
 )
 from forebay.pool.policy.contract import Policy
 from forebay.pool.policy.tenants import Floor
@@ -135,7 +135,7 @@ class Desk:
         self, client: Client, keys: list[bytes], parent: bytes = ROOT, length: int = LENGTH
     ) -> Work:
         """The same, a little with every turn; the answer is to be received at its end."""
-        run = Run(NAMESPACE, 0, parent, b"".join(keys), length)
+        run = ChunkRun(NAMESPACE, 0, parent, b"".join(keys), length)
         work = self.pool.handle(client, Reserve(7, [run]))
         assert work is not None
         return work
@@ -155,8 +155,8 @@ class Desk:
             assert time.monotonic() < end, self.pool.stats()
             offsets = []
             for key, answer in zip(list(left), self.reserve(client, left, parent), strict=True):
-                assert answer != Answer.NO, self.pool.stats()
-                if answer == Answer.LATER:
+                assert answer != ReserveAnswer.NO, self.pool.stats()
+                if answer == ReserveAnswer.LATER:
                     break
                 if answer >= 0:
                     self.fill(answer, payload(key))

@@ -9,7 +9,7 @@ from tests.desk import LENGTH, NAMESPACE, Client, Desk, Watch, chain
 
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.core.loading import arrivals
-from forebay.pool.messages import Ask, Cancel, Clear, Done, Found, Promise, Release
+from forebay.pool.messages import Ask, Cancel, Clear, AdminReply, Found, Promise, Release
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.faultdisk import FaultDisk
@@ -183,7 +183,9 @@ def test_an_operators_wish_does_not_wait_for_who_only_arrived(disk: Desk, client
     disk.lookup(client, chain("0", 12))
     disk.settle()
     disk.pool.handle(client, Clear(""))
-    assert disk.receive(client, Done) == Done(ok=True, sentence="72 records are erased from disk.")
+    assert disk.receive(client, AdminReply) == AdminReply(
+        ok=True, sentence="72 records are erased from disk."
+    )
     assert disk.number("dram", "chunks") == 0
 
 

@@ -14,20 +14,20 @@ from tests.oldest import Oldest
 from forebay.pool.core.stores import Stores
 from forebay.pool.messages import (
     Abort,
-    Answer,
+    ReserveAnswer,
     Ask,
     Cancel,
     Clear,
     Commit,
     Committed,
-    Done,
+    AdminReply,
     Promise,
     Ready,
     Release,
     Reserve,
     Reserved,
     Resize,
-    Run,
+    ChunkRun,
 )
 from forebay.record.header import ROOT, payload_hash
 from forebay.record.region import short
@@ -90,7 +90,7 @@ def test_two_engines_of_one_key_share_one_slot(desk: Desk) -> None:
     keys = chain("a", 2)
     first, second = Client("e"), Client("f")
     offsets = desk.reserve(first, keys)
-    assert desk.reserve(second, keys) == [Answer.HAVE, Answer.HAVE]
+    assert desk.reserve(second, keys) == [ReserveAnswer.HAVE, ReserveAnswer.HAVE]
     assert desk.commit(second, offsets) == 0, "only the engine that reserved may commit"
     for key, offset in zip(keys, offsets, strict=True):
         desk.fill(offset, payload(key))
@@ -100,7 +100,10 @@ def test_two_engines_of_one_key_share_one_slot(desk: Desk) -> None:
 
 def test_a_chunk_without_its_prefix_is_refused(desk: Desk) -> None:
     keys = chain("a", 3)
-    assert desk.reserve(Client("e"), keys[1:], parent=keys[0]) == [Answer.NO, Answer.NO]
+    assert desk.reserve(Client("e"), keys[1:], parent=keys[0]) == [
+        ReserveAnswer.NO,
+        ReserveAnswer.NO,
+    ]
 
 
 def test_others_are_served_while_slots_are_found_for_many() -> None:
@@ -129,7 +132,7 @@ def test_a_run_whose_parent_leaves_meanwhile_gets_no_more_slots(desk: Desk) -> N
     desk.pool.handle(client, Abort(desk.pool.generation, early))
     assert list(work) == []
     answers = desk.receive(client, Reserved).answers
-    assert answers[14:] == [Answer.NO] * 26, "what it would continue is gone"
+    assert answers[14:] == [ReserveAnswer.NO] * 26, "what it would continue is gone"
     assert len(answers) == 40
 
 
@@ -157,13 +160,15 @@ def test_a_turn_is_short_whatever_the_answers_are(
         return has(stores, key)
 
     monkeypatch.setattr(Stores, "_has", count)
-    runs = [Run(NAMESPACE, 0, ROOT, b"".join(chain(f"r{n}", 8)), LENGTH) for n in range(100)]
-    runs += [Run(NAMESPACE, 0, chain("gone", 1)[0], chain(f"g{n}", 1)[0], 1) for n in range(100)]
+    runs = [ChunkRun(NAMESPACE, 0, ROOT, b"".join(chain(f"r{n}", 8)), LENGTH) for n in range(100)]
+    runs += [
+        ChunkRun(NAMESPACE, 0, chain("gone", 1)[0], chain(f"g{n}", 1)[0], 1) for n in range(100)
+    ]
     turns = 0
     for _ in desk.pool.handle(client, Reserve(1, runs)) or ():
         turns += 1
     answers = desk.receive(client, Reserved).answers
-    assert set(answers) == {Answer.LATER, Answer.NO}
+    assert set(answers) == {ReserveAnswer.LATER, ReserveAnswer.NO}
     assert len(answers) == 900
     assert turns == (2 * 100 + 2 * 100) // 16, "each run counts, and each chunk that was tried"
     assert max(tried.values()) <= 16
@@ -188,10 +193,10 @@ def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_i
     desk.store(client, kept)
     answers = desk.reserve(client, offered)
     assert [answer >= 0 for answer in answers] == [True] * 4 + [False] * 4, "while slots are free"
-    assert answers[4:] == [Answer.NO] * 4
+    assert answers[4:] == [ReserveAnswer.NO] * 4
     assert policy.asked == [(short(offered[0]), None)], "the run's first chunk stands for all"
     more = desk.reserve(client, chain("a", 62)[60:], parent=kept[-1])
-    assert more == [Answer.NO, Answer.NO]
+    assert more == [ReserveAnswer.NO, ReserveAnswer.NO]
     assert policy.asked[-1] == (short(chain("a", 61)[-1]), short(kept[-1]))
     assert desk.lookup(client, kept)[1].ready == 60
     assert desk.number("counters", "stores.declined") == 2
@@ -203,8 +208,8 @@ def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_i
 def test_nonsense_is_refused(desk: Desk) -> None:
     client, keys = Client("e"), chain("a", 1)
     for length in (0, -1, 1 << 40, 4 * MIB):
-        assert desk.reserve(client, keys, length=length) == [Answer.NO]
-    assert desk.reserve(client, keys, parent=b"short") == [Answer.NO]
+        assert desk.reserve(client, keys, length=length) == [ReserveAnswer.NO]
+    assert desk.reserve(client, keys, parent=b"short") == [ReserveAnswer.NO]
     desk.pool.handle(client, Commit(desk.pool.generation + 1, [0]))
     assert desk.receive(client, Committed).count == 0
     desk.pool.handle(client, Release(99, [1, 2]))
@@ -221,7 +226,7 @@ def test_t33_with_everything_pinned_a_store_is_refused_at_once(desk: Desk) -> No
     for keys in chains:
         answers = desk.reserve(client, keys)
         offsets += [answer for answer in answers if answer >= 0]
-    assert Answer.LATER in desk.reserve(client, chain("more", 16))
+    assert ReserveAnswer.LATER in desk.reserve(client, chain("more", 16))
     desk.pool.handle(client, Abort(desk.pool.generation, offsets))
     assert desk.number("dram", "taken_bytes") == 0
 
@@ -435,11 +440,11 @@ def test_caps_change_while_it_runs(place: Path) -> None:
         desk.store(client, chain(str(number), 30))
     desk.settle()
     desk.pool.handle(client, Resize(1 * MIB, [(str(place), 6 * MIB)]))
-    assert desk.receive(client, Done).ok
+    assert desk.receive(client, AdminReply).ok
     desk.until(lambda: desk.number("dram", "allocated_bytes") <= MIB)
     assert desk.number("disk", "used_bytes") <= 6 * MIB
     desk.pool.handle(client, Resize(-1, [("/nowhere", MIB)]))
-    assert not desk.receive(client, Done).ok
+    assert not desk.receive(client, AdminReply).ok
     desk.pool.close(5)
 
 
@@ -452,12 +457,12 @@ def test_clearing_deletes_for_good(place: Path, namespace: str) -> None:
     desk.settle()
     for wrong in ("6e", "zz", "00" * 32):
         desk.pool.handle(client, Clear(wrong))
-        done = desk.receive(client, Done)
+        done = desk.receive(client, AdminReply)
         assert done.ok == (wrong == "00" * 32)
     assert desk.lookup(client, keys)[1].known == 30
     desk.pool.left(client)
     desk.pool.handle(client, Clear(namespace))
-    assert desk.receive(client, Done).ok
+    assert desk.receive(client, AdminReply).ok
     desk.turn()
     assert desk.lookup(client, keys)[1].known == 0
     desk.pool.close(5)
@@ -530,7 +535,9 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     for key, slot in zip(newer, held, strict=False):
         desk.fill(slot, payload(key))
     assert desk.commit(client, held) == 64
-    assert desk.reserve(client, newer[64:], newer[63])[0] == Answer.LATER, "until it is written"
+    assert desk.reserve(client, newer[64:], newer[63])[0] == ReserveAnswer.LATER, (
+        "until it is written"
+    )
     desk.pool.handle(client, Release(number, list(range(64))))
     assert desk.receive(client, Ready).chunk >= 64
     assert desk.number("disk", "records") == 100 + 110, "no load waits for writes"

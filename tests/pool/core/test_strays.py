@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.desk import LENGTH, Client, Desk, chain, payload
 
-from forebay.pool.messages import Ask, Cancel, Clear, Done, Release, Resize, Settled
+from forebay.pool.messages import Ask, Cancel, Clear, AdminReply, Release, Resize, Settled
 
 MIB = 1 << 20
 SLOTS = 64  # of LENGTH, in 4 MiB; the load budget is half of them
@@ -131,7 +131,7 @@ def test_operators_do_not_free_it(desk: Desk) -> None:
     offsets = lost(desk, keys)
     operator = Client("operator")
     desk.pool.handle(operator, Clear(""))
-    assert desk.receive(operator, Done).ok
+    assert desk.receive(operator, AdminReply).ok
     desk.pool.handle(operator, Resize(MIB, []))
     for _ in range(5):
         desk.turn()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.desk import LENGTH, Client, Desk, chain, payload
 
-from forebay.pool.messages import Answer, Cancel
+from forebay.pool.messages import ReserveAnswer, Cancel
 from forebay.pool.policy.learned import Learned
 from forebay.record.header import ROOT
 from forebay.sys.world import World
@@ -32,7 +32,7 @@ def stores(desk: Desk, client: Client, keys: list[bytes]) -> bool:
     while left and time.monotonic() < until:
         offsets = []
         for key, answer in zip(list(left), desk.reserve(client, left, parent), strict=True):
-            if answer == Answer.LATER:
+            if answer == ReserveAnswer.LATER:
                 break
             if answer >= 0:
                 desk.fill(answer, payload(key))

@@ -15,7 +15,7 @@ from tests.pool.test_wire import BOMBS, CLIENT, framed
 from forebay.pool import wire
 from forebay.pool.client import Client, Known
 from forebay.pool.life import Service
-from forebay.pool.messages import PROTOCOL, Hello, Lookup, PoolMessage, Refused, Stats, Welcome
+from forebay.pool.messages import PROTOCOL, Hello, Lookup, PoolMessage, Refused, StatsQuery, Welcome
 from forebay.pool.server.limits import Limits
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
@@ -165,7 +165,7 @@ def test_one_connection_too_many_is_refused(place: Path) -> None:
 def test_who_does_not_read_is_cut_off(place: Path) -> None:
     with poolside.serving(place, limits=LIMITS) as service, Client(service.place.path) as client:
         assert client.join()
-        question = wire.encode(Stats()) * 100
+        question = wire.encode(StatsQuery()) * 100
         with connected(service, HELLO) as link, pytest.raises(ConnectionError):
             say_for_ever(link, question)
         stats = client.stats()
