@@ -72,7 +72,7 @@ class TierConformance:
 
     def test_what_was_never_stored_is_absent(self, tier: Tier) -> None:
         assert load(tier, single("nothing"))[0] == Miss(MissReason.ABSENT)
-        assert tier.prefix([single("nothing").name.key]) == 0
+        assert tier.prefix([single("nothing").name.key]).chunks == 0
 
     def test_a_second_store_is_a_duplicate_and_changes_nothing(self, tier: Tier) -> None:
         sample = single("twice")
@@ -105,17 +105,19 @@ class TierConformance:
             outcomes.store(link)
         outcomes.wait()
         assert len(outcomes.stored) == 12
-        assert tier.prefix(keys(links)) == 12
+        assert tier.prefix(keys(links)).chunks == 12
 
     def test_a_prefix_is_counted_by_full_and_short_keys(self, tier: Tier) -> None:
         links = chain("prefix", [3000] * 5)
         for link in links[:3]:
             store(tier, link)
         full, shortened = keys(links), [key[:16] for key in keys(links)]
-        assert tier.prefix([]) == 0
-        assert tier.prefix(full) == tier.prefix(shortened) == 3
-        assert tier.prefix(full[:2]) == tier.prefix(shortened[:2]) == 2
-        assert tier.prefix([*full[3:], *full]) == 0, "counting ends at the first that is missing"
+        assert tier.prefix([]).chunks == 0
+        assert tier.prefix(full).chunks == tier.prefix(shortened).chunks == 3
+        assert tier.prefix(full[:2]).chunks == tier.prefix(shortened[:2]).chunks == 2
+        assert tier.prefix([*full[3:], *full]).chunks == 0, (
+            "counting ends at the first that is missing"
+        )
 
     def test_removing_removes_all_that_continue_it(self, tier: Tier) -> None:
         links = chain("remove", [3000] * 4)
@@ -124,7 +126,7 @@ class TierConformance:
         for sample in (*links, twig, other):
             assert store(tier, sample) == Stored()
         tier.remove(links[1].name.key)
-        assert tier.prefix(keys(links)) == 1
+        assert tier.prefix(keys(links)).chunks == 1
         for sample in (links[1], links[2], links[3], twig):
             assert load(tier, sample)[0] == Miss(MissReason.ABSENT)
         for sample in (links[0], other):
@@ -204,7 +206,7 @@ class TierConformance:
         samples = self.fill(tier, times=2)
         for at in range(0, len(samples), 4):
             links = samples[at : at + 4]
-            count = tier.prefix(keys(links))
+            count = tier.prefix(keys(links)).chunks
             here = [isinstance(load(tier, link)[0], Hit) for link in links]
             assert here == [position < count for position in range(4)]
 
@@ -289,7 +291,7 @@ class TierConformance:
         assert isinstance(load(tier, sample)[0], Miss)
         assert isinstance(store(tier, single("too late")), Dropped)
         tier.remove(sample.name.key)
-        assert tier.prefix([sample.name.key]) == 0
+        assert tier.prefix([sample.name.key]).chunks == 0
         assert tier.usage().cap_bytes > 0
 
     def test_records_outlive_the_tier(self, tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ class TierConformance:
         for _ in range(3):
             with self.opened(tmp_path) as tier:
                 assert tier.usage() == before
-                assert tier.prefix(keys(links)) == 3
+                assert tier.prefix(keys(links)).chunks == 3
                 for link in links:
                     assert load(tier, link) == (Hit(link.length), link.payload)
 
@@ -319,7 +321,7 @@ class TierConformance:
             assert isinstance(outcome, Miss)
             assert outcome.reason is MissReason.CORRUPT
             assert load(tier, links[0])[0] == Miss(MissReason.ABSENT)
-            assert tier.prefix(keys(links)) == 0
+            assert tier.prefix(keys(links)).chunks == 0
             for link in links:
                 assert store(tier, link) == Stored()
                 assert load(tier, link) == (Hit(link.length), link.payload)

@@ -1,15 +1,45 @@
-"""Many answers at once: submits loads and stores, keeps what came back, and how often."""
+"""What a tier answers and tells: loads and stores submitted by the dozen, and a listener."""
 
 import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from forebay.record.region import short
 from forebay.sys import memory
 from forebay.testing.samples import Sample
-from forebay.tiers.contract import Hit, LoadOutcome, Miss, Stored, StoreOutcome, Tier
+from forebay.tiers.contract import (
+    Hit,
+    LoadOutcome,
+    Miss,
+    Removed,
+    Stored,
+    StoreOutcome,
+    Tier,
+    TierListener,
+)
 
 FOREVER: Final = float("inf")  # a deadline on any clock
+
+
+class RecordingListener(TierListener):
+    """Keeps what a tier told; plays another tier that has the chunks in `held`."""
+
+    def __init__(self) -> None:
+        self.gone: list[Removed] = []
+        self.held: set[bytes] = set()  # short keys
+
+    def hold(self, *samples: Sample) -> None:
+        """Let the other tier have these."""
+        self.held |= {short(sample.name.key) for sample in samples}
+
+    def removed(self, records: list[Removed]) -> None:
+        """See TierListener."""
+        self.gone += records
+
+    def holds(self, key: bytes) -> bool:
+        """See TierListener."""
+        return key in self.held
 
 
 class Outcomes:

@@ -12,11 +12,10 @@ from forebay.sys.disk import Disk
 from forebay.sys.world import World
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
-from forebay.testing.outcomes import Outcomes
+from forebay.testing.outcomes import Outcomes, RecordingListener
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
 from forebay.tiers.contract import Dropped, DropReason, Hit, Stored
 from forebay.tiers.disk import Directory, DiskTier
-from forebay.tiers.disk.index import Removed
 
 
 def test_what_is_known_without_reading(swift_path: Path) -> None:
@@ -27,8 +26,7 @@ def test_what_is_known_without_reading(swift_path: Path) -> None:
         store(tier, sample)
         assert tier.has(sample.name.key)
         assert tier.length_of(sample.name.key[:16]) == 5000
-        assert tier.name_of(NAMESPACE[:4]) == [NAMESPACE]
-        assert tier.name_of(b"nothing") == []
+        assert tier.namespaces() == [NAMESPACE]
 
 
 def test_a_drive_that_is_off_has_no_length_to_tell(swift_path: Path) -> None:
@@ -39,7 +37,7 @@ def test_a_drive_that_is_off_has_no_length_to_tell(swift_path: Path) -> None:
         disk.arm("read:errno=EIO")
         for _ in range(SMALL.errors_max):
             load(tier, sample)
-        until(lambda: not tier.drives()[0].is_on)
+        until(lambda: not tier.volumes()[0].is_on)
         assert tier.length_of(sample.name.key) is None
 
 
@@ -78,9 +76,10 @@ def test_a_lowered_cap_that_the_medium_refuses_is_tried_again(swift_path: Path) 
 
 
 def test_what_leaves_is_told_with_whether_it_was_read(swift_path: Path) -> None:
-    told: list[Removed] = []
+    listener = RecordingListener()
+    told = listener.gone
     links = chain("told", [1000, 2000, 3000])
-    tier = DiskTier.open([Directory(str(swift_path), CAP_BYTES)], SMALL, World(), told.extend)
+    tier = DiskTier.open([Directory(str(swift_path), CAP_BYTES)], SMALL, World(), listener)
     for link in links:
         store(tier, link)
     load(tier, links[1])
@@ -241,7 +240,7 @@ def test_a_drive_that_answers_a_probe_stays_off_while_a_call_still_hangs(swift_p
         until(lambda: hanging.fired == 1)
         outcomes.load(single("first"))
         until(lambda: probes.fired >= 3)
-        assert not tier.drives()[0].is_on
+        assert not tier.volumes()[0].is_on
         hanging.disarm()
         outcomes.wait()
-        until(lambda: tier.drives()[0].is_on)
+        until(lambda: tier.volumes()[0].is_on)
