@@ -23,7 +23,6 @@ from forebay.record.header import (
     is_erased,
     mismatch,
     record_bytes,
-    unpack,
 )
 from forebay.sys import memory
 from forebay.sys.disk import Disk
@@ -35,7 +34,6 @@ from forebay.tiers.disk.regions.recovery import Found, Window, read_contents, wa
 _AT_ONCE: Final = 4  # regions
 _NOT_OURS_BUT_FINE: Final = {LOCK_NAME, "lost+found"}
 _SAFE_MODE: Final = 0o700
-_NO_HASH: Final = bytes(16)
 
 
 class Kind(StrEnum):
@@ -84,11 +82,11 @@ class RegionAudit:
         """Note one thing that is wrong."""
         self.faults.append(Fault(kind, self.name, why, offset))
 
-    def sound(self, header: RecordHeader) -> None:
+    def sound(self, header: RecordHeader, offset: int) -> None:
         """Note a record that is what it says."""
         self.records += 1
         self.payload_bytes += header.length
-        self.contents += layout.pack_entry(header)
+        self.contents += layout.pack_entry(header, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +266,7 @@ def _by_table(window: Window, table: Found, found: RegionAudit) -> None:
             found.fault(Kind.UNREADABLE, error.strerror or "cannot be read", entry.offset)
             continue
         if isinstance(verified, RecordHeader):
-            found.sound(verified)
+            found.sound(verified, entry.offset)
         elif verified is None:
             found.erased += 1
         else:
@@ -285,12 +283,11 @@ def _verify(
     page = bytes(window.view(entry.offset, HEADER_BYTES))
     if is_erased(page):
         return None
-    header = unpack(page)
+    header = layout.unpack_record(page, layout.Position(found.generation, entry.offset))
     if isinstance(header, Damage):
         return header
     name = RecordName(entry.namespace, entry.group, entry.key, entry.parent)
-    wanted = RecordHeader(name, found.generation, entry.offset, entry.length, _NO_HASH)
-    wrong = mismatch(header, wanted)
+    wrong = mismatch(header, name, entry.length)
     if wrong is None and layout.short(header.name.parent) != entry.parent:
         wrong = Damage.KEY
     if wrong is None and window.hash(entry.offset + HEADER_BYTES, entry.length) != (
@@ -304,7 +301,7 @@ def _by_walk(window: Window, found: RegionAudit) -> None:
     """Of a region that was never sealed: a damaged record may be a write that was cut off."""
     for at, header in walk(window, found.generation):
         if isinstance(header, RecordHeader):
-            found.sound(header)
+            found.sound(header, at)
             found.end = at + record_bytes(header.length)
         elif isinstance(header, OSError):
             found.fault(Kind.UNREADABLE, header.strerror or "cannot be read", at)

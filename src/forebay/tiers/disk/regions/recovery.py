@@ -17,7 +17,6 @@ from forebay.record.header import (
     MAGIC,
     Damage,
     RecordHeader,
-    claimed_place,
     record_bytes,
     unpack,
 )
@@ -132,7 +131,7 @@ def _walk(disk: Disk, descriptor: int, generation: int, size_bytes: int) -> Foun
                 name.key, name.namespace, layout.short(name.parent), at, header.length, name.group
             )
         )
-        contents += layout.pack_entry(header)
+        contents += layout.pack_entry(header, at)
         end = at + record_bytes(header.length)
     return Found(generation, size_bytes, entries, bytes(contents), end, sealed=False)
 
@@ -162,11 +161,11 @@ def record_at(window: "Window", at: int, generation: int) -> RecordHeader | Dama
     page = window.view(at, PAGE_BYTES)
     if bytes(page[: len(MAGIC)]) != MAGIC:
         return None
+    if not layout.is_for(page, layout.Position(generation, at)):  # verify: walked place
+        return None
     header = unpack(bytes(page))
     if isinstance(header, Damage):
-        return header if claimed_place(page) == (generation, at) else None
-    if (header.generation, header.offset) != (generation, at):  # verify: walked place
-        return None
+        return header
     if at + record_bytes(header.length) > window.size_bytes:  # verify: walked length
         return Damage.LENGTH
     if window.hash(at + HEADER_BYTES, header.length) != header.payload_hash:  # verify: walked hash
