@@ -116,7 +116,7 @@ def erased_page() -> bytes:
 
 def is_erased(page: memoryview | bytes) -> bool:
     """Whether a record stood here and was deleted on purpose."""
-    return bytes(page) == erased_page()
+    return page[: len(ERASED_MAGIC)] == ERASED_MAGIC and bytes(page) == erased_page()
 
 
 def medium_part(page: memoryview | bytes) -> bytes:

@@ -81,7 +81,7 @@ class DiskTier(Tier):
                 release(world.disk, taken)
             raise
         orphans = catalog.restore(
-            (region, found.entries) for taken in opened for region, found in taken.found
+            (region, found.entries()) for taken in opened for region, found in taken.found
         )
         if orphans:
             _log.info("%d records have lost their prefix and are forgotten", orphans)
