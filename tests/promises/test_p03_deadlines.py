@@ -115,15 +115,15 @@ def test_t24_a_hanging_drive_is_switched_off_and_on_again(slow: Slow, fault: str
     outcomes.load(slow.samples[0])
     outcomes.store(single("hangs"))
     until(lambda: rule.fired > 0)
-    until(lambda: not slow.tier.drives()[0].is_on)
+    until(lambda: not slow.tier.volumes()[0].is_on)
     before = time.monotonic()
     assert load(slow.tier, slow.samples[1])[0] == Miss(MissReason.TIER_OFF)
     assert store(slow.tier, single("refused")) == Dropped(DropReason.TIER_OFF)
     assert time.monotonic() - before < SOON_S
     slow.disk.disarm()
     outcomes.wait()
-    until(lambda: slow.tier.drives()[0].is_on)
-    until(lambda: slow.tier.prefix([slow.samples[1].name.key]) == 1)
+    until(lambda: slow.tier.volumes()[0].is_on)
+    until(lambda: slow.tier.prefix([slow.samples[1].name.key]).chunks == 1)
     assert load(slow.tier, slow.samples[1])[0] == Hit(9000)
     assert store(slow.tier, single("taken")) == Stored()
 
@@ -132,11 +132,11 @@ def test_t24_a_drive_stays_off_while_one_of_its_calls_still_hangs(slow: Slow) ->
     outcomes = Outcomes(slow.tier)
     hanging = slow.disk.arm("read:hang@1")
     outcomes.load(slow.samples[0])
-    until(lambda: not slow.tier.drives()[0].is_on)
+    until(lambda: not slow.tier.volumes()[0].is_on)
     time.sleep(3 * HASTY.probe_interval_s)
-    assert not slow.tier.drives()[0].is_on, "the probe alone went well"
+    assert not slow.tier.volumes()[0].is_on, "the probe alone went well"
     hanging.disarm()
-    until(lambda: slow.tier.drives()[0].is_on)
+    until(lambda: slow.tier.volumes()[0].is_on)
     outcomes.wait()
     assert len(outcomes.hits) == 1
 
@@ -184,7 +184,7 @@ def test_t47_a_jump_of_the_wall_clock_changes_nothing(swift_path: Path, jump: fl
         time.sleep(2 * SMALL.tick_s)
         assert load(tier, sample)[0] == Hit(5000)
         assert store(tier, single("other")) == Stored()
-        assert tier.drives()[0].is_on
+        assert tier.volumes()[0].is_on
     with opened(swift_path, clock=clock) as tier:
         assert load(tier, sample)[0] == Hit(5000), "no record expires by the wall"
 

@@ -90,7 +90,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(links=st.sampled_from(CHAINS))
     def count_prefix(self, links: list[Sample]) -> None:
         """A prefix is of what was given."""
-        count = self.tier.prefix([link.name.key for link in links])
+        count = self.tier.prefix([link.name.key for link in links]).chunks
         assert set(links[:count]) <= self.given
 
     @precondition(lambda self: not self.clogged)

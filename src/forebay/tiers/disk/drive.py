@@ -17,9 +17,8 @@ from forebay.record.header import (
     pack,
     payload_hash,
     record_bytes,
-    unpack,
 )
-from forebay.record.region import short
+from forebay.record.region import Position, short, unpack_record
 from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import read_whole, write_whole
@@ -150,11 +149,11 @@ class Drive:
             return Miss(MissReason.IO_ERROR)
         found = _verify(page, job, count)
         if isinstance(found, Damage):
-            self._catalog.forget(short(job.wanted.name.key), job.place)
+            self._catalog.forget(short(job.name.key), job.place)
             wrong = found in _WRONG_RECORD
             return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
         self.read_bytes += length
-        self._catalog.mark_read(short(job.wanted.name.key))
+        self._catalog.mark_read(short(job.name.key))
         return Hit(length, found)
 
     def _write_forever(self) -> None:
@@ -174,37 +173,37 @@ class Drive:
             return Dropped(placed)
         region, offset = placed
         digest = job.digest or payload_hash(job.source[: job.length])
-        header = RecordHeader(job.name, region.generation, offset, job.length, digest)
-        refused = self._write(job, header, page, region)
+        header = RecordHeader(job.name, job.length, digest)
+        pack(header, page, Position(region.generation, offset).pack())
+        refused = self._write(job, page, region, offset)
         if refused is None:
-            refused = self._settle(region, header)
+            refused = self._settle(region, header, offset)
         else:
             self._catalog.abandon(key)
         self.shelf.leave(region)
         return Stored() if refused is None else Dropped(refused)
 
-    def _settle(self, region: Region, header: RecordHeader) -> DropReason | None:
+    def _settle(self, region: Region, header: RecordHeader, offset: int) -> DropReason | None:
         """Let a written record be found: by erasures first, so that none can miss it."""
-        self.shelf.note(region, header)
-        place = Place(region.number, header.offset, header.length)
+        self.shelf.note(region, header, offset)
+        place = Place(region.number, offset, header.length)
         if self._catalog.settle(short(header.name.key), place):
             return None
         # Forgotten while it was written: a walk must not find it.
         try:
-            wipe(self._disk, region, header.offset)
+            wipe(self._disk, region, offset)
         except OSError:
             self._failed()
         else:
-            self.shelf.strike(region, {header.offset})
+            self.shelf.strike(region, {offset})
         return DropReason.ORPHAN
 
     def _write(
-        self, job: StoreJob, header: RecordHeader, page: memoryview, region: Region
+        self, job: StoreJob, page: memoryview, region: Region, offset: int
     ) -> DropReason | None:
-        pack(header, page)
         buffers = [page, job.source[: memory.padded(job.length)]]
         try:
-            write_whole(self._disk, region.descriptor, buffers, header.offset)
+            write_whole(self._disk, region.descriptor, buffers, offset)
         except OSError as error:
             if error.errno in FULL:
                 return DropReason.NO_SPACE
@@ -248,10 +247,10 @@ def _verify(page: memoryview, job: LoadJob, count: int) -> RecordHeader | Damage
     length = job.place.length
     if count < record_bytes(length):  # verify: whole read
         return Damage.CUT
-    found = unpack(page)
+    found = unpack_record(page, Position(job.region.generation, job.place.offset))
     if isinstance(found, Damage):
         return found
-    wrong = mismatch(found, job.wanted)
+    wrong = mismatch(found, job.name, length)
     if wrong is not None:
         return wrong
     if payload_hash(job.target[:length]) != found.payload_hash:  # verify: payload hash

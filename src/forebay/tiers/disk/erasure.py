@@ -19,7 +19,7 @@ from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import write_whole
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.index import Place
-from forebay.tiers.disk.regions.recovery import packed_contents
+from forebay.tiers.disk.regions.reader import RegionReader
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.shelf import Shelf
 
@@ -50,9 +50,8 @@ class Eraser:
     def _erase_in(self, region: Region, namespace: bytes | None) -> int:
         contents = self.shelf.contents(region)
         if contents is None:
-            contents = packed_contents(
-                self.disk, region.descriptor, region.generation, region.size_bytes
-            )
+            reader = RegionReader(self.disk, region.descriptor, region.size_bytes)
+            contents = reader.contents(region.generation).packed
         doomed = [
             entry
             for entry in unpack_entries(contents)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 from forebay.errors import DirectoryError
-from forebay.record.header import RecordHeader, RecordName
+from forebay.record.header import RecordName
 from forebay.record.region import short
 from forebay.sys import memory
 from forebay.sys.clock import Clock
@@ -32,7 +32,6 @@ from forebay.tiers.disk.regions.directory import region_bytes, usable_bytes
 from forebay.tiers.disk.regions.warmup import Opened, open_shelf, release
 
 _log: Final = logging.getLogger(__name__)
-_NO_HASH: Final = bytes(16)
 
 
 class DiskTier(Tier):
@@ -82,7 +81,7 @@ class DiskTier(Tier):
                 release(world.disk, taken)
             raise
         orphans = catalog.restore(
-            (region, found.entries) for taken in opened for region, found in taken.found
+            (region, found.entries()) for taken in opened for region, found in taken.found
         )
         if orphans:
             _log.info("%d records have lost their prefix and are forgotten", orphans)
@@ -116,9 +115,8 @@ class DiskTier(Tier):
         if memory.padded(place.length) > target.nbytes:
             done(Miss(MissReason.WRONG_RECORD))  # of another shape than was asked for
             return
-        wanted = RecordHeader(name, region.generation, place.offset, place.length, _NO_HASH)
         drive = self._drives[region.drive]
-        drive.submit_load(LoadJob(wanted, region, place, target, done, deadline))
+        drive.submit_load(LoadJob(name, region, place, target, done, deadline))
 
     def submit_store(
         self,

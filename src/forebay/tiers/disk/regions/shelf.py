@@ -145,10 +145,10 @@ class Shelf:
             if refused is not None:
                 return refused
 
-    def note(self, region: Region, header: RecordHeader) -> None:
+    def note(self, region: Region, header: RecordHeader, offset: int) -> None:
         """A placed record is on the medium: from now on an erasure finds it."""
         with self._rolled:
-            region.contents += layout.pack_entry(header)
+            region.contents += layout.pack_entry(header, offset)
 
     def contents(self, region: Region) -> bytes | None:
         """The packed entries of a pinned region; None: they are on the medium."""

@@ -21,7 +21,8 @@ from forebay.tiers.disk.regions.directory import (
     region_names,
     usable_bytes,
 )
-from forebay.tiers.disk.regions.recovery import Found, recover
+from forebay.tiers.disk.regions.reader import RegionContents, RegionReader
+from forebay.tiers.disk.regions.recovery import recover
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.shelf import Room, Shelf
 
@@ -34,7 +35,7 @@ class Opened(NamedTuple):
 
     directory: OpenDirectory
     shelf: Shelf
-    found: list[tuple[Region, Found]]
+    found: list[tuple[Region, RegionContents]]
 
 
 class _File(NamedTuple):
@@ -142,7 +143,7 @@ def _refuse_too_much(disk: Disk, opened: Opened, missing_bytes: int) -> None:
 def _adopt(disk: Disk, opened: Opened, number: int, file: _File) -> None:
     path = f"{opened.directory.path}/{file.name}"
     try:
-        found = recover(disk, file.descriptor, file.generation, file.size_bytes)
+        found = recover(RegionReader(disk, file.descriptor, file.size_bytes), file.generation)
     except OSError as error:
         _log.warning(
             "%s cannot be read (%s) and is left alone; forebay check --repair removes it",
@@ -165,7 +166,7 @@ def _adopt(disk: Disk, opened: Opened, number: int, file: _File) -> None:
     region.drive = opened.shelf.drive
     region.file_bytes = file.file_bytes
     region.end = found.end
-    region.placed = len(found.contents) // ENTRY_BYTES
+    region.placed = len(found.packed) // ENTRY_BYTES
     opened.found.append((region, found))
 
 
@@ -176,13 +177,13 @@ def _resume(disk: Disk, opened: Opened) -> None:
         youngest = region is opened.found[-1][0]
         roomy = region.size_bytes - region.end > region.size_bytes // _RESUME_SHARE
         resume = youngest and roomy
-        region.contents = bytearray(found.contents)
-        region.is_sealed = found.sealed
+        region.contents = bytearray(found.packed)
+        region.is_sealed = found.is_sealed
         try:
-            if resume and found.sealed:
+            if resume and found.is_sealed:
                 regions.unseal(disk, region)
                 region.is_sealed = False
-            elif not resume and not found.sealed:
+            elif not resume and not found.is_sealed:
                 regions.seal(disk, region)
                 region.is_sealed = True
         except OSError as error:
