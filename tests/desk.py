@@ -31,23 +31,13 @@ from forebay.pool.policy.tenants import Floor
 from forebay.pool.session import Session, Work
 from forebay.record.header import ROOT
 from forebay.record.region import short
-from forebay.sys.clock import Clock
 from forebay.sys.world import World
+from forebay.testing.clock import ManualClock
 from forebay.tiers.disk import Directory
 
 NAMESPACE = b"n" * 32
 LENGTH = 1 << 16
 M = TypeVar("M", bound=PoolMessage)
-
-
-class Watch(Clock):
-    """A clock that can be put forward."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead_s
 
 
 class Client(Session):
@@ -89,8 +79,9 @@ class Desk:
         self._numbers = 0
         directories = (Directory(str(place), disk_bytes),) if place is not None else ()
         wanted = PoolOptions(dram_bytes, directories, verify_dram=verify_dram, floors=floors)
+        world = world or World(clock=ManualClock())  # no deadline passes unless a test says so
         self.pool = Pool(wanted, policy or Oldest(), self._woken.set, world)
-        self.clock = (world or World()).clock
+        self.clock = world.clock
 
     def number(self, part: str, name: str) -> int:
         """One figure of the statistics."""
@@ -105,11 +96,21 @@ class Desk:
         self.pool.complete()
         self.pool.tick(self.clock.monotonic())
 
-    def until(self, done: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def until(self, done: Callable[[], bool], timeout_s: float = 60.0) -> None:
         end = time.monotonic() + timeout_s
         while not done():
             assert time.monotonic() < end, f"nothing came: {self.pool.stats()}"
             self.turn()
+
+    def pass_time_until(self, done: Callable[[], bool]) -> None:
+        """The same, while a tenth of a second passes with every turn."""
+        self.until(lambda: done() or self.pass_time(0.1))
+
+    def pass_time(self, seconds: float) -> bool:
+        """Put the clock forward; False, so that who waits goes on."""
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(seconds)
+        return False
 
     def settle(self) -> None:
         """Wait until nothing is being read or written."""
@@ -147,7 +148,7 @@ class Desk:
         self.pool.handle(client, Commit(self.pool.generation, offsets))
         return self.receive(client, Committed).count
 
-    def store(self, client: Client, keys: list[bytes], timeout_s: float = 20.0) -> None:
+    def store(self, client: Client, keys: list[bytes], timeout_s: float = 60.0) -> None:
         """Store a whole chain, coming again as long as the pool says so."""
         end = time.monotonic() + timeout_s
         parent, left = ROOT, list(keys)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,9 +87,7 @@ def test_t20_an_index_that_is_lost_is_rebuilt_by_walking(
 ) -> None:
     samples = filled(swift_path)
     damage(swift_path)
-    before = time.monotonic()
     assert len(hits(swift_path, samples)) == len(samples)
-    assert time.monotonic() - before < 5
     assert len(hits(swift_path, samples)) == len(samples), "and is whole again"
 
 

@@ -3,7 +3,6 @@
 import random
 import resource
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -102,9 +101,7 @@ def test_t40_a_length_bomb_in_a_footer_is_refused_before_allocation(
         bomb = layout.pack_footer(footer._replace(**change))  # type: ignore[arg-type]
         overwrite(path, REGION_BYTES - HEADER_BYTES, bomb)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.monotonic()
     assert len(assert_exact_or_absent(filled)) == len(SAMPLES), "walked instead"
-    assert time.monotonic() - began < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
 
 

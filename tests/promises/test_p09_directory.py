@@ -28,7 +28,7 @@ def test_t44_files_are_private_whatever_the_umask(swift_path: Path, umask: int) 
     try:
         tier = try_open(place)
         outcome = store(tier, single("private"))
-        tier.close(10)
+        tier.close(60)
     finally:
         os.umask(before)
     assert outcome == Stored()

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.desk import NAMESPACE, Client, Desk, Watch, chain, payload
+from tests.desk import NAMESPACE, Client, Desk, chain, payload
 
 from forebay.pool.core import stores
 from forebay.pool.core.loading import arrivals
@@ -35,6 +35,7 @@ from forebay.pool.session import Work
 from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.world import World
+from forebay.testing.clock import ManualClock
 
 MIB = 1 << 20
 EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "100"))
@@ -53,10 +54,10 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self._few = pytest.MonkeyPatch()
         self._few.setattr(stores, "_AT_ONCE", 3)  # or dialogs as short as these are one turn
-        self._watch = Watch()
+        self._clock = ManualClock()
         self._folder = tempfile.TemporaryDirectory()
         Path(self._folder.name).chmod(0o700)
-        world = World(clock=self._watch)
+        world = World(clock=self._clock)
         self._desk = Desk(1 * MIB, Path(self._folder.name), 4 * MIB, world)
         self._clients = {name: Client(name) for name in "ef"}
         self._reserving: dict[str, tuple[list[bytes], Work]] = {}
@@ -157,7 +158,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.01, arrivals.KEEP_S]))
     def wait(self, seconds: float) -> None:
         self._desk.settle()  # or the drive seems to hang, and is switched off
-        self._watch.ahead_s += seconds
+        self._clock.advance(seconds)
         self._desk.turn()
 
     @rule(engine=engines)

@@ -112,11 +112,11 @@ def test_what_was_not_promised_or_is_released_ends_with_the_connection(tmp_path:
     more = chain("b", 4)
     desk.store(Client("e"), more)
     desk.settle()
-    asked, _ = desk.lookup(waiting, more)
-    desk.pool.handle(waiting, Ask(asked, 0, 4, 10_000, stream=False))
     released, _ = desk.lookup(done, keys)
     desk.ask(done, released, keys)
     desk.pool.handle(done, Release(released, list(range(SLOTS // 2))))
+    asked, _ = desk.lookup(waiting, more)
+    desk.pool.handle(waiting, Ask(asked, 0, 4, 10_000, stream=False))
     for client in (arrived, waiting, done):
         desk.pool.left(client)
         assert not desk.pool.lends(client.engine)

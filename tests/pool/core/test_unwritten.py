@@ -10,11 +10,12 @@ from forebay.pool.messages import ReserveAnswer, Cancel
 from forebay.pool.policy.learned import Learned
 from forebay.record.header import ROOT
 from forebay.sys.world import World
+from forebay.testing.clock import ManualClock
 from forebay.testing.faultdisk import FaultDisk
 
 MIB = 1 << 20
 SLOTS = 32
-STORE_S = 2.0  # within which a dialog of a few chunks gets its slots
+STORE_S = 60.0  # a dialog of a few chunks gets its slots at once, or never
 
 
 @pytest.fixture
@@ -26,6 +27,7 @@ def place(tmp_path: Path) -> Path:
 def stores(desk: Desk, client: Client, keys: list[bytes]) -> bool:
     """Whether a whole chain is stored, or declined, before long."""
     until = time.monotonic() + STORE_S
+    desk.pass_time(0.01)
     number, _ = desk.lookup(client, keys)
     desk.pool.handle(client, Cancel(number))
     parent, left = ROOT, list(keys)
@@ -69,7 +71,7 @@ def test_while_the_budget_of_bytes_a_day_is_exhausted(place: Path) -> None:
 def test_while_every_write_fails(place: Path, fault: str) -> None:
     disk = FaultDisk()
     policy = Learned(disk_bytes=64 * MIB)
-    desk = Desk(SLOTS * LENGTH, place, 64 * MIB, World(disk), policy)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB, World(disk, ManualClock()), policy)
     disk.arm(f"write:errno={fault}")
     check(desk, Client("e"))
 

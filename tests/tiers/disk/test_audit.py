@@ -27,7 +27,7 @@ def place(swift_path: Path) -> Path:
     tier = open_tier(swift_path)
     for n in range(RECORDS):
         store(tier, single(f"audited {n}"))
-    tier.close(10)
+    tier.close(60)
     return swift_path
 
 
