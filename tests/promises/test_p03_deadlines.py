@@ -96,7 +96,7 @@ def test_t24_a_hanging_drive_is_switched_off_and_on_again(slow: Slow, fault: str
     outcomes.wait()
     slow.clock.advance(HASTY.probe_interval_s)
     until(lambda: slow.tier.volumes()[0].is_on)
-    until(lambda: slow.tier.prefix([slow.samples[1].name.key]) == 1)
+    until(lambda: slow.tier.prefix([slow.samples[1].name.key]).chunks == 1)
     assert load(slow.tier, slow.samples[1])[0] == Hit(9000)
     assert store(slow.tier, single("taken")) == Stored()
 

@@ -10,23 +10,23 @@ import pytest
 from tests.desk import LENGTH, NAMESPACE, Client, Desk, chain, payload
 from tests.oldest import Oldest
 
-from forebay.pool.core.stores import Stores
+from forebay.pool.core.dram import Dram
 from forebay.pool.messages import (
     Abort,
-    ReserveAnswer,
+    AdminReply,
     Ask,
     Cancel,
+    ChunkRun,
     Clear,
     Commit,
     Committed,
-    AdminReply,
     Promise,
     Ready,
     Release,
     Reserve,
+    ReserveAnswer,
     Reserved,
     Resize,
-    ChunkRun,
 )
 from forebay.record.header import ROOT, payload_hash
 from forebay.record.region import short
@@ -152,13 +152,13 @@ def test_a_turn_is_short_whatever_the_answers_are(
     client, tried = Client("e"), Counter[int]()
     while desk.reserve(client, chain(f"full {desk.number('dram', 'filling')}", 1))[0] >= 0:
         pass
-    has = Stores._has
+    has = Dram.has
 
-    def count(stores: Stores, key: bytes) -> bool:
+    def count(dram: Dram, key: bytes) -> bool:
         tried[turns] += 1
-        return has(stores, key)
+        return has(dram, key)
 
-    monkeypatch.setattr(Stores, "_has", count)
+    monkeypatch.setattr(Dram, "has", count)
     runs = [ChunkRun(NAMESPACE, 0, ROOT, b"".join(chain(f"r{n}", 8)), LENGTH) for n in range(100)]
     runs += [
         ChunkRun(NAMESPACE, 0, chain("gone", 1)[0], chain(f"g{n}", 1)[0], 1) for n in range(100)
@@ -177,17 +177,17 @@ class Closed(Oldest):
     """A policy that would rather keep what it has."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(tiers=0)
         self.asked: list[tuple[bytes, bytes | None]] = []
 
-    def declines(self, key: bytes, parent: bytes | None, now: float, size_class: int = 0) -> bool:
+    def declines(self, key: bytes, parent: bytes | None, now: float, slot_bytes: int) -> bool:
         self.asked.append((key, parent))
         return True
 
 
 def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_it() -> None:
-    policy = Closed()
-    desk, client = Desk(4 * MIB, policy=policy), Client("e")
+    desk, client = Desk(4 * MIB), Client("e")
+    policy = desk.pool._dram.policy = Closed()
     kept, offered = chain("a", 60), chain("b", 8)
     desk.store(client, kept)
     answers = desk.reserve(client, offered)
@@ -257,7 +257,7 @@ def test_an_engine_that_exits_gives_back_all_that_it_held(desk: Desk) -> None:
     desk.reserve(client, keys[4:], parent=keys[3])
     number, _ = desk.lookup(client, keys)
     desk.ask(client, number, keys)
-    desk.pool.left(client)
+    desk.pool.disconnected(client)
     assert desk.number("dram", "pinned_bytes") == 4 * LENGTH, "a living process may still read"
     assert desk.number("dram", "filling") == 4, "or write there"
     desk.pool.exited("e")
@@ -309,14 +309,14 @@ def test_what_waits_for_its_hash_can_leave_and_gets_nobody_elses(desk: Desk) -> 
         gate.wait(100)  # longer than a store waits
         yield b""
 
-    desk.pool._stores.checker.submit(slow(), lambda _: None)  # type: ignore[arg-type]
+    desk.pool._hasher.submit(slow(), lambda _: None)  # type: ignore[arg-type]
     client = Client("e")
     for number in range(40):  # three times what DRAM holds
         desk.store(client, chain(str(number), 5))
-    assert all(chunk.digest is None for chunk in desk.pool._room.chunks)
+    assert all(chunk.digest is None for chunk in desk.pool._dram.chunks)
     gate.set()
     desk.settle()
-    for chunk in desk.pool._room.chunks:
+    for chunk in desk.pool._dram.chunks:
         assert chunk.digest == payload_hash(payload(chunk.name.key))
 
 
@@ -356,7 +356,7 @@ def test_many_requests_join_one_read(place: Path) -> None:
         assert desk.ask(client, number, keys).total == 16
     assert desk.number("counters", "disk.loaded") == 16
     for client in clients:
-        desk.pool.left(client)
+        desk.pool.disconnected(client)
     desk.settle()
     assert desk.pool.violations() == []
     desk.pool.close(5)
@@ -391,7 +391,7 @@ def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
     desk.turn()
     found = [desk.lookup(client, keys)[1].known for keys in chains]
     for keys, known in zip(chains, found, strict=True):
-        desk.pool.left(client)
+        desk.pool.disconnected(client)
         assert desk.load(client, keys, stream=True) == known
     assert sum(found) > 40
     assert desk.pool.violations() == []
@@ -402,8 +402,7 @@ def test_what_continues_a_head_in_dram_outlives_the_heads_record(place: Path) ->
     desk = Desk(1 * MIB, place, 6 * MIB)
     client, other, fillers = Client("e"), Client("f"), itertools.count()
     keys = chain("shared", 2)
-    disk = desk.pool._disk
-    assert disk is not None
+    disk = desk.pool._stack._tiers[0]
 
     def flood() -> None:
         desk.store(other, chain(f"filler {next(fillers)}", 4))
@@ -419,10 +418,10 @@ def test_what_continues_a_head_in_dram_outlives_the_heads_record(place: Path) ->
         flood()
     assert disk.has(keys[1]), "its own record is younger"
     assert desk.lookup(other, keys)[1].known == 2
-    desk.pool.left(other)
+    desk.pool.disconnected(other)
     desk.settle()
     desk.pool.handle(client, Release(number, []))
-    while desk.pool._room.chunks.get(short(keys[0])) is not None:
+    while desk.pool._dram.chunks.get(short(keys[0])) is not None:
         flood()
     desk.settle()
     assert desk.lookup(other, keys)[1].known == 0
@@ -458,7 +457,7 @@ def test_clearing_deletes_for_good(place: Path, namespace: str) -> None:
         done = desk.receive(client, AdminReply)
         assert done.ok == (wrong == "00" * 32)
     assert desk.lookup(client, keys)[1].known == 30
-    desk.pool.left(client)
+    desk.pool.disconnected(client)
     desk.pool.handle(client, Clear(namespace))
     assert desk.receive(client, AdminReply).ok
     desk.turn()
@@ -526,7 +525,7 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     disk.arm("write:hang")
     number, _ = desk.lookup(client, old)
     came = len(desk.ask(client, number, old, stream=True).offsets)
-    desk.until(lambda: not desk.pool._loads.loading)
+    desk.until(lambda: not desk.pool._acquisition.reads_in_flight)
     came += len([message for message in client.inbox if isinstance(message, Ready)])
     assert came == 64, "of 100"
     client.inbox.clear()
@@ -541,7 +540,7 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     desk.pool.handle(client, Release(number, list(range(64))))
     assert desk.receive(client, Ready).chunk >= 64
     assert desk.number("disk", "records") == 100 + 110, "no load waits for writes"
-    desk.pool.left(client)
+    desk.pool.disconnected(client)
     disk.disarm()
     desk.settle()
     assert desk.pool.violations() == []

@@ -46,7 +46,7 @@ class Struck:
 
     def end(self) -> None:
         self.disk.disarm()
-        self.desk.pool.left(self.client)
+        self.desk.pool.disconnected(self.client)
         self.desk.settle()
         assert self.desk.pool.violations() == []
         self.desk.pool.close(5)
@@ -57,7 +57,7 @@ def test_a_stream_is_promised_before_the_drive_has_to_pause(place: Path) -> None
     promise = struck.desk.receive(struck.client, Promise)
     assert promise.total == 100
     assert 32 <= len(promise.offsets) < 40, "half of what a load may have"
-    assert struck.desk.pool._loads.loading, "and what follows is being read"
+    assert struck.desk.pool._acquisition.reads_in_flight, "and what follows is being read"
     struck.disk.disarm()
     came = list(range(len(promise.offsets)))
     while len(came) < 100:
@@ -114,11 +114,11 @@ def test_what_an_engine_has_itself_needs_no_room(place: Path) -> None:
     number, _ = desk.lookup(client, keys)
     desk.pool.handle(client, Ask(number, 40, 60, 10_000, stream=True))
     desk.until(lambda: desk.number("dram", "pinned_bytes") == 64 * LENGTH)
-    desk.until(lambda: not desk.pool._loads.loading)
+    desk.until(lambda: not desk.pool._acquisition.reads_in_flight)
     assert not [each for each in client.inbox if isinstance(each, Promise)], "it fits, but for ten"
     desk.pool.handle(other, Release(holds, []))
     assert len(desk.receive(client, Promise).offsets) == 60
-    desk.pool.left(client)
+    desk.pool.disconnected(client)
     desk.pool.close(5)
 
 
@@ -129,15 +129,15 @@ def test_t6_a_rotten_slot_is_found_by_verify_dram_in_a_stream(place: Path, rotte
     desk.store(client, keys)
     desk.settle()
     number, _ = desk.lookup(client, keys)
-    chunk = desk.pool._room.chunks.get(short(keys[rotten]))
+    chunk = desk.pool._dram.chunks.get(short(keys[rotten]))
     assert chunk is not None
     desk.pool.view(chunk.offset, 1)[0] ^= 1
     promise = desk.ask(client, number, keys, stream=True)
     assert len(promise.offsets) <= rotten
-    desk.until(lambda: desk.pool._room.chunks.get(short(keys[rotten])) is not chunk)
+    desk.until(lambda: desk.pool._dram.chunks.get(short(keys[rotten])) is not chunk)
     came = [each.chunk for each in client.inbox if isinstance(each, Ready) and each.length]
     assert rotten not in came
-    desk.pool.left(client)
+    desk.pool.disconnected(client)
     desk.settle()
     assert desk.pool.violations() == []
     desk.pool.close(5)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.desk import LENGTH, Client, Desk, chain, payload
 
-from forebay.pool.messages import ReserveAnswer, Cancel
-from forebay.pool.policy.learned import Learned
+from forebay.pool.messages import Cancel, ReserveAnswer
+from forebay.pool.policy.admission import LowerTier
 from forebay.record.header import ROOT
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -58,8 +58,8 @@ def check(desk: Desk, client: Client) -> None:
 
 
 def test_while_the_budget_of_bytes_a_day_is_exhausted(place: Path) -> None:
-    policy = Learned(disk_bytes=64 * MIB, budget_bytes_a_day=24 * 8 * LENGTH)
-    desk, client = Desk(SLOTS * LENGTH, place, 64 * MIB, policy=policy), Client("e")
+    tier = LowerTier(64 * MIB, 24 * 8 * LENGTH)
+    desk, client = Desk(SLOTS * LENGTH, place, 64 * MIB, learned=tier), Client("e")
     for depth in (4, 8, 12, 24):  # a dialog that was let in, and grows
         assert stores(desk, client, chain("first", depth))
         desk.settle()
@@ -70,14 +70,14 @@ def test_while_the_budget_of_bytes_a_day_is_exhausted(place: Path) -> None:
 @pytest.mark.parametrize("fault", ["EIO", "ENOSPC"])
 def test_while_every_write_fails(place: Path, fault: str) -> None:
     disk = FaultDisk()
-    policy = Learned(disk_bytes=64 * MIB)
-    desk = Desk(SLOTS * LENGTH, place, 64 * MIB, World(disk, ManualClock()), policy)
+    world = World(disk, ManualClock())
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB, world, learned=LowerTier(64 * MIB))
     disk.arm(f"write:errno={fault}")
     check(desk, Client("e"))
 
 
 def test_while_little_is_let_in(place: Path) -> None:
-    policy = Learned(disk_bytes=64 * MIB)
+    desk = Desk(SLOTS * LENGTH, place, 64 * MIB, learned=LowerTier(64 * MIB))
     for _ in range(10):
-        policy.region_evicted(64 * MIB, 0, 0.0)
-    check(Desk(SLOTS * LENGTH, place, 64 * MIB, policy=policy), Client("e"))
+        desk.policy.evicted(0, 64 * MIB, 0, 0.0)
+    check(desk, Client("e"))

@@ -1,4 +1,4 @@
-"""A chain that lies in DRAM in pieces, its other chunks only in a lower tier, can leave DRAM whole."""
+"""A chain of which DRAM has pieces, the rest only a lower tier, can leave DRAM whole."""
 
 import pytest
 

@@ -235,13 +235,13 @@ def test_who_is_to_be_written_is_not_declined() -> None:
     policy.requested(chain, 0, 0.0)
     for depth, each in enumerate(chain[:4]):
         policy.stored(each, chain[depth - 1] if depth else None, CHUNK, 0.0)
-    assert not policy.declines(chain[4], chain[3], 0.0, 1)
+    assert not policy.declines(chain[4], chain[3], 0.0, CHUNK)
     policy._writing[0].admission.share = 0.0
     policy.requested(dialog(2, 5), 0, 0.0)
     policy.stored(dialog(2, 5)[0], None, CHUNK, 0.0)
     for each in reversed(chain[:4]):
         policy.removed(each)
-    assert policy.declines(dialog(2, 5)[1], dialog(2, 5)[0], 0.0, 1)
+    assert policy.declines(dialog(2, 5)[1], dialog(2, 5)[0], 0.0, CHUNK)
 
 
 def test_nobody_is_declined_where_nothing_can_leave() -> None:

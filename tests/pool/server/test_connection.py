@@ -11,12 +11,12 @@ from forebay.pool.messages import (
     Abort,
     Ask,
     Cancel,
+    ChunkRun,
     ClientMessage,
     Commit,
     Found,
     Lookup,
     Reserve,
-    ChunkRun,
     StatsQuery,
 )
 from forebay.pool.server.connection import Connection

@@ -8,7 +8,7 @@ from tests import poolside
 from tests.desk import NAMESPACE, chain
 
 from forebay.pool.client.link import join
-from forebay.pool.messages import Found, Lookup, Reserve, Reserved, ChunkRun
+from forebay.pool.messages import ChunkRun, Found, Lookup, Reserve, Reserved
 from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.clock import Clock

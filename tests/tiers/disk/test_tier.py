@@ -71,7 +71,7 @@ def test_a_region_of_records_leaves_at_a_time(swift_path: Path) -> None:
         stored += 1
         store(tier, single(f"evicting {stored}", 60_000))
     tier.close(60)
-    assert len(told) <= 4, "a region goes at a time"
+    assert len(listener.gone) <= 4, "a region goes at a time"
 
 
 def test_of_two_records_of_one_key_the_younger_counts(swift_path: Path) -> None:

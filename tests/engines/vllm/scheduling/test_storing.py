@@ -13,7 +13,7 @@ from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.engines.vllm.scheduling.storing import Storing
 from forebay.engines.vllm.scheduling.tracked import Tracked
 from forebay.identity.keys import ChainRoot
-from forebay.pool.messages import ReserveAnswer, Found, Reserved
+from forebay.pool.messages import Found, ReserveAnswer, Reserved
 from forebay.sys.clock import Clock
 
 pytestmark = pytest.mark.vllm

@@ -9,8 +9,8 @@ from tests.desk import LENGTH, NAMESPACE, Client, Desk, chain
 from tests.line_counter import LineCounter
 
 from forebay.identity.keys import ChainRoot, KeyChain
-from forebay.pool.core.loading import arrivals
-from forebay.pool.messages import Ask, Cancel, Clear, AdminReply, Found, Promise, Release
+from forebay.pool.core.loading import retention
+from forebay.pool.messages import AdminReply, Ask, Cancel, Clear, Found, Promise, Release
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -138,7 +138,7 @@ def test_what_comes_before_its_turn_is_there_when_its_turn_comes(
     assert desk.receive(client, Found).ready == 8
     number, found = desk.lookup(client, keys)
     assert found == Found(number, 8, 8), "none of them had to leave meanwhile"
-    desk.pool.left(client)
+    desk.pool.disconnected(client)
     desk.settle()
     assert desk.number("dram", "pinned_chunks") == 0
     close(desk)
@@ -151,7 +151,7 @@ def test_reading_ahead_stays_within_the_load_budget_in_order_of_arrival(
     numbers = [disk.lookup(client, keys)[0] for keys in chains]
     disk.settle()
     assert read(disk) == SLOTS // 2
-    assert disk.number("dram", "kept_bytes") == SLOTS // 2 * LENGTH
+    assert disk.number("dram", "retained_bytes") == SLOTS // 2 * LENGTH
     assert disk.ask(client, numbers[0], chains[0]).total == 12
     assert read(disk) == SLOTS // 2, "the first had all it wanted"
     disk.pool.handle(client, Release(numbers[0], []))
@@ -174,10 +174,10 @@ def test_nothing_is_kept_for_ever(disk: Desk, client: Client, clock: ManualClock
     keys = chain("0", 12)
     number, _ = disk.lookup(client, keys)
     disk.settle()
-    assert disk.number("dram", "kept_bytes") == 12 * LENGTH
-    clock.advance(arrivals.KEEP_S)
+    assert disk.number("dram", "retained_bytes") == 12 * LENGTH
+    clock.advance(retention.RETAIN_S)
     disk.turn()
-    assert disk.number("dram", "kept_bytes") == 0
+    assert disk.number("dram", "retained_bytes") == 0
     assert disk.ask(client, number, keys).total == 12, "it may still ask"
 
 
@@ -186,7 +186,7 @@ def test_an_operators_wish_does_not_wait_for_who_only_arrived(disk: Desk, client
     disk.settle()
     disk.pool.handle(client, Clear(""))
     assert disk.receive(client, AdminReply) == AdminReply(
-        ok=True, sentence="72 records are erased from disk."
+        ok=True, sentence="72 records are erased."
     )
     assert disk.number("dram", "chunks") == 0
 
@@ -217,7 +217,7 @@ def test_what_was_read_ahead_does_not_keep_out_what_comes_before_it(
     assert found == Found(number, 30, 10)
     desk.pool.handle(client, Release(elsewhere, []))
     desk.settle()
-    assert desk.number("dram", "kept_bytes") == SLOTS // 2 * LENGTH
+    assert desk.number("dram", "retained_bytes") == SLOTS // 2 * LENGTH
     promise = desk.ask(client, number, keys, stream=True)
     assert (promise.total, len(promise.offsets)) == (30, SLOTS // 2)
     desk.pool.handle(client, Cancel(number))
@@ -274,7 +274,7 @@ def test_what_many_requests_begin_with_is_kept_once(place: Path, client: Client)
     for number in numbers:
         assert desk.pool.violations() == []
         desk.pool.handle(client, Cancel(number))
-    assert desk.number("dram", "kept_bytes") == desk.number("dram", "pinned_chunks") == 0
+    assert desk.number("dram", "retained_bytes") == desk.number("dram", "pinned_chunks") == 0
     close(desk)
 
 
@@ -283,7 +283,7 @@ def test_a_damaged_chunk_is_not_kept(dram: Desk, client: Client) -> None:
     dram.store(client, keys)
     dram.settle()  # until their hashes are known
     number, _ = dram.lookup(client, keys)
-    last = dram.pool._room.chunks.get(short(keys[3]))
+    last = dram.pool._dram.chunks.get(short(keys[3]))
     assert last is not None
     dram.fill(last.offset, b"spoilt")
     dram.pass_time_until(lambda: "misses.dram_corrupt" in dram.pool._counters)  # the scrubber
@@ -305,9 +305,9 @@ def test_thousands_may_wait_for_the_same_long_prompt(place: Path, client: Client
             desk.turn()
         most_lines = max(most_lines, counter.lines)
     assert read(desk) == 500
-    assert desk.number("dram", "kept_bytes") == 500 * LENGTH
+    assert desk.number("dram", "retained_bytes") == 500 * LENGTH
     assert most_lines < 3 * 1000 * 500, "not for each of them and each of their chunks"
-    desk.pool.left(client)
+    desk.pool.disconnected(client)
     close(desk)
 
 
@@ -322,7 +322,7 @@ def test_who_is_behind_may_use_what_was_kept_for_the_one_before(place: Path) -> 
     desk = Desk(16 * LENGTH, place, 64 * MIB)
     assert desk.load(first, trunk) == 6
     desk.settle()
-    desk.pool._stores.write_behind = lambda **_: None  # type: ignore[method-assign]
+    desk.pool._write_behind.run = lambda **_: None  # type: ignore[method-assign]
     number, _ = desk.lookup(first, trunk)  # all six are kept for it
     desk.store(other, chain("c", 8))
     desk.store(other, chain("more", 2))
@@ -399,10 +399,10 @@ def test_what_may_not_be_kept_is_not_kept_by_being_here(place: Path, client: Cli
     desk.lookup(client, chain("a", SLOTS // 2))
     assert desk.load(Client("f"), chain("a", SLOTS // 2)) == SLOTS // 2
     desk.settle()
-    assert desk.number("dram", "kept_bytes") == SLOTS // 2 * LENGTH
+    assert desk.number("dram", "retained_bytes") == SLOTS // 2 * LENGTH
     new = chain("new", SLOTS // 2)
     assert len([slot for slot in desk.reserve(client, new) if slot >= 0]) == SLOTS // 2
-    desk.pool.left(client)
+    desk.pool.disconnected(client)
     desk.pool.exited("e")
     close(desk)
 
@@ -419,4 +419,4 @@ def test_a_chain_ends_where_a_key_is_repeated(dram: Desk, client: Client) -> Non
     dram.pool.handle(client, Cancel(once))
     dram.pool.answered()
     assert dram.pool.violations() == []
-    assert dram.number("dram", "kept_bytes") == 0
+    assert dram.number("dram", "retained_bytes") == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.desk import LENGTH, Client, Desk, chain, payload
 
-from forebay.pool.messages import Ask, Cancel, Clear, AdminReply, Release, Resize, Settled
+from forebay.pool.messages import AdminReply, Ask, Cancel, Clear, Release, Resize, Settled
 
 MIB = 1 << 20
 SLOTS = 64  # of LENGTH, in 4 MiB; the load budget is half of them
@@ -33,7 +33,7 @@ def lost(desk: Desk, keys: list[bytes], engine: str = "e") -> list[int]:
     desk.store(client, keys)
     number, _ = desk.lookup(client, keys)
     offsets = desk.ask(client, number, keys).offsets
-    desk.pool.left(client)
+    desk.pool.disconnected(client)
     return offsets
 
 
@@ -96,7 +96,7 @@ def test_settled_may_be_heard_before_the_old_connections_end(desk: Desk) -> None
     desk.ask(old, number, keys)
     desk.pool.handle(Client("e again"), Settled("e"))
     assert pinned(desk) == 0
-    desk.pool.left(old)
+    desk.pool.disconnected(old)
     assert not desk.pool.lends("e")
 
 
@@ -118,7 +118,7 @@ def test_what_was_not_promised_or_is_released_ends_with_the_connection(tmp_path:
     asked, _ = desk.lookup(waiting, more)
     desk.pool.handle(waiting, Ask(asked, 0, 4, 10_000, stream=False))
     for client in (arrived, waiting, done):
-        desk.pool.left(client)
+        desk.pool.disconnected(client)
         assert not desk.pool.lends(client.engine)
     assert pinned(desk) == SLOTS // 2
     desk.pool.handle(holding, Cancel(number))
@@ -156,7 +156,7 @@ def test_a_connection_lost_again_and_again_counts_once(desk: Desk) -> None:
 
 
 def test_others_stream_through_the_room_that_is_left(desk: Desk) -> None:
-    """A stream that is longer than that does not wait for strays, which may stay for long."""
+    """A stream that is longer than that does not wait for orphaned, which may stay for long."""
     lost(desk, chain("a", 24))
     client, keys = Client("f"), chain("b", 16)
     desk.store(client, keys)
