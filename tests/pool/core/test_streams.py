@@ -31,6 +31,7 @@ class Struck:
         self.desk = Desk(8 * MIB, place, 64 * MIB, World(self.disk, self.clock))
         self.keys = chain("a", count)
         self.desk.store(self.client, self.keys)
+        self.desk.settle()  # all of it is on disk, so all of it can leave DRAM
         self.desk.store(self.client, chain("other", 128))
         self.desk.settle()
         if near:
