@@ -46,7 +46,7 @@ from forebay.sys.shared import SharedMemory, total_memory_bytes
 from forebay.sys.world import World
 from forebay.tiers.contract import Removed, TierListener
 from forebay.tiers.disk import Directory, DiskTier, Options
-from forebay.tiers.dram.ahead import Ahead
+from forebay.tiers.dram.preallocator import Preallocator
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 
 _CHORES_MAX: Final = 4  # operators' wishes under way at once
@@ -98,7 +98,7 @@ class Pool(Core):
         reads, answers = Reads(*parts), Answers(self._counters, self.generation)
         self._loads = Loads(self._room, reads, answers, self._counters, clock)
         self._stores = Stores(*parts, generation=self.generation)
-        self._ahead = Ahead(self._slab, self._complete)
+        self._ahead = Preallocator(self._slab, self._complete)
         self._ahead.step()
         self._scrubber = Scrubber(self._room, self._stores.checker, self._loads.damaged)
         self._loads.checker = self._stores.checker if options.verify_dram else None
