@@ -3,6 +3,13 @@
 A tier holds records by name. Loading gives exactly what was stored, or a miss; no exception, no
 partial bytes in a hit. Storing never waits for space: what does not fit is dropped, with a reason.
 
+A tier knows one rule of order: `RecordName.parent` names the record without which this one is of no
+use, or is ROOT if there is none. A record whose parent is not here is an orphan and is not stored;
+removing a record removes what continues it; a record without a parent needs nothing. Which parent
+a record has is decided by whoever names it, by the rule of its group: where all earlier chunks are
+needed it is the chunk before, where only the last few are it may be ROOT. No tier looks at the
+group for this. A key belongs to one record of one group: keys of a chunk's groups differ.
+
 Buffers belong to the tier from the call until `done` is called, exactly once, on any thread; until
 then nobody else may touch them, even if the caller has long stopped waiting. They are page-aligned
 and of whole pages (`forebay.sys.memory.allocate`), so that bytes go straight to the medium.
@@ -34,7 +41,7 @@ class DropReason(StrEnum):
     """Why a store was dropped; also the metric label."""
 
     DUPLICATE = "duplicate"  # stored already, or being stored
-    ORPHAN = "orphan"  # the chunk before it is not in this tier
+    ORPHAN = "orphan"  # its parent is not in this tier
     TOO_LARGE = "too_large"  # larger than a region, or than the tier
     NO_SPACE = "no_space"  # the medium is full
     BUSY = "busy"  # more bytes are waiting to be written than may wait
@@ -179,9 +186,9 @@ class Tier(ABC):
         done: Callable[[StoreOutcome], None],
         digest: bytes | None = None,
     ) -> None:
-        """Store the first `length` bytes of `source`; needs the parent here, or on its way.
+        """Store the first `length` bytes of `source`; the parent must be here or being stored.
 
-        A record without a parent (ROOT) needs nothing. `digest` is the hash of the bytes, where it
+        `digest` is the hash of the bytes, where it
         is known already: a source that has changed since will be found damaged when it is loaded.
         """
 

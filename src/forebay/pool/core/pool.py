@@ -42,7 +42,7 @@ from forebay.quantity import format_size
 from forebay.sys.shared import SharedMemory, total_memory_bytes
 from forebay.sys.world import World
 from forebay.tiers.contract import Removed
-from forebay.tiers.dram.ahead import Ahead as Preallocator
+from forebay.tiers.dram.preallocator import Preallocator
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 
 _FLUSH_STEP_S: Final = 0.002

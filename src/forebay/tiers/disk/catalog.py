@@ -1,7 +1,7 @@
 """The catalog: the index and the regions it speaks of, behind one lock.
 
-The lock guards the index, the table of regions and the hidden set; no I/O happens under it, and no
-call holds it for more than `_BATCH` rows.
+The lock guards the index, the table of regions and the set of unavailable ones; no I/O happens
+under it, and no call holds it for more than `_BATCH` rows.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Final
 from forebay.record.header import RecordName
 from forebay.record.region import ContentsEntry, short
 from forebay.tiers.contract import DropReason, Removed, TierListener
-from forebay.tiers.disk.index import NO_PARENT, Index, Place
+from forebay.tiers.disk.index import NO_PARENT, Index, RecordPlace
 from forebay.tiers.disk.regions.region import Region
 
 _BATCH: Final = 512
@@ -31,7 +31,7 @@ class Catalog:
         self._index = Index()
         self._regions: dict[int, Region] = {}
         self._rows: dict[int, array[int]] = {}  # region number → rows settled in it
-        self._hidden: frozenset[int] = frozenset()  # regions of directories that are off
+        self._unavailable: frozenset[int] = frozenset()  # regions of drives that are off
         self._numbers = 0
 
     def number(self) -> int:
@@ -43,13 +43,13 @@ class Catalog:
     def prefix(self, keys: Sequence[bytes]) -> int:
         """How many keys, from the first, can be loaded."""
         with self._lock:
-            return self._index.prefix(keys, self._hidden)
+            return self._index.prefix(keys, self._unavailable)
 
     def has(self, key: bytes) -> bool:
         """Whether a record can be found here; without the lock: other tiers ask under theirs."""
         return self._index.has(key)
 
-    def find(self, key: bytes) -> tuple[Region, Place] | None:
+    def find(self, key: bytes) -> tuple[Region, RecordPlace] | None:
         """Where to load a record from."""
         with self._lock:
             place = self._index.find(key)
@@ -66,7 +66,7 @@ class Catalog:
             )
             return None if known else DropReason.ORPHAN
 
-    def settle(self, key: bytes, place: Place) -> bool:
+    def settle(self, key: bytes, place: RecordPlace) -> bool:
         """A record is on the medium; False if its prefix left meanwhile."""
         with self._lock:
             row = self._index.settle(key, place)
@@ -80,7 +80,7 @@ class Catalog:
         with self._lock:
             self._index.mark_read(key)
 
-    def forget(self, key: bytes, place: Place | None = None) -> None:
+    def forget(self, key: bytes, place: RecordPlace | None = None) -> None:
         """Drop a record and all that continue it; only if it still lies at `place`, where given."""
         removed: list[Removed] = []
         with self._lock:
@@ -97,7 +97,7 @@ class Catalog:
             self._listener.removed(removed)
 
     def lost(self, key: bytes) -> None:
-        """The other tier has this chunk no longer; said after it has stopped to `hold` it.
+        """No other tier has this chunk any more; called after `holds` has begun to say so.
 
         Under the lock that eviction asks under: either a gap is found here, or none is made.
         """
@@ -137,17 +137,17 @@ class Catalog:
             removed: list[Removed] = []
             with self._lock:
                 for _ in range(min(_BATCH, len(rows))):
-                    removed += self._index.vacate(rows.pop(), region.number, self._listener.holds)
+                    removed += self._index.evict(rows.pop(), region.number, self._listener.holds)
             count += len(removed)
             self._listener.removed(removed)
         with self._lock:
             del self._rows[region.number], self._regions[region.number]
         return count
 
-    def hide(self, regions: Iterable[int]) -> None:
-        """Answer as if these regions' records were absent, until the next call."""
+    def set_unavailable(self, regions: Iterable[int]) -> None:
+        """Count no record of these regions in a prefix, until the next call."""
         with self._lock:
-            self._hidden = frozenset(regions)
+            self._unavailable = frozenset(regions)
 
     def counts(self) -> tuple[int, int]:
         """Records, and their payload bytes."""

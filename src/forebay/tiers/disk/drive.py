@@ -36,12 +36,12 @@ from forebay.tiers.contract import (
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.erasure import Eraser, wipe
 from forebay.tiers.disk.health import Health
-from forebay.tiers.disk.index import Place
+from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
 from forebay.tiers.disk.regions.directory import OpenDirectory
 from forebay.tiers.disk.regions.region import Region
-from forebay.tiers.disk.regions.shelf import FULL, Shelf
+from forebay.tiers.disk.regions.region_log import FULL_ERRNOS, RegionLog
 
 _WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
 _log: Final = logging.getLogger(__name__)
@@ -53,13 +53,13 @@ class Drive:
     def __init__(
         self,
         directory: OpenDirectory,
-        shelf: Shelf,
+        region_log: RegionLog,
         catalog: Catalog,
         options: Options,
         world: World,
     ) -> None:
         self.directory = directory
-        self.shelf = shelf
+        self.region_log = region_log
         self.health = Health(options)
         self.assigned_bytes = 0  # given to this drive; the tier spreads by it
         self.read_bytes = 0
@@ -94,7 +94,7 @@ class Drive:
 
     def erase(self, namespace: bytes | None) -> int:
         """Wipe a namespace's records, or all, wherever they lie here; how many were wiped."""
-        return Eraser(self.shelf, self._catalog, self._disk, self._failed).erase(namespace)
+        return Eraser(self.region_log, self._catalog, self._disk, self._failed).erase(namespace)
 
     def tick(self, now: float) -> None:
         """Look at deadlines; called every `tick_s`."""
@@ -118,10 +118,14 @@ class Drive:
             return  # hung threads still use the descriptors; the kernel closes them with us
         for thread in self._threads:
             thread.join(timeout_s)
-        if not self.shelf.retire(timeout_s):
+        if not self.region_log.stop_erasures(timeout_s):
             _log.warning("%s: an erasure did not end in time", self.directory.path)
             return
-        for descriptor in (*self.shelf.close(), self.directory.lock, self.directory.descriptor):
+        for descriptor in (
+            *self.region_log.close(),
+            self.directory.lock,
+            self.directory.descriptor,
+        ):
             self._disk.close(descriptor)
 
     def _workers(self, kind: str, depth: int, target: Callable[[], None]) -> list[threading.Thread]:
@@ -165,7 +169,7 @@ class Drive:
 
     def _store(self, job: StoreJob, page: memoryview) -> StoreOutcome:
         key = short(job.name.key)
-        placed = self.shelf.place(job.length)
+        placed = self.region_log.place(job.length)
         if isinstance(placed, DropReason):
             self._catalog.abandon(key)
             if placed is DropReason.IO_ERROR:
@@ -180,13 +184,13 @@ class Drive:
             refused = self._settle(region, header, offset)
         else:
             self._catalog.abandon(key)
-        self.shelf.leave(region)
+        self.region_log.end_use(region)
         return Stored() if refused is None else Dropped(refused)
 
     def _settle(self, region: Region, header: RecordHeader, offset: int) -> DropReason | None:
         """Let a written record be found: by erasures first, so that none can miss it."""
-        self.shelf.note(region, header, offset)
-        place = Place(region.number, offset, header.length)
+        self.region_log.add_entry(region, header, offset)
+        place = RecordPlace(region.number, offset, header.length)
         if self._catalog.settle(short(header.name.key), place):
             return None
         # Forgotten while it was written: a walk must not find it.
@@ -195,7 +199,7 @@ class Drive:
         except OSError:
             self._failed()
         else:
-            self.shelf.strike(region, {offset})
+            self.region_log.drop_entries(region, {offset})
         return DropReason.ORPHAN
 
     def _write(
@@ -205,7 +209,7 @@ class Drive:
         try:
             write_whole(self._disk, region.descriptor, buffers, offset)
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno in FULL_ERRNOS:
                 return DropReason.NO_SPACE
             self._failed()
             return DropReason.IO_ERROR

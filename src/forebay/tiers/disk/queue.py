@@ -14,7 +14,7 @@ from forebay.tiers.contract import (
     MissReason,
     StoreOutcome,
 )
-from forebay.tiers.disk.index import Place
+from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions.region import Region
 
@@ -25,7 +25,7 @@ class LoadJob:
 
     name: RecordName
     region: Region
-    place: Place
+    place: RecordPlace
     target: memoryview
     done: Callable[[LoadOutcome], None]
     deadline: float  # monotonic; not begun by then: a miss

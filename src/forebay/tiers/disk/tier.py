@@ -29,7 +29,11 @@ from forebay.tiers.disk.drive import Drive
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
 from forebay.tiers.disk.regions.directory import region_bytes, usable_bytes
-from forebay.tiers.disk.regions.warmup import Opened, open_shelf, release
+from forebay.tiers.disk.regions.recovery import (
+    RecoveredDirectory,
+    close_directory,
+    recover_directory,
+)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -72,20 +76,22 @@ class DiskTier(Tier):
         """
         options, world = options or Options(), world or World()
         catalog = Catalog(listener)
-        opened: list[Opened] = []
+        opened: list[RecoveredDirectory] = []
         try:
             for number, wanted in enumerate(directories):
-                opened.append(open_shelf(wanted, number, catalog, options, world))
+                opened.append(recover_directory(wanted, number, catalog, options, world))
         except DirectoryError:
             for taken in opened:
-                release(world.disk, taken)
+                close_directory(world.disk, taken)
             raise
         orphans = catalog.restore(
             (region, found.entries()) for taken in opened for region, found in taken.found
         )
         if orphans:
             _log.info("%d records have lost their prefix and are forgotten", orphans)
-        drives = [Drive(taken.directory, taken.shelf, catalog, options, world) for taken in opened]
+        drives = [
+            Drive(taken.directory, taken.region_log, catalog, options, world) for taken in opened
+        ]
         tier = cls(
             drives, [wanted.cap_bytes for wanted in directories], catalog, options, world.clock
         )
@@ -170,7 +176,7 @@ class DiskTier(Tier):
         for number, drive in enumerate(self._drives):
             if drive.directory.path == path:
                 size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
-                drive.shelf.resize(usable_bytes(cap_bytes), size)
+                drive.region_log.resize(usable_bytes(cap_bytes), size)
                 self._caps_bytes[number] = cap_bytes
                 return True
         return False
@@ -178,7 +184,7 @@ class DiskTier(Tier):
     def usage(self) -> Usage:
         """See Tier."""
         records, payload_bytes = self._catalog.counts()
-        used = sum(drive.shelf.allocated_bytes for drive in self._drives)
+        used = sum(drive.region_log.allocated_bytes for drive in self._drives)
         return Usage(records, payload_bytes, used, sum(self._caps_bytes))
 
     def volumes(self) -> list[VolumeStatus]:
@@ -190,8 +196,8 @@ class DiskTier(Tier):
                 drive.health.errors,
                 drive.read_bytes,
                 drive.written_bytes,
-                drive.shelf.allocated_bytes,
-                drive.shelf.evicted_regions,
+                drive.region_log.allocated_bytes,
+                drive.region_log.evicted_regions,
             )
             for drive in self._drives
         ]
@@ -209,22 +215,24 @@ class DiskTier(Tier):
     def _choose(self, length: int) -> Drive | DropReason:
         """The drive that carries least for its size."""
         healthy = [
-            (drive.assigned_bytes / cap_bytes, drive.shelf.drive, drive)
+            (drive.assigned_bytes / cap_bytes, drive.region_log.drive, drive)
             for drive, cap_bytes in zip(self._drives, self._caps_bytes, strict=True)
             if drive.health.is_on
         ]
         if not healthy:
             return DropReason.TIER_OFF
-        fitting = [entry for entry in healthy if entry[2].shelf.fits(length)]
+        fitting = [entry for entry in healthy if entry[2].region_log.fits(length)]
         return min(fitting)[2] if fitting else DropReason.TOO_LARGE
 
     def _watch_forever(self) -> None:
-        hidden: list[int] = []
+        unavailable: list[int] = []
         while not self._stop.wait(self._options.tick_s):
             now = self._clock.monotonic()
             for drive in self._drives:
                 drive.tick(now)
             off = [drive for drive in self._drives if not drive.health.is_on]
-            if off or hidden:
-                hidden = [region.number for drive in off for region in drive.shelf.regions()]
-                self._catalog.hide(hidden)
+            if off or unavailable:
+                unavailable = [
+                    region.number for drive in off for region in drive.region_log.regions()
+                ]
+                self._catalog.set_unavailable(unavailable)
