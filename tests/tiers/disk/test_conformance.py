@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.harness import SMALL, flip, open_tier, records
+from tests.disk_harness import SMALL, flip, open_tier, records
 
 from forebay.record.header import HEADER_BYTES
 from forebay.testing.conformance import TierConformance

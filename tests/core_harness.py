@@ -1,4 +1,4 @@
-"""A desk at which tests deal with a pool's core directly: one process, no socket, real tiers."""
+"""The pool's core for tests that call it directly: one process, no socket, real tiers."""
 
 import random
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tests.oldest import Oldest
+from tests.oldest_first import OldestFirst
 
 from forebay.identity.keys import ChainRoot, KeyChain, proof_of
 from forebay.pool.core import Pool, PoolOptions
@@ -61,8 +61,8 @@ def payload(key: bytes, length: int = LENGTH) -> bytes:
     return random.Random(key).randbytes(length)
 
 
-class Desk:
-    """Drives a pool as the server would."""
+class CoreHarness:
+    """A pool's core, called as the server would call it."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Desk:
         directories = (Directory(str(place), disk_bytes),) if place is not None else ()
         wanted = PoolOptions(dram_bytes, directories, verify_dram=verify_dram, floors=floors)
         world = world or World(clock=ManualClock())  # no deadline passes unless a test says so
-        self.pool = Pool(wanted, policy or Oldest(), self._woken.set, world)
+        self.pool = Pool(wanted, policy or OldestFirst(), self._woken.set, world)
         self.clock = world.clock
 
     def number(self, part: str, name: str) -> int:

@@ -1,4 +1,4 @@
-"""The plainest policy: evict the leaf that was used longest ago, write everything behind."""
+"""A policy for tests: evict the leaf that was used longest ago, write everything behind."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from forebay.pool.policy.contract import Place, Policy
 
 
-class Oldest(Policy):
+class OldestFirst(Policy):
     def __init__(self) -> None:
         self._places: OrderedDict[bytes, Place] = OrderedDict()
         self._parents: dict[bytes, bytes | None] = {}
