@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.harness import flip, open_tier, opened, overwrite, records, regions
+from tests.disk_harness import flip, open_tier, opened, overwrite, records, regions
 
 from forebay.record.header import (
     HEADER_BYTES,

@@ -7,7 +7,7 @@ from itertools import count, takewhile
 from pathlib import Path
 
 import pytest
-from tests.harness import (
+from tests.disk_harness import (
     CAP_BYTES,
     CLOSE_S,
     SMALL,

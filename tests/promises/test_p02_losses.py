@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.harness import CAP_BYTES, flip, open_tier, opened, overwrite, records, regions
+from tests.disk_harness import CAP_BYTES, flip, open_tier, opened, overwrite, records, regions
 
 from forebay.errors import DirectoryError
 from forebay.record.header import HEADER_BYTES

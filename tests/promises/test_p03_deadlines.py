@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.harness import CLOSE_S, SMALL, TickedClock, open_tier, opened, until
+from tests.disk_harness import CLOSE_S, SMALL, TickedClock, open_tier, opened, until
 
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.harness import (
+from tests.disk_harness import (
     CAP_BYTES,
     REGION_BYTES,
     SMALL,

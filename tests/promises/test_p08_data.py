@@ -9,7 +9,7 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.harness import REGION_BYTES, open_tier, opened, overwrite, records, regions
+from tests.disk_harness import REGION_BYTES, open_tier, opened, overwrite, records, regions
 
 from forebay.errors import DirectoryError
 from forebay.record import region as layout

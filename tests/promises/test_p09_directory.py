@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.harness import CAP_BYTES, SMALL, opened, regions
+from tests.disk_harness import CAP_BYTES, SMALL, opened, regions
 
 from forebay.errors import DirectoryError
 from forebay.sys.disk import Disk

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.desk import NAMESPACE, Client, Desk, chain, payload
+from tests.core_harness import NAMESPACE, Client, CoreHarness, chain, payload
 
 from forebay.pool.core import stores
 from forebay.pool.core.loading import retention
@@ -58,7 +58,7 @@ class PoolMachine(RuleBasedStateMachine):
         self._folder = tempfile.TemporaryDirectory()
         Path(self._folder.name).chmod(0o700)
         world = World(clock=self._clock)
-        self._desk = Desk(1 * MIB, Path(self._folder.name), 4 * MIB, world)
+        self._desk = CoreHarness(1 * MIB, Path(self._folder.name), 4 * MIB, world)
         self._clients = {name: Client(name) for name in "ef"}
         self._reserving: dict[str, tuple[list[bytes], Work]] = {}
         self._filled: dict[str, list[int]] = {"e": [], "f": []}

@@ -4,8 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.desk import NAMESPACE, chain
+from tests.core_harness import NAMESPACE, chain
 
 from forebay.pool.client.link import join
 from forebay.pool.messages import ChunkRun, Found, Lookup, Reserve, Reserved
@@ -20,7 +19,7 @@ MANY = 20_000  # a second on a slow machine, a fifth of one on a fast one
 def test_a_lookup_is_answered_while_slots_are_found(place: Path, is_another: bool) -> None:
     keys = chain("many", MANY)
     offer = Reserve(1, [ChunkRun(NAMESPACE, 0, ROOT, key, 1) for key in keys])
-    with poolside.serving(place, poolside.SMALL) as service:
+    with pool_process.serving(place, pool_process.SMALL) as service:
         links = []
         for name in ("e", "f"):
             link = join(service.place.path, name, Clock(), time.monotonic() + 5)

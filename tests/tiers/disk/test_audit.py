@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.harness import SMALL, BadSectors, open_tier, regions
+from tests.disk_harness import SMALL, BadSectors, open_tier, regions
 
 from forebay.sys.disk import Disk
 from forebay.testing.conformance import store

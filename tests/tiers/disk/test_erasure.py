@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.harness import open_tier, opened, regions, until
+from tests.disk_harness import open_tier, opened, regions, until
 
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk

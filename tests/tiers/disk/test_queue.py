@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.poolside import wait_until
+from tests.pool_process import wait_until
 
 from forebay.record.header import RecordName
 from forebay.tiers.disk.index import RecordPlace

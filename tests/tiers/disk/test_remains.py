@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.harness import BadSectors, allocated, open_tier, opened, regions
+from tests.disk_harness import BadSectors, allocated, open_tier, opened, regions
 
 from forebay.errors import DirectoryError
 from forebay.sys.disk import Disk, FileStatus

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.harness import CAP_BYTES, SMALL, allocated, open_tier, opened, until
+from tests.disk_harness import CAP_BYTES, SMALL, allocated, open_tier, opened, until
 
 from forebay.errors import DirectoryError
 from forebay.sys.disk import Disk

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from forebay.pool.policy.contract import Policy
 
 
-class Oldest(Policy):
+class OldestFirst(Policy):
     def __init__(self, tiers: int = 1) -> None:
         self._slots: OrderedDict[bytes, int] = OrderedDict()
         self._parents: dict[bytes, bytes | None] = {}

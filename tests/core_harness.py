@@ -1,4 +1,4 @@
-"""A desk at which tests deal with a pool's core directly: one process, no socket, real tiers."""
+"""The pool's core for tests that call it directly: one process, no socket, real tiers."""
 
 import random
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tests.oldest import Oldest
+from tests.oldest_first import OldestFirst
 
 from forebay.identity.keys import ChainRoot, KeyChain, proof_of
 from forebay.pool.core import Pool, PoolOptions
@@ -64,8 +64,8 @@ def payload(key: bytes, length: int = LENGTH) -> bytes:
     return random.Random(key).randbytes(length)
 
 
-class Desk:
-    """Drives a pool as the server would."""
+class CoreHarness:
+    """A pool's core, called as the server would call it."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Desk:
             tiers.append(lambda listener: DiskTier.open(directories, None, world, listener))
             tiers += MORE_TIERS
         if learned is None:
-            self.policy: Policy = Oldest(len(tiers))
+            self.policy: Policy = OldestFirst(len(tiers))
         else:
             self.policy = Learned([learned] * len(tiers))
         wanted = PoolOptions(dram_bytes, tuple(tiers), verify_dram=verify_dram)

@@ -1,4 +1,4 @@
-"""What tests of the disk tier share: a small tier in a directory, and a witness beside it."""
+"""What tests of the disk tier share: a small tier in a directory, and its files as bytes."""
 
 import errno
 import threading
