@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests import pool_process
 from tests.core_harness import NAMESPACE, chain
 
 from forebay.pool.client.link import join
