@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests import poolside
+from tests import pool_process
 
 from forebay.pool.life import Service
 
@@ -13,7 +13,7 @@ from forebay.pool.life import Service
 @pytest.fixture
 def service() -> Iterator[Service]:
     """A pool without a disk on a thread of ours."""
-    with poolside.short_directory() as place, poolside.serving(place) as served:
+    with pool_process.short_directory() as place, pool_process.serving(place) as served:
         yield served
 
 

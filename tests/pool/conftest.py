@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import poolside
+from tests import pool_process
 
 from forebay.pool.client import Client
 from forebay.pool.life import Service
@@ -13,14 +13,14 @@ from forebay.pool.life import Service
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A private directory with a short name."""
-    with poolside.short_directory() as path:
+    with pool_process.short_directory() as path:
         yield path
 
 
 @pytest.fixture
 def service(place: Path) -> Iterator[Service]:
     """A pool without a disk on a thread of ours."""
-    with poolside.serving(place) as served:
+    with pool_process.serving(place) as served:
         yield served
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.poolside import exact, made
+from tests import pool_process
+from tests.pool_process import exact, made
 
 from forebay.errors import StartupError
 from forebay.pool import place as places
@@ -61,7 +61,7 @@ def starter(socket: str, linger_s: float) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env=poolside.environment(),
+        env=pool_process.environment(),
     )
 
 
@@ -87,7 +87,9 @@ def test_t21_engines_that_start_at_once_start_one_pool_that_outlives_them(socket
             engine.communicate()
         chunks, chain = made("a")
         assert client.store(chain, [chunk.payload for chunk in chunks]) == Receipt(stored=4)
-    poolside.wait_until(lambda: not pool_pids(socket_at), "the pool to end after its linger", 10)
+    pool_process.wait_until(
+        lambda: not pool_pids(socket_at), "the pool to end after its linger", 10
+    )
     assert not Path(socket_at).exists()
 
 
@@ -98,7 +100,7 @@ def test_a_pool_that_cannot_begin_says_why_to_the_engine(socket_at: str) -> None
     )
     with pytest.raises(StartupError, match="/nowhere/at/all"):
         join_or_start(settings, 20)
-    poolside.wait_until(lambda: not pool_pids(socket_at), "it to end")
+    pool_process.wait_until(lambda: not pool_pids(socket_at), "it to end")
 
 
 def test_another_wish_is_one_log_line(
@@ -109,7 +111,7 @@ def test_another_wish_is_one_log_line(
     assert len(caplog.messages) == 1
     assert "64 MiB" in caplog.messages[0]
     caplog.clear()
-    join_or_start(replace(settings, dram=poolside.DRAM_BYTES))
+    join_or_start(replace(settings, dram=pool_process.DRAM_BYTES))
     assert not caplog.messages
 
 
@@ -121,32 +123,32 @@ class StrangersDisk(Disk):
 
 
 def test_an_engine_that_is_refused_hears_why_at_once(place: Path) -> None:
-    with poolside.serving(place, world=World(StrangersDisk())) as service:
+    with pool_process.serving(place, world=World(StrangersDisk())) as service:
         started = time.monotonic()
         with pytest.raises(StartupError, match="--allow-uid"):
-            join_or_start(replace(poolside.SMALL, socket=service.place.path))
+            join_or_start(replace(pool_process.SMALL, socket=service.place.path))
         assert time.monotonic() - started < 2
 
 
 def test_a_second_pool_at_one_socket_is_refused(service: Service, place: Path) -> None:
     with pytest.raises(StartupError, match="already"):
-        Service.open(replace(poolside.SMALL, socket=service.place.path))
+        Service.open(replace(pool_process.SMALL, socket=service.place.path))
     with Client(service.place.path) as client:
         assert client.join()
 
 
 @pytest.mark.slow
 def test_a_socket_left_by_a_killed_pool_is_replaced(place: Path) -> None:
-    pool = poolside.PoolProcess(place, disk=False).start()
+    pool = pool_process.PoolProcess(place, disk=False).start()
     pool.kill()
     assert Path(pool.socket).is_socket()
-    with poolside.serving(place) as service, Client(service.place.path) as client:
+    with pool_process.serving(place) as service, Client(service.place.path) as client:
         assert client.join()
 
 
 def test_what_is_no_socket_is_left_alone(place: Path) -> None:
     (place / "pool.sock").write_text("mine")
-    with pytest.raises(StartupError, match=r"pool\.sock"), poolside.serving(place):
+    with pytest.raises(StartupError, match=r"pool\.sock"), pool_process.serving(place):
         pass
     assert (place / "pool.sock").read_text() == "mine"
 
@@ -155,11 +157,11 @@ def test_what_is_no_socket_is_left_alone(place: Path) -> None:
 def test_sigterm_keeps_what_was_stored(place: Path) -> None:
     chunks, chain = made("a")
     payloads = [chunk.payload for chunk in chunks]
-    pool = poolside.PoolProcess(place)
+    pool = pool_process.PoolProcess(place)
     with Client(pool.socket) as client:
         pool.start()
         assert client.store(chain, payloads) == Receipt(stored=4)
-        poolside.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
+        pool_process.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
         assert pool.stop() == 0
         assert not Path(pool.socket).exists()
         pool.start()
@@ -173,7 +175,7 @@ def test_sigterm_keeps_what_was_stored(place: Path) -> None:
 
 @pytest.mark.slow
 def test_an_idle_pool_sleeps(place: Path) -> None:
-    with poolside.pool_process(place) as pool:
+    with pool_process.running_pool(place) as pool:
         time.sleep(1.2)  # what began has calmed down
         before = cpu_s(pool.pid)
         time.sleep(0.5)

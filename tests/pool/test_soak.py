@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.harness import allocated
-from tests.poolside import PoolProcess
+from tests import pool_process
+from tests.disk_harness import allocated
+from tests.pool_process import PoolProcess
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
@@ -50,7 +50,7 @@ class Crowd:
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         words = [self._pool.socket, str(number % NAMESPACES), str(self._luck.randrange(1 << 30))]
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.crowd", *words],
+            [sys.executable, "-m", "tests.load_generator", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -120,8 +120,8 @@ def test_t21_t28_t31_a_crowd_on_a_failing_disk_sees_no_wrong_byte(place: Path, s
                 time.sleep(luck.uniform(0.5, 2.0))
                 pool.check_alive()
                 disturb(pool, gathered, luck)
-                assert pool.slab_bytes() <= poolside.DRAM_BYTES
-                assert allocated(place / "disk") <= poolside.DISK_BYTES
+                assert pool.slab_bytes() <= pool_process.DRAM_BYTES
+                assert allocated(place / "disk") <= pool_process.DISK_BYTES
             (place / "faults").write_text("read:flip=1@4%")
             pool.signal(signal.SIGHUP)
             time.sleep(SECONDS / 9)  # everything is warm

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.poolside import made
+from tests import pool_process
+from tests.pool_process import made
 
 from forebay.errors import StartupError
 from forebay.pool.client import Client
@@ -53,7 +53,7 @@ def test_a_pool_records_its_lookups_and_no_key(place: Path) -> None:
     path = place / "trace.jsonl"
     chunks, chain = made("traced")
     with (
-        poolside.serving(place, replace(poolside.SMALL, trace=str(path))) as service,
+        pool_process.serving(place, replace(pool_process.SMALL, trace=str(path))) as service,
         Client(service.place.path) as client,
     ):
         client.lookup(chain)

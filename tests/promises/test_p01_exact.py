@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.harness import flip, open_tier, opened, overwrite, records, regions
+from tests.disk_harness import flip, open_tier, opened, overwrite, records, regions
 
 from forebay.record.header import (
     HEADER_BYTES,
@@ -79,7 +79,7 @@ def test_t4_a_torn_write_is_absent_after_a_restart(swift_path: Path) -> None:
         disk.disarm()
     # Killed before it could seal: the region has to be walked.
     disk.arm("write:errno=EIO")
-    tier.close(10)
+    tier.close(60)
     with opened(swift_path, options=ROOMY, cap_bytes=ROOMY_CAP_BYTES) as tier:
         for cut in HARMFUL_CUTS:
             assert load(tier, single(f"torn at {cut}", 6000))[0] == Miss(MissReason.ABSENT)

@@ -2,13 +2,12 @@
 
 import random
 import shutil
-import time
 from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
 
 import pytest
-from tests.harness import (
+from tests.disk_harness import (
     CAP_BYTES,
     CLOSE_S,
     SMALL,
@@ -25,7 +24,7 @@ from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
-from forebay.testing.faults import Fault, parse_fault
+from forebay.testing.faults import Fault, Operation, parse_fault
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, single
 from forebay.tiers.contract import Dropped, DropReason, Hit, Miss, MissReason, Stored
@@ -184,8 +183,9 @@ def test_t16_errors_switch_a_drive_off_and_a_probe_switches_it_on(swift_path: Pa
         until(lambda: tier.prefix([sample.name.key]).chunks == 0)
         assert load(tier, sample)[0] == Miss(MissReason.TIER_OFF)
         assert store(tier, single("other")) == Dropped(DropReason.TIER_OFF)
+        writes = disk.calls[Operation.WRITE]
         clock.advance(SMALL.probe_interval_s + 1)
-        time.sleep(4 * SMALL.tick_s)
+        until(lambda: disk.calls[Operation.WRITE] > writes)
         assert load(tier, sample)[0] == Miss(MissReason.TIER_OFF), "the probe failed too"
         disk.disarm()
         clock.advance(SMALL.probe_interval_s + 1)

@@ -9,7 +9,7 @@ import asyncio
 from statistics import fmean
 
 import pytest
-from tests.stubbed import Stubbed, stub
+from tests.stub_process import StubProcess, stub
 
 from forebay.bench.load import drive
 from forebay.bench.load.client import Target, endpoint_of
@@ -23,7 +23,7 @@ TRIES = 3
 TPOT_MS = 20.0
 
 
-def measured(served: Stubbed, clients: int, workload: Stateless) -> tuple[Step, float, float]:
+def measured(served: StubProcess, clients: int, workload: Stateless) -> tuple[Step, float, float]:
     """A step as the client has it; TTFT and TPOT as the server has them, in ms."""
     before = len(served.told()["sent"])
     target = Target(endpoint_of(served.url), "stub")

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.stub import FAULTS
-from tests.stubbed import Stubbed, stub
+from tests.stub_process import StubProcess, stub
+from tests.stub_server import FAULTS
 
 from forebay.bench.ab.engine import free_port
 from forebay.bench.load import client
@@ -34,18 +34,18 @@ KINDS = {
 }
 
 
-def ask(served: Stubbed, timeout_s: float = 30.0, tokens: int = 6) -> Answer | Failed:
+def ask(served: StubProcess, timeout_s: float = 30.0, tokens: int = 6) -> Answer | Failed:
     target = Target(endpoint_of(served.url), "stub", timeout_s)
     return asyncio.run(client.ask(target, [{"role": "user", "content": "a b c d"}], tokens))
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Stubbed]:
+def plain() -> Iterator[StubProcess]:
     with stub("--ttft-ms", str(FIRST_MS), "--cached", "--keep-bodies") as served:
         yield served
 
 
-def test_an_answer_is_measured_from_the_first_word_that_is_one(plain: Stubbed) -> None:
+def test_an_answer_is_measured_from_the_first_word_that_is_one(plain: StubProcess) -> None:
     answer = ask(plain)
     assert isinstance(answer, Answer)
     assert answer.text == "w0 w1 w2 w3 w4 w5 "
@@ -55,13 +55,13 @@ def test_an_answer_is_measured_from_the_first_word_that_is_one(plain: Stubbed) -
     assert answer.has_usage
 
 
-def test_one_token_has_no_time_per_token(plain: Stubbed) -> None:
+def test_one_token_has_no_time_per_token(plain: StubProcess) -> None:
     answer = ask(plain, tokens=1)
     assert isinstance(answer, Answer)
     assert answer.tpot_s is None
 
 
-def test_what_is_sent_is_greedy_exact_and_plain_on_demand(plain: Stubbed) -> None:
+def test_what_is_sent_is_greedy_exact_and_plain_on_demand(plain: StubProcess) -> None:
     ask(plain)
     target = Target(endpoint_of(plain.url), "stub", is_plain=True)
     asyncio.run(client.ask(target, [{"role": "user", "content": "a"}], 2))

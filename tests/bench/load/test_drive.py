@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from tests.stubbed import Stubbed, stub
+from tests.stub_process import StubProcess, stub
 
 from forebay.bench.load import drive
 from forebay.bench.load.client import Answer, Failed, Target, endpoint_of
@@ -19,17 +19,17 @@ DIALOGS = Dialogs(turns=3, first_tokens=40, turn_tokens=10, answer_tokens=4, hol
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Stubbed]:
+def served() -> Iterator[StubProcess]:
     with stub() as found:
         yield found
 
 
-def driven(served: Stubbed, queue: Iterator[Session], crowd: Crowd) -> Driven:
+def driven(served: StubProcess, queue: Iterator[Session], crowd: Crowd) -> Driven:
     target = Target(endpoint_of(served.url), "stub", 5.0)
     return asyncio.run(drive.drive(target, queue, crowd, lambda _taken: None))
 
 
-def test_everyone_has_a_turn_before_anyone_has_the_next(served: Stubbed) -> None:
+def test_everyone_has_a_turn_before_anyone_has_the_next(served: StubProcess) -> None:
     queue = DIALOGS.queue(Prose(), 1, "s")
     found = driven(served, queue, Crowd(1, hold=3))
     assert [each.turn for each in found.taken] == [0] * 3 + [1] * 3 + [2] * 3
@@ -38,7 +38,7 @@ def test_everyone_has_a_turn_before_anyone_has_the_next(served: Stubbed) -> None
     assert found.skipped == 0
 
 
-def test_rounds_end_a_step_and_dialogs_go_on_later(served: Stubbed) -> None:
+def test_rounds_end_a_step_and_dialogs_go_on_later(served: StubProcess) -> None:
     dialogs = list(DIALOGS.queue(Prose(), 1, "s"))
     first = driven(served, iter(dialogs), Crowd(1, hold=3, rounds=2))
     rest = driven(served, iter(dialogs), Crowd(1, hold=3))
@@ -46,7 +46,7 @@ def test_rounds_end_a_step_and_dialogs_go_on_later(served: Stubbed) -> None:
     assert [each.turn for each in rest.taken] == [2] * 3
 
 
-def test_clients_ask_at_once(served: Stubbed) -> None:
+def test_clients_ask_at_once(served: StubProcess) -> None:
     found = driven(served, Stateless(100, 4, 3).queue(Prose(), 4, "s"), Crowd(4))
     assert len(found.taken) == 12
     step = step_of(4, [found])
@@ -56,7 +56,7 @@ def test_clients_ask_at_once(served: Stubbed) -> None:
     assert step.cached_tokens is None
 
 
-def test_times_are_kept_and_lateness_is_counted(served: Stubbed) -> None:
+def test_times_are_kept_and_lateness_is_counted(served: StubProcess) -> None:
     workload = Questions(
         rate=20.0,
         turns=2,
@@ -74,7 +74,7 @@ def test_times_are_kept_and_lateness_is_counted(served: Stubbed) -> None:
     assert driven(served, iter(late), Crowd(1)).late == 1
 
 
-def test_a_pause_is_waited_for_and_time_ends_a_step(served: Stubbed) -> None:
+def test_a_pause_is_waited_for_and_time_ends_a_step(served: StubProcess) -> None:
     found = driven(served, iter([Listed("a", [Ask([], 2, pause_s=0.2)])]), Crowd(1))
     assert found.seconds >= 0.2
     long = [Listed("a", [Ask([], 2, pause_s=0.1)] * 50)]
@@ -130,7 +130,7 @@ def test_percentiles_lie_between_values() -> None:
     assert percentile([7.0], 0.99) == 7.0
 
 
-def test_a_server_tells_its_model_and_the_size_of_words(served: Stubbed) -> None:
+def test_a_server_tells_its_model_and_the_size_of_words(served: StubProcess) -> None:
     target = Target(endpoint_of(served.url), "stub")
     assert asyncio.run(model_of(target.endpoint)) == "stub"
     assert asyncio.run(prose_of(target)).tokens_a_word == pytest.approx(2.0)

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import poolside
-from tests.stubbed import stub
+from tests import pool_process
+from tests.stub_process import stub
 
 from forebay.bench.result import files
 from forebay.bench.result.format import Ab
 from forebay.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-STUB = str(ROOT / "tests" / "stub.py")
+STUB = str(ROOT / "tests" / "stub_server.py")
 SERVER = f"import runpy; runpy.run_path({STUB!r}, run_name='__main__')"
 SMALL = ("--turns", "3", "--first-tokens", "200", "--turn-tokens", "20", "--answer-tokens", "5")
 
@@ -59,7 +59,7 @@ def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_pools_own_counters_are_the_evidence(tmp_path: Path) -> None:
-    with poolside.short_directory() as place, poolside.serving(place) as service:
+    with pool_process.short_directory() as place, pool_process.serving(place) as service:
         socket = service.place.path
         transfer = json.dumps({"kv_connector_extra_config": {"socket": socket}})
         with stub() as off, stub("--kv-transfer-config", transfer) as on:

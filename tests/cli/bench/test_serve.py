@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import poolside
-from tests.stubbed import Stubbed, stub
+from tests import pool_process
+from tests.stub_process import StubProcess, stub
 
 from forebay.bench.load.workloads import Dialogs, Documents
 from forebay.bench.result import files
@@ -21,7 +21,7 @@ from forebay.errors import SettingsError
 SMALL = ("--turns", "3", "--first-tokens", "60", "--turn-tokens", "20", "--answer-tokens", "5")
 
 
-def serve(served: Stubbed, *words: str) -> int:
+def serve(served: StubProcess, *words: str) -> int:
     return main(["bench", "serve", "--url", served.url, *words])
 
 
@@ -242,7 +242,7 @@ def test_after_ctrl_c_what_was_measured_is_written(tmp_path: Path) -> None:
         command += [*SMALL, "--clients", "1,2,4", "--out", str(out)]
         # The second step hangs in its second request; the stub tells how far it is.
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-            poolside.wait_until(lambda: len(served.told()["sent"]) == 6, "six answers", 60)
+            pool_process.wait_until(lambda: len(served.told()["sent"]) == 6, "six answers", 60)
             running.send_signal(signal.SIGINT)
             assert running.wait(30) == 130
     result = files.read(out)

@@ -12,7 +12,7 @@ from forebay.bench.result import files
 from forebay.bench.result.format import Ab
 
 ROOT = Path(__file__).parents[3]
-STUB = str(ROOT / "tests" / "stub.py")
+STUB = str(ROOT / "tests" / "stub_server.py")
 SERVER = f"import runpy; runpy.run_path({STUB!r}, run_name='__main__')"
 
 

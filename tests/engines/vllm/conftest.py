@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.poolside import PoolProcess, environment, short_directory
+from tests.pool_process import PoolProcess, environment, short_directory
 
 KV_BYTES = 6 << 20  # for three dialogs or so
 ANSWER = 24

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.engines.vllm.copies.simulated import SimulatedDriver
 from tests.engines.vllm.test_scheduler_side import CHUNKS, ROOT, SHAPE, Output, asked, request_of
-from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
+from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
 from forebay.engines.vllm.copies.contract import Load
 from forebay.engines.vllm.copies.pointers import Rack
@@ -130,7 +130,7 @@ def halves(load: Load) -> tuple[Load, Load]:
 
 @pytest.fixture
 def pool() -> Iterator[PoolProcess]:
-    with short_directory() as place, pool_process(place) as pool:
+    with short_directory() as place, running_pool(place) as pool:
         keys = KeyChain(ROOT).extend(list(range(TOKENS)))
         payloads = [bytes([VALUE]) * SHAPE.chunk_bytes] * CHUNKS
         with Client(pool.socket) as client:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.engines.vllm.engine import QUIET
-from tests.poolside import pool_process, short_directory
+from tests.pool_process import running_pool, short_directory
 
 from forebay.errors import StartupError
 from forebay.pool.messages import Refused
@@ -76,7 +76,7 @@ def connector(config: Any, cache: Any, **settings: Any) -> Any:
 
 
 def test_an_ordinary_model_joins(config: Any, place: Path) -> None:
-    with pool_process(place) as pool:
+    with running_pool(place) as pool:
         made = connector(config, caches(full()), socket=pool.socket)
         assert made._why == ""
         assert pool.stats()["server"]["engines"] == 2  # and the one that asks
@@ -186,7 +186,7 @@ def test_a_pool_of_another_version_is_one_sentence(config: Any, place: Path) -> 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_a_pool_of_another_user_is_one_sentence(config: Any, place: Path) -> None:
     place.chmod(0o755)
-    with pool_process(place, disk=False) as pool:
+    with running_pool(place, disk=False) as pool:
         Path(pool.socket).chmod(0o777)
         os.seteuid(65534)
         try:

@@ -24,7 +24,7 @@ from tests.engines.vllm.conftest import (
     tokens_of,
 )
 from tests.engines.vllm.engine import HAS_BFLOAT16
-from tests.poolside import PoolProcess
+from tests.pool_process import PoolProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 Start = Callable[..., Engine]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
+from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
 from forebay.engines.vllm.boundary import Boundary
 from forebay.engines.vllm.pages import Geometry
@@ -60,7 +60,7 @@ def fill(pool: PoolProcess) -> None:
 def pool() -> Iterator[PoolProcess]:
     """A pool whose chunks are on a slow disk."""
     slow = ("--fault", "read:latency=300ms")
-    with short_directory() as place, pool_process(place, *slow, faulty=True) as pool:
+    with short_directory() as place, running_pool(place, *slow, faulty=True) as pool:
         fill(pool)
         pool.stop()
         pool.start()
@@ -70,7 +70,7 @@ def pool() -> Iterator[PoolProcess]:
 @pytest.fixture
 def near() -> Iterator[PoolProcess]:
     """A pool that has them in DRAM."""
-    with short_directory() as place, pool_process(place, disk=False) as pool:
+    with short_directory() as place, running_pool(place, disk=False) as pool:
         fill(pool)
         yield pool
 

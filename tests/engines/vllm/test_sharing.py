@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.engines.vllm.conftest import Engine, Tokens, cached_of, dialogs, tokens_of
 from tests.engines.vllm.engine import HAS_BFLOAT16
-from tests.poolside import PoolProcess, short_directory
+from tests.pool_process import PoolProcess, short_directory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 LENGTH = 600

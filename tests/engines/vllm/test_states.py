@@ -20,7 +20,7 @@ from tests.engines.vllm.conftest import (
     next_turn,
     tokens_of,
 )
-from tests.poolside import PoolProcess, short_directory, wait_until
+from tests.pool_process import PoolProcess, short_directory, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 CHUNK = 256  # two blocks of this model

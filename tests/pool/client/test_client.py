@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests import poolside
-from tests.poolside import exact, made
+from tests import pool_process
+from tests.pool_process import exact, made
 
 from forebay.pool.client import Chain, Client, Known, Loaded, Receipt
 from forebay.pool.client.streaming import Streaming
@@ -53,7 +53,7 @@ def test_what_is_stored_is_loaded_bit_for_bit(client: Client) -> None:
 
 def test_chunks_of_several_lengths_are_one_store(client: Client) -> None:
     chunks = samples.chain("lengths", [100, 100, 5000, 1, 4096, 4096, 100])
-    chain = poolside.chain_of(chunks)
+    chain = pool_process.chain_of(chunks)
     payloads = [chunk.payload for chunk in chunks]
     assert client.store(chain, payloads[:3]) == Receipt(stored=3)
     assert client.store(chain, payloads[2:], first=2) == Receipt(had=1, stored=4)
@@ -139,7 +139,7 @@ def test_the_pool_restarts_and_the_client_rejoins_by_itself(place: Path) -> None
     with Client(str(place / "pool.sock")) as client:
         generations = set()
         for _ in range(3):
-            with poolside.serving(place):
+            with pool_process.serving(place):
                 assert client.store(chain, payloads) == Receipt(stored=4)
                 assert slabs() == 2  # the pool's own, on a thread of ours, and the client's
                 generations.add(client.generation)
@@ -151,11 +151,11 @@ def test_the_pool_restarts_and_the_client_rejoins_by_itself(place: Path) -> None
 def test_a_load_outlives_its_pool_and_holds_back_the_next_mapping(place: Path) -> None:
     chunks, chain = made("a")
     with Client(str(place / "pool.sock")) as client:
-        with poolside.serving(place):
+        with pool_process.serving(place):
             client.store(chain, [chunk.payload for chunk in chunks])
             load = client.load(chain)
             loaded = load.__enter__()
-        with poolside.serving(place):
+        with pool_process.serving(place):
             assert exact(loaded, chunks)
             assert client.lookup(chain) == NO_POOL
             assert client.why
@@ -202,12 +202,12 @@ def test_what_is_read_stays_pinned_when_the_connection_is_lost(
         assert reader._link is not None
         reader._link.line.close()
         reader.lookup(chain)
-        poolside.wait_until(lambda: not requests(client), "the loss to be seen")
+        pool_process.wait_until(lambda: not requests(client), "the loss to be seen")
         assert pinned(client)
         assert exact(loaded, chunks)
         load.__exit__(None, None, None)
         assert reader.lookup(chain) == Known(4, 4)
-        poolside.wait_until(lambda: not pinned(client), "the pool to hear that nobody reads")
+        pool_process.wait_until(lambda: not pinned(client), "the pool to hear that nobody reads")
 
 
 def test_what_is_read_when_its_client_leaves_stays_where_it_is(
@@ -219,7 +219,7 @@ def test_what_is_read_when_its_client_leaves_stays_where_it_is(
     load = reader.load(chain)
     loaded = load.__enter__()
     reader.close()
-    poolside.wait_until(lambda: not requests(client), "its end to be seen")
+    pool_process.wait_until(lambda: not requests(client), "its end to be seen")
     assert pinned(client)
     assert exact(loaded, chunks)
     load.__exit__(None, None, None)
@@ -242,7 +242,7 @@ def test_t48_a_child_does_not_give_back_what_its_parent_reads(client: Client) ->
 def test_late_answers_are_put_away_and_late_slots_given_back(place: Path) -> None:
     chunks, chain = made("a")
     payloads = [chunk.payload for chunk in chunks]
-    with poolside.pool_process(place, disk=False) as pool, Client(pool.socket) as client:
+    with pool_process.running_pool(place, disk=False) as pool, Client(pool.socket) as client:
         assert client.join()
         pool.signal(signal.SIGSTOP)
         late = Miss(MissReason.DEADLINE)
@@ -251,7 +251,7 @@ def test_late_answers_are_put_away_and_late_slots_given_back(place: Path) -> Non
         assert in_time(lambda: client.store(chain, payloads, 0, 0.1), 0.1) == Receipt(late=4)
         pool.signal(signal.SIGCONT)
         assert isinstance(client.stats(), dict)
-        poolside.wait_until(
+        pool_process.wait_until(
             lambda: client.lookup(chain) == Known(0, 0) and not pool.held()["filling"],
             "the slots of the late answer",
         )
@@ -275,14 +275,16 @@ def test_operators_ask_through_it_too(service: Service, client: Client) -> None:
         assert not isinstance(done, Miss)
         assert done.ok
         assert exact(loaded, chunks)
-    poolside.wait_until(lambda: client.lookup(chain) == Known(0, 0), "the namespace to be empty")
+    pool_process.wait_until(
+        lambda: client.lookup(chain) == Known(0, 0), "the namespace to be empty"
+    )
 
 
 def test_a_stream_is_longer_than_the_memory(place: Path) -> None:
     """Thirty chunks of a MiB through sixteen MiB of DRAM, half of which loads may use."""
     chunks, chain = made("long", 30, 1 << 20)
     with (
-        poolside.serving(place, poolside.with_disk(place)) as service,
+        pool_process.serving(place, pool_process.with_disk(place)) as service,
         Client(service.place.path) as client,
     ):
         payloads = [chunk.payload for chunk in chunks]
@@ -298,7 +300,7 @@ def test_a_stream_is_longer_than_the_memory(place: Path) -> None:
         for position, _ in client.stream(chain, first=20):
             if position == 22:
                 break
-        poolside.wait_until(lambda: not held_requests(client), "the stream to be cancelled")
+        pool_process.wait_until(lambda: not held_requests(client), "the stream to be cancelled")
         twins = Chain(chain.namespace, [key[:16] + bytes(16) for key in chain.keys])
         assert not list(client.stream(twins))
         assert not list(client.stream(made("unknown")[1]))

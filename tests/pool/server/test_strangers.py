@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests import poolside
+from tests import pool_process
 from tests.pool.test_wire import BOMBS, CLIENT, framed
 
 from forebay.pool import wire
 from forebay.pool.client import Client, Known
 from forebay.pool.life import Service
-from forebay.pool.messages import PROTOCOL, Hello, Lookup, PoolMessage, Refused, Stats, Welcome
+from forebay.pool.messages import PROTOCOL, Hello, Lookup, PoolMessage, Refused, StatsQuery, Welcome
 from forebay.pool.server.limits import Limits
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
@@ -75,14 +75,14 @@ def test_t39_t40_hostile_bytes_end_their_connection_alone(
         answers = heard(link)
     assert isinstance(answers[-1], Refused)
     assert [type(answer) for answer in answers[:-1]] == [Welcome] * greeted
-    assert isinstance(client.lookup(poolside.made("other")[1]), Known)
+    assert isinstance(client.lookup(pool_process.made("other")[1]), Known)
 
 
 def test_half_a_frame_and_an_end_is_nobody(service: Service, client: Client) -> None:
     for data in (b"", b"\x10", HELLO[:-1], HELLO + framed(b"\x92\xa6cancel\x01")[:-3]):
         with connected(service, data):
             pass
-    assert isinstance(client.lookup(poolside.made("other")[1]), Known)
+    assert isinstance(client.lookup(pool_process.made("other")[1]), Known)
 
 
 @pytest.mark.parametrize("name", sorted(CLIENT.keys() - {"Hello"}))
@@ -123,7 +123,7 @@ class StrangersDisk(Disk):
 
 def test_t38_other_users_are_refused_before_a_byte_is_read(place: Path) -> None:
     with (
-        poolside.serving(place, world=World(StrangersDisk())) as service,
+        pool_process.serving(place, world=World(StrangersDisk())) as service,
         connected(service) as link,
     ):
         (answer,) = heard(link)
@@ -132,23 +132,23 @@ def test_t38_other_users_are_refused_before_a_byte_is_read(place: Path) -> None:
 
 
 def test_an_allowed_user_may_join(place: Path) -> None:
-    settings = replace(poolside.SMALL, allow_uid=(os.geteuid(),))
+    settings = replace(pool_process.SMALL, allow_uid=(os.geteuid(),))
     with (
-        poolside.serving(place, settings, world=World(StrangersDisk())) as service,
+        pool_process.serving(place, settings, world=World(StrangersDisk())) as service,
         Client(service.place.path) as client,
     ):
         assert client.join()
 
 
 def test_who_says_nothing_is_let_go(place: Path) -> None:
-    with poolside.serving(place, limits=LIMITS) as service, connected(service) as link:
+    with pool_process.serving(place, limits=LIMITS) as service, connected(service) as link:
         started = time.monotonic()
         assert [type(answer) for answer in heard(link)] == [Refused]
         assert time.monotonic() - started < 2
 
 
 def test_one_connection_too_many_is_refused(place: Path) -> None:
-    with poolside.serving(place, limits=LIMITS) as service:
+    with pool_process.serving(place, limits=LIMITS) as service:
         links = [socket.socket(socket.AF_UNIX) for _ in range(LIMITS.connections_max + 1)]
         try:
             for link in links:
@@ -159,13 +159,16 @@ def test_one_connection_too_many_is_refused(place: Path) -> None:
             for link in links:
                 link.close()
         with Client(service.place.path) as client:
-            poolside.wait_until(client.join, "the next to be served")
+            pool_process.wait_until(client.join, "the next to be served")
 
 
 def test_who_does_not_read_is_cut_off(place: Path) -> None:
-    with poolside.serving(place, limits=LIMITS) as service, Client(service.place.path) as client:
+    with (
+        pool_process.serving(place, limits=LIMITS) as service,
+        Client(service.place.path) as client,
+    ):
         assert client.join()
-        question = wire.encode(Stats()) * 100
+        question = wire.encode(StatsQuery()) * 100
         with connected(service, HELLO) as link, pytest.raises(ConnectionError):
             say_for_ever(link, question)
         stats = client.stats()
@@ -176,7 +179,7 @@ def test_who_does_not_read_is_cut_off(place: Path) -> None:
 
 def test_a_talker_does_not_keep_others_waiting(place: Path) -> None:
     """A connection has its share of a round, however much it sends."""
-    with poolside.serving(place) as service, Client(service.place.path) as client:
+    with pool_process.serving(place) as service, Client(service.place.path) as client:
         assert client.join()
         question = wire.encode(Lookup(1, samples.NAMESPACE, 0, bytes(16 * 50)))
         with connected(service, HELLO) as link:
@@ -194,17 +197,19 @@ def test_a_talker_does_not_keep_others_waiting(place: Path) -> None:
                 except BlockingIOError:
                     pass
                 started = time.monotonic()
-                assert isinstance(client.lookup(poolside.made("other")[1]), Known)
+                assert isinstance(client.lookup(pool_process.made("other")[1]), Known)
                 worst_s = max(worst_s, time.monotonic() - started)
         assert worst_s < 0.5
 
 
 def test_descriptors_return_to_the_baseline(service: Service, client: Client) -> None:
     assert client.join()
-    before = poolside.descriptors()
+    before = pool_process.descriptors()
     for _ in range(50):
         with Client(service.place.path) as other:
             assert other.join()
         with connected(service, HELLO):
             pass
-    poolside.wait_until(lambda: poolside.descriptors() <= before, "descriptors to be closed")
+    pool_process.wait_until(
+        lambda: pool_process.descriptors() <= before, "descriptors to be closed"
+    )

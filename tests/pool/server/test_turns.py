@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.desk import NAMESPACE, chain
+from tests import pool_process
+from tests.core_harness import NAMESPACE, chain
 
 from forebay.pool.client.link import join
-from forebay.pool.messages import Found, Lookup, Reserve, Reserved, Run
+from forebay.pool.messages import ChunkRun, Found, Lookup, Reserve, Reserved
 from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.clock import Clock
@@ -19,8 +19,8 @@ MANY = 20_000  # a second on a slow machine, a fifth of one on a fast one
 @pytest.mark.parametrize("is_another", [False, True], ids=["its own", "another's"])
 def test_a_lookup_is_answered_while_slots_are_found(place: Path, is_another: bool) -> None:
     keys = chain("many", MANY)
-    offer = Reserve(1, [Run(NAMESPACE, 0, ROOT, key, 1) for key in keys])
-    with poolside.serving(place, poolside.SMALL) as service:
+    offer = Reserve(1, [ChunkRun(NAMESPACE, 0, ROOT, key, 1) for key in keys])
+    with pool_process.serving(place, pool_process.SMALL) as service:
         links = []
         for name in ("e", "f"):
             link = join(service.place.path, name, Clock(), time.monotonic() + 5)

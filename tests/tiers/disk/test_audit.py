@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.harness import SMALL, BadSectors, open_tier, regions
+from tests.disk_harness import SMALL, BadSectors, open_tier, regions
 
 from forebay.sys.disk import Disk
 from forebay.testing.conformance import store
@@ -27,7 +27,7 @@ def place(swift_path: Path) -> Path:
     tier = open_tier(swift_path)
     for n in range(RECORDS):
         store(tier, single(f"audited {n}"))
-    tier.close(10)
+    tier.close(60)
     return swift_path
 
 

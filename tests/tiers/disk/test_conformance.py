@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.harness import CAP_BYTES, SMALL, flip, records
+from tests.disk_harness import CAP_BYTES, SMALL, flip, records
 
 from forebay.record.header import HEADER_BYTES
 from forebay.testing.conformance import TierConformance

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.harness import CAP_BYTES, CLOSE_S, SMALL, until
+from tests.disk_harness import CAP_BYTES, CLOSE_S, SMALL, until
 
 from forebay.record.region import short
 from forebay.sys.world import World

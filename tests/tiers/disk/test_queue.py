@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.poolside import wait_until
+from tests.pool_process import wait_until
 
 from forebay.record.header import RecordName
 from forebay.tiers.disk.index import RecordPlace
@@ -96,11 +96,11 @@ def test_a_queue_that_is_flushed_and_closed_leaves_no_writer_asleep(
     writers = Writers(queue, 3)
     time.sleep(ASLEEP_S)
     queue.put_load(make_load())
-    closing = threading.Thread(target=queue.drain, args=(5.0,), daemon=True)
+    closing = threading.Thread(target=queue.drain, args=(60.0,), daemon=True)
     closing.start()
     time.sleep(ASLEEP_S)
     queue.end_load(read)
     queue.flush()
     queue.end_store(written)
     wait_until(writers.are_gone, "the writers to go")
-    closing.join(5)
+    closing.join(60)

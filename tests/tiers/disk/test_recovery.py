@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.harness import flip, open_tier, opened, overwrite, records, regions
+from tests.disk_harness import flip, open_tier, opened, overwrite, records, regions
 
 from forebay.errors import DirectoryError
 from forebay.record.header import HEADER_BYTES, RecordHeader, pack, payload_hash
@@ -34,7 +34,7 @@ def write_and_die(place: Path, numbers: range) -> None:
     for number in numbers:
         assert store(tier, tiny(number)) == Stored()
     disk.arm("write:errno=EIO")
-    tier.close(10)
+    tier.close(60)
 
 
 def found(place: Path, numbers: range) -> list[Sample]:
@@ -140,5 +140,5 @@ def test_a_region_that_cannot_be_resumed_is_kept_or_refused(swift_path: Path, nu
     else:
         assert load(tier, tiny(0))[0] == Hit(18_000)
         assert store(tier, tiny(1)) == Stored()
-        tier.close(10)
+        tier.close(60)
     assert tiny(0) in found(swift_path, range(2))

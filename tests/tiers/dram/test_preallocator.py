@@ -30,7 +30,7 @@ class Owner:
         self.preallocator = Preallocator(slab, self._actions.put)
 
     def act(self) -> None:
-        self._actions.get(timeout=10)()
+        self._actions.get(timeout=60)()
 
 
 def test_the_next_arena_is_ready_before_it_is_needed(slab: Slab) -> None:
@@ -43,7 +43,7 @@ def test_the_next_arena_is_ready_before_it_is_needed(slab: Slab) -> None:
     assert slab.allocated_bytes == ARENA, "one at a time"
     assert slab.take(ARENA) == 0
     assert slab.allocated_bytes == ARENA
-    owner.preallocator.close(10)
+    owner.preallocator.close(60)
 
 
 def test_an_arena_that_is_still_coming_is_not_waited_for(slab: Slab) -> None:
@@ -90,4 +90,4 @@ def test_a_slab_that_never_grew_is_closed_at_once(slab: Slab) -> None:
     slab.resize(0)
     owner = Owner(slab)
     owner.preallocator.step()
-    owner.preallocator.close(10)
+    owner.preallocator.close(60)

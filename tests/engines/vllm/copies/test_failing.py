@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.engines.vllm.copies.machine import LATE_S, LAYERS, Machine, Make
-from tests.poolside import wait_until
+from tests.pool_process import wait_until
 
 from forebay.engines.vllm.boundary import Boundary, BrokenError
 from forebay.engines.vllm.copies import streamed

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from tests.engines.vllm.copies.simulated import SimulatedDriver
-from tests.poolside import wait_until
+from tests.pool_process import wait_until
 
 from forebay.engines.vllm.copies import registration
 from forebay.engines.vllm.copies.contract import Load, Mapped, Piece

@@ -21,7 +21,7 @@ from tests.engines.vllm.copies.machine import (
     Make,
     slot,
 )
-from tests.poolside import wait_until
+from tests.pool_process import wait_until
 
 from forebay.engines.vllm.copies import streamed
 from forebay.engines.vllm.copies.contract import Load, Piece, Store

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engines.vllm.conftest import Tokens, dialogs, stored
-from tests.poolside import PoolProcess
+from tests.pool_process import PoolProcess
 
 from forebay.bench.gpu.engine import Engine, Reply
 from forebay.engines.start.vllm import transfer_config

@@ -10,7 +10,7 @@ import pytest
 from tests.engines.vllm.conftest import Tokens, dialogs, stored
 from tests.engines.vllm.gpu import rig
 from tests.engines.vllm.gpu.rig import ANSWER, WITNESS, cached_of
-from tests.poolside import PoolProcess
+from tests.pool_process import PoolProcess
 
 from forebay.bench.gpu.engine import Engine, Reply
 

@@ -27,7 +27,7 @@ from tests.engines.vllm.gpu.rig import (
     tokens_of,
 )
 from tests.engines.vllm.gpu.yardstick import Yardstick
-from tests.poolside import PoolProcess
+from tests.pool_process import PoolProcess
 
 from forebay.bench.gpu.engine import Engine, Reply
 

@@ -14,7 +14,7 @@ from tests.engines.vllm.conftest import (
     stored,
     tokens_of,
 )
-from tests.poolside import PoolProcess
+from tests.pool_process import PoolProcess
 
 WANTED = os.environ.get("OTHER_VLLM", "")
 pytestmark = [pytest.mark.versions, pytest.mark.timeout(600)]

@@ -1,8 +1,8 @@
-"""One of a crowd: stores and loads chains of one namespace until told to stop, and judges bytes.
+"""A client that stores and loads chains of one namespace until told to stop, and checks each byte.
 
-Run as `python -m tests.crowd SOCKET NAMESPACE SEED`. A payload follows from its name, so that every
-member of the crowd is an oracle outside the pool. At the end of its input it says in JSON what it
-saw; a wrong byte ends it at once with status 3.
+Run as `python -m tests.load_generator SOCKET NAMESPACE SEED`. A payload follows from its name, so
+every generator knows what it must be given, whoever stored it. At the end of its input it prints a
+report in JSON; a wrong byte ends it at once with status 3.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from tests import poolside
+from tests import pool_process
 
 from forebay.pool.client import Client, Known, Loaded
 from forebay.testing import samples
@@ -27,13 +27,13 @@ LENGTHS: Final = (40_000, 100_000, 160_000)
 TIMEOUTS_S: Final = (0.02, 0.2, 1.0)
 
 
-class Member:
-    """One client and its luck."""
+class LoadGenerator:
+    """One client and its random choices."""
 
     def __init__(self, socket: str, number: int, seed: int) -> None:
         self.client = Client(socket)
         self.random = random.Random(seed)
-        self.namespace = hashlib.blake2b(b"crowd %d" % number, digest_size=32).digest()
+        self.namespace = hashlib.blake2b(b"generator %d" % number, digest_size=32).digest()
         self.number = number
         self.length = LENGTHS[number % len(LENGTHS)]
         self.counts: Counter[str] = Counter()
@@ -45,7 +45,7 @@ class Member:
         count = self.random.randrange(1, CHUNKS_MAX + 1)
         label = f"{self.number}/{dialog}"
         chunks = samples.chain(label, [self.length] * count, self.namespace)
-        chain = poolside.chain_of(chunks)
+        chain = pool_process.chain_of(chunks)
         timeout_s = self.random.choice(TIMEOUTS_S)
         kind = self.random.randrange(10)
         payloads = [chunk.payload for chunk in chunks] if kind >= 6 else []
@@ -57,7 +57,7 @@ class Member:
             with self.client.load(chain, timeout_s=timeout_s) as loaded:
                 self.late_s = max(self.late_s, time.monotonic() - started - timeout_s)
                 if isinstance(loaded, Loaded):
-                    self.judge(loaded, chunks)
+                    self.check(loaded, chunks)
                 else:
                     self.counts[f"miss {loaded.reason}"] += 1
             return
@@ -67,7 +67,7 @@ class Member:
             self.counts["lost"] += receipt.lost
         self.late_s = max(self.late_s, time.monotonic() - started - timeout_s)
 
-    def judge(self, loaded: Loaded, chunks: list[samples.Sample]) -> None:
+    def check(self, loaded: Loaded, chunks: list[samples.Sample]) -> None:
         """Every byte must be the one that follows from the name."""
         for view, chunk in zip(loaded.chunks, chunks[loaded.first :], strict=False):
             if bytes(view) != chunk.payload:
@@ -78,14 +78,14 @@ class Member:
 
 def main() -> None:
     socket, number, seed = sys.argv[1:]
-    member = Member(socket, int(number), int(seed))
+    generator = LoadGenerator(socket, int(number), int(seed))
     print("ready", flush=True)
     while not select.select([sys.stdin], [], [], 0)[0]:
-        member.turn()
+        generator.turn()
         time.sleep(0.005)
     status = Path("/proc/self/status").read_text()
     anonymous_kb = int(status.partition("RssAnon:")[2].split()[0])
-    report = {"counts": member.counts, "late_s": member.late_s, "anonymous_kb": anonymous_kb}
+    report = {"counts": generator.counts, "late_s": generator.late_s, "anonymous_kb": anonymous_kb}
     print(json.dumps(report), flush=True)
 
 

@@ -1,8 +1,8 @@
-"""A process that joins a pool, gets itself into a state, and can be killed there.
+"""An engine in a process of its own: joins a pool, enters a state, and can be killed there.
 
-Run as `python -m tests.member STATE SOCKET`. It says `ready` once it is in that state; every line
-that it then reads makes it finish what it was about and look whether there is a pool, and say in
-JSON how that went.
+Run as `python -m tests.engine_process STATE SOCKET`, where STATE is a public method of `Engine`. It
+prints `ready` once it is in that state. For every line on its input it finishes what it had begun,
+looks whether there is a pool, and prints a report in JSON.
 """
 
 import json
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tests import poolside
+from tests import pool_process
 
 from forebay.pool.client import Client, Known, Loaded
 from forebay.pool.client.link import Link, join
@@ -25,18 +25,18 @@ LONG_S: Final = 60.0
 TIMEOUT_S: Final = 1.0
 
 
-class Member:
-    """One client and what it holds."""
+class Engine:
+    """One client of the pool and what it holds."""
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
         self.client = Client(socket)
         assert self.client.join(10)
-        self.mine, self.my_chain = poolside.made(f"member {time.monotonic_ns()}", CHUNKS, LENGTH)
-        self.shared, self.shared_chain = poolside.made("shared", CHUNKS, LENGTH)
+        self.mine, self.my_chain = pool_process.made(f"own {time.monotonic_ns()}", CHUNKS, LENGTH)
+        self.shared, self.shared_chain = pool_process.made("shared", CHUNKS, LENGTH)
         self.offsets: list[int] = []
         self.stop = threading.Event()
-        self.scribbler: threading.Thread | None = None
+        self.writer: threading.Thread | None = None
 
     @property
     def link(self) -> Link:
@@ -57,11 +57,11 @@ class Member:
         """It writes into its slots without end."""
         self.reserved()
         views = [self.link.view(offset, LENGTH) for offset in self.offsets]
-        self.scribbler = threading.Thread(target=self._scribble, args=(views,), daemon=True)
-        self.scribbler.start()
+        self.writer = threading.Thread(target=self._overwrite, args=(views,), daemon=True)
+        self.writer.start()
         return self._commit
 
-    def detached(self) -> Callable[[], str]:
+    def writing_detached(self) -> Callable[[], str]:
         """It goes on writing after its connection is gone."""
         finish = self.copying()
         self.link.line.close()
@@ -77,10 +77,10 @@ class Member:
         """It reads from the slab."""
         self._block = self.client.load(self.shared_chain, timeout_s=10)
         loaded = self._block.__enter__()
-        assert poolside.exact(loaded, self.shared), loaded
+        assert pool_process.exact(loaded, self.shared), loaded
         return lambda: self._leave(loaded)
 
-    def unheard(self) -> Callable[[], str]:
+    def reading_detached(self) -> Callable[[], str]:
         """It reads from the slab after its connection is gone."""
         finish = self.leased()
         self.link.line.close()
@@ -116,7 +116,7 @@ class Member:
         outcome = self.client.lookup(self.shared_chain, TIMEOUT_S)
         return {"took_s": time.monotonic() - started, "pool": isinstance(outcome, Known)}
 
-    def _scribble(self, views: list[memoryview | None]) -> None:
+    def _overwrite(self, views: list[memoryview | None]) -> None:
         while not self.stop.wait(0.001):
             for view in views:
                 assert view is not None
@@ -127,8 +127,8 @@ class Member:
 
     def _commit(self) -> str:
         self.stop.set()
-        if self.scribbler is not None:
-            self.scribbler.join(5)
+        if self.writer is not None:
+            self.writer.join(5)
         self.link.line.post(Commit(self.link.generation, self.offsets))
         return type(self.link.line.take(time.monotonic() + TIMEOUT_S)).__name__
 
@@ -138,20 +138,20 @@ class Member:
 
     def _leave(self, loaded: object) -> str:
         assert isinstance(loaded, Loaded)
-        is_exact = poolside.exact(loaded, self.shared)
+        is_exact = pool_process.exact(loaded, self.shared)
         self._block.__exit__(None, None, None)
         return "exact" if is_exact else "WRONG BYTES"
 
 
 def main() -> None:
     state, socket = sys.argv[1:]
-    member = Member(socket)
-    finish: Callable[[], str] = getattr(member, state)()
+    engine = Engine(socket)
+    finish: Callable[[], str] = getattr(engine, state)()
     print("ready", flush=True)
     for _ in sys.stdin:
         started = time.monotonic()
         finished = finish()
-        report = {"finished": finished, "finish_s": time.monotonic() - started, **member.look()}
+        report = {"finished": finished, "finish_s": time.monotonic() - started, **engine.look()}
         finish = lambda: "before"  # noqa: E731 - it finishes once
         print(json.dumps(report), flush=True)
 

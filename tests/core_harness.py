@@ -1,4 +1,4 @@
-"""A desk at which tests deal with a pool's core directly: one process, no socket, real tiers."""
+"""The pool's core for tests that call it directly: one process, no socket, real tiers."""
 
 import random
 import threading
@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tests.oldest import Oldest
+from tests.oldest_first import OldestFirst
 
 from forebay.identity.keys import ChainRoot, KeyChain, proof_of
 from forebay.pool.core import Pool, PoolOptions
+from forebay.pool.core.stack import TierOpener
 from forebay.pool.messages import (
-    Answer,
     Ask,
+    ChunkRun,
     Commit,
     Committed,
     Found,
@@ -23,31 +24,23 @@ from forebay.pool.messages import (
     Ready,
     Release,
     Reserve,
+    ReserveAnswer,
     Reserved,
-    Run,
 )
+from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.contract import Policy
-from forebay.pool.policy.tenants import Floor
+from forebay.pool.policy.learned import Learned
 from forebay.pool.session import Session, Work
 from forebay.record.header import ROOT
 from forebay.record.region import short
-from forebay.sys.clock import Clock
 from forebay.sys.world import World
-from forebay.tiers.disk import Directory
+from forebay.testing.clock import ManualClock
+from forebay.tiers.disk import Directory, DiskTier
 
 NAMESPACE = b"n" * 32
 LENGTH = 1 << 16
 M = TypeVar("M", bound=PoolMessage)
-
-
-class Watch(Clock):
-    """A clock that can be put forward."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead_s
+MORE_TIERS: list[TierOpener] = []  # beneath the disk; see --lower-tier in tests/conftest.py
 
 
 class Client(Session):
@@ -71,8 +64,8 @@ def payload(key: bytes, length: int = LENGTH) -> bytes:
     return random.Random(key).randbytes(length)
 
 
-class Desk:
-    """Drives a pool as the server would."""
+class CoreHarness:
+    """A pool's core, called as the server would call it."""
 
     def __init__(
         self,
@@ -80,17 +73,25 @@ class Desk:
         place: Path | None = None,
         disk_bytes: int = 0,
         world: World | None = None,
-        policy: Policy | None = None,
         *,
+        learned: LowerTier | None = None,  # judged by the default policy, which is told this
         verify_dram: bool = False,
-        floors: tuple[Floor, ...] = (),
     ) -> None:
         self._woken = threading.Event()
         self._numbers = 0
-        directories = (Directory(str(place), disk_bytes),) if place is not None else ()
-        wanted = PoolOptions(dram_bytes, directories, verify_dram=verify_dram, floors=floors)
-        self.pool = Pool(wanted, policy or Oldest(), self._woken.set, world)
-        self.clock = (world or World()).clock
+        world = world or World(clock=ManualClock())  # no deadline passes unless a test says so
+        tiers: list[TierOpener] = []
+        if place is not None:
+            directories = [Directory(str(place), disk_bytes)]
+            tiers.append(lambda listener: DiskTier.open(directories, None, world, listener))
+            tiers += MORE_TIERS
+        if learned is None:
+            self.policy: Policy = OldestFirst(len(tiers))
+        else:
+            self.policy = Learned([learned] * len(tiers))
+        wanted = PoolOptions(dram_bytes, tuple(tiers), verify_dram=verify_dram)
+        self.pool = Pool(wanted, self.policy, self._woken.set, world)
+        self.clock = world.clock
 
     def number(self, part: str, name: str) -> int:
         """One figure of the statistics."""
@@ -105,11 +106,21 @@ class Desk:
         self.pool.complete()
         self.pool.tick(self.clock.monotonic())
 
-    def until(self, done: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def until(self, done: Callable[[], bool], timeout_s: float = 60.0) -> None:
         end = time.monotonic() + timeout_s
         while not done():
             assert time.monotonic() < end, f"nothing came: {self.pool.stats()}"
             self.turn()
+
+    def pass_time_until(self, done: Callable[[], bool]) -> None:
+        """The same, while a tenth of a second passes with every turn."""
+        self.until(lambda: done() or self.pass_time(0.1))
+
+    def pass_time(self, seconds: float) -> bool:
+        """Put the clock forward; False, so that who waits goes on."""
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(seconds)
+        return False
 
     def settle(self) -> None:
         """Wait until nothing is being read or written."""
@@ -135,7 +146,7 @@ class Desk:
         self, client: Client, keys: list[bytes], parent: bytes = ROOT, length: int = LENGTH
     ) -> Work:
         """The same, a little with every turn; the answer is to be received at its end."""
-        run = Run(NAMESPACE, 0, parent, b"".join(keys), length)
+        run = ChunkRun(NAMESPACE, 0, parent, b"".join(keys), length)
         work = self.pool.handle(client, Reserve(7, [run]))
         assert work is not None
         return work
@@ -147,7 +158,7 @@ class Desk:
         self.pool.handle(client, Commit(self.pool.generation, offsets))
         return self.receive(client, Committed).count
 
-    def store(self, client: Client, keys: list[bytes], timeout_s: float = 20.0) -> None:
+    def store(self, client: Client, keys: list[bytes], timeout_s: float = 60.0) -> None:
         """Store a whole chain, coming again as long as the pool says so."""
         end = time.monotonic() + timeout_s
         parent, left = ROOT, list(keys)
@@ -155,8 +166,8 @@ class Desk:
             assert time.monotonic() < end, self.pool.stats()
             offsets = []
             for key, answer in zip(list(left), self.reserve(client, left, parent), strict=True):
-                assert answer != Answer.NO, self.pool.stats()
-                if answer == Answer.LATER:
+                assert answer != ReserveAnswer.NO, self.pool.stats()
+                if answer == ReserveAnswer.LATER:
                     break
                 if answer >= 0:
                     self.fill(answer, payload(key))

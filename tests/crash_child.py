@@ -1,19 +1,18 @@
-"""A process that starts victims: each runs one workload on a disk tier until it ends or is killed.
+"""A process that forks children to be killed: each runs one workload on a disk tier.
 
-It has no threads, so that forking is safe and cheap; victims report what the tier acknowledged by
-appending to a file that outlives them. Run as `python -m tests.victim`; one JSON line a job.
+It has no threads, so that forking is safe and cheap. A child appends what the tier acknowledged to
+a file that outlives it. Run as `python -m tests.crash_child`; every line on its input is one child.
 """
 
 import json
 import os
 import random
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.harness import open_tier
+from tests.disk_harness import open_tier
 
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
@@ -24,12 +23,12 @@ PAGE: Final = 4096
 TINY_REGION_BYTES: Final = 16 * PAGE
 TINY_CAP_BYTES: Final = 11 * TINY_REGION_BYTES  # of which eight regions are usable
 BATCH: Final = 8  # stores in flight at once under load
-WRONG_BYTES: Final = 3  # exit status of a victim that was served something else
+WRONG_BYTES: Final = 3  # exit status of a child that was served something else
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One victim."""
+    """One child."""
 
     place: str
     acknowledged: str  # file to which numbers of stored samples are appended
@@ -50,7 +49,7 @@ def loaded(number: int) -> Sample:
 
 
 def acknowledged(path: Path) -> list[int]:
-    """The numbers that victims wrote down, in the order of the answers."""
+    """The numbers that children wrote down, in the order of the answers."""
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
@@ -101,14 +100,14 @@ WORKLOADS: Final = {"every_write_point": every_write_point, "under_load": under_
 
 
 def main() -> None:
-    """Fork a victim a line; say its pid, then how it ended."""
+    """Fork a child a line; print its pid, then its exit status."""
     for line in sys.stdin:
         job = Job(**json.loads(line))
-        victim = os.fork()
-        if not victim:
+        child = os.fork()
+        if not child:
             os._exit(_run(job))
-        print(victim, flush=True)
-        _, status = os.waitpid(victim, 0)
+        print(child, flush=True)
+        _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
@@ -116,7 +115,7 @@ def _run(job: Job) -> int:
     sys.stdin.close()
     try:
         return WORKLOADS[job.workload](job)
-    except BaseException as error:  # noqa: BLE001 - a victim's last words
+    except BaseException as error:  # noqa: BLE001 - the child's last message
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
 
@@ -124,11 +123,6 @@ def _run(job: Job) -> int:
 def encode(job: Job) -> str:
     """A job as the line that `main` reads."""
     return json.dumps(asdict(job)) + "\n"
-
-
-def patience(seconds: float) -> None:
-    """Let a victim live for a while."""
-    time.sleep(seconds)
 
 
 if __name__ == "__main__":

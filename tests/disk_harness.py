@@ -1,6 +1,7 @@
-"""What tests of the disk tier share: a small tier in a directory, and a witness beside it."""
+"""What tests of the disk tier share: a small tier in a directory, and its files as bytes."""
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +12,16 @@ from forebay.record.header import HEADER_BYTES, MAGIC
 from forebay.sys.clock import Clock
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
+from forebay.testing.clock import ManualClock
 from forebay.tiers.disk import Directory, DiskTier, Options
 
 REGION_BYTES: Final = 1 << 18
 CAP_BYTES: Final = 3 << 20
-CLOSE_S: Final = 20.0
-SMALL: Final = Options(region_bytes=REGION_BYTES, read_depth=2, write_depth=2)
+CLOSE_S: Final = 60.0
+WATCHER: Final = "forebay-watch"  # the thread of a tier that looks at deadlines
+UNTIL_S: Final = 60.0  # longer than anything takes; ends a test that would wait for ever
+# No call takes ten minutes, on a busy machine neither: a drive is off only if a test wants it so.
+SMALL: Final = Options(region_bytes=REGION_BYTES, read_depth=2, write_depth=2, hang_s=600.0)
 
 
 class BadSectors(Disk):
@@ -32,6 +37,24 @@ class BadSectors(Disk):
             self.failures += 1
             raise OSError(errno.EIO, "bad sector")
         return super().read(descriptor, buffers, offset)
+
+
+class TickedClock(ManualClock):
+    """A manual clock that knows how often the tier's watching thread has looked at it."""
+
+    def __init__(self, monotonic: float = 0.0) -> None:
+        super().__init__(monotonic)
+        self._looks = 0  # of that thread alone
+
+    def monotonic(self) -> float:
+        if threading.current_thread().name == WATCHER:
+            self._looks += 1
+        return super().monotonic()
+
+    def await_tick(self) -> None:
+        """Wait until the tier has acted on the time as it is now."""
+        looks = self._looks
+        until(lambda: self._looks >= looks + 2)
 
 
 def open_tier(
@@ -102,8 +125,7 @@ def allocated(place: Path) -> int:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for what other threads do."""
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
+    end = time.monotonic() + UNTIL_S
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.002)

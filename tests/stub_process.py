@@ -12,10 +12,10 @@ from typing import Any
 
 from forebay.bench.ab.engine import free_port
 
-STUB = Path(__file__).parent / "stub.py"
+STUB = Path(__file__).parent / "stub_server.py"
 
 
-class Stubbed:
+class StubProcess:
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
 
@@ -28,10 +28,10 @@ class Stubbed:
 
 
 @contextmanager
-def stub(*options: str) -> Iterator[Stubbed]:
+def stub(*options: str) -> Iterator[StubProcess]:
     port = free_port()
     process = subprocess.Popen([sys.executable, str(STUB), "--port", str(port), *options])
-    served = Stubbed(port)
+    served = StubProcess(port)
     try:
         until = time.monotonic() + 60
         while True:

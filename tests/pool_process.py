@@ -174,7 +174,7 @@ class PoolProcess:
 
 
 @contextmanager
-def pool_process(
+def running_pool(
     place: Path,
     *flags: str,
     faulty: bool = False,
@@ -246,7 +246,7 @@ def exact(loaded: Loaded | Miss, chunks: list[Sample]) -> bool:
     ]
 
 
-def truthful(loaded: Loaded | Miss, chunks: list[Sample]) -> int:
+def count_exact(loaded: Loaded | Miss, chunks: list[Sample]) -> int:
     """How many of the chunks came; every one of them bit for bit, or the test has failed."""
     if not isinstance(loaded, Loaded):
         return 0

@@ -1,9 +1,10 @@
 """An OpenAI-compatible server whose delays are known: the counterpart that a client is held to.
 
-A process of its own: `python tests/stub.py --port P [--ttft-ms N] [--tpot-ms N] …`. It keeps the
-times at which it really sent what it sent; `/sent` tells them. From request number `--fault-from`
-on it goes wrong as `--fault` says. Told of a pool as vLLM is, it is an engine of that pool: it
-stores what it is asked, loads what comes back, and only the rest takes `--prefill-us` a word.
+A process of its own: `python tests/stub_server.py --port P [--ttft-ms N] [--tpot-ms N] …`. It keeps
+the times at which it sent each token; `/sent` returns them. From request number `--fault-from` on
+it fails as `--fault` says. With `--kv-transfer-config`, as vLLM has it, it is an engine of that
+pool: it stores what it is asked, loads what comes back, and only the rest takes `--prefill-us` a
+word.
 """
 
 import argparse
