@@ -11,9 +11,10 @@ from tests.oldest_first import OldestFirst
 
 from forebay.identity.keys import ChainRoot, KeyChain, proof_of
 from forebay.pool.core import Pool, PoolOptions
+from forebay.pool.core.stack import TierOpener
 from forebay.pool.messages import (
-    Answer,
     Ask,
+    ChunkRun,
     Commit,
     Committed,
     Found,
@@ -23,21 +24,23 @@ from forebay.pool.messages import (
     Ready,
     Release,
     Reserve,
+    ReserveAnswer,
     Reserved,
-    Run,
 )
+from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.contract import Policy
-from forebay.pool.policy.tenants import Floor
+from forebay.pool.policy.learned import Learned
 from forebay.pool.session import Session, Work
 from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
-from forebay.tiers.disk import Directory
+from forebay.tiers.disk import Directory, DiskTier
 
 NAMESPACE = b"n" * 32
 LENGTH = 1 << 16
 M = TypeVar("M", bound=PoolMessage)
+MORE_TIERS: list[TierOpener] = []  # beneath the disk; see --lower-tier in tests/conftest.py
 
 
 class Client(Session):
@@ -70,17 +73,24 @@ class CoreHarness:
         place: Path | None = None,
         disk_bytes: int = 0,
         world: World | None = None,
-        policy: Policy | None = None,
         *,
+        learned: LowerTier | None = None,  # judged by the default policy, which is told this
         verify_dram: bool = False,
-        floors: tuple[Floor, ...] = (),
     ) -> None:
         self._woken = threading.Event()
         self._numbers = 0
-        directories = (Directory(str(place), disk_bytes),) if place is not None else ()
-        wanted = PoolOptions(dram_bytes, directories, verify_dram=verify_dram, floors=floors)
         world = world or World(clock=ManualClock())  # no deadline passes unless a test says so
-        self.pool = Pool(wanted, policy or OldestFirst(), self._woken.set, world)
+        tiers: list[TierOpener] = []
+        if place is not None:
+            directories = [Directory(str(place), disk_bytes)]
+            tiers.append(lambda listener: DiskTier.open(directories, None, world, listener))
+            tiers += MORE_TIERS
+        if learned is None:
+            self.policy: Policy = OldestFirst(len(tiers))
+        else:
+            self.policy = Learned([learned] * len(tiers))
+        wanted = PoolOptions(dram_bytes, tuple(tiers), verify_dram=verify_dram)
+        self.pool = Pool(wanted, self.policy, self._woken.set, world)
         self.clock = world.clock
 
     def number(self, part: str, name: str) -> int:
@@ -136,7 +146,7 @@ class CoreHarness:
         self, client: Client, keys: list[bytes], parent: bytes = ROOT, length: int = LENGTH
     ) -> Work:
         """The same, a little with every turn; the answer is to be received at its end."""
-        run = Run(NAMESPACE, 0, parent, b"".join(keys), length)
+        run = ChunkRun(NAMESPACE, 0, parent, b"".join(keys), length)
         work = self.pool.handle(client, Reserve(7, [run]))
         assert work is not None
         return work
@@ -156,8 +166,8 @@ class CoreHarness:
             assert time.monotonic() < end, self.pool.stats()
             offsets = []
             for key, answer in zip(list(left), self.reserve(client, left, parent), strict=True):
-                assert answer != Answer.NO, self.pool.stats()
-                if answer == Answer.LATER:
+                assert answer != ReserveAnswer.NO, self.pool.stats()
+                if answer == ReserveAnswer.LATER:
                     break
                 if answer >= 0:
                     self.fill(answer, payload(key))

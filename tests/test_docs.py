@@ -50,6 +50,7 @@ def rows_of(heading: str) -> list[tuple[int, int]]:
     ("heading", "layout", "ending"),
     [
         ("### Record header\n", header._FIELDS, [PAGE_HASH]),
+        ("#### The medium's part in a region\n", region._POSITION, []),
         ("### Region header\n", region._HEADER, [PAGE_HASH]),
         ("### Footer\n", region._FOOTER, [PAGE_HASH]),
         ("### Entry of the table of contents\n", region._ENTRY, []),

@@ -165,7 +165,7 @@ def test_t15_a_full_drive_drops_stores_reads_go_on_and_it_recovers(swift_path: P
         for sample in kept:
             assert load(tier, sample) == (Hit(30_000), sample.payload)
         assert tier.usage().records == 8
-        assert [drive.is_on for drive in tier.drives()] == [True], "full is not broken"
+        assert [drive.is_on for drive in tier.volumes()] == [True], "full is not broken"
         full.disarm()
         clock.advance(5)
         for n in range(50):
@@ -180,7 +180,7 @@ def test_t16_errors_switch_a_drive_off_and_a_probe_switches_it_on(swift_path: Pa
         disk.arm("read+write:errno=EIO")
         for _ in range(SMALL.errors_max):
             assert load(tier, sample)[0] == Miss(MissReason.IO_ERROR)
-        until(lambda: tier.prefix([sample.name.key]) == 0)
+        until(lambda: tier.prefix([sample.name.key]).chunks == 0)
         assert load(tier, sample)[0] == Miss(MissReason.TIER_OFF)
         assert store(tier, single("other")) == Dropped(DropReason.TIER_OFF)
         writes = disk.calls[Operation.WRITE]
@@ -189,7 +189,7 @@ def test_t16_errors_switch_a_drive_off_and_a_probe_switches_it_on(swift_path: Pa
         assert load(tier, sample)[0] == Miss(MissReason.TIER_OFF), "the probe failed too"
         disk.disarm()
         clock.advance(SMALL.probe_interval_s + 1)
-        until(lambda: tier.prefix([sample.name.key]) == 1)
+        until(lambda: tier.prefix([sample.name.key]).chunks == 1)
         assert load(tier, sample) == (Hit(5000), sample.payload)
         assert store(tier, single("other")) == Stored()
 
@@ -223,7 +223,7 @@ def test_t16_one_failing_drive_of_two_is_switched_off_alone(swift_path: Path) ->
             outcomes.load(sample)
         outcomes.wait()
     assert 15 <= len(outcomes.hits) <= 25, "the other drive serves its half"
-    assert {drive.path.rpartition("/")[2]: drive.is_on for drive in tier.drives()} == {
+    assert {drive.path.rpartition("/")[2]: drive.is_on for drive in tier.volumes()} == {
         "good": True,
         "bad": False,
     }

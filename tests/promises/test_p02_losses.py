@@ -108,7 +108,7 @@ def test_t20_children_of_a_lost_record_are_absent(swift_path: Path) -> None:
     path, offset = list(records(swift_path))[2]
     overwrite(path, offset, bytes(HEADER_BYTES))
     with opened(swift_path) as tier:
-        assert tier.prefix(keys(links)) == 2
+        assert tier.prefix(keys(links)).chunks == 2
         assert tier.usage().records == 2
 
 

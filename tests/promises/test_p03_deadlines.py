@@ -89,14 +89,14 @@ def test_t24_a_hanging_drive_is_switched_off_and_on_again(slow: Slow, fault: str
     outcomes.store(single("hangs"))
     until(lambda: rule.fired > 0)
     slow.clock.advance(2 * HASTY.hang_s)
-    until(lambda: not slow.tier.drives()[0].is_on)
+    until(lambda: not slow.tier.volumes()[0].is_on)
     assert load(slow.tier, slow.samples[1])[0] == Miss(MissReason.TIER_OFF)
     assert store(slow.tier, single("refused")) == Dropped(DropReason.TIER_OFF)
     slow.disk.disarm()
     outcomes.wait()
     slow.clock.advance(HASTY.probe_interval_s)
-    until(lambda: slow.tier.drives()[0].is_on)
-    until(lambda: slow.tier.prefix([slow.samples[1].name.key]) == 1)
+    until(lambda: slow.tier.volumes()[0].is_on)
+    until(lambda: slow.tier.prefix([slow.samples[1].name.key]).chunks == 1)
     assert load(slow.tier, slow.samples[1])[0] == Hit(9000)
     assert store(slow.tier, single("taken")) == Stored()
 
@@ -107,15 +107,15 @@ def test_t24_a_drive_stays_off_while_one_of_its_calls_still_hangs(slow: Slow) ->
     outcomes.load(slow.samples[0])
     until(lambda: hanging.fired == 1)
     slow.clock.advance(2 * HASTY.hang_s)
-    until(lambda: not slow.tier.drives()[0].is_on)
+    until(lambda: not slow.tier.volumes()[0].is_on)
     for _ in range(3):
         slow.clock.advance(HASTY.probe_interval_s)
         slow.clock.await_tick()
-        assert not slow.tier.drives()[0].is_on
+        assert not slow.tier.volumes()[0].is_on
     hanging.disarm()
     outcomes.wait()
     slow.clock.advance(HASTY.probe_interval_s)
-    until(lambda: slow.tier.drives()[0].is_on)
+    until(lambda: slow.tier.volumes()[0].is_on)
     assert len(outcomes.hits) == 1
 
 
@@ -161,7 +161,7 @@ def test_t47_a_jump_of_the_wall_clock_changes_nothing(swift_path: Path, jump: fl
         clock.await_tick()
         assert load(tier, sample)[0] == Hit(5000)
         assert store(tier, single("other")) == Stored()
-        assert tier.drives()[0].is_on
+        assert tier.volumes()[0].is_on
     with opened(swift_path, clock=clock) as tier:
         assert load(tier, sample)[0] == Hit(5000), "no record expires by the wall"
 

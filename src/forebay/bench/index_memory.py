@@ -6,7 +6,7 @@ import os
 import sys
 
 from forebay.bench.small import resident_bytes
-from forebay.tiers.disk.index import Index, Place
+from forebay.tiers.disk.index import Index, RecordPlace
 
 _CHAIN_RECORDS = 64
 
@@ -23,7 +23,7 @@ def main() -> None:
         if number % _CHAIN_RECORDS == 0:
             parent = None
         index.reserve(key, parent, bytes(32))
-        index.settle(key, Place(number // 4096, number * 4096, 4096))
+        index.settle(key, RecordPlace(number // 4096, number * 4096, 4096))
         parent = key
     grown = resident_bytes() - before
     print(json.dumps({"records": records, "bytes_per_record": grown / records}))  # noqa: T201

@@ -164,7 +164,7 @@ class _Bandwidth:
             read = self._versus("reads", raw.read, ours.read)
             write = self._versus("writes", raw.write, ours.write)
             mixed = [self._mixed(raw, ours) for _ in range(PAIRS)]
-            drives = tier.drives()
+            drives = tier.volumes()
             total = sum(drive.written_bytes for drive in drives) or 1
             self.shares = tuple(
                 DirectoryShare(disk.path, round(drive.written_bytes / total, 4))

@@ -18,7 +18,9 @@ from forebay.pool import place as places
 from forebay.pool.client import Client
 from forebay.pool.client.link import REFUSED, Link, join
 from forebay.pool.core.pool import Pool, PoolOptions
+from forebay.pool.core.stack import TierOpener
 from forebay.pool.place import Place
+from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.learned import Learned
 from forebay.pool.server.limits import Limits
 from forebay.pool.server.server import Server
@@ -29,7 +31,7 @@ from forebay.sys import processes, sockets
 from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
 from forebay.sys.world import World
-from forebay.tiers.disk import Directory, Options
+from forebay.tiers.disk import Directory, DiskTier, Options
 
 COMMAND: Final = "forebay.cli"  # what an engine runs to start a pool: `python -m forebay.cli pool`
 LOCK_FLAG: Final = "--inherited-lock"
@@ -75,7 +77,7 @@ class Service:
             recorder = Recorder(settings.trace, settings.trace_size) if settings.trace else None
             if recorder is not None:
                 undo.callback(recorder.close, _TRACE_CLOSE_S)
-            pool = Pool(_options(settings), _policy(settings), wake, world)
+            pool = Pool(_options(settings, world), _policy(settings), wake, world)
             undo.callback(pool.close, 0.0)
             listener = _listen(place, 0o666 if settings.allow_uid else 0o600, limits.backlog)
             undo.pop_all()
@@ -186,20 +188,26 @@ def _flags(settings: Settings, place: Place) -> list[str]:
     return flags
 
 
-def _options(settings: Settings) -> PoolOptions:
-    disk = Options(
+def _options(settings: Settings, world: World) -> PoolOptions:
+    tiers = (_disk_tier(settings, world),) if settings.disk else ()
+    return PoolOptions(settings.dram, tiers, settings.huge_pages, settings.verify_dram)
+
+
+def _disk_tier(settings: Settings, world: World) -> TierOpener:
+    options = Options(
         read_depth=settings.read_depth,
         write_depth=settings.write_depth,
         write_queue_bytes=settings.write_queue,
     )
     directories = tuple(Directory(wanted.path, wanted.cap_bytes) for wanted in settings.disk)
-    return PoolOptions(settings.dram, directories, disk, settings.huge_pages, settings.verify_dram)
+    return lambda listener: DiskTier.open(directories, options, world, listener)
 
 
 def _policy(settings: Settings) -> Learned:
+    if not settings.disk:
+        return Learned()
     disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
-    budget_bytes = settings.disk_writes_a_day or None
-    return Learned(disk_bytes=disk_bytes, budget_bytes_a_day=budget_bytes)
+    return Learned([LowerTier(disk_bytes, settings.disk_writes_a_day or None)])
 
 
 def _listen(place: Place, mode: int, backlog: int) -> socket.socket:

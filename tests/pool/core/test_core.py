@@ -10,23 +10,23 @@ import pytest
 from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain, payload
 from tests.oldest_first import OldestFirst
 
-from forebay.pool.core.stores import Stores
+from forebay.pool.core.dram import Dram
 from forebay.pool.messages import (
     Abort,
-    Answer,
+    AdminReply,
     Ask,
     Cancel,
+    ChunkRun,
     Clear,
     Commit,
     Committed,
-    Done,
     Promise,
     Ready,
     Release,
     Reserve,
+    ReserveAnswer,
     Reserved,
     Resize,
-    Run,
 )
 from forebay.record.header import ROOT, payload_hash
 from forebay.record.region import short
@@ -89,7 +89,7 @@ def test_two_engines_of_one_key_share_one_slot(core: CoreHarness) -> None:
     keys = chain("a", 2)
     first, second = Client("e"), Client("f")
     offsets = core.reserve(first, keys)
-    assert core.reserve(second, keys) == [Answer.HAVE, Answer.HAVE]
+    assert core.reserve(second, keys) == [ReserveAnswer.HAVE, ReserveAnswer.HAVE]
     assert core.commit(second, offsets) == 0, "only the engine that reserved may commit"
     for key, offset in zip(keys, offsets, strict=True):
         core.fill(offset, payload(key))
@@ -99,7 +99,10 @@ def test_two_engines_of_one_key_share_one_slot(core: CoreHarness) -> None:
 
 def test_a_chunk_without_its_prefix_is_refused(core: CoreHarness) -> None:
     keys = chain("a", 3)
-    assert core.reserve(Client("e"), keys[1:], parent=keys[0]) == [Answer.NO, Answer.NO]
+    assert core.reserve(Client("e"), keys[1:], parent=keys[0]) == [
+        ReserveAnswer.NO,
+        ReserveAnswer.NO,
+    ]
 
 
 def test_others_are_served_while_slots_are_found_for_many() -> None:
@@ -128,7 +131,7 @@ def test_a_run_whose_parent_leaves_meanwhile_gets_no_more_slots(core: CoreHarnes
     core.pool.handle(client, Abort(core.pool.generation, early))
     assert list(work) == []
     answers = core.receive(client, Reserved).answers
-    assert answers[14:] == [Answer.NO] * 26, "what it would continue is gone"
+    assert answers[14:] == [ReserveAnswer.NO] * 26, "what it would continue is gone"
     assert len(answers) == 40
 
 
@@ -149,20 +152,22 @@ def test_a_turn_is_short_whatever_the_answers_are(
     client, tried = Client("e"), Counter[int]()
     while core.reserve(client, chain(f"full {core.number('dram', 'filling')}", 1))[0] >= 0:
         pass
-    has = Stores._has
+    has = Dram.has
 
-    def count(stores: Stores, key: bytes) -> bool:
+    def count(dram: Dram, key: bytes) -> bool:
         tried[turns] += 1
-        return has(stores, key)
+        return has(dram, key)
 
-    monkeypatch.setattr(Stores, "_has", count)
-    runs = [Run(NAMESPACE, 0, ROOT, b"".join(chain(f"r{n}", 8)), LENGTH) for n in range(100)]
-    runs += [Run(NAMESPACE, 0, chain("gone", 1)[0], chain(f"g{n}", 1)[0], 1) for n in range(100)]
+    monkeypatch.setattr(Dram, "has", count)
+    runs = [ChunkRun(NAMESPACE, 0, ROOT, b"".join(chain(f"r{n}", 8)), LENGTH) for n in range(100)]
+    runs += [
+        ChunkRun(NAMESPACE, 0, chain("gone", 1)[0], chain(f"g{n}", 1)[0], 1) for n in range(100)
+    ]
     turns = 0
     for _ in core.pool.handle(client, Reserve(1, runs)) or ():
         turns += 1
     answers = core.receive(client, Reserved).answers
-    assert set(answers) == {Answer.LATER, Answer.NO}
+    assert set(answers) == {ReserveAnswer.LATER, ReserveAnswer.NO}
     assert len(answers) == 900
     assert turns == (2 * 100 + 2 * 100) // 16, "each run counts, and each chunk that was tried"
     assert max(tried.values()) <= 16
@@ -172,25 +177,25 @@ class Closed(OldestFirst):
     """A policy that would rather keep what it has."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(tiers=0)
         self.asked: list[tuple[bytes, bytes | None]] = []
 
-    def declines(self, key: bytes, parent: bytes | None, now: float, size_class: int = 0) -> bool:
+    def declines(self, key: bytes, parent: bytes | None, now: float, slot_bytes: int) -> bool:
         self.asked.append((key, parent))
         return True
 
 
 def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_it() -> None:
-    policy = Closed()
-    core, client = CoreHarness(4 * MIB, policy=policy), Client("e")
+    core, client = CoreHarness(4 * MIB), Client("e")
+    policy = core.pool._dram.policy = Closed()
     kept, offered = chain("a", 60), chain("b", 8)
     core.store(client, kept)
     answers = core.reserve(client, offered)
     assert [answer >= 0 for answer in answers] == [True] * 4 + [False] * 4, "while slots are free"
-    assert answers[4:] == [Answer.NO] * 4
+    assert answers[4:] == [ReserveAnswer.NO] * 4
     assert policy.asked == [(short(offered[0]), None)], "the run's first chunk stands for all"
     more = core.reserve(client, chain("a", 62)[60:], parent=kept[-1])
-    assert more == [Answer.NO, Answer.NO]
+    assert more == [ReserveAnswer.NO, ReserveAnswer.NO]
     assert policy.asked[-1] == (short(chain("a", 61)[-1]), short(kept[-1]))
     assert core.lookup(client, kept)[1].ready == 60
     assert core.number("counters", "stores.declined") == 2
@@ -202,8 +207,8 @@ def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_i
 def test_nonsense_is_refused(core: CoreHarness) -> None:
     client, keys = Client("e"), chain("a", 1)
     for length in (0, -1, 1 << 40, 4 * MIB):
-        assert core.reserve(client, keys, length=length) == [Answer.NO]
-    assert core.reserve(client, keys, parent=b"short") == [Answer.NO]
+        assert core.reserve(client, keys, length=length) == [ReserveAnswer.NO]
+    assert core.reserve(client, keys, parent=b"short") == [ReserveAnswer.NO]
     core.pool.handle(client, Commit(core.pool.generation + 1, [0]))
     assert core.receive(client, Committed).count == 0
     core.pool.handle(client, Release(99, [1, 2]))
@@ -220,7 +225,7 @@ def test_t33_with_everything_pinned_a_store_is_refused_at_once(core: CoreHarness
     for keys in chains:
         answers = core.reserve(client, keys)
         offsets += [answer for answer in answers if answer >= 0]
-    assert Answer.LATER in core.reserve(client, chain("more", 16))
+    assert ReserveAnswer.LATER in core.reserve(client, chain("more", 16))
     core.pool.handle(client, Abort(core.pool.generation, offsets))
     assert core.number("dram", "taken_bytes") == 0
 
@@ -252,7 +257,7 @@ def test_an_engine_that_exits_gives_back_all_that_it_held(core: CoreHarness) -> 
     core.reserve(client, keys[4:], parent=keys[3])
     number, _ = core.lookup(client, keys)
     core.ask(client, number, keys)
-    core.pool.left(client)
+    core.pool.disconnected(client)
     assert core.number("dram", "pinned_bytes") == 4 * LENGTH, "a living process may still read"
     assert core.number("dram", "filling") == 4, "or write there"
     core.pool.exited("e")
@@ -304,14 +309,14 @@ def test_what_waits_for_its_hash_can_leave_and_gets_nobody_elses(core: CoreHarne
         gate.wait(100)  # longer than a store waits
         yield b""
 
-    core.pool._stores.checker.submit(slow(), lambda _: None)  # type: ignore[arg-type]
+    core.pool._hasher.submit(slow(), lambda _: None)  # type: ignore[arg-type]
     client = Client("e")
     for number in range(40):  # three times what DRAM holds
         core.store(client, chain(str(number), 5))
-    assert all(chunk.digest is None for chunk in core.pool._room.chunks)
+    assert all(chunk.digest is None for chunk in core.pool._dram.chunks)
     gate.set()
     core.settle()
-    for chunk in core.pool._room.chunks:
+    for chunk in core.pool._dram.chunks:
         assert chunk.digest == payload_hash(payload(chunk.name.key))
 
 
@@ -351,7 +356,7 @@ def test_many_requests_join_one_read(place: Path) -> None:
         assert core.ask(client, number, keys).total == 16
     assert core.number("counters", "disk.loaded") == 16
     for client in clients:
-        core.pool.left(client)
+        core.pool.disconnected(client)
     core.settle()
     assert core.pool.violations() == []
     core.pool.close(5)
@@ -386,7 +391,7 @@ def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
     core.turn()
     found = [core.lookup(client, keys)[1].known for keys in chains]
     for keys, known in zip(chains, found, strict=True):
-        core.pool.left(client)
+        core.pool.disconnected(client)
         assert core.load(client, keys, stream=True) == known
     assert sum(found) > 40
     assert core.pool.violations() == []
@@ -397,8 +402,7 @@ def test_what_continues_a_head_in_dram_outlives_the_heads_record(place: Path) ->
     core = CoreHarness(1 * MIB, place, 6 * MIB)
     client, other, fillers = Client("e"), Client("f"), itertools.count()
     keys = chain("shared", 2)
-    disk = core.pool._disk
-    assert disk is not None
+    disk = core.pool._stack._tiers[0]
 
     def flood() -> None:
         core.store(other, chain(f"filler {next(fillers)}", 4))
@@ -414,10 +418,10 @@ def test_what_continues_a_head_in_dram_outlives_the_heads_record(place: Path) ->
         flood()
     assert disk.has(keys[1]), "its own record is younger"
     assert core.lookup(other, keys)[1].known == 2
-    core.pool.left(other)
+    core.pool.disconnected(other)
     core.settle()
     core.pool.handle(client, Release(number, []))
-    while core.pool._room.chunks.get(short(keys[0])) is not None:
+    while core.pool._dram.chunks.get(short(keys[0])) is not None:
         flood()
     core.settle()
     assert core.lookup(other, keys)[1].known == 0
@@ -433,11 +437,11 @@ def test_caps_change_while_it_runs(place: Path) -> None:
         core.store(client, chain(str(number), 30))
     core.settle()
     core.pool.handle(client, Resize(1 * MIB, [(str(place), 6 * MIB)]))
-    assert core.receive(client, Done).ok
+    assert core.receive(client, AdminReply).ok
     core.until(lambda: core.number("dram", "allocated_bytes") <= MIB)
     assert core.number("disk", "used_bytes") <= 6 * MIB
     core.pool.handle(client, Resize(-1, [("/nowhere", MIB)]))
-    assert not core.receive(client, Done).ok
+    assert not core.receive(client, AdminReply).ok
     core.pool.close(5)
 
 
@@ -450,12 +454,12 @@ def test_clearing_deletes_for_good(place: Path, namespace: str) -> None:
     core.settle()
     for wrong in ("6e", "zz", "00" * 32):
         core.pool.handle(client, Clear(wrong))
-        done = core.receive(client, Done)
+        done = core.receive(client, AdminReply)
         assert done.ok == (wrong == "00" * 32)
     assert core.lookup(client, keys)[1].known == 30
-    core.pool.left(client)
+    core.pool.disconnected(client)
     core.pool.handle(client, Clear(namespace))
-    assert core.receive(client, Done).ok
+    assert core.receive(client, AdminReply).ok
     core.turn()
     assert core.lookup(client, keys)[1].known == 0
     core.pool.close(5)
@@ -521,7 +525,7 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     disk.arm("write:hang")
     number, _ = core.lookup(client, old)
     came = len(core.ask(client, number, old, stream=True).offsets)
-    core.until(lambda: not core.pool._loads.loading)
+    core.until(lambda: not core.pool._acquisition.reads_in_flight)
     came += len([message for message in client.inbox if isinstance(message, Ready)])
     assert came == 64, "of 100"
     client.inbox.clear()
@@ -530,11 +534,13 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     for key, slot in zip(newer, held, strict=False):
         core.fill(slot, payload(key))
     assert core.commit(client, held) == 64
-    assert core.reserve(client, newer[64:], newer[63])[0] == Answer.LATER, "until it is written"
+    assert core.reserve(client, newer[64:], newer[63])[0] == ReserveAnswer.LATER, (
+        "until it is written"
+    )
     core.pool.handle(client, Release(number, list(range(64))))
     assert core.receive(client, Ready).chunk >= 64
     assert core.number("disk", "records") == 100 + 110, "no load waits for writes"
-    core.pool.left(client)
+    core.pool.disconnected(client)
     disk.disarm()
     core.settle()
     assert core.pool.violations() == []

@@ -31,6 +31,7 @@ class Struck:
         self.core = CoreHarness(8 * MIB, place, 64 * MIB, World(self.disk, self.clock))
         self.keys = chain("a", count)
         self.core.store(self.client, self.keys)
+        self.core.settle()  # all of it is on disk, so all of it can leave DRAM
         self.core.store(self.client, chain("other", 128))
         self.core.settle()
         if near:
@@ -46,7 +47,7 @@ class Struck:
 
     def end(self) -> None:
         self.disk.disarm()
-        self.core.pool.left(self.client)
+        self.core.pool.disconnected(self.client)
         self.core.settle()
         assert self.core.pool.violations() == []
         self.core.pool.close(5)
@@ -57,7 +58,7 @@ def test_a_stream_is_promised_before_the_drive_has_to_pause(place: Path) -> None
     promise = struck.core.receive(struck.client, Promise)
     assert promise.total == 100
     assert 32 <= len(promise.offsets) < 40, "half of what a load may have"
-    assert struck.core.pool._loads.loading, "and what follows is being read"
+    assert struck.core.pool._acquisition.reads_in_flight, "and what follows is being read"
     struck.disk.disarm()
     came = list(range(len(promise.offsets)))
     while len(came) < 100:
@@ -114,11 +115,11 @@ def test_what_an_engine_has_itself_needs_no_room(place: Path) -> None:
     number, _ = core.lookup(client, keys)
     core.pool.handle(client, Ask(number, 40, 60, 10_000, stream=True))
     core.until(lambda: core.number("dram", "pinned_bytes") == 64 * LENGTH)
-    core.until(lambda: not core.pool._loads.loading)
+    core.until(lambda: not core.pool._acquisition.reads_in_flight)
     assert not [each for each in client.inbox if isinstance(each, Promise)], "it fits, but for ten"
     core.pool.handle(other, Release(holds, []))
     assert len(core.receive(client, Promise).offsets) == 60
-    core.pool.left(client)
+    core.pool.disconnected(client)
     core.pool.close(5)
 
 
@@ -129,15 +130,15 @@ def test_t6_a_rotten_slot_is_found_by_verify_dram_in_a_stream(place: Path, rotte
     core.store(client, keys)
     core.settle()
     number, _ = core.lookup(client, keys)
-    chunk = core.pool._room.chunks.get(short(keys[rotten]))
+    chunk = core.pool._dram.chunks.get(short(keys[rotten]))
     assert chunk is not None
     core.pool.view(chunk.offset, 1)[0] ^= 1
     promise = core.ask(client, number, keys, stream=True)
     assert len(promise.offsets) <= rotten
-    core.until(lambda: core.pool._room.chunks.get(short(keys[rotten])) is not chunk)
+    core.until(lambda: core.pool._dram.chunks.get(short(keys[rotten])) is not chunk)
     came = [each.chunk for each in client.inbox if isinstance(each, Ready) and each.length]
     assert rotten not in came
-    core.pool.left(client)
+    core.pool.disconnected(client)
     core.settle()
     assert core.pool.violations() == []
     core.pool.close(5)

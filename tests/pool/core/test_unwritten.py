@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.core_harness import LENGTH, Client, CoreHarness, chain, payload
 
-from forebay.pool.messages import Answer, Cancel
-from forebay.pool.policy.learned import Learned
+from forebay.pool.messages import Cancel, ReserveAnswer
+from forebay.pool.policy.admission import LowerTier
 from forebay.record.header import ROOT
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -34,7 +34,7 @@ def stores(core: CoreHarness, client: Client, keys: list[bytes]) -> bool:
     while left and time.monotonic() < until:
         offsets = []
         for key, answer in zip(list(left), core.reserve(client, left, parent), strict=True):
-            if answer == Answer.LATER:
+            if answer == ReserveAnswer.LATER:
                 break
             if answer >= 0:
                 core.fill(answer, payload(key))
@@ -58,8 +58,8 @@ def check(core: CoreHarness, client: Client) -> None:
 
 
 def test_while_the_budget_of_bytes_a_day_is_exhausted(place: Path) -> None:
-    policy = Learned(disk_bytes=64 * MIB, budget_bytes_a_day=24 * 8 * LENGTH)
-    core, client = CoreHarness(SLOTS * LENGTH, place, 64 * MIB, policy=policy), Client("e")
+    tier = LowerTier(64 * MIB, 24 * 8 * LENGTH)
+    core, client = CoreHarness(SLOTS * LENGTH, place, 64 * MIB, learned=tier), Client("e")
     for depth in (4, 8, 12, 24):  # a dialog that was let in, and grows
         assert stores(core, client, chain("first", depth))
         core.settle()
@@ -70,14 +70,14 @@ def test_while_the_budget_of_bytes_a_day_is_exhausted(place: Path) -> None:
 @pytest.mark.parametrize("fault", ["EIO", "ENOSPC"])
 def test_while_every_write_fails(place: Path, fault: str) -> None:
     disk = FaultDisk()
-    policy = Learned(disk_bytes=64 * MIB)
-    core = CoreHarness(SLOTS * LENGTH, place, 64 * MIB, World(disk, ManualClock()), policy)
+    world = World(disk, ManualClock())
+    core = CoreHarness(SLOTS * LENGTH, place, 64 * MIB, world, learned=LowerTier(64 * MIB))
     disk.arm(f"write:errno={fault}")
     check(core, Client("e"))
 
 
 def test_while_little_is_let_in(place: Path) -> None:
-    policy = Learned(disk_bytes=64 * MIB)
+    core = CoreHarness(SLOTS * LENGTH, place, 64 * MIB, learned=LowerTier(64 * MIB))
     for _ in range(10):
-        policy.region_evicted(64 * MIB, 0, 0.0)
-    check(CoreHarness(SLOTS * LENGTH, place, 64 * MIB, policy=policy), Client("e"))
+        core.policy.evicted(0, 64 * MIB, 0, 0.0)
+    check(core, Client("e"))

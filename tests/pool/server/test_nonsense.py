@@ -55,7 +55,7 @@ class Nonsense:
         draw = self.random.choice
         return draw(
             (
-                messages.Stats(),
+                messages.StatsQuery(),
                 messages.Resize(draw((-1, -2, 1 << 62)), []),
                 messages.Resize(-1, [(draw(("", "/", "\0", "é")), draw(NUMBERS))]),
                 messages.Clear(draw(("f", "ffffffff", "zz", "é", "0" * 10_000))),
@@ -68,13 +68,13 @@ class Nonsense:
     def namespace(self) -> bytes:
         return self.random.choice((NAMESPACE, NAMESPACE, bytes(32), b"", b"x" * 1000))
 
-    def run(self) -> messages.Run:
+    def run(self) -> messages.ChunkRun:
         draw = self.random.choice
         parent = draw((bytes(32), bytes(32), draw(self.keys), b"", b"y" * 32))
         keys = b"".join(self.keys[: draw((1, 2, 8))])
         keys = draw((keys, keys, draw(self.keys), b"", b"z" * 31, draw(self.keys) * 3))
         length = draw((100_000, 100_000, *NUMBERS_LARGE))
-        return messages.Run(self.namespace(), draw((0, 0, *NUMBERS)), parent, keys, length)
+        return messages.ChunkRun(self.namespace(), draw((0, 0, *NUMBERS)), parent, keys, length)
 
     def slab(self) -> int:
         return self.random.choice((self.generation, self.generation, 0, -1))

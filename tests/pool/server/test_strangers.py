@@ -22,7 +22,7 @@ from forebay.pool.messages import (
     Lookup,
     PoolMessage,
     Refused,
-    Stats,
+    StatsQuery,
     StatsReply,
     Welcome,
 )
@@ -188,7 +188,7 @@ def test_who_does_not_read_is_cut_off(place: Path) -> None:
         PatientClient(service.place.path) as client,
     ):
         assert client.join()
-        question = wire.encode(Stats()) * 100
+        question = wire.encode(StatsQuery()) * 100
         with connected(service, HELLO) as link, pytest.raises(ConnectionError):
             say_for_ever(link, question)
         stats = client.stats()
@@ -208,7 +208,9 @@ def test_a_talker_does_not_keep_others_waiting(place: Path) -> None:
             talker = links.enter_context(connected(service, HELLO))
             talker.setblocking(False)
             sent.append(talker.send(question * 10_000) // len(question))
-            others.append(links.enter_context(connected(service, HELLO + wire.encode(Stats()))))
+            others.append(
+                links.enter_context(connected(service, HELLO + wire.encode(StatsQuery())))
+            )
 
         with pool_process.serving(place, before=ask):
             reply = next(each for each in heard_one_by_one(others[0]) if type(each) is StatsReply)

@@ -13,14 +13,14 @@ from forebay.pool import wire
 from forebay.pool.life import Service
 from forebay.pool.messages import (
     PROTOCOL,
+    ChunkRun,
     ClientMessage,
     Found,
     Hello,
     Lookup,
     Reserve,
     Reserved,
-    Run,
-    Stats,
+    StatsQuery,
     StatsReply,
 )
 from forebay.record.header import ROOT
@@ -28,7 +28,7 @@ from forebay.record.region import short
 
 MANY = 1000  # chunks in one offer; a round makes room for sixteen
 KEYS = chain("many", MANY)
-OFFER = Reserve(1, [Run(NAMESPACE, 0, ROOT, key, 1) for key in KEYS])
+OFFER = Reserve(1, [ChunkRun(NAMESPACE, 0, ROOT, key, 1) for key in KEYS])
 LOOKUP = Lookup(1, NAMESPACE, 0, short(KEYS[0]))
 
 
@@ -57,7 +57,7 @@ def test_others_are_answered_while_slots_are_found(place: Path) -> None:
         opened: list[socket.socket] = []
 
         def offer(service: Service) -> None:
-            both = (encoded("e", OFFER), encoded("f", LOOKUP, Stats()))
+            both = (encoded("e", OFFER), encoded("f", LOOKUP, StatsQuery()))
             opened.extend(links.enter_context(connected(service, sent)) for sent in both)
 
         with pool_process.serving(place, before=offer):

@@ -9,7 +9,13 @@ from forebay.sys.disk import Disk
 from forebay.testing.conformance import store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.samples import single
-from forebay.tiers.disk.regions.audit import Audit, Kind, audit, hold, release
+from forebay.tiers.disk.regions.audit import (
+    Audit,
+    FindingKind,
+    audit,
+    lock_directory,
+    unlock_directory,
+)
 from forebay.tiers.disk.regions.repair import repair
 
 LAST = SMALL.region_bytes // 4096 - 1
@@ -26,12 +32,12 @@ def place(swift_path: Path) -> Path:
 
 
 def audited(place: Path, disk: Disk, *, mend: bool = False) -> tuple[Audit, list[str]]:
-    held = hold(disk, str(place))
+    locked = lock_directory(disk, str(place))
     try:
-        found = audit(disk, held, lambda _, __: None)
-        return found, repair(disk, held, found) if mend else []
+        found = audit(disk, locked, lambda _, __: None)
+        return found, repair(disk, locked, found) if mend else []
     finally:
-        release(disk, held)
+        unlock_directory(disk, locked)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,9 @@ def test_what_cannot_be_read_is_said(
             file.write(bytes(4096))
     found, _ = audited(place, BadSectors(page))
     assert found.regions[0].records == sound
-    assert [(fault.kind, fault.offset) for fault in found.faults][:1] == [(Kind.UNREADABLE, offset)]
+    assert [(each.kind, each.offset) for each in found.findings][:1] == [
+        (FindingKind.UNREADABLE, offset)
+    ]
 
 
 def test_a_repair_that_the_medium_refuses_is_said(place: Path) -> None:

@@ -44,7 +44,7 @@ def test_erasing_a_namespace_leaves_no_record_of_it(swift_path: Path) -> None:
             store(tier, sample)
         assert tier.erase(OTHER) == 3
         assert tier.erase(OTHER) == 0
-        assert tier.prefix([sample.name.key for sample in ours]) == 0
+        assert tier.prefix([sample.name.key for sample in ours]).chunks == 0
         assert load(tier, theirs)[0] == Hit(5000)
     with opened(swift_path) as tier:
         for sample in ours:
@@ -69,7 +69,7 @@ def test_an_erasure_that_the_medium_refuses_is_an_error_of_the_drive(swift_path:
         store(tier, single("stays"))
         disk.arm("write:errno=EIO@1")
         assert tier.erase(None) == 0
-        assert tier.drives()[0].errors == 1
+        assert tier.volumes()[0].errors == 1
         assert load(tier, single("stays"))[0] == Miss(MissReason.ABSENT)
         assert tier.erase(None) == 1, "it can be tried again"
     assert records_of(swift_path, single("stays")) == 0
@@ -109,7 +109,7 @@ def test_a_store_in_flight_that_cannot_be_wiped_can_be_erased_again(swift_path: 
         assert tier.erase(OTHER) == 0
         hanging.disarm()
         outcomes.wait()
-        assert tier.drives()[0].errors == 1
+        assert tier.volumes()[0].errors == 1
         assert load(tier, doomed(0))[0] == Miss(MissReason.ABSENT)
         assert tier.erase(OTHER) == 1
         assert records_of(swift_path, doomed(0)) == 0
@@ -157,7 +157,7 @@ def test_erasing_goes_through_sealed_regions_and_their_tables(swift_path: Path) 
     with opened(swift_path, options=ORDERLY) as tier:
         for number in range(5):
             assert records_of(swift_path, doomed(number)) == 0
-            assert tier.prefix([doomed(number).name.key]) == 0
+            assert tier.prefix([doomed(number).name.key]).chunks == 0
             assert load(tier, spared(number)) == (Hit(18_000), spared(number).payload)
         assert tier.usage().records == 5
 
@@ -185,7 +185,7 @@ def test_a_region_whose_sealing_failed_is_sealed_by_an_erasure(swift_path: Path)
     writes = FaultDisk("write:errno=EIO")
     tier = open_tier(swift_path, writes, options=ORDERLY)
     assert writes.calls[Operation.WRITE] <= 1, "only the youngest is filled further"
-    assert tier.prefix([doomed(0).name.key]) == 0
+    assert tier.prefix([doomed(0).name.key]).chunks == 0
     assert load(tier, spared(0))[0] == Hit(18_000)
     tier.close(60)
 

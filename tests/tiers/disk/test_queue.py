@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.pool_process import wait_until
 
-from forebay.record.header import RecordHeader, RecordName
-from forebay.tiers.disk.index import Place
+from forebay.record.header import RecordName
+from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob
 from forebay.tiers.disk.regions.region import Region
@@ -50,8 +50,7 @@ def store() -> StoreJob:
 
 
 def load(region: Region) -> LoadJob:
-    wanted = RecordHeader(NAME, 1, 0, 1, bytes(16))
-    return LoadJob(wanted, region, Place(0, 0, 1), memoryview(bytearray(1)), ignore, 1e18)
+    return LoadJob(NAME, region, RecordPlace(0, 0, 1), memoryview(bytearray(1)), ignore, 1e18)
 
 
 def ignore(_: Any) -> None:

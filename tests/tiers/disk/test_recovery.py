@@ -8,6 +8,7 @@ from tests.disk_harness import flip, open_tier, opened, overwrite, records, regi
 
 from forebay.errors import DirectoryError
 from forebay.record.header import HEADER_BYTES, RecordHeader, pack, payload_hash
+from forebay.record.region import Position
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.faults import parse_fault
@@ -70,8 +71,8 @@ def test_a_walked_region_is_filled_further_and_sealed(swift_path: Path) -> None:
 def forge(place: Path, offset: int, sample: Sample, payload: bytes) -> None:
     """A record that is sound by itself, wherever it lies."""
     page = bytearray(HEADER_BYTES)
-    header = RecordHeader(sample.name, 1, offset, sample.length, payload_hash(payload))
-    pack(header, memoryview(page))
+    header = RecordHeader(sample.name, sample.length, payload_hash(payload))
+    pack(header, memoryview(page), Position(1, offset).pack())
     overwrite(regions(place)[0], offset, bytes(page) + payload)
 
 

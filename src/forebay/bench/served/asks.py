@@ -12,7 +12,7 @@ from forebay.bench.served.stock import CHAIN_RECORDS
 from forebay.errors import StartupError
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.link import join
-from forebay.pool.messages import Ask, Found, Lookup, Promise, Release, Stats, StatsReply
+from forebay.pool.messages import Ask, Found, Lookup, Promise, Release, StatsQuery, StatsReply
 from forebay.sys.clock import Clock
 
 _DEADLINE_MS: Final = 20_000
@@ -74,7 +74,7 @@ class Asks:
         raise StartupError("the pool did not answer an ask in time.")
 
     def _loaded_bytes(self) -> int:
-        self._link.line.post(Stats())
+        self._link.line.post(StatsQuery())
         reply = self._link.line.take(time.monotonic() + _WAIT_S)
         if not isinstance(reply, StatsReply):
             raise StartupError("the pool went away.")

@@ -19,7 +19,7 @@ from forebay.engines.vllm.copies.host import HostCopies
 from forebay.engines.vllm.pages import Geometry, Pages, rows_of
 from forebay.engines.vllm.step import Report, Step
 from forebay.pool.client.link import Link, join
-from forebay.pool.messages import Stats, StatsReply
+from forebay.pool.messages import StatsQuery, StatsReply
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
 
@@ -233,7 +233,7 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
 
 def _cap_bytes(link: Link, until: float) -> int:
     """What the pool will use of its slab; 0 where it does not say in time."""
-    link.line.post(Stats())
+    link.line.post(StatsQuery())
     answer = link.line.take(until)
     if not isinstance(answer, StatsReply):
         return 0

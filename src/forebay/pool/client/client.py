@@ -35,7 +35,7 @@ from forebay.pool.messages import (
     Reserved,
     Resize,
     Settled,
-    Stats,
+    StatsQuery,
     StatsReply,
 )
 from forebay.sys.clock import Clock
@@ -156,7 +156,7 @@ class Client:
 
     def stats(self, timeout_s: float = TIMEOUT_S) -> dict[str, object] | Miss:
         """The pool's numbers, as `forebay stats --json` prints them."""
-        reply = self._ask_pool(Stats(), StatsReply, timeout_s)
+        reply = self._ask_pool(StatsQuery(), StatsReply, timeout_s)
         if isinstance(reply, Miss):
             return reply
         try:
@@ -218,7 +218,7 @@ class Client:
         self._abandoned.add(batch)
 
     def _operate(self, wish: Resize | Clear, timeout_s: float) -> Done | Miss:
-        done = self._ask_pool(wish, messages.Done, timeout_s)
+        done = self._ask_pool(wish, messages.AdminReply, timeout_s)
         return done if isinstance(done, Miss) else Done(done.ok, done.sentence)
 
     def _ask_pool(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.link import Link
 from forebay.pool.client.outcomes import Receipt
-from forebay.pool.messages import Abort, Answer, Commit, Committed, Reserve, Reserved
+from forebay.pool.messages import Abort, Commit, Committed, Reserve, ReserveAnswer, Reserved
 from forebay.sys.clock import Clock
 from forebay.tiers.contract import Miss, MissReason
 
@@ -78,9 +78,11 @@ class Storing:
             if answer >= 0:
                 in_time = self.clock.monotonic() < until
                 (filled if in_time and self._copy(index, answer) else unfilled).append(answer)
-            elif answer == Answer.HAVE:
+            elif answer == ReserveAnswer.HAVE:
                 counts["had"] += 1
-            elif answer == Answer.LATER or again:  # behind a chunk that waits, a no is not final
+            elif (
+                answer == ReserveAnswer.LATER or again
+            ):  # behind a chunk that waits, a no is not final
                 again.append(index)
             else:
                 counts["unwanted"] += 1

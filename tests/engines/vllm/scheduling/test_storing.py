@@ -13,7 +13,7 @@ from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.engines.vllm.scheduling.storing import Storing
 from forebay.engines.vllm.scheduling.tracked import Tracked
 from forebay.identity.keys import ChainRoot
-from forebay.pool.messages import Answer, Found, Reserved
+from forebay.pool.messages import Found, ReserveAnswer, Reserved
 from forebay.sys.clock import Clock
 
 pytestmark = pytest.mark.vllm
@@ -47,13 +47,15 @@ def test_no_to_what_continues_a_chunk_without_a_slot_is_not_for_ever(
     for computed in (4, 6):  # the second before the first is answered
         tracked.offered = computed
         storing.offer([tracked])
-    storing.answered(Reserved(1, 1, [0, Answer.LATER, Answer.LATER, Answer.LATER]))
-    storing.answered(Reserved(2, 1, [Answer.NO, Answer.NO]))
+    storing.answered(
+        Reserved(1, 1, [0, ReserveAnswer.LATER, ReserveAnswer.LATER, ReserveAnswer.LATER])
+    )
+    storing.answered(Reserved(2, 1, [ReserveAnswer.NO, ReserveAnswer.NO]))
     assert tracked.wants_store, "the pool only does not know the chunk before"
     assert (tracked.stored, tracked.offered) == (1, 1)
     tracked.offered = 6
     storing.offer([tracked])
-    storing.answered(Reserved(3, 1, [Answer.NO] * 5))
+    storing.answered(Reserved(3, 1, [ReserveAnswer.NO] * 5))
     assert not tracked.wants_store
 
 
@@ -77,12 +79,12 @@ def test_after_a_chunk_without_a_slot_few_are_offered_and_more_as_they_are_taken
         return tracked.stored - before
 
     assert offered() == 400
-    side._storing.answered(Reserved(1, 1, [Answer.LATER] * 400))
+    side._storing.answered(Reserved(1, 1, [ReserveAnswer.LATER] * 400))
     assert offered() == 8
     assert offered() == 0, "what follows them is not offered before they are answered"
-    side._storing.answered(Reserved(2, 1, [Answer.HAVE] * 6 + [0, Answer.LATER]))
+    side._storing.answered(Reserved(2, 1, [ReserveAnswer.HAVE] * 6 + [0, ReserveAnswer.LATER]))
     assert offered() == 8
-    side._storing.answered(Reserved(3, 1, [Answer.HAVE] * 8))
+    side._storing.answered(Reserved(3, 1, [ReserveAnswer.HAVE] * 8))
     assert offered() == 400 - 15
 
 

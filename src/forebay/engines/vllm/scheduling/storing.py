@@ -19,7 +19,7 @@ from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.tracked import OFFER_CHUNKS_MAX, Tracked
 from forebay.engines.vllm.step import Report
-from forebay.pool.messages import Abort, Answer, Commit, Reserve, Reserved, Run
+from forebay.pool.messages import Abort, ChunkRun, Commit, Reserve, ReserveAnswer, Reserved
 from forebay.record.header import ROOT
 
 _ANSWER_S: Final = 1.0
@@ -83,7 +83,7 @@ class Storing:
 
     def offer(self, completed: Iterable[Tracked]) -> None:
         """Ask slots for what this step computes, in one message."""
-        runs: list[Run] = []
+        runs: list[ChunkRun] = []
         offers: list[_Offer] = []
         for tracked in completed:
             chunks = range(tracked.stored, tracked.offered)
@@ -91,7 +91,7 @@ class Storing:
             parent = keys[chunks.start - 1] if chunks.start else ROOT
             joined = b"".join(keys[chunks.start : chunks.stop])
             name = tracked.root.namespace
-            runs.append(Run(name, 0, parent, joined, self._shape.chunk_bytes))
+            runs.append(ChunkRun(name, 0, parent, joined, self._shape.chunk_bytes))
             for chunk in chunks:
                 piece = tracked.piece(chunk, -1)
                 assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
@@ -109,7 +109,7 @@ class Storing:
             self._give_back(message.generation, message.answers)
             return
         for offer, answer in zip(self._batches.popleft().offers, message.answers, strict=False):
-            if answer >= 0 or answer == Answer.HAVE:
+            if answer >= 0 or answer == ReserveAnswer.HAVE:
                 offer.tracked.offer_chunks = min(OFFER_CHUNKS_MAX, 2 * offer.tracked.offer_chunks)
             if offer.is_lost:
                 self._give_back(message.generation, [answer])
@@ -117,9 +117,9 @@ class Storing:
                 piece = offer.piece
                 offer.piece = Piece(answer, piece.first, piece.blocks)
                 self._ready.append(offer)
-            elif answer == Answer.LATER:
+            elif answer == ReserveAnswer.LATER:
                 self._later(offer)
-            elif answer == Answer.NO and offer.chunk < offer.tracked.stored:
+            elif answer == ReserveAnswer.NO and offer.chunk < offer.tracked.stored:
                 self._counts["stores.no"] += 1
                 offer.tracked.wants_store = False
             # Else it continues a chunk that found no slot, and is offered again with it.

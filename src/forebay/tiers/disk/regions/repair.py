@@ -10,22 +10,28 @@ import stat
 from forebay.sys.disk import FILE_MODE, Disk
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.tiers.disk.regions import region as regions
-from forebay.tiers.disk.regions.audit import Audit, Held, Kind, RegionAudit, open_region
+from forebay.tiers.disk.regions.audit import (
+    Audit,
+    FindingKind,
+    LockedDirectory,
+    RegionAudit,
+    open_region,
+)
 from forebay.tiers.disk.regions.region import Region
 
 _DIRECTORY_MODE = 0o700
 
 
-def repair(disk: Disk, held: Held, found: Audit) -> list[str]:
+def repair(disk: Disk, locked: LockedDirectory, found: Audit) -> list[str]:
     """Mend what can be mended; a sentence for each thing done."""
     done = []
-    if any(fault.kind is Kind.MODE for fault in found.others):
-        disk.set_mode(held.descriptor, _DIRECTORY_MODE)
+    if any(finding.kind is FindingKind.MODE for finding in found.others):
+        disk.set_mode(locked.descriptor, _DIRECTORY_MODE)
         done.append(f"the directory has mode {_DIRECTORY_MODE:o} now")
     for region in found.regions:
-        if region.is_ours and region.faults:
+        if region.is_ours and region.findings:
             try:
-                done.append(f"{region.name} {_mend(disk, held.descriptor, region)}")
+                done.append(f"{region.name} {_mend(disk, locked.descriptor, region)}")
             except OSError as error:
                 done.append(f"{region.name} could not be mended ({error.strerror})")
     return done
@@ -40,7 +46,7 @@ def _mend(disk: Disk, directory: int, found: RegionAudit) -> str:
     try:
         if stat.S_IMODE(disk.status(descriptor).mode) != FILE_MODE:
             disk.set_mode(descriptor, FILE_MODE)
-        if {fault.kind for fault in found.faults} == {Kind.MODE}:
+        if {finding.kind for finding in found.findings} == {FindingKind.MODE}:
             return f"has mode {FILE_MODE:o} now"
         return _rewrite(disk, descriptor, found)
     finally:

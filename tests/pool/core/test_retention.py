@@ -9,8 +9,8 @@ from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain
 from tests.line_counter import LineCounter
 
 from forebay.identity.keys import ChainRoot, KeyChain
-from forebay.pool.core.loading import arrivals
-from forebay.pool.messages import Ask, Cancel, Clear, Done, Found, Promise, Release
+from forebay.pool.core.loading import retention
+from forebay.pool.messages import AdminReply, Ask, Cancel, Clear, Found, Promise, Release
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -142,7 +142,7 @@ def test_what_comes_before_its_turn_is_there_when_its_turn_comes(
     assert core.receive(client, Found).ready == 8
     number, found = core.lookup(client, keys)
     assert found == Found(number, 8, 8), "none of them had to leave meanwhile"
-    core.pool.left(client)
+    core.pool.disconnected(client)
     core.settle()
     assert core.number("dram", "pinned_chunks") == 0
     close(core)
@@ -155,7 +155,7 @@ def test_reading_ahead_stays_within_the_load_budget_in_order_of_arrival(
     numbers = [disk.lookup(client, keys)[0] for keys in chains]
     disk.settle()
     assert read(disk) == SLOTS // 2
-    assert disk.number("dram", "kept_bytes") == SLOTS // 2 * LENGTH
+    assert disk.number("dram", "retained_bytes") == SLOTS // 2 * LENGTH
     assert disk.ask(client, numbers[0], chains[0]).total == 12
     assert read(disk) == SLOTS // 2, "the first had all it wanted"
     disk.pool.handle(client, Release(numbers[0], []))
@@ -178,10 +178,10 @@ def test_nothing_is_kept_for_ever(disk: CoreHarness, client: Client, clock: Manu
     keys = chain("0", 12)
     number, _ = disk.lookup(client, keys)
     disk.settle()
-    assert disk.number("dram", "kept_bytes") == 12 * LENGTH
-    clock.advance(arrivals.KEEP_S)
+    assert disk.number("dram", "retained_bytes") == 12 * LENGTH
+    clock.advance(retention.RETAIN_S)
     disk.turn()
-    assert disk.number("dram", "kept_bytes") == 0
+    assert disk.number("dram", "retained_bytes") == 0
     assert disk.ask(client, number, keys).total == 12, "it may still ask"
 
 
@@ -191,7 +191,9 @@ def test_an_operators_wish_does_not_wait_for_who_only_arrived(
     disk.lookup(client, chain("0", 12))
     disk.settle()
     disk.pool.handle(client, Clear(""))
-    assert disk.receive(client, Done) == Done(ok=True, sentence="72 records are erased from disk.")
+    assert disk.receive(client, AdminReply) == AdminReply(
+        ok=True, sentence="72 records are erased."
+    )
     assert disk.number("dram", "chunks") == 0
 
 
@@ -221,7 +223,7 @@ def test_what_was_read_ahead_does_not_keep_out_what_comes_before_it(
     assert found == Found(number, 30, 10)
     core.pool.handle(client, Release(elsewhere, []))
     core.settle()
-    assert core.number("dram", "kept_bytes") == SLOTS // 2 * LENGTH
+    assert core.number("dram", "retained_bytes") == SLOTS // 2 * LENGTH
     promise = core.ask(client, number, keys, stream=True)
     assert (promise.total, len(promise.offsets)) == (30, SLOTS // 2)
     core.pool.handle(client, Cancel(number))
@@ -278,7 +280,7 @@ def test_what_many_requests_begin_with_is_kept_once(place: Path, client: Client)
     for number in numbers:
         assert core.pool.violations() == []
         core.pool.handle(client, Cancel(number))
-    assert core.number("dram", "kept_bytes") == core.number("dram", "pinned_chunks") == 0
+    assert core.number("dram", "retained_bytes") == core.number("dram", "pinned_chunks") == 0
     close(core)
 
 
@@ -287,7 +289,7 @@ def test_a_damaged_chunk_is_not_kept(dram: CoreHarness, client: Client) -> None:
     dram.store(client, keys)
     dram.settle()  # until their hashes are known
     number, _ = dram.lookup(client, keys)
-    last = dram.pool._room.chunks.get(short(keys[3]))
+    last = dram.pool._dram.chunks.get(short(keys[3]))
     assert last is not None
     dram.fill(last.offset, b"spoilt")
     dram.pass_time_until(lambda: "misses.dram_corrupt" in dram.pool._counters)  # the scrubber
@@ -309,9 +311,9 @@ def test_thousands_may_wait_for_the_same_long_prompt(place: Path, client: Client
             core.turn()
         most_lines = max(most_lines, counter.lines)
     assert read(core) == 500
-    assert core.number("dram", "kept_bytes") == 500 * LENGTH
+    assert core.number("dram", "retained_bytes") == 500 * LENGTH
     assert most_lines < 3 * 1000 * 500, "not for each of them and each of their chunks"
-    core.pool.left(client)
+    core.pool.disconnected(client)
     close(core)
 
 
@@ -326,7 +328,7 @@ def test_who_is_behind_may_use_what_was_kept_for_the_one_before(place: Path) -> 
     core = CoreHarness(16 * LENGTH, place, 64 * MIB)
     assert core.load(first, trunk) == 6
     core.settle()
-    core.pool._stores.write_behind = lambda **_: None  # type: ignore[method-assign]
+    core.pool._write_behind.run = lambda **_: None  # type: ignore[method-assign]
     number, _ = core.lookup(first, trunk)  # all six are kept for it
     core.store(other, chain("c", 8))
     core.store(other, chain("more", 2))
@@ -405,10 +407,10 @@ def test_what_may_not_be_kept_is_not_kept_by_being_here(place: Path, client: Cli
     core.lookup(client, chain("a", SLOTS // 2))
     assert core.load(Client("f"), chain("a", SLOTS // 2)) == SLOTS // 2
     core.settle()
-    assert core.number("dram", "kept_bytes") == SLOTS // 2 * LENGTH
+    assert core.number("dram", "retained_bytes") == SLOTS // 2 * LENGTH
     new = chain("new", SLOTS // 2)
     assert len([slot for slot in core.reserve(client, new) if slot >= 0]) == SLOTS // 2
-    core.pool.left(client)
+    core.pool.disconnected(client)
     core.pool.exited("e")
     close(core)
 
@@ -425,4 +427,4 @@ def test_a_chain_ends_where_a_key_is_repeated(dram: CoreHarness, client: Client)
     dram.pool.handle(client, Cancel(once))
     dram.pool.answered()
     assert dram.pool.violations() == []
-    assert dram.number("dram", "kept_bytes") == 0
+    assert dram.number("dram", "retained_bytes") == 0

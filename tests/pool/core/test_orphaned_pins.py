@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.core_harness import LENGTH, Client, CoreHarness, chain, payload
 
-from forebay.pool.messages import Ask, Cancel, Clear, Done, Release, Resize, Settled
+from forebay.pool.messages import AdminReply, Ask, Cancel, Clear, Release, Resize, Settled
 
 MIB = 1 << 20
 SLOTS = 64  # of LENGTH, in 4 MiB; the load budget is half of them
@@ -33,7 +33,7 @@ def lost(core: CoreHarness, keys: list[bytes], engine: str = "e") -> list[int]:
     core.store(client, keys)
     number, _ = core.lookup(client, keys)
     offsets = core.ask(client, number, keys).offsets
-    core.pool.left(client)
+    core.pool.disconnected(client)
     return offsets
 
 
@@ -96,7 +96,7 @@ def test_settled_may_be_heard_before_the_old_connections_end(core: CoreHarness) 
     core.ask(old, number, keys)
     core.pool.handle(Client("e again"), Settled("e"))
     assert pinned(core) == 0
-    core.pool.left(old)
+    core.pool.disconnected(old)
     assert not core.pool.lends("e")
 
 
@@ -118,7 +118,7 @@ def test_what_was_not_promised_or_is_released_ends_with_the_connection(tmp_path:
     asked, _ = core.lookup(waiting, more)
     core.pool.handle(waiting, Ask(asked, 0, 4, 10_000, stream=False))
     for client in (arrived, waiting, done):
-        core.pool.left(client)
+        core.pool.disconnected(client)
         assert not core.pool.lends(client.engine)
     assert pinned(core) == SLOTS // 2
     core.pool.handle(holding, Cancel(number))
@@ -131,7 +131,7 @@ def test_operators_do_not_free_it(core: CoreHarness) -> None:
     offsets = lost(core, keys)
     operator = Client("operator")
     core.pool.handle(operator, Clear(""))
-    assert core.receive(operator, Done).ok
+    assert core.receive(operator, AdminReply).ok
     core.pool.handle(operator, Resize(MIB, []))
     for _ in range(5):
         core.turn()
@@ -156,7 +156,7 @@ def test_a_connection_lost_again_and_again_counts_once(core: CoreHarness) -> Non
 
 
 def test_others_stream_through_the_room_that_is_left(core: CoreHarness) -> None:
-    """A stream that is longer than that does not wait for strays, which may stay for long."""
+    """A stream that is longer than that does not wait for orphaned, which may stay for long."""
     lost(core, chain("a", 24))
     client, keys = Client("f"), chain("b", 16)
     core.store(client, keys)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from forebay.pool.core.chunks import Chunk, State
-from forebay.pool.core.room import Room
+from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.dram import Dram
 from forebay.record.header import payload_hash
 
 Complete = Callable[[Callable[[], None]], None]  # have something done on the pool's thread
@@ -21,7 +21,7 @@ _STEP_BYTES: Final = 4 << 20  # so that the idle pool hashes 16 MB/s: 64 GiB in 
 _STEP_CHUNKS_MAX: Final = 64
 
 
-class Checker:
+class Hasher:
     """Hashes what it is given, in order; answers through the pool's completions."""
 
     def __init__(self, complete: Complete) -> None:
@@ -29,7 +29,7 @@ class Checker:
         self._jobs: queue.Queue[tuple[list[memoryview], Callable[[list[bytes]], None]] | None]
         self._jobs = queue.Queue(_WAITING_MAX)
         self._under_way = 0  # counted by the pool's thread alone
-        self._thread = threading.Thread(target=self._run, name="forebay-check", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="forebay-hash", daemon=True)
         self._thread.start()
 
     def submit(self, payloads: list[memoryview], done: Callable[[list[bytes]], None]) -> bool:
@@ -69,9 +69,9 @@ class Checker:
 class Scrubber:
     """The idle scrubber: walks over the chunks, round after round. Owned by the pool's thread."""
 
-    def __init__(self, room: Room, checker: Checker, damaged: Callable[[Chunk], None]) -> None:
-        self._room = room
-        self._checker = checker
+    def __init__(self, dram: Dram, hasher: Hasher, damaged: Callable[[Chunk], None]) -> None:
+        self._dram = dram
+        self._hasher = hasher
         self._damaged = damaged
         self._round: list[Chunk] = []
         self._next_at = 0.0
@@ -79,28 +79,28 @@ class Scrubber:
 
     def step(self, now: float) -> None:
         """Have a few slots hashed, if it is time."""
-        if now < self._next_at or not self._checker.is_idle:
+        if now < self._next_at or not self._hasher.is_idle:
             return
         self._next_at = now + _INTERVAL_S
         if not self._round:
-            self._round = [chunk for chunk in self._room.chunks if chunk.digest is not None]
+            self._round = [chunk for chunk in self._dram.chunks if chunk.digest is not None]
         chunks: list[Chunk] = []
         size = 0
         while self._round and size < _STEP_BYTES and len(chunks) < _STEP_CHUNKS_MAX:
             chunk = self._round.pop()
-            if self._room.chunks.get(chunk.key) is chunk and chunk.state is State.READY:
+            if self._dram.chunks.get(chunk.key) is chunk and chunk.state is SlotState.READY:
                 chunks.append(chunk)
                 size += chunk.length
         if chunks:
-            self._check(chunks)
+            self._hash(chunks)
 
-    def _check(self, chunks: list[Chunk]) -> None:
-        payloads = [self._room.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
-        self._checker.submit(payloads, partial(self._checked, chunks))
+    def _hash(self, chunks: list[Chunk]) -> None:
+        payloads = [self._dram.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
+        self._hasher.submit(payloads, partial(self._checked, chunks))
 
     def _checked(self, chunks: list[Chunk], digests: list[bytes]) -> None:
         self.checked += len(chunks)
         for chunk, digest in zip(chunks, digests, strict=True):
-            is_here = self._room.chunks.get(chunk.key) is chunk  # else its slot may be another's
+            is_here = self._dram.chunks.get(chunk.key) is chunk  # else its slot may be another's
             if is_here and digest != chunk.digest:  # verify: scrubbed hash
                 self._damaged(chunk)

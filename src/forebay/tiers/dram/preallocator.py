@@ -1,8 +1,8 @@
-"""The next arena's memory, allocated before it is needed, on a thread.
+"""Allocates the next arena's memory before it is needed, on a thread of its own.
 
 The kernel zeroes every page of an arena when it is allocated: 40 ms for 256 MiB, in which the
-pool's thread would answer nobody. One arena is kept in hand while the slab grows; should it not be
-there in time, the slab allocates in place as before.
+pool's thread would answer nobody. One spare arena is kept while the slab may grow; if it is not
+ready when it is needed, the slab allocates in place.
 """
 
 import threading
@@ -12,8 +12,8 @@ from functools import partial
 from forebay.tiers.dram.slab import Slab
 
 
-class Ahead:
-    """Owned by the pool's thread; `complete` hands an action from any thread to it."""
+class Preallocator:
+    """Called by the pool's thread; `complete` hands it an action from another thread."""
 
     def __init__(self, slab: Slab, complete: Callable[[Callable[[], None]], None]) -> None:
         self._slab = slab
@@ -21,7 +21,7 @@ class Ahead:
         self._thread: threading.Thread | None = None
 
     def step(self) -> None:
-        """Begin to allocate, if the slab may grow and has nothing in hand."""
+        """Begin to allocate, if the slab may grow and has no spare arena."""
         number = self._slab.announce()
         if number is not None:
             self._thread = threading.Thread(

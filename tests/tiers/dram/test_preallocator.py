@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.tiers.dram.test_slab import ARENA, ARENAS, Stingy
 
-from forebay.tiers.dram.ahead import Ahead
+from forebay.tiers.dram.preallocator import Preallocator
 from forebay.tiers.dram.slab import Slab
 
 
@@ -27,7 +27,7 @@ class Owner:
 
     def __init__(self, slab: Slab) -> None:
         self._actions: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.ahead = Ahead(slab, self._actions.put)
+        self.preallocator = Preallocator(slab, self._actions.put)
 
     def act(self) -> None:
         self._actions.get(timeout=60)()
@@ -35,20 +35,20 @@ class Owner:
 
 def test_the_next_arena_is_in_hand_before_it_is_needed(slab: Slab) -> None:
     owner = Owner(slab)
-    owner.ahead.step()
+    owner.preallocator.step()
     assert slab.allocated_bytes == ARENA, "counted from the beginning"
-    owner.ahead.step()
+    owner.preallocator.step()
     owner.act()
-    owner.ahead.step()
+    owner.preallocator.step()
     assert slab.allocated_bytes == ARENA, "one at a time"
     assert slab.take(ARENA) == 0
     assert slab.allocated_bytes == ARENA
-    owner.ahead.close(60)
+    owner.preallocator.close(60)
 
 
 def test_an_arena_that_is_still_coming_is_not_waited_for(slab: Slab) -> None:
     owner = Owner(slab)
-    owner.ahead.step()
+    owner.preallocator.step()
     assert slab.take(ARENA) == ARENA, "another one, allocated in place"
     owner.act()
     assert slab.take(ARENA) == 0
@@ -58,7 +58,7 @@ def test_the_last_arena_is_not_waited_for_either(slab: Slab) -> None:
     """Whoever found no slot would have others evicted for it, though there is room."""
     owner = Owner(slab)
     taken = [slab.take(ARENA) for _ in range(ARENAS - 1)]
-    owner.ahead.step()
+    owner.preallocator.step()
     taken.append(slab.take(ARENA))
     assert sorted(each for each in taken if each is not None) == [
         number * ARENA for number in range(ARENAS)
@@ -71,16 +71,16 @@ def test_the_last_arena_is_not_waited_for_either(slab: Slab) -> None:
 def test_memory_that_is_not_to_be_had_ahead_is_lived_without(slab: Slab, machine: Stingy) -> None:
     machine.allocations_left = 0
     owner = Owner(slab)
-    owner.ahead.step()
+    owner.preallocator.step()
     owner.act()
     assert (slab.allocated_bytes, slab.cap_bytes) == (0, 0)
-    owner.ahead.step()
+    owner.preallocator.step()
     assert slab.take(ARENA) is None
 
 
 def test_an_arena_that_arrives_above_a_lowered_cap_goes_again(slab: Slab) -> None:
     owner = Owner(slab)
-    owner.ahead.step()
+    owner.preallocator.step()
     assert slab.resize(0) == 1
     owner.act()
     assert (slab.allocated_bytes, slab.excess()) == (0, 0)
@@ -89,5 +89,5 @@ def test_an_arena_that_arrives_above_a_lowered_cap_goes_again(slab: Slab) -> Non
 def test_a_slab_that_never_grew_is_closed_at_once(slab: Slab) -> None:
     slab.resize(0)
     owner = Owner(slab)
-    owner.ahead.step()
-    owner.ahead.close(60)
+    owner.preallocator.step()
+    owner.preallocator.close(60)

@@ -1,4 +1,4 @@
-"""What an operator wants of a running pool: other caps, and things deleted.
+"""Admin operations on a running pool: other caps, and namespaces deleted.
 
 What waits for a medium happens on a thread of its own and is answered when it is done.
 """
@@ -10,16 +10,16 @@ from functools import partial
 from typing import Final
 
 from forebay.errors import DirectoryError
-from forebay.pool.core.chunks import Chunk, State
-from forebay.pool.core.room import Room
-from forebay.pool.messages import Clear, Done, Resize
+from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.dram import Dram
+from forebay.pool.core.stack import TierStack
+from forebay.pool.messages import AdminReply, Clear, Resize
 from forebay.pool.session import Session
 from forebay.quantity import format_size
 from forebay.sys.clock import Clock
-from forebay.tiers.disk import DiskTier
 
 NAMESPACE_DIGITS_MIN: Final = 8
-_CHORES_MAX: Final = 4  # wishes under way at once
+_OPERATIONS_MAX: Final = 4  # under way at once
 _CLEAR_S: Final = 2.0  # how long what is being written or hashed is waited for
 
 
@@ -32,18 +32,18 @@ class _Clearing:
     deadline: float  # monotonic
 
 
-class Chores:
+class AdminOperations:
     """Resizing and clearing. Owned by the pool's thread."""
 
     def __init__(
         self,
-        room: Room,
-        disk: DiskTier | None,
+        dram: Dram,
+        stack: TierStack,
         clock: Clock,
         complete: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._room = room
-        self._disk = disk
+        self._dram = dram
+        self._stack = stack
         self._clock = clock
         self._complete = complete
         self._clearing: list[_Clearing] = []
@@ -64,10 +64,14 @@ class Chores:
         try:
             prefix = bytes.fromhex(message.namespace)
         except ValueError:
-            session.send(Done(ok=False, sentence="a namespace is an even number of hex digits."))
+            session.send(
+                AdminReply(ok=False, sentence="a namespace is an even number of hex digits.")
+            )
             return
         if message.namespace and len(message.namespace) < digits:
-            session.send(Done(ok=False, sentence=f"name at least {digits} digits of a namespace."))
+            session.send(
+                AdminReply(ok=False, sentence=f"name at least {digits} digits of a namespace.")
+            )
             return
         deadline = self._clock.monotonic() + _CLEAR_S
         self._clearing.append(_Clearing(session, prefix, deadline))
@@ -75,10 +79,10 @@ class Chores:
 
     def tick(self, now: float) -> None:
         """Go on with what has to wait for writes and hashes in flight."""
-        self._room.sweep()
+        self._dram.sweep()
         for clearing in list(self._clearing):
-            found = [c for c in self._room.chunks if c.name.namespace.startswith(clearing.prefix)]
-            kept = self._room.condemn(found)
+            found = [c for c in self._dram.chunks if c.name.namespace.startswith(clearing.prefix)]
+            kept = self._dram.condemn(found)
             if kept and now < clearing.deadline and any(map(_ends_soon, found)):
                 continue
             self._clearing.remove(clearing)
@@ -89,50 +93,51 @@ class Chores:
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def _in_background(self, session: Session, work: Callable[[], Done]) -> None:
+    def _in_background(self, session: Session, work: Callable[[], AdminReply]) -> None:
         def run() -> None:
             self._complete(partial(session.send, work()))
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if len(self._threads) >= _CHORES_MAX:
-            session.send(Done(ok=False, sentence="the pool is busy with such wishes; ask again."))
+        if len(self._threads) >= _OPERATIONS_MAX:
+            session.send(
+                AdminReply(
+                    ok=False, sentence="the pool is busy with other admin operations; try again."
+                )
+            )
             return
-        thread = threading.Thread(target=run, name="forebay-chore", daemon=True)
+        thread = threading.Thread(target=run, name="forebay-admin", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _resize(self, message: Resize) -> Done:
+    def _resize(self, message: Resize) -> AdminReply:
         for path, cap_bytes in message.disk:
             try:
-                known = self._disk is not None and self._disk.resize(path, cap_bytes)
+                known = self._stack.resize(path, cap_bytes)
             except DirectoryError as error:
-                return Done(ok=False, sentence=str(error))
+                return AdminReply(ok=False, sentence=str(error))
             if not known:
-                return Done(ok=False, sentence=f"{path} is not a directory of this pool.")
+                return AdminReply(ok=False, sentence=f"{path} is not a directory of this pool.")
         if message.dram_bytes >= 0:
-            limit = self._room.slab.limit_bytes
+            limit = self._dram.slab.limit_bytes
             if message.dram_bytes > limit:
                 sentence = f"DRAM can grow to {format_size(limit)} at most while running."
-                return Done(ok=False, sentence=sentence)
+                return AdminReply(ok=False, sentence=sentence)
             self._complete(partial(self._resize_dram, message.dram_bytes))
-        return Done(ok=True, sentence="the new caps hold.")
+        return AdminReply(ok=True, sentence="the new caps hold.")
 
     def _resize_dram(self, cap_bytes: int) -> None:
-        self._room.slab.resize(cap_bytes)
-        self._room.shrink()
+        self._dram.slab.resize(cap_bytes)
+        self._dram.shrink()
 
-    def _erase(self, prefix: bytes, kept: int) -> Done:
-        count = 0
-        if self._disk is not None:
-            names = self._disk.name_of(prefix) if prefix else [None]
-            count = sum(self._disk.erase(name) for name in names)
-        sentence = f"{count} records are erased from disk"
+    def _erase(self, prefix: bytes, kept: int) -> AdminReply:
+        count = self._stack.erase(prefix)
+        sentence = f"{count} records are erased"
         sentence += f"; {kept} chunks in use stay until they are released." if kept else "."
-        return Done(ok=True, sentence=sentence)
+        return AdminReply(ok=True, sentence=sentence)
 
 
 def _ends_soon(chunk: Chunk) -> bool:
     """Whether what keeps a chunk is ours to end: a write, a read or a hash, not an engine."""
-    if chunk.state is State.FILLING or chunk.asks:
+    if chunk.state is SlotState.FILLING or chunk.load_pins:
         return False
     return chunk.is_busy
