@@ -9,11 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests import core_harness
 
 EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "50"))  # of each property; more in make soak
-settings.register_profile("default", deadline=None, print_blob=True, max_examples=EXAMPLES)
+settings.register_profile(
+    "default",
+    deadline=None,
+    print_blob=True,
+    max_examples=EXAMPLES,
+    suppress_health_check=[HealthCheck.too_slow],  # so is a busy machine
+)
 settings.load_profile("default")
 # A background job of a shell ignores it, and so does all that it starts; some tests interrupt that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

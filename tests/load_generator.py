@@ -39,6 +39,11 @@ class LoadGenerator:
         self.counts: Counter[str] = Counter()
         self.late_s = 0.0  # the most that a call exceeded its deadline by
 
+    @property
+    def has_seen_both(self) -> bool:
+        """Whether it has stored and loaded."""
+        return bool(self.counts["stored"] and self.counts["hits"])
+
     def turn(self) -> None:
         """One call with a deadline."""
         dialog = min(self.random.randrange(DIALOGS), self.random.randrange(DIALOGS))
@@ -80,7 +85,8 @@ def main() -> None:
     socket, number, seed = sys.argv[1:]
     generator = LoadGenerator(socket, int(number), int(seed))
     print("ready", flush=True)
-    while not select.select([sys.stdin], [], [], 0)[0]:
+    # Each goes on until it was given something and something was taken from it.
+    while not (select.select([sys.stdin], [], [], 0)[0] and generator.has_seen_both):
         generator.turn()
         time.sleep(0.005)
     status = Path("/proc/self/status").read_text()

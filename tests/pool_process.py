@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from tests.clocks import SlowClock
+
 from forebay.pool.client import Chain, Client, Loaded
 from forebay.pool.life import Service
 from forebay.pool.server.limits import Limits
@@ -24,6 +26,7 @@ from forebay.testing import samples
 from forebay.testing.samples import Sample
 from forebay.tiers.contract import Miss
 
+HANG_S: Final = 60.0  # longer than anything takes; ends a test that would wait for ever
 DRAM_BYTES: Final = 16 << 20
 DISK_BYTES: Final = 64 << 20
 _LOUD: Final = b"\x42"  # numbers of such bytes are large, whatever their format
@@ -47,25 +50,49 @@ def serving(
     *,
     limits: Limits | None = None,
     world: World | None = None,
+    before: Callable[[Service], object] = lambda _: None,
 ) -> Iterator[Service]:
-    """A pool on a thread of ours, its socket in `place`."""
+    """A pool on a thread of ours, its socket in `place`.
+
+    It listens when `before` is called, and reads what was sent to it only afterwards.
+    """
     settings = replace(settings, socket=settings.socket or str(place / "pool.sock"))
     service = Service.open(settings, world=world, limits=limits)
+    before(service)
     thread = threading.Thread(target=service.run, args=(None,), name="test-pool")
     thread.start()
     try:
         yield service
     finally:
         service.stop()
-        thread.join(10)
+        thread.join(HANG_S)
         assert not thread.is_alive()
-        service.close(10)
+        service.close(HANG_S)
 
 
 def with_disk(place: Path) -> Settings:
     """A small pool's settings with a directory in `place`."""
     (place / "disk").mkdir(mode=0o700, exist_ok=True)
     return replace(SMALL, disk=(DiskSetting(str(place / "disk"), DISK_BYTES),))
+
+
+class PatientClient(Client):
+    """A client whose calls have a minute where a test names no time."""
+
+    def __init__(self, socket: str) -> None:
+        super().__init__(socket, SlowClock())
+
+    @contextmanager
+    def load(
+        self, chain: Chain, first: int = 0, timeout_s: float = HANG_S
+    ) -> Iterator[Loaded | Miss]:
+        with super().load(chain, first, timeout_s) as loaded:
+            yield loaded
+
+    def stream(
+        self, chain: Chain, first: int = 0, timeout_s: float = HANG_S
+    ) -> Iterator[tuple[int, memoryview]]:
+        return super().stream(chain, first, timeout_s)
 
 
 class PoolProcess:
@@ -96,8 +123,8 @@ class PoolProcess:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
             )
-        with Client(self.socket) as client:
-            wait_until(client.join, f"the pool to answer; {self.log.read_text()}", 20)
+        with PatientClient(self.socket) as client:
+            wait_until(client.join, f"the pool to answer; {self.log.read_text()}")
         return self
 
     @property
@@ -112,18 +139,18 @@ class PoolProcess:
         """SIGKILL, at once."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(HANG_S)
 
     def stop(self) -> int:
         """SIGTERM; its exit status."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(30)
+        return self.process.wait(HANG_S)
 
     def stats(self) -> dict[str, Any]:
         """What it says of itself."""
-        with Client(self.socket) as client:
-            stats = client.stats(5)
+        with PatientClient(self.socket) as client:
+            stats = client.stats()
         assert isinstance(stats, dict), (stats, self.log.read_text())
         return stats
 
@@ -221,7 +248,7 @@ def _target(link: Path) -> str:
         return "/region-"  # closed meanwhile
 
 
-def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = 5.0) -> None:
+def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = HANG_S) -> None:
     """Look every few milliseconds until something is so."""
     until = time.monotonic() + timeout_s
     while not is_so():

@@ -21,7 +21,7 @@ class StubProcess:
 
     def told(self) -> dict[str, Any]:
         """What the stub kept: times of what it sent, and bodies of what it was asked."""
-        with urllib.request.urlopen(f"{self.url}/sent", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/sent", timeout=60) as answer:
             found = json.load(answer)
         assert isinstance(found, dict)
         return found
@@ -45,4 +45,4 @@ def stub(*options: str) -> Iterator[StubProcess]:
         yield served
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)

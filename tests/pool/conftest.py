@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests import pool_process
+from tests.pool_process import PatientClient
 
 from forebay.pool.client import Client
 from forebay.pool.life import Service
@@ -27,5 +28,5 @@ def service(place: Path) -> Iterator[Service]:
 @pytest.fixture
 def client(service: Service) -> Iterator[Client]:
     """A client of it."""
-    with Client(service.place.path) as joined:
+    with PatientClient(service.place.path) as joined:
         yield joined

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from tests import pool_process
-from tests.pool_process import made
+from tests.pool_process import PatientClient, made
 
 from forebay.errors import StartupError
-from forebay.pool.client import Client
 from forebay.pool.trace import Recorder
 from forebay.record.region import short
 
@@ -54,7 +53,7 @@ def test_a_pool_records_its_lookups_and_no_key(place: Path) -> None:
     chunks, chain = made("traced")
     with (
         pool_process.serving(place, replace(pool_process.SMALL, trace=str(path))) as service,
-        Client(service.place.path) as client,
+        PatientClient(service.place.path) as client,
     ):
         client.lookup(chain)
         client.store(chain, [chunk.payload for chunk in chunks])

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from tests import pool_process
-from tests.pool_process import exact, made
+from tests.pool_process import PatientClient, exact, made
 
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool import wire
-from forebay.pool.client import Chain, Client, Known
+from forebay.pool.client import Chain, Known
 from forebay.pool.messages import PROTOCOL, Hello
 from forebay.settings import Settings
 from forebay.sys.clock import Clock
@@ -59,7 +59,7 @@ def test_t46_logs_and_statistics_hold_nothing_private(
     chain = Chain(bytes(range(32)), keys)
     payloads = [b"KV-BYTES-THAT-NOBODY-MAY-SEE" * 100] * len(keys)
     with pool_process.serving(place, pool_process.with_disk(place)) as service:
-        with Client(service.place.path) as client:
+        with PatientClient(service.place.path) as client:
             client.store(chain, payloads)
             with client.load(chain) as loaded:
                 assert not isinstance(loaded, Miss)
@@ -91,9 +91,12 @@ class JumpingClock(Clock):
 def test_t47_a_jumping_wall_clock_ends_no_lease(place: Path) -> None:
     chunks, chain = made("jumping")
     world = World(clock=JumpingClock())
-    with pool_process.serving(place, world=world) as service, Client(service.place.path) as client:
+    with (
+        pool_process.serving(place, world=world) as service,
+        PatientClient(service.place.path) as client,
+    ):
         client.store(chain, [chunk.payload for chunk in chunks])
-        with client.load(chain) as loaded, Client(service.place.path) as other:
+        with client.load(chain) as loaded, PatientClient(service.place.path) as other:
             assert other.lookup(chain) == Known(4, 4)
             assert exact(loaded, chunks)
 
@@ -105,7 +108,10 @@ def test_t35_chains_of_two_tenants_share_nothing_through_the_pool(place: Path) -
         for salt in ("", "a", "b")
     ]
     settings: Settings = replace(pool_process.SMALL)
-    with pool_process.serving(place, settings) as service, Client(service.place.path) as client:
+    with (
+        pool_process.serving(place, settings) as service,
+        PatientClient(service.place.path) as client,
+    ):
         for chain in chains:
             assert client.lookup(chain) == Known(0, 0)
             client.store(chain, [bytes(5000)] * 4)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from tests import pool_process
-from tests.pool_process import exact, made
+from tests.pool_process import PatientClient, exact, made
 
 from forebay.cli.main import main as product
-from forebay.pool.client import Client, Known, Receipt
+from forebay.pool.client import Known, Receipt
 from forebay.testing.__main__ import main
 
 
@@ -50,16 +50,16 @@ def test_t24_faults_begin_with_the_pool_and_are_switched_while_it_runs(place: Pa
     chunks, chain = made("a")
     pool = pool_process.PoolProcess(place, *flags, faulty=True).start()
     try:
-        with Client(pool.socket) as client:
+        with PatientClient(pool.socket) as client:
             receipt = client.store(chain, [chunk.payload for chunk in chunks])
             assert receipt == Receipt(stored=4)
-            pool_process.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing", 10)
+            pool_process.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing")
         pool.stop()
         pool.start()
         (place / "faults").write_text("read:latency=60s\n")
         pool.signal(signal.SIGHUP)
         pool_process.wait_until(lambda: "1 faults are on" in pool.log.read_text(), "the fault")
-        with Client(pool.socket) as client:
+        with PatientClient(pool.socket) as client:
             with client.load(chain, timeout_s=0.5) as loaded:
                 assert not exact(loaded, chunks)  # a miss in time, though the disk hangs
             (place / "faults").write_text("nonsense\n")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from tests import pool_process
-from tests.pool_process import exact, made
+from tests.pool_process import PatientClient, exact, made
 
 from forebay.pool import messages, wire
-from forebay.pool.client import Client, Receipt
+from forebay.pool.client import Receipt
 from forebay.pool.messages import PROTOCOL, ClientMessage, Hello
 from forebay.testing.samples import NAMESPACE
 
@@ -91,7 +91,10 @@ def test_t39_nonsense_is_ignored_and_the_pool_serves(
     place: Path, seed: int, with_disk: bool
 ) -> None:
     settings = pool_process.with_disk(place) if with_disk else pool_process.SMALL
-    with pool_process.serving(place, settings) as service, Client(service.place.path) as client:
+    with (
+        pool_process.serving(place, settings) as service,
+        PatientClient(service.place.path) as client,
+    ):
         assert client.join()
         assert client.generation is not None
         for turn in range(8):
@@ -109,7 +112,7 @@ def test_t39_nonsense_is_ignored_and_the_pool_serves(
                 link.sendall(wire.encode(messages.Abort(client.generation, every)))
                 link.sendall(wire.encode(messages.Settled(fool)))
             chunks, chain = made(f"sense {turn}")
-            receipt = client.store(chain, [chunk.payload for chunk in chunks], timeout_s=5)
+            receipt = client.store(chain, [chunk.payload for chunk in chunks])
             assert receipt == Receipt(stored=4)
             with client.load(chain) as loaded:
                 assert exact(loaded, chunks)
