@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.boundary import Boundary, bounded
 from forebay.engines.vllm.metrics import PromMetrics, Stats, stats_of
@@ -24,9 +25,10 @@ from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.engines.vllm.step import Report, Step
 from forebay.engines.vllm.worker import WorkerSide
 from forebay.engines.weights import WeightsHash
+from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot
 from forebay.pool import life
-from forebay.settings import Settings, Source, build, from_environment
+from forebay.settings import Settings, SettingsSource, build, from_environment
 from forebay.sys.clock import Clock
 
 _ALWAYS_LOAD: Final = "always_load"
@@ -40,34 +42,59 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self.boundary = Boundary()
         self._told_failures = 0
+        self._told_state: SharingState | None = None
         self.settings = _settings(vllm_config)
         self._cache = kv_cache_config
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._why = identity.declined(vllm_config, kv_cache_config)
-        if self._why:
-            if role is KVConnectorRole.SCHEDULER:
-                _log.warning("Forebay stands aside: %s.", self._why)
+        self._weights: WeightsHash | None = None
+        self._is_scheduler = role is KVConnectorRole.SCHEDULER
+        # Both sides judge the configuration, alike; what they know of the machine may differ, so
+        # only the scheduler's looks at that.
+        self.obstacle = identity.declined(vllm_config, kv_cache_config)
+        directory = self._weights_directory(vllm_config) if self._is_scheduler else ""
+        if self.obstacle is not None:
+            self._stand_aside(self.obstacle)
             return
         self._shape = identity.geometry(vllm_config, kv_cache_config, self.settings.chunk_tokens)
-        socket_path = life.socket_path(self.settings)
         clock = Clock()
-        if role is KVConnectorRole.SCHEDULER:
+        if self._is_scheduler:
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
-            self._start_scheduler(vllm_config, clock)
+            self._start_scheduler(vllm_config, clock, directory)
         else:
-            self._worker = WorkerSide(socket_path, self._shape, clock)
+            self._worker = WorkerSide(life.socket_path(self.settings), self._shape, clock)
 
-    def _start_scheduler(self, config: Any, clock: Clock) -> None:
+    def _weights_directory(self, config: Any) -> str:
+        """Where the weights to be hashed lie; empty if there is nothing to hash."""
+        if self.obstacle is not None or self.settings.weights_id:
+            return ""
+        found = identity.weights_directory(config)
+        if isinstance(found, str):
+            return found
+        self.obstacle = found
+        return ""
+
+    def _stand_aside(self, obstacle: Obstacle) -> None:
+        """Serve as without the tier: no pool is joined or started. StartupError where strict."""
+        if self.settings.strict:
+            raise StartupError(f"Forebay is strict and cannot share: {obstacle.sentence}.")
+        if self._is_scheduler:
+            _log.warning("Forebay stands aside and shares nothing: %s.", obstacle.sentence)
+
+    def _start_scheduler(self, config: Any, clock: Clock, directory: str) -> None:
         socket_path = life.join_or_start(self.settings)
         self._namespace = identity.Namespace(config, self._cache, self._shape)
-        self._weights = WeightsHash(identity.weights_directory(config))
+        if self.settings.weights_id:
+            self._namespace.name_weights(self.settings.weights_id)
+        else:
+            self._weights = WeightsHash(directory)
         wanted = self.settings
         times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
         limits = Limits(wanted.min_tokens, *times, always_load=_always_load(config))
         self._scheduler = SchedulerSide(Membership(socket_path, clock), self._shape, limits)
         self._scheduler.join()
         self.boundary.when_failed = self._scheduler.failed
+        self._identify()
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
@@ -226,17 +253,29 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     @bounded(lambda: None)
     def get_kv_connector_stats(self) -> Stats | None:
         """What happened since the last step, on either side."""
+        counts: dict[str, int] = {}
+        hooks: dict[str, list[float]] = {}
         if self._scheduler is not None:
             counts, hooks = self._scheduler.take_counts(), self.boundary.take_seconds()
         elif self._worker is not None:
-            counts, hooks = self._worker.take_counts(), {}
-        else:
-            return None
+            counts = self._worker.take_counts()
         failures = self.boundary.failures - self._told_failures
         if failures:
             self._told_failures += failures
-            counts["failures.scheduler" if self._scheduler else "failures.worker"] = failures
-        return stats_of(counts, hooks)
+            counts["failures.scheduler" if self._is_scheduler else "failures.worker"] = failures
+        state, before = self._sharing_state(), self._told_state
+        self._told_state = state
+        return stats_of(counts, hooks, state if state != before or counts or hooks else None)
+
+    def _sharing_state(self) -> SharingState | None:
+        """What the scheduler's side does about sharing; None: it is not ours to say."""
+        if self.obstacle is not None:
+            return self.obstacle.state if self._is_scheduler else None
+        if self._scheduler is None:
+            return None
+        if self._scheduler.root is None:
+            return SharingState.HASHING_WEIGHTS
+        return SharingState.SHARING if self._scheduler.is_member else SharingState.NO_POOL
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
@@ -259,20 +298,24 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         for side in (self._scheduler, self._worker):
             if side is not None:
                 self.boundary.call(lambda: None, side.close)
-        if self._scheduler is not None:
+        if self._weights is not None:
             self._weights.close()
+        if self._scheduler is not None:
             _log.info("Forebay leaves: %s", dict(sorted(self._scheduler.counts.items())))
 
     def _identify(self) -> None:
         """Share from the moment on that it is known what may be shared."""
         scheduler = self._scheduler
-        if scheduler is None or scheduler.root is not None:
+        if scheduler is None or scheduler.root is not None or self.obstacle is not None:
             return
-        digest = self._weights.poll()
-        if digest is None:
+        if self._weights is not None and (digest := self._weights.poll()) is not None:
+            self._namespace.know_weights(digest)
+        elif self._weights is not None and self._weights.why:
+            sentence = f"{self._weights.why}; set weights_id, or mend the files and start again"
+            self.obstacle = Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence)
+            _log.warning("Forebay shares nothing: %s.", sentence)
+        if self._namespace.name is None:
             return
-        self._namespace.know_weights(digest)
-        assert self._namespace.name is not None
         scheduler.root = ChainRoot(
             self._namespace.name, self._shape.chunk_tokens, realm=self.settings.realm
         )
@@ -287,5 +330,5 @@ def _always_load(config: Any) -> bool:
 def _settings(config: Any) -> Settings:
     extra = dict(config.kv_transfer_config.kv_connector_extra_config)
     extra.pop(_ALWAYS_LOAD, None)
-    spelled = Source(extra, lambda name: f'kv_connector_extra_config["{name}"]')
+    spelled = SettingsSource(extra, lambda name: f'kv_connector_extra_config["{name}"]')
     return build([spelled, from_environment(os.environ)])

@@ -149,6 +149,11 @@ class SchedulerSide:
             self._received(request_id, failed)
 
     @property
+    def is_member(self) -> bool:
+        """Whether there is a pool."""
+        return self._pool.is_member
+
+    @property
     def has_work(self) -> bool:
         """Whether the engine must go on stepping though it has nothing to compute."""
         loading = any(tracked.loading is not None for tracked in self._tracked.values())
