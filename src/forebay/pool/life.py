@@ -16,7 +16,7 @@ from typing import Final, Self
 from forebay.errors import StartupError
 from forebay.pool import place as places
 from forebay.pool.client import Client
-from forebay.pool.client.link import REFUSED, Link, join
+from forebay.pool.client.session import REFUSED, PoolSession, join
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.place import Place
 from forebay.pool.policy.learned import Learned
@@ -209,12 +209,12 @@ def _listen(place: Place, mode: int, backlog: int) -> socket.socket:
 
 
 def _answers(place: Place, clock: Clock) -> bool:
-    link = join(place.path, secrets.token_hex(8), clock, clock.monotonic() + _ANSWER_S)
-    if isinstance(link, Link):
-        link.close()
+    session = join(place.path, secrets.token_hex(8), clock, clock.monotonic() + _ANSWER_S)
+    if isinstance(session, PoolSession):
+        session.close()
         return True
-    if link.startswith(REFUSED):
-        raise StartupError(link)
+    if session.startswith(REFUSED):
+        raise StartupError(session)
     return False
 
 

@@ -20,12 +20,12 @@ from forebay.engines.vllm.copies.contract import Load
 from forebay.engines.vllm.copies.pointers import Rack
 from forebay.engines.vllm.copies.streamed import StreamedCopies
 from forebay.engines.vllm.scheduling.asking import Limits
-from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.engines.vllm.step import Step
 from forebay.engines.vllm.worker import WorkerSide
 from forebay.identity.keys import KeyChain
 from forebay.pool.client import Chain, Client
+from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
 
@@ -43,7 +43,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         self.driver = SimulatedDriver(copy_s=copy_s)
         self.cache = np.zeros((BLOCKS, SHAPE.page_bytes), dtype=np.uint8)
         self.scheduler = SchedulerSide(
-            Membership(pool.socket, Clock()), SHAPE, Limits(16, 5000, 5000)
+            PoolSession(pool.socket, Clock(), maps_slab=False), SHAPE, Limits(16, 5000, 5000)
         )
         self.scheduler.join()
         self.scheduler.root = ROOT
@@ -94,17 +94,17 @@ class Both(contextlib.AbstractContextManager["Both"]):
 
     def lose(self) -> None:
         """The scheduler's side loses its connection, nobody else does, and the pool has seen it."""
-        line = self.scheduler._pool._line
-        assert line is not None
-        line.close()
+        connection = self.scheduler._pool.connection
+        assert connection is not None
+        connection.close()
         wait_until(lambda: not self.pool.stats()["requests"], "the pool to see it")
 
     def rejoin(self) -> None:
-        def is_member() -> bool:
+        def is_joined() -> bool:
             self.step()
             return self.scheduler.counts["pool.joined"] > 0
 
-        wait_until(is_member, "the pool to be joined again")
+        wait_until(is_joined, "the pool to be joined again")
 
     def has_work(self) -> bool:
         return self.scheduler.has_work

@@ -11,11 +11,11 @@ from tests.poolside import PoolProcess, pool_process, short_directory, wait_unti
 from forebay.engines.vllm.boundary import Boundary
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Limits
-from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.engines.vllm.step import EVERYTHING, Step
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.client import Chain, Client
+from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Cancel
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
@@ -76,7 +76,9 @@ def near() -> Iterator[PoolProcess]:
 
 
 def side_of(pool: PoolProcess) -> SchedulerSide:
-    side = SchedulerSide(Membership(pool.socket, Clock()), SHAPE, Limits(16, 5000, 5000))
+    side = SchedulerSide(
+        PoolSession(pool.socket, Clock(), maps_slab=False), SHAPE, Limits(16, 5000, 5000)
+    )
     side.join()
     side.root = ROOT
     return side
@@ -385,10 +387,10 @@ def test_a_pool_that_goes_and_comes_is_noticed_however_busy_the_engine_is(
     side._storing.offer([tracked])  # never answered
     pool.kill()
     side._pool.post(Cancel(999))  # the first to notice
-    steps_until(lambda: not side._pool.is_member, "the pool to be missed")
+    steps_until(lambda: not side._pool.is_joined, "the pool to be missed")
     assert side.counts["pool.lost"] == 1
     pool.start()
-    steps_until(lambda: side._pool.is_member, "the next pool")
+    steps_until(lambda: side._pool.is_joined, "the next pool")
     steps_until(lambda: side.counts["pool.joined"] == 1, "being told of it")
     tracked.offered = 1
     side._storing.offer([tracked])

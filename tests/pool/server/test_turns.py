@@ -7,7 +7,7 @@ import pytest
 from tests import poolside
 from tests.desk import NAMESPACE, chain
 
-from forebay.pool.client.link import join
+from forebay.pool.client.session import join
 from forebay.pool.messages import Found, Lookup, Reserve, Reserved, Run
 from forebay.record.header import ROOT
 from forebay.record.region import short
@@ -26,15 +26,15 @@ def test_a_lookup_is_answered_while_slots_are_found(place: Path, is_another: boo
             link = join(service.place.path, name, Clock(), time.monotonic() + 5)
             assert not isinstance(link, str), link
             links.append(link)
-        links[0].line.post(offer)
+        links[0].post(offer)
         time.sleep(0.02)  # it is being acted on
         asks = links[is_another]
-        asks.line.post(Lookup(1, NAMESPACE, 0, short(keys[0])))
-        answer = asks.line.take(time.monotonic() + 10)
+        asks.post(Lookup(1, NAMESPACE, 0, short(keys[0])))
+        answer = asks.take(time.monotonic() + 10)
         assert isinstance(answer, Found)
         if is_another:
-            assert links[0].line.take(0.0) is None, "the offer is not answered yet"
-        answer = links[0].line.take(time.monotonic() + 10)
+            assert links[0].take(0.0) is None, "the offer is not answered yet"
+        answer = links[0].take(time.monotonic() + 10)
         assert isinstance(answer, Reserved)
         assert len(answer.answers) == MANY
         for link in links:

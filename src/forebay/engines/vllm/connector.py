@@ -20,7 +20,6 @@ from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.boundary import Boundary, bounded
 from forebay.engines.vllm.metrics import PromMetrics, Stats, stats_of
 from forebay.engines.vllm.scheduling.asking import Limits
-from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.engines.vllm.step import Report, Step
 from forebay.engines.vllm.worker import WorkerSide
@@ -28,10 +27,12 @@ from forebay.engines.weights import WeightsHash
 from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot
 from forebay.pool import life
+from forebay.pool.client.session import PoolSession
 from forebay.settings import Settings, SettingsSource, build, from_environment
 from forebay.sys.clock import Clock
 
 _ALWAYS_LOAD: Final = "always_load"
+_RETRY_S: Final = 0.25  # between attempts to join a pool
 _log: Final = logging.getLogger("forebay")
 
 
@@ -91,7 +92,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         wanted = self.settings
         times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
         limits = Limits(wanted.min_tokens, *times, always_load=_always_load(config))
-        self._scheduler = SchedulerSide(Membership(socket_path, clock), self._shape, limits)
+        # The scheduler's side never touches the slab; its workers map it.
+        session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S)
+        self._scheduler = SchedulerSide(session, self._shape, limits)
         self._scheduler.join()
         self.boundary.when_failed = self._scheduler.failed
         self._identify()
@@ -275,7 +278,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             return None
         if self._scheduler.root is None:
             return SharingState.HASHING_WEIGHTS
-        return SharingState.SHARING if self._scheduler.is_member else SharingState.NO_POOL
+        return SharingState.SHARING if self._scheduler.is_joined else SharingState.NO_POOL
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:

@@ -18,7 +18,7 @@ from forebay.engines.vllm.copies.contract import Copies, Load, Mapped, Store
 from forebay.engines.vllm.copies.host import HostCopies
 from forebay.engines.vllm.pages import Geometry, Pages, rows_of
 from forebay.engines.vllm.step import Report, Step
-from forebay.pool.client.link import Link, join
+from forebay.pool.client.session import PoolSession, join
 from forebay.pool.messages import Stats, StatsReply
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
@@ -37,8 +37,8 @@ class WorkerSide:
         self._shape = shape
         self._clock = clock
         self._copies: Copies | None = None
-        self._link: Link | None = None
-        self._is_leaving = False  # the slab of the link, for another one
+        self._session: PoolSession | None = None
+        self._is_leaving = False  # the slab of this session, for another one
         self._report = Report()
         self._under_way: Counter[str] = Counter()  # loads that are not coming yet, a request
         self._coming: dict[str, list[Load]] = {}  # a request → loads of which the engine will hear
@@ -69,7 +69,7 @@ class WorkerSide:
                 stores.append(store)
             else:
                 self._missed(store)
-        if self._copies is not None and self._link is not None:
+        if self._copies is not None and self._session is not None:
             self._copies.begin(step.number, stores, loads=bool(step.loads), freed=step.freed)
         self.counts["begin_us"] += round((self._clock.monotonic() - begun) * 1e6)
 
@@ -175,8 +175,8 @@ class WorkerSide:
     def _is_mapped(self, generation: int) -> bool:
         return (
             self._copies is not None
-            and self._link is not None
-            and self._link.generation == generation
+            and self._session is not None
+            and self._session.generation == generation
             and not self._is_leaving
         )
 
@@ -184,28 +184,30 @@ class WorkerSide:
         """Have this step's slab mapped, unless loads of an older one are in it."""
         if self._copies is None or self._is_mapped(step.generation):
             return
-        if self._link is not None:
-            if any(load.generation == self._link.generation for load in step.loads):
+        if self._session is not None:
+            if any(load.generation == self._session.generation for load in step.loads):
                 return
             self._is_leaving = True
             if not self._copies.detach():
                 return
             self._unmap()
         now = self._clock.monotonic()
-        link = join(self._socket_path, step.engine, self._clock, now + _JOIN_S)
-        if isinstance(link, str):
-            _log.warning("the worker cannot join the pool: %s", link)
+        session = join(self._socket_path, step.engine, self._clock, now + _JOIN_S)
+        if isinstance(session, str):
+            _log.warning("the worker cannot join the pool: %s", session)
             return
-        self._link = link
+        self._session = session
         self._is_leaving = False
-        memory = np.frombuffer(link.slab, dtype=np.uint8)
-        cap_bytes = _cap_bytes(link, now + _JOIN_S)
-        self._copies.attach(Mapped(link.generation, memory, link.arena_bytes, cap_bytes))
+        slab = session.slab
+        assert slab is not None
+        memory = np.frombuffer(slab.memory, dtype=np.uint8)
+        cap_bytes = _cap_bytes(session, now + _JOIN_S)
+        self._copies.attach(Mapped(session.generation, memory, slab.arena_bytes, cap_bytes))
 
     def _unmap(self) -> None:
-        if self._link is not None and not self._link.close():
+        if self._session is not None and not self._session.close():
             _log.warning("the old slab is still in use")
-        self._link = None
+        self._session = None
 
 
 def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
@@ -231,10 +233,10 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
     return StreamedCopies(driver, rack, slot_bytes_for(shape.chunk_bytes))
 
 
-def _cap_bytes(link: Link, until: float) -> int:
+def _cap_bytes(session: PoolSession, until: float) -> int:
     """What the pool will use of its slab; 0 where it does not say in time."""
-    link.line.post(Stats())
-    answer = link.line.take(until)
+    session.post(Stats())
+    answer = session.take(until)
     if not isinstance(answer, StatsReply):
         return 0
     stats = msgspec.json.decode(answer.json)

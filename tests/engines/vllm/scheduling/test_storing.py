@@ -8,11 +8,11 @@ import pytest
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Asking, Limits
 from forebay.engines.vllm.scheduling.budget import ErrorBudget
-from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.side import SchedulerSide
 from forebay.engines.vllm.scheduling.storing import Storing
 from forebay.engines.vllm.scheduling.tracked import Tracked
 from forebay.identity.keys import ChainRoot
+from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Answer, Found, Reserved
 from forebay.sys.clock import Clock
 
@@ -22,11 +22,11 @@ ROOT = ChainRoot(b"n" * 32, SHAPE.chunk_tokens)
 
 
 @pytest.fixture
-def pool() -> Membership:
+def pool() -> PoolSession:
     """A member of a pool that hears nothing."""
-    membership = Membership("/nowhere", Clock())
-    membership.generation = 1
-    return membership
+    session = PoolSession("/nowhere", Clock(), maps_slab=False)
+    session.generation = 1
+    return session
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def tracked() -> Tracked:
 
 
 def test_no_to_what_continues_a_chunk_without_a_slot_is_not_for_ever(
-    pool: Membership, tracked: Tracked
+    pool: PoolSession, tracked: Tracked
 ) -> None:
     storing = Storing(pool, SHAPE, Counter())
     for computed in (4, 6):  # the second before the first is answered
@@ -58,7 +58,7 @@ def test_no_to_what_continues_a_chunk_without_a_slot_is_not_for_ever(
 
 
 def test_after_a_chunk_without_a_slot_few_are_offered_and_more_as_they_are_taken(
-    pool: Membership,
+    pool: PoolSession,
 ) -> None:
     side = SchedulerSide(pool, SHAPE, Limits(16, 50, 50))
     tokens = list(range(400 * SHAPE.chunk_tokens))
@@ -87,7 +87,7 @@ def test_after_a_chunk_without_a_slot_few_are_offered_and_more_as_they_are_taken
 
 
 def test_what_the_pool_has_lost_since_the_lookup_is_stored_again(
-    pool: Membership, tracked: Tracked
+    pool: PoolSession, tracked: Tracked
 ) -> None:
     tracked.wants_load = True
     asking = Asking(

@@ -11,10 +11,10 @@ from typing import Final
 
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.budget import ErrorBudget
-from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.split import Beside, Pace, least_read, worth_reading
 from forebay.engines.vllm.scheduling.tracked import Tracked
-from forebay.identity.keys import proof_of
+from forebay.pool.client.session import PoolSession
+from forebay.pool.client.slab import is_promise_for, is_ready_for
 from forebay.pool.messages import Ask, Cancel, Found, Lookup, Promise, Ready
 from forebay.record.region import short
 
@@ -51,7 +51,7 @@ class Asking:
 
     def __init__(
         self,
-        pool: Membership,
+        pool: PoolSession,
         shape: Geometry,
         limits: Limits,
         *,
@@ -84,7 +84,7 @@ class Asking:
 
     def look_up(self, tracked: Tracked) -> None:
         """See how much of a request is known."""
-        if not tracked.wants_load or tracked.number or not self._pool.is_member:
+        if not tracked.wants_load or tracked.number or not self._pool.is_joined:
             return
         tracked.extend()
         tracked.is_short = len(tracked.keys) * self._shape.chunk_tokens < self._limits.min_tokens
@@ -100,7 +100,7 @@ class Asking:
 
     def matched(self, tracked: Tracked, computed: int, copying: Mapping[bytes, str]) -> Matched:
         """How many tokens beyond `computed` can be loaded; `copying` is on its way for requests."""
-        if not self._pool.is_member:
+        if not self._pool.is_joined:
             return self._missed(tracked, "no_pool")
         if tracked.number == 0:
             self.look_up(tracked)
@@ -156,9 +156,9 @@ class Asking:
             self._came(tracked, message.first, len(message.offsets))
         else:
             self._came(tracked, message.chunk, 1)
+            sound = is_ready_for(message, tracked.keys, self._pool.generation)
             whole = message.length == self._shape.chunk_bytes
-            sound = whole and message.key == tracked.keys[message.chunk]  # verify: streamed key
-            tracked.streamed[message.chunk] = message.offset if sound else -1
+            tracked.streamed[message.chunk] = message.offset if sound and whole else -1
 
     def _found(self, tracked: Tracked, found: Found) -> None:
         if tracked.asked:
@@ -278,16 +278,12 @@ class Asking:
 
     def _checked(self, tracked: Tracked, promise: Promise) -> Promise:
         """A promise, cut to nothing if it is not for exactly these chunks."""
-        stop = promise.first + len(promise.offsets)
         size = self._shape.chunk_bytes
         sound = (
-            promise.generation == self._pool.generation
+            is_promise_for(promise, tracked.keys, self._pool.generation)
             and promise.first == tracked.asked_first  # verify: promise begins where asked
             and all(length == size for length in promise.lengths)
         )
-        keys = tracked.keys[promise.first : stop]
-        if promise.proof != proof_of(keys):  # verify: engine proof
-            sound = False
         if sound:
             return promise
         self._missed(tracked, "wrong_promise")

@@ -3,8 +3,8 @@
 A load is told to the workers as its chunks arrive; slots of a part that is over make room in the
 pool for what follows. The engine goes on when all of it is coming, a moment before it is over: only
 then does the pool get the last slots back. A load that fails, or whose chunks have not come in
-time, ends too: vLLM then computes what is missing. Where the connection is lost, the workers go on
-with what they were told and are told no more of it: see `former`.
+time, ends too: vLLM then computes what is missing. Where the session is lost, the workers go on
+with what they were told and are told no more of it; the session tells the pool when they are done.
 """
 
 import time
@@ -15,10 +15,9 @@ from typing import Final
 from forebay.engines.vllm.copies.contract import Load
 from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Asking
-from forebay.engines.vllm.scheduling.former import Former
-from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.tracked import Loading, Tracked
 from forebay.engines.vllm.step import Report
+from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Promise, Release
 from forebay.record.region import short
 
@@ -29,7 +28,7 @@ class Loads:
     """What is on its way into the KV cache. Owned by the scheduler's thread."""
 
     def __init__(
-        self, pool: Membership, shape: Geometry, asking: Asking, counts: Counter[str]
+        self, pool: PoolSession, shape: Geometry, asking: Asking, counts: Counter[str]
     ) -> None:
         self._pool = pool
         self._shape = shape
@@ -40,7 +39,6 @@ class Loads:
         self._parts: dict[int, tuple[int, list[int]]] = {}  # serial → (lookup, chunks)
         self._landing: Counter[int] = Counter()  # lookup → parts that are not over
         self._received: set[int] = set()  # lookups of which the engine has all that it will get
-        self._former = Former(pool)
 
     def __len__(self) -> int:
         return len(self._copying)
@@ -48,7 +46,7 @@ class Loads:
     @property
     def is_landing(self) -> bool:
         """Whether slots are read for a load that the engine has heard of."""
-        return bool(self._received) or self._former.is_reading
+        return bool(self._received) or self._pool.has_lost_reads
 
     @property
     def copying(self) -> Mapping[bytes, str]:
@@ -88,12 +86,13 @@ class Loads:
                 # The last part's are released with the lookup.
                 self._parts[self._serials] = (tracked.number, [] if last else chunks)
                 self._landing[tracked.number] += 1
+                self._pool.begin_read(self._serials)
                 yield Load(request_id, loading.generation, pieces, last, failed, self._serials)
 
     def over(self, report: Report) -> None:
         """Parts are in the KV cache, or will not be: their slots make room for what follows."""
         for serial in report.over:
-            self._former.over(serial)
+            self._pool.end_read(serial)
             number, chunks = self._parts.pop(serial, (0, []))
             self._landing[number] -= 1
             if number in self._asking and chunks:
@@ -119,10 +118,6 @@ class Loads:
 
     def pool_changed(self) -> None:
         """A pool was joined or lost: parts that were told go on, but have no lookup any more."""
-        if self._pool.is_member:
-            self._former.joined()
-            return
-        self._former.lost(self._pool.former, self._parts)
         self._parts.clear()
         self._landing.clear()
         self._received.clear()

@@ -19,11 +19,11 @@ from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.scheduling.asking import Asking, Limits, Matched
 from forebay.engines.vllm.scheduling.budget import ErrorBudget
 from forebay.engines.vllm.scheduling.loads import Loads
-from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.storing import Storing
 from forebay.engines.vllm.scheduling.tracked import OFFER_CHUNKS_MAX, Tracked
 from forebay.engines.vllm.step import Report, Step
 from forebay.identity.keys import ChainRoot
+from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Committed, Found, PoolMessage, Promise, Ready, Reserved
 
 _STEP_WAIT_S: Final = 0.001  # a long ask takes 0.4 to 0.8 ms; a step that is lost costs ten of it
@@ -34,15 +34,15 @@ _log: Final = logging.getLogger("forebay")
 class SchedulerSide:
     """One engine's plans. Owned by the scheduler's thread."""
 
-    def __init__(self, membership: Membership, shape: Geometry, limits: Limits) -> None:
+    def __init__(self, session: PoolSession, shape: Geometry, limits: Limits) -> None:
         self.counts: Counter[str] = Counter()
         self.budget = ErrorBudget()
         self.root: ChainRoot | None = None  # None: the identity is not known yet, share nothing
-        self._pool = membership
+        self._pool = session
         self._shape = shape
         self._tracked: dict[str, Tracked] = {}
         self._asking = Asking(
-            membership,
+            session,
             shape,
             limits,
             budget=self.budget,
@@ -50,8 +50,8 @@ class SchedulerSide:
             tracked=self._tracked,
         )
         self._asking.failed, self._asking.wait = self.failed, self._wait
-        self._loads = Loads(membership, shape, self._asking, self.counts)
-        self._storing = Storing(membership, shape, self.counts)
+        self._loads = Loads(session, shape, self._asking, self.counts)
+        self._storing = Storing(session, shape, self.counts)
         self._steps = 0  # built so far
         self._wait_left_s = _STEP_WAIT_S
         self._heard = 0  # the last step of which the workers have told
@@ -149,9 +149,9 @@ class SchedulerSide:
             self._received(request_id, failed)
 
     @property
-    def is_member(self) -> bool:
+    def is_joined(self) -> bool:
         """Whether there is a pool."""
-        return self._pool.is_member
+        return self._pool.is_joined
 
     @property
     def has_work(self) -> bool:
@@ -182,12 +182,8 @@ class SchedulerSide:
 
     def join(self) -> None:
         """Join the pool before the first request, if it is there."""
-        until = time.monotonic() + _JOIN_S
-        while not self._pool.poll() and time.monotonic() < until:
-            self._pool.take(until)
-            if self._pool.is_member:
-                break
-        self._pool.poll()  # what it has to tell is known
+        self._pool.wait_until_joined(time.monotonic() + _JOIN_S)
+        self._pool.poll()  # that it is joined is known from the start
 
     def close(self) -> None:
         """Leave the pool."""
@@ -297,9 +293,9 @@ class SchedulerSide:
 
     def _pool_changed(self) -> None:
         """A pool came or went: what the old one said means nothing; copies in flight go on."""
-        self.counts["pool.joined" if self._pool.is_member else "pool.lost"] += 1
+        self.counts["pool.joined" if self._pool.is_joined else "pool.lost"] += 1
         self.budget.succeeded()  # a new pool has its own budget
-        _log.warning("pool %s", "joined" if self._pool.is_member else f"lost: {self._pool.why}")
+        _log.warning("pool %s", "joined" if self._pool.is_joined else f"lost: {self._pool.why}")
         self._asking.pool_changed()
         self._loads.pool_changed()
         self._storing.forget()

@@ -16,9 +16,9 @@ from typing import Final
 
 from forebay.engines.vllm.copies.contract import Piece, Store
 from forebay.engines.vllm.pages import Geometry
-from forebay.engines.vllm.scheduling.membership import Membership
 from forebay.engines.vllm.scheduling.tracked import OFFER_CHUNKS_MAX, Tracked
 from forebay.engines.vllm.step import Report
+from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Abort, Answer, Commit, Reserve, Reserved, Run
 from forebay.record.header import ROOT
 
@@ -51,7 +51,7 @@ class _Batch:
 class Storing:
     """Offers, copies and commits. Owned by the scheduler's thread."""
 
-    def __init__(self, pool: Membership, shape: Geometry, counts: Counter[str]) -> None:
+    def __init__(self, pool: PoolSession, shape: Geometry, counts: Counter[str]) -> None:
         self._pool = pool
         self._shape = shape
         self._counts = counts
@@ -97,7 +97,7 @@ class Storing:
                 assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
                 offers.append(_Offer(tracked, chunk, piece))
             tracked.stored = tracked.offered
-        if runs and self._pool.is_member:
+        if runs and self._pool.is_joined:
             self._numbers += 1
             deadline = time.monotonic() + _ANSWER_S
             self._batches.append(_Batch(self._numbers, offers, deadline))
@@ -106,13 +106,13 @@ class Storing:
     def answered(self, message: Reserved) -> None:
         """The pool has answered a batch; batches are answered in order."""
         if not self._batches or self._batches[0].number != message.batch:
-            self._give_back(message.generation, message.answers)
+            self._pool.abort(message.generation, message.answers)
             return
         for offer, answer in zip(self._batches.popleft().offers, message.answers, strict=False):
             if answer >= 0 or answer == Answer.HAVE:
                 offer.tracked.offer_chunks = min(OFFER_CHUNKS_MAX, 2 * offer.tracked.offer_chunks)
             if offer.is_lost:
-                self._give_back(message.generation, [answer])
+                self._pool.abort(message.generation, [answer])
             elif answer >= 0:
                 piece = offer.piece
                 offer.piece = Piece(answer, piece.first, piece.blocks)
@@ -149,7 +149,7 @@ class Storing:
         """
         gone = [offer for offer in self._ready if all_of_it or offer.is_loose]
         self._ready = [offer for offer in self._ready if not (all_of_it or offer.is_loose)]
-        self._give_back(self._pool.generation, [offer.piece.offset for offer in gone])
+        self._pool.abort(self._pool.generation, [offer.piece.offset for offer in gone])
         for batch in self._batches:
             for offer in batch.offers:
                 offer.is_lost = offer.is_lost or all_of_it or offer.is_loose
@@ -199,9 +199,4 @@ class Storing:
             del self._copying[slot]
         self._counts["stores.unreported"] += len(lost)
         mine = [offset for generation, offset in lost if generation == self._pool.generation]
-        self._give_back(self._pool.generation, mine)
-
-    def _give_back(self, generation: int, answers: list[int]) -> None:
-        offsets = [answer for answer in answers if answer >= 0]
-        if offsets:
-            self._pool.post(Abort(generation, offsets))
+        self._pool.abort(self._pool.generation, mine)
