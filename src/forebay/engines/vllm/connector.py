@@ -15,15 +15,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from forebay.engines.boundary import Boundary, bounded
+from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
-from forebay.engines.vllm.boundary import Boundary, bounded
-from forebay.engines.vllm.metrics import PromMetrics, Stats, stats_of
-from forebay.engines.vllm.scheduling.asking import Limits
-from forebay.engines.vllm.scheduling.side import SchedulerSide
-from forebay.engines.vllm.step import Report, Step
-from forebay.engines.vllm.worker import WorkerSide
+from forebay.engines.vllm.metadata import ReportMetadata, StepMetadata
+from forebay.engines.vllm.metrics import ConnectorStats, PromMetrics, stats_of
+from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.engines.weights import WeightsHash
+from forebay.engines.worker import WorkerConnector
 from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot
 from forebay.pool import life
@@ -46,8 +46,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._told_state: SharingState | None = None
         self.settings = _settings(vllm_config)
         self._cache = kv_cache_config
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
+        self._scheduler: SchedulerConnector | None = None
+        self._worker: WorkerConnector | None = None
         self._weights: WeightsHash | None = None
         self._is_scheduler = role is KVConnectorRole.SCHEDULER
         # Both sides judge the configuration, alike; what they know of the machine may differ, so
@@ -63,7 +63,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
             self._start_scheduler(vllm_config, clock, directory)
         else:
-            self._worker = WorkerSide(life.socket_path(self.settings), self._shape, clock)
+            self._worker = WorkerConnector(life.socket_path(self.settings), self._shape, clock)
 
     def _weights_directory(self, config: Any) -> str:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
@@ -91,10 +91,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._weights = WeightsHash(directory)
         wanted = self.settings
         times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
-        limits = Limits(wanted.min_tokens, *times, always_load=_always_load(config))
+        limits = LoadLimits(wanted.min_tokens, *times, always_load=_always_load(config))
         # The scheduler's side never touches the slab; its workers map it.
         session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S)
-        self._scheduler = SchedulerSide(session, self._shape, limits)
+        self._scheduler = SchedulerConnector(session, self._shape, limits)
         self._scheduler.join()
         self.boundary.when_failed = self._scheduler.failed
         self._identify()
@@ -141,12 +141,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None and num_external_tokens:
             self._scheduler.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
 
-    @bounded(Step)
-    def build_connector_meta(self, scheduler_output: Any) -> Step:
+    @bounded(StepMetadata)
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """What the workers do in this step."""
         scheduler = self._scheduler
         if scheduler is None:
-            return Step()
+            return StepMetadata()
         self.boundary.call(lambda: None, self._identify)
         return scheduler.build(scheduler_output, self.boundary)
 
@@ -157,7 +157,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             report = getattr(connector_output, "kv_connector_worker_meta", None)
             received = connector_output.finished_recving or ()
             failed = set(getattr(connector_output, "failed_recving", None) or ())
-            self._scheduler.heard(report if isinstance(report, Report) else None, received, failed)
+            self._scheduler.heard(
+                report if isinstance(report, ReportMetadata) else None, received, failed
+            )
 
     @bounded(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
@@ -197,14 +199,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     @bounded(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Before the forward: the last moment for stores."""
-        if self._worker is not None and isinstance(kv_connector_metadata, Step):
+        if self._worker is not None and isinstance(kv_connector_metadata, StepMetadata):
             self._worker.begin(kv_connector_metadata)
 
     @bounded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Copy in what this step loads."""
         metadata, worker = self._get_connector_metadata(), self._worker
-        if worker is None or not isinstance(metadata, Step):
+        if worker is None or not isinstance(metadata, StepMetadata):
             return
         worker.begin(metadata)
         loads, metadata.loads = metadata.loads, []
@@ -247,14 +249,15 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return set() if versions.reports_failed_requests() else blocks
 
     @bounded(lambda: None)
-    def build_connector_worker_meta(self) -> Report | None:
+    def build_connector_worker_meta(self) -> ReportMetadata | None:
         """What was done."""
-        return self._worker.take_report() if self._worker is not None else None
+        report = self._worker.take_report() if self._worker is not None else None
+        return None if report is None else ReportMetadata.of(report)
 
     # What vLLM's logger and its /metrics page show.
 
     @bounded(lambda: None)
-    def get_kv_connector_stats(self) -> Stats | None:
+    def get_kv_connector_stats(self) -> ConnectorStats | None:
         """What happened since the last step, on either side."""
         counts: dict[str, int] = {}
         hooks: dict[str, list[float]] = {}
@@ -281,9 +284,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return SharingState.SHARING if self._scheduler.is_joined else SharingState.NO_POOL
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
         """The same on the other side of a socket."""
-        return Stats(data=data or {})
+        return ConnectorStats(data=data or {})
 
     @classmethod
     def build_prom_metrics(

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from vllm import __version__ as vllm_version
 
+from forebay.engines.geometry import Geometry
 from forebay.engines.sharing import Obstacle, SharingState
-from forebay.engines.vllm.pages import Geometry
 from forebay.engines.vllm.versions import layout_of
 from forebay.engines.weights import weight_files
 from forebay.identity.namespace import fingerprint

@@ -33,10 +33,10 @@ _METRICS: Final = {
 }
 
 
-class Stats(KVConnectorStats):
+class ConnectorStats(KVConnectorStats):
     """Counts, and the seconds of each call of a scheduler's hook, since the last step."""
 
-    def aggregate(self, other: KVConnectorStats) -> "Stats":
+    def aggregate(self, other: KVConnectorStats) -> "ConnectorStats":
         """Both, as one."""
         counts = dict(self.data.get(_COUNTS, {}))
         for name, more in other.data.get(_COUNTS, {}).items():
@@ -46,7 +46,7 @@ class Stats(KVConnectorStats):
             hooks.setdefault(name, []).extend(seconds)
         # Only the scheduler's side says it, and of two the later one holds.
         state = other.data.get(_STATE) or self.data.get(_STATE)
-        return Stats(data=_data(counts, hooks, state))
+        return ConnectorStats(data=_data(counts, hooks, state))
 
     def reduce(self) -> dict[str, int | float]:
         """One line of vLLM's log."""
@@ -70,9 +70,9 @@ class Stats(KVConnectorStats):
 
 def stats_of(
     counts: dict[str, int], hooks: dict[str, list[float]], state: SharingState | None
-) -> Stats | None:
+) -> ConnectorStats | None:
     """What is new since the last step; None if nothing is."""
-    made = Stats(data=_data(counts, hooks, None if state is None else state.value))
+    made = ConnectorStats(data=_data(counts, hooks, None if state is None else state.value))
     return None if made.is_empty() else made
 
 

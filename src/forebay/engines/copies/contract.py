@@ -45,7 +45,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadPart:
     """Pieces to be copied into the KV cache for one request."""
 
     request: str
@@ -66,7 +66,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class WorkerSlab:
     """A slab as this worker sees it."""
 
     generation: int
@@ -76,14 +76,16 @@ class Mapped:
 
 
 @dataclass(slots=True)
-class Done:
+class FinishedCopies:
     """What has ended, or is coming, since the last time."""
 
     stored: list[Store] = field(default_factory=list)
     missed: list[Store] = field(default_factory=list)  # not copied, and not being copied
-    coming: list[Load] = field(default_factory=list)  # each once, at the latest when it is loaded
-    loaded: list[Load] = field(default_factory=list)
-    failed: list[Load] = field(default_factory=list)
+    coming: list[LoadPart] = field(
+        default_factory=list
+    )  # each once, at the latest when it is loaded
+    loaded: list[LoadPart] = field(default_factory=list)
+    failed: list[LoadPart] = field(default_factory=list)
     store_s: float = 0.0  # that the device took for what was stored; 0 where it is not known
     load_s: float = 0.0  # likewise, loaded
     submit_s: float = 0.0  # from being told of what was loaded until it was submitted
@@ -95,7 +97,7 @@ class Copies(Protocol):
     Between `attach` and a `detach` that answers True there is a slab; stores and loads are of it.
     """
 
-    def attach(self, slab: Mapped) -> None:
+    def attach(self, slab: WorkerSlab) -> None:
         """Copy to and from this slab from now on."""
         ...
 
@@ -111,15 +113,15 @@ class Copies(Protocol):
         """
         ...
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoadPart) -> None:
         """Copy into blocks that are this load's alone; in a step begun with `loads`."""
         ...
 
-    def await_loads(self, loads: Sequence[Load]) -> None:
+    def await_loads(self, loads: Sequence[LoadPart]) -> None:
         """The next forward begins when these are done, which were coming; it cannot fail."""
         ...
 
-    def take_done(self) -> Done:
+    def take_done(self) -> FinishedCopies:
         """What has ended, or is coming, since the last call."""
         ...
 

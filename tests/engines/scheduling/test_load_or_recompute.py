@@ -4,15 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.engines.vllm.scheduling.split import Beside, Pace, least_read, worth_reading
+from forebay.engines.scheduling.load_or_recompute import (
+    OtherWork,
+    ThroughputEstimate,
+    least_read,
+    worth_reading,
+)
 
 TOKEN = 147_456
-ALONE = Beside()
+ALONE = OtherWork()
 
 
-def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> Pace:
+def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> ThroughputEstimate:
     """As seen after a while."""
-    found = Pace()
+    found = ThroughputEstimate()
     found.built(0.0, 1, 4096)
     found.heard(4096 / tokens_a_s, 1)
     found.reads(0.0, 1, 1 << 30)
@@ -23,7 +28,7 @@ def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> Pace:
 
 
 def test_what_is_not_known_is_tried_by_one_at_a_time() -> None:
-    new = Pace()
+    new = ThroughputEstimate()
     assert worth_reading(1000, TOKEN, ALONE, new, 1.0) == 1000
     new.reads(1.0, 1, 1000 * TOKEN)
     assert worth_reading(1000, TOKEN, ALONE, new, 1.1) == 0
@@ -32,13 +37,13 @@ def test_what_is_not_known_is_tried_by_one_at_a_time() -> None:
 
 
 def test_a_long_prompt_is_not_staked_on_drives_that_may_be_slow() -> None:
-    new = Pace()
+    new = ThroughputEstimate()
     assert worth_reading(32_000, TOKEN, ALONE, new, 1.0) * TOKEN == pytest.approx(1 << 28, rel=0.01)
     assert worth_reading(32_000, 1 << 20, ALONE, new, 1.0) == 1024, "enough to say something"
     assert worth_reading(100, 1 << 20, ALONE, new, 1.0) == 100
     assert worth_reading(32_000, TOKEN, ALONE, new, 1.0, least=4096) == 4096, "less is not asked"
-    assert worth_reading(32_000, TOKEN, Beside(1, 0), new, 1.0) == 32_000, "the GPU is busy"
-    assert worth_reading(32_000, TOKEN, Beside(0, 1), new, 1.0) == 32_000
+    assert worth_reading(32_000, TOKEN, OtherWork(1, 0), new, 1.0) == 32_000, "the GPU is busy"
+    assert worth_reading(32_000, TOKEN, OtherWork(0, 1), new, 1.0) == 32_000
     new.reads(1.0, 1, 1 << 28)
     new.arrived(1.1, 1, 1 << 28)
     assert new.read_bytes_a_s == pytest.approx(10 << 28), "and that has said it"
@@ -59,13 +64,13 @@ def test_what_was_seen_long_ago_is_believed_if_it_speaks_for_the_drives() -> Non
     assert worth_reading(1000, TOKEN, ALONE, slow, 100.0) == 1000, "else it is tried anew"
     slow.reads(100.0, 7, 1 << 28)
     assert worth_reading(1000, TOKEN, ALONE, slow, 100.0) == 0, "by one"
-    assert worth_reading(32_000, TOKEN, Beside(0, 9), slow, 100.0) == 0, "whatever it says"
+    assert worth_reading(32_000, TOKEN, OtherWork(0, 9), slow, 100.0) == 0, "whatever it says"
     slow.arrived(100.1, 7, 1 << 28)
     assert slow.read_bytes_a_s == pytest.approx(10 << 28), "and what is old is forgotten"
 
 
 def test_a_request_that_is_aborted_says_nothing_about_the_drives() -> None:
-    found = Pace()
+    found = ThroughputEstimate()
     found.reads(0.0, 1, 1 << 28)
     found.forget(5.0, 1)
     found.reads(3600.0, 2, 1 << 28)
@@ -73,9 +78,9 @@ def test_a_request_that_is_aborted_says_nothing_about_the_drives() -> None:
     assert found.read_bytes_a_s == pytest.approx(10 << 28)
 
 
-def the_first_of_two() -> Pace:
+def the_first_of_two() -> ThroughputEstimate:
     """Of two promises of 1 GiB the first was heard after a second."""
-    found = Pace()
+    found = ThroughputEstimate()
     found.reads(0.0, 1, 1 << 30)
     found.reads(0.0, 2, 1 << 30)
     found.arrived(1.0, 1, 1 << 30)
@@ -107,18 +112,18 @@ def test_what_becomes_old_while_it_is_read_is_no_try() -> None:
 
 
 def test_a_part_of_a_try_and_one_of_no_time_say_nothing() -> None:
-    found = Pace()
+    found = ThroughputEstimate()
     found.reads(0.0, 1, 1 << 30)
     found.arrived(0.06, 1, 1 << 29)
     assert found.read_bytes_a_s == 0
-    found = Pace()
+    found = ThroughputEstimate()
     found.reads(0.0, 1, 1 << 28)
     found.arrived(0.02, 1, 1 << 28)
     assert found.read_bytes_a_s == 0
 
 
 def test_a_short_read_says_nothing_where_something_fresh_is_known() -> None:
-    found = Pace()
+    found = ThroughputEstimate()
     found.reads(0.0, 1, 1 << 30)
     found.arrived(1.0, 1, 1 << 30)
     found.reads(2.0, 2, 1 << 28)
@@ -143,25 +148,27 @@ def test_idle_drives_are_asked_when_they_are_faster_than_the_gpu() -> None:
 
 def test_a_busy_gpu_leaves_time_for_slower_drives() -> None:
     """25k tokens a second from the drives, 30k from the GPU, which has a second of work."""
-    found = worth_reading(1_000_000, TOKEN, Beside(30_000, 0), pace(30_000, 25_000 * TOKEN), 2.0)
+    found = worth_reading(1_000_000, TOKEN, OtherWork(30_000, 0), pace(30_000, 25_000 * TOKEN), 2.0)
     assert found == pytest.approx(75_000, rel=0.01), "in three seconds; the GPU takes half longer"
-    assert worth_reading(5000, TOKEN, Beside(30_000, 0), pace(30_000, 25_000 * TOKEN), 2.0) == 5000
+    assert (
+        worth_reading(5000, TOKEN, OtherWork(30_000, 0), pace(30_000, 25_000 * TOKEN), 2.0) == 5000
+    )
 
 
 def test_a_crowd_would_be_held_up_by_what_is_computed() -> None:
     """11k tokens a second from the drives, 30k from the GPU: three times as long, for one."""
     slow = pace(30_000, 11_000 * TOKEN)
-    found = [worth_reading(3000, TOKEN, Beside(0, others), slow, 2.0) for others in (0, 1, 2, 9)]
+    found = [worth_reading(3000, TOKEN, OtherWork(0, others), slow, 2.0) for others in (0, 1, 2, 9)]
     assert found == [0, 0, 3000, 3000]
     queue = pace(30_000, 11_000 * TOKEN, reading_bytes=6000 * TOKEN)
-    found = [worth_reading(3000, TOKEN, Beside(0, others), queue, 2.0) for others in (7, 8)]
+    found = [worth_reading(3000, TOKEN, OtherWork(0, others), queue, 2.0) for others in (7, 8)]
     assert found == [0, 3000], "it takes 0.82 s, and 0.78 or 0.88 s of theirs"
 
 
 def test_drives_that_seem_a_little_sooner_are_not_waited_for() -> None:
     assert worth_reading(32_000, TOKEN, ALONE, pace(20_000, 24_000 * TOKEN), 2.0) == 0
     assert worth_reading(32_000, TOKEN, ALONE, pace(20_000, 26_000 * TOKEN), 2.0) == 32_000
-    crowd = Beside(0, 1)
+    crowd = OtherWork(0, 1)
     assert worth_reading(32_000, TOKEN, crowd, pace(20_000, 12_000 * TOKEN), 2.0) == 32_000
 
 
@@ -169,13 +176,13 @@ def test_a_long_queue_at_the_drives_is_not_joined() -> None:
     fast = 4e9
     assert worth_reading(5000, TOKEN, ALONE, pace(20_000, fast, reading_bytes=int(fast)), 1.0) == 0
     assert (
-        worth_reading(5000, TOKEN, Beside(20_000, 0), pace(20_000, fast, int(fast) // 2), 1.0)
+        worth_reading(5000, TOKEN, OtherWork(20_000, 0), pace(20_000, fast, int(fast) // 2), 1.0)
         == 5000
     )
 
 
 def test_speed_is_seen_step_by_step_also_when_two_are_on_their_way() -> None:
-    found = Pace()
+    found = ThroughputEstimate()
     found.built(0.0, 1, 8192)
     found.built(0.001, 2, 8192)
     assert found.computing(0.002) == 2 * 8192, "how fast is not known"
@@ -191,7 +198,7 @@ def test_speed_is_seen_step_by_step_also_when_two_are_on_their_way() -> None:
 
 
 def test_an_engine_that_does_not_tell_is_not_believed() -> None:
-    found = Pace()
+    found = ThroughputEstimate()
     for step in range(100):
         found.built(step * 1.0, step, 4096)
     assert found.tokens_a_s == 0
@@ -199,7 +206,7 @@ def test_an_engine_that_does_not_tell_is_not_believed() -> None:
 
 def test_steps_that_nobody_hears_of_do_not_shift_the_others() -> None:
     """vLLM is silent about a step that computes nothing and has nothing to report."""
-    found = Pace()
+    found = ThroughputEstimate()
     for number in range(0, 40, 4):
         begun = number * 0.3
         found.built(begun, number, 0)
@@ -212,7 +219,7 @@ def test_steps_that_nobody_hears_of_do_not_shift_the_others() -> None:
 
 
 def test_what_the_gpu_has_in_hand_does_not_count_from_an_empty_step() -> None:
-    found = Pace()
+    found = ThroughputEstimate()
     found.built(0.0, 1, 8192)
     found.heard(0.16, 1)
     found.built(0.17, 2, 0)
@@ -221,7 +228,7 @@ def test_what_the_gpu_has_in_hand_does_not_count_from_an_empty_step() -> None:
 
 
 def test_an_engine_of_small_steps_is_no_reason_to_read_one_after_the_other() -> None:
-    found, now = Pace(), 0.0
+    found, now = ThroughputEstimate(), 0.0
     for number in range(100):
         found.built(now, number, 512)
         now += 0.05
@@ -234,7 +241,7 @@ def test_an_engine_of_small_steps_is_no_reason_to_read_one_after_the_other() -> 
 
 def test_what_comes_in_one_lump_says_nothing_about_the_drives() -> None:
     """Two promises heard in one step; the second is not read in the millisecond between them."""
-    found = Pace()
+    found = ThroughputEstimate()
     found.reads(0.0, 1, 1 << 30)
     found.reads(0.0, 2, 1 << 30)
     found.arrived(1.0, 1, 1 << 30)
@@ -246,7 +253,7 @@ def test_what_comes_in_one_lump_says_nothing_about_the_drives() -> None:
 
 
 def test_short_reads_add_up_and_pauses_between_them_do_not_count() -> None:
-    found = Pace()
+    found = ThroughputEstimate()
     for number in range(10):
         found.reads(float(number), number, 30 << 20)
         found.arrived(number + 0.03, number, 30 << 20)
@@ -254,7 +261,7 @@ def test_short_reads_add_up_and_pauses_between_them_do_not_count() -> None:
 
 
 def test_bandwidth_is_of_all_reads_together() -> None:
-    found = Pace()
+    found = ThroughputEstimate()
     found.reads(0.0, 1, 1 << 30)
     found.reads(0.0, 2, 1 << 30)
     found.arrived(0.5, 1, 1 << 30)
@@ -279,7 +286,7 @@ def test_what_is_read_is_there_before_it_would_have_been_computed(
     tokens: int, waiting: int, speed: float, bandwidth: float, reading: int
 ) -> None:
     seen = pace(speed, bandwidth, reading)
-    found = worth_reading(tokens, TOKEN, Beside(waiting, 0), seen, 2.0)
+    found = worth_reading(tokens, TOKEN, OtherWork(waiting, 0), seen, 2.0)
     assert 0 <= found <= tokens
     if found and seen.read_bytes_a_s:
         read_s = (reading + found * TOKEN) / seen.read_bytes_a_s

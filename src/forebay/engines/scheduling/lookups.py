@@ -9,10 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from forebay.engines.vllm.pages import Geometry
-from forebay.engines.vllm.scheduling.budget import ErrorBudget
-from forebay.engines.vllm.scheduling.split import Beside, Pace, least_read, worth_reading
-from forebay.engines.vllm.scheduling.tracked import Tracked
+from forebay.engines.geometry import Geometry
+from forebay.engines.scheduling.error_budget import ErrorBudget
+from forebay.engines.scheduling.load_or_recompute import (
+    OtherWork,
+    ThroughputEstimate,
+    least_read,
+    worth_reading,
+)
+from forebay.engines.scheduling.request import TrackedRequest
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import is_promise_for, is_ready_for
 from forebay.pool.messages import Ask, Cancel, Found, Lookup, Promise, Ready
@@ -27,7 +32,7 @@ _AGAIN_TOKENS: Final = 32_768
 Matched = tuple[int | None, bool]  # as vLLM wants it: tokens, or None to be asked again; async
 
 
-class Limits:
+class LoadLimits:
     """When a prefix is worth asking for, and how long a promise may take."""
 
     def __init__(
@@ -46,18 +51,18 @@ class Limits:
         self.promise_s = load_deadline_ms / 1000 + _GRACE_S
 
 
-class Asking:
+class Lookups:
     """What one engine asks its pool for. Owned by the scheduler's thread."""
 
     def __init__(
         self,
         pool: PoolSession,
         shape: Geometry,
-        limits: Limits,
+        limits: LoadLimits,
         *,
         budget: ErrorBudget,
         counts: Counter[str],
-        tracked: Mapping[str, Tracked],
+        tracked: Mapping[str, TrackedRequest],
     ) -> None:
         self.failed: Callable[[], None] = lambda: None  # told of every failure
         self.wait: Callable[[Callable[[], bool]], None] = lambda _: None  # for the pool, briefly
@@ -67,9 +72,9 @@ class Asking:
         self._budget = budget
         self._counts = counts
         self._tracked = tracked
-        self._by_number: dict[int, Tracked] = {}
+        self._by_number: dict[int, TrackedRequest] = {}
         self._numbers = 0
-        self._pace = Pace()
+        self._pace = ThroughputEstimate()
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -78,11 +83,11 @@ class Asking:
         return number in self._by_number
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> ThroughputEstimate:
         """How fast things are, as seen."""
         return self._pace
 
-    def look_up(self, tracked: Tracked) -> None:
+    def look_up(self, tracked: TrackedRequest) -> None:
         """See how much of a request is known."""
         if not tracked.wants_load or tracked.number or not self._pool.is_joined:
             return
@@ -98,7 +103,9 @@ class Asking:
         self._pool.post(Lookup(tracked.number, tracked.root.namespace, 0, keys))
         self._counts["lookups"] += 1
 
-    def matched(self, tracked: Tracked, computed: int, copying: Mapping[bytes, str]) -> Matched:
+    def matched(
+        self, tracked: TrackedRequest, computed: int, copying: Mapping[bytes, str]
+    ) -> Matched:
         """How many tokens beyond `computed` can be loaded; `copying` is on its way for requests."""
         if not self._pool.is_joined:
             return self._missed(tracked, "no_pool")
@@ -126,13 +133,13 @@ class Asking:
             return self.matched(tracked, computed, copying)
         return self._promised(tracked, first, computed)
 
-    def cancel(self, tracked: Tracked) -> None:
+    def cancel(self, tracked: TrackedRequest) -> None:
         """Forget a request's lookup; the pool forgets it too."""
         if tracked.number:
             self._pool.post(Cancel(tracked.number))
             self._forget(tracked)
 
-    def loaded(self, tracked: Tracked) -> int:
+    def loaded(self, tracked: TrackedRequest) -> int:
         """What was promised is coming, or will not; the lookup that is still to be released."""
         number = tracked.number
         if number:
@@ -142,7 +149,7 @@ class Asking:
     def pool_changed(self) -> None:
         """What another pool said means nothing."""
         self._by_number.clear()
-        self._pace = Pace()
+        self._pace = ThroughputEstimate()
 
     def heard(self, message: Found | Promise | Ready) -> None:
         """The pool has answered, or brought something."""
@@ -160,7 +167,7 @@ class Asking:
             whole = message.length == self._shape.chunk_bytes
             tracked.streamed[message.chunk] = message.offset if sound and whole else -1
 
-    def _found(self, tracked: Tracked, found: Found) -> None:
+    def _found(self, tracked: TrackedRequest, found: Found) -> None:
         if tracked.asked:
             return  # it has asked by what it knew then
         if tracked.found is not None and found.known < tracked.found.known:
@@ -172,7 +179,7 @@ class Asking:
         if not found.known:
             self._budget.answered()
 
-    def _unanswered(self, tracked: Tracked) -> Matched:
+    def _unanswered(self, tracked: TrackedRequest) -> Matched:
         """The pool has not answered within the limits: wait a little longer, or count a miss.
 
         It answers within a tenth of a millisecond, so no pure miss comes here on a machine that
@@ -185,14 +192,14 @@ class Asking:
         self.failed()
         return self._missed(tracked, "unanswered")
 
-    def _missed(self, tracked: Tracked, reason: str) -> Matched:
+    def _missed(self, tracked: TrackedRequest, reason: str) -> Matched:
         """Nothing to load; counted once a request, though the scheduler may ask often."""
         if not tracked.has_missed:
             tracked.has_missed = True
             self._counts[f"misses.{reason}"] += 1
         return 0, False
 
-    def _promised(self, tracked: Tracked, first: int, computed: int) -> Matched:
+    def _promised(self, tracked: TrackedRequest, first: int, computed: int) -> Matched:
         if not tracked.asked:
             if not self._may_wait(computed):
                 return self._missed(tracked, "too_many_asking")
@@ -215,7 +222,7 @@ class Asking:
             return self._missed(tracked, "promise_too_small")
         return tokens - computed, True
 
-    def _ask(self, tracked: Tracked, first: int, known: int) -> None:
+    def _ask(self, tracked: TrackedRequest, first: int, known: int) -> None:
         tracked.asked = True
         tracked.asked_at = time.monotonic()
         tracked.asked_first = first
@@ -233,7 +240,7 @@ class Asking:
         tokens = computed + sum(each.computed for each in asking)
         return len(asking) < _AGAIN_MAX and tokens <= _AGAIN_TOKENS
 
-    def _wanted(self, tracked: Tracked, first: int, computed: int) -> int:
+    def _wanted(self, tracked: TrackedRequest, first: int, computed: int) -> int:
         """Chunks, from the first of the prompt, that are here before they would be computed."""
         assert tracked.found is not None
         known, near = tracked.found.known, max(first, tracked.ready)
@@ -247,17 +254,17 @@ class Asking:
             known = near + worth // size
         return known
 
-    def _beside(self, tracked: Tracked, now: float) -> Beside:
+    def _beside(self, tracked: TrackedRequest, now: float) -> OtherWork:
         """Other requests that the GPU computes, or would if it could, not those that load."""
         others = [
             each
             for each in self._tracked.values()
             if each is not tracked and each.loading is None and not each.asked
         ]
-        return Beside(sum(map(_uncomputed, others)) + self._pace.computing(now), len(others))
+        return OtherWork(sum(map(_uncomputed, others)) + self._pace.computing(now), len(others))
 
     def _is_copied_for_another(
-        self, tracked: Tracked, first: int, copying: Mapping[bytes, str]
+        self, tracked: TrackedRequest, first: int, copying: Mapping[bytes, str]
     ) -> bool:
         """Whether what is missing is on its way into the KV cache: then it is a local hit soon.
 
@@ -271,12 +278,12 @@ class Asking:
         owner = copying.get(short(tracked.keys[at]))
         return owner is not None and owner != tracked.request.request_id
 
-    def _came(self, tracked: Tracked, first: int, count: int) -> None:
+    def _came(self, tracked: TrackedRequest, first: int, count: int) -> None:
         """Chunks have come; those that were not in DRAM say how fast the drives are."""
         far = max(0, first + count - max(first, tracked.ready))
         self._pace.arrived(time.monotonic(), tracked.number, far * self._shape.chunk_bytes)
 
-    def _checked(self, tracked: Tracked, promise: Promise) -> Promise:
+    def _checked(self, tracked: TrackedRequest, promise: Promise) -> Promise:
         """A promise, cut to nothing if it is not for exactly these chunks."""
         size = self._shape.chunk_bytes
         sound = (
@@ -290,12 +297,12 @@ class Asking:
         self.failed()
         return Promise(promise.request, promise.generation, promise.first, 0, [], [], b"")
 
-    def _forget(self, tracked: Tracked) -> None:
+    def _forget(self, tracked: TrackedRequest) -> None:
         self._pace.forget(time.monotonic(), tracked.number)
         self._by_number.pop(tracked.number, None)
         tracked.forget_lookup()
 
 
-def _uncomputed(tracked: Tracked) -> int:
+def _uncomputed(tracked: TrackedRequest) -> int:
     """Tokens of a prompt that the GPU has still to compute."""
     return max(0, tracked.request.num_prompt_tokens - tracked.request.num_computed_tokens)

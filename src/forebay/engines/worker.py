@@ -13,11 +13,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from forebay.engines.vllm.boundary import Boundary
-from forebay.engines.vllm.copies.contract import Copies, Load, Mapped, Store
-from forebay.engines.vllm.copies.host import HostCopies
-from forebay.engines.vllm.pages import Geometry, Pages, rows_of
-from forebay.engines.vllm.step import Report, Step
+from forebay.engines.boundary import Boundary
+from forebay.engines.copies.contract import Copies, LoadPart, Store, WorkerSlab
+from forebay.engines.copies.host import HostCopies
+from forebay.engines.copies.pages import Pages, rows_of
+from forebay.engines.geometry import Geometry
+from forebay.engines.step import StepPlan, WorkerReport
 from forebay.pool.client.session import PoolSession, join
 from forebay.pool.messages import Stats, StatsReply
 from forebay.sys.clock import Clock
@@ -27,7 +28,7 @@ _JOIN_S: Final = 1.0
 _log: Final = logging.getLogger("forebay")
 
 
-class WorkerSide:
+class WorkerConnector:
     """One worker's copies. Owned by the thread that drives the model."""
 
     def __init__(self, socket_path: str, shape: Geometry, clock: Clock) -> None:
@@ -39,27 +40,31 @@ class WorkerSide:
         self._copies: Copies | None = None
         self._session: PoolSession | None = None
         self._is_leaving = False  # the slab of this session, for another one
-        self._report = Report()
+        self._report = WorkerReport()
         self._under_way: Counter[str] = Counter()  # loads that are not coming yet, a request
-        self._coming: dict[str, list[Load]] = {}  # a request → loads of which the engine will hear
-        self._told: deque[tuple[int, list[Load]]] = deque()  # in which step, and what it heard of
+        self._coming: dict[
+            str, list[LoadPart]
+        ] = {}  # a request → loads of which the engine will hear
+        self._told: deque[tuple[int, list[LoadPart]]] = (
+            deque()
+        )  # in which step, and what it heard of
         self._last: set[str] = set()  # requests for which nothing more will come
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
-        self._begun: Step | None = None
+        self._begun: StepPlan | None = None
 
     def register(self, tensors: dict[str, Any], blocks: int) -> None:
         """The KV cache is there; ValueError if it is not what the engine declared."""
         self._copies = copies_for(self._shape, tensors, blocks)
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: StepPlan) -> None:
         """Before the forward: store what this step names; once, however often it is called."""
         if step is self._begun:
             return
         self._begun = step
         begun = self._clock.monotonic()
-        self._await_loads(step.heard)
+        self._await_loads(step.reported)
         self._report.step = step.number
         if step.generation:
             self._map(step)
@@ -73,7 +78,7 @@ class WorkerSide:
             self._copies.begin(step.number, stores, loads=bool(step.loads), freed=step.freed)
         self.counts["begin_us"] += round((self._clock.monotonic() - begun) * 1e6)
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoadPart) -> None:
         """Copy in what was promised to one request."""
         self._under_way[load.request] += 1
         if load.is_last:
@@ -83,7 +88,7 @@ class WorkerSide:
         else:
             self._copies.load(load)
 
-    def fail(self, load: Load) -> None:
+    def fail(self, load: LoadPart) -> None:
         """A load cannot be done: the engine computes these blocks itself."""
         self._failed.add(load.request)
         self._failed_blocks.update(block for piece in load.pieces for block in piece.blocks)
@@ -107,12 +112,12 @@ class WorkerSide:
         blocks, self._failed_blocks = self._failed_blocks, set()
         return blocks
 
-    def take_report(self) -> Report | None:
+    def take_report(self) -> WorkerReport | None:
         """What was done since the last call, and in which step."""
         self._poll()
-        if self._report == Report():
+        if self._report == WorkerReport():
             return None
-        report, self._report = self._report, Report()
+        report, self._report = self._report, WorkerReport()
         return report
 
     def take_counts(self) -> dict[str, int]:
@@ -150,14 +155,14 @@ class WorkerSide:
             self.counts["loaded.bytes"] += blocks * self._shape.block_bytes
             self._report.over[load.serial] = 1
 
-    def _await_loads(self, heard: int) -> None:
+    def _await_loads(self, reported: int) -> None:
         """A step may use whatever the engine had heard of: its forward waits for that."""
-        while self._told and self._told[0][0] <= heard:
+        while self._told and self._told[0][0] <= reported:
             _, loads = self._told.popleft()
             if self._copies is not None:
                 self._copies.await_loads(loads)
 
-    def _comes(self, load: Load) -> None:
+    def _comes(self, load: LoadPart) -> None:
         """One of a request's loads is settled; with the last of them the engine hears of it."""
         if load.failed:
             self._failed.add(load.request)
@@ -180,7 +185,7 @@ class WorkerSide:
             and not self._is_leaving
         )
 
-    def _map(self, step: Step) -> None:
+    def _map(self, step: StepPlan) -> None:
         """Have this step's slab mapped, unless loads of an older one are in it."""
         if self._copies is None or self._is_mapped(step.generation):
             return
@@ -202,7 +207,7 @@ class WorkerSide:
         assert slab is not None
         memory = np.frombuffer(slab.memory, dtype=np.uint8)
         cap_bytes = _cap_bytes(session, now + _JOIN_S)
-        self._copies.attach(Mapped(session.generation, memory, slab.arena_bytes, cap_bytes))
+        self._copies.attach(WorkerSlab(session.generation, memory, slab.arena_bytes, cap_bytes))
 
     def _unmap(self) -> None:
         if self._session is not None and not self._session.close():
@@ -215,22 +220,22 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
     if next(iter(tensors.values())).device.type != "cuda":
         return HostCopies(Pages(shape, tensors, blocks))
     # Only here is there a GPU to import them for.
-    from forebay.engines.vllm.copies.cuda import CudaDriver  # noqa: PLC0415
-    from forebay.engines.vllm.copies.pointers import Rack  # noqa: PLC0415
-    from forebay.engines.vllm.copies.streamed import StreamedCopies  # noqa: PLC0415
+    from forebay.engines.copies.cuda import CudaDriver  # noqa: PLC0415
+    from forebay.engines.copies.pointers import PageTable  # noqa: PLC0415
+    from forebay.engines.copies.streamed import StreamedCopies  # noqa: PLC0415
 
     rows = [rows_of(tensors[layer], blocks, shape.page_bytes) for layer in shape.layers]
     layers = [(row.data_ptr(), row.stride(0)) for row in rows]
-    rack = Rack.of(layers, shape.page_bytes, blocks)
+    page_table = PageTable.of(layers, shape.page_bytes, blocks)
     plain = partial(CudaDriver, rows[0].device, 0)  # copy engines alone
 
     def compiled() -> CudaDriver:
         driver = CudaDriver(rows[0].device)
-        driver.warm(rack.page_bytes)
+        driver.warm(page_table.page_bytes)
         return driver
 
-    driver = Boundary().call(plain, compiled) if rack.is_aligned else plain()
-    return StreamedCopies(driver, rack, slot_bytes_for(shape.chunk_bytes))
+    driver = Boundary().call(plain, compiled) if page_table.is_aligned else plain()
+    return StreamedCopies(driver, page_table, slot_bytes_for(shape.chunk_bytes))
 
 
 def _cap_bytes(session: PoolSession, until: float) -> int:

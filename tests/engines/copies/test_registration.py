@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from tests.engines.vllm.copies.simulated import SimulatedDriver
+from tests.engines.copies.simulated import SimulatedDriver
 from tests.poolside import wait_until
 
-from forebay.engines.vllm.copies import registration
-from forebay.engines.vllm.copies.contract import Load, Mapped, Piece
-from forebay.engines.vllm.copies.pointers import Rack
-from forebay.engines.vllm.copies.registration import Registration
-from forebay.engines.vllm.copies.streamed import StreamedCopies
+from forebay.engines.copies import registration
+from forebay.engines.copies.contract import LoadPart, Piece, WorkerSlab
+from forebay.engines.copies.pointers import PageTable
+from forebay.engines.copies.registration import Registration
+from forebay.engines.copies.streamed import StreamedCopies
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 ARENA, ARENAS = 1 << 18, 4
@@ -38,7 +38,7 @@ class Slab:
         self.driver = SimulatedDriver(register_s=register_s)
         self.memory = np.zeros(arenas * ARENA, dtype=np.uint8)
         self.changed = Counting()
-        slab = Mapped(1, self.memory, ARENA, cap_bytes)
+        slab = WorkerSlab(1, self.memory, ARENA, cap_bytes)
         self.registration = Registration(self.driver, slab, SLOT, self.changed, span_bytes)
 
     @property
@@ -119,7 +119,7 @@ def test_what_cannot_be_registered_is_not_counted(
 def test_arenas_too_small_for_a_slot_are_left_alone() -> None:
     driver, changed = SimulatedDriver(), threading.Condition()
     memory = np.zeros(SLOT, dtype=np.uint8)
-    made = Registration(driver, Mapped(1, memory, SLOT // 2, SLOT), SLOT, changed)
+    made = Registration(driver, WorkerSlab(1, memory, SLOT // 2, SLOT), SLOT, changed)
     with changed:
         made.leave()
     wait_until(made.has_left, "a registration that has left")
@@ -180,15 +180,15 @@ def load() -> Iterator[Callable[[Stamped, int, int], float]]:
 
     def begin(driver: Stamped, first: int, count: int) -> float:
         cache = np.zeros((1, 8, SLOT), dtype=np.uint8)
-        copies = StreamedCopies(driver, Rack.of([(cache.ctypes.data, SLOT)], SLOT, 8), SLOT)
+        copies = StreamedCopies(driver, PageTable.of([(cache.ctypes.data, SLOT)], SLOT, 8), SLOT)
         made.append((copies, driver, cache))  # as long as it is copied into
         memory = np.zeros(40 * ARENA, dtype=np.uint8)
-        copies.attach(Mapped(1, memory, ARENA, memory.nbytes))
+        copies.attach(WorkerSlab(1, memory, ARENA, memory.nbytes))
         wait_until(lambda: copies.reach_bytes > 0, "the first span")
         copies.begin(1, [], loads=True, freed=0)
         pieces = [Piece((first + n) * ARENA, 0, [n % 8]) for n in range(count)]
         told = time.monotonic()
-        copies.load(Load("r", 1, pieces, True))
+        copies.load(LoadPart("r", 1, pieces, True))
         wait_until(lambda: bool(driver.launched), "a load on the wire")
         return told
 

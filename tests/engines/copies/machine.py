@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-from tests.engines.vllm.copies.simulated import SimulatedDriver
+from tests.engines.copies.simulated import SimulatedDriver
 
-from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store
-from forebay.engines.vllm.copies.pointers import Rack
-from forebay.engines.vllm.copies.streamed import StreamedCopies
-from forebay.engines.vllm.step import EVERYTHING
+from forebay.engines.copies.contract import FinishedCopies, LoadPart, Piece, Store, WorkerSlab
+from forebay.engines.copies.pointers import PageTable
+from forebay.engines.copies.streamed import StreamedCopies
+from forebay.engines.step import EVERYTHING
 
 PAGE, LAYERS, BLOCKS, CHUNK_BLOCKS = 4096, 3, 32, 2
 CHUNK = PAGE * LAYERS * CHUNK_BLOCKS
@@ -32,8 +32,8 @@ class Machine:
         self.cache = np.zeros((LAYERS, BLOCKS, PAGE), dtype=np.uint8)
         self.memory = np.zeros(8 * ARENA, dtype=np.uint8)
         layers = [(layer.ctypes.data, PAGE) for layer in self.cache]
-        self.copies = StreamedCopies(driver, Rack.of(layers, PAGE, BLOCKS), SLOT)
-        self.slab = Mapped(1, self.memory, ARENA, cap_arenas * ARENA)
+        self.copies = StreamedCopies(driver, PageTable.of(layers, PAGE, BLOCKS), SLOT)
+        self.slab = WorkerSlab(1, self.memory, ARENA, cap_arenas * ARENA)
         self.copies.attach(self.slab)
         self.steps = 0
 
@@ -49,10 +49,12 @@ class Machine:
     def store(self, chunk: int, number: int, *, is_loose: bool = False) -> Store:
         return Store(1, Piece(slot(number), 0, self.blocks(chunk)), is_loose)
 
-    def load(self, chunk: int, number: int, request: str = "r", *, last: bool = True) -> Load:
-        return Load(request, 1, [Piece(slot(number), 0, self.blocks(chunk))], last)
+    def load(self, chunk: int, number: int, request: str = "r", *, last: bool = True) -> LoadPart:
+        return LoadPart(request, 1, [Piece(slot(number), 0, self.blocks(chunk))], last)
 
-    def step(self, *stores: Store, loads: tuple[Load, ...] = (), freed: int = EVERYTHING) -> None:
+    def step(
+        self, *stores: Store, loads: tuple[LoadPart, ...] = (), freed: int = EVERYTHING
+    ) -> None:
         self.steps += 1
         self.copies.begin(self.steps, stores, loads=bool(loads), freed=freed)
         for load in loads:
@@ -67,9 +69,9 @@ class Machine:
     def fill(self, number: int, value: int) -> None:
         self.memory[slot(number) : slot(number) + CHUNK] = value
 
-    def done(self, count: int) -> Done:
+    def done(self, count: int) -> FinishedCopies:
         """What has ended, once so much has."""
-        found = Done()
+        found = FinishedCopies()
         until = time.monotonic() + 10
         while time.monotonic() < until:
             more = self.copies.take_done()
@@ -84,9 +86,9 @@ class Machine:
             time.sleep(0.002)
         raise AssertionError(f"not {count} ended, but {found}")
 
-    def coming(self, count: int) -> list[Load]:
+    def coming(self, count: int) -> list[LoadPart]:
         """Loads that are coming, once there are so many."""
-        found: list[Load] = []
+        found: list[LoadPart] = []
         until = time.monotonic() + 10
         while len(found) < count:
             assert time.monotonic() < until

@@ -16,11 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from forebay.engines.vllm.boundary import Boundary, BrokenError
-from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Store
-from forebay.engines.vllm.copies.driver import Driver, Event, Stream
-from forebay.engines.vllm.copies.pointers import Rack, Rows
-from forebay.engines.vllm.copies.registration import Registration
+from forebay.engines.boundary import Boundary, BrokenError
+from forebay.engines.copies.contract import FinishedCopies, LoadPart, Store, WorkerSlab
+from forebay.engines.copies.driver import Driver, Event, Stream
+from forebay.engines.copies.pointers import JobBlocks, PageTable
+from forebay.engines.copies.registration import Registration
 
 _SUBMIT_S: Final = 5.0  # a thread that has not submitted by then is given up, and the tier with it
 _REACH_S: Final = 20.0  # a load whose memory is not registered by then has failed
@@ -36,13 +36,13 @@ class _Job:
     """Stores or one load, on the way."""
 
     stores: list[Store]
-    load: Load | None
+    load: LoadPart | None
     after: list[Event]
     told: float  # monotonic
     deadline: float  # likewise
     offsets: list[int]  # of its slots
     step: int = 0  # of stores
-    rows: Rows | None = None  # once it is being submitted
+    rows: JobBlocks | None = None  # once it is being submitted
     next_row: int = 0
     begun: Event | None = None  # before its first page
     event: Event | None = None  # behind it, once all of it is submitted
@@ -54,13 +54,13 @@ class _Job:
 class StreamedCopies:
     """See Copies. `_changed` guards the queues, the jobs in them and the registration."""
 
-    def __init__(self, driver: Driver, rack: Rack, slot_bytes: int) -> None:
+    def __init__(self, driver: Driver, page_table: PageTable, slot_bytes: int) -> None:
         self.boundary = Boundary()
         self._driver = driver
-        self._rack = rack
+        self._page_table = page_table
         self._slot_bytes = slot_bytes
         self._changed = threading.Condition()
-        self._slab: Mapped | None = None
+        self._slab: WorkerSlab | None = None
         self._registration: Registration | None = None
         self._store_stream = driver.stream(is_urgent=False)
         self._load_stream = driver.stream(is_urgent=True)
@@ -70,7 +70,7 @@ class StreamedCopies:
         self._flying: deque[_Job] = deque()  # stores that are submitted, in order
         self._landing: deque[_Job] = deque()  # loads that are submitted, in order
         self._owed: list[_Job] = []  # loads that failed though the engine had heard of them
-        self._done = Done()
+        self._done = FinishedCopies()
         self._is_off = False  # given up for good
         self._is_closing = False
         # Of the model's thread alone.
@@ -81,7 +81,7 @@ class StreamedCopies:
 
     # The slab comes and goes.
 
-    def attach(self, slab: Mapped) -> None:
+    def attach(self, slab: WorkerSlab) -> None:
         """See Copies."""
         assert self._slab is None
         with self._changed:
@@ -125,7 +125,7 @@ class StreamedCopies:
         if len(stores) > len(loose):
             self._queue_stores(step, [store for store in stores if not store.is_loose])
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoadPart) -> None:
         """See Copies."""
         after = [self._computed] if self._fence is None else [self._computed, self._fence]
         offsets = [piece.offset for piece in load.pieces]
@@ -143,7 +143,7 @@ class StreamedCopies:
                 self._loads.append(job)
                 self._changed.notify_all()
 
-    def await_loads(self, loads: Sequence[Load]) -> None:
+    def await_loads(self, loads: Sequence[LoadPart]) -> None:
         """See Copies."""
         wanted = {id(load) for load in loads}
 
@@ -163,12 +163,12 @@ class StreamedCopies:
             if job.failed:
                 self._pay(job, compute)
 
-    def take_done(self) -> Done:
+    def take_done(self) -> FinishedCopies:
         """See Copies."""
         self._land()
         with self._changed:
             self._announce()
-            done, self._done = self._done, Done()
+            done, self._done = self._done, FinishedCopies()
         return done
 
     def close(self) -> None:
@@ -241,8 +241,8 @@ class StreamedCopies:
     def _copy_at_once(self, job: _Job, compute: Stream) -> bool:
         assert job.load is not None
         assert self._slab is not None
-        job.rows = self._rack.rows(job.load.pieces, self._slab.memory)
-        batch = self._rack.batch(job.rows, 0, job.rows.total)
+        job.rows = self._page_table.rows(job.load.pieces, self._slab.memory)
+        batch = self._page_table.batch(job.rows, 0, job.rows.total)
         # A kernel may be what failed, and copy engines take no batch on the default stream.
         self._driver.wait(self._load_stream, self._driver.record(compute))
         job.begun = self._driver.record(self._load_stream)
@@ -278,7 +278,7 @@ class StreamedCopies:
             assert job.load is not None
             blocks = sum(len(piece.blocks) for piece in job.load.pieces)
             begun = job.next_row if job.event is None else 0  # the wire keeps up with these
-            left_bytes += (blocks - begun) * self._rack.block_bytes
+            left_bytes += (blocks - begun) * self._page_table.block_bytes
             if left_bytes > COMING_BYTES:
                 return
             self._comes(job)
@@ -366,13 +366,13 @@ class StreamedCopies:
         stream = self._load_stream if is_load else self._store_stream
         if job.rows is None:
             pieces = job.load.pieces if job.load is not None else [s.piece for s in job.stores]
-            job.rows = self._rack.rows(pieces, self._slab.memory)
+            job.rows = self._page_table.rows(pieces, self._slab.memory)
             for event in job.after:
                 self._driver.wait(stream, event)
             job.begun = self._driver.record(stream)
-        pages = self._driver.pages_a_call(self._rack.page_bytes, inward=is_load)
-        stop = min(job.rows.total, job.next_row + max(1, pages // len(self._rack.bases)))
-        batch = self._rack.batch(job.rows, job.next_row, stop)
+        pages = self._driver.pages_a_call(self._page_table.page_bytes, inward=is_load)
+        stop = min(job.rows.total, job.next_row + max(1, pages // len(self._page_table.bases)))
+        batch = self._page_table.batch(job.rows, job.next_row, stop)
         self._driver.copy(stream, batch, inward=is_load)
         job.next_row = stop
         return stop == job.rows.total

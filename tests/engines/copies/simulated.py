@@ -11,7 +11,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from forebay.engines.vllm.copies.pointers import Batch
+from forebay.engines.copies.pointers import Batch
 
 
 class SimulatedStream:

@@ -4,12 +4,12 @@ import threading
 from typing import Any
 
 import pytest
-from tests.engines.vllm.copies.machine import LATE_S, LAYERS, Machine, Make
+from tests.engines.copies.machine import LATE_S, LAYERS, Machine, Make
 from tests.poolside import wait_until
 
-from forebay.engines.vllm.boundary import Boundary, BrokenError
-from forebay.engines.vllm.copies import streamed
-from forebay.engines.vllm.copies.contract import Done, Load
+from forebay.engines.boundary import Boundary, BrokenError
+from forebay.engines.copies import streamed
+from forebay.engines.copies.contract import FinishedCopies, LoadPart
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 
@@ -27,7 +27,7 @@ def test_a_batch_that_fails_is_a_miss(make: Make) -> None:
     assert len(done.missed) == len(done.failed) == 1
 
 
-def told_and_failed(machine: Machine) -> Load:
+def told_and_failed(machine: Machine) -> LoadPart:
     """A load of which the engine has heard before its copies could not be submitted."""
     load, copy = machine.load(3, 5), machine.driver.copy
     machine.fill(5, 9)
@@ -55,7 +55,7 @@ def test_a_coming_load_that_fails_is_copied_before_a_forward_is_built_on_it(
     if is_seen:
         wait_until(lambda: machine.copies._landing, "it to fail")
         machine.driver.settle()
-        assert machine.copies.take_done() == Done(), "it is neither loaded nor failed"
+        assert machine.copies.take_done() == FinishedCopies(), "it is neither loaded nor failed"
         assert not machine.copies.detach(), "the slab is needed"
     machine.driver.forward(machine.write(3, 7), LATE_S)  # of whom these blocks were before
     machine.copies.await_loads([load])

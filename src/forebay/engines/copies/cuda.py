@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from forebay.engines.vllm.copies.driver import Event, Stream
-from forebay.engines.vllm.copies.pointers import Batch
+from forebay.engines.copies.driver import Event, Stream
+from forebay.engines.copies.pointers import Batch
 from forebay.sys.memory import populate
 
 # Measured, see docs/benchmarks.md: below the first, copy engines give less than half the wire;
@@ -55,7 +55,7 @@ class CudaDriver:
     def warm(self, page_bytes: int) -> None:
         """Compile what pages of this size need, before anyone waits for it."""
         if self._is_gathered(page_bytes, inward=True):
-            from forebay.engines.vllm.copies import gather  # noqa: PLC0415
+            from forebay.engines.copies import gather  # noqa: PLC0415
 
             both = torch.empty((2, page_bytes), dtype=torch.uint8, device=self._device)
             pair = np.array([[row.data_ptr()] * 2 for row in both], dtype=np.int64)
@@ -102,7 +102,7 @@ class CudaDriver:
             sources, targets = targets, sources
         with torch.cuda.stream(stream):
             if self._is_gathered(batch.page_bytes, inward=inward) and not by_engine:
-                from forebay.engines.vllm.copies import gather  # noqa: PLC0415 - compiles
+                from forebay.engines.copies import gather  # noqa: PLC0415 - compiles
 
                 gather.copy_pages(sources, targets, batch.page_bytes)
             else:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forebay.engines.vllm.copies.contract import Piece
+from forebay.engines.copies.contract import Piece
 
 
 class Batch(NamedTuple):
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     page_bytes: int
 
 
-class Rows(NamedTuple):
+class JobBlocks(NamedTuple):
     """Blocks of one job."""
 
     blocks: Any  # int64, ids
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rack:
+class PageTable:
     """Where all pages of a KV cache lie."""
 
     bases: Any  # int64, a layer: the address of its block 0
@@ -45,7 +45,7 @@ class Rack:
     blocks: int
 
     @classmethod
-    def of(cls, layers: Sequence[tuple[int, int]], page_bytes: int, blocks: int) -> "Rack":
+    def of(cls, layers: Sequence[tuple[int, int]], page_bytes: int, blocks: int) -> "PageTable":
         """From each layer's address and stride, in the order in which they lie in a slot."""
         bases = np.array([base for base, _ in layers], dtype=np.int64)
         strides = np.array([stride for _, stride in layers], dtype=np.int64)
@@ -64,7 +64,7 @@ class Rack:
         """All layers of one block."""
         return self.page_bytes * len(self.bases)
 
-    def rows(self, pieces: Sequence[Piece], memory: Any) -> Rows:
+    def rows(self, pieces: Sequence[Piece], memory: Any) -> JobBlocks:
         """The blocks of these pieces; a piece that lies outside is a bug, never a copy."""
         counts = np.fromiter((len(piece.blocks) for piece in pieces), np.int64, len(pieces))
         total = int(counts.sum())
@@ -79,9 +79,9 @@ class Rack:
             assert 0 <= int(blocks.min()) <= int(blocks.max()) < self.blocks, "a block id"
             assert int(offsets.min()) >= 0, "an offset in the slab"
             assert int(offsets.max()) + size <= memory.nbytes, "an offset in the slab"
-        return Rows(blocks, memory.ctypes.data + offsets)
+        return JobBlocks(blocks, memory.ctypes.data + offsets)
 
-    def batch(self, rows: Rows, start: int, stop: int) -> Batch:
+    def batch(self, rows: JobBlocks, start: int, stop: int) -> Batch:
         """All pages of blocks [start, stop) of these rows."""
         blocks, slots = rows.blocks[start:stop, None], rows.slots[start:stop, None]
         pages = self.bases + blocks * self.strides

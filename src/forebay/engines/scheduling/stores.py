@@ -10,18 +10,18 @@ forward of the very next step; if the pool has not answered by then, it is dropp
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-from forebay.engines.vllm.copies.contract import Piece, Store
-from forebay.engines.vllm.pages import Geometry
-from forebay.engines.vllm.scheduling.tracked import OFFER_CHUNKS_MAX, Tracked
-from forebay.engines.vllm.step import Report
+from forebay.engines.copies.contract import Piece, Store
+from forebay.engines.geometry import Geometry
+from forebay.engines.scheduling.request import OFFER_CHUNKS_MAX, TrackedRequest
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Abort, Answer, Commit, Reserve, Reserved, Run
 from forebay.record.header import ROOT
 
+Slot: TypeAlias = tuple[int, int]  # generation of the slab, offset in it
 _ANSWER_S: Final = 1.0
 _COPY_S: Final = 30.0
 _AGAIN_S: Final = 0.02  # before a chunk that found no slot is offered again
@@ -32,7 +32,7 @@ _AGAIN_CHUNKS: Final = 8  # then so many of its request, and twice as many with 
 class _Offer:
     """One chunk that the pool was asked a slot for."""
 
-    tracked: Tracked
+    tracked: TrackedRequest
     chunk: int
     piece: Piece  # its offset is filled in by the answer
     is_loose: bool = False  # its blocks are free: now or never
@@ -48,7 +48,7 @@ class _Batch:
     deadline: float  # monotonic; a pool that has not answered by then is not waited for
 
 
-class Storing:
+class EngineStores:
     """Offers, copies and commits. Owned by the scheduler's thread."""
 
     def __init__(self, pool: PoolSession, shape: Geometry, counts: Counter[str]) -> None:
@@ -58,7 +58,7 @@ class Storing:
         self._batches: deque[_Batch] = deque()  # not answered yet
         self._numbers = 0
         self._ready: list[_Offer] = []  # answered with a slot, not told to the workers yet
-        self._copying: dict[tuple[int, int], float] = {}  # told to the workers → until when
+        self._copying: dict[Slot, float] = {}  # told to the workers → until when
         self._told: dict[str, int] = {}  # a request that lives → the step that last stored of it
 
     @property
@@ -77,11 +77,29 @@ class Storing:
         offers = (offer for batch in self._batches for offer in batch.offers)
         return any(offer.is_loose and not offer.is_lost for offer in offers)
 
-    def awaits(self, tracked: Tracked) -> bool:
+    def awaits(self, tracked: TrackedRequest) -> bool:
         """Whether an offer of this request's chunks has not been answered."""
         return any(tracked is offer.tracked for batch in self._batches for offer in batch.offers)
 
-    def offer(self, completed: Iterable[Tracked]) -> None:
+    def completed(self, computed: Iterable[tuple[TrackedRequest, int]]) -> Iterator[TrackedRequest]:
+        """Requests with a new whole chunk, given those of a step and the tokens they have then."""
+        size, now = self._shape.chunk_tokens, time.monotonic()
+        for tracked, tokens in computed:
+            if not tracked.wants_store or now < tracked.offer_at:
+                continue
+            so_far = max(tracked.stored, tracked.offered)
+            if tokens // size <= so_far:
+                continue
+            tracked.extend()
+            whole = min(tokens // size, len(tracked.keys))
+            if whole <= so_far:
+                continue
+            if tracked.offer_chunks < OFFER_CHUNKS_MAX and self.awaits(tracked):
+                continue  # what follows a chunk that finds no slot finds none either
+            tracked.offered = min(whole, so_far + tracked.offer_chunks)
+            yield tracked
+
+    def offer(self, completed: Iterable[TrackedRequest]) -> None:
         """Ask slots for what this step computes, in one message."""
         runs: list[Run] = []
         offers: list[_Offer] = []
@@ -167,9 +185,9 @@ class Storing:
                 if offer.tracked.request.request_id == request_id:
                     offer.is_loose = True
 
-    def stored(self, report: Report) -> None:
-        """The workers have copied."""
-        for slots, message in ((report.stored, Commit), (report.missed, Abort)):
+    def stored(self, stored: Collection[Slot], missed: Collection[Slot]) -> None:
+        """The workers have copied into these slots, and could not copy into those."""
+        for slots, message in ((stored, Commit), (missed, Abort)):
             mine = [slot for slot in slots if slot in self._copying]
             for slot in mine:
                 del self._copying[slot]

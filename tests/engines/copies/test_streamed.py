@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engines.vllm.copies.machine import (
+from tests.engines.copies.machine import (
     ARENA,
     CHUNK,
     LATE_S,
@@ -23,8 +23,8 @@ from tests.engines.vllm.copies.machine import (
 )
 from tests.poolside import wait_until
 
-from forebay.engines.vllm.copies import streamed
-from forebay.engines.vllm.copies.contract import Load, Piece, Store
+from forebay.engines.copies import streamed
+from forebay.engines.copies.contract import LoadPart, Piece, Store
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 
@@ -47,7 +47,7 @@ def test_bytes_come_back(make: Make) -> None:
 def test_part_of_a_chunk_lands_in_its_blocks_alone(make: Make) -> None:
     machine = make()
     machine.memory[: CHUNK // 2], machine.memory[CHUNK // 2 : CHUNK] = 1, 2
-    machine.step(loads=(Load("r", 1, [Piece(0, 1, [7])], is_last=True),))
+    machine.step(loads=(LoadPart("r", 1, [Piece(0, 1, [7])], is_last=True),))
     machine.done(1)
     assert set(machine.cache[:, 7].ravel().tolist()) == {2}
     assert machine.cache.sum() == 2 * PAGE * LAYERS
@@ -251,7 +251,7 @@ def test_a_load_of_many_batches_makes_way_for_stores_that_are_waited_for(make: M
             wait_until(lambda: machine.copies._is_hurried, "someone to wait for stores", 10)
 
     machine.driver.on_submitted = midway
-    many = Load("r", 1, [Piece(slot(9), 0, [0, 1])] * 400, is_last=True)
+    many = LoadPart("r", 1, [Piece(slot(9), 0, [0, 1])] * 400, is_last=True)
     with machine.copies._changed:  # the thread that submits sees all of it at once
         machine.step(machine.store(4, 1), loads=(many,))
     wait_until(lambda: len(submitted) == 20, "a part of the load")

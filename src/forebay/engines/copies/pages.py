@@ -9,37 +9,12 @@ do not have that geometry are refused.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from forebay.engines.vllm.copies.contract import Bytes, Piece
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """The shape of a chunk's bytes, as the engine declares it."""
-
-    layers: tuple[str, ...]  # in the order in which they lie in a slot
-    page_bytes: int  # of one layer of one block
-    block_tokens: int
-    chunk_blocks: int
-
-    @property
-    def block_bytes(self) -> int:
-        """All layers of one block."""
-        return self.page_bytes * len(self.layers)
-
-    @property
-    def chunk_bytes(self) -> int:
-        """A chunk's payload."""
-        return self.block_bytes * self.chunk_blocks
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens in a chunk."""
-        return self.block_tokens * self.chunk_blocks
+from forebay.engines.copies.contract import Bytes, Piece
+from forebay.engines.geometry import Geometry
 
 
 class Pages:

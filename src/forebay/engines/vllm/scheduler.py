@@ -10,18 +10,19 @@ scheduler and the pool.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from forebay.engines.vllm.boundary import Boundary
-from forebay.engines.vllm.pages import Geometry
-from forebay.engines.vllm.scheduling.asking import Asking, Limits, Matched
-from forebay.engines.vllm.scheduling.budget import ErrorBudget
-from forebay.engines.vllm.scheduling.loads import Loads
-from forebay.engines.vllm.scheduling.storing import Storing
-from forebay.engines.vllm.scheduling.tracked import OFFER_CHUNKS_MAX, Tracked
-from forebay.engines.vllm.step import Report, Step
+from forebay.engines.boundary import Boundary
+from forebay.engines.geometry import Geometry
+from forebay.engines.scheduling.error_budget import ErrorBudget
+from forebay.engines.scheduling.loads import EngineLoads
+from forebay.engines.scheduling.lookups import LoadLimits, Lookups, Matched
+from forebay.engines.scheduling.request import TrackedRequest
+from forebay.engines.scheduling.stores import EngineStores
+from forebay.engines.step import WorkerReport
+from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Committed, Found, PoolMessage, Promise, Ready, Reserved
@@ -31,17 +32,17 @@ _JOIN_S: Final = 2.0
 _log: Final = logging.getLogger("forebay")
 
 
-class SchedulerSide:
+class SchedulerConnector:
     """One engine's plans. Owned by the scheduler's thread."""
 
-    def __init__(self, session: PoolSession, shape: Geometry, limits: Limits) -> None:
+    def __init__(self, session: PoolSession, shape: Geometry, limits: LoadLimits) -> None:
         self.counts: Counter[str] = Counter()
         self.budget = ErrorBudget()
         self.root: ChainRoot | None = None  # None: the identity is not known yet, share nothing
         self._pool = session
         self._shape = shape
-        self._tracked: dict[str, Tracked] = {}
-        self._asking = Asking(
+        self._tracked: dict[str, TrackedRequest] = {}
+        self._asking = Lookups(
             session,
             shape,
             limits,
@@ -50,8 +51,8 @@ class SchedulerSide:
             tracked=self._tracked,
         )
         self._asking.failed, self._asking.wait = self.failed, self._wait
-        self._loads = Loads(session, shape, self._asking, self.counts)
-        self._storing = Storing(session, shape, self.counts)
+        self._loads = EngineLoads(session, shape, self._asking, self.counts)
+        self._storing = EngineStores(session, shape, self.counts)
         self._steps = 0  # built so far
         self._wait_left_s = _STEP_WAIT_S
         self._heard = 0  # the last step of which the workers have told
@@ -64,7 +65,7 @@ class SchedulerSide:
         """A request is new: see how much of it is known."""
         if self.root is None or request.request_id in self._tracked:
             return
-        tracked = Tracked(request, self._shape, _salted(self.root, request))
+        tracked = TrackedRequest(request, self._shape, _salted(self.root, request))
         tracked.wants_load = not getattr(request, "skip_reading_prefix_cache", False)
         tracked.wants_store = tracked.wants_load = tracked.wants_load and not _foreign(request)
         if not tracked.wants_store:
@@ -102,7 +103,7 @@ class SchedulerSide:
 
     # A step is built.
 
-    def build(self, output: Any, boundary: Boundary) -> Step:
+    def build(self, output: Any, boundary: Boundary) -> StepMetadata:
         """What the workers have to do in this step."""
         step = boundary.call(self._lost_track, lambda: self.begin_step(output))
         # A mistake in what is stored must not lose what the engine waits for.
@@ -110,7 +111,7 @@ class SchedulerSide:
         boundary.call(drop_loose, lambda: self.add_stores(step, output))
         return step
 
-    def begin_step(self, output: Any) -> Step:
+    def begin_step(self, output: Any) -> StepMetadata:
         """What the workers have to load in this step; the engine waits for it: it comes first."""
         self._steps += 1
         self._asking.pace.built(time.monotonic(), self._steps, output.total_num_scheduled_tokens)
@@ -120,31 +121,33 @@ class SchedulerSide:
         self._follow(output)
         gone = (*output.finished_req_ids, *(output.preempted_req_ids or ()))
         freed = max(map(self._storing.freed, gone), default=0)
-        step = Step(self._steps, self._heard, freed, self._pool.engine, self._pool.generation)
+        step = StepMetadata(
+            self._steps, self._heard, freed, self._pool.engine, self._pool.generation
+        )
         step.loads = list(self._loads.told(self._tracked))
         self._wait_left_s, self._is_fresh = _STEP_WAIT_S, False  # for the stores
         return step
 
-    def add_stores(self, step: Step, output: Any) -> None:
+    def add_stores(self, step: StepMetadata, output: Any) -> None:
         """What the workers have to store in this step, and what to offer for the next."""
         if self._storing.must_hear:
             self._wait(lambda: not self._storing.must_hear)
         step.stores = self._storing.ready(step.number)
-        completed = self._completed(output)
+        completed = self._storing.completed(self._computed(output))
         if self.budget.is_spent(time.monotonic()):
             self.counts["stores.paused"] += sum(1 for _ in completed)
         else:
             self._storing.offer(completed)
         self._wait_left_s = _STEP_WAIT_S  # for the next step's asks
 
-    def heard(self, report: Report | None, received: Iterable[str], failed: set[str]) -> None:
+    def heard(self, report: WorkerReport | None, received: Iterable[str], failed: set[str]) -> None:
         """What the workers have done."""
         # Workers that do not say in which step they are may have told of anything.
         self._heard = max(self._heard, report.step if report is not None else self._steps)
         if report is not None:
             self._asking.pace.heard(time.monotonic(), report.step)
-            self._storing.stored(report)
-            self._loads.over(report)
+            self._storing.stored(report.stored, report.missed)
+            self._loads.over(report.over)
         for request_id in received:
             self._received(request_id, failed)
 
@@ -236,40 +239,27 @@ class SchedulerSide:
                 self._computes(tracked)
             tracked.blocks += added[0] if added else []
 
-    def _computes(self, tracked: Tracked) -> None:
+    def _computes(self, tracked: TrackedRequest) -> None:
         """The engine computes this request: the pool need not keep anything for it."""
         if tracked.loading is None:
             self._asking.cancel(tracked)
 
-    def _lost_track(self) -> Step:
+    def _lost_track(self) -> StepMetadata:
         """A step could not be built: whose block is whose is not known any more."""
         self._storing.drop(all_of_it=True)
         for tracked in self._tracked.values():
             tracked.wants_store = False
-        return Step()
+        return StepMetadata()
 
-    def _completed(self, output: Any) -> Iterable[Tracked]:
-        """Requests that will have a new whole chunk computed when this step is done."""
+    def _computed(self, output: Any) -> Iterator[tuple[TrackedRequest, int]]:
+        """Requests of this step, with the tokens that will be computed when it is done."""
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        size, now = self._shape.chunk_tokens, time.monotonic()
         for request_id, before in computed.items():
             tracked = self._tracked.get(request_id)
-            if tracked is None or not tracked.wants_store or now < tracked.offer_at:
-                continue
-            done = before + output.num_scheduled_tokens.get(request_id, 0)
-            so_far = max(tracked.stored, tracked.offered)
-            if done // size <= so_far:
-                continue
-            tracked.extend()
-            whole = min(done // size, len(tracked.keys))
-            if whole <= so_far:
-                continue
-            if tracked.offer_chunks < OFFER_CHUNKS_MAX and self._storing.awaits(tracked):
-                continue  # what follows a chunk that finds no slot finds none either
-            tracked.offered = min(whole, so_far + tracked.offer_chunks)
-            yield tracked
+            if tracked is not None:
+                yield tracked, before + output.num_scheduled_tokens.get(request_id, 0)
 
     def _preempted(self, request_id: str) -> None:
         self._storing.loosen(request_id)

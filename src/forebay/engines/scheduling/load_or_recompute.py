@@ -39,7 +39,7 @@ _DOUBT: Final = 1.25  # by so much drives must be faster than the GPU, for one t
 _STEPS_MAX: Final = 8  # that are remembered; an engine that does not tell is not believed
 
 
-class Pace:
+class ThroughputEstimate:
     """How fast the GPU computes and the drives read, as seen. Owned by the scheduler's thread."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class OtherWork:
     """What else the GPU has to do."""
 
     tokens: int = 0  # that it computes before those in question
@@ -146,7 +146,13 @@ class Beside:
 
 
 def worth_reading(
-    tokens: int, token_bytes: int, beside: Beside, pace: Pace, now: float, *, least: int = 1
+    tokens: int,
+    token_bytes: int,
+    beside: OtherWork,
+    pace: ThroughputEstimate,
+    now: float,
+    *,
+    least: int = 1,
 ) -> int:
     """How many of so many tokens that lie on drives are worth reading, from the first.
 
@@ -157,7 +163,7 @@ def worth_reading(
     if pace.reading_bytes:
         return 0
     tried = tokens
-    if beside == Beside():
+    if beside == OtherWork():
         tried = min(tokens, max(_TRIED_TOKENS, _TRIED_BYTES // token_bytes, least))
     seen = _read_sooner(tokens, token_bytes, beside, pace) if pace.read_bytes_a_s else 0
     return max(tried, seen)
@@ -168,7 +174,7 @@ def least_read(near_tokens: int, min_tokens: int, chunk_tokens: int) -> int:
     return max(1, -(-(min_tokens - near_tokens) // chunk_tokens)) * chunk_tokens
 
 
-def _read_sooner(tokens: int, token_bytes: int, beside: Beside, pace: Pace) -> int:
+def _read_sooner(tokens: int, token_bytes: int, beside: OtherWork, pace: ThroughputEstimate) -> int:
     """How many of them are here before they would have been computed, by what was seen."""
     bandwidth, speed = pace.read_bytes_a_s, pace.tokens_a_s
     if not speed:

@@ -1,6 +1,6 @@
 """The error budget, on a clock of its own."""
 
-from forebay.engines.vllm.scheduling.budget import ErrorBudget
+from forebay.engines.scheduling.error_budget import ErrorBudget
 
 
 def spent(now: float = 0.0) -> ErrorBudget:

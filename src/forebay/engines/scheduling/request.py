@@ -2,15 +2,15 @@
 
 from typing import Any, Final
 
-from forebay.engines.vllm.copies.contract import Piece
-from forebay.engines.vllm.pages import Geometry
+from forebay.engines.copies.contract import Piece
+from forebay.engines.geometry import Geometry
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.messages import Found, Promise
 
 OFFER_CHUNKS_MAX: Final = 1 << 16
 
 
-class Tracked:
+class TrackedRequest:
     """What is known of a request.
 
     Chunks [0, stored) are in the pool or will not be stored by us; [stored, offered) have been

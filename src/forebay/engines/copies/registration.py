@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from forebay.engines.vllm.copies.contract import Mapped
-from forebay.engines.vllm.copies.driver import Driver
+from forebay.engines.copies.contract import WorkerSlab
+from forebay.engines.copies.driver import Driver
 
 SPAN_BYTES: Final = 64 << 20  # small, so that other threads' calls never wait long for one
 _REST_S: Final = 0.1  # for a load, or for the launches of the forward that is built on it
@@ -33,7 +33,7 @@ class Registration:
     def __init__(
         self,
         driver: Driver,
-        slab: Mapped,
+        slab: WorkerSlab,
         slot_bytes: int,
         changed: threading.Condition,
         span_bytes: int = SPAN_BYTES,

@@ -9,14 +9,13 @@ with what they were told and are told no more of it; the session tells the pool 
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from forebay.engines.vllm.copies.contract import Load
-from forebay.engines.vllm.pages import Geometry
-from forebay.engines.vllm.scheduling.asking import Asking
-from forebay.engines.vllm.scheduling.tracked import Loading, Tracked
-from forebay.engines.vllm.step import Report
+from forebay.engines.copies.contract import LoadPart
+from forebay.engines.geometry import Geometry
+from forebay.engines.scheduling.lookups import Lookups
+from forebay.engines.scheduling.request import Loading, TrackedRequest
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Promise, Release
 from forebay.record.region import short
@@ -24,11 +23,11 @@ from forebay.record.region import short
 _LOAD_S: Final = 30.0  # a load that has not all arrived by then has failed
 
 
-class Loads:
+class EngineLoads:
     """What is on its way into the KV cache. Owned by the scheduler's thread."""
 
     def __init__(
-        self, pool: PoolSession, shape: Geometry, asking: Asking, counts: Counter[str]
+        self, pool: PoolSession, shape: Geometry, asking: Lookups, counts: Counter[str]
     ) -> None:
         self._pool = pool
         self._shape = shape
@@ -53,7 +52,7 @@ class Loads:
         """Keys that are being copied in, and for which request."""
         return self._copying
 
-    def allocated(self, tracked: Tracked, blocks: list[int], external: int) -> None:
+    def allocated(self, tracked: TrackedRequest, blocks: list[int], external: int) -> None:
         """The scheduler has given blocks to a request, `external` tokens of them to be loaded."""
         size, promise = self._shape.block_tokens, tracked.promise
         from_block, stop_block = tracked.computed // size, (tracked.computed + external) // size
@@ -69,7 +68,7 @@ class Loads:
         self._counts["loads"] += 1
         self._counts["loaded.tokens"] += external
 
-    def told(self, all_tracked: Mapping[str, Tracked]) -> Iterator[Load]:
+    def told(self, all_tracked: Mapping[str, TrackedRequest]) -> Iterator[LoadPart]:
         """What the workers have to load in this step."""
         now = time.monotonic()
         for request_id, tracked in all_tracked.items():
@@ -87,11 +86,11 @@ class Loads:
                 self._parts[self._serials] = (tracked.number, [] if last else chunks)
                 self._landing[tracked.number] += 1
                 self._pool.begin_read(self._serials)
-                yield Load(request_id, loading.generation, pieces, last, failed, self._serials)
+                yield LoadPart(request_id, loading.generation, pieces, last, failed, self._serials)
 
-    def over(self, report: Report) -> None:
+    def over(self, serials: Iterable[int]) -> None:
         """Parts are in the KV cache, or will not be: their slots make room for what follows."""
-        for serial in report.over:
+        for serial in serials:
             self._pool.end_read(serial)
             number, chunks = self._parts.pop(serial, (0, []))
             self._landing[number] -= 1
@@ -99,7 +98,7 @@ class Loads:
                 self._pool.post(Release(number, chunks))
             self._release(number)
 
-    def received(self, tracked: Tracked, *, failed: bool) -> bool:
+    def received(self, tracked: TrackedRequest, *, failed: bool) -> bool:
         """A load has ended; whether it went well."""
         loading, tracked.loading = tracked.loading, None
         assert loading is not None

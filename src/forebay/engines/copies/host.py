@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Store
-from forebay.engines.vllm.pages import Pages
+from forebay.engines.copies.contract import FinishedCopies, LoadPart, Store, WorkerSlab
+from forebay.engines.copies.pages import Pages
 
 
 class HostCopies:
@@ -11,10 +11,10 @@ class HostCopies:
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        self._slab: Mapped | None = None
-        self._done = Done()
+        self._slab: WorkerSlab | None = None
+        self._done = FinishedCopies()
 
-    def attach(self, slab: Mapped) -> None:
+    def attach(self, slab: WorkerSlab) -> None:
         """See Copies."""
         self._slab = slab
 
@@ -32,7 +32,7 @@ class HostCopies:
             self._pages.copy_out(store.piece, self._slab.memory)
             self._done.stored.append(store)
 
-    def load(self, load: Load) -> None:
+    def load(self, load: LoadPart) -> None:
         """See Copies."""
         assert self._slab is not None
         for piece in load.pieces:
@@ -40,12 +40,12 @@ class HostCopies:
         self._done.coming.append(load)
         self._done.loaded.append(load)
 
-    def await_loads(self, loads: Sequence[Load]) -> None:
+    def await_loads(self, loads: Sequence[LoadPart]) -> None:
         """See Copies."""
 
-    def take_done(self) -> Done:
+    def take_done(self) -> FinishedCopies:
         """See Copies."""
-        done, self._done = self._done, Done()
+        done, self._done = self._done, FinishedCopies()
         return done
 
     def close(self) -> None:

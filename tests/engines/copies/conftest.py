@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.engines.vllm.copies.machine import Machine, Make
-from tests.engines.vllm.copies.simulated import SimulatedDriver
+from tests.engines.copies.machine import Machine, Make
+from tests.engines.copies.simulated import SimulatedDriver
 
 
 @pytest.fixture

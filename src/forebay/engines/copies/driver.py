@@ -5,7 +5,7 @@ Tests put a simulated device here, whose streams really run late; the product ha
 
 from typing import Any, Protocol, TypeAlias
 
-from forebay.engines.vllm.copies.pointers import Batch
+from forebay.engines.copies.pointers import Batch
 
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
