@@ -26,13 +26,13 @@ GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
 # These need vLLM's environment: `make test-vllm`.
-NO_VLLM := --ignore=tests/engines/vllm
+NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies
 # Two at a time; the slow tests, some of which measure, have the machine to themselves.
 FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow' $(NO_VLLM)
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
-VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm
+VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm tests/engines/copies
 
 .PHONY: help install run bench bench-hooks bench-asleep bench-asleep-long test check coverage format docs mutate soak replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
 help: ## list the targets

@@ -111,22 +111,22 @@ class Sleeper:
     """The workers' side of Forebay."""
 
     def __init__(self, gpu: Gpu) -> None:
-        from forebay.engines.vllm.copies.streamed import COMING_BYTES
-        from forebay.engines.vllm.step import Report
+        from forebay.engines.copies.streamed import COMING_BYTES
+        from forebay.engines.vllm.metadata import ReportMetadata
 
         self._coming_s = COMING_BYTES / COPY_BYTES_A_S  # so long before it has landed it is told
-        self._new_report = Report
+        self._new_report = ReportMetadata
         self._gpu = gpu
         self._loads: deque[tuple[float, Any]] = deque()  # in the order of the wire
         self._coming: set[int] = set()  # serials of these of which the engine has heard
         self._told: deque[tuple[int, float]] = deque()  # in which step, and when they have landed
         self._number = 0
         self._stores: deque[tuple[float, int, tuple[int, int]]] = deque()  # until, step, slot
-        self._report = Report()
+        self._report = ReportMetadata()
 
     def begin(self, step: Any) -> None:
         self._report.step = self._number = step.number
-        while self._told and self._told[0][0] <= step.heard:
+        while self._told and self._told[0][0] <= step.reported:
             self._gpu.hold_back(self._told.popleft()[1])
         self._gpu.hold_back(max((at for at, of, _ in self._stores if of <= step.freed), default=0))
         for load in step.loads:

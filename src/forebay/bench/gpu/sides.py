@@ -107,7 +107,7 @@ def arguments(side: str, scale: Scale, directory: str, socket: str) -> dict[str,
     """What an engine of this side is started with."""
     plain = {**scale.arguments, "model": directory}
     if side in {OURS, FORCED}:
-        settings = Settings(no_pool="fail", **scale.settings)
+        settings = Settings(no_pool="fail", weights_id="made-up", **scale.settings)
         transfer = vllm.transfer_config(settings, socket)
         extra = transfer["kv_connector_extra_config"]
         assert isinstance(extra, dict)

@@ -11,7 +11,7 @@ import msgspec
 from forebay.bench.served.stock import CHAIN_RECORDS
 from forebay.errors import StartupError
 from forebay.pool.client.chain import Chain
-from forebay.pool.client.link import join
+from forebay.pool.client.session import join
 from forebay.pool.messages import Ask, Found, Lookup, Promise, Release, StatsQuery, StatsReply
 from forebay.sys.clock import Clock
 
@@ -45,7 +45,7 @@ class Asks:
             flying += 1
         while flying:
             promise = self._next_promise()
-            self._link.line.post(Release(promise.request, []))
+            self._link.post(Release(promise.request, []))
             self.misses += CHAIN_RECORDS - promise.total
             if time.monotonic() - start < seconds:
                 self._ask()
@@ -61,21 +61,20 @@ class Asks:
     def _ask(self) -> None:
         chain = next(self._order)
         self._number += 1
-        line = self._link.line
-        line.post(Lookup(self._number, chain.namespace, chain.group, chain.shorts()))
-        line.post(Ask(self._number, 0, CHAIN_RECORDS, _DEADLINE_MS, stream=False))
+        self._link.post(Lookup(self._number, chain.namespace, chain.group, chain.shorts()))
+        self._link.post(Ask(self._number, 0, CHAIN_RECORDS, _DEADLINE_MS, stream=False))
 
     def _next_promise(self) -> Promise:
         until = time.monotonic() + _WAIT_S
-        while (message := self._link.line.take(until)) is not None:
+        while (message := self._link.take(until)) is not None:
             if isinstance(message, Promise):
                 return message
             assert isinstance(message, Found)
         raise StartupError("the pool did not answer an ask in time.")
 
     def _loaded_bytes(self) -> int:
-        self._link.line.post(StatsQuery())
-        reply = self._link.line.take(time.monotonic() + _WAIT_S)
+        self._link.post(StatsQuery())
+        reply = self._link.take(time.monotonic() + _WAIT_S)
         if not isinstance(reply, StatsReply):
             raise StartupError("the pool went away.")
         counters = msgspec.json.decode(reply.json)["counters"]

@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from forebay.engines.vllm.copies import cuda
-from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store
-from forebay.engines.vllm.copies.driver import Driver, Event, Stream
-from forebay.engines.vllm.copies.pointers import Batch, Rack
-from forebay.engines.vllm.copies.registration import SPAN_BYTES, Registration
-from forebay.engines.vllm.copies.streamed import StreamedCopies
+from forebay.engines.copies import cuda
+from forebay.engines.copies.contract import FinishedCopies, LoadPart, Piece, Store, WorkerSlab
+from forebay.engines.copies.driver import Driver, Event, Stream
+from forebay.engines.copies.pointers import Batch, PageTable
+from forebay.engines.copies.registration import SPAN_BYTES, Registration
+from forebay.engines.copies.streamed import StreamedCopies
 from forebay.sys.shared import SharedMemory
 
 _ARENA_BYTES: Final = 256 << 20
@@ -111,7 +111,7 @@ class Bench:
         self.found: dict[str, Any] = {}
         self.shared = SharedMemory(scale.slab_bytes)
         self.memory = np.frombuffer(self.shared.view, dtype=np.uint8)
-        self.slab = Mapped(1, self.memory, _ARENA_BYTES, scale.slab_bytes)
+        self.slab = WorkerSlab(1, self.memory, _ARENA_BYTES, scale.slab_bytes)
 
     def say(self, name: str, value: Any) -> None:
         """A result, written at once."""
@@ -187,7 +187,7 @@ class Moving:
         bases = [(layer.data_ptr(), page_bytes) for layer in self.cache]
         # A slot a chunk: whole pages of the system, so that spans are.
         self.copies = StreamedCopies(
-            driver, Rack.of(bases, page_bytes, self._blocks), self.block_bytes
+            driver, PageTable.of(bases, page_bytes, self._blocks), self.block_bytes
         )
         self.copies.attach(bench.slab)
         luck = np.random.default_rng(page_bytes)
@@ -213,10 +213,12 @@ class Moving:
         pairs = zip(self.offsets, self.out_blocks, strict=True)
         return [Store(1, Piece(offset, 0, [block])) for offset, block in pairs]
 
-    def load(self) -> Load:
+    def load(self) -> LoadPart:
         """Everything in, into other blocks."""
         pairs = zip(self.offsets, self.in_blocks, strict=True)
-        return Load("all", 1, [Piece(offset, 0, [block]) for offset, block in pairs], is_last=True)
+        return LoadPart(
+            "all", 1, [Piece(offset, 0, [block]) for offset, block in pairs], is_last=True
+        )
 
     def run(self, *, out: bool, inward: bool) -> float:
         """Gigabytes a second, as a step would move them, until the last one is done."""
@@ -228,7 +230,7 @@ class Moving:
             self.copies.load(load)
         left = len(stores) + inward
         while left:
-            done: Done = self.copies.take_done()
+            done: FinishedCopies = self.copies.take_done()
             assert not done.missed, "a store was missed"
             assert not done.failed, "a load failed"
             left -= len(done.stored) + len(done.loaded)
