@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.stub import FAULTS
 from tests.stubbed import Stubbed, stub
 
-from forebay.bench.ab.engine import free_port
 from forebay.bench.load import client
 from forebay.bench.load.client import Answer, Endpoint, Failed, Target, endpoint_of
+from forebay.bench.processes import free_port
 from forebay.errors import SettingsError, StartupError
 
 FIRST_MS = 50

@@ -23,10 +23,10 @@ from forebay.bench.load.client import Answer, Failed
 from forebay.bench.load.drive import Crowd, Driven, Taken
 from forebay.bench.load.script import Dialog, Prose
 from forebay.bench.load.workloads import Dialogs
+from forebay.bench.processes import PoolProcess, running_pool
 from forebay.bench.result import machine
 from forebay.bench.result.format import Ab, Bounds, Equal, Pool, Result
 from forebay.bench.result.summing import step_of
-from forebay.bench.served import process
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import StartupError
 from forebay.settings import DiskSetting, Settings
@@ -147,7 +147,7 @@ class _Demo:
         return asyncio.run(drive.drive(opened.target, iter(dialogs), crowd, self.heard))
 
     @contextlib.contextmanager
-    def opened(self, side: Started, pool: process.PoolProcess | None) -> Iterator[Opened]:
+    def opened(self, side: Started, pool: PoolProcess | None) -> Iterator[Opened]:
         """An engine on that pool, or on none; warm, and gone afterwards."""
         with side.on(pool, self.say) as opened:
             self.commands[side.name] = opened.commands
@@ -165,7 +165,7 @@ class _Demo:
     def with_pool(self, rounds: int) -> tuple[Driven, Pool]:
         """So many further turns of every dialog on a pool that begins, and ends, with them."""
         self.say("starting a pool")
-        with process.running(self.plan.dram_bytes, [self.disk]) as pool:
+        with running_pool(self.plan.dram_bytes, [self.disk]) as pool:
             with self.opened(Started(_WITH, self.engine), pool) as opened:
                 opened.counted()
                 held = self.hold(opened, self.dialogs, rounds)

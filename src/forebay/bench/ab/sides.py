@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from forebay.bench.ab import engine
+from forebay.bench import processes
 from forebay.bench.ab.counters import Counters
 from forebay.bench.load import client
 from forebay.bench.load.client import Failed, Target
 from forebay.bench.load.run import Counted, nobody_counts
 from forebay.bench.load.script import Prose
+from forebay.bench.processes import PoolProcess
 from forebay.bench.result import machine
-from forebay.bench.served import process
-from forebay.bench.served.process import PoolProcess
 from forebay.engines.start import vllm
 from forebay.errors import StartupError
 from forebay.pool.client import Client
@@ -77,14 +76,14 @@ class Started:
                     DiskSetting(str(stack.enter_context(scratch(disk.path))), disk.cap_bytes)
                     for disk in self.disks
                 ]
-                pool = stack.enter_context(process.running(self.engine.settings.dram, disks))
+                pool = stack.enter_context(processes.running_pool(self.engine.settings.dram, disks))
             opened = stack.enter_context(self.on(pool, say))
             yield opened._replace(notes=notes)
 
     @contextlib.contextmanager
     def on(self, pool: PoolProcess | None, say: Say) -> Iterator[Opened]:
         """The server on a pool that runs, or on none."""
-        port = engine.free_port()
+        port = processes.free_port()
         wanted = self.engine
         transfer = None if pool is None else vllm.transfer_config(wanted.settings, pool.socket)
         command = vllm.command(self._words(port), transfer)
@@ -95,7 +94,7 @@ class Started:
             watch = None if pool is None else stack.enter_context(pool.client())
             home = stack.enter_context(scratch(tempfile.gettempdir()))
             say(f"starting {self.name}")
-            running = engine.running(command, variables, port, home / "engine.log")
+            running = processes.running_server(command, variables, port, home / "engine.log")
             endpoint = stack.enter_context(running)
             target = Target(endpoint, wanted.served_name, wanted.timeout_s)
             counted: Counted = nobody_counts
@@ -107,7 +106,7 @@ class Started:
     def _words(self, port: int) -> list[str]:
         return [
             *("--model", self.engine.model, "--served-model-name", self.engine.served_name),
-            *("--host", engine.HOST, "--port", str(port)),
+            *("--host", processes.HOST, "--port", str(port)),
             *self.engine.arguments,
             *self.arguments,
         ]

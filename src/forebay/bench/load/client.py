@@ -9,12 +9,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
+from forebay.bench.load.vocabulary import Vocabulary
 from forebay.errors import SettingsError, StartupError
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Target:
     model: str
     timeout_s: float = REQUEST_S  # of a whole request
     is_plain: bool = False  # standard parameters only, so an answer may be shorter than asked
+    vocabulary: Vocabulary | None = None  # text is sent as token ids; None: as a chat
 
 
 def endpoint_of(url: str, key: str = "") -> Endpoint:
@@ -116,6 +118,12 @@ def require() -> None:
 
 async def ask(target: Target, messages: Sequence[Message], answer_tokens: int) -> Answer | Failed:
     """Have one answer of exactly so many tokens to a chat, greedily."""
+    if target.vocabulary is not None:
+        text = " ".join(message["content"] for message in messages)
+        found = await ask_tokens(target, target.vocabulary.encode(text), answer_tokens)
+        if isinstance(found, Failed):
+            return found
+        return replace(found, text=target.vocabulary.decode(found.tokens))
     body: dict[str, object] = {"messages": messages}
     if not target.is_plain:
         body["min_tokens"] = answer_tokens
@@ -123,7 +131,7 @@ async def ask(target: Target, messages: Sequence[Message], answer_tokens: int) -
 
 
 async def ask_tokens(target: Target, prompt: Sequence[int], answer_tokens: int) -> Answer | Failed:
-    """The same for a prompt of token ids, answered in token ids: vLLM without a tokenizer."""
+    """The same for a prompt of token ids, answered in ids: for vLLM without a tokenizer."""
     body = {"prompt": prompt, "return_token_ids": True}
     return await _ask(target, "/completions", body, answer_tokens)
 

@@ -97,6 +97,10 @@ class Dialog:
         """See Session."""
         self.answers.append(text)
 
+    def text(self) -> str:
+        """All that the next request says."""
+        return " ".join(message["content"] for message in self.ask().messages)
+
 
 @lru_cache(maxsize=1)
 def _vocabulary() -> list[str]:

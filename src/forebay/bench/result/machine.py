@@ -22,7 +22,7 @@ def this_machine() -> Machine:
         cpu=_cpu(),
         cores=os.cpu_count() or 0,
         memory_bytes=total_memory_bytes(),
-        gpus=tuple(_gpus()),
+        gpus=tuple(gpus()),
         system=f"{platform.system()} {platform.release()}",
     )
 
@@ -62,7 +62,8 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def _gpus() -> list[str]:
+def gpus() -> list[str]:
+    """Name, memory and driver of each; none where there is no GPU."""
     command = [
         "nvidia-smi",
         "--query-gpu=name,memory.total,driver_version",

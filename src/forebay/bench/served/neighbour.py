@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.bench.served import process
+from forebay.bench import processes
 from forebay.bench.served.stock import new_chain
 from forebay.errors import StartupError
 from forebay.pool.client import Client
@@ -54,7 +54,9 @@ def beside(socket: str, neighbour: Neighbour) -> Iterator[Report]:
         str(neighbour.chunks),
         str(neighbour.chunks_per_s / neighbour.chunks),
     ]
-    child = process.begin(_MODULE, arguments, stdin=subprocess.PIPE, output=subprocess.PIPE)
+    child = processes.begin_module(
+        _MODULE, arguments, stdin=subprocess.PIPE, output=subprocess.PIPE
+    )
     try:
         assert child.stdout is not None
         if not select.select([child.stdout], [], [], _BEGIN_S)[0]:
@@ -68,7 +70,7 @@ def beside(socket: str, neighbour: Neighbour) -> Iterator[Report]:
             raise StartupError(f"the client beside failed: {output[-200:]!r}") from None
         report.stored, report.refused, report.seconds = done.stored, done.refused, done.seconds
     finally:
-        process.end(child)
+        processes.end(child)
 
 
 def main() -> None:

@@ -10,12 +10,11 @@ from statistics import median
 from typing import Any, Final
 
 from forebay.bench.figures import Spread, Versus
+from forebay.bench.processes import PoolProcess, running_pool
 from forebay.bench.raw import RawFiles, beside_a_slab
-from forebay.bench.served import process
 from forebay.bench.served.asks import Asks
 from forebay.bench.served.figures import Latency, Served
 from forebay.bench.served.neighbour import Neighbour, beside
-from forebay.bench.served.process import PoolProcess
 from forebay.bench.served.stock import Stock, new_chain
 from forebay.errors import SettingsError, StartupError
 from forebay.pool.client import Client
@@ -102,7 +101,7 @@ def run(plan: ServedPlan, progress: Progress) -> Served:
             DiskSetting(str(_home(place)), plan.pool_bytes(disk))
             for disk, place in zip(plan.disks, places, strict=True)
         ]
-        pool = stack.enter_context(process.running(plan.dram_bytes, disks))
+        pool = stack.enter_context(running_pool(plan.dram_bytes, disks))
         client = stack.enter_context(pool.client())
         return _Measurement(plan, pool, client, raw, progress).run(start)
 

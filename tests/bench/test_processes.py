@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from forebay.bench.ab import engine
+from forebay.bench import processes
 from forebay.errors import StartupError
 
 
 def test_an_engine_that_cannot_begin_is_quoted(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('no room'); raise SystemExit(3)"]
-    begun = engine.running(command, {}, engine.free_port(), tmp_path / "log")
+    begun = processes.running_server(command, {}, processes.free_port(), tmp_path / "log")
     with pytest.raises(StartupError, match="it said last:\nno room"), begun:
         pass
 
@@ -27,8 +27,8 @@ def test_an_engine_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
         "        self.send_response(200); self.end_headers()\n"
         "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Up).serve_forever()\n"
     )
-    port, log = engine.free_port(), tmp_path / "log"
-    with engine.running([sys.executable, "-c", text, str(port)], {}, port, log):
+    port, log = processes.free_port(), tmp_path / "log"
+    with processes.running_server([sys.executable, "-c", text, str(port)], {}, port, log):
         pid = int(log.read_text().split()[0])
         assert Path(f"/proc/{pid}").exists()
     deadline = time.monotonic() + 10

@@ -1,4 +1,4 @@
-"""`python -m forebay.engines.vllm.driven.wire OUT`: what our copies move between slab and GPU.
+"""`python -m forebay.engines.vllm.bench.copies OUT`: what our copies move between slab and GPU.
 
 No engine: a KV cache of plain tensors, a slab of our own, pages of several sizes scattered over
 both. Every byte is compared after the way there and back. Results are written after each part.

@@ -1,4 +1,4 @@
-"""The sides of a row: the same engine, with nothing beneath it, with Forebay, with vLLM's own tier.
+"""What a row compares: the same engine alone, with Forebay, and with vLLM's own CPU tier.
 
 Also how large everything is: as the bars want it, or tiny, so that a row can be rehearsed anywhere.
 """
@@ -10,14 +10,14 @@ from forebay.bench.gpu import model
 from forebay.engines.start import vllm
 from forebay.settings import Settings
 
-GPU: Final = "gpu_only"
-OURS: Final = "forebay"
-FORCED: Final = "forebay_always_loads"
-THEIRS: Final = "vllm_cpu"
+GPU_ONLY: Final = "gpu_only"
+FOREBAY: Final = "forebay"
+ALWAYS_LOADS: Final = "forebay_always_loads"
+VLLM_CPU: Final = "vllm_cpu"
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class RowScale:
     """How large a row is."""
 
     name: str
@@ -37,23 +37,23 @@ class Scale:
     slab_bytes: int  # where it is about registering it
     variables: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # Forebay's, beside the defaults
-    sides: tuple[str, ...] = (GPU, OURS, THEIRS)
+    variants: tuple[str, ...] = (GPU_ONLY, FOREBAY, VLLM_CPU)
 
 
 _ENGINE: Final[dict[str, Any]] = {
     "load_format": "dummy",
     "skip_tokenizer_init": True,
-    "disable_log_stats": True,
+    "disable_uvicorn_access_log": True,
     "generation_config": "vllm",
 }
-FULL: Final = Scale(
+FULL: Final = RowScale(
     name="full",
     config=model.QWEN3_8B,
     arguments={
         **_ENGINE,
         "dtype": "bfloat16",
         "kv_cache_memory_bytes": 8 << 30,
-        "gpu_memory_utilization": 0.2,  # checked at start, beside the other sides' engines
+        "gpu_memory_utilization": 0.2,  # checked at start, beside the other variants' engines
         "max_model_len": 40_960,
         "max_num_seqs": 64,
         "max_num_batched_tokens": 8192,
@@ -72,7 +72,7 @@ FULL: Final = Scale(
     slab_bytes=64 << 30,
     variables={"VLLM_USE_FLASHINFER_SAMPLER": "0", "PYTHONHASHSEED": "0"},
 )
-TINY: Final = Scale(
+TINY: Final = RowScale(
     name="tiny",
     config=model.TINY,
     arguments={
@@ -98,23 +98,23 @@ TINY: Final = Scale(
     slab_bytes=1 << 30,
     variables={"VLLM_CPU_CI_ENV": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"},
     settings={"lookup_deadline_ms": 1000.0},
-    sides=(GPU, OURS),  # vLLM's own tier needs a GPU
+    variants=(GPU_ONLY, FOREBAY),  # vLLM's own tier needs a GPU
 )
 SCALES: Final = {scale.name: scale for scale in (FULL, TINY)}
 
 
-def arguments(side: str, scale: Scale, directory: str, socket: str) -> dict[str, Any]:
-    """What an engine of this side is started with."""
+def arguments(variant: str, scale: RowScale, directory: str, socket: str) -> dict[str, Any]:
+    """What an engine of this variant is started with."""
     plain = {**scale.arguments, "model": directory}
-    if side in {OURS, FORCED}:
+    if variant in {FOREBAY, ALWAYS_LOADS}:
         settings = Settings(no_pool="fail", **scale.settings)
         transfer = vllm.transfer_config(settings, socket)
         extra = transfer["kv_connector_extra_config"]
         assert isinstance(extra, dict)
-        if side == FORCED:
+        if variant == ALWAYS_LOADS:
             extra["always_load"] = True
         return {**plain, "kv_transfer_config": transfer}
-    if side == THEIRS:
+    if variant == VLLM_CPU:
         # What --kv-offloading-size does; that flag itself would compile the model anew.
         native = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
         extra = {"cpu_bytes_to_use": scale.dram_bytes}
