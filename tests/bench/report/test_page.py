@@ -11,13 +11,12 @@ from tests.bench.report.browser import needs_chromium
 from tests.bench.report.sample import sample
 from tests.bench.result.reference import OFF, ON, document
 
-from forebay.bench.report.page import page
-from forebay.bench.report.style import STYLE
+from forebay.bench.report.page import page, write
 from forebay.bench.report.text import ab_text, result_text
-from forebay.bench.report.written import write
 from forebay.bench.result import files
 from forebay.bench.result.compare import compare
 from forebay.bench.result.format import Ab, Bounds, Result
+from forebay.report.page import STYLE
 
 VOID = {"meta", "link", "br", "line", "circle", "polyline"}
 TIMES = "\N{MULTIPLICATION SIGN}"

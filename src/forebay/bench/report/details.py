@@ -4,11 +4,12 @@ import html
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.bench.report.cells import paragraph, table
-from forebay.bench.report.words import clients_of, failures, gain_of, mean_of, moved, number
+from forebay.bench.report.formatting import clients_of, failures, gain_of, mean_of, moved
 from forebay.bench.result.compare import Row
 from forebay.bench.result.format import Ab, Machine, Order, Pool, Result, Step
 from forebay.quantity import format_size
+from forebay.report.charts import number
+from forebay.report.page import paragraph, table
 
 _EQUAL: Final = (
     "Answers are greedy. An engine that batches does not always repeat itself: where several are"

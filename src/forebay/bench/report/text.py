@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from forebay.bench.report.words import (
+from forebay.bench.report.formatting import (
     clients_of,
     failures,
     gain_of,
     mean_of,
     moved_lines,
-    number,
     points,
     sla_words,
     times,
@@ -16,6 +15,7 @@ from forebay.bench.report.words import (
 from forebay.bench.result.compare import Comparison, Row, load_of, side_of
 from forebay.bench.result.format import Ab, Bounds, Result, Step
 from forebay.plan.measured import FAILED_SHARE_MAX
+from forebay.report.charts import number
 
 
 def comparison_text(found: Comparison) -> str:

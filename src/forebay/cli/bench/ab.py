@@ -15,7 +15,7 @@ from forebay.bench.ab.run import OFF, ON, AbPlan
 from forebay.bench.ab.sides import Engine, Running, Side, Started
 from forebay.bench.load.run import Plan
 from forebay.bench.load.workloads import Dialogs, Stateless, Workload
-from forebay.bench.report import written
+from forebay.bench.report import page as report
 from forebay.bench.report.text import ab_text
 from forebay.bench.result import files
 from forebay.bench.result.compare import compare
@@ -103,7 +103,7 @@ def _run(parsed: argparse.Namespace) -> int:
     ab = msgspec.structs.replace(
         found, off=complete(found.off, parsed), on=complete(found.on, parsed)
     )
-    page = written.write(parsed.out, ab)
+    page = report.write(parsed.out, ab)
     if parsed.json:
         print(files.as_text(ab).rstrip())
     else:

@@ -8,8 +8,8 @@ from pathlib import Path
 from forebay.bench.ab import demo
 from forebay.bench.ab.demo import Plan, Report
 from forebay.bench.ab.figures import Figures
-from forebay.bench.report import written
-from forebay.bench.report.words import moved as moves
+from forebay.bench.report import page as report_page
+from forebay.bench.report.formatting import moved as moves
 from forebay.bench.result.format import Pool
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
@@ -56,7 +56,7 @@ def _run(parsed: argparse.Namespace) -> int:
     parent = parsed.dir or cache_directory()
     with progress.shown() as show:
         report = demo.run(Plan(parent), show)
-    page = written.write(parsed.out, report.ab)
+    page = report_page.write(parsed.out, report.ab)
     if parsed.json:
         print(json.dumps(report.as_json(), indent=2))
     else:

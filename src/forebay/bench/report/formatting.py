@@ -5,6 +5,7 @@ from typing import Final
 from forebay.bench.result.compare import Comparison, Side, sla_of
 from forebay.bench.result.format import Bounds, Pool, Result, Times
 from forebay.quantity import format_size
+from forebay.report.charts import number
 
 _TIMES: Final = "\N{MULTIPLICATION SIGN}"
 
@@ -93,15 +94,6 @@ def gain_of(gain: float | None) -> str:
 def mean_of(value: Times | None) -> str:
     """A mean in ms, with as many digits as it deserves."""
     return "-" if value is None else number(value.mean)
-
-
-def number(value: float | None) -> str:
-    """Three digits or four."""
-    if value is None:
-        return "-"
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def times(value: Times | None) -> str:

@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.bench.report.words import number
-
 WIDTH: Final = 520
 HEIGHT: Final = 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 18, 16, 46
 _LOG_FROM: Final = 8.0  # a range of x this wide is shown by its logarithm
 _LABEL_GAP: Final = 26.0  # between labels on the x axis
 _TICKS: Final = 5
+COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes of the page
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """One side's line."""
+class ChartLine:
+    """One line."""
 
     name: str
-    side: str  # off, on or other: its colour
+    colour: str  # one of COLOURS
     points: Sequence[tuple[float, float]]  # ascending in x
     mark: float | None = None  # the x of the operating point
 
@@ -33,13 +32,13 @@ class Chart:
     title: str
     unit: str
     across: str  # what x is
-    curves: Sequence[Curve]
+    lines: Sequence[ChartLine]
     bound: float | None = None  # the SLA
     bound_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
+class _Axes:
     """From figures to places."""
 
     low: float
@@ -62,17 +61,17 @@ class _Scale:
 
 def svg(chart: Chart) -> str:
     """The picture, or nothing where there are no points."""
-    places = sorted({x for curve in chart.curves for x, _ in curve.points})
+    places = sorted({x for line in chart.lines for x, _ in line.points})
     if not places:
         return ""
-    values = [y for curve in chart.curves for _, y in curve.points]
+    values = [y for line in chart.lines for _, y in line.points]
     top = _ceiling(max([*values, chart.bound or 0.0]))
-    scale = _Scale(places[0], places[-1], top, places[-1] / places[0] >= _LOG_FROM)
+    scale = _Axes(places[0], places[-1], top, places[-1] / places[0] >= _LOG_FROM)
     parts = [*_grid(chart, scale, places)]
     if chart.bound is not None:
         parts += _bound(chart, scale)
-    for curve in chart.curves:
-        parts += _line(curve, chart.unit, chart.across, scale)
+    for line in chart.lines:
+        parts += _line(line, chart.unit, chart.across, scale)
     body = "\n".join(parts)
     name = html.escape(chart.title)
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">\n{body}\n</svg>'
@@ -90,7 +89,7 @@ def _ceiling(value: float) -> float:
     return 10.0 * size * _TICKS
 
 
-def _grid(chart: Chart, scale: _Scale, places: Sequence[float]) -> list[str]:
+def _grid(chart: Chart, scale: _Axes, places: Sequence[float]) -> list[str]:
     parts = []
     for tick in range(_TICKS + 1):
         value = scale.top * tick / _TICKS
@@ -116,7 +115,7 @@ def _grid(chart: Chart, scale: _Scale, places: Sequence[float]) -> list[str]:
     return parts
 
 
-def _bound(chart: Chart, scale: _Scale) -> list[str]:
+def _bound(chart: Chart, scale: _Axes) -> list[str]:
     assert chart.bound is not None
     y = scale.y(chart.bound)
     return [
@@ -125,20 +124,29 @@ def _bound(chart: Chart, scale: _Scale) -> list[str]:
     ]
 
 
-def _line(curve: Curve, unit: str, across: str, scale: _Scale) -> list[str]:
-    path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in curve.points)
-    parts = [f'<polyline class="curve {curve.side}" points="{path}"/>']
-    for x, y in curve.points:
-        is_marked = x == curve.mark
-        said = f"{curve.name}: {number(y)} {unit} at {x:g} {across}"
+def _line(line: ChartLine, unit: str, across: str, scale: _Axes) -> list[str]:
+    path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
+    parts = [f'<polyline class="curve {line.colour}" points="{path}"/>']
+    for x, y in line.points:
+        is_marked = x == line.mark
+        said = f"{line.name}: {number(y)} {unit} at {x:g} {across}"
         said += ", the operating point" if is_marked else ""
         if is_marked:
             parts.append(
-                f'<circle class="ring {curve.side}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
+                f'<circle class="ring {line.colour}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
                 ' r="8"/>'
             )
         parts.append(
-            f'<circle class="dot {curve.side}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="4">'
+            f'<circle class="dot {line.colour}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="4">'
             f"<title>{html.escape(said)}</title></circle>"
         )
     return parts
+
+
+def number(value: float | None) -> str:
+    """Three digits or four; a dash where there is none."""
+    if value is None:
+        return "-"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
