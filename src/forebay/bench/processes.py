@@ -82,6 +82,7 @@ class PoolProcess:
 
     def __init__(self, process: "subprocess.Popen[bytes]", socket_path: str) -> None:
         self._process = process
+        self.pid = process.pid
         self.socket = socket_path
 
     def client(self) -> Client:
@@ -101,7 +102,7 @@ class PoolProcess:
 
     def cpu_s(self) -> float:
         """Processor time that it has used."""
-        text = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii")
+        text = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")
         fields = text.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

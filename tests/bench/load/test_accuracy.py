@@ -10,10 +10,10 @@ import time
 
 from tests.stubbed import stub
 
-from forebay.bench.load import client, drive
-from forebay.bench.load.client import Answer, Target, endpoint_of
-from forebay.bench.load.drive import Crowd
-from forebay.bench.load.script import Prose
+from forebay.bench.load import client
+from forebay.bench.load.client import Completion, Target, endpoint_of
+from forebay.bench.load.clients import ClientGroup, run_clients
+from forebay.bench.load.sessions import SyntheticText
 from forebay.bench.load.workloads import Stateless
 
 TOKENS = 20
@@ -22,25 +22,25 @@ TOKENS = 20
 def test_the_servers_times_lie_within_the_clients_and_these_within_the_callers() -> None:
     with stub("--ttft-ms", "30", "--tpot-ms", "2") as served:
         target = Target(endpoint_of(served.url), "stub")
-        queue = Stateless(200, TOKENS, 3).queue(Prose(), 1, "s")
+        queue = Stateless(200, TOKENS, 3).queue(SyntheticText(), 1, "s")
         begun = time.perf_counter()
-        driven = asyncio.run(drive.drive(target, queue, Crowd(1), lambda _taken: None))
+        measured = asyncio.run(run_clients(target, queue, ClientGroup(1), lambda _taken: None))
         whole = time.perf_counter() - begun
         sent = served.told()["sent"]
-    answers = [each.outcome for each in driven.taken if isinstance(each.outcome, Answer)]
+    answers = [each.outcome for each in measured.finished if isinstance(each.outcome, Completion)]
     assert len(answers) == len(sent) == 3
     for answer, times in zip(answers, sent, strict=True):
         assert times["ttft"] <= answer.ttft_s
         assert times["ttft"] + (TOKENS - 1) * times["tpot"] <= answer.seconds
-    assert sum(answer.seconds for answer in answers) <= driven.seconds <= whole
+    assert sum(answer.seconds for answer in answers) <= measured.seconds <= whole
 
 
 def test_128_streams_at_once_are_all_answered_whole() -> None:
     with stub("--ttft-ms", "200", "--tpot-ms", "5") as served:
         target = Target(endpoint_of(served.url), "stub")
-        queue = Stateless(50, TOKENS, 1).queue(Prose(), 128, "s")
-        driven = asyncio.run(drive.drive(target, queue, Crowd(128), lambda _taken: None))
-    answers = [each.outcome for each in driven.taken if isinstance(each.outcome, Answer)]
+        queue = Stateless(50, TOKENS, 1).queue(SyntheticText(), 128, "s")
+        measured = asyncio.run(run_clients(target, queue, ClientGroup(128), lambda _taken: None))
+    answers = [each.outcome for each in measured.finished if isinstance(each.outcome, Completion)]
     assert [answer.answer_tokens for answer in answers] == [TOKENS] * 128
     assert all(answer.text.count("w") == TOKENS for answer in answers)
 
@@ -58,7 +58,7 @@ def test_times_are_those_of_the_first_and_the_last_piece() -> None:
     stream.feed(b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n', 14.0)
     assert stream.feed(b"data: [DONE]\n\n", 15.0)
     answer = stream.answer(10.0)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Completion)
     assert (answer.ttft_s, answer.seconds, answer.tpot_s) == (1.0, 3.0, 1.0)
 
 
@@ -69,6 +69,6 @@ def test_token_ids_have_a_time_each() -> None:
         stream.feed(b"data: " + json.dumps(event).encode() + b"\n\n", now)
     stream.feed(b"data: [DONE]\n\n", 4.0)
     answer = stream.answer(1.0)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Completion)
     assert (answer.tokens, answer.token_times_s) == ((5, 6, 7), (1.0, 2.0, 2.0))
     assert (answer.ttft_s, answer.answer_tokens) == (1.0, 3)

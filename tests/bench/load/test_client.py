@@ -14,7 +14,7 @@ from tests.stub import FAULTS
 from tests.stubbed import Stubbed, stub
 
 from forebay.bench.load import client
-from forebay.bench.load.client import Answer, Endpoint, Failed, Target, endpoint_of
+from forebay.bench.load.client import Completion, Endpoint, Failed, Target, endpoint_of
 from forebay.bench.processes import free_port
 from forebay.errors import SettingsError, StartupError
 
@@ -34,7 +34,7 @@ KINDS = {
 }
 
 
-def ask(served: Stubbed, timeout_s: float = 30.0, tokens: int = 6) -> Answer | Failed:
+def ask(served: Stubbed, timeout_s: float = 30.0, tokens: int = 6) -> Completion | Failed:
     target = Target(endpoint_of(served.url), "stub", timeout_s)
     return asyncio.run(client.ask(target, [{"role": "user", "content": "a b c d"}], tokens))
 
@@ -47,7 +47,7 @@ def plain() -> Iterator[Stubbed]:
 
 def test_an_answer_is_measured_from_the_first_word_that_is_one(plain: Stubbed) -> None:
     answer = ask(plain)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Completion)
     assert answer.text == "w0 w1 w2 w3 w4 w5 "
     assert (answer.prompt_tokens, answer.cached_tokens, answer.answer_tokens) == (11, 0, 6)
     assert FIRST_MS / 1e3 <= answer.ttft_s <= answer.seconds
@@ -57,7 +57,7 @@ def test_an_answer_is_measured_from_the_first_word_that_is_one(plain: Stubbed) -
 
 def test_one_token_has_no_time_per_token(plain: Stubbed) -> None:
     answer = ask(plain, tokens=1)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Completion)
     assert answer.tpot_s is None
 
 
@@ -74,7 +74,7 @@ def test_what_is_sent_is_greedy_exact_and_plain_on_demand(plain: Stubbed) -> Non
 def test_a_server_without_usage_is_counted_by_its_pieces() -> None:
     with stub("--no-usage") as served:
         answer = ask(served)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Completion)
     assert (answer.answer_tokens, answer.cached_tokens, answer.has_usage) == (6, None, False)
 
 
@@ -116,7 +116,7 @@ def test_no_refusal_is_too_odd_to_be_quoted(body: bytes, why: str) -> None:
         await writer.drain()
         writer.close()
 
-    async def refused() -> Answer | Failed:
+    async def refused() -> Completion | Failed:
         async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             return await client.ask(

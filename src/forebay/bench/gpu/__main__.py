@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from forebay.bench.gpu.results import Results
+from forebay.bench.gpu.results import RowResults
 from forebay.bench.gpu.rows import ROWS
 from forebay.bench.gpu.run import ROW_S, RowRun
 from forebay.bench.gpu.variants import SCALES
@@ -92,8 +92,8 @@ async def _run(run: RowRun, wanted: argparse.Namespace) -> int:
     return status
 
 
-def _results(row: str, wanted: argparse.Namespace) -> Results:
-    return Results(wanted.out / f"{row}.json", row, wanted.scale)
+def _results(row: str, wanted: argparse.Namespace) -> RowResults:
+    return RowResults(wanted.out / f"{row}.json", row, wanted.scale)
 
 
 def _keep_logs(place: Path, out: Path, name: str) -> None:

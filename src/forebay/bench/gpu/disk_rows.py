@@ -8,13 +8,13 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
+from forebay.bench.disk.raw import prepared_files
 from forebay.bench.gpu import requests
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.requests import FinalTurn
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, GPU_ONLY
-from forebay.bench.load.client import Answer
-from forebay.bench.raw import beside_a_slab
+from forebay.bench.load.client import Completion
 
 _RAW_BYTES: Final = 4 << 30
 _RAW_IO_BYTES: Final = 2 << 20
@@ -72,7 +72,7 @@ async def nvme_32k(run: RowRun) -> None:
             run.pool(dram_bytes, disk_bytes) as pool,
             run.engines((GPU_ONLY, ALWAYS_LOADS, FOREBAY), pool.socket) as engines,
         ):
-            with beside_a_slab([run.raw], _RAW_IO_BYTES, size // _RAW_IO_BYTES, dram_bytes) as raw:
+            with prepared_files([run.raw], _RAW_IO_BYTES, size // _RAW_IO_BYTES, dram_bytes) as raw:
                 await run.repeat(engines, measure, 3)
     finally:
         _against_raw(run)
@@ -126,7 +126,7 @@ async def restart(run: RowRun) -> None:
     scale = run.scale
     disk_bytes = min(scale.disk_bytes, 20 << 30)
     turns: dict[str, list[FinalTurn]] = {}
-    recomputed: dict[str, list[Answer]] = {}
+    recomputed: dict[str, list[Completion]] = {}
 
     async def ask(way: str, variant: str, engine: TokenEngine) -> None:
         before = await run.counted(variant, engine)
@@ -167,12 +167,12 @@ async def restart(run: RowRun) -> None:
     run.results.beside("all_came_back_undamaged", is_whole)
 
 
-async def _each(engine: TokenEngine, turns: Sequence[FinalTurn]) -> list[Answer]:
+async def _each(engine: TokenEngine, turns: Sequence[FinalTurn]) -> list[Completion]:
     return [await engine.ask(turn.prompt, 4) for turn in turns]
 
 
 def _returned(
-    turns: Sequence[FinalTurn], replies: Sequence[Answer], recomputed: Sequence[Answer]
+    turns: Sequence[FinalTurn], replies: Sequence[Completion], recomputed: Sequence[Completion]
 ) -> dict[str, Any]:
     """What it took, beside computing the very same turns."""
     known = sum(turn.known_tokens for turn in turns)
@@ -190,7 +190,7 @@ def _returned(
     }
 
 
-def _milliseconds(replies: Sequence[Answer]) -> list[float]:
+def _milliseconds(replies: Sequence[Completion]) -> list[float]:
     return [round(reply.ttft_s * 1000, 2) for reply in replies]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from forebay.bench.load import client
-from forebay.bench.load.client import Answer, Failed, Target
+from forebay.bench.load.client import Completion, Failed, Target
 from forebay.bench.load.vocabulary import Vocabulary
 from forebay.bench.processes import HOST, ServerProcess, free_port
 from forebay.engines.start import vllm
@@ -68,7 +68,7 @@ class TokenEngine:
                 await engine.stop()
         return engine
 
-    async def ask(self, prompt: Sequence[int], answer_tokens: int) -> Answer:
+    async def ask(self, prompt: Sequence[int], answer_tokens: int) -> Completion:
         """Exactly so many tokens, greedily. Cancelled, the request is aborted."""
         answer = await client.ask_tokens(self.target, prompt, answer_tokens)
         if isinstance(answer, Failed):

@@ -13,7 +13,7 @@ from typing import Any
 from forebay.bench.result.machine import gpus
 
 
-class Results:
+class RowResults:
     """One row's file."""
 
     def __init__(self, path: Path, row: str, scale: str) -> None:

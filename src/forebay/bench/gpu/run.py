@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from forebay.bench.gpu import model, requests, variants
 from forebay.bench.gpu.engine import TokenEngine
-from forebay.bench.gpu.results import Results
+from forebay.bench.gpu.results import RowResults
 from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, RowScale
 from forebay.bench.processes import PoolProcess, running_pool
 from forebay.errors import StartupError
@@ -36,7 +36,7 @@ class RowRun:
     """One run of one row."""
 
     scale: RowScale
-    results: Results
+    results: RowResults
     place: Path  # private, on the drive to measure; gone afterwards
     until: float  # monotonic
     say: Callable[[str], None]
@@ -56,7 +56,7 @@ class RowRun:
         """Where the drive is measured bare."""
         return self.place / "raw"
 
-    def begin_row(self, scale: RowScale, results: Results) -> None:
+    def begin_row(self, scale: RowScale, results: RowResults) -> None:
         """From now on it is about this row."""
         self.scale, self.results, self._slowest_s = scale, results, 0.0
 

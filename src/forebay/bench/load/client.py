@@ -60,7 +60,7 @@ class Failed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """One answer and what it took."""
 
     text: str
@@ -116,7 +116,9 @@ def require() -> None:
         ) from None
 
 
-async def ask(target: Target, messages: Sequence[Message], answer_tokens: int) -> Answer | Failed:
+async def ask(
+    target: Target, messages: Sequence[Message], answer_tokens: int
+) -> Completion | Failed:
     """Have one answer of exactly so many tokens to a chat, greedily."""
     if target.vocabulary is not None:
         text = " ".join(message["content"] for message in messages)
@@ -130,7 +132,9 @@ async def ask(target: Target, messages: Sequence[Message], answer_tokens: int) -
     return await _ask(target, "/chat/completions", body, answer_tokens)
 
 
-async def ask_tokens(target: Target, prompt: Sequence[int], answer_tokens: int) -> Answer | Failed:
+async def ask_tokens(
+    target: Target, prompt: Sequence[int], answer_tokens: int
+) -> Completion | Failed:
     """The same for a prompt of token ids, answered in ids: for vLLM without a tokenizer."""
     body = {"prompt": prompt, "return_token_ids": True}
     return await _ask(target, "/completions", body, answer_tokens)
@@ -153,7 +157,7 @@ async def is_up(endpoint: Endpoint) -> bool:
 
 async def _ask(
     target: Target, path: str, prompt: dict[str, object], answer_tokens: int
-) -> Answer | Failed:
+) -> Completion | Failed:
     body = {
         **prompt,
         "model": target.model,
@@ -252,7 +256,7 @@ class _Stream:
             self._add(_decoder.decode(content), now)
         return False
 
-    def answer(self, begun: float) -> Answer | Failed:
+    def answer(self, begun: float) -> Completion | Failed:
         """What all of it comes to."""
         if not self.has_events:
             return Failed("garbage", "the server streamed what is no answer")
@@ -262,7 +266,7 @@ class _Stream:
             return Failed("empty", "the server answered with nothing")
         usage = self.usage or _Usage(0, len(self.tokens) or len(self.pieces))
         details = usage.prompt_tokens_details
-        return Answer(
+        return Completion(
             text="".join(self.pieces),
             ttft_s=self.first - begun,
             seconds=self.last - begun,

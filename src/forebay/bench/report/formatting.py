@@ -2,15 +2,15 @@
 
 from typing import Final
 
-from forebay.bench.result.compare import Comparison, Side, sla_of
-from forebay.bench.result.format import Bounds, Pool, Result, Times
+from forebay.bench.result.compare import Comparison, JudgedResult, sla_of
+from forebay.bench.result.format import LoadResult, PoolFigures, SlaBounds, TimeStats
 from forebay.quantity import format_size
 from forebay.report.charts import number
 
 _TIMES: Final = "\N{MULTIPLICATION SIGN}"
 
 
-def sla_words(bounds: Bounds) -> str:
+def sla_words(bounds: SlaBounds) -> str:
     """The SLA in a phrase."""
     return str(sla_of(bounds))
 
@@ -41,7 +41,7 @@ def violations(found: Comparison) -> str:
     return f"first violation{':' if None in steps else ' at'} {places}"
 
 
-def moved_lines(pool: Pool) -> list[str]:
+def moved_lines(pool: PoolFigures) -> list[str]:
     """What a pool stored and gave back."""
     rows = [(name, f"{chunks:,} chunks, {format_size(size)}") for name, chunks, size in moved(pool)]
     lines = [f"{name:<26} {value}" for name, value in rows]
@@ -49,7 +49,7 @@ def moved_lines(pool: Pool) -> list[str]:
     return [*lines, f"{'held at the end':<26} {held}"]
 
 
-def moved(pool: Pool) -> list[tuple[str, int, int]]:
+def moved(pool: PoolFigures) -> list[tuple[str, int, int]]:
     """What moved between tiers: a name, chunks, bytes."""
     return [
         ("stored in DRAM", pool.stored_chunks, pool.stored_bytes),
@@ -59,7 +59,7 @@ def moved(pool: Pool) -> list[tuple[str, int, int]]:
     ]
 
 
-def failures(result: Result) -> list[str]:
+def failures(result: LoadResult) -> list[str]:
     """What went wrong, counted and named, and what else is to be known."""
     lines = []
     told: dict[str, None] = {}  # each reason once
@@ -91,17 +91,17 @@ def gain_of(gain: float | None) -> str:
     return "-" if gain is None else f"{100 * gain:+.0f} %"
 
 
-def mean_of(value: Times | None) -> str:
+def mean_of(value: TimeStats | None) -> str:
     """A mean in ms, with as many digits as it deserves."""
     return "-" if value is None else number(value.mean)
 
 
-def times(value: Times | None) -> str:
+def times(value: TimeStats | None) -> str:
     """Mean and p99, as two columns."""
     return f"{mean_of(value):>8} {number(None if value is None else value.p99):>8}"
 
 
-def _alone(side: Side) -> str:
+def _alone(side: JudgedResult) -> str:
     if side.point is None:
         return f"{side.name}: no step"
     return f"{side.name}: {clients_of(side.point.clients)}, {side.point.req_s:.2f} requests/s"

@@ -14,13 +14,13 @@ from forebay.bench.report.formatting import (
     violations,
 )
 from forebay.bench.result import files
-from forebay.bench.result.compare import Comparison, Row, Side, compare, side_of
-from forebay.bench.result.format import Ab, Result, Step, Times
+from forebay.bench.result.compare import ComparedStep, Comparison, JudgedResult, compare, side_of
+from forebay.bench.result.format import AbResult, LoadResult, LoadStep, TimeStats
 from forebay.report.charts import Chart, ChartLine, number
 from forebay.report.page import document, figure, legend
 
 
-def page(ab: Ab) -> str:
+def page(ab: AbResult) -> str:
     """The whole file."""
     found = compare(ab.off, ab.on, ab.sla)
     model = ab.on.model or ab.off.model
@@ -36,7 +36,7 @@ def page(ab: Ab) -> str:
     return document(title, _subtitle(ab, model), parts)
 
 
-def write(directory: Path, ab: Ab) -> Path:
+def write(directory: Path, ab: AbResult) -> Path:
     """Write the page and the result beside it; the page's path, or a StartupError."""
     files.write(directory / "ab.json", files.as_text(ab))
     path = directory / "report.html"
@@ -44,14 +44,14 @@ def write(directory: Path, ab: Ab) -> Path:
     return path
 
 
-def _subtitle(ab: Ab, model: str) -> str:
+def _subtitle(ab: AbResult, model: str) -> str:
     workload = ab.on.workload.get("name")
     said = [model, f"workload {workload}" if workload else "", ab.on.begun[:10]]
     return " · ".join(part for part in [*said, f"SLA: {sla_words(ab.sla)}"] if part)
 
 
 def _headline(found: Comparison) -> str:
-    def both(figure: Callable[[Step], str]) -> str:
+    def both(figure: Callable[[LoadStep], str]) -> str:
         said = [
             "no step" if side.point is None else figure(side.point)
             for side in (found.on, found.off)
@@ -79,14 +79,14 @@ def _headline(found: Comparison) -> str:
     return f'<div class="cards">{inner}</div>'
 
 
-def _keys(ab: Ab, found: Comparison) -> str:
+def _keys(ab: AbResult, found: Comparison) -> str:
     names = [("off", found.off.name), ("on", found.on.name)]
     names += [("other", result.name) for result in ab.others]
     return legend(names, "ring: operating point")
 
 
-def _charts(ab: Ab, found: Comparison) -> str:
-    def over(value_of: Callable[[Step], float | None]) -> list[ChartLine]:
+def _charts(ab: AbResult, found: Comparison) -> str:
+    def over(value_of: Callable[[LoadStep], float | None]) -> list[ChartLine]:
         sides = [("off", ab.off), ("on", ab.on), *(("other", each) for each in ab.others)]
         return [_line(side, result, ab, value_of) for side, result in sides]
 
@@ -114,7 +114,9 @@ def _charts(ab: Ab, found: Comparison) -> str:
     return '<div class="charts">' + "".join(figure(chart) for chart in charts) + "</div>"
 
 
-def _line(side: str, result: Result, ab: Ab, value_of: Callable[[Step], float | None]) -> ChartLine:
+def _line(
+    side: str, result: LoadResult, ab: AbResult, value_of: Callable[[LoadStep], float | None]
+) -> ChartLine:
     points = [
         (float(step.clients), value)
         for step in result.steps
@@ -124,7 +126,7 @@ def _line(side: str, result: Result, ab: Ab, value_of: Callable[[Step], float | 
     return ChartLine(result.name, side, points, None if point is None else float(point.clients))
 
 
-def _per_turn(ab: Ab, found: Comparison) -> list[Chart]:
+def _per_turn(ab: AbResult, found: Comparison) -> list[Chart]:
     """At the last step where both sides have turns and the first is within the SLA, or the last."""
     both = [
         row.clients
@@ -149,11 +151,11 @@ def _per_turn(ab: Ab, found: Comparison) -> list[Chart]:
     return [Chart(f"TTFT turn by turn, at {clients_of(clients)}", "ms, mean", "turn", curves)]
 
 
-def _mean(value: Times | None) -> float | None:
+def _mean(value: TimeStats | None) -> float | None:
     return None if value is None else value.mean
 
 
-def _table(ab: Ab, found: Comparison) -> str:
+def _table(ab: AbResult, found: Comparison) -> str:
     names = [html.escape(found.off.name), html.escape(found.on.name)]
     groups = [
         ("requests a second", 3),
@@ -175,8 +177,8 @@ def _table(ab: Ab, found: Comparison) -> str:
     )
 
 
-def _row(found: Comparison, row: Row) -> str:
-    steps: Sequence[Step | None] = (row.off, row.on)
+def _row(found: Comparison, row: ComparedStep) -> str:
+    steps: Sequence[LoadStep | None] = (row.off, row.on)
     kinds = [_kind(step, side) for step, side in zip(steps, (found.off, found.on), strict=True)]
     cells = [f"<td>{'-' if step is None else f'{step.req_s:.2f}'}</td>" for step in steps]
     kind = "loss" if row.gain is not None and row.gain < 0 else "gain"
@@ -193,7 +195,7 @@ def _row(found: Comparison, row: Row) -> str:
     return f"<tr><td>{row.clients}</td>{''.join(cells)}</tr>"
 
 
-def _kind(step: Step | None, side: Side) -> str:
+def _kind(step: LoadStep | None, side: JudgedResult) -> str:
     if step is None:
         return ""
     if step is side.point:

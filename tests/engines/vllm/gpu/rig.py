@@ -13,7 +13,7 @@ from tests.engines.vllm.conftest import Tokens, dialogs, stored
 from tests.poolside import PoolProcess
 
 from forebay.bench.gpu.engine import TokenEngine
-from forebay.bench.load.client import Answer
+from forebay.bench.load.client import Completion
 from forebay.engines.start.vllm import transfer_config
 from forebay.settings import Settings
 
@@ -99,21 +99,25 @@ async def settled(pool: PoolProcess) -> None:
         await asyncio.sleep(0.5)
 
 
-async def ask_all(engine: TokenEngine, asked: list[Tokens], answer: int = ANSWER) -> list[Answer]:
+async def ask_all(
+    engine: TokenEngine, asked: list[Tokens], answer: int = ANSWER
+) -> list[Completion]:
     """All at once."""
     return list(await asyncio.gather(*(engine.ask(prompt, answer) for prompt in asked)))
 
 
-async def ask_each(engine: TokenEngine, asked: list[Tokens], answer: int = ANSWER) -> list[Answer]:
+async def ask_each(
+    engine: TokenEngine, asked: list[Tokens], answer: int = ANSWER
+) -> list[Completion]:
     """One by one: what is computed together is the same every time."""
     return [await engine.ask(prompt, answer) for prompt in asked]
 
 
-def tokens_of(replies: list[Answer]) -> list[Tokens]:
+def tokens_of(replies: list[Completion]) -> list[Tokens]:
     return [list(reply.tokens) for reply in replies]
 
 
-def cached_of(replies: list[Answer]) -> int:
+def cached_of(replies: list[Completion]) -> int:
     return sum(reply.cached_tokens or 0 for reply in replies)
 
 

@@ -13,13 +13,13 @@ from tests.engines.vllm.gpu.rig import ANSWER, cached_of
 from tests.poolside import PoolProcess
 
 from forebay.bench.gpu.engine import TokenEngine
-from forebay.bench.load.client import Answer
+from forebay.bench.load.client import Completion
 
 pytestmark = [*rig.NEEDS_GPU, pytest.mark.timeout(420)]
 TURNS, DIALOGS = 3, 8
 
 
-async def talk(engine: TokenEngine, turns: int = TURNS) -> list[list[Answer]]:
+async def talk(engine: TokenEngine, turns: int = TURNS) -> list[list[Completion]]:
     """Turn by turn, everyone's at once; more than its KV cache holds."""
     asked: list[Tokens] = dialogs(DIALOGS, 600, 3)
     said = []

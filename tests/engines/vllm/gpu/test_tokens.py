@@ -29,7 +29,7 @@ from tests.engines.vllm.gpu.yardstick import Yardstick
 from tests.poolside import PoolProcess
 
 from forebay.bench.gpu.engine import TokenEngine
-from forebay.bench.load.client import Answer
+from forebay.bench.load.client import Completion
 
 pytestmark = [*rig.NEEDS_GPU, pytest.mark.timeout(560)]
 Say = Callable[[str], None]
@@ -80,7 +80,7 @@ async def told_by(engine: TokenEngine) -> Alone:
     return Alone(prompts, turns, cached, long_prompts, await _long(engine, long_prompts))
 
 
-async def _from_own_cache(engine: TokenEngine) -> tuple[list[list[Tokens]], list[list[Answer]]]:
+async def _from_own_cache(engine: TokenEngine) -> tuple[list[list[Tokens]], list[list[Completion]]]:
     """What is said in every turn, and its answers."""
     await engine.clear_cache()
     prompts, own = [dialogs(DIALOGS, FIRST, 3)], []
@@ -92,7 +92,7 @@ async def _from_own_cache(engine: TokenEngine) -> tuple[list[list[Tokens]], list
     return prompts[:TURNS], own
 
 
-async def _asked_again(engine: TokenEngine, prompts: list[list[Tokens]]) -> list[list[Answer]]:
+async def _asked_again(engine: TokenEngine, prompts: list[list[Tokens]]) -> list[list[Completion]]:
     await engine.clear_cache()
     return [await ask_each(engine, asked) for asked in prompts]
 
@@ -176,7 +176,7 @@ class Bench:
             self._refused.append(what)
 
     async def judge_turn(
-        self, way: str, engine: TokenEngine, replies: list[Answer], alone: Alone, turn: int
+        self, way: str, engine: TokenEngine, replies: list[Completion], alone: Alone, turn: int
     ) -> None:
         """Answers of which both caches had as many tokens: what was computed had the same shape.
 

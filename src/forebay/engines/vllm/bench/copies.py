@@ -33,7 +33,7 @@ _REPEATS: Final = 3
 _SHAPES: Final = ((8 << 10, 256), (16 << 10, 128), (64 << 10, 36), (256 << 10, 9), (4 << 20, 1))
 
 
-class Scale(NamedTuple):
+class CopyScale(NamedTuple):
     """How much is moved."""
 
     slab_bytes: int
@@ -41,11 +41,11 @@ class Scale(NamedTuple):
     device: str
 
 
-FULL: Final = Scale(8 << 30, 2 << 30, "cuda")
-TINY: Final = Scale(1 << 30, 64 << 20, "cpu")
+FULL: Final = CopyScale(8 << 30, 2 << 30, "cuda")
+TINY: Final = CopyScale(1 << 30, 64 << 20, "cpu")
 
 
-class Plain:
+class HostDriver:
     """See Driver; without a GPU, so that this can be rehearsed: everything at once, in order."""
 
     by = "memmove"
@@ -102,10 +102,10 @@ class Plain:
         """See Driver."""
 
 
-class Bench:
+class CopyBench:
     """A slab, and what is measured on it."""
 
-    def __init__(self, scale: Scale, out: Path) -> None:
+    def __init__(self, scale: CopyScale, out: Path) -> None:
         self.scale = scale
         self.out = out
         self.found: dict[str, Any] = {}
@@ -122,11 +122,11 @@ class Bench:
     def driver(self, gather_below: int | None = None, *, with_operator: bool = True) -> Any:
         """The device."""
         if self.scale.device == "cpu":
-            return Plain()
+            return HostDriver()
         return cuda.CudaDriver("cuda:0", gather_below, with_operator=with_operator)
 
 
-def register(bench: Bench, span_bytes: int) -> dict[str, Any]:
+def register(bench: CopyBench, span_bytes: int) -> dict[str, Any]:
     """The whole slab registered in the background, and what a launching thread feels of it."""
     driver = bench.driver()
     changed = threading.Condition()
@@ -154,7 +154,7 @@ def register(bench: Bench, span_bytes: int) -> dict[str, Any]:
     }
 
 
-def launches(bench: Bench, goes_on: Callable[[], bool], least: int) -> dict[str, float]:
+def launches(bench: CopyBench, goes_on: Callable[[], bool], least: int) -> dict[str, float]:
     """Milliseconds that a small kernel takes from launch to end, as an engine's step would."""
     if bench.scale.device == "cpu":
         return {}
@@ -173,10 +173,10 @@ def launches(bench: Bench, goes_on: Callable[[], bool], least: int) -> dict[str,
     return {name: round(value, 3) for name, value in picks.items()}
 
 
-class Moving:
+class PageTransfer:
     """Chunks of one shape between a KV cache and the slab."""
 
-    def __init__(self, bench: Bench, driver: Driver, page_bytes: int, layers: int) -> None:
+    def __init__(self, bench: CopyBench, driver: Driver, page_bytes: int, layers: int) -> None:
         self._bench = bench
         self.block_bytes = page_bytes * layers
         self.chunks = bench.scale.moved_bytes // self.block_bytes
@@ -255,11 +255,11 @@ class Moving:
 
 
 def move(
-    bench: Bench, page_bytes: int, layers: int, gather_below: int, *, with_operator: bool = True
+    bench: CopyBench, page_bytes: int, layers: int, gather_below: int, *, with_operator: bool = True
 ) -> dict[str, Any]:
     """One page size, one way of copying."""
     driver = bench.driver(gather_below, with_operator=with_operator)
-    moving = Moving(bench, driver, page_bytes, layers)
+    moving = PageTransfer(bench, driver, page_bytes, layers)
     try:
         moving.reach()
         moving.run(out=True, inward=True)  # compiles, warms
@@ -286,7 +286,7 @@ def move(
         moving.close()
 
 
-def _keep_moving(moving: Moving, stop: threading.Event) -> None:
+def _keep_moving(moving: PageTransfer, stop: threading.Event) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(0)
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -295,12 +295,12 @@ def _keep_moving(moving: Moving, stop: threading.Event) -> None:
         _moves(moving, stop)
 
 
-def _moves(moving: Moving, stop: threading.Event) -> None:
+def _moves(moving: PageTransfer, stop: threading.Event) -> None:
     while not stop.is_set():
         moving.run(out=True, inward=True)
 
 
-def raw(bench: Bench) -> dict[str, float]:
+def raw(bench: CopyBench) -> dict[str, float]:
     """What the wire gives to one large copy of pinned memory."""
     if bench.scale.device == "cpu":
         return {}
@@ -319,7 +319,7 @@ def raw(bench: Bench) -> dict[str, float]:
     return rates
 
 
-def cases(scale: Scale) -> Iterator[tuple[int, int, int]]:
+def cases(scale: CopyScale) -> Iterator[tuple[int, int, int]]:
     """Page bytes, layers, and below which size the kernel is used."""
     del scale
     for page_bytes, layers in _SHAPES:
@@ -337,7 +337,7 @@ def main() -> int:
     wanted = parser.parse_args()
     if wanted.library:
         torch.ops.load_library(wanted.library)
-    bench = Bench(TINY if wanted.tiny else FULL, wanted.out)
+    bench = CopyBench(TINY if wanted.tiny else FULL, wanted.out)
     device = "none" if wanted.tiny else torch.cuda.get_device_name(0)
     bench.say("machine", {"device": device, "torch": torch.__version__, "by": bench.driver().by})
     bench.say("raw_gb_s", raw(bench))

@@ -17,18 +17,18 @@ from typing import Final
 import msgspec
 
 from forebay.bench import processes
-from forebay.bench.served.stock import new_chain
+from forebay.bench.pool.stored_chains import new_chain
 from forebay.errors import StartupError
 from forebay.pool.client import Client
 
-_MODULE: Final = "forebay.bench.served.neighbour"
+_MODULE: Final = "forebay.bench.pool.background_client"
 _STORE_S: Final = 10.0
 _BEGIN_S: Final = 30.0
 _END_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class BackgroundLoad:
     """What it stores."""
 
     payload_bytes: int  # of a chunk
@@ -36,7 +36,7 @@ class Neighbour:
     chunks_per_s: float
 
 
-class Report(msgspec.Struct):
+class BackgroundReport(msgspec.Struct):
     """What it has done."""
 
     stored: int = 0  # chunks
@@ -45,9 +45,9 @@ class Report(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def beside(socket: str, neighbour: Neighbour) -> Iterator[Report]:
+def beside(socket: str, neighbour: BackgroundLoad) -> Iterator[BackgroundReport]:
     """A neighbour that stores meanwhile; its report is complete at the end."""
-    report = Report()
+    report = BackgroundReport()
     arguments = [
         socket,
         str(neighbour.payload_bytes),
@@ -65,7 +65,7 @@ def beside(socket: str, neighbour: Neighbour) -> Iterator[Report]:
         yield report
         output, _ = child.communicate(timeout=_END_S)
         try:
-            done = msgspec.json.decode(output, type=Report)
+            done = msgspec.json.decode(output, type=BackgroundReport)
         except msgspec.DecodeError:
             raise StartupError(f"the client beside failed: {output[-200:]!r}") from None
         report.stored, report.refused, report.seconds = done.stored, done.refused, done.seconds
@@ -78,7 +78,7 @@ def main() -> None:
     socket, payload_bytes, chunks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     chains_per_s = float(sys.argv[4])
     payloads = [memoryview(os.urandom(payload_bytes))] * chunks
-    report = Report()
+    report = BackgroundReport()
     print("begun", flush=True)  # noqa: T201
     start = time.monotonic()
     chains = 0

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 import pytest
 from tests.stubbed import Stubbed, stub
 
-from forebay.bench.load import drive
-from forebay.bench.load.client import Answer, Failed, Target, endpoint_of
-from forebay.bench.load.drive import Crowd, Driven, Taken
-from forebay.bench.load.script import Ask, Prose, Session
-from forebay.bench.load.server import model_of, prose_of
-from forebay.bench.load.workloads import Dialogs, Listed, Questions, Stateless
-from forebay.bench.result.summing import percentile, step_of
+from forebay.bench.load.client import Completion, Failed, Target, endpoint_of
+from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
+from forebay.bench.load.server import model_of, text_of
+from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
+from forebay.bench.load.workloads import Dialogs, FixedSession, Questions, Stateless
+from forebay.bench.result.summary import percentile, step_of
 from forebay.errors import StartupError
 
 DIALOGS = Dialogs(turns=3, first_tokens=40, turn_tokens=10, answer_tokens=4, hold=3)
@@ -24,31 +23,31 @@ def served() -> Iterator[Stubbed]:
         yield found
 
 
-def driven(served: Stubbed, queue: Iterator[Session], crowd: Crowd) -> Driven:
+def measured(served: Stubbed, queue: Iterator[ChatSession], group: ClientGroup) -> ClientsResult:
     target = Target(endpoint_of(served.url), "stub", 5.0)
-    return asyncio.run(drive.drive(target, queue, crowd, lambda _taken: None))
+    return asyncio.run(run_clients(target, queue, group, lambda _taken: None))
 
 
 def test_everyone_has_a_turn_before_anyone_has_the_next(served: Stubbed) -> None:
-    queue = DIALOGS.queue(Prose(), 1, "s")
-    found = driven(served, queue, Crowd(1, hold=3))
-    assert [each.turn for each in found.taken] == [0] * 3 + [1] * 3 + [2] * 3
+    queue = DIALOGS.queue(SyntheticText(), 1, "s")
+    found = measured(served, queue, ClientGroup(1, hold=3))
+    assert [each.turn for each in found.finished] == [0] * 3 + [1] * 3 + [2] * 3
     names = ["dialog 1", "dialog 2", "dialog 3"]
-    assert [each.session for each in found.taken] == names * 3
+    assert [each.session for each in found.finished] == names * 3
     assert found.skipped == 0
 
 
 def test_rounds_end_a_step_and_dialogs_go_on_later(served: Stubbed) -> None:
-    dialogs = list(DIALOGS.queue(Prose(), 1, "s"))
-    first = driven(served, iter(dialogs), Crowd(1, hold=3, rounds=2))
-    rest = driven(served, iter(dialogs), Crowd(1, hold=3))
-    assert [each.turn for each in first.taken] == [0] * 3 + [1] * 3
-    assert [each.turn for each in rest.taken] == [2] * 3
+    dialogs = list(DIALOGS.queue(SyntheticText(), 1, "s"))
+    first = measured(served, iter(dialogs), ClientGroup(1, hold=3, rounds=2))
+    rest = measured(served, iter(dialogs), ClientGroup(1, hold=3))
+    assert [each.turn for each in first.finished] == [0] * 3 + [1] * 3
+    assert [each.turn for each in rest.finished] == [2] * 3
 
 
 def test_clients_ask_at_once(served: Stubbed) -> None:
-    found = driven(served, Stateless(100, 4, 3).queue(Prose(), 4, "s"), Crowd(4))
-    assert len(found.taken) == 12
+    found = measured(served, Stateless(100, 4, 3).queue(SyntheticText(), 4, "s"), ClientGroup(4))
+    assert len(found.finished) == 12
     step = step_of(4, [found])
     assert (step.requests, step.errors, step.output_tokens) == (12, 0, 48)
     assert step.req_s == pytest.approx(12 / found.seconds, rel=1e-3)
@@ -65,33 +64,35 @@ def test_times_are_kept_and_lateness_is_counted(served: Stubbed) -> None:
         question_tokens=4,
         answer_tokens=4,
     )
-    queue = list(workload.queue(Prose(), 3, "s"))
+    queue = list(workload.queue(SyntheticText(), 3, "s"))
     last = max(session._times[-1] for session in queue)  # type: ignore[attr-defined]
-    found = driven(served, iter(queue), Crowd(3))
-    assert len(found.taken) == 6
+    found = measured(served, iter(queue), ClientGroup(3))
+    assert len(found.finished) == 6
     assert found.seconds >= last
-    late = [Listed("a", [Ask([], 2), Ask([], 2, at_s=1e-6)])]
-    assert driven(served, iter(late), Crowd(1)).late == 1
+    late = [FixedSession("a", [PromptRequest([], 2), PromptRequest([], 2, at_s=1e-6)])]
+    assert measured(served, iter(late), ClientGroup(1)).late == 1
 
 
 def test_a_pause_is_waited_for_and_time_ends_a_step(served: Stubbed) -> None:
-    found = driven(served, iter([Listed("a", [Ask([], 2, pause_s=0.2)])]), Crowd(1))
+    found = measured(
+        served, iter([FixedSession("a", [PromptRequest([], 2, pause_s=0.2)])]), ClientGroup(1)
+    )
     assert found.seconds >= 0.2
-    long = [Listed("a", [Ask([], 2, pause_s=0.1)] * 50)]
-    cut = driven(served, iter(long), Crowd(1, seconds=0.3))
-    assert 1 <= len(cut.taken) <= 4
-    assert cut.skipped == 50 - len(cut.taken)
+    long = [FixedSession("a", [PromptRequest([], 2, pause_s=0.1)] * 50)]
+    cut = measured(served, iter(long), ClientGroup(1, seconds=0.3))
+    assert 1 <= len(cut.finished) <= 4
+    assert cut.skipped == 50 - len(cut.finished)
 
 
 def test_a_client_gives_up_and_leaves_the_queue_to_others() -> None:
     with stub("--fault", "500") as broken:
-        found = driven(broken, Stateless(10, 2, 9).queue(Prose(), 2, "s"), Crowd(2))
-        assert len(found.taken) == 6
+        found = measured(broken, Stateless(10, 2, 9).queue(SyntheticText(), 2, "s"), ClientGroup(2))
+        assert len(found.finished) == 6
         assert found.skipped == 12
-        assert all(isinstance(each.outcome, Failed) for each in found.taken)
-        shared = (Listed(str(number), [Ask([], 2)]) for number in range(20))
-        found = driven(broken, shared, Crowd(2))
-    assert (len(found.taken), found.skipped) == (6, 14)
+        assert all(isinstance(each.outcome, Failed) for each in found.finished)
+        shared = (FixedSession(str(number), [PromptRequest([], 2)]) for number in range(20))
+        found = measured(broken, shared, ClientGroup(2))
+    assert (len(found.finished), found.skipped) == (6, 14)
     step = step_of(2, [found])
     assert (step.requests, step.errors, step.errors_by_kind) == (0, 6, {"http_500": 6})
     assert step.tpot_ms is None
@@ -100,16 +101,20 @@ def test_a_client_gives_up_and_leaves_the_queue_to_others() -> None:
 
 def test_a_dialog_goes_on_after_a_failed_turn() -> None:
     with stub("--fault", "429", "--fault-from", "2") as broken:
-        found = driven(broken, DIALOGS.queue(Prose(), 1, "s"), Crowd(1, hold=3, patience=99))
-    kinds = [isinstance(each.outcome, Answer) for each in found.taken]
+        found = measured(
+            broken, DIALOGS.queue(SyntheticText(), 1, "s"), ClientGroup(1, hold=3, patience=99)
+        )
+    kinds = [isinstance(each.outcome, Completion) for each in found.finished]
     assert kinds == [True] * 2 + [False] * 7
 
 
 def test_figures_of_known_requests() -> None:
-    def taken(turn: int, ttft: float, total: float, tokens: int) -> Taken:
-        return Taken("d", turn, Answer("t", ttft, total, 100, 40, tokens))
+    def finished(turn: int, ttft: float, total: float, tokens: int) -> FinishedRequest:
+        return FinishedRequest("d", turn, Completion("t", ttft, total, 100, 40, tokens))
 
-    run = Driven((taken(0, 0.1, 1.1, 11), taken(1, 0.3, 0.5, 2), taken(1, 0.5, 0.5, 1)), 2.0)
+    run = ClientsResult(
+        (finished(0, 0.1, 1.1, 11), finished(1, 0.3, 0.5, 2), finished(1, 0.5, 0.5, 1)), 2.0
+    )
     step = step_of(3, [run])
     assert step.ttft_ms is not None
     assert step.tpot_ms is not None
@@ -133,7 +138,7 @@ def test_percentiles_lie_between_values() -> None:
 def test_a_server_tells_its_model_and_the_size_of_words(served: Stubbed) -> None:
     target = Target(endpoint_of(served.url), "stub")
     assert asyncio.run(model_of(target.endpoint)) == "stub"
-    assert asyncio.run(prose_of(target)).tokens_a_word == pytest.approx(2.0)
+    assert asyncio.run(text_of(target)).tokens_a_word == pytest.approx(2.0)
     nowhere = endpoint_of(served.url + "/other")
     with pytest.raises(StartupError, match="does not name its model"):
         asyncio.run(model_of(nowhere))

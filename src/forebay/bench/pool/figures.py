@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from forebay.bench.figures import Spread, Versus, versus_json
+from forebay.bench.disk.figures import RawComparison, Spread, versus_json
 
 
 class Latency(NamedTuple):
@@ -23,7 +23,7 @@ class Latency(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class PoolBenchFigures:
     """The `--dram` figures of `forebay bench pool`."""
 
     dram_bytes: int
@@ -38,7 +38,7 @@ class Served:
     lookups_not_ready: int  # of all these, those that found less than everything in DRAM
     commits_per_s: Spread
     commit_batch: int
-    nvme: Versus
+    nvme: RawComparison
     nvme_misses: int
     stored: int  # records, of several times the DRAM
     found: int  # of these, loaded again with their bytes

@@ -1,6 +1,6 @@
 """Figures of a run and what they say: medians with their spread, pairs with their ratio."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final, NamedTuple, Self
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
+class RawComparison:
     """Pairs of raw and ours, each measured back to back, GB/s."""
 
     ours: Spread
@@ -61,6 +61,33 @@ class Versus:
         )
 
 
+PAIRS: Final = 5
+Measure = Callable[[int, float], float]  # depth and seconds → GB/s
+
+
+def compare_in_pairs(
+    depths: Sequence[int], raw: Measure, ours: Measure, slice_s: Callable[[str], float]
+) -> RawComparison:
+    """A slice of raw and a slice of ours, back to back, in alternating order.
+
+    So what else goes on in the machine meets both. `slice_s` is told what comes next, and answers
+    with how long it may take.
+    """
+    rounds = []
+    for number in range(PAIRS):
+        order = [("raw", raw), ("ours", ours)]
+        if number % 2:
+            order.reverse()
+        each = {}
+        for depth in depths:
+            found = {
+                name: measure(depth, slice_s(f"{name}, depth {depth}")) for name, measure in order
+            }
+            each[depth] = (found["raw"], found["ours"])
+        rounds.append(each)
+    return RawComparison.of(rounds)
+
+
 @dataclass(frozen=True, slots=True)
 class DirectoryShare:
     """What one directory carried of the bytes that were stored."""
@@ -70,14 +97,14 @@ class DirectoryShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class DiskFigures:
     """All that `forebay bench pool` measures; None: the space or the time did not suffice."""
 
     record_payload_bytes: int
     seconds: float
     written_bytes: int  # by all of it, to the drives
-    read: Versus
-    write: Versus
+    read: RawComparison
+    write: RawComparison
     mixed_ours: tuple[float, float]  # read and write at once, GB/s
     mixed_raw: tuple[float, float]
     shares: tuple[DirectoryShare, ...]
@@ -117,12 +144,12 @@ class Figures:
         }
 
 
-def tokens_per_s(figures: Figures) -> float:
+def tokens_per_s(figures: DiskFigures) -> float:
     """How many tokens' KV of the named model the drive gives back in a second."""
     return figures.read.ours.median * 1e9 / MODEL_KV_BYTES
 
 
-def verdict(figures: Figures) -> str:
+def verdict(figures: DiskFigures) -> str:
     """The answer to a buyer's question, in one or two sentences."""
     tokens = tokens_per_s(figures)
     times = tokens / MODEL_PREFILL_TOKENS
@@ -141,7 +168,7 @@ def verdict(figures: Figures) -> str:
     )
 
 
-def versus_json(name: str, versus: Versus) -> dict[str, Any]:
+def versus_json(name: str, versus: RawComparison) -> dict[str, Any]:
     """Pairs under flat names."""
     return {
         f"{name}_gbps": round(versus.ours.median, 3),

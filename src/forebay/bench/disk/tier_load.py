@@ -1,4 +1,4 @@
-"""Forebay's side of a pair: the NVMe tier, every load verified, with a given number in flight."""
+"""Keeps the NVMe tier busy, every load verified, with a given number of transfers in flight."""
 
 import os
 import queue
@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from forebay.bench.raw import DEPTH_MAX
+from forebay.bench.disk.raw import DEPTH_MAX
 from forebay.errors import StartupError
 from forebay.record.header import ROOT, RecordName
 from forebay.sys import memory
@@ -25,8 +25,8 @@ def new_name(parent: bytes = ROOT) -> RecordName:
 
 
 @dataclass(slots=True)
-class Lane:
-    """One transfer in flight at a time, with the buffer that it owns."""
+class Transfer:
+    """A buffer, and the transfer that has it now."""
 
     buffer: memoryview
     is_store: bool
@@ -43,9 +43,9 @@ class TierLoad:
         self._tier = tier
         self._payload_bytes = payload_bytes
         self._names: deque[RecordName] = deque(maxlen=max(1, int(records * _KEEP_SHARE)))
-        self._ended: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        self._lanes = [
-            Lane(buffer[: memory.padded(payload_bytes)], is_store=number >= DEPTH_MAX)
+        self._ended: queue.SimpleQueue[Transfer] = queue.SimpleQueue()
+        self._transfers = [
+            Transfer(buffer[: memory.padded(payload_bytes)], is_store=number >= DEPTH_MAX)
             for number, buffer in enumerate(buffers)
         ]
         self.misses = 0
@@ -67,6 +67,11 @@ class TierLoad:
         """Load and store at once, `depth` each."""
         return self._run(depth, depth, seconds)
 
+    def release(self) -> None:
+        """Let go of the buffers; the tier is closed."""
+        for transfer in self._transfers:
+            transfer.buffer.release()
+
     def _run(
         self, loads: int, stores: int, seconds: float, times: int = 1 << 60
     ) -> tuple[float, float]:
@@ -74,39 +79,42 @@ class TierLoad:
         moved = [0, 0]
         start = time.monotonic()
         flying = 0
-        for lane in (*self._lanes[:loads], *self._lanes[DEPTH_MAX : DEPTH_MAX + stores]):
-            self._begin(lane)
+        for transfer in (
+            *self._transfers[:loads],
+            *self._transfers[DEPTH_MAX : DEPTH_MAX + stores],
+        ):
+            self._begin(transfer)
             flying += 1
         while flying:
-            lane = self._next_ended()
-            moved[lane.is_store] += self._account(lane)
+            transfer = self._next_ended()
+            moved[transfer.is_store] += self._account(transfer)
             times -= 1
             if times >= flying and time.monotonic() - start < seconds:
-                self._begin(lane)
+                self._begin(transfer)
             else:
                 flying -= 1
         elapsed = time.monotonic() - start
         return moved[0] / elapsed / 1e9, moved[1] / elapsed / 1e9
 
-    def _begin(self, lane: Lane) -> None:
+    def _begin(self, transfer: Transfer) -> None:
         def done(outcome: LoadOutcome | StoreOutcome) -> None:
-            lane.outcome = outcome
-            self._ended.put(lane)
+            transfer.outcome = outcome
+            self._ended.put(transfer)
 
-        if lane.is_store:
-            lane.name = new_name()
-            self._tier.submit_store(lane.name, lane.buffer, self._payload_bytes, done)
+        if transfer.is_store:
+            transfer.name = new_name()
+            self._tier.submit_store(transfer.name, transfer.buffer, self._payload_bytes, done)
         else:
-            lane.name = random.choice(self._names)  # noqa: S311 - a record to read
-            self._tier.submit_load(lane.name, lane.buffer, done, time.monotonic() + _WAIT_S)
+            transfer.name = random.choice(self._names)  # noqa: S311 - a record to read
+            self._tier.submit_load(transfer.name, transfer.buffer, done, time.monotonic() + _WAIT_S)
 
-    def _account(self, lane: Lane) -> int:
+    def _account(self, transfer: Transfer) -> int:
         """Payload bytes that really moved."""
-        match lane.outcome:
+        match transfer.outcome:
             case Hit(length):
                 return length
             case Stored():
-                self._names.append(lane.name)
+                self._names.append(transfer.name)
                 return self._payload_bytes
             case Dropped():
                 self.dropped += 1
@@ -114,7 +122,7 @@ class TierLoad:
                 self.misses += 1
         return 0
 
-    def _next_ended(self) -> Lane:
+    def _next_ended(self) -> Transfer:
         try:
             return self._ended.get(timeout=_WAIT_S)
         except queue.Empty:

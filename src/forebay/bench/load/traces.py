@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from forebay.bench.load.client import Message
-from forebay.bench.load.script import Ask, Dialog, Prose, Session
-from forebay.bench.load.workloads import Listed
+from forebay.bench.load.sessions import ChatSession, Dialog, PromptRequest, SyntheticText
+from forebay.bench.load.workloads import FixedSession
 from forebay.errors import SettingsError
 
 LINES_MAX: Final = 1_000_000
@@ -56,7 +56,7 @@ class _OwnLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayOptions:
     """How a trace is replayed."""
 
     think: float = 1.0  # factor on pauses and times; 0: none
@@ -78,21 +78,21 @@ class _Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class AgentTrace:
     """Coding agents: a client holds one session after the other and thinks between requests."""
 
     path: Path
-    replay: Replay = Replay()
+    replay: ReplayOptions = ReplayOptions()
     hold: int = 1
     name: str = "agent"
 
-    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """See Workload."""
         del clients  # they share the trace's sessions among them
         found = _read(self.path, _AgentSession)
         return _limited(
             (
-                _Blocks(row.id, prompts, block, prose, f"{seed}/{row.id}")
+                _Blocks(row.id, prompts, block, words, f"{seed}/{row.id}")
                 for row in found
                 for block in [self.replay.block_tokens or row.block_size]
                 if (prompts := self._prompts(row, block))
@@ -123,15 +123,15 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatTrace:
     """Chat requests in the order of a trace: clients take one each, none before its time."""
 
     path: Path
-    replay: Replay = Replay()
+    replay: ReplayOptions = ReplayOptions()
     hold: int = 1
     name: str = "chat"
 
-    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """See Workload."""
         del clients
         rows = sorted(_read(self.path, _ChatRequest), key=lambda row: row.timestamp)
@@ -139,7 +139,7 @@ class Chat:
         shared: dict[int, str] = {}  # an id means the same in every request
         return _limited(
             (
-                _Blocks(f"request {number + 1}", [prompt], block, prose, seed, shared)
+                _Blocks(f"request {number + 1}", [prompt], block, words, seed, shared)
                 for number, row in enumerate(rows)
                 for prompt in [self._prompt(row, block)]
                 if _fits([prompt], block, self.replay)
@@ -161,7 +161,7 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class RequestFile:
     """The user's own requests, one a line: a `prompt`, `messages`, or the user's `turns`."""
 
     path: Path
@@ -170,9 +170,9 @@ class Own:
     hold: int = 1
     name: str = "file"
 
-    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """See Workload; the text is the user's, so every step asks the same."""
-        del prose, clients, seed
+        del words, clients, seed
         rows = _read(self.path, _OwnLine)
         made = (self._session(number, row) for number, row in enumerate(rows, 1))
         return _limited(made, self.sessions, self.path)
@@ -181,7 +181,7 @@ class Own:
         """See Workload."""
         return {"name": self.name, "file": self.path.name, "answer_tokens": self.answer_tokens}
 
-    def _session(self, number: int, row: _OwnLine) -> Session:
+    def _session(self, number: int, row: _OwnLine) -> ChatSession:
         tokens = row.answer_tokens or self.answer_tokens
         said = [part is not None for part in (row.prompt, row.messages, row.turns)]
         if sum(said) != 1:
@@ -191,7 +191,7 @@ class Own:
         if row.turns is not None:
             return Dialog(f"line {number}", row.turns, tokens)
         messages = row.messages or [{"role": "user", "content": row.prompt or ""}]
-        return Listed(f"line {number}", [Ask(messages, tokens)])
+        return FixedSession(f"line {number}", [PromptRequest(messages, tokens)])
 
 
 @dataclass(slots=True)
@@ -201,24 +201,24 @@ class _Blocks:
     name: str
     prompts: list[_Prompt]
     block_tokens: int
-    prose: Prose
+    words: SyntheticText
     seed: str
     texts: dict[int, str] = field(default_factory=dict)
     turn: int = 0
 
     def left(self) -> int:
-        """See Session."""
+        """See ChatSession."""
         return len(self.prompts) - self.turn
 
-    def ask(self) -> Ask:
-        """See Session."""
+    def ask(self) -> PromptRequest:
+        """See ChatSession."""
         prompt = self.prompts[self.turn]
         parts = [self._text(block) for block in prompt.blocks]
         if prompt.rest_tokens or not parts:
             own = f"{self.seed}/{self.name}/{self.turn}"
-            parts.append(self.prose.text(own, prompt.rest_tokens))
+            parts.append(self.words.text(own, prompt.rest_tokens))
         content = "\n".join(parts)
-        return Ask(
+        return PromptRequest(
             [{"role": "user", "content": content}],
             prompt.answer_tokens,
             self.turn,
@@ -227,14 +227,14 @@ class _Blocks:
         )
 
     def answered(self, text: str) -> None:
-        """See Session; what is asked next stands in the trace."""
+        """See ChatSession; what is asked next stands in the trace."""
         del text
         self.turn += 1
 
     def _text(self, block: int) -> str:
         found = self.texts.get(block)
         if found is None:
-            found = self.prose.text(f"{self.seed}/block/{block}", self.block_tokens)
+            found = self.words.text(f"{self.seed}/block/{block}", self.block_tokens)
             self.texts[block] = found
         return found
 
@@ -247,7 +247,7 @@ def _prompt(
     return whole, tokens % block_tokens * shown_tokens // block_tokens
 
 
-def _fits(prompts: list[_Prompt], block_tokens: int, replay: Replay) -> bool:
+def _fits(prompts: list[_Prompt], block_tokens: int, replay: ReplayOptions) -> bool:
     if replay.prompt_tokens_max is None:
         return True
     longest = max(
@@ -265,7 +265,7 @@ def _flat(requests: list[_AgentRequest], start_s: float) -> Iterator[tuple[float
             yield at_s, request
 
 
-def _options(name: str, path: Path, replay: Replay) -> dict[str, Any]:
+def _options(name: str, path: Path, replay: ReplayOptions) -> dict[str, Any]:
     chosen = {key: getattr(replay, key) for key in replay.__dataclass_fields__}
     return {"name": name, "trace": path.name, **chosen}
 
@@ -273,13 +273,13 @@ def _options(name: str, path: Path, replay: Replay) -> dict[str, Any]:
 _Row = TypeVar("_Row")
 
 
-def _limited(found: Iterator[Session], count: int | None, path: Path) -> Iterator[Session]:
+def _limited(found: Iterator[ChatSession], count: int | None, path: Path) -> Iterator[ChatSession]:
     """At most so many sessions; a SettingsError if there is none at all."""
     first = next(found, None)
     if first is None:
         raise SettingsError(f"{path} has nothing to ask within --prompt-tokens-max.")
 
-    def rest() -> Iterator[Session]:
+    def rest() -> Iterator[ChatSession]:
         yield first
         for number, session in enumerate(found, 2):
             if count is not None and number > count:

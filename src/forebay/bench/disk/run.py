@@ -13,27 +13,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from forebay.bench import small
-from forebay.bench.figures import DirectoryShare, Figures, Spread, Versus
-from forebay.bench.ours import TierLoad
-from forebay.bench.raw import DEPTH_MAX, RawFiles, allocate_buffers
+from forebay.bench.disk import microbenchmarks
+from forebay.bench.disk.figures import (
+    PAIRS,
+    DirectoryShare,
+    DiskFigures,
+    RawComparison,
+    Spread,
+    compare_in_pairs,
+)
+from forebay.bench.disk.raw import (
+    DEPTH_MAX,
+    RawFiles,
+    pool_bytes,
+    prepared_files,
+    raw_slots,
+    used_bytes,
+)
+from forebay.bench.disk.tier_load import TierLoad
 from forebay.errors import DirectoryError, SettingsError
 from forebay.quantity import format_size
 from forebay.record.header import PAYLOAD_BYTES_MAX, record_bytes
 from forebay.settings import DiskSetting
-from forebay.sys.disk import Disk
 from forebay.sys.scratch import scratch
 from forebay.tiers.disk import Directory, DiskTier, Options
 
 DEPTHS: Final = (1, 4, DEPTH_MAX)
-PAIRS: Final = 5
 MIXED_DEPTH: Final = 4
-USED_BYTES_MAX: Final = 8 << 30  # a directory; more would only take longer to fill
 SECONDS_MIN: Final = 5.0
 SECONDS_MAX: Final = 3600.0
 SMALL_SECONDS_MIN: Final = 40.0  # with less time, reopening and index are left out
 _RECORDS_MIN: Final = 64  # a directory, so that some regions are filled and evicted
-_RAW_SHARE: Final = 4  # one part in so many is the raw file's
 _REOPEN_TIMES: Final = 5
 _REOPEN_SHARE: Final = 0.5  # of the time may have passed when its records are stored
 _CLOSE_S: Final = 60.0
@@ -45,19 +55,15 @@ Progress = Callable[[str, float], None]  # what is being done, and how much of a
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DiskBenchPlan:
     """What to measure."""
 
     disks: tuple[DiskSetting, ...]
     payload_bytes: int  # of a record
     seconds: float  # for everything
 
-    def used_bytes(self, disk: DiskSetting) -> int:
-        """What the run takes of a directory's size."""
-        return min(disk.cap_bytes, USED_BYTES_MAX)
 
-
-def run(plan: Plan, progress: Progress) -> Figures:
+def run(plan: DiskBenchPlan, progress: Progress) -> DiskFigures:
     """Measure; blocks for about `plan.seconds`."""
     _refuse_impossible(plan)
     start = time.monotonic()
@@ -65,17 +71,17 @@ def run(plan: Plan, progress: Progress) -> Figures:
         places = [stack.enter_context(scratch(disk.path)) for disk in plan.disks]
         _refuse_too_much(plan, places)
         progress("key chain", 0.0)
-        keys = small.keys_ms()
+        keys = microbenchmarks.keys_ms()
         reopen, index = None, None
         if plan.seconds >= SMALL_SECONDS_MIN:
             progress("index memory", 0.01)
-            index = small.index_bytes_per_record()
+            index = microbenchmarks.index_bytes_per_record()
             progress("reopening 100,000 records", 0.05)
             reopen = _reopen(plan, places, start + plan.seconds * _REOPEN_SHARE)
         rest_s = plan.seconds - _CLEANUP_S - (time.monotonic() - start)
         bandwidth = _Bandwidth(plan, places, rest_s, progress)
         read, write, mixed_raw, mixed_ours = bandwidth.measure()
-    return Figures(
+    return DiskFigures(
         record_payload_bytes=plan.payload_bytes,
         seconds=time.monotonic() - start,
         written_bytes=bandwidth.written_bytes,
@@ -92,7 +98,7 @@ def run(plan: Plan, progress: Progress) -> Figures:
     )
 
 
-def _refuse_impossible(plan: Plan) -> None:
+def _refuse_impossible(plan: DiskBenchPlan) -> None:
     if not 0 < plan.payload_bytes <= PAYLOAD_BYTES_MAX:
         raise SettingsError(
             f"--record: a record has 1 byte to {format_size(PAYLOAD_BYTES_MAX)}, for example 4MiB."
@@ -108,7 +114,7 @@ def _refuse_impossible(plan: Plan) -> None:
             )
 
 
-def _refuse_too_much(plan: Plan, places: Sequence[Path]) -> None:
+def _refuse_too_much(plan: DiskBenchPlan, places: Sequence[Path]) -> None:
     """Sizes above what is free; directories on one drive count together."""
     wanted: dict[int, int] = {}
     for disk, place in zip(plan.disks, places, strict=True):
@@ -122,19 +128,19 @@ def _refuse_too_much(plan: Plan, places: Sequence[Path]) -> None:
             )
 
 
-def _reopen(plan: Plan, places: Sequence[Path], until: float) -> Spread | None:
-    need = small.reopen_bytes() // len(places)
-    if any(plan.used_bytes(disk) < need for disk in plan.disks):
+def _reopen(plan: DiskBenchPlan, places: Sequence[Path], until: float) -> Spread | None:
+    need = microbenchmarks.reopen_bytes() // len(places)
+    if any(used_bytes(disk) < need for disk in plan.disks):
         return None
     homes = [place / "reopen" for place in places]
     for home in homes:
         home.mkdir(mode=0o700)
     try:
         directories = [
-            Directory(str(home), plan.used_bytes(disk))
+            Directory(str(home), used_bytes(disk))
             for home, disk in zip(homes, plan.disks, strict=True)
         ]
-        return small.reopen(directories, _REOPEN_TIMES, until)
+        return microbenchmarks.reopen(directories, _REOPEN_TIMES, until)
     finally:
         for home in homes:
             shutil.rmtree(home)
@@ -144,25 +150,35 @@ class _Bandwidth:
     """The pairs of one run."""
 
     def __init__(
-        self, plan: Plan, places: Sequence[Path], seconds: float, progress: Progress
+        self, plan: DiskBenchPlan, places: Sequence[Path], seconds: float, progress: Progress
     ) -> None:
         self._plan = plan
         self._places = places
         self._progress = progress
         self._until = time.monotonic() + seconds
         self._slices_done = 0
-        self._disk = Disk()
-        self._buffers = allocate_buffers(record_bytes(plan.payload_bytes))
         self.written_bytes = 0
         self.shares: tuple[DirectoryShare, ...] = ()
         self.misses = 0
         self.dropped = 0
 
-    def measure(self) -> tuple[Versus, Versus, tuple[float, float], tuple[float, float]]:
+    def measure(
+        self,
+    ) -> tuple[RawComparison, RawComparison, tuple[float, float], tuple[float, float]]:
         """Reads, writes, and both at once: raw and ours."""
-        with self._raw() as raw, self._tier() as (tier, ours):
-            read = self._versus("reads", raw.read, ours.read)
-            write = self._versus("writes", raw.write, ours.write)
+        io_bytes = record_bytes(self._plan.payload_bytes)
+        slots = raw_slots(self._plan.disks, io_bytes)
+        self._progress("writing the raw file once", 0.3)
+        with (
+            prepared_files(self._places, io_bytes, slots) as raw,
+            self._tier(raw.buffers) as (tier, ours),
+        ):
+            read = compare_in_pairs(
+                DEPTHS, raw.read, ours.read, lambda what: self._slice(f"reads, {what}")
+            )
+            write = compare_in_pairs(
+                DEPTHS, raw.write, ours.write, lambda what: self._slice(f"writes, {what}")
+            )
             mixed = [self._mixed(raw, ours) for _ in range(PAIRS)]
             drives = tier.drives()
             total = sum(drive.written_bytes for drive in drives) or 1
@@ -174,24 +190,6 @@ class _Bandwidth:
             self.misses, self.dropped = ours.misses, ours.dropped
         columns = [Spread.of(column).median for column in zip(*mixed, strict=True)]
         return read, write, (columns[0], columns[1]), (columns[2], columns[3])
-
-    def _versus(
-        self,
-        what: str,
-        raw: Callable[[int, float], float],
-        ours: Callable[[int, float], float],
-    ) -> Versus:
-        rounds = []
-        for number in range(PAIRS):
-            each = {}
-            for depth in DEPTHS:
-                found = {}
-                sides = [("raw", raw), ("ours", ours)]
-                for side, measure in sides if number % 2 == 0 else sides[::-1]:
-                    found[side] = measure(depth, self._slice(f"{what}, {side}, depth {depth}"))
-                each[depth] = (found["raw"], found["ours"])
-            rounds.append(each)
-        return Versus.of(rounds)
 
     def _mixed(self, raw: RawFiles, ours: TierLoad) -> tuple[float, float, float, float]:
         plain = raw.both(MIXED_DEPTH, self._slice("reads and writes at once, raw"))
@@ -206,38 +204,22 @@ class _Bandwidth:
         return max(_SLICE_MIN_S, left)
 
     @contextlib.contextmanager
-    def _raw(self) -> Iterator[RawFiles]:
-        io_bytes = record_bytes(self._plan.payload_bytes)
-        least = min(self._plan.used_bytes(disk) for disk in self._plan.disks)
-        descriptors = [self._disk.open_directory(str(place)) for place in self._places]
-        slots = least // _RAW_SHARE // io_bytes
-        raw = RawFiles(self._disk, descriptors, io_bytes, slots, self._buffers)
-        self._progress("writing the raw file once", 0.3)
-        try:
-            raw.prepare()
-            yield raw
-        finally:
-            raw.close()
-            for descriptor in descriptors:
-                self._disk.close(descriptor)
-
-    @contextlib.contextmanager
-    def _tier(self) -> Iterator[tuple[DiskTier, TierLoad]]:
+    def _tier(self, buffers: list[memoryview]) -> Iterator[tuple[DiskTier, TierLoad]]:
         directories = []
         for disk, place in zip(self._plan.disks, self._places, strict=True):
             home = place / "pool"
             home.mkdir(mode=0o700)
-            used_bytes = self._plan.used_bytes(disk)
-            directories.append(Directory(str(home), used_bytes - used_bytes // _RAW_SHARE))
+            directories.append(Directory(str(home), pool_bytes(disk)))
         options = Options(read_depth=DEPTH_MAX, write_depth=DEPTH_MAX)
         records = sum(each.cap_bytes for each in directories) // record_bytes(
             self._plan.payload_bytes
         )
         tier = DiskTier.open(directories, options)
+        ours = TierLoad(tier, self._plan.payload_bytes, records, buffers)
         try:
-            ours = TierLoad(tier, self._plan.payload_bytes, records, self._buffers)
             self._progress("filling the tier once", 0.35)
             ours.fill(records)
             yield tier, ours
         finally:
             tier.close(_CLOSE_S)
+            ours.release()

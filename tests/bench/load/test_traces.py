@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from forebay.bench.load.replay import Agent, Chat, Own, Replay
-from forebay.bench.load.script import Ask, Prose, Session
+from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
+from forebay.bench.load.traces import AgentTrace, ChatTrace, ReplayOptions, RequestFile
 from forebay.errors import SettingsError
 
 ROOT = Path(__file__).parents[3]
 TRACES = ROOT / "traces"
-PROSE = Prose(2.0)
+PROSE = SyntheticText(2.0)
 SAMPLES = {"agent": "agent-sample.jsonl.xz", "chat": "chat-sample.jsonl.xz"}
 
 
-def asks(session: Session) -> list[Ask]:
+def asks(session: ChatSession) -> list[PromptRequest]:
     found = []
     while session.left():
         found.append(session.ask())
@@ -31,7 +31,7 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
-def shared_words(one: Ask, two: Ask) -> int:
+def shared_words(one: PromptRequest, two: PromptRequest) -> int:
     pairs = zip(*(ask.messages[0]["content"].split() for ask in (one, two)), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
@@ -62,7 +62,7 @@ def test_agents_say_the_same_where_blocks_are_equal(tmp_path: Path) -> None:
         ],
     }
     path = write(tmp_path / "t.jsonl", session, {**session, "id": "b"})
-    one, two = map(asks, Agent(path, Replay(think=0.5)).queue(PROSE, 2, "s"))
+    one, two = map(asks, AgentTrace(path, ReplayOptions(think=0.5)).queue(PROSE, 2, "s"))
     assert [ask.turn for ask in one] == [0, 1, 2, 3]  # the sub-agent's in order of time
     assert [ask.pause_s for ask in one] == [2.0] * 4
     assert {ask.answer_tokens for ask in one} == {9}
@@ -80,7 +80,7 @@ def test_chat_shares_blocks_between_requests_and_keeps_time(tmp_path: Path) -> N
         {"timestamp": 0, "input_length": 1536, "output_length": 7, "hash_ids": [1, 2, 4]},
     ]
     path = write(tmp_path / "t.jsonl", *rows)
-    workload = Chat(path, Replay(think=0.1, block_tokens=64, answer_tokens=3))
+    workload = ChatTrace(path, ReplayOptions(think=0.1, block_tokens=64, answer_tokens=3))
     first, second = (asks(session)[0] for session in workload.queue(PROSE, 2, "s"))
     assert (first.at_s, second.at_s) == (0.0, 0.2)
     assert first.answer_tokens == second.answer_tokens == 3
@@ -92,15 +92,15 @@ def test_chat_shares_blocks_between_requests_and_keeps_time(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_samples_can_be_replayed(name: str) -> None:
     path = TRACES / SAMPLES[name]
-    kind: type[Agent | Chat] = Agent if name == "agent" else Chat
-    replay = Replay(prompt_tokens_max=4000, block_tokens=4, sessions=5)
+    kind: type[AgentTrace | ChatTrace] = AgentTrace if name == "agent" else ChatTrace
+    replay = ReplayOptions(prompt_tokens_max=4000, block_tokens=4, sessions=5)
     sessions = list(kind(path, replay).queue(PROSE, 2, "s"))
     assert len(sessions) == 5
     found = [ask for session in sessions for ask in asks(session)]
     assert all(1 <= len(ask.messages[0]["content"].split()) <= 2100 for ask in found)
     assert kind(path, replay).options()["trace"] == path.name
     with pytest.raises(SettingsError, match="nothing to ask"):
-        kind(path, Replay(prompt_tokens_max=1)).queue(PROSE, 1, "s")
+        kind(path, ReplayOptions(prompt_tokens_max=1)).queue(PROSE, 1, "s")
 
 
 def test_lines_of_the_users_own(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_lines_of_the_users_own(tmp_path: Path) -> None:
         {"messages": messages, "answer_tokens": 7},
         {"turns": ["One", "Two"]},
     )
-    one, two, three = map(asks, Own(path, answer_tokens=50).queue(PROSE, 9, "s"))
-    assert one == [Ask([{"role": "user", "content": "Hello"}], 50)]
-    assert two == [Ask(messages, 7)]
+    one, two, three = map(asks, RequestFile(path, answer_tokens=50).queue(PROSE, 9, "s"))
+    assert one == [PromptRequest([{"role": "user", "content": "Hello"}], 50)]
+    assert two == [PromptRequest(messages, 7)]
     assert [ask.turn for ask in three] == [0, 1]
     assert three[1].messages[-1]["content"] == "Two"
 
@@ -134,16 +134,16 @@ def test_lines_that_cannot_be_meant(content: str, said: str, tmp_path: Path) -> 
     path = tmp_path / "mine.jsonl"
     path.write_text(content)
     with pytest.raises(SettingsError, match=said):
-        list(Own(path).queue(PROSE, 1, "s"))
+        list(RequestFile(path).queue(PROSE, 1, "s"))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
-        Own(tmp_path / "none.jsonl").queue(PROSE, 1, "s")
+        RequestFile(tmp_path / "none.jsonl").queue(PROSE, 1, "s")
     broken = tmp_path / "broken.jsonl.xz"
     broken.write_bytes(lzma.compress(b'{"prompt": "a"}\n')[:-8])
     with pytest.raises(SettingsError, match="cannot be read"):
-        Own(broken).queue(PROSE, 1, "s")
+        RequestFile(broken).queue(PROSE, 1, "s")
     wide = {"id": "a", "block_size": 64, "requests": [{"in": 10**9, "hash_ranges": [[0, 10**9]]}]}
     with pytest.raises(SettingsError, match="line 1 of"):
-        Agent(write(tmp_path / "wide.jsonl", wide)).queue(PROSE, 1, "s")
+        AgentTrace(write(tmp_path / "wide.jsonl", wide)).queue(PROSE, 1, "s")

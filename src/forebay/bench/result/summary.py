@@ -4,26 +4,26 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
-from forebay.bench.load.client import Answer, Failed
-from forebay.bench.load.drive import Driven, Taken
-from forebay.bench.result.format import Pool, Server, Step, Times, Turn
+from forebay.bench.load.client import Completion, Failed
+from forebay.bench.load.clients import ClientsResult, FinishedRequest
+from forebay.bench.result.format import LoadStep, PoolFigures, ServerFigures, TimeStats, TurnFigures
 
 
 def step_of(
     clients: int,
-    driven: Sequence[Driven],
-    server: Server | None = None,
-    pool: Pool | None = None,
-) -> Step:
+    measured: Sequence[ClientsResult],
+    server: ServerFigures | None = None,
+    pool: PoolFigures | None = None,
+) -> LoadStep:
     """One step, over one run of it or several."""
-    taken = [each for run in driven for each in run.taken]
-    answers = [each.outcome for each in taken if isinstance(each.outcome, Answer)]
-    failures = [each.outcome for each in taken if isinstance(each.outcome, Failed)]
+    finished = [each for run in measured for each in run.finished]
+    answers = [each.outcome for each in finished if isinstance(each.outcome, Completion)]
+    failures = [each.outcome for each in finished if isinstance(each.outcome, Failed)]
     failed = Counter(failure.kind for failure in failures)
-    seconds = sum(run.seconds for run in driven)
+    seconds = sum(run.seconds for run in measured)
     output_tokens = sum(answer.answer_tokens for answer in answers)
     cached = [each.cached_tokens for each in answers if each.cached_tokens is not None]
-    return Step(
+    return LoadStep(
         clients=clients,
         requests=len(answers),
         seconds=round(seconds, 3),
@@ -35,12 +35,12 @@ def step_of(
         errors=failed.total(),
         errors_by_kind=dict(sorted(failed.items())),
         error_reasons={each.kind: each.why for each in reversed(failures)},
-        skipped=sum(run.skipped for run in driven),
-        late=sum(run.late for run in driven),
+        skipped=sum(run.skipped for run in measured),
+        late=sum(run.late for run in measured),
         prompt_tokens=sum(answer.prompt_tokens for answer in answers),
         output_tokens=output_tokens,
         cached_tokens=sum(cached) if cached else None,
-        turns=_turns(taken),
+        turns=_turns(finished),
         server=server,
         pool=pool,
     )
@@ -54,37 +54,39 @@ def percentile(values: Sequence[float], share: float) -> float:
     return values[low] + (values[high] - values[low]) * (at - low)
 
 
-def _turns(taken: Iterable[Taken]) -> tuple[Turn, ...]:
-    by_turn: defaultdict[int, list[Answer]] = defaultdict(list)
-    for each in taken:
-        if isinstance(each.outcome, Answer):
+def _turns(finished: Iterable[FinishedRequest]) -> tuple[TurnFigures, ...]:
+    by_turn: defaultdict[int, list[Completion]] = defaultdict(list)
+    for each in finished:
+        if isinstance(each.outcome, Completion):
             by_turn[each.turn].append(each.outcome)
     if by_turn.keys() <= {0}:
         return ()  # there are no dialogs
     return tuple(
-        Turn(turn + 1, len(answers), _ttft(answers), _tpot(answers), _e2e(answers))
+        TurnFigures(turn + 1, len(answers), _ttft(answers), _tpot(answers), _e2e(answers))
         for turn, answers in sorted(by_turn.items())
     )
 
 
-def _ttft(answers: Sequence[Answer]) -> Times | None:
+def _ttft(answers: Sequence[Completion]) -> TimeStats | None:
     return _times(answers, lambda answer: answer.ttft_s)
 
 
-def _tpot(answers: Sequence[Answer]) -> Times | None:
+def _tpot(answers: Sequence[Completion]) -> TimeStats | None:
     return _times(answers, lambda answer: answer.tpot_s)
 
 
-def _e2e(answers: Sequence[Answer]) -> Times | None:
+def _e2e(answers: Sequence[Completion]) -> TimeStats | None:
     return _times(answers, lambda answer: answer.seconds)
 
 
-def _times(answers: Sequence[Answer], of: Callable[[Answer], float | None]) -> Times | None:
+def _times(
+    answers: Sequence[Completion], of: Callable[[Completion], float | None]
+) -> TimeStats | None:
     values = sorted(1e3 * value for each in answers if (value := of(each)) is not None)
     if not values:
         return None
     shares = (0.50, 0.95, 0.99)
-    return Times(
+    return TimeStats(
         round(fmean(values), 3), *(round(percentile(values, share), 3) for share in shares)
     )
 

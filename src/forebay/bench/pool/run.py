@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from forebay.bench.figures import Spread, Versus
+from forebay.bench.disk.figures import PAIRS, RawComparison, Spread, compare_in_pairs
+from forebay.bench.disk.raw import RawFiles, pool_bytes, prepared_files, raw_slots
+from forebay.bench.pool.background_client import BackgroundLoad, beside
+from forebay.bench.pool.figures import Latency, PoolBenchFigures
+from forebay.bench.pool.nvme_reads import NvmeReads
+from forebay.bench.pool.stored_chains import StoredChains, new_chain
 from forebay.bench.processes import PoolProcess, running_pool
-from forebay.bench.raw import RawFiles, beside_a_slab
-from forebay.bench.served.asks import Asks
-from forebay.bench.served.figures import Latency, Served
-from forebay.bench.served.neighbour import Neighbour, beside
-from forebay.bench.served.stock import Stock, new_chain
 from forebay.errors import SettingsError, StartupError
 from forebay.pool.client import Client
 from forebay.pool.client.outcomes import Known
@@ -24,16 +24,13 @@ from forebay.record.header import record_bytes
 from forebay.settings import DiskSetting
 from forebay.sys.scratch import scratch
 
-USED_BYTES_MAX: Final = 8 << 30  # a directory; more would only take longer to fill
 LOOKUP_CHUNKS: Final = 500
 SMALL_PAYLOAD_BYTES: Final = 4096
 COMMIT_BATCH: Final = 32  # what the client reserves at once
 BESIDE_COMMITS_PER_S: Final = 1000
-PAIRS: Final = 5
 DEPTHS: Final = (4, 8, 16)  # records wanted at a time
 DRAM_TIMES_MIN: Final = 4  # NVMe must hold so many times the DRAM
 _DRAM_RECORDS_MIN: Final = 32
-_RAW_SHARE: Final = 4  # one part in so many of a directory is the raw file's
 _FILL_SHARE: Final = 0.8  # of the pool's NVMe: nothing of it is overwritten before it is found
 _FILL_TIMES: Final = 8  # of the DRAM
 _ROUNDS: Final = 5
@@ -49,7 +46,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ServedPlan:
+class PoolBenchPlan:
     """What to measure."""
 
     dram_bytes: int
@@ -57,22 +54,14 @@ class ServedPlan:
     payload_bytes: int  # of a record
     seconds: float
 
-    def used_bytes(self, disk: DiskSetting) -> int:
-        """What the run takes of a directory's size."""
-        return min(disk.cap_bytes, USED_BYTES_MAX)
-
-    def pool_bytes(self, disk: DiskSetting) -> int:
-        """Of that, the pool's share; the rest is for the raw file beside it."""
-        return self.used_bytes(disk) - self.used_bytes(disk) // _RAW_SHARE
-
     @property
     def fill_bytes(self) -> int:
         """What is stored and found again."""
-        room = int(sum(map(self.pool_bytes, self.disks)) * _FILL_SHARE)
+        room = int(sum(map(pool_bytes, self.disks)) * _FILL_SHARE)
         return min(room, _FILL_TIMES * self.dram_bytes)
 
 
-def refuse_impossible(plan: ServedPlan) -> None:
+def refuse_impossible(plan: PoolBenchPlan) -> None:
     """A SettingsError if these sizes could show nothing."""
     least = _DRAM_RECORDS_MIN * plan.payload_bytes
     if plan.dram_bytes < least:
@@ -80,7 +69,7 @@ def refuse_impossible(plan: ServedPlan) -> None:
             f"--dram: {format_size(plan.dram_bytes)} is too small for records of"
             f" {format_size(plan.payload_bytes)}; give it at least {format_size(least)}."
         )
-    room = sum(map(plan.pool_bytes, plan.disks))
+    room = sum(map(pool_bytes, plan.disks))
     if int(room * _FILL_SHARE) < DRAM_TIMES_MIN * plan.dram_bytes:
         most = int(room * _FILL_SHARE) // DRAM_TIMES_MIN
         raise SettingsError(
@@ -89,16 +78,18 @@ def refuse_impossible(plan: ServedPlan) -> None:
         )
 
 
-def run(plan: ServedPlan, progress: Progress) -> Served:
+def run(plan: PoolBenchPlan, progress: Progress) -> PoolBenchFigures:
     """Measure; blocks for about `plan.seconds`, or as long as filling takes."""
     refuse_impossible(plan)
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         places = [stack.enter_context(scratch(disk.path)) for disk in plan.disks]
         progress("writing the raw file once", 0.0)
-        raw = stack.enter_context(beside_a_slab(places, *_raw_size(plan)))
+        io_bytes = record_bytes(plan.payload_bytes)
+        slots = raw_slots(plan.disks, io_bytes)
+        raw = stack.enter_context(prepared_files(places, io_bytes, slots))
         disks = [
-            DiskSetting(str(_home(place)), plan.pool_bytes(disk))
+            DiskSetting(str(_home(place)), pool_bytes(disk))
             for disk, place in zip(plan.disks, places, strict=True)
         ]
         pool = stack.enter_context(running_pool(plan.dram_bytes, disks))
@@ -111,7 +102,7 @@ class _Measurement:
 
     def __init__(
         self,
-        plan: ServedPlan,
+        plan: PoolBenchPlan,
         pool: PoolProcess,
         client: Client,
         raw: RawFiles,
@@ -121,7 +112,7 @@ class _Measurement:
         self._progress = progress
         self._not_ready = 0
 
-    def run(self, start: float) -> Served:
+    def run(self, start: float) -> PoolBenchFigures:
         until = start + self._plan.seconds
         stock = self._fill(until)
         left_s = max(1.0, until - time.monotonic() - _QUIET_S - _IDLE_S)
@@ -129,11 +120,11 @@ class _Measurement:
         commits = [self._commits(0.1 * left_s / _ROUNDS) for _ in range(_ROUNDS)]
         raw_gbps = median(self._raw.write(_RAW_DEPTH, 0.03 * left_s) for _ in range(3))
         size = self._plan.payload_bytes
-        storing = Neighbour(size, _BESIDE_CHAIN, raw_gbps / 2 * 1e9 / size)
+        storing = BackgroundLoad(size, _BESIDE_CHAIN, raw_gbps / 2 * 1e9 / size)
         lookup, stored_per_s = self._lookups(storing, 0.18 * left_s)
-        committing = Neighbour(SMALL_PAYLOAD_BYTES, COMMIT_BATCH, BESIDE_COMMITS_PER_S)
+        committing = BackgroundLoad(SMALL_PAYLOAD_BYTES, COMMIT_BATCH, BESIDE_COMMITS_PER_S)
         beside_commits, committed_per_s = self._lookups(committing, 0.18 * left_s)
-        return Served(
+        return PoolBenchFigures(
             dram_bytes=self._plan.dram_bytes,
             record_payload_bytes=self._plan.payload_bytes,
             small_payload_bytes=SMALL_PAYLOAD_BYTES,
@@ -155,9 +146,9 @@ class _Measurement:
             seconds=time.monotonic() - start,
         )
 
-    def _fill(self, until: float) -> Stock:
+    def _fill(self, until: float) -> StoredChains:
         self._progress("filling the pool", 0.1)
-        stock = Stock(self._client, self._plan.payload_bytes)
+        stock = StoredChains(self._client, self._plan.payload_bytes)
         left_s = until - time.monotonic()
         stock.fill(self._plan.fill_bytes, time.monotonic() + left_s / 2)
         self._settle()
@@ -165,26 +156,20 @@ class _Measurement:
         stock.find()
         return stock
 
-    def _nvme(self, stock: Stock, seconds: float) -> tuple[Versus, int]:
+    def _nvme(self, stock: StoredChains, seconds: float) -> tuple[RawComparison, int]:
         """Pairs of raw reads and asks; the order of the two changes from round to round."""
-        slice_s = seconds / (2 * PAIRS * len(DEPTHS))
-        asks = Asks(self._pool.socket, stock.chains)
-        rounds = []
+        slices = 2 * PAIRS * len(DEPTHS)
+
+        def slice_s(what: str) -> float:
+            self._progress(f"NVMe to slab, {what}", 0.5)
+            return seconds / slices
+
+        reads = NvmeReads(self._pool.socket, stock.chains)
         try:
-            for number in range(PAIRS):
-                self._progress("NVMe to slab, beside raw reads", 0.4 + 0.05 * number)
-                each = {}
-                for depth in DEPTHS:
-                    sides = [("raw", self._raw.read), ("ours", asks.read)]
-                    found = {
-                        side: measure(depth, slice_s)
-                        for side, measure in (sides if number % 2 == 0 else sides[::-1])
-                    }
-                    each[depth] = (found["raw"], found["ours"])
-                rounds.append(each)
+            found = compare_in_pairs(DEPTHS, self._raw.read, reads.read, slice_s)
         finally:
-            asks.close()
-        return Versus.of(rounds), asks.misses
+            reads.close()
+        return found, reads.misses
 
     def _commits(self, seconds: float) -> float:
         """Small chunks reserved, filled and committed a second, by one client."""
@@ -202,7 +187,7 @@ class _Measurement:
         self._settle()
         return rate
 
-    def _lookups(self, neighbour: Neighbour, seconds: float) -> tuple[Latency, float]:
+    def _lookups(self, neighbour: BackgroundLoad, seconds: float) -> tuple[Latency, float]:
         """Lookups of a chain that lies in DRAM, and the chunks a second stored beside them."""
         self._progress("lookups beside a client that stores", 0.7)
         chain = new_chain(LOOKUP_CHUNKS)
@@ -248,12 +233,6 @@ class _Measurement:
         if not isinstance(stats, dict):
             raise StartupError(f"the pool went away: {self._client.why}")
         return int(stats["counters"].get("disk.written", 0))
-
-
-def _raw_size(plan: ServedPlan) -> tuple[int, int]:
-    """Bytes of an I/O, and how many of them each raw file has."""
-    io_bytes = record_bytes(plan.payload_bytes)
-    return io_bytes, min(map(plan.used_bytes, plan.disks)) // _RAW_SHARE // io_bytes
 
 
 def _home(place: Path) -> Path:

@@ -1,5 +1,6 @@
 """Figures that no bandwidth shows: reopening, memory of the index, time of the key chain."""
 
+import gc
 import json
 import os
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Final
 
-from forebay.bench.figures import Spread
-from forebay.bench.ours import new_name
+from forebay.bench.disk.figures import Spread
+from forebay.bench.disk.tier_load import new_name
 from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.record.header import ROOT, record_bytes
@@ -20,6 +21,7 @@ from forebay.record.region import ENTRY_BYTES
 from forebay.sys import memory
 from forebay.tiers.contract import Stored, StoreOutcome
 from forebay.tiers.disk import Directory, DiskTier, Options
+from forebay.tiers.disk.index import Index, Place
 
 REOPEN_RECORDS: Final = 100_000
 REOPEN_PAYLOAD_BYTES: Final = 4096
@@ -30,6 +32,7 @@ _CHAIN_RECORDS: Final = 64  # a dialog's worth of chunks between two roots
 _IN_FLIGHT: Final = 64
 _CHILD_TIMEOUT_S: Final = 120
 _CLOSE_S: Final = 60.0
+_MODULE: Final = "forebay.bench.disk.microbenchmarks"
 
 
 def reopen_bytes() -> int:
@@ -95,7 +98,7 @@ def _store_chains(tier: DiskTier, records: int, until: float) -> int:
 
 def index_bytes_per_record(records: int = INDEX_RECORDS) -> float:
     """Growth of resident memory a record, over so many records, in a process of its own."""
-    command = [sys.executable, "-m", "forebay.bench.index_memory", str(records)]
+    command = [sys.executable, "-m", _MODULE, str(records)]
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=True
@@ -122,3 +125,25 @@ def keys_ms(times: int = 41) -> Spread:
         return (time.thread_time() - start) * 1e3
 
     return Spread.of([once() for _ in range(times)])
+
+
+def main() -> None:
+    """Run as a child process: fill an index with so many records, print its memory a record."""
+    records = int(sys.argv[1])
+    index = Index()
+    gc.collect()
+    before = resident_bytes()
+    parent: bytes | None = None
+    for number in range(records):
+        key = os.urandom(16)
+        if number % _CHAIN_RECORDS == 0:
+            parent = None
+        index.reserve(key, parent, bytes(32))
+        index.settle(key, Place(number // 4096, number * 4096, 4096))
+        parent = key
+    grown = resident_bytes() - before
+    print(json.dumps({"bytes_per_record": grown / records}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from forebay.bench.load import client
-from forebay.bench.load.client import Answer, Failed, Target
-from forebay.bench.load.script import Session
+from forebay.bench.load.client import Completion, Failed, Target
+from forebay.bench.load.sessions import ChatSession
 
 GIVES_UP_AFTER = 3  # failures in a row; a server that is gone would be asked for everything else
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class FinishedRequest:
     """One request that was made, and what came of it."""
 
     session: str
     turn: int  # from 0
-    outcome: Answer | Failed
+    outcome: Completion | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class ClientGroup:
     """Who asks, and for how long."""
 
     clients: int
@@ -38,10 +38,10 @@ class Crowd:
 
 
 @dataclass(frozen=True, slots=True)
-class Driven:
+class ClientsResult:
     """What came of a step."""
 
-    taken: tuple[Taken, ...]  # in the order of the answers
+    finished: tuple[FinishedRequest, ...]  # in the order of the answers
     seconds: float  # from the first request to the last answer
     skipped: int = 0  # clients' requests that were not made any more
     late: int = 0  # requests sent behind their time
@@ -52,32 +52,32 @@ class _Step:
     """A step under way. Used by one event loop."""
 
     target: Target
-    queue: Iterator[Session]
-    crowd: Crowd
-    heard: Callable[[Taken], None]
+    queue: Iterator[ChatSession]
+    group: ClientGroup
+    on_finished: Callable[[FinishedRequest], None]
     begun: float = field(default_factory=time.perf_counter)
-    taken: list[Taken] = field(default_factory=list)
+    finished: list[FinishedRequest] = field(default_factory=list)
     skipped: int = 0
     late: int = 0
 
     async def client(self) -> None:
         """One client, until nothing is left for it."""
-        held: list[tuple[Session, int]] = []  # and how many turns it has had
+        held: list[tuple[ChatSession, int]] = []  # and how many turns it has had
         failed = 0
-        while failed < self.crowd.patience and not self._is_late():
-            while len(held) < self.crowd.hold and (more := next(self.queue, None)) is not None:
+        while failed < self.group.patience and not self._is_late():
+            while len(held) < self.group.hold and (more := next(self.queue, None)) is not None:
                 held.append((more, 0))
             if not held:
                 return
             session, turns = held.pop(0)
-            if turns == self.crowd.rounds or not session.left():
+            if turns == self.group.rounds or not session.left():
                 continue
             outcome = await self._one(session)
             failed = failed + 1 if isinstance(outcome, Failed) else 0
             held.append((session, turns + 1))
         self.skipped += sum(session.left() for session, _ in held)
 
-    async def _one(self, session: Session) -> Answer | Failed:
+    async def _one(self, session: ChatSession) -> Completion | Failed:
         ask = session.ask()
         if ask.pause_s:
             await asyncio.sleep(ask.pause_s)
@@ -86,27 +86,30 @@ class _Step:
             self.late += wait_s < 0
             await asyncio.sleep(max(0.0, wait_s))
         outcome = await client.ask(self.target, ask.messages, ask.answer_tokens)
-        session.answered(outcome.text if isinstance(outcome, Answer) else "")
-        taken = Taken(session.name, ask.turn, outcome)
-        self.taken.append(taken)
-        self.heard(taken)
+        session.answered(outcome.text if isinstance(outcome, Completion) else "")
+        finished = FinishedRequest(session.name, ask.turn, outcome)
+        self.finished.append(finished)
+        self.on_finished(finished)
         return outcome
 
     def _is_late(self) -> bool:
-        limit = self.crowd.seconds
+        limit = self.group.seconds
         return limit is not None and time.perf_counter() - self.begun >= limit
 
 
-async def drive(
-    target: Target, queue: Iterator[Session], crowd: Crowd, heard: Callable[[Taken], None]
-) -> Driven:
+async def run_clients(
+    target: Target,
+    queue: Iterator[ChatSession],
+    group: ClientGroup,
+    on_finished: Callable[[FinishedRequest], None],
+) -> ClientsResult:
     """Have every client ask for what it has; `heard` is told of each outcome as it comes."""
     # What everybody begins with is made before the clock starts: words take time.
-    ready = list(islice(queue, crowd.clients * crowd.hold))
-    step = _Step(target, chain(ready, queue), crowd, heard)
+    ready = list(islice(queue, group.clients * group.hold))
+    step = _Step(target, chain(ready, queue), group, on_finished)
     async with asyncio.TaskGroup() as clients:
-        for _ in range(crowd.clients):
+        for _ in range(group.clients):
             clients.create_task(step.client())
     seconds = time.perf_counter() - step.begun
     step.skipped += sum(session.left() for session in step.queue)  # where everybody gave up
-    return Driven(tuple(step.taken), seconds, step.skipped, step.late)
+    return ClientsResult(tuple(step.finished), seconds, step.skipped, step.late)

@@ -20,7 +20,7 @@ TOKENS_A_WORD: Final = 2.0  # of these words, where no server has been asked
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PromptRequest:
     """One request."""
 
     messages: Sequence[Message]
@@ -30,7 +30,7 @@ class Ask:
     at_s: float = 0.0  # not before this time of the step
 
 
-class Session(Protocol):
+class ChatSession(Protocol):
     """Requests that follow one another: each is made when the answer before has come."""
 
     name: str  # the same on both sides of a comparison
@@ -38,7 +38,7 @@ class Session(Protocol):
     def left(self) -> int:
         """How many requests are still to come."""
 
-    def ask(self) -> Ask:
+    def ask(self) -> PromptRequest:
         """The next request, where one is left."""
 
     def answered(self, text: str) -> None:
@@ -46,7 +46,7 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Prose:
+class SyntheticText:
     """Text of so many tokens, by a server's own count of what its words take."""
 
     tokens_a_word: float = TOKENS_A_WORD
@@ -77,24 +77,24 @@ class Dialog:
         return len(self.answers)
 
     def left(self) -> int:
-        """See Session."""
+        """See ChatSession."""
         return len(self._says) - self.turn
 
-    def ask(self) -> Ask:
-        """See Session."""
+    def ask(self) -> PromptRequest:
+        """See ChatSession."""
         return self.ask_of(self.turn)
 
-    def ask_of(self, turn: int) -> Ask:
+    def ask_of(self, turn: int) -> PromptRequest:
         """The request of a turn that was, or of the next."""
         found: list[Message] = []
         for said, answer in zip(self._says[:turn], self.answers[:turn], strict=True):
             found.append({"role": "user", "content": said})
             found.append({"role": "assistant", "content": answer})
         found.append({"role": "user", "content": self._says[turn]})
-        return Ask(found, self._answer_tokens, turn)
+        return PromptRequest(found, self._answer_tokens, turn)
 
     def answered(self, text: str) -> None:
-        """See Session."""
+        """See ChatSession."""
         self.answers.append(text)
 
     def text(self) -> str:

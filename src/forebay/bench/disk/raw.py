@@ -16,25 +16,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from forebay.sys import memory
+from forebay.settings import DiskSetting
 from forebay.sys.disk import Disk
 from forebay.sys.shared import SharedMemory
 
 FILE_NAME: Final = "raw"
 _JOIN_S: Final = 60.0
 DEPTH_MAX: Final = 8
+USED_BYTES_MAX: Final = 8 << 30  # of a directory; more would only take longer to fill
+RAW_SHARE: Final = 4  # one part in so many is the raw file's
 
 
-def allocate_buffers(io_bytes: int) -> list[memoryview]:
-    """Enough for reads and writes at once, of whole I/Os.
+def used_bytes(disk: DiskSetting) -> int:
+    """What a benchmark takes of a directory's size."""
+    return min(disk.cap_bytes, USED_BYTES_MAX)
 
-    Raw and ours must take turns with the same ones: how the kernel happened to lay out a buffer's
-    pages makes up to a third of the bandwidth.
-    """
-    buffers = [memory.allocate(io_bytes) for _ in range(2 * DEPTH_MAX)]
-    for buffer in buffers:
-        buffer[:] = os.urandom(len(buffer))
-    return buffers
+
+def pool_bytes(disk: DiskSetting) -> int:
+    """Of that, what is Forebay's; the rest is for the raw file beside it."""
+    return used_bytes(disk) - used_bytes(disk) // RAW_SHARE
+
+
+def raw_slots(disks: Sequence[DiskSetting], io_bytes: int) -> int:
+    """I/Os that fit into the raw file of each directory."""
+    return min(map(used_bytes, disks)) // RAW_SHARE // io_bytes
 
 
 @dataclass(slots=True)
@@ -115,21 +120,23 @@ class RawFiles:
 
     def _run(
         self,
-        lanes: list[tuple[Callable[[memoryview], int], int]],
+        kinds: list[tuple[Callable[[memoryview], int], int]],
         seconds: float = 3600.0,
         times: int = 1 << 60,
     ) -> list[float]:
         """GB/s (10^9) of threads that repeat an I/O for so long or so often."""
         stop = threading.Event()
-        moved = [[0] * depth for _, depth in lanes]
+        moved = [[0] * depth for _, depth in kinds]
         failures: list[OSError] = []
         turns = iter(range(times))
         start = time.monotonic()
 
-        def work(move: Callable[[memoryview], int], kind: int, lane: int, mine: memoryview) -> None:
+        def work(
+            move: Callable[[memoryview], int], kind: int, number: int, mine: memoryview
+        ) -> None:
             try:
                 while next(turns, None) is not None:
-                    moved[kind][lane] += move(mine)
+                    moved[kind][number] += move(mine)
                     if stop.is_set() or time.monotonic() - start >= seconds:
                         break
             except OSError as error:
@@ -137,9 +144,11 @@ class RawFiles:
 
         buffers = iter(self.buffers)
         threads = [
-            threading.Thread(target=work, args=(move, kind, lane, next(buffers)), name="bench-raw")
-            for kind, (move, depth) in enumerate(lanes)
-            for lane in range(depth)
+            threading.Thread(
+                target=work, args=(move, kind, number, next(buffers)), name="bench-raw"
+            )
+            for kind, (move, depth) in enumerate(kinds)
+            for number in range(depth)
         ]
         try:
             for thread in threads:
@@ -158,14 +167,14 @@ class RawFiles:
 
 
 @contextlib.contextmanager
-def beside_a_slab(
+def prepared_files(
     places: Sequence[Path], io_bytes: int, slots: int, memory_bytes: int = 0
 ) -> Iterator[RawFiles]:
-    """Prepared files in these directories, gone afterwards, with buffers that lie as a slab does.
+    """Files in these directories, every byte written once, gone afterwards.
 
-    There are two a lane, or as many as so much memory has.
-
-    How pages lie in memory makes up to a third of the bandwidth: raw gets what the slab has.
+    Their buffers are shared memory, as the pool's slab is: enough for reads and writes at once, or
+    `memory_bytes` of them. How a buffer's pages lie in memory makes up to a third of the bandwidth,
+    so who compares must use these very buffers, or a slab.
     """
     disk = Disk()
     with contextlib.ExitStack() as stack:

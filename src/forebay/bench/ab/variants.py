@@ -14,8 +14,8 @@ from forebay.bench import processes
 from forebay.bench.ab.counters import Counters
 from forebay.bench.load import client
 from forebay.bench.load.client import Failed, Target
-from forebay.bench.load.run import Counted, nobody_counts
-from forebay.bench.load.script import Prose
+from forebay.bench.load.sessions import SyntheticText
+from forebay.bench.load.steps import Counted, nobody_counts
 from forebay.bench.processes import PoolProcess
 from forebay.bench.result import machine
 from forebay.engines.start import vllm
@@ -32,7 +32,7 @@ _SHARES_LOOK_S: Final = 0.5
 _SHARES_TOKENS: Final = 1600  # more than a chunk
 
 
-class Opened(NamedTuple):
+class OpenServer(NamedTuple):
     """A server that answers."""
 
     target: Target
@@ -42,7 +42,7 @@ class Opened(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class VllmServer:
     """How vLLM is started, the same on every side."""
 
     model: str  # a directory or a hub's name
@@ -55,17 +55,17 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedServer:
     """vLLM, started for the measurement and ended with it."""
 
     name: str
-    engine: Engine
+    engine: VllmServer
     arguments: tuple[str, ...] = ()  # of this side alone
     has_pool: bool = False
     disks: tuple[DiskSetting, ...] = ()  # parents: each run has fresh directories inside
 
     @contextlib.contextmanager
-    def opened(self, say: Say) -> Iterator[Opened]:
+    def opened(self, say: Say) -> Iterator[OpenServer]:
         """The server, its caches empty, and its pool; a StartupError says why not."""
         notes = _company()
         with contextlib.ExitStack() as stack:
@@ -81,7 +81,7 @@ class Started:
             yield opened._replace(notes=notes)
 
     @contextlib.contextmanager
-    def on(self, pool: PoolProcess | None, say: Say) -> Iterator[Opened]:
+    def on(self, pool: PoolProcess | None, say: Say) -> Iterator[OpenServer]:
         """The server on a pool that runs, or on none."""
         port = processes.free_port()
         wanted = self.engine
@@ -101,7 +101,7 @@ class Started:
             if watch is not None:
                 counted = Counters(watch)
                 _wait_until_it_shares(target, counted, say)
-            yield Opened(target, counted, (shlex.join(command),))
+            yield OpenServer(target, counted, (shlex.join(command),))
 
     def _words(self, port: int) -> list[str]:
         return [
@@ -113,7 +113,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServer:
     """A server that somebody else runs, with the socket of its pool where that is known."""
 
     name: str
@@ -121,19 +121,19 @@ class Running:
     socket: str | None = None
 
     @contextlib.contextmanager
-    def opened(self, say: Say) -> Iterator[Opened]:
+    def opened(self, say: Say) -> Iterator[OpenServer]:
         """The server; its caches are as they are, which is why no text is asked twice."""
         say(f"asking {self.name}")
         if self.socket is None:
-            yield Opened(self.target, nobody_counts)
+            yield OpenServer(self.target, nobody_counts)
             return
         with Client(self.socket) as watch:
             if not watch.join():
                 raise StartupError(f"the pool at {self.socket} cannot be joined: {watch.why}")
-            yield Opened(self.target, Counters(watch))
+            yield OpenServer(self.target, Counters(watch))
 
 
-Side = Started | Running
+Variant = StartedServer | RunningServer
 
 
 def _company() -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def _wait_until_it_shares(target: Target, counted: Counted, say: Say) -> None:
     until = time.monotonic() + _SHARES_S
     attempt = 0
     while time.monotonic() < until:
-        text = Prose().text(f"sharing/{attempt}", _SHARES_TOKENS)
+        text = SyntheticText().text(f"sharing/{attempt}", _SHARES_TOKENS)
         answer = asyncio.run(client.ask(target, [{"role": "user", "content": text}], 2))
         if isinstance(answer, Failed):
             raise StartupError(f"the server does not answer a first question: {answer.why}.")

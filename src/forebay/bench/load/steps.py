@@ -6,57 +6,57 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from forebay.bench.load import drive, server
-from forebay.bench.load.client import Answer, Failed, Target
-from forebay.bench.load.drive import Crowd, Driven, Taken
-from forebay.bench.load.script import Prose
+from forebay.bench.load import server
+from forebay.bench.load.client import Completion, Failed, Target
+from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
+from forebay.bench.load.sessions import SyntheticText
 from forebay.bench.load.workloads import Workload
-from forebay.bench.result import summing
 from forebay.bench.result.compare import load_of, sla_of
-from forebay.bench.result.format import Bounds, Pool, Result, Server, Step
+from forebay.bench.result.format import LoadResult, LoadStep, PoolFigures, ServerFigures, SlaBounds
+from forebay.bench.result.summary import step_of
 
 Show = Callable[[str, float], None]  # what is being done, and how much of all is done (0 to 1)
-Counted = Callable[[], Pool | None]  # what a pool has counted since the last call
+Counted = Callable[[], PoolFigures | None]  # what a pool has counted since the last call
 LONG_BROKEN_STEPS: Final = 3
 LONG_BROKEN_FACTOR: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What is asked of a server."""
 
     clients: tuple[int, ...]  # ascending
     workload: Workload
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: SlaBounds = field(default_factory=SlaBounds)
     seed: str = "0"
     seconds: float | None = None  # of a step; after that no request begins
     stops_early: bool = True  # once the SLA is long broken
 
 
 @dataclass(slots=True)
-class Run:
+class LoadRun:
     """What was measured so far; of use at any time, also after Ctrl-C."""
 
     begun: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     seconds: float = 0.0
-    driven: dict[int, Driven] = field(default_factory=dict)  # by clients
-    servers: dict[int, Server | None] = field(default_factory=dict)
-    pools: dict[int, Pool | None] = field(default_factory=dict)
+    measured: dict[int, ClientsResult] = field(default_factory=dict)  # by clients
+    servers: dict[int, ServerFigures | None] = field(default_factory=dict)
+    pools: dict[int, PoolFigures | None] = field(default_factory=dict)
     ended: str = ""
 
-    def step(self, clients: int) -> Step:
+    def step(self, clients: int) -> LoadStep:
         """The figures of one step."""
-        return summing.step_of(
-            clients, [self.driven[clients]], self.servers.get(clients), self.pools.get(clients)
+        return step_of(
+            clients, [self.measured[clients]], self.servers.get(clients), self.pools.get(clients)
         )
 
     def answers(self) -> dict[tuple[int, str, int], str]:
         """Every answer by its clients, session and turn."""
         return {
             (clients, each.session, each.turn): each.outcome.text
-            for clients, driven in self.driven.items()
-            for each in driven.taken
-            if isinstance(each.outcome, Answer)
+            for clients, measured in self.measured.items()
+            for each in measured.finished
+            if isinstance(each.outcome, Completion)
         }
 
 
@@ -66,25 +66,25 @@ def nobody_counts() -> None:
 
 
 async def measure(
-    target: Target, plan: Plan, run: Run, show: Show, counted: Counted = nobody_counts
+    target: Target, plan: LoadPlan, run: LoadRun, show: Show, counted: Counted = nobody_counts
 ) -> None:
     """Fill `run` step by step; a StartupError only if the server does not answer at all."""
-    prose = await server.prose_of(target)
-    await measure_with(prose, target, plan, run, show, counted)
+    words = await server.text_of(target)
+    await measure_with(words, target, plan, run, show, counted)
 
 
 async def measure_with(  # noqa: PLR0917 - each is another thing
-    prose: Prose, target: Target, plan: Plan, run: Run, show: Show, counted: Counted
+    words: SyntheticText, target: Target, plan: LoadPlan, run: LoadRun, show: Show, counted: Counted
 ) -> None:
     """The same, for a server whose words are known."""
     begun = time.perf_counter()
     counted()
     for place, clients in enumerate(plan.clients):
-        heard = _Progress(show, _named(clients), place, len(plan.clients))
-        queue = plan.workload.queue(prose, clients, f"{plan.seed}/{clients}")
-        crowd = Crowd(clients, plan.workload.hold, seconds=plan.seconds)
+        on_finished = _Progress(show, _named(clients), place, len(plan.clients))
+        queue = plan.workload.queue(words, clients, f"{plan.seed}/{clients}")
+        group = ClientGroup(clients, plan.workload.hold, seconds=plan.seconds)
         async with server.watched(target.endpoint) as watch:
-            run.driven[clients] = await drive.drive(target, queue, crowd, heard)
+            run.measured[clients] = await run_clients(target, queue, group, on_finished)
         run.servers[clients] = watch.said()
         run.pools[clients] = counted()
         run.seconds = round(time.perf_counter() - begun, 1)
@@ -93,17 +93,17 @@ async def measure_with(  # noqa: PLR0917 - each is another thing
             return
 
 
-def result_of(runs: Sequence[Run], plan: Plan, target: Target, name: str) -> Result:
+def result_of(runs: Sequence[LoadRun], plan: LoadPlan, target: Target, name: str) -> LoadResult:
     """All runs of one server together: each step is over the requests of all of them."""
     steps = []
     for clients in plan.clients:
-        having = [run for run in runs if clients in run.driven]
+        having = [run for run in runs if clients in run.measured]
         if having:
             # What a server or a pool says of itself cannot be summed: the last run's stands.
             last = having[-1]
             said = last.servers.get(clients), last.pools.get(clients)
-            steps.append(summing.step_of(clients, [run.driven[clients] for run in having], *said))
-    return Result(
+            steps.append(step_of(clients, [run.measured[clients] for run in having], *said))
+    return LoadResult(
         steps=tuple(steps),
         name=name,
         url=target.endpoint.url,
@@ -116,7 +116,7 @@ def result_of(runs: Sequence[Run], plan: Plan, target: Target, name: str) -> Res
     )
 
 
-def _why_end(run: Run, plan: Plan, clients: int) -> str:
+def _why_end(run: LoadRun, plan: LoadPlan, clients: int) -> str:
     """Why there is no use in more clients; empty if there is, or if these were the last."""
     step = run.step(clients)
     if not step.requests:
@@ -125,7 +125,7 @@ def _why_end(run: Run, plan: Plan, clients: int) -> str:
     if clients == plan.clients[-1] or not plan.stops_early:
         return ""
     sla = sla_of(plan.bounds)
-    latest = [run.step(count) for count in list(run.driven)[-LONG_BROKEN_STEPS:]]
+    latest = [run.step(count) for count in list(run.measured)[-LONG_BROKEN_STEPS:]]
     is_far = step.tpot_ms is not None and step.tpot_ms.mean > LONG_BROKEN_FACTOR * sla.tpot_ms
     is_long = len(latest) == LONG_BROKEN_STEPS and not any(load_of(s).meets(sla) for s in latest)
     return f"the SLA was long broken at {_named(clients)}" if is_far or is_long else ""
@@ -135,13 +135,13 @@ def _named(clients: int) -> str:
     return "1 client" if clients == 1 else f"{clients} clients"
 
 
-def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
+def _notes(runs: Sequence[LoadRun]) -> tuple[str, ...]:
     answers = [
         each.outcome
         for run in runs
-        for driven in run.driven.values()
-        for each in driven.taken
-        if isinstance(each.outcome, Answer)
+        for measured in run.measured.values()
+        for each in measured.finished
+        if isinstance(each.outcome, Completion)
     ]
     if all(answer.has_usage for answer in answers):
         return ()
@@ -159,9 +159,9 @@ class _Progress:
     answered: int = 0
     failed: int = 0
 
-    def __call__(self, taken: Taken) -> None:
+    def __call__(self, finished: FinishedRequest) -> None:
         """A request is over."""
-        if isinstance(taken.outcome, Failed):
+        if isinstance(finished.outcome, Failed):
             self.failed += 1
         else:
             self.answered += 1

@@ -25,7 +25,7 @@ def new_chain(chunks: int) -> Chain:
 
 
 @dataclass(slots=True)
-class Stock:
+class StoredChains:
     """What was stored, each record stamped with its key. Used by one thread."""
 
     client: Client

@@ -12,14 +12,13 @@ from typing import Final
 import msgspec
 
 from forebay.bench.ab.counters import together
-from forebay.bench.ab.sides import Opened, Side
-from forebay.bench.load import run as running
-from forebay.bench.load import server
+from forebay.bench.ab.variants import OpenServer, Variant
+from forebay.bench.load import server, steps
 from forebay.bench.load.client import Target
-from forebay.bench.load.run import Plan, Run, Show
-from forebay.bench.load.script import Prose
+from forebay.bench.load.sessions import SyntheticText
+from forebay.bench.load.steps import LoadPlan, LoadRun, Show
 from forebay.bench.load.workloads import Stateless, Workload
-from forebay.bench.result.format import Ab, Equal, Order, Pair, Result
+from forebay.bench.result.format import AbResult, EqualAnswers, LoadResult, RepeatOrder, ResultPair
 from forebay.errors import StartupError
 
 OFF: Final = "off"
@@ -30,25 +29,25 @@ ON: Final = "on"
 class AbPlan:
     """What is compared, and how."""
 
-    load: Plan
-    sides: dict[str, Side]  # off, on, and further ones by their names
+    load: LoadPlan
+    variants: dict[str, Variant]  # off, on, and further ones by their names
     repeats: int = 1
     stateless: Workload | None = field(default_factory=Stateless)  # None: left out
     stateless_clients: int = 1
 
 
 @dataclass(slots=True)
-class _Measured:
+class _MeasuredVariant:
     """One side over all repeats."""
 
     target: Target | None = None
     commands: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    runs: list[Run] = field(default_factory=list)
-    stateless: list[Run] = field(default_factory=list)
+    runs: list[LoadRun] = field(default_factory=list)
+    stateless: list[LoadRun] = field(default_factory=list)
 
 
-Kept = Callable[[str, Result], None]  # a side is done: its name, and its result so far
+Kept = Callable[[str, LoadResult], None]  # a side is done: its name, and its result so far
 
 
 @dataclass(slots=True)
@@ -58,40 +57,42 @@ class _Comparison:
     plan: AbPlan
     show: Show
     kept: Kept
-    sides: dict[str, _Measured]
-    prose: Prose | None = None  # by the count of the server that was first; all hear the same
+    variants: dict[str, _MeasuredVariant]
+    words: SyntheticText | None = (
+        None  # by the count of the server that was first; all hear the same
+    )
     orders: list[tuple[str, ...]] = field(default_factory=list)
     done: int = 0
 
     def say(self, what: str, share: float = 0.0) -> None:
         """For whoever watches."""
-        total = self.plan.repeats * len(self.sides)
+        total = self.plan.repeats * len(self.variants)
         self.show(what, (self.done + share) / total)
 
     def repeat(self, number: int) -> None:
         """Every side once."""
-        names = list(self.sides)
+        names = list(self.variants)
         order = tuple(names if number % 2 == 0 else reversed(names))
         for name in order:
-            side = self.plan.sides[name]
+            side = self.plan.variants[name]
             with side.opened(self.say) as opened:
                 self.measure(name, opened, number)
             self.done += 1
             self.kept(name, self.result(name))
         self.orders.append(order)
 
-    def measure(self, name: str, opened: Opened, number: int) -> None:
+    def measure(self, name: str, opened: OpenServer, number: int) -> None:
         """One side's steps, and then the boundary."""
-        label = self.plan.sides[name].name
+        label = self.plan.variants[name].name
 
         def show(what: str, share: float) -> None:
             self.say(f"{label}, {what}", share)
 
-        measured = self.sides[name]
+        measured = self.variants[name]
         measured.target, measured.commands = opened.target, opened.commands
         measured.notes += opened.notes
         load = replace(self.plan.load, seed=f"{self.plan.load.seed}/{number}")
-        run = Run()
+        run = LoadRun()
         measured.runs.append(run)
         asyncio.run(self.ask(opened, load, run, show))
         if self.plan.stateless is None or not _is_alive(run):
@@ -99,70 +100,72 @@ class _Comparison:
         boundary = replace(
             load, workload=self.plan.stateless, clients=(self.plan.stateless_clients,)
         )
-        alone = Run()
+        alone = LoadRun()
         asyncio.run(
             self.ask(opened, boundary, alone, lambda what, _: show(f"stateless, {what}", 1.0))
         )
         if _is_alive(alone):
             measured.stateless.append(alone)
 
-    async def ask(self, opened: Opened, load: Plan, run: Run, show: Show) -> None:
+    async def ask(self, opened: OpenServer, load: LoadPlan, run: LoadRun, show: Show) -> None:
         """One load; whoever is asked has been asked before, so that all are warm."""
-        prose = await server.prose_of(opened.target)
-        self.prose = self.prose or prose
-        await running.measure_with(self.prose, opened.target, load, run, show, opened.counted)
+        words = await server.text_of(opened.target)
+        self.words = self.words or words
+        await steps.measure_with(self.words, opened.target, load, run, show, opened.counted)
 
-    def result(self, name: str) -> Result:
+    def result(self, name: str) -> LoadResult:
         """One side, over all repeats so far."""
-        return self._result(name, self.sides[name].runs, self.plan.load)
+        return self._result(name, self.variants[name].runs, self.plan.load)
 
-    def stateless(self) -> Pair | None:
+    def stateless(self) -> ResultPair | None:
         """The boundary, where both sides have it."""
         workload = self.plan.stateless
-        pair = [self.sides[name].stateless for name in (OFF, ON)]
+        pair = [self.variants[name].stateless for name in (OFF, ON)]
         if workload is None or not all(pair):
             return None
         load = replace(self.plan.load, workload=workload, clients=(self.plan.stateless_clients,))
-        return Pair(*(self._result(name, self.sides[name].stateless, load) for name in (OFF, ON)))
+        return ResultPair(
+            *(self._result(name, self.variants[name].stateless, load) for name in (OFF, ON))
+        )
 
-    def ab(self) -> Ab:
+    def ab(self) -> AbResult:
         """Everything."""
-        on = self.sides[ON].runs
-        return Ab(
+        on = self.variants[ON].runs
+        return AbResult(
             off=self.result(OFF),
             on=self.result(ON),
             sla=self.plan.load.bounds,
-            others=tuple(self.result(name) for name in self.sides if name not in {OFF, ON}),
-            equal=equal(self.sides[OFF].runs, on),
+            others=tuple(self.result(name) for name in self.variants if name not in {OFF, ON}),
+            equal=equal(self.variants[OFF].runs, on),
             stateless=self.stateless(),
             pool=together(pool for run in on for pool in run.pools.values()),
             repeats=self._repeats() if len(self.orders) > 1 else (),
         )
 
-    def _repeats(self) -> tuple[Order, ...]:
+    def _repeats(self) -> tuple[RepeatOrder, ...]:
         return tuple(
-            Order(
+            RepeatOrder(
                 order,
                 {
-                    name: self._result(name, [self.sides[name].runs[n]], self.plan.load)
+                    name: self._result(name, [self.variants[name].runs[n]], self.plan.load)
                     for name in order
                 },
             )
             for n, order in enumerate(self.orders)
         )
 
-    def _result(self, name: str, runs: Sequence[Run], load: Plan) -> Result:
-        measured = self.sides[name]
+    def _result(self, name: str, runs: Sequence[LoadRun], load: LoadPlan) -> LoadResult:
+        measured = self.variants[name]
         assert measured.target is not None
-        found = running.result_of(runs, load, measured.target, self.plan.sides[name].name)
+        found = steps.result_of(runs, load, measured.target, self.plan.variants[name].name)
         notes = (*found.notes, *measured.notes)
         return msgspec.structs.replace(found, commands=measured.commands, notes=notes)
 
 
-def run(plan: AbPlan, show: Show, kept: Kept) -> Ab:
+def run(plan: AbPlan, show: Show, kept: Kept) -> AbResult:
     """Measure every side; a StartupError if one cannot begin in the first round."""
-    sides = {name: _Measured() for name in plan.sides}
-    comparison = _Comparison(plan, show, kept, sides)
+    variants = {name: _MeasuredVariant() for name in plan.variants}
+    comparison = _Comparison(plan, show, kept, variants)
     for number in range(plan.repeats):
         try:
             comparison.repeat(number)
@@ -173,7 +176,7 @@ def run(plan: AbPlan, show: Show, kept: Kept) -> Ab:
     return comparison.ab()
 
 
-def equal(off: Sequence[Run], on: Sequence[Run]) -> Equal:
+def equal(off: Sequence[LoadRun], on: Sequence[LoadRun]) -> EqualAnswers:
     """How many answers of both sides were the same, word for word."""
     pairs = [
         (text, other[place])
@@ -182,15 +185,15 @@ def equal(off: Sequence[Run], on: Sequence[Run]) -> Equal:
         for place, text in one.answers().items()
         if place in other
     ]
-    return Equal(len(pairs), sum(one == other for one, other in pairs))
+    return EqualAnswers(len(pairs), sum(one == other for one, other in pairs))
 
 
-def _is_alive(run: Run) -> bool:
+def _is_alive(run: LoadRun) -> bool:
     """Whether the last step had an answer."""
-    last = next(reversed(run.driven), None)
+    last = next(reversed(run.measured), None)
     return last is not None and bool(run.step(last).requests)
 
 
-def _noted(ab: Ab, note: str) -> Ab:
+def _noted(ab: AbResult, note: str) -> AbResult:
     on = msgspec.structs.replace(ab.on, notes=(*ab.on.notes, note))
     return msgspec.structs.replace(ab, on=on)

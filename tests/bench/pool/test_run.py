@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from forebay.bench.served import process
-from forebay.bench.served.figures import Latency
-from forebay.bench.served.neighbour import Neighbour, beside
-from forebay.bench.served.stock import Stock
+from forebay.bench.pool.background_client import BackgroundLoad, beside
+from forebay.bench.pool.figures import Latency
+from forebay.bench.pool.stored_chains import StoredChains
+from forebay.bench.processes import running_pool
 from forebay.settings import DiskSetting
 
 COMMAND = [sys.executable, "-m", "forebay.cli.main", "bench", "pool", "--record", "64KiB"]
@@ -28,8 +28,8 @@ def home(tmp_path: Path) -> Path:
 
 def test_what_is_stored_beyond_dram_is_found_and_the_pool_ends(home: Path) -> None:
     disks = [DiskSetting(str(home), 64 << 20)]
-    with process.running(4 << 20, disks) as pool, pool.client() as client:
-        stock = Stock(client, 64 << 10)
+    with running_pool(4 << 20, disks) as pool, pool.client() as client:
+        stock = StoredChains(client, 64 << 10)
         stock.fill(16 << 20, time.monotonic() + 60)
         stock.find()
         assert (stock.found, stock.missing, stock.refused) == (256, 0, 0)
@@ -41,8 +41,8 @@ def test_what_is_stored_beyond_dram_is_found_and_the_pool_ends(home: Path) -> No
 
 def test_a_neighbour_stores_at_its_rate_until_told(home: Path) -> None:
     disks = [DiskSetting(str(home), 64 << 20)]
-    with process.running(4 << 20, disks) as pool:
-        with beside(pool.socket, Neighbour(4096, 8, 200.0)) as report:
+    with running_pool(4 << 20, disks) as pool:
+        with beside(pool.socket, BackgroundLoad(4096, 8, 200.0)) as report:
             time.sleep(0.3)
         assert 0 < report.stored <= 201 * report.seconds + 8
         assert report.refused == 0

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from forebay.bench import figures, small
-from forebay.bench.figures import Spread, Versus
-from forebay.bench.ours import TierLoad
-from forebay.bench.raw import RawFiles, allocate_buffers
+from forebay.bench.disk import figures, microbenchmarks
+from forebay.bench.disk.figures import RawComparison, Spread
+from forebay.bench.disk.raw import DEPTH_MAX, prepared_files
+from forebay.bench.disk.tier_load import TierLoad
 from forebay.cli.main import main
 from forebay.record.header import record_bytes
-from forebay.sys import scratch
-from forebay.sys.disk import Disk
+from forebay.sys import memory, scratch
 from forebay.tiers.disk import Directory, DiskTier, Options
 
 PAYLOAD_BYTES = 64 << 10
@@ -32,30 +31,26 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_raw_reads_and_writes_within_its_files_and_removes_them(home: Path) -> None:
-    disk = Disk()
-    directory = disk.open_directory(str(home))
     io_bytes = record_bytes(PAYLOAD_BYTES)
-    raw = RawFiles(disk, [directory], io_bytes, 32, allocate_buffers(io_bytes))
-    raw.prepare()
-    assert raw.written_bytes == 32 * io_bytes
-    assert raw.read(4, 0.05) > 0
-    assert raw.write(8, 0.05) > 0
-    assert all(rate > 0 for rate in raw.both(4, 0.05))
-    for buffer in raw.buffers:
-        buffer[:] = bytes(io_bytes)
-    assert raw.read_through(8, len(raw.buffers) // 2 * io_bytes) > 0
-    assert [any(buffer) for buffer in raw.buffers] == [False] * 8 + [True] * 8
-    assert raw.read_through(8, len(raw.buffers) // 2 * io_bytes) > 0
-    assert all(any(buffer) for buffer in raw.buffers), "through all of them, in turn"
-    assert (home / "raw").stat().st_size == 32 * io_bytes
-    raw.close()
-    disk.close(directory)
+    with prepared_files([home], io_bytes, 32) as raw:
+        assert raw.written_bytes == 32 * io_bytes
+        assert raw.read(4, 0.05) > 0
+        assert raw.write(8, 0.05) > 0
+        assert all(rate > 0 for rate in raw.both(4, 0.05))
+        for buffer in raw.buffers:
+            buffer[:] = bytes(io_bytes)
+        assert raw.read_through(8, len(raw.buffers) // 2 * io_bytes) > 0
+        assert [any(buffer) for buffer in raw.buffers] == [False] * 8 + [True] * 8
+        assert raw.read_through(8, len(raw.buffers) // 2 * io_bytes) > 0
+        assert all(any(buffer) for buffer in raw.buffers), "through all of them, in turn"
+        assert (home / "raw").stat().st_size == 32 * io_bytes
     assert list(home.iterdir()) == []
 
 
 def test_ours_loads_what_it_stored(home: Path) -> None:
     tier = DiskTier.open([Directory(str(home), 16 << 20)], Options())
-    ours = TierLoad(tier, PAYLOAD_BYTES, 200, allocate_buffers(record_bytes(PAYLOAD_BYTES)))
+    size = record_bytes(PAYLOAD_BYTES)
+    ours = TierLoad(tier, PAYLOAD_BYTES, 200, [memory.allocate(size) for _ in range(2 * DEPTH_MAX)])
     ours.fill(200)
     assert ours.read(8, 0.05) > 0
     assert ours.write(4, 0.05) > 0
@@ -66,18 +61,18 @@ def test_ours_loads_what_it_stored(home: Path) -> None:
 
 def test_small_figures(home: Path) -> None:
     place = [Directory(str(home), 32 << 20)]
-    assert small.reopen(place, 2, time.monotonic() - 1, 1000) is None, "no time"
-    spread = small.reopen(place, 2, time.monotonic() + 30, 1000)
+    assert microbenchmarks.reopen(place, 2, time.monotonic() - 1, 1000) is None, "no time"
+    spread = microbenchmarks.reopen(place, 2, time.monotonic() + 30, 1000)
     assert spread is not None
     assert 0 < spread.median < 5
-    assert 50 < small.index_bytes_per_record(50_000) < 1000
-    keys = small.keys_ms(3)
+    assert 50 < microbenchmarks.index_bytes_per_record(50_000) < 1000
+    keys = microbenchmarks.keys_ms(3)
     assert 0 < keys.low <= keys.median <= keys.high
 
 
 def test_a_pair_is_the_best_of_the_depths_in_one_round() -> None:
     rounds = [{1: (2.0, 1.0), 4: (1.0, 1.5)}, {1: (4.0, 4.0), 4: (1.0, 1.0)}]
-    versus = Versus.of(rounds)
+    versus = RawComparison.of(rounds)
     assert versus.pairs == ((2.0, 1.5), (4.0, 4.0))
     assert versus.ratio == Spread(0.875, 0.75, 1.0)
     assert versus.by_depth[1] == (3.0, 2.5)
@@ -85,8 +80,8 @@ def test_a_pair_is_the_best_of_the_depths_in_one_round() -> None:
 
 @pytest.mark.parametrize(("gbps", "word"), [(0.5, "Too slow"), (2.5, "for one GPU"), (9.0, "Good")])
 def test_the_verdict_answers_the_buyer(gbps: float, word: str) -> None:
-    versus = Versus.of([{1: (gbps, gbps)}])
-    found = figures.Figures(
+    versus = RawComparison.of([{1: (gbps, gbps)}])
+    found = figures.DiskFigures(
         record_payload_bytes=4 << 20,
         seconds=60.0,
         written_bytes=1,

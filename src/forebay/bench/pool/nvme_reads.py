@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.bench.served.stock import CHAIN_RECORDS
+from forebay.bench.pool.stored_chains import CHAIN_RECORDS
 from forebay.errors import StartupError
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.link import join
@@ -19,7 +19,7 @@ _DEADLINE_MS: Final = 20_000
 _WAIT_S: Final = 30.0
 
 
-class Asks:
+class NvmeReads:
     """A client that keeps several requests in flight. Used by one thread."""
 
     def __init__(self, socket: str, chains: Sequence[Chain]) -> None:
