@@ -32,8 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="MODULE:FUNCTION",
-        help="put a tier beneath the disk in every test of the pool's core: opens it, given a"
-        " listener",
+        help="a tier beneath the disk in every test of the pool's core, opened by this function"
+        " of a listener and a world",
     )
 
 

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,12 +36,14 @@ from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
+from forebay.tiers.contract import Tier
 from forebay.tiers.disk import Directory, DiskTier
 
 NAMESPACE = b"n" * 32
 LENGTH = 1 << 16
 M = TypeVar("M", bound=PoolMessage)
-MORE_TIERS: list[TierOpener] = []  # beneath the disk; see --lower-tier in tests/conftest.py
+# Beneath the disk, each called with a listener and `world`; see --lower-tier in tests/conftest.py.
+MORE_TIERS: list[Callable[..., Tier]] = []
 
 
 class Client(Session):
@@ -84,7 +87,7 @@ class CoreHarness:
         if place is not None:
             directories = [Directory(str(place), disk_bytes)]
             tiers.append(lambda listener: DiskTier.open(directories, None, world, listener))
-            tiers += MORE_TIERS
+            tiers += [partial(opener, world=world) for opener in MORE_TIERS]
         if learned is None:
             self.policy: Policy = OldestFirst(len(tiers))
         else:

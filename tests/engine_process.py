@@ -17,7 +17,8 @@ from tests.clocks import SLOWER
 from tests.pool_process import PatientClient
 
 from forebay.pool.client import Known, Loaded
-from forebay.pool.client.link import Link, join
+from forebay.pool.client.session import PoolSession, join
+from forebay.pool.client.slab import MappedSlab
 from forebay.pool.messages import Ask, Commit, Found, Lookup, Promise, Reserve, Reserved
 
 CHUNKS: Final = 4
@@ -41,15 +42,19 @@ class Engine:
         self.writer: threading.Thread | None = None
 
     @property
-    def link(self) -> Link:
-        assert self.client._link is not None
-        return self.client._link
+    def link(self) -> PoolSession:
+        return self.client._session
+
+    @property
+    def slab(self) -> MappedSlab:
+        assert self.link.slab is not None
+        return self.link.slab
 
     def reserved(self) -> Callable[[], str]:
         """Slots are lent to it."""
         runs = self.my_chain.runs([(position, LENGTH) for position in range(CHUNKS)])
-        self.link.line.post(Reserve(1, runs))
-        answer = self.link.line.take(self.clock.monotonic() + TIMEOUT_S)
+        self.link.post(Reserve(1, runs))
+        answer = self.link.take(self.clock.monotonic() + TIMEOUT_S)
         assert isinstance(answer, Reserved)
         assert all(offset >= 0 for offset in answer.answers)
         self.offsets = answer.answers
@@ -58,7 +63,7 @@ class Engine:
     def copying(self) -> Callable[[], str]:
         """It writes into its slots without end."""
         self.reserved()
-        views = [self.link.view(offset, LENGTH) for offset in self.offsets]
+        views = [self.slab.view(offset, LENGTH) for offset in self.offsets]
         self.writer = threading.Thread(target=self._overwrite, args=(views,), daemon=True)
         self.writer.start()
         return self._commit
@@ -66,7 +71,8 @@ class Engine:
     def writing_detached(self) -> Callable[[], str]:
         """It goes on writing after its connection is gone."""
         finish = self.copying()
-        self.link.line.close()
+        assert self.link.connection is not None
+        self.link.connection.close()
         return finish
 
     def committed(self) -> Callable[[], str]:
@@ -85,12 +91,13 @@ class Engine:
     def reading_detached(self) -> Callable[[], str]:
         """It reads from the slab after its connection is gone."""
         finish = self.leased()
-        self.link.line.close()
+        assert self.link.connection is not None
+        self.link.connection.close()
         return finish
 
     def waiting(self) -> Callable[[], str]:
         """It has asked for chunks that take long to read."""
-        line, chain = self.link.line, self.shared_chain
+        line, chain = self.link, self.shared_chain
         line.post(Lookup(1, chain.namespace, 0, chain.shorts()))
         assert isinstance(line.take(self.clock.monotonic() + TIMEOUT_S), Found)
         line.post(Ask(1, 0, CHUNKS, int(LONG_S * 1000), stream=False))
@@ -100,16 +107,16 @@ class Engine:
     def paired(self) -> Callable[[], str]:
         """It is one of two processes of an engine that has slots; the other one said `pair`."""
         link = join(self.socket, "pair", self.clock, self.clock.monotonic() + TIMEOUT_S)
-        assert isinstance(link, Link)
+        assert isinstance(link, PoolSession)
         self.client.close()
-        self.client._link = link
+        self.client._session = self.client._calls.session = link
         return self.reserved()
 
     def joined(self) -> Callable[[], str]:
         """It is the other one, and holds nothing itself."""
         link = join(self.socket, "pair", self.clock, self.clock.monotonic() + TIMEOUT_S)
-        assert isinstance(link, Link)
-        self.client._old = link
+        assert isinstance(link, PoolSession)
+        self.other = link
         return lambda: "joined"
 
     def look(self) -> dict[str, object]:
@@ -130,11 +137,11 @@ class Engine:
         self.stop.set()
         if self.writer is not None:
             self.writer.join(pool_process.HANG_S)
-        self.link.line.post(Commit(self.link.generation, self.offsets))
-        return type(self.link.line.take(self.clock.monotonic() + TIMEOUT_S)).__name__
+        self.link.post(Commit(self.link.generation, self.offsets))
+        return type(self.link.take(self.clock.monotonic() + TIMEOUT_S)).__name__
 
     def _promised(self) -> str:
-        answer = self.link.line.take(self.clock.monotonic() + TIMEOUT_S)
+        answer = self.link.take(self.clock.monotonic() + TIMEOUT_S)
         return "promised" if isinstance(answer, Promise) else "nothing"
 
     def _leave(self, loaded: object) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forebay.bench.ab.engine import free_port
+from forebay.bench.processes import free_port
 
 STUB = Path(__file__).parent / "stub_server.py"
 

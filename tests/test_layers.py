@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "forebay"
 LAYERS = {
     "errors": 0,
     "quantity": 0,
+    "report": 0,
     "settings": 0,
     "sys": 1,
     "record": 2,

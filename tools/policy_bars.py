@@ -110,7 +110,7 @@ def costs() -> None:
 def show(name: str, sizes: Sizes, result: SimResult) -> None:
     written = result.written_bytes // sizes.chunk_bytes
     print(
-        f"  {name}: {result.policy:8} DRAM {sizes.dram_chunks}, lower tiers {sizes.lower_chunks} chunks:"
+        f"  {name}: {result.policy:8} DRAM {sizes.dram_chunks}, below {sizes.lower_chunks} chunks:"
         f" hit {result.hit_rate:.3f}, {written} chunks written",
         flush=True,
     )

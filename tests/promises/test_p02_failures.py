@@ -51,21 +51,21 @@ FAILURES = [
 ]
 
 
-LIVES = ((TINY_CAP_BYTES + (3 << 16), 25), (TINY_CAP_BYTES, 6))  # cap in bytes, stores
+STARTS = ((TINY_CAP_BYTES + (3 << 16), 25), (TINY_CAP_BYTES, 6))  # cap in bytes, stores
 
 
-def tiny(life: int, n: int) -> Sample:
+def tiny(start: int, n: int) -> Sample:
     """Two of these fill a region."""
-    return single(f"{life} {n}", 17_000)
+    return single(f"{start} {n}", 17_000)
 
 
 def workload(place: Path, disk: FaultDisk) -> tuple[int, int] | None:
     """Fill, evict, load, close; trim to a lower cap, go on: every kind of call there is.
 
-    Answers how many stores were taken in each life, or None if it refused to begin.
+    Answers how many stores were taken after each start, or None if it refused to begin.
     """
     stored = []
-    for life, (cap_bytes, stores) in enumerate(LIVES):
+    for start, (cap_bytes, stores) in enumerate(STARTS):
         try:
             tier = open_tier(place, disk, options=ORDERLY, cap_bytes=cap_bytes)
         except DirectoryError as error:
@@ -73,10 +73,10 @@ def workload(place: Path, disk: FaultDisk) -> tuple[int, int] | None:
             return None
         outcomes = Outcomes(tier)
         for n in range(stores):
-            outcomes.store(tiny(life, n))
+            outcomes.store(tiny(start, n))
             outcomes.wait()
             if n % 4 == 3:
-                outcomes.load(tiny(life, n - 2))
+                outcomes.load(tiny(start, n - 2))
                 outcomes.wait()
             assert allocated(place) <= cap_bytes
         tier.close(CLOSE_S)
@@ -100,8 +100,8 @@ def fail_nth_call(fault: str, swift_path: Path, n: int) -> bool:
     if not rule.fired:
         return False
     if stored is not None:
-        assert stored[0] >= LIVES[0][1] - 1
-        assert stored[1] >= LIVES[1][1] - 1
+        assert stored[0] >= STARTS[0][1] - 1
+        assert stored[1] >= STARTS[1][1] - 1
     with opened(place, options=ORDERLY, cap_bytes=TINY_CAP_BYTES) as tier:
         check_everything(tier)
         assert allocated(place) <= TINY_CAP_BYTES
@@ -131,9 +131,9 @@ def test_t15_t16_t17_one_call_fails(fault: str, swift_path: Path, seed: int) -> 
 
 def check_everything(tier: DiskTier) -> None:
     outcomes = Outcomes(tier)
-    for life, (_, stores) in enumerate(LIVES):
+    for start, (_, stores) in enumerate(STARTS):
         for n in range(stores):
-            outcomes.load(tiny(life, n))
+            outcomes.load(tiny(start, n))
     outcomes.wait()
     assert outcomes.misses.keys() <= {MissReason.ABSENT, MissReason.CORRUPT}
 

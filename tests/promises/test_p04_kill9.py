@@ -145,7 +145,7 @@ def random_kills(executioner: Executioner, tmp_path: Path, seed: int, kills: int
     draw = random.Random(seed)
     place, notes = tmp_path / "pool", tmp_path / "acknowledged"
     start = 0
-    before: list[Sample] = []  # what the last life left; nothing older can come back
+    before: list[Sample] = []  # what was there before the last start; nothing older can come back
     for _ in range(kills):
         job = crash_child.Job(
             str(place), str(notes), "under_load", (), start, seed=draw.randrange(1 << 30)
@@ -192,16 +192,16 @@ LOSSES = int(os.environ.get("FOREBAY_LOSSES", "20"))
 
 @pytest.mark.parametrize("nth", range(LOSSES))
 def test_t3_power_loss(nth: int, swift_path: Path, seed: int) -> None:
-    """Unsynced writes and names are lost, kept and torn, life after life, in one directory."""
+    """Unsynced writes and names are lost, kept and torn, start after start, in one directory."""
     place = swift_path / "pool"
     draw = random.Random(seed + nth)
     samples: list[Sample] = []
-    for life in range(4):
+    for start in range(4):
         disk = FaultDisk(seed=draw.randrange(1 << 30), volatile=True)
         tier = open_tier(place, disk)
         outcomes = Outcomes(tier)
         for step in range(draw.randrange(1, 12)):
-            links = chain(f"{nth} {life} {step}", [draw.randrange(1, 40_000) for _ in range(6)])
+            links = chain(f"{nth} {start} {step}", [draw.randrange(1, 40_000) for _ in range(6)])
             for link in links:
                 outcomes.store(link)
                 outcomes.load(draw.choice(samples or links))

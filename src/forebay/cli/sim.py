@@ -11,7 +11,8 @@ from forebay.cli import flags, progress
 from forebay.cli.flags import Commands, Parser
 from forebay.errors import SettingsError
 from forebay.quantity import format_size, parse_size
-from forebay.sim.plot import Curve, page
+from forebay.report.charts import COLOURS, Chart, ChartLine
+from forebay.report.page import document, figure, legend
 from forebay.sim.replay import NAMES, SimResult, Sizes, simulate
 from forebay.sim.trace import CHUNK_TOKENS, Request, Trace, capped, read_trace, schedule
 
@@ -157,11 +158,23 @@ def _plot(
     ]
     rows = _simulate_all(names, requests, ladder, show)
     capacities = [(each.dram_chunks + sum(each.lower_chunks)) * CHUNK_TOKENS for each in ladder]
-    curves = [
-        Curve(name, [row[number].hit_rate for row in rows]) for number, name in enumerate(names)
+    lines = [
+        ChartLine(
+            f"{name}, {100 * rows[-1][at].hit_rate:.0f} % at most",
+            COLOURS[at % len(COLOURS)],
+            [
+                (size / 1e6, 100 * row[at].hit_rate)
+                for size, row in zip(capacities, rows, strict=True)
+            ],
+        )
+        for at, name in enumerate(names)
     ]
+    chart = Chart("Hit rate", "% of all prompt tokens", "million tokens", lines)
+    body = [legend((line.colour, line.name) for line in lines), figure(chart)]
+    subtitle = "Share of all prompt tokens found in DRAM or on disk, by tokens of both"
+    page = document("Hit rate against capacity", subtitle, body)
     try:
-        path.write_text(page(capacities, curves), encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"'{path}' cannot be written: {error.strerror}.") from error
 

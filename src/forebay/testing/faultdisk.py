@@ -219,7 +219,7 @@ def _write_plainly(descriptor: int, data: bytearray, offset: int) -> None:
 
 
 def _blank(buffers: Sequence[memoryview], start: int) -> None:
-    """Zero what a short read did not fill, so that nobody is right by luck."""
+    """Zero what a short read did not fill, so that no stale bytes pass for the right ones."""
     for buffer in buffers:
         kept = min(start, buffer.nbytes)
         buffer[kept:] = bytes(buffer.nbytes - kept)

@@ -125,10 +125,10 @@ class TierMachine(RuleBasedStateMachine):
         self._end()
         self._open(seed)
 
-    @rule(luck=seeds)
-    def corrupt(self, luck: int) -> None:
+    @rule(seed=seeds)
+    def corrupt(self, seed: int) -> None:
         """Flip a bit somewhere behind the tier's back."""
-        draw = random.Random(luck)
+        draw = random.Random(seed)
         paths = [path for path in sorted(self.place.iterdir()) if path.stat().st_size]
         if not paths:
             return

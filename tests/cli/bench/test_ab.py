@@ -16,7 +16,7 @@ from tests import pool_process
 from tests.stub_process import stub
 
 from forebay.bench.result import files
-from forebay.bench.result.format import Ab
+from forebay.bench.result.format import AbResult
 from forebay.cli.main import main
 
 ROOT = Path(__file__).parents[3]
@@ -25,9 +25,9 @@ SERVER = f"import runpy; runpy.run_path({STUB!r}, run_name='__main__')"
 SMALL = ("--turns", "3", "--first-tokens", "200", "--turn-tokens", "20", "--answer-tokens", "5")
 
 
-def read(directory: Path) -> Ab:
+def read(directory: Path) -> AbResult:
     found = files.read(directory / "ab.json")
-    assert isinstance(found, Ab)
+    assert isinstance(found, AbResult)
     assert (directory / "report.html").read_text().rstrip().endswith("</html>")
     return found
 

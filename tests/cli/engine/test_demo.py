@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay.bench.result import files
-from forebay.bench.result.format import Ab
+from forebay.bench.result.format import AbResult
 
 ROOT = Path(__file__).parents[3]
 STUB = str(ROOT / "tests" / "stub_server.py")
@@ -47,7 +47,7 @@ def test_it_measures_without_with_and_after_a_restart(
     assert found["restarted"]["later_ttft_s"] > 0
     assert found["with"]["recomputed_tokens"] < found["without"]["recomputed_tokens"]
     ab = files.read(out / "ab.json")
-    assert isinstance(ab, Ab)
+    assert isinstance(ab, AbResult)
     assert ab.on.steps[0].requests == ab.off.steps[0].requests == 15
     assert len(ab.on.steps[0].turns) == 3
     assert (out / "report.html").read_text().startswith("<!doctype html>")

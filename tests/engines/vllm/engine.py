@@ -117,7 +117,7 @@ class Session:
             "asking": len(side._asking),
             "copying": len(side._loads) + len(side._storing._copying),
             "failures": self._connector().boundary.failures,
-            "is_member": side._pool.is_member,
+            "is_member": side._pool.is_joined,
         }
 
     def arm(self, asked: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from forebay.bench.ab.engine import HOST, free_port
+from forebay.bench.processes import HOST, free_port
 
 
 class Asked(NamedTuple):

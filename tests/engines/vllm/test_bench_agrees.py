@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.engines.vllm.relay import relayed
 
-from forebay.bench.ab import engine
+from forebay.bench import processes
 from forebay.bench.ab.demo import engine_of
 from forebay.bench.load.client import Endpoint
 from forebay.engines.start import demo_model, vllm
@@ -38,14 +38,14 @@ def model() -> str:
 
 @pytest.fixture(scope="module")
 def served(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    port = engine.free_port()
+    port = processes.free_port()
     wanted = engine_of(model, 192 << 20)
-    words = ["--model", model, "--served-model-name", "demo", "--host", engine.HOST]
+    words = ["--model", model, "--served-model-name", "demo", "--host", processes.HOST]
     command = vllm.command([*words, "--port", str(port), *wanted.arguments], None)
     base = {**os.environ, **wanted.variables}
     variables = vllm.environment(Settings(), base, offline=True)
     log = tmp_path_factory.mktemp("engine") / "log"
-    with engine.running(command, variables, port, log) as endpoint:
+    with processes.running_server(command, variables, port, log) as endpoint:
         yield endpoint
 
 

@@ -13,10 +13,9 @@ from tests.clocks import CountingClock, waiting_in_vain
 from tests.pool_process import PatientClient, exact, made
 
 from forebay.pool.client import Chain, Client, Known, Loaded, Receipt
-from forebay.pool.client.streaming import Streaming
+from forebay.pool.client.streaming import StreamCall
 from forebay.pool.life import Service
 from forebay.pool.messages import Ready
-from forebay.sys.clock import Clock
 from forebay.testing import samples
 from forebay.testing.clock import ManualClock
 from forebay.tiers.contract import Miss, MissReason
@@ -195,8 +194,8 @@ def test_what_is_read_stays_pinned_when_the_connection_is_lost(
     with PatientClient(service.place.path) as reader:
         load = reader.load(chain)
         loaded = load.__enter__()
-        assert reader._link is not None
-        reader._link.line.close()
+        assert reader._session.connection is not None
+        reader._session.connection.close()
         reader.lookup(chain)
         pool_process.wait_until(lambda: not requests(client), "the loss to be seen")
         assert pinned(client)
@@ -314,23 +313,23 @@ def held_requests(client: Client) -> object:
 def test_a_streamed_chunk_must_have_the_full_key(client: Client) -> None:
     _, chain = made("a")
     assert client.join()
-    link = client._link
-    assert link is not None
-    streaming = Streaming(client, Clock(), chain, 1.0)
-    sound = Ready(1, link.generation, 2, 4096, 100, chain.keys[2])
+    session, slab = client._session, client._session.slab
+    assert slab is not None
+    streaming = StreamCall(client._calls, chain, 1.0)
+    sound = Ready(1, session.generation, 2, 4096, 100, chain.keys[2])
     wrong = [
         replace(sound, key=chain.keys[2][:16] + bytes(16)),
         replace(sound, key=chain.keys[1]),
-        replace(sound, generation=link.generation + 1),
+        replace(sound, generation=session.generation + 1),
         replace(sound, length=0),
         replace(sound, offset=-1),
-        replace(sound, offset=link.slab_bytes),
+        replace(sound, offset=slab.size_bytes),
         replace(sound, length=1 << 62),
         replace(sound, chunk=4),
         replace(sound, chunk=-2),
     ]
     for ready in wrong:
-        assert not streaming._take(link, ready, {})
+        assert not streaming._take(slab, ready, {})
     came: dict[int, memoryview] = {}
-    assert streaming._take(link, sound, came)
+    assert streaming._take(slab, sound, came)
     came.pop(2).release()

@@ -1,4 +1,4 @@
-"""Memory in hand before it is needed: had, refused, or not needed any more."""
+"""Memory allocated before it is needed: in time, refused, or not needed any more."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def slab(machine: Stingy) -> Iterator[Slab]:
 
 
 class Owner:
-    """The thread that owns the slab: it does what others hand to it."""
+    """The thread that owns the slab: it runs what other threads pass to it."""
 
     def __init__(self, slab: Slab) -> None:
         self._actions: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -33,7 +33,7 @@ class Owner:
         self._actions.get(timeout=60)()
 
 
-def test_the_next_arena_is_in_hand_before_it_is_needed(slab: Slab) -> None:
+def test_the_next_arena_is_ready_before_it_is_needed(slab: Slab) -> None:
     owner = Owner(slab)
     owner.preallocator.step()
     assert slab.allocated_bytes == ARENA, "counted from the beginning"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from forebay.bench.load.script import Ask, Dialog, Prose, Session
+from forebay.bench.load.sessions import ChatSession, Dialog, PromptRequest, SyntheticText
 
 
 class Workload(Protocol):
@@ -23,7 +23,7 @@ class Workload(Protocol):
     def hold(self) -> int:
         """Sessions that a client holds at once, turn by turn."""
 
-    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """The sessions of one step, the same for the same seed."""
 
     def options(self) -> dict[str, Any]:
@@ -41,15 +41,15 @@ class Dialogs:
     hold: int = 1
     name: str = "dialog"
 
-    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """See Workload."""
         for number in range(clients * self.hold):
-            yield self.dialog(prose, f"dialog {number + 1}", f"{seed}/dialog/{number}")
+            yield self.dialog(words, f"dialog {number + 1}", f"{seed}/dialog/{number}")
 
-    def dialog(self, prose: Prose, name: str, seed: str) -> Dialog:
+    def dialog(self, words: SyntheticText, name: str, seed: str) -> Dialog:
         """One of them."""
         sizes = [self.first_tokens, *[self.turn_tokens] * (self.turns - 1)]
-        says = [prose.text(f"{seed}/{turn}", size) for turn, size in enumerate(sizes)]
+        says = [words.text(f"{seed}/{turn}", size) for turn, size in enumerate(sizes)]
         return Dialog(name, says, self.answer_tokens)
 
     def options(self) -> dict[str, Any]:
@@ -74,9 +74,9 @@ class Questions:
     hold: int = 1
     name: str = "qa"
 
-    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """See Workload."""
-        system = prose.text(f"{seed}/system", self.system_tokens)
+        system = words.text(f"{seed}/system", self.system_tokens)
         luck = random.Random(f"{seed}/times")  # noqa: S311 - the same for everyone
         times: list[list[float]] = [[] for _ in range(clients)]
         at_s = 0.0
@@ -85,12 +85,12 @@ class Questions:
             at_s += luck.expovariate(self.rate)
         for number in range(clients):
             key = f"{seed}/qa/{number}"
-            opening = prose.text(f"{key}/history", self.history_tokens)
+            opening = words.text(f"{key}/history", self.history_tokens)
             asked = [
-                prose.text(f"{key}/{turn}", self.question_tokens) for turn in range(self.turns)
+                words.text(f"{key}/{turn}", self.question_tokens) for turn in range(self.turns)
             ]
             asked[0] = f"{opening}\n\n{asked[0]}"
-            yield _Asker(
+            yield _TimedDialog(
                 Dialog(f"user {number + 1}", asked, self.answer_tokens), system, times[number]
             )
 
@@ -99,7 +99,7 @@ class Questions:
         return asdict(self)
 
 
-class _Asker:
+class _TimedDialog:
     """A dialog with a system prompt before it and a time for every turn."""
 
     def __init__(self, dialog: Dialog, system: str, times: list[float]) -> None:
@@ -109,17 +109,19 @@ class _Asker:
         self._times = times
 
     def left(self) -> int:
-        """See Session."""
+        """See ChatSession."""
         return self._dialog.left()
 
-    def ask(self) -> Ask:
-        """See Session."""
+    def ask(self) -> PromptRequest:
+        """See ChatSession."""
         found = self._dialog.ask()
         messages = [{"role": "system", "content": self._system}, *found.messages]
-        return Ask(messages, found.answer_tokens, found.turn, at_s=self._times[found.turn])
+        return PromptRequest(
+            messages, found.answer_tokens, found.turn, at_s=self._times[found.turn]
+        )
 
     def answered(self, text: str) -> None:
-        """See Session."""
+        """See ChatSession."""
         self._dialog.answered(text)
 
 
@@ -140,10 +142,10 @@ class Documents:
     hold: int = 1
     name: str = "document"
 
-    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """See Workload."""
         texts = [
-            prose.text(f"{seed}/document/{number}", self.document_tokens)
+            words.text(f"{seed}/document/{number}", self.document_tokens)
             for number in range(self.documents)
         ]
         weights = [(rank + 1) ** -self.skew for rank in range(self.documents)]
@@ -152,11 +154,13 @@ class Documents:
             chosen = luck.choices(texts, weights, k=self.requests)
             asks = []
             for count, document in enumerate(chosen):
-                own = prose.text(f"{seed}/reader/{number}/{count}", self.question_tokens)
+                own = words.text(f"{seed}/reader/{number}/{count}", self.question_tokens)
                 parts = [document, own] if self.is_template else [own, document]
                 content = "\n\n".join(parts)
-                asks.append(Ask([{"role": "user", "content": content}], self.answer_tokens))
-            yield Listed(f"user {number + 1}", asks)
+                asks.append(
+                    PromptRequest([{"role": "user", "content": content}], self.answer_tokens)
+                )
+            yield FixedSession(f"user {number + 1}", asks)
 
     def options(self) -> dict[str, Any]:
         """See Workload."""
@@ -173,37 +177,37 @@ class Stateless:
     hold: int = 1
     name: str = "stateless"
 
-    def queue(self, prose: Prose, clients: int, seed: str) -> Iterator[Session]:
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """See Workload."""
         for number in range(clients):
             asks = []
             for count in range(self.requests):
-                text = prose.text(f"{seed}/stateless/{number}/{count}", self.prompt_tokens)
-                asks.append(Ask([{"role": "user", "content": text}], self.answer_tokens))
-            yield Listed(f"client {number + 1}", asks)
+                text = words.text(f"{seed}/stateless/{number}/{count}", self.prompt_tokens)
+                asks.append(PromptRequest([{"role": "user", "content": text}], self.answer_tokens))
+            yield FixedSession(f"client {number + 1}", asks)
 
     def options(self) -> dict[str, Any]:
         """See Workload."""
         return asdict(self)
 
 
-class Listed:
+class FixedSession:
     """Requests that are known beforehand, whatever the answers are."""
 
-    def __init__(self, name: str, asks: list[Ask]) -> None:
+    def __init__(self, name: str, asks: list[PromptRequest]) -> None:
         self.name = name
         self._asks = asks
         self._next = 0
 
     def left(self) -> int:
-        """See Session."""
+        """See ChatSession."""
         return len(self._asks) - self._next
 
-    def ask(self) -> Ask:
-        """See Session."""
+    def ask(self) -> PromptRequest:
+        """See ChatSession."""
         return self._asks[self._next]
 
     def answered(self, text: str) -> None:
-        """See Session."""
+        """See ChatSession."""
         del text
         self._next += 1

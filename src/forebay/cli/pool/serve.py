@@ -27,10 +27,8 @@ _SETTINGS: Final = (
     "huge_pages",
     "read_depth",
     "write_depth",
-    "write_queue",
     "disk_writes_a_day",
     "trace",
-    "trace_size",
 )
 _EPILOG = """\
 examples:

@@ -39,7 +39,7 @@ def _pinned_bytes(chunk: Chunk) -> int:
 
 
 def _unsettled_bytes(chunk: Chunk) -> int:
-    return chunk.slot_bytes if chunk.state is SlotState.FILLING or chunk.writing_to else 0
+    return chunk.slot_bytes if chunk.is_unsettled else 0
 
 
 def _retained_bytes(acquisition: Acquisition) -> int:

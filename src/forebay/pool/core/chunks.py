@@ -73,6 +73,14 @@ class Chunk:
         return None if parent == ROOT else short(parent)
 
     @property
+    def is_unsettled(self) -> bool:
+        """Whether it is on its way into the pool: being filled, or written for the first time.
+
+        That is what the store budget counts; a further copy in a further tier holds up no store.
+        """
+        return self.state is SlotState.FILLING or (bool(self.writing_to) and not self.tiers)
+
+    @property
     def is_busy(self) -> bool:
         """Whether somebody uses the slot."""
         return self.state is not SlotState.READY or self.pins > 0 or bool(self.writing_to)

@@ -55,7 +55,7 @@ class Dram:
         self.chunks = chunks
         self.policy = policy
         self.load_budget = Budget(lambda: slab.cap_bytes // 2)  # pinned by asks, or being loaded
-        self.store_budget = Budget(lambda: slab.cap_bytes // 2)  # being filled or written below
+        self.store_budget = Budget(lambda: slab.cap_bytes // 2)  # unsettled, see Chunk
         self._stack = stack
         self._counters = counters
         self._now = now
@@ -163,19 +163,16 @@ class Dram:
 
     def begin_write(self, chunk: Chunk, tier: int) -> None:
         """A lower tier reads the slot."""
-        if not chunk.writing_to:
-            self.store_budget.take(chunk.slot_bytes)
-        chunk.writing_to |= {tier}
+        self._move(chunk, chunk.tiers, chunk.writing_to | {tier})
         self.policy.pin(chunk.key)
 
     def end_write(self, chunk: Chunk, tier: int, *, is_stored: bool) -> None:
         """A lower tier has read the slot, and has the chunk or has not."""
-        chunk.writing_to -= {tier}
-        if not chunk.writing_to:
-            self.store_budget.give(chunk.slot_bytes)
+        tiers = chunk.tiers | {tier} if is_stored else chunk.tiers
+        self._move(chunk, tiers, chunk.writing_to - {tier})
         self.policy.unpin(chunk.key)
         if is_stored:
-            self._set_tiers(chunk, chunk.tiers | {tier})
+            self.policy.in_tiers(chunk.key, tiers)
         else:
             self.policy.write_failed(chunk.key, tier)
 
@@ -194,7 +191,8 @@ class Dram:
         for record in records:
             chunk = self.chunks.get(record.key)
             if chunk is not None and tier in chunk.tiers:
-                self._set_tiers(chunk, chunk.tiers - {tier})
+                self._move(chunk, chunk.tiers - {tier}, chunk.writing_to)
+                self.policy.in_tiers(chunk.key, chunk.tiers)
         for record in records:
             if not self.has(record.key):
                 # Another tier may have had it when it left, and have let it go since.
@@ -273,9 +271,14 @@ class Dram:
         if chunk.tiers:
             self.policy.in_tiers(chunk.key, chunk.tiers)
 
-    def _set_tiers(self, chunk: Chunk, tiers: frozenset[int]) -> None:
-        chunk.tiers = tiers
-        self.policy.in_tiers(chunk.key, tiers)
+    def _move(self, chunk: Chunk, tiers: frozenset[int], writing_to: frozenset[int]) -> None:
+        """Change where a ready chunk is, and whether it counts in the store budget."""
+        was_unsettled = chunk.is_unsettled
+        chunk.tiers, chunk.writing_to = tiers, writing_to
+        if chunk.is_unsettled and not was_unsettled:
+            self.store_budget.take(chunk.slot_bytes)
+        elif was_unsettled and not chunk.is_unsettled:
+            self.store_budget.give(chunk.slot_bytes)
 
     def _take(self, length: int, newcomer: Newcomer | None = None) -> int | NoSlot:
         """The offset of a slot for a payload of this length, evicting if need be."""

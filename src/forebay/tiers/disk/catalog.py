@@ -1,4 +1,4 @@
-"""The catalog: the index and the regions it speaks of, behind one lock.
+"""The catalog: the index and the regions that it refers to, behind one lock.
 
 The lock guards the index, the table of regions and the set of unavailable ones; no I/O happens
 under it, and no call holds it for more than `_BATCH` rows.

@@ -37,7 +37,7 @@ def region_name(generation: int) -> str:
 
 
 def generation_in(name: str) -> int:
-    """The generation that a region's file name speaks of."""
+    """The generation in a region's file name."""
     return int(name.removeprefix("region-"), 16)
 
 

@@ -125,7 +125,7 @@ class RegionReader:
             at += record_bytes(found.length) if isinstance(found, RecordHeader) else PAGE_BYTES
 
     def _listed(self, entry: ContentsEntry, table: RegionContents) -> FoundRecord:
-        """The record that a table speaks of."""
+        """The record that a table lists."""
         end = entry.offset + record_bytes(entry.length)
         if entry.offset < layout.FIRST_RECORD or end > table.end:
             return Damage.LENGTH

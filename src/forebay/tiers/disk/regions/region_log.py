@@ -196,7 +196,7 @@ class RegionLog:
             return self._changed.wait_for(lambda: not self._pins, timeout_s)
 
     def close(self) -> list[int]:
-        """Seal the open region, with nobody at work any more; hands descriptors to the caller."""
+        """Seal the open region, after the last write; the descriptors, which the caller closes."""
         with self._changed:
             region = self._end_open_region()
         if region is not None:
