@@ -92,7 +92,7 @@ def test_servers_that_it_starts_on_a_pool_that_it_starts(
     command += ["--interleave", "3", "--out", str(tmp_path / "out")]
     command += ["--also", "other=--tpot-ms 3", "--prefill-us", "1000"]  # the last go to the server
     ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr
     ab = read(tmp_path / "out")

@@ -41,7 +41,7 @@ def command(*words: str) -> list[str]:
 def served(variables: dict[str, str], *words: str) -> tuple[dict[str, Any], list[str]]:
     """The connector's settings, and what else vLLM was told."""
     ended = subprocess.run(
-        command(*words), env=variables, capture_output=True, text=True, timeout=60, check=True
+        command(*words), env=variables, capture_output=True, text=True, timeout=300, check=True
     )
     arguments = json.loads(ended.stdout)["arguments"]
     assert arguments[0] == "--kv-transfer-config"

@@ -5,7 +5,7 @@ from typing import Any
 
 from forebay.bench.result.format import LoadResult, LoadStep, SlaBounds
 from forebay.plan.measured import Judged, Sla, failed_share, judged
-from forebay.plan.measured import Step as Load
+from forebay.plan.measured import MeasuredStep as Load
 
 
 @dataclass(frozen=True, slots=True)
