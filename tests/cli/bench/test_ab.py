@@ -33,9 +33,10 @@ def read(directory: Path) -> AbResult:
 
 
 def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with stub("--tpot-ms", "60") as slow, stub("--tpot-ms", "1") as fast:
+    with stub("--tpot-ms", "450") as slow, stub("--tpot-ms", "1") as fast:
         words = ["--off", slow.url, "--on", fast.url, "--also", f"third={fast.url}", *SMALL]
-        more = ["--clients", "1,2", "--tpot-ms", "50", "--repeat", "2", "--out", str(tmp_path)]
+        more = ["--clients", "1,2", "--tpot-ms", "400", "--repeat", "2", "--out", str(tmp_path)]
+        more += ["--answer-tokens", "2"]
         assert main(["bench", "ab", *words, *more]) == 0
     out = capsys.readouterr().out
     ab = read(tmp_path)
