@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests import pool_process
 
-from forebay.pool.life import Service
+from forebay.pool.service import Service
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_pools_own_counters_are_the_evidence(tmp_path: Path) -> None:
     with pool_process.short_directory() as place, pool_process.serving(place) as service:
-        socket = service.place.path
+        socket = service.address.path
         transfer = json.dumps({"kv_connector_extra_config": {"socket": socket}})
         with stub() as off, stub("--kv-transfer-config", transfer) as on:
             words = ["--off", off.url, "--on", on.url, "--pool", socket, *SMALL]
