@@ -126,9 +126,10 @@ def test_a_step_with_errors_is_not_said_to_be_slow(capsys: pytest.CaptureFixture
 
 def test_it_ends_once_the_sla_is_long_broken(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    with stub("--tpot-ms", "40") as served:
-        words = (*SMALL, "--clients", "1,2,3,4,5", "--out", str(out), "--stop-early")
-        assert serve(served, *words, "--tpot-ms", "30") == 0
+    with stub("--tpot-ms", "400") as served:
+        words = [*SMALL, "--clients", "1,2,3,4,5", "--out", str(out), "--stop-early"]
+        words += ["--answer-tokens", "2"]
+        assert serve(served, *words, "--tpot-ms", "390") == 0
         far = files.read(out)
         assert serve(served, *words, "--tpot-ms", "5") == 0
         near = files.read(out)
