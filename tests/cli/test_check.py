@@ -141,7 +141,7 @@ def test_a_record_of_another_key_in_its_place_is_found(
     change(region, PAGE_BYTES, data[second : second + RECORD_BYTES])
     assert kinds(report(pool, capsys)) == ["damaged record"]
     assert check(pool, "--repair") == 0
-    assert "mended: " in capsys.readouterr().out
+    assert "repaired: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["table", "footer"])

@@ -21,7 +21,7 @@ examples:
 
 Changes nothing without --repair. With it, a region that has something wrong in it gets a new table
 of contents of its sound records; files of others are left alone. A pool does as well without
-repair: what is damaged is a miss. Exit status: 0 clean (or all mended), 1 something is wrong, 2
+repair: what is damaged is a miss. Exit status: 0 clean (or all repaired), 1 something is wrong, 2
 could not begin, for example because a pool is using the directory.
 """
 
@@ -46,17 +46,17 @@ def _run(parsed: argparse.Namespace) -> int:
     try:
         with progress.shown() as show:
             found = _audit(disk, locked, show)
-            mended: list[str] = []
+            repaired: list[str] = []
             remaining = found
             if parsed.repair and found.findings:
-                mended = repair(disk, locked, found)
+                repaired = repair(disk, locked, found)
                 remaining = _audit(disk, locked, show)
     finally:
         audits.unlock_directory(disk, locked)
     if parsed.json:
-        print(json.dumps(_as_json(parsed.directory, found, mended, remaining), indent=2))
+        print(json.dumps(_as_json(parsed.directory, found, repaired, remaining), indent=2))
     else:
-        print(_readable(parsed.directory, found, mended, remaining))
+        print(_readable(parsed.directory, found, repaired, remaining))
     return 1 if remaining.findings else 0
 
 
@@ -68,7 +68,7 @@ def _audit(disk: Disk, locked: audits.LockedDirectory, show: progress.Show) -> A
     )
 
 
-def _as_json(directory: str, found: Audit, mended: list[str], remaining: Audit) -> dict[str, Any]:
+def _as_json(directory: str, found: Audit, repaired: list[str], remaining: Audit) -> dict[str, Any]:
     return {
         "directory": directory,
         "clean": not remaining.findings,
@@ -77,17 +77,17 @@ def _as_json(directory: str, found: Audit, mended: list[str], remaining: Audit) 
         "erased": sum(region.erased for region in remaining.regions),
         "payload_bytes": sum(region.payload_bytes for region in remaining.regions),
         "findings": [finding._asdict() for finding in found.findings],
-        "mended": mended,
+        "repaired": repaired,
         "remaining": [finding._asdict() for finding in remaining.findings],
     }
 
 
-def _readable(directory: str, found: Audit, mended: list[str], remaining: Audit) -> str:
+def _readable(directory: str, found: Audit, repaired: list[str], remaining: Audit) -> str:
     lines = [str(finding) for finding in found.findings[:_SHOWN_MAX]]
     if len(found.findings) > _SHOWN_MAX:
         lines.append(f"and {len(found.findings) - _SHOWN_MAX} more; --json lists all")
-    lines += [f"mended: {sentence}" for sentence in mended]
-    if mended:
+    lines += [f"repaired: {sentence}" for sentence in repaired]
+    if repaired:
         lines += [f"remains: {finding}" for finding in remaining.findings[:_SHOWN_MAX]]
     records = sum(region.records for region in remaining.regions)
     size = format_size(sum(region.payload_bytes for region in remaining.regions))

@@ -10,9 +10,14 @@ from tests.stub_process import StubProcess, stub
 from forebay.bench.load.client import Completion, Failed, Target, endpoint_of
 from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
 from forebay.bench.load.server import model_of, text_of
-from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
+from forebay.bench.load.sessions import (
+    ChatSession,
+    PromptRequest,
+    SyntheticText,
+    fixed_session,
+)
 from forebay.bench.load.steps import LoadPlan, LoadRun, _why_end
-from forebay.bench.load.workloads import Dialogs, FixedSession, Questions, Stateless
+from forebay.bench.load.workloads import Dialogs, Questions, Stateless
 from forebay.bench.result.format import SlaBounds
 from forebay.bench.result.summary import percentile, step_of
 from forebay.errors import StartupError
@@ -70,20 +75,20 @@ def test_times_are_kept_and_lateness_is_counted(served: StubProcess) -> None:
         answer_tokens=4,
     )
     queue = list(workload.queue(SyntheticText(), 3, "s"))
-    last = max(session._times[-1] for session in queue)  # type: ignore[attr-defined]
+    last = max(session._make([""]).at_s for session in queue)  # of the second turn
     found = measured(served, iter(queue), ClientGroup(3))
     assert len(found.finished) == 6
     assert found.seconds >= last
-    late = [FixedSession("a", [PromptRequest([], 2), PromptRequest([], 2, at_s=1e-6)])]
+    late = [fixed_session("a", [PromptRequest([], 2), PromptRequest([], 2, at_s=1e-6)])]
     assert measured(served, iter(late), ClientGroup(1)).late == 1
 
 
 def test_a_pause_is_waited_for_and_time_ends_a_step(served: StubProcess) -> None:
     found = measured(
-        served, iter([FixedSession("a", [PromptRequest([], 2, pause_s=0.2)])]), ClientGroup(1)
+        served, iter([fixed_session("a", [PromptRequest([], 2, pause_s=0.2)])]), ClientGroup(1)
     )
     assert found.seconds >= 0.2
-    long = [FixedSession("a", [PromptRequest([], 2, pause_s=0.1)] * 50)]
+    long = [fixed_session("a", [PromptRequest([], 2, pause_s=0.1)] * 50)]
     cut = measured(served, iter(long), ClientGroup(1, seconds=0.3))
     assert len(cut.finished) <= 4, "each took 0.1 s at least"
     assert cut.skipped == 50 - len(cut.finished)
@@ -95,7 +100,7 @@ def test_a_client_gives_up_and_leaves_the_queue_to_others() -> None:
         assert len(found.finished) == 6
         assert found.skipped == 12
         assert all(isinstance(each.outcome, Failed) for each in found.finished)
-        shared = (FixedSession(str(number), [PromptRequest([], 2)]) for number in range(20))
+        shared = (fixed_session(str(number), [PromptRequest([], 2)]) for number in range(20))
         found = measured(broken, shared, ClientGroup(2))
     assert (len(found.finished), found.skipped) == (6, 14)
     step = step_of(2, [found])

@@ -33,9 +33,9 @@ def read(directory: Path) -> AbResult:
 
 
 def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with stub("--tpot-ms", "200") as slow, stub("--tpot-ms", "1") as fast:
+    with stub("--tpot-ms", "450") as slow, stub("--tpot-ms", "1") as fast:
         words = ["--off", slow.url, "--on", fast.url, "--also", f"third={fast.url}", *SMALL]
-        words += ["--turns", "2", "--answer-tokens", "2", "--tpot-ms", "190"]
+        words += ["--turns", "2", "--answer-tokens", "2", "--tpot-ms", "400"]
         more = ["--clients", "1,2", "--repeat", "2", "--out", str(tmp_path)]
         assert main(["bench", "ab", *words, *more]) == 0
     out = capsys.readouterr().out

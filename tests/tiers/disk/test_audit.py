@@ -31,11 +31,11 @@ def place(swift_path: Path) -> Path:
     return swift_path
 
 
-def audited(place: Path, disk: Disk, *, mend: bool = False) -> tuple[Audit, list[str]]:
+def audited(place: Path, disk: Disk, *, fix: bool = False) -> tuple[Audit, list[str]]:
     locked = lock_directory(disk, str(place))
     try:
         found = audit(disk, locked, lambda _, __: None)
-        return found, repair(disk, locked, found) if mend else []
+        return found, repair(disk, locked, found) if fix else []
     finally:
         unlock_directory(disk, locked)
 
@@ -67,7 +67,7 @@ def test_a_repair_that_the_medium_refuses_is_said(place: Path) -> None:
     with regions(place)[0].open("r+b") as file:
         file.seek(2 * 4096)
         file.write(b"damage")
-    _, done = audited(place, FaultDisk("write:errno=EROFS"), mend=True)
+    _, done = audited(place, FaultDisk("write:errno=EROFS"), fix=True)
     assert len(done) == 1
-    assert "could not be mended (Read-only file system" in done[0]
-    assert "2 sound records" in audited(place, Disk(), mend=True)[1][0]
+    assert "could not be repaired (Read-only file system" in done[0]
+    assert "2 sound records" in audited(place, Disk(), fix=True)[1][0]

@@ -24,6 +24,11 @@ class Spread(NamedTuple):
         """Of at least one run."""
         return cls(median(values), min(values), max(values))
 
+    def as_json(self, name: str, digits: int | None = 3) -> dict[str, Any]:
+        """Two flat names."""
+        low, high = round(self.low, digits), round(self.high, digits)
+        return {name: round(self.median, digits), f"{name}_spread": [low, high]}
+
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
@@ -116,13 +121,13 @@ class DiskFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Flat names for programs; docs/bench.md defines each."""
-        reopen = self.reopen_100k_s
+        reopen, name = self.reopen_100k_s, "reopen_100k_s"
         return {
             "record_payload_bytes": self.record_payload_bytes,
             "seconds": round(self.seconds, 1),
             "written_bytes": self.written_bytes,
-            **versus_json("read", self.read),
-            **versus_json("write", self.write),
+            **comparison_json("read", self.read),
+            **comparison_json("write", self.write),
             "mixed_read_gbps": round(self.mixed_ours[0], 3),
             "mixed_write_gbps": round(self.mixed_ours[1], 3),
             "raw_mixed_read_gbps": round(self.mixed_raw[0], 3),
@@ -130,14 +135,9 @@ class DiskFigures:
             "directories": [asdict(share) for share in self.shares],
             "misses": self.misses,
             "dropped": self.dropped,
-            "reopen_100k_s": reopen and round(reopen.median, 3),
-            "reopen_100k_s_spread": reopen and [round(reopen.low, 3), round(reopen.high, 3)],
+            **(reopen.as_json(name) if reopen else {name: None, f"{name}_spread": None}),
             "index_bytes_per_record": self.index_bytes_per_record,
-            "keys_100k_ms": round(self.keys_100k_ms.median, 2),
-            "keys_100k_ms_spread": [
-                round(self.keys_100k_ms.low, 2),
-                round(self.keys_100k_ms.high, 2),
-            ],
+            **self.keys_100k_ms.as_json("keys_100k_ms", 2),
             "tokens_per_s": round(tokens_per_s(self)),
             "tokens_per_s_model": MODEL_NAME,
             "verdict": verdict(self),
@@ -168,18 +168,15 @@ def verdict(figures: DiskFigures) -> str:
     )
 
 
-def versus_json(name: str, versus: RawComparison) -> dict[str, Any]:
+def comparison_json(name: str, found: RawComparison) -> dict[str, Any]:
     """Pairs under flat names."""
     return {
-        f"{name}_gbps": round(versus.ours.median, 3),
-        f"{name}_gbps_spread": [round(versus.ours.low, 3), round(versus.ours.high, 3)],
-        f"raw_{name}_gbps": round(versus.raw.median, 3),
-        f"raw_{name}_gbps_spread": [round(versus.raw.low, 3), round(versus.raw.high, 3)],
-        f"{name}_ratio": round(versus.ratio.median, 3),
-        f"{name}_ratio_spread": [round(versus.ratio.low, 3), round(versus.ratio.high, 3)],
-        f"{name}_ratios": [round(ours / raw, 3) for raw, ours in versus.pairs],
+        **found.ours.as_json(f"{name}_gbps"),
+        **found.raw.as_json(f"raw_{name}_gbps"),
+        **found.ratio.as_json(f"{name}_ratio"),
+        f"{name}_ratios": [round(ours / raw, 3) for raw, ours in found.pairs],
         f"{name}_by_depth": {
             str(depth): {"raw_gbps": round(raw, 3), "gbps": round(ours, 3)}
-            for depth, (raw, ours) in versus.by_depth.items()
+            for depth, (raw, ours) in found.by_depth.items()
         },
     }

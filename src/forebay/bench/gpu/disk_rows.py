@@ -48,7 +48,7 @@ async def nvme_32k(run: RowRun) -> None:
         other = requests.prompt(scale, scale.long_tokens, 7000 + number)
         await _store_slowly(run, engine, other)
         await engine.clear_cache()
-        before = await _written(run)
+        before = await run.settled()
         # At this moment, for drives that others use vary; as much, through as much memory.
         raw_gb_s = raw.read_through(_RAW_DEPTH, bytes_wanted)
         begun = time.perf_counter()
@@ -154,7 +154,7 @@ async def restart(run: RowRun) -> None:
             engines[FOREBAY].kill()
         async with run.engines((FOREBAY,), pool.socket) as engines:
             await ask(_FROM_DRAM, FOREBAY, engines[FOREBAY])
-            await _written(run)
+            await run.settled()
         pool.stop(_WRITE_S)
     async with (
         run.pool(scale.dram_bytes, disk_bytes) as pool,
@@ -244,21 +244,7 @@ async def _store_slowly(run: RowRun, engine: TokenEngine, prompt: list[int]) -> 
     step = -(-len(prompt) // _PIECES)
     for stop in range(step, len(prompt) + step, step):
         await engine.ask(prompt[:stop], 1)
-        await _written(run)
-
-
-async def _written(run: RowRun) -> dict[str, int]:
-    """The counters once the drive has what it is to have."""
-    until = time.monotonic() + _WRITE_S
-    before = -1
-    while time.monotonic() < until:
-        stats = run.stats()
-        now = stats["counters"].get("disk.written", 0) + stats["counters"].get("stored.chunks", 0)
-        if now == before and not stats["dram"]["filling"]:
-            break
-        before = now
-        await asyncio.sleep(0.15)
-    return run.counters()
+        await run.settled()
 
 
 async def _watch(run: RowRun, most: dict[str, int]) -> None:

@@ -23,7 +23,8 @@ ROW_S: Final = 520.0  # then a row ends; the rest of it is for the next run
 DISK_BYTES_MAX: Final = 40 << 30
 FREE_BYTES_MIN: Final = 15 << 30
 _REACH_S: Final = 90.0
-_SETTLE_S: Final = 20.0
+_SETTLE_S: Final = 30.0
+_SETTLE_POLL_S: Final = 0.2
 _STATS_S: Final = 10.0
 _WARM_SEED: Final = 990_000
 
@@ -126,7 +127,7 @@ class RowRun:
     async def engines(
         self, names: Sequence[str], socket: str, more: Mapping[str, object] | None = None
     ) -> AsyncIterator[dict[str, TokenEngine]]:
-        """Engines of these variants, all at once on one GPU_ONLY, each asked only in its turn.
+        """Engines of these variants, all at once on one GPU, each asked only in its turn.
 
         The first one fills the compile cache for the others.
         """
@@ -229,15 +230,15 @@ class RowRun:
         return stats
 
     async def settled(self) -> dict[str, int]:
-        """The counters once no store comes any more."""
+        """The counters once nothing is stored or written any more."""
         until = time.monotonic() + _SETTLE_S
         before: dict[str, int] = {}
         while time.monotonic() < until:
-            now = self.counters()
-            if now == before:
+            stats = self.stats()
+            if stats["counters"] == before and not stats["dram"]["filling"]:
                 break
-            before = now
-            await asyncio.sleep(0.3)
+            before = stats["counters"]
+            await asyncio.sleep(_SETTLE_POLL_S)
         return before
 
     def clear_drive(self) -> None:

@@ -70,15 +70,15 @@ class _Step:
             if not held:
                 return
             session, turns = held.pop(0)
-            if turns == self.group.rounds or not session.left():
+            if turns == self.group.rounds or not session.remaining():
                 continue
             outcome = await self._one(session)
             failed = failed + 1 if isinstance(outcome, Failed) else 0
             held.append((session, turns + 1))
-        self.skipped += sum(session.left() for session, _ in held)
+        self.skipped += sum(session.remaining() for session, _ in held)
 
     async def _one(self, session: ChatSession) -> Completion | Failed:
-        ask = session.ask()
+        ask = session.request()
         if ask.pause_s:
             await asyncio.sleep(ask.pause_s)
         if ask.at_s:
@@ -86,7 +86,7 @@ class _Step:
             self.late += wait_s < 0
             await asyncio.sleep(max(0.0, wait_s))
         outcome = await client.ask(self.target, ask.messages, ask.answer_tokens)
-        session.answered(outcome.text if isinstance(outcome, Completion) else "")
+        session.add_answer(outcome.text if isinstance(outcome, Completion) else "")
         finished = FinishedRequest(session.name, ask.turn, outcome)
         self.finished.append(finished)
         self.on_finished(finished)
@@ -111,5 +111,5 @@ async def run_clients(
         for _ in range(group.clients):
             clients.create_task(step.client())
     seconds = time.perf_counter() - step.begun
-    step.skipped += sum(session.left() for session in step.queue)  # where everybody gave up
+    step.skipped += sum(session.remaining() for session in step.queue)  # where everybody gave up
     return ClientsResult(tuple(step.finished), seconds, step.skipped, step.late)

@@ -1,4 +1,4 @@
-"""The tier itself: opens directories warm, spreads records over them, answers what it knows."""
+"""The tier itself: opens directories with what they hold and spreads records over them."""
 
 import logging
 import threading
@@ -69,10 +69,10 @@ class DiskTier(Tier):
         world: World | None = None,
         listener: TierListener | None = None,
     ) -> Self:
-        """Take the directories, find what they hold, and begin; DirectoryError if one is unfit.
+        """Open the directories and find what they hold; DirectoryError if one cannot be used.
 
-        What continues a chunk that another tier has, says the listener, outlives the eviction of
-        its record here, until `lost`.
+        A record whose parent is evicted stays while the listener says that another tier has the
+        parent's chunk, until `lost`.
         """
         options, world = options or Options(), world or World()
         catalog = Catalog(listener)

@@ -23,7 +23,7 @@ _DIRECTORY_MODE = 0o700
 
 
 def repair(disk: Disk, locked: LockedDirectory, found: Audit) -> list[str]:
-    """Mend what can be mended; a sentence for each thing done."""
+    """Repair what can be repaired; a sentence for each thing done."""
     done = []
     if any(finding.kind is FindingKind.MODE for finding in found.others):
         disk.set_mode(locked.descriptor, _DIRECTORY_MODE)
@@ -31,15 +31,15 @@ def repair(disk: Disk, locked: LockedDirectory, found: Audit) -> list[str]:
     for region in found.regions:
         if region.is_ours and region.findings:
             try:
-                done.append(f"{region.name} {_mend(disk, locked.descriptor, region)}")
+                done.append(f"{region.name} {_repair_region(disk, locked.descriptor, region)}")
             except OSError as error:
-                done.append(f"{region.name} could not be mended ({error.strerror})")
+                done.append(f"{region.name} could not be repaired ({error.strerror})")
     return done
 
 
-def _mend(disk: Disk, directory: int, found: RegionAudit) -> str:
-    room = found.size_bytes - PAGE_BYTES - found.end  # a file that was cut short may have none
-    if not found.records or padded(len(found.contents)) > room:
+def _repair_region(disk: Disk, directory: int, found: RegionAudit) -> str:
+    free_bytes = found.size_bytes - PAGE_BYTES - found.end  # a file that was cut may have none
+    if not found.records or padded(len(found.contents)) > free_bytes:
         disk.unlink(directory, found.name)
         return "had nothing that could be saved and was removed"
     descriptor = open_region(disk, directory, found.name, write=True)
@@ -54,7 +54,7 @@ def _mend(disk: Disk, directory: int, found: RegionAudit) -> str:
 
 
 def _rewrite(disk: Disk, descriptor: int, found: RegionAudit) -> str:
-    """Begin with the header, wipe the footer, write the table, then the footer that proves it."""
+    """Wipe the footer, write the header and the table, then the footer that proves the table."""
     region = Region(0, found.name, found.generation, descriptor, found.size_bytes)
     region.end = found.end
     region.contents = found.contents
