@@ -27,8 +27,8 @@ GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
 # These need vLLM's environment: `make test-vllm`.
 NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies
-# Two at a time; the slow tests, some of which measure, have the machine to themselves.
-FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow' $(NO_VLLM)
+# Two at a time: none of them measures.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal $(NO_VLLM)
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
@@ -80,15 +80,15 @@ check: $(STAMP) ## lint, types, and the fast tests (under a minute)
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(FAST_TESTS)
+	@$(PYTEST) -m 'not slow'
 
 test: $(STAMP) $(VLLM_STAMP) ## everything: lint, types, all tests, those on real vLLM too
 	@$(BIN)/ruff format --check --quiet src tests tools examples
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(FAST_TESTS)
-	@$(BIN)/python -m pytest -q -m slow $(NO_VLLM)
+	@$(PYTEST) -m 'not slow'
+	@$(PYTEST) -m slow
 	@$(VLLM_TESTS)
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
