@@ -10,15 +10,17 @@ As much is loaded as is there before it would have been recomputed. Drives that 
 GPU, token for token, so give all of it unless their queue is long; slower ones give as much as they
 can read while the GPU is busy with others.
 
-Whoever waits for a drive holds up nobody; what the GPU computes holds up everyone it serves. So n
-tokens that are recomputed cost their time once for each of these as well: an engine that is alone
-takes what is sooner, a crowded one loads as long as all of them together gain by it. Drives that
-seem a little sooner are not: a GPU takes as long as it took, they often half as long again.
+Waiting for a drive delays only the request that waits; computing delays every request that the GPU
+serves. So n recomputed tokens are charged once for each of these as well: an engine with a single
+request takes whichever way is faster, a busy one loads as long as all requests together gain by it.
+A small advantage of the drives is not trusted (`_DOUBT`): the GPU's speed is steady, drives often
+take half as long again.
 
-What is not known, or was seen long ago, is tried, by one request at a time: a dozen would wait for
-one another until their deadlines. Where the GPU has nothing else to do, with a part only: were the
-drives slow, all of a long prompt would be late. Where it has, its steps are too long to time a part
-by, and who waits holds up nobody. What was seen long ago is believed once if it is for the drives.
+Where the drives' bandwidth is unknown, or was measured more than a minute ago, one request at a time
+measures it; a dozen would wait for one another until their deadlines. If the GPU is idle, that
+request reads only a part, since on slow drives all of a long prompt would be late. If the GPU is
+busy, it reads all of it: steps are then too long to time a part by, and waiting delays nobody else.
+An old measurement in favour of the drives still counts for that request.
 """
 
 from collections import deque

@@ -19,7 +19,7 @@ from forebay.engines.geometry import Geometry
 from forebay.pool.messages import Found, Promise
 
 
-class LoadState(Enum):
+class RequestLoadState(Enum):
     """Where a request's load is."""
 
     NONE = auto()  # not looked up, or not any more
@@ -32,8 +32,8 @@ class LoadState(Enum):
     FAILED = auto()  # recompute; this request is not looked up any more
 
 
-_ASKING: Final = frozenset({LoadState.ASKED, LoadState.PROMISED})
-_LOADING: Final = frozenset({LoadState.LOADING, LoadState.TOLD})
+_ASKING: Final = frozenset({RequestLoadState.ASKED, RequestLoadState.PROMISED})
+_LOADING: Final = frozenset({RequestLoadState.LOADING, RequestLoadState.TOLD})
 
 
 class RequestLoad:
@@ -57,7 +57,7 @@ class RequestLoad:
 
     def __init__(self, *, is_wanted: bool) -> None:
         self.is_wanted = is_wanted  # False: this request does not load at all
-        self.state = LoadState.NONE
+        self.state = RequestLoadState.NONE
         self.number = 0  # of its lookup in the pool; 0: none
         self.looked_up_at = 0.0  # monotonic
         self.found: Found | None = None  # from FOUND on
@@ -94,37 +94,37 @@ class RequestLoad:
 
     def look_up(self, number: int, now: float) -> None:
         """NONE → LOOKED_UP."""
-        assert self.state is LoadState.NONE
-        self.state, self.number, self.looked_up_at = LoadState.LOOKED_UP, number, now
+        assert self.state is RequestLoadState.NONE
+        self.state, self.number, self.looked_up_at = RequestLoadState.LOOKED_UP, number, now
 
     def take_found(self, found: Found) -> bool:
         """LOOKED_UP or FOUND → FOUND; False: it has asked already, by what it knew then."""
-        if self.state not in {LoadState.LOOKED_UP, LoadState.FOUND}:
+        if self.state not in {RequestLoadState.LOOKED_UP, RequestLoadState.FOUND}:
             return False
-        self.state, self.found = LoadState.FOUND, found
+        self.state, self.found = RequestLoadState.FOUND, found
         return True
 
     def ask(self, first: int, now: float) -> None:
         """FOUND → ASKED."""
-        assert self.state is LoadState.FOUND
-        self.state, self.first, self.asked_at = LoadState.ASKED, first, now
+        assert self.state is RequestLoadState.FOUND
+        self.state, self.first, self.asked_at = RequestLoadState.ASKED, first, now
 
     def take_promise(self, promise: Promise) -> None:
         """ASKED → PROMISED; a promise that nobody waits for changes nothing."""
-        if self.state is LoadState.ASKED:
-            self.state, self.promise = LoadState.PROMISED, promise
+        if self.state is RequestLoadState.ASKED:
+            self.state, self.promise = RequestLoadState.PROMISED, promise
 
     def forget(self) -> None:
         """→ NONE, as if it had never been looked up; a load that has begun goes on."""
-        if not (self.is_loading or self.state is LoadState.FAILED):
-            self.state = LoadState.NONE
+        if not (self.is_loading or self.state is RequestLoadState.FAILED):
+            self.state = RequestLoadState.NONE
         self.number = 0
         self.found = self.promise = None
         self.streamed = {}
 
     def fail(self) -> None:
         """→ FAILED."""
-        self.state = LoadState.FAILED
+        self.state = RequestLoadState.FAILED
 
     def session_changed(self) -> None:
         """The pool is another one, or none: a load that has begun gets no more than is told."""
@@ -136,18 +136,18 @@ class RequestLoad:
 
     def begin(self, progress: "LoadProgress") -> None:
         """PROMISED → LOADING. From any other state too: the engine waits, if only for a failure."""
-        self.state, self.progress = LoadState.LOADING, progress
+        self.state, self.progress = RequestLoadState.LOADING, progress
 
     def take_told(self) -> None:
         """LOADING → TOLD."""
-        assert self.state is LoadState.LOADING
-        self.state = LoadState.TOLD
+        assert self.state is RequestLoadState.LOADING
+        self.state = RequestLoadState.TOLD
 
     def end(self, *, failed: bool) -> "LoadProgress":
         """LOADING or TOLD → NONE or FAILED; what it had come to."""
         progress, self.progress = self.progress, None
         assert progress is not None
-        self.state = LoadState.FAILED if failed or progress.failed else LoadState.NONE
+        self.state = RequestLoadState.FAILED if failed or progress.failed else RequestLoadState.NONE
         return progress
 
 

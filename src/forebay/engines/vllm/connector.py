@@ -44,8 +44,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.boundary = Boundary(self._failed)
-        self._told_failures = 0
-        self._told_state: SharingState | None = None
+        self._reported_failures = 0
+        self._reported_state: SharingState | None = None
         self.settings = _settings(vllm_config)
         self._cache = kv_cache_config
         self._scheduler: SchedulerConnector | None = None
@@ -273,12 +273,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             counts, hooks = self._scheduler.take_counts(), self.boundary.take_seconds()
         elif self._worker is not None:
             counts = self._worker.take_counts()
-        failures = self.boundary.failures - self._told_failures
+        failures = self.boundary.failures - self._reported_failures
         if failures:
-            self._told_failures += failures
+            self._reported_failures += failures
             counts["failures.scheduler" if self._is_scheduler else "failures.worker"] = failures
-        state, before = self._sharing_state(), self._told_state
-        self._told_state = state
+        state, before = self._sharing_state(), self._reported_state
+        self._reported_state = state
         return stats_of(counts, hooks, state if state != before or counts or hooks else None)
 
     def _sharing_state(self) -> SharingState | None:

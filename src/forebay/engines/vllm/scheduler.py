@@ -18,7 +18,7 @@ from forebay.engines.scheduling.error_budget import ErrorBudget
 from forebay.engines.scheduling.loads import EngineLoads
 from forebay.engines.scheduling.lookups import LoadLimits, Lookups, Matched
 from forebay.engines.scheduling.request import TrackedRequest
-from forebay.engines.scheduling.request_load import LoadState
+from forebay.engines.scheduling.request_load import RequestLoadState
 from forebay.engines.scheduling.stores import EngineStores
 from forebay.engines.step import WorkerReport, by_all
 from forebay.engines.vllm.groups import shared_blocks
@@ -90,7 +90,7 @@ class SchedulerConnector:
         tracked = self._requests.get(request.request_id)
         if tracked is None or not tracked.load.is_wanted:
             return 0, False
-        if tracked.load.state is LoadState.FAILED:
+        if tracked.load.state is RequestLoadState.FAILED:
             return 0, False
         if not self._has_listened:
             self._listen()  # a step is long: what was read meanwhile need not be computed
