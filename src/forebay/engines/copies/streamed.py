@@ -33,7 +33,12 @@ _log: Final = logging.getLogger("forebay")
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Stores or one load, on the way."""
+    """Stores of one step, or one part of a load, on their way to the device.
+
+    Queued while `blocks` is None; then submitted batch by batch; submitted once `event` is set;
+    over when that event has come. A job that fails while it is queued is over at once, one that is
+    half submitted when the device is done with it, and one that `is_coming` is copied again.
+    """
 
     stores: list[Store]
     load: LoadPart | None

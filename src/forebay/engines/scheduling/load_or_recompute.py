@@ -16,8 +16,8 @@ request takes whichever way is faster, a busy one loads as long as all requests 
 A small advantage of the drives is not trusted (`_DOUBT`): the GPU's speed is steady, drives often
 take half as long again.
 
-Where the drives' bandwidth is unknown, or was measured more than a minute ago, one request at a time
-measures it; a dozen would wait for one another until their deadlines. If the GPU is idle, that
+Where the drives' bandwidth is unknown, or was measured more than a minute ago, one request at a
+time measures it; a dozen would wait for one another until their deadlines. If the GPU is idle, that
 request reads only a part, since on slow drives all of a long prompt would be late. If the GPU is
 busy, it reads all of it: steps are then too long to time a part by, and waiting delays nobody else.
 An old measurement in favour of the drives still counts for that request.
