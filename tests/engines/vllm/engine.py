@@ -113,9 +113,9 @@ class Session:
         side = self._connector()._scheduler
         return {
             "counts": dict(side.counts),
-            "tracked": len(side._tracked),
-            "asking": len(side._asking),
-            "copying": len(side._loads) + len(side._storing._copying),
+            "tracked": len(side._requests),
+            "asking": len(side._lookups),
+            "copying": len(side._loads) + len(side._stores._copying),
             "failures": self._connector().boundary.failures,
             "is_member": side._pool.is_joined,
         }

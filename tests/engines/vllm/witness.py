@@ -76,7 +76,7 @@ class Witness(ForebayConnector):
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         global PREEMPTED  # noqa: PLW0603 - likewise
         PREEMPTED += len(scheduler_output.preempted_req_ids or ())
-        offered = len(self._scheduler._storing._batches) if self._scheduler else 0
+        offered = len(self._scheduler._stores._batches) if self._scheduler else 0
         step: StepMetadata = super().build_connector_meta(scheduler_output)
         if self._scheduler is None:
             return step
@@ -84,9 +84,11 @@ class Witness(ForebayConnector):
         told = NamedStep(**named)
         # What is stored was computed before this step gave blocks away.
         told.stored = self._named(block for s in step.stores for block in s.piece.blocks)
-        for tracked in self._scheduler._tracked.values():
-            hashes = [each.hex() for each in tracked.request.block_hashes]
-            blocks = tracked.loading.blocks if tracked.loading is not None else tracked.blocks
+        for tracked in self._scheduler._requests.values():
+            request: Any = tracked.request
+            hashes = [each.hex() for each in request.block_hashes]
+            progress = tracked.load.progress
+            blocks = tracked.blocks if progress is None else progress.blocks
             self._names.update(zip(blocks, hashes, strict=False))
         pieces = [piece for load in step.loads for piece in load.pieces]
         told.loaded = self._named(block for piece in pieces for block in piece.blocks)
@@ -94,7 +96,7 @@ class Witness(ForebayConnector):
             passing("load told")
         if step.stores:
             passing("store told")
-        if len(self._scheduler._storing._batches) > offered:
+        if len(self._scheduler._stores._batches) > offered:
             passing("offered")
         return told
 
