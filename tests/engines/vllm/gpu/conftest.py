@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines.vllm.conftest import made_model
+from tests.engines.vllm.real.models import made_model
 from tests.poolside import PoolProcess, pool_process, short_directory
 
 
