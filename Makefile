@@ -26,16 +26,16 @@ GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
 # These need vLLM's environment: `make test-vllm`.
-NO_VLLM := --ignore=tests/engines/vllm
+NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies
 # Two at a time; the slow tests, some of which measure, have the machine to themselves.
 FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow' $(NO_VLLM)
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
-VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm
+VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm tests/engines/copies
 
-.PHONY: help install run bench bench-hooks bench-asleep bench-asleep-long test check coverage format docs mutate soak replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate soak replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -103,15 +103,6 @@ test-versions: $(VLLM_STAMP) ## the same on other releases of vLLM, one after th
 	  echo "vLLM $$version"; OTHER_VLLM=$$version PYTHONPATH=$(CURDIR)/$$place:$(CURDIR) \
 	    $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m versions tests/engines/vllm/real || failed="$$failed $$version"; done; \
 	  test -z "$$failed" || { echo "forebay: not equal on$$failed" >&2; exit 1; }
-
-bench-hooks: $(VLLM_STAMP) ## what the connector costs vLLM: time in its scheduler's hooks, CPU seconds
-	@$(VLLM_BIN)/python tools/hook_times.py
-
-bench-asleep: $(VLLM_STAMP) ## dialogs that a drive carries, with vLLM's scheduler and a GPU that sleeps: ASLEEP="--dir /mnt/nvme"
-	@$(VLLM_BIN)/python tools/gpu_asleep.py $(ASLEEP)
-
-bench-asleep-long: $(VLLM_STAMP) ## one long prompt from a drive, computed, loaded, or whichever is sooner, likewise
-	@$(VLLM_BIN)/python -m tools.long_asleep $(ASLEEP)
 
 gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose
 	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -W default -m gpu tests/engines/vllm/gpu

@@ -1,5 +1,6 @@
 """What every test shares: skips are named in the last line, and in CI they are failures."""
 
+import importlib
 import os
 import random
 import signal
@@ -8,14 +9,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from tests import core_harness
 
 EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "50"))  # of each property; more in make soak
-settings.register_profile("default", deadline=None, print_blob=True, max_examples=EXAMPLES)
+settings.register_profile(
+    "default",
+    deadline=None,
+    print_blob=True,
+    max_examples=EXAMPLES,
+    suppress_health_check=[HealthCheck.too_slow],  # so is a busy machine
+)
 settings.load_profile("default")
 # A background job of a shell ignores it, and so does all that it starts; some tests interrupt that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--lower-tier",
+        action="append",
+        default=[],
+        metavar="MODULE:FUNCTION",
+        help="a tier beneath the disk in every test of the pool's core, opened by this function"
+        " of a listener and a world",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for wanted in config.getoption("--lower-tier"):
+        module, _, function = wanted.partition(":")
+        core_harness.MORE_TIERS.append(getattr(importlib.import_module(module), function))
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 import importlib.util
 import re
+import shlex
 import struct
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from forebay.cli.main import build_parser
 from forebay.identity import keys
 from forebay.record import header, region
 from forebay.sys.memory import PAGE_BYTES
@@ -50,6 +52,7 @@ def rows_of(heading: str) -> list[tuple[int, int]]:
     ("heading", "layout", "ending"),
     [
         ("### Record header\n", header._FIELDS, [PAGE_HASH]),
+        ("#### The medium's part in a region\n", region._POSITION, []),
         ("### Region header\n", region._HEADER, [PAGE_HASH]),
         ("### Footer\n", region._FOOTER, [PAGE_HASH]),
         ("### Entry of the table of contents\n", region._ENTRY, []),
@@ -87,6 +90,19 @@ def test_the_glossary_is_sorted() -> None:
     words = re.findall(r"^\| ([a-z ]+) \|", page, re.MULTILINE)[1:]
     assert words == sorted(words)
     assert len(words) > 20
+
+
+def commands_of(page: Path) -> list[str]:
+    """The `forebay …` lines of a page's code blocks; those with words to fill in left out."""
+    text = page.read_text().replace("\\\n", " ")
+    lines = re.findall(r"^(?:    |\$ |)(forebay [a-z][^#\n]*)", text, re.MULTILINE)
+    return [line for line in lines if not re.search(r"[…|<>\[$]", line)]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "traces" / "README.md"], ids=str)
+def test_commands_can_be_given_as_written(page: Path) -> None:
+    for command in commands_of(page):
+        build_parser().parse_args(shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -8,10 +8,18 @@ import pytest
 
 from forebay import settings
 from forebay.errors import SettingsError
-from forebay.settings import DiskSetting, Settings, build, from_environment, from_file, from_flags
+from forebay.settings import (
+    DiskSetting,
+    Settings,
+    build,
+    from_environment,
+    from_file,
+    from_flags,
+    parse_trace,
+)
 
 
-def refused(*sources: settings.Source) -> str:
+def refused(*sources: settings.SettingsSource) -> str:
     with pytest.raises(SettingsError) as caught:
         build(sources)
     return str(caught.value)
@@ -57,7 +65,7 @@ def test_an_unknown_name_is_refused_with_its_origin_and_the_nearest_one(tmp_path
     path.write_text("min_token = 3\n")
     sentence = refused(from_file(str(path)))
     assert sentence == f"{path}: min_token is not a setting; the nearest is {path}: min_tokens."
-    extra = settings.Source({"zzz": 1}, "kv_connector_extra_config['{}']".format)
+    extra = settings.SettingsSource({"zzz": 1}, "kv_connector_extra_config['{}']".format)
     assert refused(extra).startswith("kv_connector_extra_config['zzz'] is not a setting;")
 
 
@@ -97,7 +105,7 @@ def test_what_cannot_be_meant_is_one_sentence(name: str, value: Any) -> None:
 
 def test_typed_values_are_taken_as_they_are() -> None:
     extra = {"dram": 1024, "allow_uid": [1, 2], "linger_s": 0, "keep_on_reset": False}
-    found = build([settings.Source(extra, str)])
+    found = build([settings.SettingsSource(extra, str)])
     assert (found.dram, found.allow_uid, found.linger_s) == (1024, (1, 2), 0.0)
     assert build([from_environment({"FOREBAY_ALLOW_UID": "1000"})]).allow_uid == (1000,)
     assert build([from_environment({"FOREBAY_HUGE_PAGES": "off"})]).huge_pages is False
@@ -118,3 +126,10 @@ def test_what_happens_without_a_pool_is_one_of_three() -> None:
     assert build([from_flags({"no_pool": "serve"})]).no_pool == "serve"
     said = "--no-pool: 'maybe' is none of start, fail, serve."
     assert refused(from_flags({"no_pool": "maybe"})) == said
+
+
+def test_a_trace_may_say_where_it_ends() -> None:
+    assert parse_trace("/tmp/a:b/trace") == ("/tmp/a:b/trace", 1 << 30)
+    assert parse_trace("trace.jsonl:5MiB") == ("trace.jsonl", 5 << 20)
+    assert build([from_flags({"trace": "t:1KiB"})]).trace == "t:1KiB"
+    assert "no space" in refused(from_flags({"trace": "t:0"}))

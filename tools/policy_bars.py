@@ -10,9 +10,9 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
-from forebay.pool.policy.contract import Place
+from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.learned import Learned
-from forebay.sim.replay import Result, Sizes, simulate
+from forebay.sim.replay import SimResult, Sizes, simulate
 from forebay.sim.trace import CHUNK_TOKENS, Request, capped, read_trace, schedule
 
 AGENT_M = (0.3, 0.6, 1.0, 2.0, 4.0)
@@ -63,7 +63,7 @@ def curves(folder: Path, half: int | None, gap_max_s: float | None) -> None:
 
 def loops() -> None:
     chain = [[(d << 8 | i).to_bytes(16, "big") for i in range(10)] for d in range(150)]
-    for dialogs, sizes in ((150, Sizes(1000)), (140, Sizes(100, 1000))):
+    for dialogs, sizes in ((150, Sizes(1000)), (140, Sizes(100, (1000,)))):
         requests = [Request(float(n), chain[n % dialogs], 5120) for n in range(10 * dialogs)]
         for policy in ("forebay", "lru", "fifo", "optimum"):
             show(f"loop {dialogs * 10} chunks, 10 rounds", sizes, simulate(policy, requests, sizes))
@@ -71,7 +71,7 @@ def loops() -> None:
 
 def writes(folder: Path) -> None:
     requests = list(schedule(read_trace(folder / "conversation.jsonl.xz")))
-    sizes = Sizes(chunks(0.5), chunks(5.0))
+    sizes = Sizes(chunks(0.5), (chunks(5.0),))
     for policy in ("forebay", "fifo", "lru", "s3fifo", "arc", "optimum"):
         show("conversation 0.5M + 5M", sizes, simulate(policy, requests, sizes))
 
@@ -79,22 +79,22 @@ def writes(folder: Path) -> None:
 def costs() -> None:
     """What a decision costs, and a chunk, with 100,000 chunks of 2,000 dialogs in DRAM."""
     tracemalloc.start()
-    policy, place, now = Learned(disk_bytes=1 << 40), Place(1), 0.0
+    policy, now = Learned([LowerTier(1 << 40)]), 0.0
     keys = [[(d << 8 | i).to_bytes(16, "big") for i in range(50)] for d in range(2000)]
     before, _ = tracemalloc.get_traced_memory()
     for chain in keys:
         now += 0.05
         policy.requested(chain, 0, now)
         for above, key in zip([None, *chain], chain, strict=False):
-            policy.stored(key, above, place, now)
+            policy.stored(key, above, 1, now)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     spent: dict[str, list[int]] = {"declines": [], "victim": [], "removed": []}
     for _ in range(20_000):
         began = time.perf_counter_ns()
-        policy.declines(keys[0][0], None, now)
+        policy.declines(keys[0][0], None, now, 1)
         asked = time.perf_counter_ns()
-        victim = policy.victim(now)
+        victim = policy.victim(now, 1)
         found = time.perf_counter_ns()
         assert victim is not None
         policy.removed(victim)
@@ -107,10 +107,10 @@ def costs() -> None:
     )
 
 
-def show(name: str, sizes: Sizes, result: Result) -> None:
+def show(name: str, sizes: Sizes, result: SimResult) -> None:
     written = result.written_bytes // sizes.chunk_bytes
     print(
-        f"  {name}: {result.policy:8} DRAM {sizes.dram_chunks}, disk {sizes.disk_chunks} chunks:"
+        f"  {name}: {result.policy:8} DRAM {sizes.dram_chunks}, below {sizes.lower_chunks} chunks:"
         f" hit {result.hit_rate:.3f}, {written} chunks written",
         flush=True,
     )

@@ -11,7 +11,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "promises.md"
-SHIPPED: Final = ROOT / "src" / "forebay" / "testing" / "conformance.py"
+SHIPPED: Final = ROOT / "src" / "forebay" / "testing" / "conformance"  # inherited by tiers' tests
 
 # number: what goes wrong → what happens, what is still open
 PROMISES: Final = {
@@ -93,8 +93,9 @@ def page() -> str:
 def tests_by_number() -> dict[int, list[str]]:
     """Tests named after a T, each as `file::function` below tests/ or forebay/testing/."""
     found: dict[int, list[str]] = {}
-    for path in [*sorted((ROOT / "tests").rglob("test_*.py")), SHIPPED]:
-        file = path.name if path == SHIPPED else str(path.relative_to(ROOT / "tests"))
+    for path in [*sorted((ROOT / "tests").rglob("test_*.py")), *sorted(SHIPPED.glob("*.py"))]:
+        shipped = path.is_relative_to(SHIPPED)
+        file = path.relative_to(SHIPPED.parent if shipped else ROOT / "tests")
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef):
                 continue

@@ -20,6 +20,7 @@ from forebay.quantity import parse_size
 
 VARIABLE_PREFIX: Final = "FOREBAY_"
 ABSENT: Final = ("start", "fail", "serve")  # what an engine may do where no pool answers
+TRACE_BYTES: Final = 1 << 30  # where a trace ends unless it is said otherwise
 _DOC: Final = "doc"
 _PARSE: Final = "parse"
 _SHOW: Final = "show"
@@ -37,7 +38,7 @@ class DiskSetting(NamedTuple):
         return f"{self.path}:{self.cap_bytes}"
 
 
-class Source(NamedTuple):
+class SettingsSource(NamedTuple):
     """Where some settings come from."""
 
     values: Mapping[str, object]
@@ -135,6 +136,22 @@ def parse_disk(text: str) -> DiskSetting:
     return DiskSetting(path, cap_bytes)
 
 
+def parse_trace(text: str) -> tuple[str, int]:
+    """`FILE` or `FILE:SIZE` as a path and the bytes at which the file ends."""
+    path, _, size = text.rpartition(":")
+    try:
+        return (path, parse_size(size)) if path else (text, TRACE_BYTES)
+    except SettingsError:
+        return text, TRACE_BYTES  # the colon is part of the file's name
+
+
+def _trace(value: object) -> str:
+    text = _text(value)
+    if text and not parse_trace(text)[1]:
+        raise SettingsError(f"{_quoted(text)} gives the trace no space; write a size above 0.")
+    return text
+
+
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -189,6 +206,23 @@ class Settings:
             "What an engine does where no pool answers: start one, fail, or serve without it until"
             " there is one.",
             _absent,
+        ),
+    )
+    strict: bool = field(
+        default=False,
+        metadata=_setting(
+            "An engine that would share nothing does not start: its configuration is declined, its"
+            " weights are unknown, or there is no pool, whatever no_pool says.",
+            _switch,
+        ),
+    )
+    weights_id: str = field(
+        default="",
+        metadata=_setting(
+            "A name for the engine's weights, used instead of the hash of their files: for loaders"
+            " that read no local files. Engines with one name share; weights that differ need"
+            " different names.",
+            _text,
         ),
     )
     chunk_tokens: int = field(
@@ -258,12 +292,6 @@ class Settings:
     write_depth: int = field(
         default=4, metadata=_setting("Writes under way at once in each directory.", _positive)
     )
-    write_queue: int = field(
-        default=256 << 20,
-        metadata=_setting(
-            "Bytes that may wait to be written; a store beyond them is dropped.", _size, _size_plain
-        ),
-    )
     disk_writes_a_day: int = field(
         default=0,
         metadata=_setting(
@@ -276,13 +304,10 @@ class Settings:
     trace: str = field(
         default="",
         metadata=_setting(
-            "File that gets a line a request, without anything derived from text; none: no trace.",
-            _text,
+            "File that gets a line a request, without anything derived from text, as FILE or"
+            " FILE:SIZE; it ends at SIZE, 1GiB where none is given. none: no trace.",
+            _trace,
         ),
-    )
-    trace_size: int = field(
-        default=1 << 30,
-        metadata=_setting("Bytes at which the trace file ends.", _size, _size_plain),
     )
 
 
@@ -305,7 +330,7 @@ def documentation() -> list[SettingDoc]:
     ]
 
 
-def build(sources: Sequence[Source]) -> Settings:
+def build(sources: Sequence[SettingsSource]) -> Settings:
     """Settings from sources, the strongest first; every value in every source is checked."""
     parsers = {each.name: each.metadata[_PARSE] for each in fields(Settings)}
     chosen: dict[str, object] = {}
@@ -321,23 +346,23 @@ def build(sources: Sequence[Source]) -> Settings:
     return Settings(**chosen)  # type: ignore[arg-type]
 
 
-def from_flags(values: Mapping[str, object]) -> Source:
+def from_flags(values: Mapping[str, object]) -> SettingsSource:
     """Flags of a command; those that were not given are None."""
     given = {name: value for name, value in values.items() if value is not None}
-    return Source(given, lambda name: "--" + name.replace("_", "-"))
+    return SettingsSource(given, lambda name: "--" + name.replace("_", "-"))
 
 
-def from_environment(environment: Mapping[str, str]) -> Source:
+def from_environment(environment: Mapping[str, str]) -> SettingsSource:
     """Every variable that begins with FOREBAY_."""
     values = {
         name.removeprefix(VARIABLE_PREFIX).lower(): value
         for name, value in environment.items()
         if name.startswith(VARIABLE_PREFIX)
     }
-    return Source(values, lambda name: VARIABLE_PREFIX + name.upper())
+    return SettingsSource(values, lambda name: VARIABLE_PREFIX + name.upper())
 
 
-def from_file(path: str) -> Source:
+def from_file(path: str) -> SettingsSource:
     """A TOML file with one key a setting."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -347,10 +372,10 @@ def from_file(path: str) -> Source:
         raise SettingsError(f"{path} is not a text file; write it as TOML.") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not TOML: {error}.") from None
-    return Source(values, lambda name: f"{path}: {name}")
+    return SettingsSource(values, lambda name: f"{path}: {name}")
 
 
-def _unknown(name: str, source: Source) -> str:
+def _unknown(name: str, source: SettingsSource) -> str:
     near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
     hint = f"the nearest is {source.spell(near[0])}" if near else "docs/settings.md has all of them"
     return f"{source.spell(name)} is not a setting; {hint}."

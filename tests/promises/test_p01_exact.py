@@ -5,17 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.harness import flip, open_tier, opened, overwrite, records, regions
+from tests.disk_harness import flip, open_tier, opened, overwrite, records, regions
 
 from forebay.record.header import (
     HEADER_BYTES,
     Damage,
     RecordHeader,
+    medium_part,
     pack,
     payload_hash,
     record_bytes,
-    unpack,
 )
+from forebay.record.region import Position
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.faults import Operation
@@ -78,7 +79,7 @@ def test_t4_a_torn_write_is_absent_after_a_restart(swift_path: Path) -> None:
         disk.disarm()
     # Killed before it could seal: the region has to be walked.
     disk.arm("write:errno=EIO")
-    tier.close(10)
+    tier.close(60)
     with opened(swift_path, options=ROOMY, cap_bytes=ROOMY_CAP_BYTES) as tier:
         for cut in HARMFUL_CUTS:
             assert load(tier, single(f"torn at {cut}", 6000))[0] == Miss(MissReason.ABSENT)
@@ -142,20 +143,16 @@ def test_t6_ten_thousand_reads_with_a_flipped_bit_serve_nothing_wrong(
             assert outcomes.misses
 
 
-def forged(sample: Sample, place_of: RecordHeader, payload: bytes) -> bytes:
-    """A sound record of `sample` that claims the place of another."""
+def forged(sample: Sample, medium: bytes, payload: bytes) -> bytes:
+    """A sound record of `sample` with the medium's part of another."""
     page = bytearray(HEADER_BYTES)
-    header = RecordHeader(
-        sample.name, place_of.generation, place_of.offset, sample.length, payload_hash(payload)
-    )
-    pack(header, memoryview(page))
+    header = RecordHeader(sample.name, sample.length, payload_hash(payload))
+    pack(header, memoryview(page), medium)
     return bytes(page) + payload
 
 
-def header_at(path: Path, offset: int) -> RecordHeader:
-    header = unpack(content(path, offset, HEADER_BYTES))
-    assert isinstance(header, RecordHeader)
-    return header
+def medium_at(path: Path, offset: int) -> bytes:
+    return medium_part(content(path, offset, HEADER_BYTES))
 
 
 def test_t7_two_records_that_changed_places_are_misses(swift_path: Path) -> None:
@@ -189,7 +186,7 @@ def test_t7_a_sound_record_of_another_name_in_our_place_is_a_miss(
         path, offset = only_record(swift_path)
         name = replace(SAMPLE.name, **{field: value})  # type: ignore[arg-type]
         other = Sample(name, SAMPLE.length)
-        overwrite(path, offset, forged(other, header_at(path, offset), other.payload))
+        overwrite(path, offset, forged(other, medium_at(path, offset), other.payload))
         assert load(tier, SAMPLE)[0] == Miss(MissReason.WRONG_RECORD, damage)
 
 
@@ -201,7 +198,7 @@ def test_t7_a_sound_record_of_another_length_in_our_place_is_a_miss(
         store(tier, SAMPLE)
         path, offset = only_record(swift_path)
         other = Sample(SAMPLE.name, length)
-        overwrite(path, offset, forged(other, header_at(path, offset), other.payload))
+        overwrite(path, offset, forged(other, medium_at(path, offset), other.payload))
         outcome, _ = load(tier, SAMPLE)
         assert outcome == Miss(MissReason.CORRUPT, Damage.LENGTH)
 
@@ -210,9 +207,8 @@ def test_t7_a_sound_record_of_another_generation_in_our_place_is_a_miss(swift_pa
     with opened(swift_path) as tier:
         store(tier, SAMPLE)
         path, offset = only_record(swift_path)
-        header = header_at(path, offset)
-        older = forged(SAMPLE, replace(header, generation=99), payload_of(SAMPLE.name, 6000))
-        overwrite(path, offset, older)
+        older = Position(99, offset).pack()
+        overwrite(path, offset, forged(SAMPLE, older, payload_of(SAMPLE.name, 6000)))
         assert load(tier, SAMPLE)[0] == Miss(MissReason.WRONG_RECORD, Damage.PLACE)
 
 

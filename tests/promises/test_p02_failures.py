@@ -2,13 +2,12 @@
 
 import random
 import shutil
-import time
 from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
 
 import pytest
-from tests.harness import (
+from tests.disk_harness import (
     CAP_BYTES,
     CLOSE_S,
     SMALL,
@@ -25,7 +24,7 @@ from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
-from forebay.testing.faults import Fault, parse_fault
+from forebay.testing.faults import Fault, Operation, parse_fault
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, single
 from forebay.tiers.contract import Dropped, DropReason, Hit, Miss, MissReason, Stored
@@ -52,21 +51,21 @@ FAILURES = [
 ]
 
 
-LIVES = ((TINY_CAP_BYTES + (3 << 16), 25), (TINY_CAP_BYTES, 6))  # cap in bytes, stores
+STARTS = ((TINY_CAP_BYTES + (3 << 16), 25), (TINY_CAP_BYTES, 6))  # cap in bytes, stores
 
 
-def tiny(life: int, n: int) -> Sample:
+def tiny(start: int, n: int) -> Sample:
     """Two of these fill a region."""
-    return single(f"{life} {n}", 17_000)
+    return single(f"{start} {n}", 17_000)
 
 
 def workload(place: Path, disk: FaultDisk) -> tuple[int, int] | None:
     """Fill, evict, load, close; trim to a lower cap, go on: every kind of call there is.
 
-    Answers how many stores were taken in each life, or None if it refused to begin.
+    Answers how many stores were taken after each start, or None if it refused to begin.
     """
     stored = []
-    for life, (cap_bytes, stores) in enumerate(LIVES):
+    for start, (cap_bytes, stores) in enumerate(STARTS):
         try:
             tier = open_tier(place, disk, options=ORDERLY, cap_bytes=cap_bytes)
         except DirectoryError as error:
@@ -74,10 +73,10 @@ def workload(place: Path, disk: FaultDisk) -> tuple[int, int] | None:
             return None
         outcomes = Outcomes(tier)
         for n in range(stores):
-            outcomes.store(tiny(life, n))
+            outcomes.store(tiny(start, n))
             outcomes.wait()
             if n % 4 == 3:
-                outcomes.load(tiny(life, n - 2))
+                outcomes.load(tiny(start, n - 2))
                 outcomes.wait()
             assert allocated(place) <= cap_bytes
         tier.close(CLOSE_S)
@@ -101,8 +100,8 @@ def fail_nth_call(fault: str, swift_path: Path, n: int) -> bool:
     if not rule.fired:
         return False
     if stored is not None:
-        assert stored[0] >= LIVES[0][1] - 1
-        assert stored[1] >= LIVES[1][1] - 1
+        assert stored[0] >= STARTS[0][1] - 1
+        assert stored[1] >= STARTS[1][1] - 1
     with opened(place, options=ORDERLY, cap_bytes=TINY_CAP_BYTES) as tier:
         check_everything(tier)
         assert allocated(place) <= TINY_CAP_BYTES
@@ -132,9 +131,9 @@ def test_t15_t16_t17_one_call_fails(fault: str, swift_path: Path, seed: int) -> 
 
 def check_everything(tier: DiskTier) -> None:
     outcomes = Outcomes(tier)
-    for life, (_, stores) in enumerate(LIVES):
+    for start, (_, stores) in enumerate(STARTS):
         for n in range(stores):
-            outcomes.load(tiny(life, n))
+            outcomes.load(tiny(start, n))
     outcomes.wait()
     assert outcomes.misses.keys() <= {MissReason.ABSENT, MissReason.CORRUPT}
 
@@ -166,7 +165,7 @@ def test_t15_a_full_drive_drops_stores_reads_go_on_and_it_recovers(swift_path: P
         for sample in kept:
             assert load(tier, sample) == (Hit(30_000), sample.payload)
         assert tier.usage().records == 8
-        assert [drive.is_on for drive in tier.drives()] == [True], "full is not broken"
+        assert [drive.is_on for drive in tier.volumes()] == [True], "full is not broken"
         full.disarm()
         clock.advance(5)
         for n in range(50):
@@ -181,15 +180,16 @@ def test_t16_errors_switch_a_drive_off_and_a_probe_switches_it_on(swift_path: Pa
         disk.arm("read+write:errno=EIO")
         for _ in range(SMALL.errors_max):
             assert load(tier, sample)[0] == Miss(MissReason.IO_ERROR)
-        until(lambda: tier.prefix([sample.name.key]) == 0)
+        until(lambda: tier.prefix([sample.name.key]).chunks == 0)
         assert load(tier, sample)[0] == Miss(MissReason.TIER_OFF)
         assert store(tier, single("other")) == Dropped(DropReason.TIER_OFF)
+        writes = disk.calls[Operation.WRITE]
         clock.advance(SMALL.probe_interval_s + 1)
-        time.sleep(4 * SMALL.tick_s)
+        until(lambda: disk.calls[Operation.WRITE] > writes)
         assert load(tier, sample)[0] == Miss(MissReason.TIER_OFF), "the probe failed too"
         disk.disarm()
         clock.advance(SMALL.probe_interval_s + 1)
-        until(lambda: tier.prefix([sample.name.key]) == 1)
+        until(lambda: tier.prefix([sample.name.key]).chunks == 1)
         assert load(tier, sample) == (Hit(5000), sample.payload)
         assert store(tier, single("other")) == Stored()
 
@@ -223,7 +223,7 @@ def test_t16_one_failing_drive_of_two_is_switched_off_alone(swift_path: Path) ->
             outcomes.load(sample)
         outcomes.wait()
     assert 15 <= len(outcomes.hits) <= 25, "the other drive serves its half"
-    assert {drive.path.rpartition("/")[2]: drive.is_on for drive in tier.drives()} == {
+    assert {drive.path.rpartition("/")[2]: drive.is_on for drive in tier.volumes()} == {
         "good": True,
         "bad": False,
     }

@@ -9,13 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
 import pytest
-from tests import victim
-from tests.harness import CAP_BYTES, open_tier, opened, regions
+from tests import crash_child
+from tests.disk_harness import CAP_BYTES, open_tier, opened, regions
 
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
@@ -25,7 +26,7 @@ from forebay.tiers.disk import DiskTier, Options
 
 ROOT = Path(__file__).parent.parent.parent
 MUTATING = "open+write+preallocate+rename+unlink"
-TINY = Options(region_bytes=victim.TINY_REGION_BYTES, read_depth=2, write_depth=1)
+TINY = Options(region_bytes=crash_child.TINY_REGION_BYTES, read_depth=2, write_depth=1)
 
 
 class Executioner:
@@ -33,21 +34,21 @@ class Executioner:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.victim"],
+            [sys.executable, "-m", "tests.crash_child"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, job: victim.Job, kill_after_s: float | None = None) -> int:
+    def run(self, job: crash_child.Job, kill_after_s: float | None = None) -> int:
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(victim.encode(job))
+        self._process.stdin.write(crash_child.encode(job))
         self._process.stdin.flush()
         pid = int(self._process.stdout.readline())
         if kill_after_s is not None:
-            victim.patience(kill_after_s)
+            time.sleep(kill_after_s)
             os.kill(pid, signal.SIGKILL)
         return int(self._process.stdout.readline())
 
@@ -106,9 +107,11 @@ def test_t1_t5_kill_at_every_write_point(
     for n in count(1):
         place, notes = swift_path / f"{n}", swift_path / f"{n}.txt"
         faults = tuple(fault.format(n=n) for fault in FATES[fate])
-        ended = executioner.run(victim.Job(str(place), str(notes), "every_write_point", faults))
+        ended = executioner.run(
+            crash_child.Job(str(place), str(notes), "every_write_point", faults)
+        )
         assert ended in {0, -signal.SIGKILL}
-        check_tiny(place, victim.acknowledged(notes))
+        check_tiny(place, crash_child.acknowledged(notes))
         shutil.rmtree(place, ignore_errors=True)
         if ended == 0:
             break
@@ -119,13 +122,13 @@ def test_t1_t5_kill_at_every_write_point(
 def check_tiny(place: Path, acknowledged: list[int]) -> None:
     if not place.exists():
         return
-    samples = [victim.tiny(number) for number in range(31)]
-    with opened(place, options=TINY, cap_bytes=victim.TINY_CAP_BYTES) as tier:
+    samples = [crash_child.tiny(number) for number in range(31)]
+    with opened(place, options=TINY, cap_bytes=crash_child.TINY_CAP_BYTES) as tier:
         hits = survivors(tier, samples)
         assert_accounting(tier, place, hits)
         sizes = {path.stat().st_size for path in regions(place)}
-        assert sizes <= {victim.TINY_REGION_BYTES}, "nothing half made is left"
-        kept = [number for number in acknowledged if victim.tiny(number) in hits]
+        assert sizes <= {crash_child.TINY_REGION_BYTES}, "nothing half made is left"
+        kept = [number for number in acknowledged if crash_child.tiny(number) in hits]
         # A region whose eviction was cut short may be back: its two records, and no gap otherwise.
         youngest = acknowledged[len(acknowledged) - len(kept) + 2 :]
         assert kept[max(0, len(kept) - len(youngest)) :] == youngest, "the oldest leave first"
@@ -133,7 +136,7 @@ def check_tiny(place: Path, acknowledged: list[int]) -> None:
         assert len(hits) - len(kept) <= 1, "one store was in flight"
         outcomes = Outcomes(tier)
         for number in range(100, 130):
-            outcomes.store(victim.tiny(number))
+            outcomes.store(crash_child.tiny(number))
         outcomes.wait()
         assert len(outcomes.stored) == 30, "and goes on"
 
@@ -142,31 +145,31 @@ def random_kills(executioner: Executioner, tmp_path: Path, seed: int, kills: int
     draw = random.Random(seed)
     place, notes = tmp_path / "pool", tmp_path / "acknowledged"
     start = 0
-    before: list[Sample] = []  # what the last life left; nothing older can come back
+    before: list[Sample] = []  # what was there before the last start; nothing older can come back
     for _ in range(kills):
-        job = victim.Job(
+        job = crash_child.Job(
             str(place), str(notes), "under_load", (), start, seed=draw.randrange(1 << 30)
         )
         ended = executioner.run(job, kill_after_s=draw.uniform(0.02, 0.3))
         assert ended == -signal.SIGKILL, "nothing but us ends a victim; 3 is wrong bytes"
-        done = victim.acknowledged(notes)
+        done = crash_child.acknowledged(notes)
         if not place.exists():
             continue
-        first, start = start, max(start, max(done, default=-1) + 1) + victim.BATCH
-        samples = [*before, *(victim.loaded(number) for number in range(first, start))]
+        first, start = start, max(start, max(done, default=-1) + 1) + crash_child.BATCH
+        samples = [*before, *(crash_child.loaded(number) for number in range(first, start))]
         with opened(place, options=Options(region_bytes=1 << 18)) as tier:
             before = survivors(tier, samples)
             assert_accounting(tier, place, before)
         assert_warm(set(before), done)
-    assert len(victim.acknowledged(notes)) > kills, "there was load"
+    assert len(crash_child.acknowledged(notes)) > kills, "there was load"
 
 
 def assert_warm(here: set[Sample], acknowledged: list[int]) -> None:
     """The youngest half of what fits is there, if it was acknowledged."""
     room = CAP_BYTES // 2
     for number in reversed(acknowledged):
-        sample = victim.loaded(number)
-        room -= sample.length + 2 * victim.PAGE
+        sample = crash_child.loaded(number)
+        room -= sample.length + 2 * crash_child.PAGE
         if room < 0:
             break
         assert sample in here, f"record {number} was acknowledged and is lost"
@@ -189,16 +192,16 @@ LOSSES = int(os.environ.get("FOREBAY_LOSSES", "20"))
 
 @pytest.mark.parametrize("nth", range(LOSSES))
 def test_t3_power_loss(nth: int, swift_path: Path, seed: int) -> None:
-    """Unsynced writes and names are lost, kept and torn, life after life, in one directory."""
+    """Unsynced writes and names are lost, kept and torn, start after start, in one directory."""
     place = swift_path / "pool"
     draw = random.Random(seed + nth)
     samples: list[Sample] = []
-    for life in range(4):
+    for start in range(4):
         disk = FaultDisk(seed=draw.randrange(1 << 30), volatile=True)
         tier = open_tier(place, disk)
         outcomes = Outcomes(tier)
         for step in range(draw.randrange(1, 12)):
-            links = chain(f"{nth} {life} {step}", [draw.randrange(1, 40_000) for _ in range(6)])
+            links = chain(f"{nth} {start} {step}", [draw.randrange(1, 40_000) for _ in range(6)])
             for link in links:
                 outcomes.store(link)
                 outcomes.load(draw.choice(samples or links))

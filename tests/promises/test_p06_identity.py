@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from tests.harness import allocated, opened, overwrite, records, regions
+from tests.disk_harness import allocated, opened, overwrite, records, regions
 
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.identity.namespace import fingerprint

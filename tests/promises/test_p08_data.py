@@ -3,14 +3,13 @@
 import random
 import resource
 import struct
-import time
 from pathlib import Path
 
 import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.harness import REGION_BYTES, open_tier, opened, overwrite, records, regions
+from tests.disk_harness import REGION_BYTES, open_tier, opened, overwrite, records, regions
 
 from forebay.errors import DirectoryError
 from forebay.record import region as layout
@@ -102,9 +101,7 @@ def test_t40_a_length_bomb_in_a_footer_is_refused_before_allocation(
         bomb = layout.pack_footer(footer._replace(**change))  # type: ignore[arg-type]
         overwrite(path, REGION_BYTES - HEADER_BYTES, bomb)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.monotonic()
     assert len(assert_exact_or_absent(filled)) == len(SAMPLES), "walked instead"
-    assert time.monotonic() - began < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.poolside import exact, made
+from tests import pool_process
+from tests.pool_process import PatientClient, exact, made
 
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool import wire
-from forebay.pool.client import Chain, Client, Known
+from forebay.pool.client import Chain, Known
 from forebay.pool.messages import PROTOCOL, Hello
 from forebay.settings import Settings
 from forebay.sys.clock import Clock
@@ -26,18 +26,18 @@ TABLES = ("tcp", "tcp6", "udp", "udp6", "raw", "raw6", "netlink", "packet")
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with poolside.short_directory() as path:
+    with pool_process.short_directory() as path:
         yield path
 
 
 def socket_inodes(pid: int) -> set[str]:
-    links = [poolside._target(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    links = [pool_process._target(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
     return {link[8:-1] for link in links if link.startswith("socket:")}
 
 
 def test_t42_a_pool_listens_at_its_socket_and_nowhere_else(place: Path) -> None:
     before = socket_inodes(os.getpid())
-    with poolside.serving(place) as service:
+    with pool_process.serving(place) as service:
         ours = socket_inodes(os.getpid()) - before
         assert ours
         for table in TABLES:
@@ -58,8 +58,8 @@ def test_t46_logs_and_statistics_hold_nothing_private(
     keys = KeyChain(ChainRoot(bytes(range(32)), 16, salt=salt)).extend(tokens)
     chain = Chain(bytes(range(32)), keys)
     payloads = [b"KV-BYTES-THAT-NOBODY-MAY-SEE" * 100] * len(keys)
-    with poolside.serving(place, poolside.with_disk(place)) as service:
-        with Client(service.place.path) as client:
+    with pool_process.serving(place, pool_process.with_disk(place)) as service:
+        with PatientClient(service.place.path) as client:
             client.store(chain, payloads)
             with client.load(chain) as loaded:
                 assert not isinstance(loaded, Miss)
@@ -91,9 +91,12 @@ class JumpingClock(Clock):
 def test_t47_a_jumping_wall_clock_ends_no_lease(place: Path) -> None:
     chunks, chain = made("jumping")
     world = World(clock=JumpingClock())
-    with poolside.serving(place, world=world) as service, Client(service.place.path) as client:
+    with (
+        pool_process.serving(place, world=world) as service,
+        PatientClient(service.place.path) as client,
+    ):
         client.store(chain, [chunk.payload for chunk in chunks])
-        with client.load(chain) as loaded, Client(service.place.path) as other:
+        with client.load(chain) as loaded, PatientClient(service.place.path) as other:
             assert other.lookup(chain) == Known(4, 4)
             assert exact(loaded, chunks)
 
@@ -104,8 +107,11 @@ def test_t35_chains_of_two_tenants_share_nothing_through_the_pool(place: Path) -
         Chain(bytes(32), KeyChain(ChainRoot(bytes(32), 16, salt=salt)).extend(tokens))
         for salt in ("", "a", "b")
     ]
-    settings: Settings = replace(poolside.SMALL)
-    with poolside.serving(place, settings) as service, Client(service.place.path) as client:
+    settings: Settings = replace(pool_process.SMALL)
+    with (
+        pool_process.serving(place, settings) as service,
+        PatientClient(service.place.path) as client,
+    ):
         for chain in chains:
             assert client.lookup(chain) == Known(0, 0)
             client.store(chain, [bytes(5000)] * 4)

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.harness import CAP_BYTES, SMALL, opened, regions
+from tests.disk_harness import CAP_BYTES, SMALL, opened, regions
 
 from forebay.errors import DirectoryError
 from forebay.sys.disk import Disk
@@ -28,7 +28,7 @@ def test_t44_files_are_private_whatever_the_umask(swift_path: Path, umask: int) 
     try:
         tier = try_open(place)
         outcome = store(tier, single("private"))
-        tier.close(10)
+        tier.close(60)
     finally:
         os.umask(before)
     assert outcome == Stored()

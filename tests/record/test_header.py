@@ -18,25 +18,26 @@ from forebay.record.header import (
     Damage,
     RecordHeader,
     RecordName,
+    medium_part,
     mismatch,
     pack,
     payload_hash,
     record_bytes,
     unpack,
 )
+from forebay.record.region import Position
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "record-v1.bin"
 NAME = RecordName(bytes(range(32)), 7, bytes(range(100, 132)), bytes(range(200, 232)))
 PAYLOAD = b"the KV of one chunk"
-HEADER = RecordHeader(NAME, 3, 8192, len(PAYLOAD), payload_hash(PAYLOAD))
+HEADER = RecordHeader(NAME, len(PAYLOAD), payload_hash(PAYLOAD))
+MEDIUM = Position(3, 8192).pack()
 HASH_AT = HEADER_BYTES - 16
 
 digests = st.binary(min_size=32, max_size=32)
 headers = st.builds(
     RecordHeader,
     st.builds(RecordName, digests, st.integers(0, 2**32 - 1), digests, digests),
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 2**64 - 1),
     st.integers(1, PAYLOAD_BYTES_MAX),
     st.binary(min_size=16, max_size=16),
 )
@@ -48,9 +49,9 @@ hostile = st.binary(max_size=80) | st.binary(min_size=1, max_size=80).map(
 )
 
 
-def packed(header: RecordHeader = HEADER) -> bytearray:
+def packed(header: RecordHeader = HEADER, medium: bytes = MEDIUM) -> bytearray:
     page = bytearray(HEADER_BYTES)
-    pack(header, memoryview(page))
+    pack(header, memoryview(page), medium)
     return page
 
 
@@ -60,10 +61,18 @@ def rehashed(page: bytearray) -> bytes:
     return bytes(page)
 
 
-@given(headers)
-def test_what_is_packed_is_unpacked(header: RecordHeader) -> None:
-    assert unpack(bytes(packed(header))) == header
-    assert unpack(memoryview(packed(header))) == header
+@given(headers, st.binary(min_size=16, max_size=16))
+def test_what_is_packed_is_unpacked(header: RecordHeader, medium: bytes) -> None:
+    page = packed(header, medium)
+    assert unpack(bytes(page)) == unpack(memoryview(page)) == header
+    assert medium_part(bytes(page)) == medium
+
+
+def test_a_medium_that_notes_nothing_leaves_zeros() -> None:
+    page = bytearray(HEADER_BYTES)
+    pack(HEADER, memoryview(page))
+    assert medium_part(bytes(page)) == bytes(16)
+    assert unpack(bytes(page)) == HEADER
 
 
 def test_t12_golden_bytes_of_version_1() -> None:
@@ -71,6 +80,7 @@ def test_t12_golden_bytes_of_version_1() -> None:
     golden = GOLDEN.read_bytes()
     assert len(golden) == record_bytes(len(PAYLOAD))
     assert unpack(golden[:HEADER_BYTES]) == HEADER
+    assert medium_part(golden) == MEDIUM
     assert golden[HEADER_BYTES:].rstrip(b"\0") == PAYLOAD
     assert bytes(packed()) == golden[:HEADER_BYTES], "the format changed: that is a new version"
 
@@ -95,7 +105,7 @@ def test_t4_a_header_cut_at_every_byte_is_damage() -> None:
 
 
 def test_t4_a_header_joined_with_an_older_one_at_any_sector_is_damage() -> None:
-    old = packed(replace(HEADER, generation=2, payload_hash=bytes(16)))
+    old = packed(replace(HEADER, payload_hash=bytes(16)), Position(2, 8192).pack())
     new = packed()
     for cut in range(512, HEADER_BYTES, 512):
         assert isinstance(unpack(bytes(new[:cut] + old[cut:])), Damage)
@@ -163,8 +173,6 @@ def test_other_bytes_are_not_a_record() -> None:
         (HEADER, None),
         (replace(HEADER, payload_hash=bytes(16)), None),
         (replace(HEADER, name=replace(NAME, parent=ROOT)), None),
-        (replace(HEADER, generation=4), Damage.PLACE),
-        (replace(HEADER, offset=4096), Damage.PLACE),
         (replace(HEADER, name=replace(NAME, namespace=bytes(32))), Damage.NAMESPACE),
         (replace(HEADER, name=replace(NAME, group=0)), Damage.GROUP),
         (replace(HEADER, name=replace(NAME, key=bytes(32))), Damage.KEY),
@@ -175,7 +183,7 @@ def test_other_bytes_are_not_a_record() -> None:
 def test_t7_an_undamaged_header_of_something_else_is_named(
     found: RecordHeader, damage: Damage | None
 ) -> None:
-    assert mismatch(found, HEADER) is damage
+    assert mismatch(found, NAME, len(PAYLOAD)) is damage
 
 
 def test_every_flipped_bit_of_a_payload_changes_its_hash() -> None:

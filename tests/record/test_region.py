@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,13 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forebay.record.header import Damage, RecordHeader, RecordName
+from forebay.record.header import Damage, RecordHeader, RecordName, pack
 from forebay.record.region import (
     ENTRY_BYTES,
     FIRST_RECORD,
     ContentsEntry,
     Footer,
+    Position,
     RegionHeader,
     contents_hash,
     pack_entry,
@@ -25,13 +25,15 @@ from forebay.record.region import (
     unpack_contents,
     unpack_footer,
     unpack_header,
+    unpack_record,
 )
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PAGE = 4096
 NAME = RecordName(bytes(range(32)), 7, bytes(range(100, 132)), bytes(range(200, 232)))
-RECORDS = [RecordHeader(NAME, 5, PAGE * (1 + 2 * n), 100 + n, bytes(16)) for n in range(3)]
-CONTENTS = b"".join(map(pack_entry, RECORDS))
+OFFSETS = [PAGE * (1 + 2 * n) for n in range(3)]
+RECORDS = [RecordHeader(NAME, 100 + n, bytes(16)) for n in range(3)]
+CONTENTS = b"".join(map(pack_entry, RECORDS, OFFSETS))
 HEADER = RegionHeader(5, 1 << 20)
 FOOTER = Footer(5, 1 << 20, PAGE * 7, len(RECORDS), contents_hash(CONTENTS))
 Unpack = Callable[[bytes], object]
@@ -64,9 +66,9 @@ def test_a_footer_and_its_contents_are_unpacked_as_packed() -> None:
     assert not isinstance(entries, Damage)
     assert list(entries) == [
         ContentsEntry(
-            NAME.key, NAME.namespace, short(NAME.parent), record.offset, record.length, NAME.group
+            NAME.key, NAME.namespace, short(NAME.parent), offset, record.length, NAME.group
         )
-        for record in RECORDS
+        for record, offset in zip(RECORDS, OFFSETS, strict=True)
     ]
 
 
@@ -169,9 +171,17 @@ def test_an_empty_region_has_a_footer_too() -> None:
 
 
 def test_an_entry_keeps_what_the_index_needs() -> None:
-    record = replace(RECORDS[0], offset=PAGE * 123_456)
-    entries = unpack_contents(
-        pack_entry(record), Footer(1, 1, 1, 1, contents_hash(pack_entry(record)))
-    )
+    packed = pack_entry(RECORDS[0], PAGE * 123_456)
+    entries = unpack_contents(packed, Footer(1, 1, 1, 1, contents_hash(packed)))
     assert not isinstance(entries, Damage)
     assert next(entries).offset == PAGE * 123_456
+
+
+def test_t7_a_record_written_for_another_position_is_named() -> None:
+    page = bytearray(PAGE)
+    pack(RECORDS[0], memoryview(page), Position(5, PAGE).pack())
+    assert unpack_record(bytes(page), Position(5, PAGE)) == RECORDS[0]
+    assert unpack_record(bytes(page), Position(4, PAGE)) is Damage.PLACE
+    assert unpack_record(bytes(page), Position(5, 2 * PAGE)) is Damage.PLACE
+    page[0] ^= 1
+    assert unpack_record(bytes(page), Position(5, PAGE)) is Damage.NOT_A_RECORD

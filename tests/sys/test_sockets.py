@@ -57,12 +57,11 @@ def test_a_signal_ends_a_wait_early_and_nothing_else(
 ) -> None:
     mine, _ = pair
     came: list[int] = []
-    begun = time.monotonic()
     before = signal.signal(signal.SIGALRM, lambda number, _: came.append(number))
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)  # again, if it came before the wait began
     try:
-        assert not sockets.wait(mine, write=False, timeout_s=30.0)
+        assert not sockets.wait(mine, write=False, timeout_s=1e6)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-    assert came == [signal.SIGALRM]
-    assert time.monotonic() - begun < 30
+    assert set(came) == {signal.SIGALRM}

@@ -1,4 +1,4 @@
-"""The manual clock stands still, and its hands move apart."""
+"""The manual clock stands still, and its two times can be set apart."""
 
 from forebay.testing.clock import ManualClock
 

@@ -62,8 +62,8 @@ def test_what_is_not_a_rule_is_refused_with_a_sentence(text: str) -> None:
     assert str(caught.value).endswith(".")
 
 
-def struck(rules: Rules, count: int) -> list[int]:
-    return [n for n in range(1, count + 1) if rules.strike(Operation.READ, "/a/b")]
+def matching(rules: Rules, count: int) -> list[int]:
+    return [n for n in range(1, count + 1) if rules.matching(Operation.READ, "/a/b")]
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def struck(rules: Rules, count: int) -> list[int]:
 def test_a_rule_strikes_the_calls_it_names(text: str, calls: list[int]) -> None:
     rules = Rules(seed=0)
     rules.arm(parse_fault(text))
-    assert struck(rules, 6) == calls
+    assert matching(rules, 6) == calls
 
 
 def test_chance_follows_from_the_seed() -> None:
     def run(seed: int) -> list[int]:
         rules = Rules(seed)
         rules.arm(parse_fault("read:errno=EIO@30%"))
-        return struck(rules, 100)
+        return matching(rules, 100)
 
     assert run(1) == run(1) != run(2)
     assert 15 < len(run(1)) < 45
@@ -95,8 +95,8 @@ def test_a_rule_is_limited_to_a_path_and_ends_when_disarmed() -> None:
     rules = Rules(seed=0)
     rules.arm(Fault(READ, Effect.ERRNO, errno.EIO, within="/elsewhere/"))
     here = rules.arm(Fault(READ, Effect.ERRNO, errno.EIO, within="/a/"))
-    assert struck(rules, 2) == [1, 2]
+    assert matching(rules, 2) == [1, 2]
     here.disarm()
-    assert struck(rules, 2) == []
+    assert matching(rules, 2) == []
     assert (here.calls, here.fired) == (2, 2)
     assert rules.calls[Operation.READ] == 4

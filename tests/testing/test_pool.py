@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.poolside import exact, made
+from tests import pool_process
+from tests.pool_process import PatientClient, exact, made
 
 from forebay.cli.main import main as product
-from forebay.pool.client import Client, Known, Receipt
+from forebay.pool.client import Known, Receipt
 from forebay.testing.__main__ import main
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with poolside.short_directory() as path:
+    with pool_process.short_directory() as path:
         yield path
 
 
@@ -48,26 +48,26 @@ def test_t24_faults_begin_with_the_pool_and_are_switched_while_it_runs(place: Pa
     (place / "faults").write_text("write:latency=20ms\n")
     flags = ("--fault", "read:latency=10ms", "--faults-file", str(place / "faults"))
     chunks, chain = made("a")
-    pool = poolside.PoolProcess(place, *flags, faulty=True).start()
+    pool = pool_process.PoolProcess(place, *flags, faulty=True).start()
     try:
-        with Client(pool.socket) as client:
+        with PatientClient(pool.socket) as client:
             receipt = client.store(chain, [chunk.payload for chunk in chunks])
             assert receipt == Receipt(stored=4)
-            poolside.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing", 10)
+            pool_process.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing")
         pool.stop()
         pool.start()
         (place / "faults").write_text("read:latency=60s\n")
         pool.signal(signal.SIGHUP)
-        poolside.wait_until(lambda: "1 faults are on" in pool.log.read_text(), "the fault")
-        with Client(pool.socket) as client:
+        pool_process.wait_until(lambda: "1 faults are on" in pool.log.read_text(), "the fault")
+        with PatientClient(pool.socket) as client:
             with client.load(chain, timeout_s=0.5) as loaded:
                 assert not exact(loaded, chunks)  # a miss in time, though the disk hangs
             (place / "faults").write_text("nonsense\n")
             pool.signal(signal.SIGHUP)  # says so, and changes nothing
-            poolside.wait_until(lambda: "stay as they are" in pool.log.read_text(), "the log")
+            pool_process.wait_until(lambda: "stay as they are" in pool.log.read_text(), "the log")
             (place / "faults").write_text("")
             pool.signal(signal.SIGHUP)
-            poolside.wait_until(lambda: client.lookup(chain) == Known(4, 4), "the chunks")
+            pool_process.wait_until(lambda: client.lookup(chain) == Known(4, 4), "the chunks")
             with client.load(chain) as loaded:
                 assert exact(loaded, chunks)
     finally:

@@ -11,8 +11,9 @@ from forebay.cli import flags, progress
 from forebay.cli.flags import Commands, Parser
 from forebay.errors import SettingsError
 from forebay.quantity import format_size, parse_size
-from forebay.sim.plot import Curve, page
-from forebay.sim.replay import NAMES, Result, Sizes, simulate
+from forebay.report.charts import COLOURS, Chart, ChartLine
+from forebay.report.page import document, figure, legend
+from forebay.sim.replay import NAMES, SimResult, Sizes, simulate
 from forebay.sim.trace import CHUNK_TOKENS, Request, Trace, capped, read_trace, schedule
 
 PLOT_FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the capacity, in the plot
@@ -93,9 +94,10 @@ def _trace(parsed: argparse.Namespace) -> Trace:
 
 def _sizes(parsed: argparse.Namespace) -> Sizes:
     budget = parsed.disk_writes_a_day
+    disk_chunks = _tokens(parsed.disk_tokens) // CHUNK_TOKENS
     sizes = Sizes(
         dram_chunks=_tokens(parsed.dram_tokens) // CHUNK_TOKENS,
-        disk_chunks=_tokens(parsed.disk_tokens) // CHUNK_TOKENS,
+        lower_chunks=(disk_chunks,) if disk_chunks else (),
         chunk_bytes=CHUNK_TOKENS * parse_size(parsed.token_bytes),
         budget_bytes_a_day=parse_size(budget) if budget else None,
     )
@@ -121,7 +123,7 @@ def _simulate_all(
     requests: Sequence[Request],
     all_sizes: Sequence[Sizes],
     show: progress.Show,
-) -> list[list[Result]]:
+) -> list[list[SimResult]]:
     total, done = max(1, len(names) * len(requests) * len(all_sizes)), 0
     rows = []
     for sizes in all_sizes:
@@ -150,35 +152,47 @@ def _plot(
         replace(
             sizes,
             dram_chunks=max(1, round(factor * sizes.dram_chunks)),
-            disk_chunks=round(factor * sizes.disk_chunks),
+            lower_chunks=tuple(round(factor * chunks) for chunks in sizes.lower_chunks),
         )
         for factor in PLOT_FACTORS
     ]
     rows = _simulate_all(names, requests, ladder, show)
-    capacities = [(each.dram_chunks + each.disk_chunks) * CHUNK_TOKENS for each in ladder]
-    curves = [
-        Curve(name, [row[number].hit_rate for row in rows]) for number, name in enumerate(names)
+    capacities = [(each.dram_chunks + sum(each.lower_chunks)) * CHUNK_TOKENS for each in ladder]
+    lines = [
+        ChartLine(
+            f"{name}, {100 * rows[-1][at].hit_rate:.0f} % at most",
+            COLOURS[at % len(COLOURS)],
+            [
+                (size / 1e6, 100 * row[at].hit_rate)
+                for size, row in zip(capacities, rows, strict=True)
+            ],
+        )
+        for at, name in enumerate(names)
     ]
+    chart = Chart("Hit rate", "% of all prompt tokens", "million tokens", lines)
+    body = [legend((line.colour, line.name) for line in lines), figure(chart)]
+    subtitle = "Share of all prompt tokens found in DRAM or on disk, by tokens of both"
+    page = document("Hit rate against capacity", subtitle, body)
     try:
-        path.write_text(page(capacities, curves), encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"'{path}' cannot be written: {error.strerror}.") from error
 
 
-def _facts(result: Result) -> dict[str, Any]:
+def _facts(result: SimResult) -> dict[str, Any]:
     return {
         "policy": result.policy,
         "hit_rate": round(result.hit_rate, 4),
         "dram_hit_rate": round(result.dram_tokens / max(1, result.tokens), 4),
-        "disk_hit_rate": round(result.disk_tokens / max(1, result.tokens), 4),
+        "disk_hit_rate": round(result.lower_tokens / max(1, result.tokens), 4),
         "tokens": result.tokens,
         "recomputed_tokens": result.recomputed_tokens,
         "disk_written_bytes": result.written_bytes,
     }
 
 
-def _readable(requests: Sequence[Request], results: Sequence[Result], sizes: Sizes) -> str:
-    dram, disk = sizes.dram_chunks * CHUNK_TOKENS, sizes.disk_chunks * CHUNK_TOKENS
+def _readable(requests: Sequence[Request], results: Sequence[SimResult], sizes: Sizes) -> str:
+    dram, disk = sizes.dram_chunks * CHUNK_TOKENS, sum(sizes.lower_chunks) * CHUNK_TOKENS
     lines = [
         f"{len(requests):,} requests, DRAM of {dram:,} tokens, disk of {disk:,}",
         f"{'policy':10}{'hit':>8}{'DRAM':>8}{'disk':>8}{'recomputed tokens':>20}{'written':>12}",

@@ -40,7 +40,7 @@ class WeightsHash:
             if process.returncode == 0 and answer:
                 self._digest = answer
             else:
-                self.why = "the model's weights cannot be read"
+                self.why = "the weights are unknown, because their files cannot be read"
         return self._digest
 
     def close(self) -> None:

@@ -16,20 +16,22 @@ from typing import Final, Self
 from forebay.errors import StartupError
 from forebay.pool import place as places
 from forebay.pool.client import Client
-from forebay.pool.client.link import REFUSED, Link, join
+from forebay.pool.client.session import REFUSED, PoolSession, join
 from forebay.pool.core.pool import Pool, PoolOptions
+from forebay.pool.core.stack import TierOpener
 from forebay.pool.place import Place
+from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.learned import Learned
 from forebay.pool.server.limits import Limits
 from forebay.pool.server.server import Server
 from forebay.pool.trace import Recorder
 from forebay.quantity import format_size
-from forebay.settings import Settings
+from forebay.settings import Settings, parse_trace
 from forebay.sys import processes, sockets
 from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
 from forebay.sys.world import World
-from forebay.tiers.disk import Directory, Options
+from forebay.tiers.disk import Directory, DiskTier, Options
 
 COMMAND: Final = "forebay.cli"  # what an engine runs to start a pool: `python -m forebay.cli pool`
 LOCK_FLAG: Final = "--inherited-lock"
@@ -72,10 +74,10 @@ class Service:
             undo.callback(processes.close, lock)
             wake = Wake()
             undo.callback(wake.close)
-            recorder = Recorder(settings.trace, settings.trace_size) if settings.trace else None
+            recorder = Recorder(*parse_trace(settings.trace)) if settings.trace else None
             if recorder is not None:
                 undo.callback(recorder.close, _TRACE_CLOSE_S)
-            pool = Pool(_options(settings), _policy(settings), wake, world)
+            pool = Pool(_options(settings, world), _policy(settings), wake, world)
             undo.callback(pool.close, 0.0)
             listener = _listen(place, 0o666 if settings.allow_uid else 0o600, limits.backlog)
             undo.pop_all()
@@ -119,7 +121,7 @@ def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
     until = clock.monotonic() + timeout_s
     place = places.find_place(settings.socket)
     if settings.no_pool != "start":
-        return _join(place, settings.no_pool == "fail", clock)
+        return _join(place, settings.no_pool == "fail" or settings.strict, clock)
     places.prepare(place)
     started = False
     while True:
@@ -175,31 +177,33 @@ def _flags(settings: Settings, place: Place) -> list[str]:
         flags += ["--disk", f"{os.path.abspath(disk.path)}:{disk.cap_bytes}"]  # noqa: PTH100
     for uid in settings.allow_uid:
         flags += ["--allow-uid", str(uid)]
-    flags += ["--linger", str(settings.linger_s), "--write-queue", str(settings.write_queue)]
+    flags += ["--linger", str(settings.linger_s)]
     flags += ["--read-depth", str(settings.read_depth), "--write-depth", str(settings.write_depth)]
     flags += ["--huge-pages" if settings.huge_pages else "--no-huge-pages"]
     flags += ["--verify-dram" if settings.verify_dram else "--no-verify-dram"]
     flags += ["--disk-writes-a-day", str(settings.disk_writes_a_day)]
     if settings.trace:
-        trace = os.path.abspath(settings.trace)  # noqa: PTH100
-        flags += ["--trace", trace, "--trace-size", str(settings.trace_size)]
+        path, size_bytes = parse_trace(settings.trace)
+        flags += ["--trace", f"{os.path.abspath(path)}:{size_bytes}"]  # noqa: PTH100
     return flags
 
 
-def _options(settings: Settings) -> PoolOptions:
-    disk = Options(
-        read_depth=settings.read_depth,
-        write_depth=settings.write_depth,
-        write_queue_bytes=settings.write_queue,
-    )
+def _options(settings: Settings, world: World) -> PoolOptions:
+    tiers = (_disk_tier(settings, world),) if settings.disk else ()
+    return PoolOptions(settings.dram, tiers, settings.huge_pages, settings.verify_dram)
+
+
+def _disk_tier(settings: Settings, world: World) -> TierOpener:
+    options = Options(read_depth=settings.read_depth, write_depth=settings.write_depth)
     directories = tuple(Directory(wanted.path, wanted.cap_bytes) for wanted in settings.disk)
-    return PoolOptions(settings.dram, directories, disk, settings.huge_pages, settings.verify_dram)
+    return lambda listener: DiskTier.open(directories, options, world, listener)
 
 
 def _policy(settings: Settings) -> Learned:
+    if not settings.disk:
+        return Learned()
     disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
-    budget_bytes = settings.disk_writes_a_day or None
-    return Learned(disk_bytes=disk_bytes, budget_bytes_a_day=budget_bytes)
+    return Learned([LowerTier(disk_bytes, settings.disk_writes_a_day or None)])
 
 
 def _listen(place: Place, mode: int, backlog: int) -> socket.socket:
@@ -213,12 +217,12 @@ def _listen(place: Place, mode: int, backlog: int) -> socket.socket:
 
 
 def _answers(place: Place, clock: Clock) -> bool:
-    link = join(place.path, secrets.token_hex(8), clock, clock.monotonic() + _ANSWER_S)
-    if isinstance(link, Link):
-        link.close()
+    session = join(place.path, secrets.token_hex(8), clock, clock.monotonic() + _ANSWER_S)
+    if isinstance(session, PoolSession):
+        session.close()
         return True
-    if link.startswith(REFUSED):
-        raise StartupError(link)
+    if session.startswith(REFUSED):
+        raise StartupError(session)
     return False
 
 

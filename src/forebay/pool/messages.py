@@ -1,6 +1,6 @@
 """What an engine and the pool say to each other: tagged MessagePack arrays, one a frame.
 
-docs/format.md has every message with golden bytes. Keys are 16 bytes here (`short`), joined; only
+docs/protocol.md has every message with golden bytes. Keys are 16 bytes here (`short`), joined; only
 `Reserve` carries all 32, because they go into the record. A slot is an offset in the slab of the
 message's `generation`; a slot of another generation means nothing and is never touched.
 """
@@ -120,7 +120,7 @@ class Settled(_Message, frozen=True, tag="settled"):
     engine: str  # as it said in Hello, on a connection that was lost
 
 
-class Run(_Message, frozen=True):
+class ChunkRun(_Message, frozen=True):
     """Successive chunks of one chain that an engine has computed."""
 
     namespace: bytes
@@ -134,10 +134,10 @@ class Reserve(_Message, frozen=True, tag="reserve"):
     """Slots wanted for these chunks."""
 
     batch: int  # chosen by the client; comes back
-    runs: list[Run]
+    runs: list[ChunkRun]
 
 
-class Answer(IntEnum):
+class ReserveAnswer(IntEnum):
     """What stands in `Reserved.answers` where there is no offset."""
 
     HAVE = -1  # stored already, or being stored
@@ -146,7 +146,7 @@ class Answer(IntEnum):
 
 
 class Reserved(_Message, frozen=True, tag="reserved"):
-    """The answer to Reserve: an offset, or an Answer, for every key in order."""
+    """The answer to Reserve: an offset, or an ReserveAnswer, for every key in order."""
 
     batch: int
     generation: int
@@ -173,12 +173,12 @@ class Abort(_Message, frozen=True, tag="abort"):
     offsets: list[int]
 
 
-class Stats(_Message, frozen=True, tag="stats"):
+class StatsQuery(_Message, frozen=True, tag="stats"):
     """Numbers wanted."""
 
 
 class StatsReply(_Message, frozen=True, tag="stats_reply"):
-    """The answer to Stats: a JSON object, as `forebay stats --json` prints it."""
+    """The answer to StatsQuery: a JSON object, as `forebay stats --json` prints it."""
 
     json: bytes
 
@@ -196,7 +196,7 @@ class Clear(_Message, frozen=True, tag="clear"):
     namespace: str
 
 
-class Done(_Message, frozen=True, tag="done"):
+class AdminReply(_Message, frozen=True, tag="done"):
     """The answer to Resize and Clear: what was done, or why not."""
 
     ok: bool
@@ -222,8 +222,10 @@ ClientMessage = (
     | Reserve
     | Commit
     | Abort
-    | Stats
+    | StatsQuery
     | Resize
     | Clear
 )
-PoolMessage = Welcome | Refused | Found | Promise | Ready | Reserved | Committed | StatsReply | Done
+PoolMessage = (
+    Welcome | Refused | Found | Promise | Ready | Reserved | Committed | StatsReply | AdminReply
+)

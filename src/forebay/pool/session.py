@@ -45,7 +45,7 @@ class Core(ABC):
         """
 
     @abstractmethod
-    def left(self, session: Session) -> None:
+    def disconnected(self, session: Session) -> None:
         """A connection is over: its requests end now.
 
         Neither what they were promised nor its reserved slots do: its engine may be copying.

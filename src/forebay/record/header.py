@@ -1,9 +1,11 @@
 """The record: one page of header, then the payload, padded to whole pages.
 
-A record describes itself completely, so that nothing but its own bytes is needed to tell whether it
-is what was asked for. `unpack` proves a header undamaged; `mismatch` proves it the wanted one;
-`payload_hash` proves the bytes behind it. A line that verifies carries a `verify:` comment;
-`make mutate` deletes each of them in turn and demands that a test notices.
+A record is the same in every medium and describes itself completely, so that nothing but its own
+bytes is needed to tell whether it is what was asked for. `unpack` proves a header undamaged;
+`mismatch` proves it the wanted one; `payload_hash` proves the bytes behind it. `MEDIUM_BYTES` of
+the header page belong to the medium, which may note there where it wrote the record; here they are
+opaque. A line that verifies carries a `verify:` comment; `make mutate` deletes each of them in turn
+and demands that a test notices.
 """
 
 import struct
@@ -22,13 +24,16 @@ HEADER_BYTES: Final = PAGE_BYTES
 KEY_BYTES: Final = 32
 NAMESPACE_BYTES: Final = 32
 HASH_BYTES: Final = 16
+MEDIUM_BYTES: Final = 16
+NO_MEDIUM: Final = bytes(MEDIUM_BYTES)  # the medium's part where it has nothing to note
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 CODEC_RAW: Final = 0
-ROOT: Final = bytes(KEY_BYTES)  # the parent of a first chunk
+ROOT: Final = bytes(KEY_BYTES)  # the parent of a record that needs no other
 
-# magic, version, codec, group, payload length, region generation, offset in the region,
-# namespace, key, parent, payload hash
-_FIELDS: Final = struct.Struct("<8sHHIQQQ32s32s32s16s")
+# magic, version, codec, group, payload length, the medium's part, namespace, key, parent,
+# payload hash
+_FIELDS: Final = struct.Struct("<8sHHIQ16s32s32s32s16s")
+_MEDIUM_AT: Final = 24
 _HASH_AT: Final = HEADER_BYTES - HASH_BYTES
 assert _FIELDS.size <= _HASH_AT
 
@@ -56,16 +61,14 @@ class RecordName:
     namespace: bytes  # 32 bytes: everything about model and engine that shapes the bytes
     group: int  # layers that share a block table; 0 in full-attention models
     key: bytes  # 32 bytes: names the whole prefix that ends with this chunk
-    parent: bytes  # the key of the chunk before, or ROOT
+    parent: bytes  # key of the record without which this one is of no use; ROOT: there is none
 
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """A record's header as it stands on the medium."""
+    """A record's header, without the medium's part."""
 
     name: RecordName
-    generation: int  # of the region it was written into
-    offset: int  # bytes from the region's start to this header
     length: int  # payload bytes, without padding
     payload_hash: bytes  # 16 bytes
     codec: int = CODEC_RAW
@@ -81,11 +84,12 @@ def payload_hash(payload: memoryview | bytes) -> bytes:
     return xxhash.xxh3_128_digest(payload)
 
 
-def pack(header: RecordHeader, page: memoryview) -> None:
-    """Write a header into one page, its own hash last."""
+def pack(header: RecordHeader, page: memoryview, medium: bytes = NO_MEDIUM) -> None:
+    """Write a header and the medium's part into one page, the page's own hash last."""
     name = header.name
     assert len(name.key) == len(name.parent) == KEY_BYTES
     assert len(name.namespace) == NAMESPACE_BYTES
+    assert len(medium) == MEDIUM_BYTES
     assert 0 < header.length <= PAYLOAD_BYTES_MAX
     page[:] = bytes(HEADER_BYTES)
     _FIELDS.pack_into(
@@ -96,8 +100,7 @@ def pack(header: RecordHeader, page: memoryview) -> None:
         header.codec,
         name.group,
         header.length,
-        header.generation,
-        header.offset,
+        medium,
         name.namespace,
         name.key,
         name.parent,
@@ -113,21 +116,20 @@ def erased_page() -> bytes:
 
 def is_erased(page: memoryview | bytes) -> bool:
     """Whether a record stood here and was deleted on purpose."""
-    return bytes(page) == erased_page()
+    return page[: len(ERASED_MAGIC)] == ERASED_MAGIC and bytes(page) == erased_page()
 
 
-def claimed_place(page: memoryview | bytes) -> tuple[int, int]:
-    """Generation and offset that a header page speaks of, be it damaged or not."""
-    fields = _FIELDS.unpack_from(page)
-    return fields[5], fields[6]
+def medium_part(page: memoryview | bytes) -> bytes:
+    """What the medium noted in a header page, be it damaged or not."""
+    return bytes(page[_MEDIUM_AT : _MEDIUM_AT + MEDIUM_BYTES])
 
 
 def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
     """The header in a page, or why there is none. Any bytes are safe input."""
     if len(page) != HEADER_BYTES:
         return Damage.CUT
-    (magic, version, codec, group, length, generation, offset, namespace, key, parent, digest) = (
-        _FIELDS.unpack_from(page)
+    magic, version, codec, group, length, _, namespace, key, parent, digest = _FIELDS.unpack_from(
+        page
     )
     if magic != MAGIC:  # verify: magic
         return Damage.NOT_A_RECORD
@@ -140,23 +142,20 @@ def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
     if not 0 < length <= PAYLOAD_BYTES_MAX:  # verify: length bounds
         return Damage.LENGTH
     name = RecordName(namespace, group, key, parent)
-    return RecordHeader(name, generation, offset, length, digest, codec)
+    return RecordHeader(name, length, digest, codec)
 
 
-def mismatch(found: RecordHeader, wanted: RecordHeader) -> Damage | None:
-    """Why an undamaged header is not the wanted one: all but payload hash and parent must agree.
+def mismatch(found: RecordHeader, wanted: RecordName, length: int) -> Damage | None:
+    """Why an undamaged header is not the wanted one: all of its name but the parent must agree.
 
     A wanted key may be short (a pool's client names chunks so); it is compared as far as it goes.
     """
-    if (found.generation, found.offset) != (wanted.generation, wanted.offset):  # verify: place
-        return Damage.PLACE
-    if found.name.namespace != wanted.name.namespace:  # verify: namespace
+    if found.name.namespace != wanted.namespace:  # verify: namespace
         return Damage.NAMESPACE
-    if found.name.group != wanted.name.group:  # verify: group
+    if found.name.group != wanted.group:  # verify: group
         return Damage.GROUP
-    key = wanted.name.key
-    if found.name.key[: len(key)] != key:  # verify: key
+    if found.name.key[: len(wanted.key)] != wanted.key:  # verify: key
         return Damage.KEY
-    if found.length != wanted.length:  # verify: length
+    if found.length != length:  # verify: length
         return Damage.LENGTH
     return None

@@ -6,6 +6,8 @@
     [size - 4096, size)        footer that finds and proves the table
 
 A table of contents only says where to look: the record found there is verified like any other.
+A record in a region has its `Position` in the medium's part of its header, so that one of an
+earlier use of the file, or one that was written to a wrong offset, is not taken for another.
 """
 
 import struct
@@ -14,7 +16,15 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from forebay.record.header import HASH_BYTES, HEADER_BYTES, VERSION, Damage, RecordHeader
+from forebay.record.header import (
+    HASH_BYTES,
+    HEADER_BYTES,
+    VERSION,
+    Damage,
+    RecordHeader,
+    medium_part,
+    unpack,
+)
 from forebay.sys.memory import PAGE_BYTES, padded
 
 SHORT_KEY_BYTES: Final = 16  # of a key, on the wire and in the index; the record has all 32
@@ -26,6 +36,7 @@ _HEADER: Final = struct.Struct("<8sHHIQQ")  # magic, version, 0, 0, generation, 
 _FOOTER: Final = struct.Struct("<8sHHIQQQ16s")
 _ENTRY: Final = struct.Struct("<32s32s16sIIII")  # key, namespace, parent, page, length, group, 0
 ENTRY_BYTES: Final = _ENTRY.size
+_POSITION: Final = struct.Struct("<QQ")  # generation, offset
 _HASH_AT: Final = PAGE_BYTES - HASH_BYTES
 
 
@@ -34,6 +45,17 @@ class RegionHeader(NamedTuple):
 
     generation: int
     size_bytes: int
+
+
+class Position(NamedTuple):
+    """Where in a directory a record was written."""
+
+    generation: int  # of the region
+    offset: int  # bytes from the region's start to the record's header
+
+    def pack(self) -> bytes:
+        """As it stands in the medium's part of the record's header."""
+        return _POSITION.pack(*self)
 
 
 class Footer(NamedTuple):
@@ -114,10 +136,22 @@ def unpack_footer(page: memoryview | bytes) -> Footer | Damage:
     return Footer(generation, size_bytes, offset, count, digest)
 
 
-def pack_entry(header: RecordHeader) -> bytes:
+def unpack_record(page: memoryview | bytes, position: Position) -> RecordHeader | Damage:
+    """The header of a record that was written for this position, or why there is none."""
+    found = unpack(page)
+    if isinstance(found, RecordHeader) and not is_for(page, position):  # verify: place
+        return Damage.PLACE
+    return found
+
+
+def is_for(page: memoryview | bytes, position: Position) -> bool:
+    """Whether a record's header page, be it damaged or not, names this position."""
+    return medium_part(page) == position.pack()
+
+
+def pack_entry(header: RecordHeader, offset: int) -> bytes:
     """A record's line in the table of contents."""
-    name = header.name
-    page = header.offset // PAGE_BYTES
+    name, page = header.name, offset // PAGE_BYTES
     return _ENTRY.pack(
         name.key, name.namespace, short(name.parent), page, header.length, name.group, 0
     )

@@ -29,7 +29,7 @@ def refuse_unsafe(path: str) -> None:
     if status.st_uid not in {os.geteuid(), 0}:
         raise DirectoryError(f"{path} belongs to another user; choose a directory of your own.")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise DirectoryError(f"{path} can be written by others; mend it with: chmod 700 {path}")
+        raise DirectoryError(f"{path} can be written by others; run: chmod 700 {path}")
 
 
 def make_private(path: str) -> None:

@@ -1,4 +1,4 @@
-"""A clock whose hands a test moves."""
+"""A clock that a test sets: monotonic and wall time move only when told to."""
 
 import threading
 
@@ -13,7 +13,7 @@ class ManualClock(Clock):
     """
 
     def __init__(self, monotonic: float = 0.0, wall: float = 1_700_000_000.0) -> None:
-        self._lock = threading.Lock()  # guards both hands
+        self._lock = threading.Lock()  # guards both times
         self._monotonic = monotonic
         self._wall = wall
 
@@ -28,7 +28,7 @@ class ManualClock(Clock):
             return self._wall
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, on both hands."""
+        """Let time pass on both clocks."""
         assert seconds >= 0
         with self._lock:
             self._monotonic += seconds

@@ -1,6 +1,6 @@
 """A disk that fails as it is told to: in this process, without root, while it is in use.
 
-It does on the real file system what `Disk` does, except where an armed rule strikes (see
+It does on the real file system what `Disk` does, except where an armed rule applies (see
 `forebay.testing.faults`) and except that, if `volatile`, `power_off` takes back what a power loss
 would. Which calls fail by chance, and what a power loss takes, follow from `seed` alone; print it.
 """
@@ -80,14 +80,14 @@ class FaultDisk(Disk):
         """As the real one, even without power: a descriptor is the process's, not the drive's."""
         with self._lock:
             path = self._paths.pop(descriptor, "")
-        for armed in self._rules.strike(Operation.CLOSE, path):
+        for armed in self._rules.matching(Operation.CLOSE, path):
             _before(armed)
         super().close(descriptor)
 
     def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         """As the real one, or other bytes, or fewer."""
-        with self._call(Operation.READ, self._path(descriptor)) as struck:
-            faults = {armed.fault.effect: int(armed.fault.amount) for armed in struck}
+        with self._call(Operation.READ, self._path(descriptor)) as matching:
+            faults = {armed.fault.effect: int(armed.fault.amount) for armed in matching}
             shifted = max(0, offset + faults.get(Effect.MISDIRECT, 0))
             count = super().read(descriptor, buffers, shifted)
             if Effect.SHORT in faults:
@@ -99,8 +99,8 @@ class FaultDisk(Disk):
 
     def write(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         """As the real one, or elsewhere, or fewer bytes, or fewer than it claims."""
-        with self._call(Operation.WRITE, self._path(descriptor)) as struck, self._changing():
-            faults = {armed.fault.effect: int(armed.fault.amount) for armed in struck}
+        with self._call(Operation.WRITE, self._path(descriptor)) as matching, self._changing():
+            faults = {armed.fault.effect: int(armed.fault.amount) for armed in matching}
             if not self._journal and not faults.keys() & _REWRITING:
                 return super().write(descriptor, buffers, offset)
             data = bytearray(b"".join(buffers))
@@ -156,16 +156,16 @@ class FaultDisk(Disk):
 
     @contextmanager
     def _call(self, operation: Operation, path: str) -> Iterator[Sequence[Armed]]:
-        """Count a call, let its faults strike before and after it, and hand over the others."""
-        struck = self._rules.strike(operation, path)
-        for armed in struck:
+        """Count a call, apply the faults that come before and after it, and yield the others."""
+        matching = self._rules.matching(operation, path)
+        for armed in matching:
             _before(armed)
         if not self._powered:
             raise OSError(errno.EIO, "the power is off")
         try:
-            yield struck
+            yield matching
         finally:  # also after a call that failed: it may have done something
-            for armed in struck:
+            for armed in matching:
                 if armed.fault.effect is Effect.KILL:
                     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -219,7 +219,7 @@ def _write_plainly(descriptor: int, data: bytearray, offset: int) -> None:
 
 
 def _blank(buffers: Sequence[memoryview], start: int) -> None:
-    """Zero what a short read did not fill, so that nobody is right by luck."""
+    """Zero what a short read did not fill, so that no stale bytes pass for the right ones."""
     for buffer in buffers:
         kept = min(start, buffer.nbytes)
         buffer[kept:] = bytes(buffer.nbytes - kept)

@@ -157,14 +157,14 @@ class Armed:
         self._released = threading.Event()
 
     def disarm(self) -> None:
-        """No further call is struck; hanging and delayed ones go on at once."""
+        """The rule applies to no further call; hanging and delayed ones go on at once."""
         self._released.set()
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until the time is up or the rule is disarmed."""
         self._released.wait(timeout_s)
 
-    def strikes(self, operation: Operation, path: str) -> bool:
+    def matches(self, operation: Operation, path: str) -> bool:
         """Count one call and say whether this rule hits it; called under the rules' lock."""
         fault = self.fault
         if self._released.is_set() or operation not in fault.operations:
@@ -203,11 +203,11 @@ class Rules:
         for armed in gone:
             armed.disarm()
 
-    def strike(self, operation: Operation, path: str) -> Sequence[Armed]:
+    def matching(self, operation: Operation, path: str) -> Sequence[Armed]:
         """Count one call; the rules that hit it, in the order of their arming."""
         with self._lock:
             self.calls[operation] += 1
-            return [armed for armed in self._armed if armed.strikes(operation, path)]
+            return [armed for armed in self._armed if armed.matches(operation, path)]
 
     def draw_bits(self, count: int, size_bits: int) -> list[int]:
         """Positions of bits to flip."""

@@ -1,15 +1,59 @@
-"""Many answers at once: submits loads and stores, keeps what came back, and how often."""
+"""What a tier answers and tells: loads and stores submitted by the dozen, and a listener."""
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
+from forebay.record.region import short
 from forebay.sys import memory
 from forebay.testing.samples import Sample
-from forebay.tiers.contract import Hit, LoadOutcome, Miss, Stored, StoreOutcome, Tier
+from forebay.tiers.contract import (
+    Hit,
+    LoadOutcome,
+    Miss,
+    Removed,
+    Stored,
+    StoreOutcome,
+    Tier,
+    TierListener,
+)
 
 FOREVER: Final = float("inf")  # a deadline on any clock
+
+
+class RecordingListener(TierListener):
+    """Keeps what a tier told; plays another tier that has the chunks in `held`."""
+
+    def __init__(self) -> None:
+        self.gone: list[Removed] = []
+        self.held: set[bytes] = set()  # short keys
+        self._known: set[bytes] = set()  # short keys that the tier has learned about
+        self._learned = threading.Condition()  # guards `_known`
+
+    def hold(self, *samples: Sample) -> None:
+        """Let the other tier have these."""
+        self.held |= {short(sample.name.key) for sample in samples}
+
+    def removed(self, records: list[Removed]) -> None:
+        """See TierListener."""
+        self.gone += records
+
+    def learned(self, keys: Sequence[bytes]) -> None:
+        """See TierListener."""
+        with self._learned:
+            self._known |= {short(key) for key in keys}
+            self._learned.notify_all()
+
+    def holds(self, key: bytes) -> bool:
+        """See TierListener."""
+        return key in self.held
+
+    def wait_until_known(self, key: bytes, timeout_s: float) -> bool:
+        """Whether the tier says in time that it has learned about this key."""
+        with self._learned:
+            return self._learned.wait_for(lambda: short(key) in self._known, timeout_s)
 
 
 class Outcomes:
@@ -78,21 +122,10 @@ class Outcomes:
             self._submitted += 1
             return self._submitted
 
-    def _answered(self, number: int) -> "_Answer":
-        return _Answer(self._changed, lambda: self._answers.update([number]))
-
-
-class _Answer:
-    """The condition, held while one answer is written down, and told afterwards."""
-
-    def __init__(self, changed: threading.Condition, count: Callable[[], None]) -> None:
-        self._changed = changed
-        self._count = count
-
-    def __enter__(self) -> None:
-        self._changed.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._count()
-        self._changed.notify_all()
-        self._changed.release()
+    @contextmanager
+    def _answered(self, number: int) -> Iterator[None]:
+        """Hold the lock while one answer is written down, then wake whoever waits for it."""
+        with self._changed:
+            yield
+            self._answers[number] += 1
+            self._changed.notify_all()

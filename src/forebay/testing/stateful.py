@@ -1,4 +1,4 @@
-"""A tier against chance: Hypothesis stores, loads, evicts, corrupts, clogs and pulls the plug.
+"""Random histories of a tier: Hypothesis stores, loads, evicts, corrupts, hangs, cuts the power.
 
 Inherit `TierMachine`, open your tier in its hook, and run `YourMachine.TestCase`. The invariant is
 the first promise: a load is a miss, or exactly what was stored.
@@ -52,13 +52,13 @@ class TierMachine(RuleBasedStateMachine):
         super().__init__()
         self.place = Path(tempfile.mkdtemp(prefix="forebay-stateful-"))
         self.clock = ManualClock()
-        self.given: set[Sample] = set()  # to the tier, in any life
+        self.given: set[Sample] = set()  # to the tier, before or after a restart
         self.fills = 0
         self.clogged = False
 
     @initialize(seed=seeds)
     def begin(self, seed: int) -> None:
-        """The first life."""
+        """Open the tier for the first time."""
         self._open(seed)
 
     @rule(sample=samples)
@@ -90,24 +90,24 @@ class TierMachine(RuleBasedStateMachine):
     @rule(links=st.sampled_from(CHAINS))
     def count_prefix(self, links: list[Sample]) -> None:
         """A prefix is of what was given."""
-        count = self.tier.prefix([link.name.key for link in links])
+        count = self.tier.prefix([link.name.key for link in links]).chunks
         assert set(links[:count]) <= self.given
 
     @precondition(lambda self: not self.clogged)
     @rule(share=st.sampled_from([0.2, 1.2]))
     def evict(self, share: float) -> None:
         """Push out what is there."""
-        room = self.tier.usage().cap_bytes * share
-        while room > 0:
+        missing = self.tier.usage().cap_bytes * share
+        while missing > 0:
             self.fills += 1
             for link in chain(f"fill {self.fills}", [60_000, 20_000]):
                 self.outcomes.store(link)
-                room -= link.length
+                missing -= link.length
             self._settle()
 
     @rule(seed=seeds)
     def lose_power(self, seed: int) -> None:
-        """What had not reached the medium is kept, lost or torn; then begins another life."""
+        """What had not reached the medium is kept, lost or torn; then the tier is opened again."""
         self.disk.seed = seed
         self.disk.power_off()
         self._end()
@@ -120,15 +120,15 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(seed=seeds)
     def reopen(self, seed: int) -> None:
-        """An orderly end, and another life."""
+        """Close the tier and open it again."""
         self._unclog()
         self._end()
         self._open(seed)
 
-    @rule(luck=seeds)
-    def corrupt(self, luck: int) -> None:
+    @rule(seed=seeds)
+    def corrupt(self, seed: int) -> None:
         """Flip a bit somewhere behind the tier's back."""
-        draw = random.Random(luck)
+        draw = random.Random(seed)
         paths = [path for path in sorted(self.place.iterdir()) if path.stat().st_size]
         if not paths:
             return
@@ -182,7 +182,7 @@ class TierMachine(RuleBasedStateMachine):
             assert usage.used_bytes <= usage.cap_bytes
             total = 0
             for path in (self.place, *self.place.iterdir()):
-                with contextlib.suppress(FileNotFoundError):  # a region may leave meanwhile
+                with contextlib.suppress(FileNotFoundError):  # a region may be removed meanwhile
                     total += path.lstat().st_blocks * 512
             assert total <= usage.cap_bytes
 

@@ -96,7 +96,7 @@ class Journal:
         self._names.clear()
 
     def lose(self, draw: random.Random) -> None:
-        """Take back what a power loss takes, by the drawn luck; then there is nothing to lose."""
+        """Take back what a power loss takes, as drawn at random; then nothing is unsettled."""
         for written in reversed(self._writes):
             os.pwrite(written.file, written.before, written.offset)
         for written in self._writes:

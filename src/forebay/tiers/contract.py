@@ -3,6 +3,13 @@
 A tier holds records by name. Loading gives exactly what was stored, or a miss; no exception, no
 partial bytes in a hit. Storing never waits for space: what does not fit is dropped, with a reason.
 
+A tier knows one rule of order: `RecordName.parent` names the record without which this one is of no
+use, or is ROOT if there is none. A record whose parent is not here is an orphan and is not stored;
+removing a record removes what continues it; a record without a parent needs nothing. Which parent
+a record has is decided by whoever names it, by the rule of its group: where all earlier chunks are
+needed it is the chunk before, where only the last few are it may be ROOT. No tier looks at the
+group for this. A key belongs to one record of one group: keys of a chunk's groups differ.
+
 Buffers belong to the tier from the call until `done` is called, exactly once, on any thread; until
 then nobody else may touch them, even if the caller has long stopped waiting. They are page-aligned
 and of whole pages (`forebay.sys.memory.allocate`), so that bytes go straight to the medium.
@@ -12,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from forebay.record.header import Damage, RecordHeader, RecordName
 
@@ -33,7 +41,7 @@ class DropReason(StrEnum):
     """Why a store was dropped; also the metric label."""
 
     DUPLICATE = "duplicate"  # stored already, or being stored
-    ORPHAN = "orphan"  # the chunk before it is not in this tier
+    ORPHAN = "orphan"  # its parent is not in this tier
     TOO_LARGE = "too_large"  # larger than a region, or than the tier
     NO_SPACE = "no_space"  # the medium is full
     BUSY = "busy"  # more bytes are waiting to be written than may wait
@@ -83,12 +91,78 @@ class Usage:
     cap_bytes: int  # never exceeded
 
 
+@dataclass(frozen=True, slots=True)
+class VolumeStatus:
+    """One volume of a tier, a directory for example, for people and metrics."""
+
+    path: str  # as the operator named it
+    is_on: bool  # False: switched off by its error budget
+    errors: int
+    read_bytes: int
+    written_bytes: int
+    allocated_bytes: int
+    evictions: int  # regions, or whatever this medium evicts at once
+
+
+class Prefix(NamedTuple):
+    """How much of a chain of keys a tier has."""
+
+    chunks: int  # from the first key
+    is_unknown: bool = False  # whether it has the next one is being asked in the background
+
+
+class Removed(NamedTuple):
+    """A record that left a tier."""
+
+    key: bytes  # short
+    length: int  # payload bytes
+    was_read: bool  # loaded at least once
+
+
+class TierListener:
+    """What a tier tells, and asks of, the stack that it is part of. Any thread may call.
+
+    This class is a tier alone: nobody listens and no other tier has anything.
+    """
+
+    def removed(self, records: list[Removed]) -> None:
+        """These records left the tier; called without a lock of the tier's."""
+
+    def learned(self, keys: Sequence[bytes]) -> None:
+        """What `prefix` called unknown is known now: ask it again."""
+
+    def holds(self, key: bytes) -> bool:  # noqa: ARG002 - nothing is held elsewhere
+        """Whether another tier has the chunk of this short key; answered without waiting.
+
+        May say yes of what is leaving at this moment: the tier is told `lost` afterwards.
+        """
+        return False
+
+
 class Tier(ABC):
-    """One medium. Methods may be called from any thread; none but close waits for the medium."""
+    """One medium. Methods may be called from any thread.
+
+    None waits for the medium but `erase`, `resize` and `close`. Keys are full or short, as the
+    caller has them.
+    """
+
+    name: str  # of the medium; a metric label, for example "disk"
 
     @abstractmethod
-    def prefix(self, keys: Sequence[bytes]) -> int:
-        """How many of these chained keys, full or short, are here, counted from the first."""
+    def prefix(self, keys: Sequence[bytes]) -> Prefix:
+        """How many of these chained keys can be loaded, counted from the first; from memory.
+
+        A tier that would have to ask its medium says so, asks in the background, and tells its
+        listener when it has `learned` the answer.
+        """
+
+    @abstractmethod
+    def has(self, key: bytes) -> bool:
+        """Whether this one record is here; takes no lock, since other tiers ask under theirs."""
+
+    @abstractmethod
+    def length_of(self, key: bytes) -> int | None:
+        """The payload bytes of a record that can be loaded now; None if it cannot."""
 
     @abstractmethod
     def submit_load(
@@ -112,10 +186,10 @@ class Tier(ABC):
         done: Callable[[StoreOutcome], None],
         digest: bytes | None = None,
     ) -> None:
-        """Store the first `length` bytes of `source`; needs the parent here, or on its way.
+        """Store the first `length` bytes of `source`; the parent must be here or being stored.
 
-        `digest` is their hash, where it is known already: a source that has changed since will
-        be found damaged when it is loaded.
+        `digest` is the hash of the bytes, where it
+        is known already: a source that has changed since will be found damaged when it is loaded.
         """
 
     @abstractmethod
@@ -123,8 +197,34 @@ class Tier(ABC):
         """Forget a record and all that continue it."""
 
     @abstractmethod
+    def lost(self, key: bytes) -> None:
+        """No other tier has this chunk any more: forget what is here only as its continuation."""
+
+    @abstractmethod
+    def namespaces(self) -> list[bytes]:
+        """Every namespace that has, or had, records here."""
+
+    @abstractmethod
+    def erase(self, namespace: bytes | None) -> int:
+        """Delete a namespace's records, or all, for good; how many. Waits for the medium.
+
+        Older copies count too; a record that the medium refuses to delete does not.
+        """
+
+    @abstractmethod
+    def resize(self, path: str, cap_bytes: int) -> bool:
+        """Change a volume's cap; False if the tier has no such volume. Waits for the medium.
+
+        DirectoryError if the cap is too small to work with.
+        """
+
+    @abstractmethod
     def usage(self) -> Usage:
         """What is held now."""
+
+    @abstractmethod
+    def volumes(self) -> list[VolumeStatus]:
+        """How each volume is doing."""
 
     @abstractmethod
     def close(self, timeout_s: float) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.bench.gpu.results import Results
+from forebay.bench.gpu.results import RowResults
 
 
 def test_without_a_driver_a_row_says_so_at_once(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_without_a_driver_a_row_says_so_at_once(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "forebay.bench.gpu", "dialogs"]
     command += ["--out", str(out), "--dir", str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 2
     assert "forebay: there is no NVIDIA driver here" in ended.stdout
     assert ended.stdout.count("\n") == 1, "one sentence"
@@ -39,7 +39,7 @@ def repeat(ours: float, theirs: float) -> dict[str, dict[str, float]]:
 
 
 def test_a_ratio_is_the_median_of_its_repeats_with_least_and_most(path: Path) -> None:
-    results = Results(path, "row", "tiny")
+    results = RowResults(path, "row", "tiny")
     results.ratio("sooner", "seconds", "ours", "theirs")
     for ours in (3.0, 1.0, 4.0):
         results.keep(repeat(ours, 2.0))
@@ -47,10 +47,10 @@ def test_a_ratio_is_the_median_of_its_repeats_with_least_and_most(path: Path) ->
 
 
 def test_a_row_that_is_run_again_goes_on(path: Path) -> None:
-    first = Results(path, "row", "tiny")
+    first = RowResults(path, "row", "tiny")
     first.keep(repeat(1.0, 2.0))
     first.beside("most", 7)
-    again = Results(path, "row", "tiny")
+    again = RowResults(path, "row", "tiny")
     again.ratio("sooner", "seconds", "ours", "theirs")
     again.keep(repeat(3.0, 2.0))
     found = json.loads(path.read_text())
@@ -60,12 +60,12 @@ def test_a_row_that_is_run_again_goes_on(path: Path) -> None:
 
 
 def test_a_rehearsal_is_not_taken_for_the_row(path: Path) -> None:
-    Results(path, "row", "tiny").keep(repeat(1.0, 2.0))
-    assert Results(path, "row", "full").repeats == []
+    RowResults(path, "row", "tiny").keep(repeat(1.0, 2.0))
+    assert RowResults(path, "row", "full").repeats == []
 
 
 def test_a_side_that_has_measured_nothing_is_no_ratio(path: Path) -> None:
-    results = Results(path, "row", "tiny")
+    results = RowResults(path, "row", "tiny")
     results.ratio("sooner", "seconds", "ours", "theirs")
     results.keep(repeat(1.0, 0.0))
     results.keep({"ours": {"seconds": 1.0}})

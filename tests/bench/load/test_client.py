@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,14 +10,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.stub import FAULTS
-from tests.stubbed import Stubbed, stub
+from tests.stub_process import StubProcess, stub
+from tests.stub_server import FAULTS
 
-from forebay.bench.ab.engine import free_port
 from forebay.bench.load import client
-from forebay.bench.load.client import Answer, Endpoint, Failed, Target, endpoint_of
-from forebay.bench.load.http import Events, Response
-from forebay.errors import SettingsError
+from forebay.bench.load.client import Completion, Endpoint, Failed, Target, endpoint_of
+from forebay.bench.processes import free_port
+from forebay.errors import SettingsError, StartupError
 
 FIRST_MS = 50
 KINDS = {
@@ -34,20 +34,20 @@ KINDS = {
 }
 
 
-def ask(served: Stubbed, timeout_s: float = 30.0, tokens: int = 6) -> Answer | Failed:
+def ask(served: StubProcess, timeout_s: float = 30.0, tokens: int = 6) -> Completion | Failed:
     target = Target(endpoint_of(served.url), "stub", timeout_s)
     return asyncio.run(client.ask(target, [{"role": "user", "content": "a b c d"}], tokens))
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Stubbed]:
+def plain() -> Iterator[StubProcess]:
     with stub("--ttft-ms", str(FIRST_MS), "--cached", "--keep-bodies") as served:
         yield served
 
 
-def test_an_answer_is_measured_from_the_first_word_that_is_one(plain: Stubbed) -> None:
+def test_an_answer_is_measured_from_the_first_word_that_is_one(plain: StubProcess) -> None:
     answer = ask(plain)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Completion)
     assert answer.text == "w0 w1 w2 w3 w4 w5 "
     assert (answer.prompt_tokens, answer.cached_tokens, answer.answer_tokens) == (11, 0, 6)
     assert FIRST_MS / 1e3 <= answer.ttft_s <= answer.seconds
@@ -55,13 +55,13 @@ def test_an_answer_is_measured_from_the_first_word_that_is_one(plain: Stubbed) -
     assert answer.has_usage
 
 
-def test_one_token_has_no_time_per_token(plain: Stubbed) -> None:
+def test_one_token_has_no_time_per_token(plain: StubProcess) -> None:
     answer = ask(plain, tokens=1)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Completion)
     assert answer.tpot_s is None
 
 
-def test_what_is_sent_is_greedy_exact_and_plain_on_demand(plain: Stubbed) -> None:
+def test_what_is_sent_is_greedy_exact_and_plain_on_demand(plain: StubProcess) -> None:
     ask(plain)
     target = Target(endpoint_of(plain.url), "stub", is_plain=True)
     asyncio.run(client.ask(target, [{"role": "user", "content": "a"}], 2))
@@ -74,7 +74,7 @@ def test_what_is_sent_is_greedy_exact_and_plain_on_demand(plain: Stubbed) -> Non
 def test_a_server_without_usage_is_counted_by_its_pieces() -> None:
     with stub("--no-usage") as served:
         answer = ask(served)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Completion)
     assert (answer.answer_tokens, answer.cached_tokens, answer.has_usage) == (6, None, False)
 
 
@@ -116,7 +116,7 @@ def test_no_refusal_is_too_odd_to_be_quoted(body: bytes, why: str) -> None:
         await writer.drain()
         writer.close()
 
-    async def refused() -> Answer | Failed:
+    async def refused() -> Completion | Failed:
         async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             return await client.ask(
@@ -159,48 +159,35 @@ def test_what_is_no_url(url: str) -> None:
 
 
 def test_a_key_is_sent_and_not_shown() -> None:
-    endpoint = endpoint_of("http://a", "between us")
-    assert b"Authorization: Bearer between us" in client._request(endpoint, "GET", "/", b"")
-    assert "between us" not in endpoint.url
+    heads: list[bytes] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    async def fetched() -> bytes | Failed:
+        async with await asyncio.start_server(hear, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            endpoint = Endpoint("127.0.0.1", port, key="between us")
+            assert "between us" not in endpoint.url
+            return await client.fetch(endpoint, "/", 10.0)
+
+    assert asyncio.run(fetched()) == b"ok"
+    assert b"Authorization: Bearer between us\r\n" in heads[0]
 
 
-BODY = b"".join(b"data: %d\r\n\r\n" % number for number in range(50))
-
-
-@given(st.lists(st.integers(1, 40), min_size=1), st.sampled_from(["chunked", "length", "close"]))
-def test_however_bytes_arrive_they_say_the_same(cuts: list[int], form: str) -> None:
-    head = b"HTTP/1.1 200 OK\r\nX: y\r\n"
-    if form == "chunked":
-        parts = [BODY[at : at + 37] for at in range(0, len(BODY), 37)]
-        text = b"".join(b"%x;e=1\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-        sent = head + b"Transfer-Encoding: chunked\r\n\r\n" + text
-    elif form == "length":
-        sent = head + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
-    else:
-        sent = head + b"\r\n" + BODY
-    response, events, found, at = Response(), Events(), [], 0
-    while at < len(sent):
-        for cut in cuts:
-            found += events.feed(response.feed(sent[at : at + cut]))
-            at += cut
-    assert found == [b"%d" % number for number in range(50)]
-    assert response.status == 200
-    assert response.is_over == (form != "close")
-    assert response.ends_with_connection == (form == "close")
-
-
-@given(st.lists(st.binary(max_size=80)), st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n"]))
-def test_any_bytes_are_read_or_refused(pieces: list[bytes], head: bytes) -> None:
-    response, events = Response(), Events()
-    with contextlib.suppress(ValueError):
-        for piece in [head, *pieces]:
-            events.feed(response.feed(piece))
+def test_without_aiohttp_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(StartupError, match=r"pip install 'forebay\[bench\]'"):
+        client.require()
 
 
 @given(st.lists(st.binary(max_size=60)))
 def test_any_events_are_heard_or_refused(lines: list[bytes]) -> None:
-    heard = client._Heard()
+    stream = client._Stream()
     with contextlib.suppress(ValueError, msgspec.DecodeError):
         for line in lines:
-            heard.hear(b"data: " + line + b"\n", 1.0)
-    heard.answer(0.0)
+            stream.feed(b"data: " + line + b"\n", 1.0)
+    stream.answer(0.0)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.bench.load.script import Ask, Dialog, Prose, Session
+from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
 from forebay.bench.load.workloads import Dialogs, Documents, Questions, Stateless, Workload
 
-PROSE = Prose(2.0)
+PROSE = SyntheticText(2.0)
 SMALL: list[Workload] = [
     Dialogs(turns=3, first_tokens=100, turn_tokens=20, answer_tokens=4, hold=2),
     Questions(turns=3, system_tokens=50, history_tokens=100),
@@ -16,19 +16,19 @@ SMALL: list[Workload] = [
 ]
 
 
-def asks(session: Session) -> list[Ask]:
+def asks(session: ChatSession) -> list[PromptRequest]:
     found = []
-    while session.left():
-        found.append(session.ask())
-        session.answered("so be it")
+    while session.remaining():
+        found.append(session.request())
+        session.add_answer("so be it")
     return found
 
 
-def everything(workload: Workload, clients: int, seed: str) -> list[list[Ask]]:
+def everything(workload: Workload, clients: int, seed: str) -> list[list[PromptRequest]]:
     return [asks(session) for session in workload.queue(PROSE, clients, seed)]
 
 
-def tokens(ask: Ask) -> int:
+def tokens(ask: PromptRequest) -> int:
     return 2 * sum(len(message["content"].split()) for message in ask.messages)
 
 
@@ -45,28 +45,27 @@ def test_the_same_seed_says_the_same_and_another_does_not(workload: Workload) ->
 
 
 def test_prose_has_as_many_tokens_as_asked_for() -> None:
-    text = Prose(2.5).text("seed", 1000)
+    text = SyntheticText(2.5).text("seed", 1000)
     assert len(text.split()) == 400
-    assert Prose(2.5).text("seed", 1000) == text
-    assert Prose(2.5).text("other", 1000)[:40] != text[:40]
+    assert SyntheticText(2.5).text("seed", 1000) == text
+    assert SyntheticText(2.5).text("other", 1000)[:40] != text[:40]
 
 
 def test_a_dialog_grows_by_what_was_said_to_5500_tokens() -> None:
     dialog = next(iter(Dialogs().queue(PROSE, 1, "s")))
-    assert isinstance(dialog, Dialog)
     answer = " ".join(["word"] * 125)  # 250 tokens
     sizes = []
-    first = dialog.ask()
-    while dialog.left():
-        ask = dialog.ask()
+    first = dialog.request()
+    while dialog.remaining():
+        ask = dialog.request()
         assert ask.turn == dialog.turn
         sizes.append(tokens(ask))
         assert ask.messages[0] == first.messages[0]
-        dialog.answered(answer)
+        dialog.add_answer(answer)
     assert len(sizes) == 6
     assert sizes == sorted(sizes)
     assert sizes[-1] + 250 == 5500
-    assert dialog.ask_of(5).messages[-2] == {"role": "assistant", "content": answer}
+    assert dialog.request(5).messages[-2] == {"role": "assistant", "content": answer}
 
 
 def test_every_client_has_its_dialogs() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from tests.bench.result.reference import OFF, ON, document
 
-from forebay.bench.result.format import Ab
+from forebay.bench.result.format import AbResult
 
 BETWEEN = {
     name: [(one + two) / 2 for one, two in zip(OFF[name], ON[name], strict=True)] for name in OFF
@@ -24,7 +24,7 @@ def side(figures: Any, name: str, **more: Any) -> dict[str, Any]:
     return found
 
 
-def sample() -> Ab:
+def sample() -> AbResult:
     pool = {
         "stored_chunks": 100,
         "stored_bytes": 100 << 20,
@@ -55,4 +55,4 @@ def sample() -> Ab:
         "pool": pool,
         "repeats": [run, {**run, "sides": ["on", "off"]}],
     }
-    return msgspec.convert(whole, Ab)
+    return msgspec.convert(whole, AbResult)

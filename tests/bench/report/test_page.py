@@ -11,13 +11,12 @@ from tests.bench.report.browser import needs_chromium
 from tests.bench.report.sample import sample
 from tests.bench.result.reference import OFF, ON, document
 
-from forebay.bench.report.page import page
-from forebay.bench.report.style import STYLE
+from forebay.bench.report.page import page, write
 from forebay.bench.report.text import ab_text, result_text
-from forebay.bench.report.written import write
 from forebay.bench.result import files
 from forebay.bench.result.compare import compare
-from forebay.bench.result.format import Ab, Bounds, Result
+from forebay.bench.result.format import AbResult, LoadResult, SlaBounds
+from forebay.report.page import STYLE
 
 VOID = {"meta", "link", "br", "line", "circle", "polyline"}
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -92,21 +91,21 @@ def test_the_terminal_says_the_same() -> None:
     for words in ("+206 %", "198 of 200", "stored in DRAM", "nothing reusable", "another:", "429"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 130
-    alone = result_text(ab.off, Bounds())
+    alone = result_text(ab.off, SlaBounds())
     assert "16 clients, 3.47 requests/s; the first violation is at 32" in alone
 
 
 def test_a_result_with_nothing_but_steps_has_a_page() -> None:
-    off, on = (msgspec.convert(document(side), Result) for side in (OFF, ON))
-    text = page(Ab(off=off, on=on))
+    off, on = (msgspec.convert(document(side), LoadResult) for side in (OFF, ON))
+    text = page(AbResult(off=off, on=on))
     assert text.count("<polyline") == 3 * 2
     assert "Conditions" not in text
 
 
 def test_a_side_without_an_answer_has_a_page() -> None:
     step = {"clients": 1, "req_s": 0, "tpot_ms": None, "errors": 3, "requests": 0}
-    dead = msgspec.convert({"steps": [step], "name": "dead"}, Result)
-    ab = Ab(off=msgspec.convert(document(OFF), Result), on=dead)
+    dead = msgspec.convert({"steps": [step], "name": "dead"}, LoadResult)
+    ab = AbResult(off=msgspec.convert(document(OFF), LoadResult), on=dead)
     text = page(ab)
     assert "no step against 16" in text
     assert "dead: no step" in ab_text(ab, compare(ab.off, ab.on, ab.sla))

@@ -12,30 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import poolside
-from tests.stubbed import stub
+from tests import pool_process
+from tests.stub_process import stub
 
 from forebay.bench.result import files
-from forebay.bench.result.format import Ab
+from forebay.bench.result.format import AbResult
 from forebay.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-STUB = str(ROOT / "tests" / "stub.py")
+STUB = str(ROOT / "tests" / "stub_server.py")
 SERVER = f"import runpy; runpy.run_path({STUB!r}, run_name='__main__')"
 SMALL = ("--turns", "3", "--first-tokens", "200", "--turn-tokens", "20", "--answer-tokens", "5")
 
 
-def read(directory: Path) -> Ab:
+def read(directory: Path) -> AbResult:
     found = files.read(directory / "ab.json")
-    assert isinstance(found, Ab)
+    assert isinstance(found, AbResult)
     assert (directory / "report.html").read_text().rstrip().endswith("</html>")
     return found
 
 
 def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with stub("--tpot-ms", "60") as slow, stub("--tpot-ms", "1") as fast:
+    with stub("--tpot-ms", "450") as slow, stub("--tpot-ms", "1") as fast:
         words = ["--off", slow.url, "--on", fast.url, "--also", f"third={fast.url}", *SMALL]
-        more = ["--clients", "1,2", "--tpot-ms", "50", "--repeat", "2", "--out", str(tmp_path)]
+        more = ["--clients", "1,2", "--tpot-ms", "400", "--repeat", "2", "--out", str(tmp_path)]
+        more += ["--answer-tokens", "2"]
         assert main(["bench", "ab", *words, *more]) == 0
     out = capsys.readouterr().out
     ab = read(tmp_path)
@@ -59,7 +60,7 @@ def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_pools_own_counters_are_the_evidence(tmp_path: Path) -> None:
-    with poolside.short_directory() as place, poolside.serving(place) as service:
+    with pool_process.short_directory() as place, pool_process.serving(place) as service:
         socket = service.place.path
         transfer = json.dumps({"kv_connector_extra_config": {"socket": socket}})
         with stub() as off, stub("--kv-transfer-config", transfer) as on:
@@ -92,7 +93,7 @@ def test_servers_that_it_starts_on_a_pool_that_it_starts(
     command += ["--interleave", "3", "--out", str(tmp_path / "out")]
     command += ["--also", "other=--tpot-ms 3", "--prefill-us", "1000"]  # the last go to the server
     ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr
     ab = read(tmp_path / "out")

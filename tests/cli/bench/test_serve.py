@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import poolside
-from tests.stubbed import Stubbed, stub
+from tests import pool_process
+from tests.stub_process import StubProcess, stub
 
 from forebay.bench.load.workloads import Dialogs, Documents
 from forebay.bench.result import files
-from forebay.bench.result.format import Result
+from forebay.bench.result.format import LoadResult
 from forebay.cli.bench import loads
 from forebay.cli.main import build_parser, main
 from forebay.errors import SettingsError
@@ -21,7 +21,7 @@ from forebay.errors import SettingsError
 SMALL = ("--turns", "3", "--first-tokens", "60", "--turn-tokens", "20", "--answer-tokens", "5")
 
 
-def serve(served: Stubbed, *words: str) -> int:
+def serve(served: StubProcess, *words: str) -> int:
     return main(["bench", "serve", "--url", served.url, *words])
 
 
@@ -37,7 +37,7 @@ def test_a_result_has_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(out.read_text())
     result = files.read(out)
-    assert isinstance(result, Result)
+    assert isinstance(result, LoadResult)
     assert [step.clients for step in result.steps] == [1, 2]
     assert (result.model, result.url) == ("stub", served.url + "/v1")
     assert result.workload["turns"] == 3
@@ -98,7 +98,7 @@ def test_a_server_that_goes_wrong_in_mid_run_is_counted_and_named(
         assert serve(served, *words) == 1
     said = capsys.readouterr().out
     result = files.read(out)
-    assert isinstance(result, Result)
+    assert isinstance(result, LoadResult)
     first, second, *rest = result.steps
     assert (first.requests, first.errors) == (6, 0)
     assert second.requests == 4
@@ -132,8 +132,8 @@ def test_it_ends_once_the_sla_is_long_broken(tmp_path: Path) -> None:
         far = files.read(out)
         assert serve(served, *words, "--tpot-ms", "5") == 0
         near = files.read(out)
-    assert isinstance(far, Result)
-    assert isinstance(near, Result)
+    assert isinstance(far, LoadResult)
+    assert isinstance(near, LoadResult)
     assert [step.clients for step in far.steps] == [1, 2, 3]
     assert [step.clients for step in near.steps] == [1]
     assert near.ended == "the SLA was long broken at 1 client"
@@ -242,10 +242,10 @@ def test_after_ctrl_c_what_was_measured_is_written(tmp_path: Path) -> None:
         command += [*SMALL, "--clients", "1,2,4", "--out", str(out)]
         # The second step hangs in its second request; the stub tells how far it is.
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-            poolside.wait_until(lambda: len(served.told()["sent"]) == 6, "six answers", 60)
+            pool_process.wait_until(lambda: len(served.told()["sent"]) == 6, "six answers", 60)
             running.send_signal(signal.SIGINT)
             assert running.wait(30) == 130
     result = files.read(out)
-    assert isinstance(result, Result)
+    assert isinstance(result, LoadResult)
     assert [step.clients for step in result.steps] == [1]
     assert result.ended == "it was interrupted"

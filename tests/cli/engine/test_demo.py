@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from forebay.bench.result import files
-from forebay.bench.result.format import Ab
+from forebay.bench.result.format import AbResult
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
-STUB = str(ROOT / "tests" / "stub.py")
+STUB = str(ROOT / "tests" / "stub_server.py")
 SERVER = f"import runpy; runpy.run_path({STUB!r}, run_name='__main__')"
 
 
@@ -24,11 +23,14 @@ def environment(in_place_of_vllm: Callable[[str], dict[str, str]]) -> dict[str, 
 
 def demo(environment: dict[str, str], *words: str) -> str:
     command = [sys.executable, "-m", "forebay.cli", "demo", *words]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_it_measures_without_with_and_after_a_restart(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -45,13 +47,14 @@ def test_it_measures_without_with_and_after_a_restart(
     assert found["restarted"]["later_ttft_s"] > 0
     assert found["with"]["recomputed_tokens"] < found["without"]["recomputed_tokens"]
     ab = files.read(out / "ab.json")
-    assert isinstance(ab, Ab)
+    assert isinstance(ab, AbResult)
     assert ab.on.steps[0].requests == ab.off.steps[0].requests == 15
     assert len(ab.on.steps[0].turns) == 3
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_figure(environment: dict[str, str], tmp_path: Path) -> None:
     table = demo(environment, "--out", str(tmp_path / "report"))
     assert f"The report: {tmp_path}/report/report.html" in table

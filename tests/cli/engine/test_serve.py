@@ -19,7 +19,7 @@ from forebay.cli.main import build_parser, main
 from forebay.engines.start import vllm
 from forebay.errors import SettingsError
 from forebay.pool.life import Service
-from forebay.settings import DiskSetting, Settings, Source, build
+from forebay.settings import DiskSetting, Settings, SettingsSource, build
 
 SHOW = """\
 import json, os, signal, sys
@@ -41,7 +41,7 @@ def command(*words: str) -> list[str]:
 def served(variables: dict[str, str], *words: str) -> tuple[dict[str, Any], list[str]]:
     """The connector's settings, and what else vLLM was told."""
     ended = subprocess.run(
-        command(*words), env=variables, capture_output=True, text=True, check=True
+        command(*words), env=variables, capture_output=True, text=True, timeout=300, check=True
     )
     arguments = json.loads(ended.stdout)["arguments"]
     assert arguments[0] == "--kv-transfer-config"
@@ -117,13 +117,13 @@ def test_no_pool_but_an_optional_one(tmp_path: Path, environment: dict[str, str]
     assert transfer["kv_connector_extra_config"] == {"socket": socket, "no_pool": "serve"}
 
 
-@pytest.mark.slow
-def test_a_pool_is_started_where_there_is_none(environment: dict[str, str]) -> None:
-    environment |= {"FOREBAY_LINGER_S": "1"}
-    transfer, _ = served(environment, "m", "--dram", "16MiB")
-    socket = f"{environment['XDG_RUNTIME_DIR']}/forebay/pool.sock"
-    settings = {"dram": 16 << 20, "linger_s": 1.0, "socket": socket}
+def test_a_pool_is_left_to_the_engine_to_start(environment: dict[str, str]) -> None:
+    """Only the engine knows whether it has any use for one."""
+    transfer, _ = served(environment, "m", "--dram", "16MiB", "--weights-id", "mine", "--strict")
+    socket = Path(environment["XDG_RUNTIME_DIR"]) / "forebay" / "pool.sock"
+    settings = {"dram": 16 << 20, "socket": str(socket), "weights_id": "mine", "strict": True}
     assert transfer["kv_connector_extra_config"] == settings
+    assert not socket.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -137,7 +137,7 @@ def test_signals_reach_vllm(
         assert running.stdout is not None
         assert running.stdout.readline()
         running.send_signal(number)
-        assert running.wait() == -number
+        assert running.wait(30) == -number
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,8 @@ def test_signals_reach_vllm(
         (("m", "--kv-transfer-config", "{}"), "forebay serve writes --kv-transfer-config itself"),
         (("m", "--pool", "/nowhere.sock"), "no pool answers at /nowhere.sock"),
         (("m", "--dram", "much"), "--dram"),
+        (("m", "--disk", "/nowhere:1GiB"), "/nowhere is not a directory; create it with"),
+        (("m", "--pool", "/nowhere.sock", "--pool-optional", "--strict"), "no pool answers at"),
     ],
 )
 def test_what_cannot_begin_is_one_sentence(
@@ -176,7 +178,7 @@ def test_the_plain_way_in_the_docs_is_what_serve_writes() -> None:
     page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text()
     written = json.loads(page.split("--kv-transfer-config '")[1].split("'")[0])
     extra = written["kv_connector_extra_config"]
-    settings = build([Source(extra, str)])
+    settings = build([SettingsSource(extra, str)])
     made = vllm.transfer_config(settings, "/socket")
     assert made.pop("kv_connector_extra_config") == {
         "dram": settings.dram,

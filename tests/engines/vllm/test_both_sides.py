@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engines.vllm.copies.simulated import SimulatedDriver
+from tests.engines.copies.simulated import SimulatedDriver
 from tests.engines.vllm.test_scheduler_side import CHUNKS, ROOT, SHAPE, Output, asked, request_of
-from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
+from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
-from forebay.engines.vllm.copies.contract import Load
-from forebay.engines.vllm.copies.pointers import Rack
-from forebay.engines.vllm.copies.streamed import StreamedCopies
-from forebay.engines.vllm.scheduling.asking import Limits
-from forebay.engines.vllm.scheduling.membership import Membership
-from forebay.engines.vllm.scheduling.side import SchedulerSide
-from forebay.engines.vllm.step import Step
-from forebay.engines.vllm.worker import WorkerSide
+from forebay.engines.copies.contract import LoadPart
+from forebay.engines.copies.pointers import PageTable
+from forebay.engines.copies.streamed import StreamedCopies
+from forebay.engines.scheduling.lookups import LoadLimits
+from forebay.engines.vllm.metadata import StepMetadata
+from forebay.engines.vllm.scheduler import SchedulerConnector
+from forebay.engines.worker import WorkerConnector
 from forebay.identity.keys import KeyChain
 from forebay.pool.client import Chain, Client
+from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
 
@@ -42,16 +42,16 @@ class Both(contextlib.AbstractContextManager["Both"]):
         self.pool = pool
         self.driver = SimulatedDriver(copy_s=copy_s)
         self.cache = np.zeros((BLOCKS, SHAPE.page_bytes), dtype=np.uint8)
-        self.scheduler = SchedulerSide(
-            Membership(pool.socket, Clock()), SHAPE, Limits(16, 5000, 5000)
+        self.scheduler = SchedulerConnector(
+            PoolSession(pool.socket, Clock(), maps_slab=False), SHAPE, LoadLimits(16, 5000, 5000)
         )
         self.scheduler.join()
         self.scheduler.root = ROOT
-        self.worker = WorkerSide(pool.socket, SHAPE, Clock())
+        self.worker = WorkerConnector(pool.socket, SHAPE, Clock())
         layer = (self.cache.ctypes.data, SHAPE.page_bytes)
-        rack = Rack.of([layer], SHAPE.page_bytes, BLOCKS)
+        page_table = PageTable.of([layer], SHAPE.page_bytes, BLOCKS)
         slot_bytes = slot_bytes_for(SHAPE.chunk_bytes)
-        self.worker._copies = StreamedCopies(self.driver, rack, slot_bytes)
+        self.worker._copies = StreamedCopies(self.driver, page_table, slot_bytes)
 
     def __exit__(self, *_: object) -> None:
         self.worker.close()
@@ -65,7 +65,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         assert not self.received()
         return request
 
-    def told(self) -> tuple[Any, Load]:
+    def told(self) -> tuple[Any, LoadPart]:
         """A request, and its load, of which the worker is to be told."""
         request = request_of(list(range(TOKENS + 1)))
         self.scheduler.arrived(request)
@@ -84,7 +84,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         assert received == {"request"}
         return failed
 
-    def step(self) -> Step:
+    def step(self) -> StepMetadata:
         step = self.scheduler.begin_step(Output)
         self.worker.begin(step)
         return step
@@ -94,17 +94,17 @@ class Both(contextlib.AbstractContextManager["Both"]):
 
     def lose(self) -> None:
         """The scheduler's side loses its connection, nobody else does, and the pool has seen it."""
-        line = self.scheduler._pool._line
-        assert line is not None
-        line.close()
+        connection = self.scheduler._pool.connection
+        assert connection is not None
+        connection.close()
         wait_until(lambda: not self.pool.stats()["requests"], "the pool to see it")
 
     def rejoin(self) -> None:
-        def is_member() -> bool:
+        def is_joined() -> bool:
             self.step()
             return self.scheduler.counts["pool.joined"] > 0
 
-        wait_until(is_member, "the pool to be joined again")
+        wait_until(is_joined, "the pool to be joined again")
 
     def has_work(self) -> bool:
         return self.scheduler.has_work
@@ -119,7 +119,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         return seen
 
 
-def halves(load: Load) -> tuple[Load, Load]:
+def halves(load: LoadPart) -> tuple[LoadPart, LoadPart]:
     """The same load as a stream of two parts."""
     middle = len(load.pieces) // 2
     return (
@@ -130,7 +130,7 @@ def halves(load: Load) -> tuple[Load, Load]:
 
 @pytest.fixture
 def pool() -> Iterator[PoolProcess]:
-    with short_directory() as place, pool_process(place) as pool:
+    with short_directory() as place, running_pool(place) as pool:
         keys = KeyChain(ROOT).extend(list(range(TOKENS)))
         payloads = [bytes([VALUE]) * SHAPE.chunk_bytes] * CHUNKS
         with Client(pool.socket) as client:
@@ -155,7 +155,9 @@ def test_a_step_that_was_built_before_the_engine_heard_does_not_wait(pool: PoolP
 def test_a_step_of_which_nothing_is_known_waits_for_everything(pool: PoolProcess) -> None:
     with Both(pool, copy_s=0.5) as both:
         both.load()
-        both.worker.begin(Step())  # what the engine gets where the scheduler's side has failed
+        both.worker.begin(
+            StepMetadata()
+        )  # what the engine gets where the scheduler's side has failed
         assert both.seen_by_a_forward() == {VALUE}
 
 
@@ -167,7 +169,7 @@ def test_a_forward_waits_for_every_part_of_a_load(pool: PoolProcess) -> None:
         assert both.worker.take_received() == (set(), set()), "there is more to come"
         both.worker.load(last)
         assert not both.received()
-        both.worker.begin(Step())
+        both.worker.begin(StepMetadata())
         assert both.seen_by_a_forward() == {VALUE}
 
 
@@ -181,7 +183,7 @@ def test_a_part_that_is_coming_is_waited_for_though_another_has_failed(pool: Poo
         report = both.worker.take_report()
         assert report is not None
         assert list(report.over) == [last.serial], "the other is still being read"
-        both.worker.begin(Step())
+        both.worker.begin(StepMetadata())
         assert both.seen_by_a_forward() == {0, VALUE}
         report = both.worker.take_report()
         assert report is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.engines.vllm.real.forked import VARIABLES
-from tests.poolside import pool_process, short_directory
+from tests.pool_process import running_pool, short_directory
 
 from forebay.errors import StartupError
 from forebay.pool.messages import Refused
@@ -76,9 +76,9 @@ def connector(config: Any, cache: Any, **settings: Any) -> Any:
 
 
 def test_an_ordinary_model_joins(config: Any, place: Path) -> None:
-    with pool_process(place) as pool:
+    with running_pool(place) as pool:
         made = connector(config, caches(full()), socket=pool.socket)
-        assert made._why == ""
+        assert made.obstacle is None
         assert pool.stats()["server"]["engines"] == 2  # and the one that asks
         made.shutdown()
 
@@ -132,16 +132,84 @@ def test_other_ways_to_run_are_declined(
     stands_aside(connector(config, caches(full()), socket=str(place / "nobody")), caplog)
 
 
-def stands_aside(made: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """One line in the log, and every hook does nothing."""
+def stands_aside(made: Any, caplog: pytest.LogCaptureFixture, state: str = "declined") -> None:
+    """One line in the log, a gauge, and every hook does nothing."""
     lines = [line for line in caplog.messages if "stands aside" in line]
     assert len(lines) == 1, caplog.messages
     assert made.get_num_new_matched_tokens(None, 0) == (0, False)
     assert made.request_finished_all_groups(None, ()) == (False, None)
     assert not made.has_pending_push_work()
     assert made.reset_cache() is True
-    assert made.get_kv_connector_stats() is None
+    assert made.get_kv_connector_stats().data["state"] == state
+    assert made.get_kv_connector_stats() is None, "said once, and again with what else there is"
     assert made.boundary.failures == 0
+
+
+def no_files(config: Any, model: str, load_format: str = "auto", **model_fields: str) -> Any:
+    """The same configuration with another loader, or another place of its weights."""
+    config = copy.copy(config)
+    for part, fields in (
+        ("load_config", {"load_format": load_format}),
+        ("model_config", {"model": model, **model_fields}),
+    ):
+        changed = copy.copy(getattr(config, part))
+        for name, value in fields.items():
+            object.__setattr__(changed, name, value)
+        object.__setattr__(config, part, changed)
+    return config
+
+
+UNKNOWN: dict[str, dict[str, str]] = {
+    "there are no weight files": {},
+    "load_format=dummy": {"load_format": "dummy"},
+    "load_format=tensorizer": {"load_format": "tensorizer"},
+    "load_format=runai_streamer": {"load_format": "runai_streamer", "model_weights": "s3://m"},
+    "no weight files in nobody/has-this": {"model": "nobody/has-this"},
+}
+
+
+@pytest.mark.parametrize("why", UNKNOWN)
+def test_unknown_weights_share_nothing_unless_they_are_named(
+    config: Any, place: Path, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    changed = no_files(config, **{"model": str(place), **UNKNOWN[why]})
+    socket = str(place / "nobody")
+    made = connector(changed, caches(full()), socket=socket)
+    stands_aside(made, caplog, "weights_unknown")
+    assert why in caplog.text
+    assert not list(place.iterdir()), "no pool is started for nothing"
+    with pytest.raises(StartupError, match=r"strict .*weights_id"):
+        connector(changed, caches(full()), socket=socket, strict=True)
+    named = connector(changed, caches(full()), socket=socket, no_pool="serve", weights_id="mine")
+    assert named.obstacle is None
+    assert named.get_kv_connector_stats().data["state"] == "no_pool"
+    named.shutdown()
+
+
+def test_weights_that_cannot_be_read_are_told_when_that_is_known(
+    config: Any, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (place / "model.safetensors").symlink_to(place)  # a name that opens as no file
+    with running_pool(place) as pool:
+        made = connector(
+            no_files(config, str(place)), caches(full()), socket=pool.socket, strict=True
+        )
+        assert made.get_kv_connector_stats().data["state"] == "hashing_weights"
+        made._weights._process.wait(60)
+        made.build_connector_meta(None)
+        assert made.get_kv_connector_stats().data["state"] == "weights_unknown"
+        made.shutdown()
+    (line,) = [line for line in caplog.messages if "shares nothing" in line]
+    assert "weights_id" in line
+
+
+def test_strict_refuses_what_is_declined_and_to_be_without_a_pool(config: Any, place: Path) -> None:
+    strict = {"socket": str(place / "nobody"), "strict": True}
+    with pytest.raises(StartupError, match=r"strict .*several kinds of attention"):
+        connector(config, caches(full(), full()), **strict)
+    with pytest.raises(StartupError, match="no pool answers"):
+        connector(config, caches(full()), no_pool="serve", **strict)
+    assert not list(place.iterdir())
 
 
 def test_an_unknown_setting_is_one_sentence(config: Any) -> None:
@@ -186,12 +254,13 @@ def test_a_pool_of_another_version_is_one_sentence(config: Any, place: Path) -> 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_a_pool_of_another_user_is_one_sentence(config: Any, place: Path) -> None:
     place.chmod(0o755)
-    with pool_process(place, disk=False) as pool:
+    with running_pool(place, disk=False) as pool:
         Path(pool.socket).chmod(0o777)
         os.seteuid(65534)
+        joining = {"socket": pool.socket, "no_pool": "fail", "weights_id": "not ours to read"}
         try:
             with pytest.raises(StartupError) as raised:
-                connector(config, caches(full()), socket=pool.socket, no_pool="fail")
+                connector(config, caches(full()), **joining)
         finally:
             os.seteuid(0)
     assert "\n" not in str(raised.value)
@@ -222,6 +291,10 @@ def test_names_differ_by_everything_that_shapes_bytes(
         "window": name(caches(replace(full(), sliding_window=64))),
         "chunk": name(caches(full()), chunk_tokens=32),
     }
+    named = identity.Namespace(config, caches(full()), identity.geometry(config, caches(full()), 0))
+    named.name_weights("0" * 64)
+    assert named.name is not None
+    others["a name that looks like the hash"] = named.name
     layout = caches(full())
     if hasattr(layout, "kv_cache_layout"):
         layout.kv_cache_layout = "another"

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.poolside import PoolProcess, pool_process, short_directory, wait_until
+from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
-from forebay.engines.vllm.boundary import Boundary
-from forebay.engines.vllm.pages import Geometry
-from forebay.engines.vllm.scheduling.asking import Limits
-from forebay.engines.vllm.scheduling.membership import Membership
-from forebay.engines.vllm.scheduling.side import SchedulerSide
-from forebay.engines.vllm.step import EVERYTHING, Step
+from forebay.engines.boundary import Boundary
+from forebay.engines.geometry import Geometry
+from forebay.engines.scheduling.lookups import LoadLimits
+from forebay.engines.step import EVERYTHING
+from forebay.engines.vllm.metadata import StepMetadata
+from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.client import Chain, Client
+from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Cancel
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
@@ -60,7 +61,7 @@ def fill(pool: PoolProcess) -> None:
 def pool() -> Iterator[PoolProcess]:
     """A pool whose chunks are on a slow disk."""
     slow = ("--fault", "read:latency=300ms")
-    with short_directory() as place, pool_process(place, *slow, faulty=True) as pool:
+    with short_directory() as place, running_pool(place, *slow, faulty=True) as pool:
         fill(pool)
         pool.stop()
         pool.start()
@@ -70,19 +71,21 @@ def pool() -> Iterator[PoolProcess]:
 @pytest.fixture
 def near() -> Iterator[PoolProcess]:
     """A pool that has them in DRAM."""
-    with short_directory() as place, pool_process(place, disk=False) as pool:
+    with short_directory() as place, running_pool(place, disk=False) as pool:
         fill(pool)
         yield pool
 
 
-def side_of(pool: PoolProcess) -> SchedulerSide:
-    side = SchedulerSide(Membership(pool.socket, Clock()), SHAPE, Limits(16, 5000, 5000))
+def side_of(pool: PoolProcess) -> SchedulerConnector:
+    side = SchedulerConnector(
+        PoolSession(pool.socket, Clock(), maps_slab=False), SHAPE, LoadLimits(16, 5000, 5000)
+    )
     side.join()
     side.root = ROOT
     return side
 
 
-def both_promised(side: SchedulerSide, tokens: tuple[int, int]) -> list[Any]:
+def both_promised(side: SchedulerConnector, tokens: tuple[int, int]) -> list[Any]:
     """Two requests that share their first chunks, each with a promise of so many tokens."""
     shared = list(range(CHUNKS * SHAPE.chunk_tokens))
     requests = [request_of([*shared[:n], 7], f"request {n}") for n in tokens]
@@ -100,7 +103,7 @@ def both_promised(side: SchedulerSide, tokens: tuple[int, int]) -> list[Any]:
     return requests
 
 
-def asked(side: SchedulerSide, request: Any, computed: int) -> int:
+def asked(side: SchedulerConnector, request: Any, computed: int) -> int:
     """Ask as the scheduler does, until it is told a number."""
     until = time.monotonic() + 10
     while True:
@@ -241,7 +244,7 @@ def computed_of(name: str, blocks: list[int]) -> type[Output]:
     return ComputedOne
 
 
-def stored(side: SchedulerSide, name: str, blocks: list[int], token: int) -> Step:
+def stored(side: SchedulerConnector, name: str, blocks: list[int], token: int) -> StepMetadata:
     """The step in which a new request's first chunk is stored."""
     side.arrived(request_of([token] * (2 * SHAPE.chunk_tokens + 1), name))
     output = computed_of(name, blocks)
@@ -249,7 +252,7 @@ def stored(side: SchedulerSide, name: str, blocks: list[int], token: int) -> Ste
     return next_stored(side)
 
 
-def next_stored(side: SchedulerSide) -> Step:
+def next_stored(side: SchedulerConnector) -> StepMetadata:
     wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
     step = side.begin_step(Output)
     side.add_stores(step, Output)
@@ -278,7 +281,7 @@ def test_t14_workers_are_told_up_to_which_step_freed_blocks_are_stored(
         freed.append(side.begin_step(Output).freed)
     assert first.number < last.number
     assert freed == [0, 0, last.number, 0], "the last step that stored of either"
-    assert Step().freed == EVERYTHING, "what workers get where our side has failed"
+    assert StepMetadata().freed == EVERYTHING, "what workers get where our side has failed"
     side.close()
 
 
@@ -297,7 +300,7 @@ def test_t14_after_a_step_that_could_not_be_built_nothing_of_before_is_stored(
     wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side, where, fails)
-        assert side.build(Output, boundary) == Step()
+        assert side.build(Output, boundary) == StepMetadata()
     assert boundary.failures == 1
     for _ in range(3):
         assert not side.build(Computed, boundary).stores
@@ -385,10 +388,10 @@ def test_a_pool_that_goes_and_comes_is_noticed_however_busy_the_engine_is(
     side._storing.offer([tracked])  # never answered
     pool.kill()
     side._pool.post(Cancel(999))  # the first to notice
-    steps_until(lambda: not side._pool.is_member, "the pool to be missed")
+    steps_until(lambda: not side._pool.is_joined, "the pool to be missed")
     assert side.counts["pool.lost"] == 1
     pool.start()
-    steps_until(lambda: side._pool.is_member, "the next pool")
+    steps_until(lambda: side._pool.is_joined, "the next pool")
     steps_until(lambda: side.counts["pool.joined"] == 1, "being told of it")
     tracked.offered = 1
     side._storing.offer([tracked])

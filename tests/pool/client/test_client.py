@@ -3,34 +3,24 @@
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests import poolside
-from tests.poolside import exact, made
+from tests import pool_process
+from tests.clocks import CountingClock, waiting_in_vain
+from tests.pool_process import PatientClient, exact, made
 
 from forebay.pool.client import Chain, Client, Known, Loaded, Receipt
-from forebay.pool.client.streaming import Streaming
+from forebay.pool.client.streaming import StreamCall
 from forebay.pool.life import Service
 from forebay.pool.messages import Ready
-from forebay.sys.clock import Clock
 from forebay.testing import samples
+from forebay.testing.clock import ManualClock
 from forebay.tiers.contract import Miss, MissReason
 
-LATE_S = 0.3  # what a busy machine may add to a deadline
 NO_POOL = Miss(MissReason.NO_POOL)
-
-
-def in_time(call: Callable[[], object], timeout_s: float) -> object:
-    """What a call answers; it must not take longer than it was given."""
-    started = time.monotonic()
-    outcome = call()
-    assert time.monotonic() - started < timeout_s + LATE_S
-    return outcome
 
 
 def slabs() -> int:
@@ -53,7 +43,7 @@ def test_what_is_stored_is_loaded_bit_for_bit(client: Client) -> None:
 
 def test_chunks_of_several_lengths_are_one_store(client: Client) -> None:
     chunks = samples.chain("lengths", [100, 100, 5000, 1, 4096, 4096, 100])
-    chain = poolside.chain_of(chunks)
+    chain = pool_process.chain_of(chunks)
     payloads = [chunk.payload for chunk in chunks]
     assert client.store(chain, payloads[:3]) == Receipt(stored=3)
     assert client.store(chain, payloads[2:], first=2) == Receipt(had=1, stored=4)
@@ -100,62 +90,67 @@ def test_another_namespace_does_not_hit(client: Client) -> None:
         assert isinstance(loaded, Miss)
 
 
-def test_more_than_dram_holds_is_stored_until_the_deadline_and_no_longer(client: Client) -> None:
+def test_more_than_dram_holds_is_stored_until_the_deadline_and_no_longer(service: Service) -> None:
     _, chain = made("large", 64, 1 << 20)
-    payload = bytes(1 << 20)
-    outcome = in_time(lambda: client.store(chain, [payload] * 64, timeout_s=0.5), 0.5)
-    assert isinstance(outcome, Receipt)
+    payload, clock = bytes(1 << 20), CountingClock()
+    with Client(service.place.path, clock) as client:
+        outcome = client.store(chain, [payload] * 64, timeout_s=0.5)
+    assert clock.monotonic() < 0.6
     assert outcome.stored > 0
     assert outcome.stored + outcome.late + outcome.unwanted == 64
 
 
 def test_without_a_pool_every_call_is_a_miss_at_once(place: Path) -> None:
     _, chain = made("a")
-    with Client(str(place / "none.sock")) as client:
-        assert not in_time(client.join, 0)
+    clock = ManualClock()
+    with waiting_in_vain(clock), Client(str(place / "none.sock"), clock) as client:
+        assert not client.join()
         assert client.why
-        assert in_time(lambda: client.lookup(chain), 0) == NO_POOL
-        assert in_time(client.stats, 0) == NO_POOL
-        assert in_time(lambda: client.store(chain, [b"x"]), 0) == Receipt(lost=1)
+        assert client.lookup(chain) == NO_POOL
+        assert client.stats() == NO_POOL
+        assert client.store(chain, [b"x"]) == Receipt(lost=1)
         with client.load(chain) as loaded:
             assert loaded == NO_POOL
+    assert clock.monotonic() == 0.0
 
 
 def test_a_pool_that_never_answers_costs_no_more_than_the_deadline(place: Path) -> None:
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(place / "deaf.sock"))
         deaf.listen(1)
-        with Client(str(place / "deaf.sock")) as client:
-            for _ in range(3):
-                assert in_time(lambda: client.lookup(made("a")[1], 0.2), 0.2) == NO_POOL
-                assert in_time(lambda: client.store(made("a")[1], [b"x"], 0, 0.2), 0.2) == Receipt(
-                    lost=1
-                )
+        clock = ManualClock()
+        with waiting_in_vain(clock), Client(str(place / "deaf.sock"), clock) as client:
+            assert client.lookup(made("a")[1], 0.2) == NO_POOL
+            assert clock.monotonic() == pytest.approx(0.2)
+            assert client.store(made("a")[1], [b"x"], 0, 0.2) == Receipt(lost=1)
+            assert clock.monotonic() == pytest.approx(0.4)
 
 
 def test_the_pool_restarts_and_the_client_rejoins_by_itself(place: Path) -> None:
     chunks, chain = made("a")
     payloads = [chunk.payload for chunk in chunks]
-    with Client(str(place / "pool.sock")) as client:
+    with Client(str(place / "pool.sock"), clock := ManualClock()) as client:
         generations = set()
         for _ in range(3):
-            with poolside.serving(place):
+            with pool_process.serving(place):
                 assert client.store(chain, payloads) == Receipt(stored=4)
                 assert slabs() == 2  # the pool's own, on a thread of ours, and the client's
                 generations.add(client.generation)
-            assert in_time(lambda: client.lookup(chain), 0) == NO_POOL
+            with waiting_in_vain(clock):
+                assert client.lookup(chain) == NO_POOL
+        assert clock.monotonic() == 0.0, "at once"
         assert len(generations) == 3
     assert slabs() == 0
 
 
 def test_a_load_outlives_its_pool_and_holds_back_the_next_mapping(place: Path) -> None:
     chunks, chain = made("a")
-    with Client(str(place / "pool.sock")) as client:
-        with poolside.serving(place):
+    with PatientClient(str(place / "pool.sock")) as client:
+        with pool_process.serving(place):
             client.store(chain, [chunk.payload for chunk in chunks])
             load = client.load(chain)
             loaded = load.__enter__()
-        with poolside.serving(place):
+        with pool_process.serving(place):
             assert exact(loaded, chunks)
             assert client.lookup(chain) == NO_POOL
             assert client.why
@@ -168,7 +163,7 @@ def test_t48_after_a_fork_both_go_on_for_themselves(client: Client) -> None:
     client.store(chain, [chunk.payload for chunk in chunks])
     child = os.fork()
     if not child:
-        signal.alarm(10)
+        signal.alarm(60)
         with client.load(chain) as loaded:
             os._exit(0 if exact(loaded, chunks) else 1)
     with client.load(chain) as loaded:
@@ -196,18 +191,18 @@ def test_what_is_read_stays_pinned_when_the_connection_is_lost(
 ) -> None:
     chunks, chain = made("a")
     client.store(chain, [chunk.payload for chunk in chunks])
-    with Client(service.place.path) as reader:
+    with PatientClient(service.place.path) as reader:
         load = reader.load(chain)
         loaded = load.__enter__()
-        assert reader._link is not None
-        reader._link.line.close()
+        assert reader._session.connection is not None
+        reader._session.connection.close()
         reader.lookup(chain)
-        poolside.wait_until(lambda: not requests(client), "the loss to be seen")
+        pool_process.wait_until(lambda: not requests(client), "the loss to be seen")
         assert pinned(client)
         assert exact(loaded, chunks)
         load.__exit__(None, None, None)
         assert reader.lookup(chain) == Known(4, 4)
-        poolside.wait_until(lambda: not pinned(client), "the pool to hear that nobody reads")
+        pool_process.wait_until(lambda: not pinned(client), "the pool to hear that nobody reads")
 
 
 def test_what_is_read_when_its_client_leaves_stays_where_it_is(
@@ -215,11 +210,11 @@ def test_what_is_read_when_its_client_leaves_stays_where_it_is(
 ) -> None:
     chunks, chain = made("a")
     client.store(chain, [chunk.payload for chunk in chunks])
-    reader = Client(service.place.path)
+    reader = PatientClient(service.place.path)
     load = reader.load(chain)
     loaded = load.__enter__()
     reader.close()
-    poolside.wait_until(lambda: not requests(client), "its end to be seen")
+    pool_process.wait_until(lambda: not requests(client), "its end to be seen")
     assert pinned(client)
     assert exact(loaded, chunks)
     load.__exit__(None, None, None)
@@ -231,7 +226,7 @@ def test_t48_a_child_does_not_give_back_what_its_parent_reads(client: Client) ->
     with client.load(chain) as loaded:
         child = os.fork()
         if not child:
-            signal.alarm(10)
+            signal.alarm(60)
             os._exit(0 if client.lookup(chain) == Known(4, 4) else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert pinned(client)
@@ -242,16 +237,19 @@ def test_t48_a_child_does_not_give_back_what_its_parent_reads(client: Client) ->
 def test_late_answers_are_put_away_and_late_slots_given_back(place: Path) -> None:
     chunks, chain = made("a")
     payloads = [chunk.payload for chunk in chunks]
-    with poolside.pool_process(place, disk=False) as pool, Client(pool.socket) as client:
+    clock = ManualClock()
+    with pool_process.running_pool(place, disk=False) as pool, Client(pool.socket, clock) as client:
         assert client.join()
         pool.signal(signal.SIGSTOP)
         late = Miss(MissReason.DEADLINE)
-        assert in_time(lambda: client.lookup(chain, 0.1), 0.1) == late
-        assert in_time(lambda: client.stats(0.1), 0.1) == late
-        assert in_time(lambda: client.store(chain, payloads, 0, 0.1), 0.1) == Receipt(late=4)
+        with waiting_in_vain(clock):
+            assert client.lookup(chain, 0.1) == late
+            assert client.stats(0.1) == late
+            assert client.store(chain, payloads, 0, 0.1) == Receipt(late=4)
+        assert clock.monotonic() == pytest.approx(0.3)
         pool.signal(signal.SIGCONT)
         assert isinstance(client.stats(), dict)
-        poolside.wait_until(
+        pool_process.wait_until(
             lambda: client.lookup(chain) == Known(0, 0) and not pool.held()["filling"],
             "the slots of the late answer",
         )
@@ -270,25 +268,27 @@ def test_operators_ask_through_it_too(service: Service, client: Client) -> None:
     assert done.sentence.endswith(".")
     chunks, chain = made("a")
     client.store(chain, [chunk.payload for chunk in chunks])
-    with client.load(chain) as loaded, Client(service.place.path) as operator:
+    with client.load(chain) as loaded, PatientClient(service.place.path) as operator:
         done = operator.clear(chain.namespace.hex()[:8])
         assert not isinstance(done, Miss)
         assert done.ok
         assert exact(loaded, chunks)
-    poolside.wait_until(lambda: client.lookup(chain) == Known(0, 0), "the namespace to be empty")
+    pool_process.wait_until(
+        lambda: client.lookup(chain) == Known(0, 0), "the namespace to be empty"
+    )
 
 
 def test_a_stream_is_longer_than_the_memory(place: Path) -> None:
     """Thirty chunks of a MiB through sixteen MiB of DRAM, half of which loads may use."""
     chunks, chain = made("long", 30, 1 << 20)
     with (
-        poolside.serving(place, poolside.with_disk(place)) as service,
-        Client(service.place.path) as client,
+        pool_process.serving(place, pool_process.with_disk(place)) as service,
+        PatientClient(service.place.path) as client,
     ):
         payloads = [chunk.payload for chunk in chunks]
-        assert client.store(chain, payloads, timeout_s=20) == Receipt(stored=30)
+        assert client.store(chain, payloads) == Receipt(stored=30)
         count = 0
-        for position, view in client.stream(chain, timeout_s=10):
+        for position, view in client.stream(chain):
             assert position == count
             assert bytes(view) == chunks[position].payload
             count += 1
@@ -298,7 +298,7 @@ def test_a_stream_is_longer_than_the_memory(place: Path) -> None:
         for position, _ in client.stream(chain, first=20):
             if position == 22:
                 break
-        poolside.wait_until(lambda: not held_requests(client), "the stream to be cancelled")
+        pool_process.wait_until(lambda: not held_requests(client), "the stream to be cancelled")
         twins = Chain(chain.namespace, [key[:16] + bytes(16) for key in chain.keys])
         assert not list(client.stream(twins))
         assert not list(client.stream(made("unknown")[1]))
@@ -313,23 +313,23 @@ def held_requests(client: Client) -> object:
 def test_a_streamed_chunk_must_have_the_full_key(client: Client) -> None:
     _, chain = made("a")
     assert client.join()
-    link = client._link
-    assert link is not None
-    streaming = Streaming(client, Clock(), chain, 1.0)
-    sound = Ready(1, link.generation, 2, 4096, 100, chain.keys[2])
+    session, slab = client._session, client._session.slab
+    assert slab is not None
+    streaming = StreamCall(client._calls, chain, 1.0)
+    sound = Ready(1, session.generation, 2, 4096, 100, chain.keys[2])
     wrong = [
         replace(sound, key=chain.keys[2][:16] + bytes(16)),
         replace(sound, key=chain.keys[1]),
-        replace(sound, generation=link.generation + 1),
+        replace(sound, generation=session.generation + 1),
         replace(sound, length=0),
         replace(sound, offset=-1),
-        replace(sound, offset=link.slab_bytes),
+        replace(sound, offset=slab.size_bytes),
         replace(sound, length=1 << 62),
         replace(sound, chunk=4),
         replace(sound, chunk=-2),
     ]
     for ready in wrong:
-        assert not streaming._take(link, ready, {})
+        assert not streaming._take(slab, ready, {})
     came: dict[int, memoryview] = {}
-    assert streaming._take(link, sound, came)
+    assert streaming._take(slab, sound, came)
     came.pop(2).release()

@@ -13,10 +13,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.desk import NAMESPACE, Client, Desk, Watch, chain, payload
+from tests.core_harness import NAMESPACE, Client, CoreHarness, chain, payload
 
-from forebay.pool.core import stores
-from forebay.pool.core.loading import arrivals
+from forebay.pool.core.loading import retention
+from forebay.pool.core.storing import stores
 from forebay.pool.messages import (
     Abort,
     Ask,
@@ -35,6 +35,7 @@ from forebay.pool.session import Work
 from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.world import World
+from forebay.testing.clock import ManualClock
 
 MIB = 1 << 20
 EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "100"))
@@ -53,17 +54,17 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self._few = pytest.MonkeyPatch()
         self._few.setattr(stores, "_AT_ONCE", 3)  # or dialogs as short as these are one turn
-        self._watch = Watch()
+        self._clock = ManualClock()
         self._folder = tempfile.TemporaryDirectory()
         Path(self._folder.name).chmod(0o700)
-        world = World(clock=self._watch)
-        self._desk = Desk(1 * MIB, Path(self._folder.name), 4 * MIB, world)
+        world = World(clock=self._clock)
+        self._desk = CoreHarness(1 * MIB, Path(self._folder.name), 4 * MIB, world)
         self._clients = {name: Client(name) for name in "ef"}
         self._reserving: dict[str, tuple[list[bytes], Work]] = {}
         self._filled: dict[str, list[int]] = {"e": [], "f": []}
         self._asked: dict[tuple[str, int], list[bytes]] = {}
         self._handed: dict[tuple[str, int], dict[int, int]] = {}  # position → slot
-        self._strays: dict[str, dict[int, bytes]] = {"e": {}, "f": {}}  # slot → key
+        self._orphaned: dict[str, dict[int, bytes]] = {"e": {}, "f": {}}  # slot → key
 
     @rule(engine=engines, dialog=dialogs, depth=depths)
     def reserve(self, engine: str, dialog: int, depth: int) -> None:
@@ -136,28 +137,28 @@ class PoolMachine(RuleBasedStateMachine):
     def leave(self, engine: str, for_good: bool) -> None:
         if engine in self._reserving:
             self._reserving.pop(engine)[1].close()
-        self._desk.pool.left(self._clients[engine])
+        self._desk.pool.disconnected(self._clients[engine])
         self._clients[engine] = Client(engine)
         for name in [name for name in self._asked if name[0] == engine]:
             keys, handed = self._asked.pop(name), self._handed.pop(name, {})
-            self._strays[engine] |= {offset: keys[at] for at, offset in handed.items()}
+            self._orphaned[engine] |= {offset: keys[at] for at, offset in handed.items()}
         if for_good:
             self._desk.pool.exited(engine)
             self._filled[engine].clear()
-            self._strays[engine].clear()
+            self._orphaned[engine].clear()
 
     @rule(engine=engines, other=engines)
     def settled(self, engine: str, other: str) -> None:
         self._desk.pool.handle(self._clients[other], Settled(engine))
-        self._strays[engine].clear()
+        self._orphaned[engine].clear()
         for name in [name for name in self._asked if name[0] == engine]:
             del self._asked[name]
             self._handed.pop(name, None)
 
-    @rule(seconds=st.sampled_from([0.01, arrivals.KEEP_S]))
+    @rule(seconds=st.sampled_from([0.01, retention.RETAIN_S]))
     def wait(self, seconds: float) -> None:
         self._desk.settle()  # or the drive seems to hang, and is switched off
-        self._watch.ahead_s += seconds
+        self._clock.advance(seconds)
         self._desk.turn()
 
     @rule(engine=engines)
@@ -205,15 +206,15 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_a_lost_connection_was_promised_stays_exact(self) -> None:
-        for strays in self._strays.values():
-            for offset, key in strays.items():
+        for orphaned in self._orphaned.values():
+            for offset, key in orphaned.items():
                 wanted = payload(key)
                 assert self._desk.pool.view(offset, len(wanted)) == wanted
 
     def teardown(self) -> None:
         self._few.undo()
         for engine, client in self._clients.items():
-            self._desk.pool.left(client)
+            self._desk.pool.disconnected(client)
             self._desk.pool.exited(engine)
         self._desk.settle()
         assert self._desk.pool.violations() == []

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
-from tests.desk import LENGTH, Client, Desk, Watch, chain
+from tests.core_harness import LENGTH, Client, CoreHarness, chain
 
 from forebay.pool.messages import Ask, Promise, Ready, Release
 from forebay.record.region import short
 from forebay.sys.world import World
+from forebay.testing.clock import ManualClock
 from forebay.testing.faultdisk import FaultDisk
 
 MIB = 1 << 20
@@ -26,18 +27,19 @@ class Struck:
     """
 
     def __init__(self, place: Path, count: int, fault: str, near: int = 0) -> None:
-        self.disk, self.watch, self.client = FaultDisk(), Watch(), Client("e")
-        self.desk = Desk(8 * MIB, place, 64 * MIB, World(self.disk, self.watch))
+        self.disk, self.clock, self.client = FaultDisk(), ManualClock(), Client("e")
+        self.core = CoreHarness(8 * MIB, place, 64 * MIB, World(self.disk, self.clock))
         self.keys = chain("a", count)
-        self.desk.store(self.client, self.keys)
-        self.desk.store(self.client, chain("other", 128))
-        self.desk.settle()
+        self.core.store(self.client, self.keys)
+        self.core.settle()  # all of it is on disk, so all of it can leave DRAM
+        self.core.store(self.client, chain("other", 128))
+        self.core.settle()
         if near:
-            assert self.desk.load(self.client, self.keys[:near]) == near
+            assert self.core.load(self.client, self.keys[:near]) == near
         self.disk.arm(fault)
-        self.number, found = self.desk.lookup(self.client, self.keys)
+        self.number, found = self.core.lookup(self.client, self.keys)
         assert (found.known, found.ready) == (count, near)
-        self.desk.pool.handle(self.client, Ask(self.number, 0, count, 2_000, stream=True))
+        self.core.pool.handle(self.client, Ask(self.number, 0, count, 2_000, stream=True))
 
     @property
     def promises(self) -> list[Promise]:
@@ -45,58 +47,59 @@ class Struck:
 
     def end(self) -> None:
         self.disk.disarm()
-        self.desk.pool.left(self.client)
-        self.desk.settle()
-        assert self.desk.pool.violations() == []
-        self.desk.pool.close(5)
+        self.core.pool.disconnected(self.client)
+        self.core.settle()
+        assert self.core.pool.violations() == []
+        self.core.pool.close(5)
 
 
 def test_a_stream_is_promised_before_the_drive_has_to_pause(place: Path) -> None:
-    struck = Struck(place, 100, "read:latency=20ms")
-    promise = struck.desk.receive(struck.client, Promise)
+    struck = Struck(place, 100, "read:hang@40+")
+    promise = struck.core.receive(struck.client, Promise)
     assert promise.total == 100
-    assert 32 <= len(promise.offsets) < 64, "half of what a load may have"
-    assert struck.desk.pool._loads.loading, "and what follows is being read"
+    assert 32 <= len(promise.offsets) < 40, "half of what a load may have"
+    assert struck.core.pool._acquisition.reads_in_flight, "and what follows is being read"
+    struck.disk.disarm()
     came = list(range(len(promise.offsets)))
     while len(came) < 100:
-        struck.desk.pool.handle(struck.client, Release(struck.number, came[-1:]))
-        came.append(struck.desk.receive(struck.client, Ready).chunk)
+        struck.core.pool.handle(struck.client, Release(struck.number, came[-1:]))
+        came.append(struck.core.receive(struck.client, Ready).chunk)
     assert sorted(came) == list(range(100)), "each once"
-    assert struck.desk.number("counters", "disk.loaded") == 100, "and read once"
+    assert struck.core.number("counters", "disk.loaded") == 100, "and read once"
     struck.end()
 
 
 def test_a_stream_that_has_room_is_promised_when_it_is_here(place: Path) -> None:
     struck = Struck(place, 60, "read:latency=5ms")
-    assert len(struck.desk.receive(struck.client, Promise).offsets) == 60
+    assert len(struck.core.receive(struck.client, Promise).offsets) == 60
     struck.end()
 
 
 def test_a_drive_that_leaves_a_hole_is_not_relied_upon(place: Path) -> None:
     struck = Struck(place, 100, "read:hang@2")
-    struck.desk.until(lambda: struck.desk.pool._counters["disk.loaded"] == 63)
+    struck.core.until(lambda: struck.core.pool._counters["disk.loaded"] == 63)
     assert not struck.promises
-    struck.watch.ahead_s += 2.1
-    promise = struck.desk.receive(struck.client, Promise)
+    struck.clock.advance(2.1)
+    promise = struck.core.receive(struck.client, Promise)
     assert promise.total == len(promise.offsets) < 8
-    assert struck.desk.number("counters", "promises.cut_by_deadline") == 1
+    assert struck.core.number("counters", "promises.cut_by_deadline") == 1
     struck.end()
 
 
 def test_what_lay_in_dram_says_nothing_about_a_drive(place: Path) -> None:
     struck = Struck(place, 100, "read:hang", near=36)
-    struck.desk.turn()
+    struck.core.turn()
     assert not struck.promises
-    struck.watch.ahead_s += 2.1
-    promise = struck.desk.receive(struck.client, Promise)
+    struck.clock.advance(2.1)
+    promise = struck.core.receive(struck.client, Promise)
     assert promise.total == len(promise.offsets) == 36
     struck.end()
 
 
 def test_a_drive_that_takes_its_time_has_to_fill_all_of_the_room(place: Path) -> None:
     struck = Struck(place, 100, "read:latency=10ms")
-    struck.watch.ahead_s += 1.1
-    promise = struck.desk.receive(struck.client, Promise)
+    struck.clock.advance(1.1)
+    promise = struck.core.receive(struck.client, Promise)
     assert (len(promise.offsets), promise.total) == (64, 100)
     struck.end()
 
@@ -104,38 +107,38 @@ def test_a_drive_that_takes_its_time_has_to_fill_all_of_the_room(place: Path) ->
 def test_what_an_engine_has_itself_needs_no_room(place: Path) -> None:
     client, keys = Client("e"), chain("long", 100)
     other, held = Client("f"), chain("held", 10)
-    desk = Desk(8 * MIB, place, 64 * MIB)
+    core = CoreHarness(8 * MIB, place, 64 * MIB)
     for each in (keys, chain("other", 118), held):
-        desk.store(client, each)
-    holds, _ = desk.lookup(other, held)
-    assert len(desk.ask(other, holds, held).offsets) == 10
-    number, _ = desk.lookup(client, keys)
-    desk.pool.handle(client, Ask(number, 40, 60, 10_000, stream=True))
-    desk.until(lambda: desk.number("dram", "pinned_bytes") == 64 * LENGTH)
-    desk.until(lambda: not desk.pool._loads.loading)
+        core.store(client, each)
+    holds, _ = core.lookup(other, held)
+    assert len(core.ask(other, holds, held).offsets) == 10
+    number, _ = core.lookup(client, keys)
+    core.pool.handle(client, Ask(number, 40, 60, 10_000, stream=True))
+    core.until(lambda: core.number("dram", "pinned_bytes") == 64 * LENGTH)
+    core.until(lambda: not core.pool._acquisition.reads_in_flight)
     assert not [each for each in client.inbox if isinstance(each, Promise)], "it fits, but for ten"
-    desk.pool.handle(other, Release(holds, []))
-    assert len(desk.receive(client, Promise).offsets) == 60
-    desk.pool.left(client)
-    desk.pool.close(5)
+    core.pool.handle(other, Release(holds, []))
+    assert len(core.receive(client, Promise).offsets) == 60
+    core.pool.disconnected(client)
+    core.pool.close(5)
 
 
 @pytest.mark.parametrize("rotten", [30, 50])
 def test_t6_a_rotten_slot_is_found_by_verify_dram_in_a_stream(place: Path, rotten: int) -> None:
-    desk = Desk(8 * MIB, place, 64 * MIB, verify_dram=True)
+    core = CoreHarness(8 * MIB, place, 64 * MIB, verify_dram=True)
     client, keys = Client("e"), chain("long", 100)
-    desk.store(client, keys)
-    desk.settle()
-    number, _ = desk.lookup(client, keys)
-    chunk = desk.pool._room.chunks.get(short(keys[rotten]))
+    core.store(client, keys)
+    core.settle()
+    number, _ = core.lookup(client, keys)
+    chunk = core.pool._dram.chunks.get(short(keys[rotten]))
     assert chunk is not None
-    desk.pool.view(chunk.offset, 1)[0] ^= 1
-    promise = desk.ask(client, number, keys, stream=True)
+    core.pool.view(chunk.offset, 1)[0] ^= 1
+    promise = core.ask(client, number, keys, stream=True)
     assert len(promise.offsets) <= rotten
-    desk.until(lambda: desk.pool._room.chunks.get(short(keys[rotten])) is not chunk)
+    core.until(lambda: core.pool._dram.chunks.get(short(keys[rotten])) is not chunk)
     came = [each.chunk for each in client.inbox if isinstance(each, Ready) and each.length]
     assert rotten not in came
-    desk.pool.left(client)
-    desk.settle()
-    assert desk.pool.violations() == []
-    desk.pool.close(5)
+    core.pool.disconnected(client)
+    core.settle()
+    assert core.pool.violations() == []
+    core.pool.close(5)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.pool.policy.contract import Place
+from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.learned import Learned
 from forebay.pool.policy.reuse import (
     BINS,
@@ -58,13 +58,13 @@ def test_years_of_visits_that_never_grow_old_can_still_be_judged() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5), st.floats(-1e9, 1e9)), max_size=40))
 def test_a_clock_that_goes_back_is_survived(asked: list[tuple[int, int, float]]) -> None:
-    policy, place, now = Learned(disk_bytes=1 << 30), Place(1), 0.0
+    policy, now = Learned([LowerTier(1 << 30)]), 0.0
     for root, length, step_s in asked:
         now += step_s
         chain = [bytes([root, depth]) * 8 for depth in range(length)]
         policy.requested(chain, 0, now)
         for depth, key in enumerate(chain):
-            policy.stored(key, chain[depth - 1] if depth else None, place, now)
-        victim = policy.victim(now)
+            policy.stored(key, chain[depth - 1] if depth else None, 1, now)
+        victim = policy.victim(now, 1)
         assert victim is not None
         policy.removed(victim)

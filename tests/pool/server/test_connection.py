@@ -11,13 +11,13 @@ from forebay.pool.messages import (
     Abort,
     Ask,
     Cancel,
+    ChunkRun,
     ClientMessage,
     Commit,
     Found,
     Lookup,
     Reserve,
-    Run,
-    Stats,
+    StatsQuery,
 )
 from forebay.pool.server.connection import Connection
 from forebay.pool.session import Work
@@ -28,7 +28,7 @@ ASK = Ask(1, 0, 1, 10, stream=False)
 RESERVE = Reserve(1, [])
 COMMIT = Commit(1, [])
 ABORT = Abort(1, [])
-STATS = Stats()
+STATS = StatsQuery()
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_no_more_requests_for_slots_wait_than_messages_may(
 
 def test_what_waits_is_bounded_in_bytes_too(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
-    long = Reserve(1, [Run(bytes(32), 0, bytes(32), bytes(32 * 10_000), 1)])
+    long = Reserve(1, [ChunkRun(bytes(32), 0, bytes(32), bytes(32 * 10_000), 1)])
     frame = wire.encode(long)
     theirs.setblocking(False)
     connection.begin(work([]))
@@ -181,7 +181,7 @@ def test_what_is_not_read_ends_the_connection(pair: tuple[Connection, socket.soc
 
 
 @pytest.mark.parametrize(
-    ("sent", "is_engine"), [([], True), ([Stats()], False), ([Stats(), LOOKUP], True)]
+    ("sent", "is_engine"), [([], True), ([StatsQuery()], False), ([StatsQuery(), LOOKUP], True)]
 )
 def test_looking_at_a_pool_does_not_keep_it_alive(
     pair: tuple[Connection, socket.socket], sent: list[ClientMessage], is_engine: bool

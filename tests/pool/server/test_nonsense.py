@@ -6,11 +6,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests import poolside
-from tests.poolside import exact, made
+from tests import pool_process
+from tests.pool_process import PatientClient, exact, made
 
 from forebay.pool import messages, wire
-from forebay.pool.client import Client, Receipt
+from forebay.pool.client import Receipt
 from forebay.pool.messages import PROTOCOL, ClientMessage, Hello
 from forebay.testing.samples import NAMESPACE
 
@@ -55,7 +55,7 @@ class Nonsense:
         draw = self.random.choice
         return draw(
             (
-                messages.Stats(),
+                messages.StatsQuery(),
                 messages.Resize(draw((-1, -2, 1 << 62)), []),
                 messages.Resize(-1, [(draw(("", "/", "\0", "é")), draw(NUMBERS))]),
                 messages.Clear(draw(("f", "ffffffff", "zz", "é", "0" * 10_000))),
@@ -68,13 +68,13 @@ class Nonsense:
     def namespace(self) -> bytes:
         return self.random.choice((NAMESPACE, NAMESPACE, bytes(32), b"", b"x" * 1000))
 
-    def run(self) -> messages.Run:
+    def run(self) -> messages.ChunkRun:
         draw = self.random.choice
         parent = draw((bytes(32), bytes(32), draw(self.keys), b"", b"y" * 32))
         keys = b"".join(self.keys[: draw((1, 2, 8))])
         keys = draw((keys, keys, draw(self.keys), b"", b"z" * 31, draw(self.keys) * 3))
         length = draw((100_000, 100_000, *NUMBERS_LARGE))
-        return messages.Run(self.namespace(), draw((0, 0, *NUMBERS)), parent, keys, length)
+        return messages.ChunkRun(self.namespace(), draw((0, 0, *NUMBERS)), parent, keys, length)
 
     def slab(self) -> int:
         return self.random.choice((self.generation, self.generation, 0, -1))
@@ -90,8 +90,11 @@ class Nonsense:
 def test_t39_nonsense_is_ignored_and_the_pool_serves(
     place: Path, seed: int, with_disk: bool
 ) -> None:
-    settings = poolside.with_disk(place) if with_disk else poolside.SMALL
-    with poolside.serving(place, settings) as service, Client(service.place.path) as client:
+    settings = pool_process.with_disk(place) if with_disk else pool_process.SMALL
+    with (
+        pool_process.serving(place, settings) as service,
+        PatientClient(service.place.path) as client,
+    ):
         assert client.join()
         assert client.generation is not None
         for turn in range(8):
@@ -105,11 +108,11 @@ def test_t39_nonsense_is_ignored_and_the_pool_serves(
                     with contextlib.suppress(BlockingIOError):
                         link.recv(1 << 20, socket.MSG_DONTWAIT)
                 # Slots stay its own while its process, ours, lives: it gives them back.
-                every = list(range(0, poolside.DRAM_BYTES, 4096))
+                every = list(range(0, pool_process.DRAM_BYTES, 4096))
                 link.sendall(wire.encode(messages.Abort(client.generation, every)))
                 link.sendall(wire.encode(messages.Settled(fool)))
             chunks, chain = made(f"sense {turn}")
-            receipt = client.store(chain, [chunk.payload for chunk in chunks], timeout_s=5)
+            receipt = client.store(chain, [chunk.payload for chunk in chunks])
             assert receipt == Receipt(stored=4)
             with client.load(chain) as loaded:
                 assert exact(loaded, chunks)

@@ -1,34 +1,45 @@
 """Hostile and careless peers: a typed answer, bounded memory, the others unaffected."""
 
+import json
 import os
 import socket
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests import poolside
+from tests import pool_process
 from tests.pool.test_wire import BOMBS, CLIENT, framed
+from tests.pool_process import PatientClient
 
 from forebay.pool import wire
 from forebay.pool.client import Client, Known
 from forebay.pool.life import Service
-from forebay.pool.messages import PROTOCOL, Hello, Lookup, PoolMessage, Refused, Stats, Welcome
+from forebay.pool.messages import (
+    PROTOCOL,
+    Hello,
+    Lookup,
+    PoolMessage,
+    Refused,
+    StatsQuery,
+    StatsReply,
+    Welcome,
+)
 from forebay.pool.server.limits import Limits
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
 from forebay.testing import samples
+from forebay.testing.clock import ManualClock
 
 HELLO = wire.encode(Hello(PROTOCOL, "stranger"))
-LIMITS = Limits(hello_s=0.3, connections_max=8, output_bytes_max=1 << 20)
+LIMITS = Limits(connections_max=8, output_bytes_max=1 << 20)
 
 
 @contextmanager
 def connected(service: Service, data: bytes = b"") -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(5)
+        link.settimeout(pool_process.HANG_S)
         link.connect(service.place.path)
         if data:
             link.sendall(data)
@@ -37,19 +48,23 @@ def connected(service: Service, data: bytes = b"") -> Iterator[socket.socket]:
 
 def heard(link: socket.socket) -> list[PoolMessage]:
     """Everything that the pool says until it hangs up."""
+    return list(heard_one_by_one(link))
+
+
+def heard_one_by_one(link: socket.socket) -> Iterator[PoolMessage]:
+    """The same, as it comes."""
     reader = wire.pool_reader()
-    found: list[PoolMessage] = []
     while True:
         try:
             data = link.recv(1 << 16)
         except ConnectionResetError:
             data = b""
         if not data:
-            return found
+            return
         reader.feed(data)
         for message in reader.messages():
             assert not isinstance(message, wire.FrameError)
-            found.append(message)
+            yield message
 
 
 def say_for_ever(link: socket.socket, data: bytes) -> None:
@@ -75,14 +90,14 @@ def test_t39_t40_hostile_bytes_end_their_connection_alone(
         answers = heard(link)
     assert isinstance(answers[-1], Refused)
     assert [type(answer) for answer in answers[:-1]] == [Welcome] * greeted
-    assert isinstance(client.lookup(poolside.made("other")[1]), Known)
+    assert isinstance(client.lookup(pool_process.made("other")[1]), Known)
 
 
 def test_half_a_frame_and_an_end_is_nobody(service: Service, client: Client) -> None:
     for data in (b"", b"\x10", HELLO[:-1], HELLO + framed(b"\x92\xa6cancel\x01")[:-3]):
         with connected(service, data):
             pass
-    assert isinstance(client.lookup(poolside.made("other")[1]), Known)
+    assert isinstance(client.lookup(pool_process.made("other")[1]), Known)
 
 
 @pytest.mark.parametrize("name", sorted(CLIENT.keys() - {"Hello"}))
@@ -123,7 +138,7 @@ class StrangersDisk(Disk):
 
 def test_t38_other_users_are_refused_before_a_byte_is_read(place: Path) -> None:
     with (
-        poolside.serving(place, world=World(StrangersDisk())) as service,
+        pool_process.serving(place, world=World(StrangersDisk())) as service,
         connected(service) as link,
     ):
         (answer,) = heard(link)
@@ -132,40 +147,48 @@ def test_t38_other_users_are_refused_before_a_byte_is_read(place: Path) -> None:
 
 
 def test_an_allowed_user_may_join(place: Path) -> None:
-    settings = replace(poolside.SMALL, allow_uid=(os.geteuid(),))
+    settings = replace(pool_process.SMALL, allow_uid=(os.geteuid(),))
     with (
-        poolside.serving(place, settings, world=World(StrangersDisk())) as service,
-        Client(service.place.path) as client,
+        pool_process.serving(place, settings, world=World(StrangersDisk())) as service,
+        PatientClient(service.place.path) as client,
     ):
         assert client.join()
 
 
 def test_who_says_nothing_is_let_go(place: Path) -> None:
-    with poolside.serving(place, limits=LIMITS) as service, connected(service) as link:
-        started = time.monotonic()
-        assert [type(answer) for answer in heard(link)] == [Refused]
-        assert time.monotonic() - started < 2
+    clock = ManualClock()
+    with (
+        pool_process.serving(place, world=World(clock=clock)) as service,
+        connected(service) as silent,
+        connected(service, HELLO) as greeted,
+    ):
+        assert greeted.recv(1)  # so both have been accepted
+        clock.advance(Limits().hello_s + 0.01)
+        assert [type(answer) for answer in heard(silent)] == [Refused]
 
 
 def test_one_connection_too_many_is_refused(place: Path) -> None:
-    with poolside.serving(place, limits=LIMITS) as service:
+    with pool_process.serving(place, limits=LIMITS) as service:
         links = [socket.socket(socket.AF_UNIX) for _ in range(LIMITS.connections_max + 1)]
         try:
             for link in links:
-                link.settimeout(5)
+                link.settimeout(pool_process.HANG_S)
                 link.connect(service.place.path)
             assert [type(answer) for answer in heard(links[-1])] == [Refused]
         finally:
             for link in links:
                 link.close()
-        with Client(service.place.path) as client:
-            poolside.wait_until(client.join, "the next to be served")
+        with PatientClient(service.place.path) as client:
+            pool_process.wait_until(client.join, "the next to be served")
 
 
 def test_who_does_not_read_is_cut_off(place: Path) -> None:
-    with poolside.serving(place, limits=LIMITS) as service, Client(service.place.path) as client:
+    with (
+        pool_process.serving(place, limits=LIMITS) as service,
+        PatientClient(service.place.path) as client,
+    ):
         assert client.join()
-        question = wire.encode(Stats()) * 100
+        question = wire.encode(StatsQuery()) * 100
         with connected(service, HELLO) as link, pytest.raises(ConnectionError):
             say_for_ever(link, question)
         stats = client.stats()
@@ -176,35 +199,33 @@ def test_who_does_not_read_is_cut_off(place: Path) -> None:
 
 def test_a_talker_does_not_keep_others_waiting(place: Path) -> None:
     """A connection has its share of a round, however much it sends."""
-    with poolside.serving(place) as service, Client(service.place.path) as client:
-        assert client.join()
-        question = wire.encode(Lookup(1, samples.NAMESPACE, 0, bytes(16 * 50)))
-        with connected(service, HELLO) as link:
-            link.setblocking(False)
-            worst_s = 0.0
-            for _ in range(50):
-                for _ in range(200):
-                    try:
-                        link.send(question)
-                    except BlockingIOError:
-                        break
-                try:
-                    while link.recv(1 << 20):
-                        pass
-                except BlockingIOError:
-                    pass
-                started = time.monotonic()
-                assert isinstance(client.lookup(poolside.made("other")[1]), Known)
-                worst_s = max(worst_s, time.monotonic() - started)
-        assert worst_s < 0.5
+    question = wire.encode(Lookup(1, samples.NAMESPACE, 0, bytes(16)))
+    with ExitStack() as links:
+        sent: list[int] = []
+        others: list[socket.socket] = []
+
+        def ask(service: Service) -> None:
+            talker = links.enter_context(connected(service, HELLO))
+            talker.setblocking(False)
+            sent.append(talker.send(question * 10_000) // len(question))
+            others.append(
+                links.enter_context(connected(service, HELLO + wire.encode(StatsQuery())))
+            )
+
+        with pool_process.serving(place, before=ask):
+            reply = next(each for each in heard_one_by_one(others[0]) if type(each) is StatsReply)
+        handled = json.loads(reply.json)["counters"]["lookups"]
+    assert handled <= 2 * Limits().messages_a_round_max < sent[0]
 
 
 def test_descriptors_return_to_the_baseline(service: Service, client: Client) -> None:
     assert client.join()
-    before = poolside.descriptors()
+    before = pool_process.descriptors()
     for _ in range(50):
-        with Client(service.place.path) as other:
+        with PatientClient(service.place.path) as other:
             assert other.join()
         with connected(service, HELLO):
             pass
-    poolside.wait_until(lambda: poolside.descriptors() <= before, "descriptors to be closed")
+    pool_process.wait_until(
+        lambda: pool_process.descriptors() <= before, "descriptors to be closed"
+    )

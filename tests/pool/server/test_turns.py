@@ -1,41 +1,72 @@
 """A pool that makes room for much answers others meanwhile, and goes on without being asked."""
 
-import time
+import json
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-from tests import poolside
-from tests.desk import NAMESPACE, chain
+from tests import pool_process
+from tests.core_harness import NAMESPACE, chain
+from tests.pool.server.test_strangers import connected, heard_one_by_one
 
-from forebay.pool.client.link import join
-from forebay.pool.messages import Found, Lookup, Reserve, Reserved, Run
+from forebay.pool import wire
+from forebay.pool.life import Service
+from forebay.pool.messages import (
+    PROTOCOL,
+    ChunkRun,
+    ClientMessage,
+    Found,
+    Hello,
+    Lookup,
+    Reserve,
+    Reserved,
+    StatsQuery,
+    StatsReply,
+)
 from forebay.record.header import ROOT
 from forebay.record.region import short
-from forebay.sys.clock import Clock
 
-MANY = 20_000  # a second on a slow machine, a fifth of one on a fast one
+MANY = 1000  # chunks in one offer; a round makes room for sixteen
+KEYS = chain("many", MANY)
+OFFER = Reserve(1, [ChunkRun(NAMESPACE, 0, ROOT, key, 1) for key in KEYS])
+LOOKUP = Lookup(1, NAMESPACE, 0, short(KEYS[0]))
 
 
-@pytest.mark.parametrize("is_another", [False, True], ids=["its own", "another's"])
-def test_a_lookup_is_answered_while_slots_are_found(place: Path, is_another: bool) -> None:
-    keys = chain("many", MANY)
-    offer = Reserve(1, [Run(NAMESPACE, 0, ROOT, key, 1) for key in keys])
-    with poolside.serving(place, poolside.SMALL) as service:
-        links = []
-        for name in ("e", "f"):
-            link = join(service.place.path, name, Clock(), time.monotonic() + 5)
-            assert not isinstance(link, str), link
-            links.append(link)
-        links[0].line.post(offer)
-        time.sleep(0.02)  # it is being acted on
-        asks = links[is_another]
-        asks.line.post(Lookup(1, NAMESPACE, 0, short(keys[0])))
-        answer = asks.line.take(time.monotonic() + 10)
-        assert isinstance(answer, Found)
-        if is_another:
-            assert links[0].line.take(0.0) is None, "the offer is not answered yet"
-        answer = links[0].line.take(time.monotonic() + 10)
-        assert isinstance(answer, Reserved)
-        assert len(answer.answers) == MANY
-        for link in links:
-            link.close()
+def encoded(engine: str, *messages: ClientMessage) -> bytes:
+    return b"".join(wire.encode(each) for each in (Hello(PROTOCOL, engine), *messages))
+
+
+def test_a_lookup_overtakes_an_offer_of_its_own_connection(place: Path) -> None:
+    with ExitStack() as links:
+        sent = encoded("e", OFFER, LOOKUP)
+        opened = []
+
+        def offer(service: Service) -> None:
+            opened.append(links.enter_context(connected(service, sent)))
+
+        with pool_process.serving(place, before=offer):
+            answers = heard_one_by_one(opened[0])
+            _, first, second = (next(answers) for _ in range(3))
+    assert isinstance(first, Found)
+    assert isinstance(second, Reserved)
+    assert len(second.answers) == MANY
+
+
+def test_others_are_answered_while_slots_are_found(place: Path) -> None:
+    with ExitStack() as links:
+        opened: list[socket.socket] = []
+
+        def offer(service: Service) -> None:
+            both = (encoded("e", OFFER), encoded("f", LOOKUP, StatsQuery()))
+            opened.extend(links.enter_context(connected(service, sent)) for sent in both)
+
+        with pool_process.serving(place, before=offer):
+            answers = heard_one_by_one(opened[1])
+            _, found, reply = (next(answers) for _ in range(3))
+            assert isinstance(found, Found)
+            assert isinstance(reply, StatsReply)
+            assert json.loads(reply.json)["dram"]["filling"] < MANY // 2
+            answers = heard_one_by_one(opened[0])
+            _, reserved = (next(answers) for _ in range(2))
+            assert isinstance(reserved, Reserved)
+            assert len(reserved.answers) == MANY

@@ -3,13 +3,19 @@
 from pathlib import Path
 
 import pytest
-from tests.harness import SMALL, BadSectors, open_tier, regions
+from tests.disk_harness import SMALL, BadSectors, open_tier, regions
 
 from forebay.sys.disk import Disk
 from forebay.testing.conformance import store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.samples import single
-from forebay.tiers.disk.regions.audit import Audit, Kind, audit, hold, release
+from forebay.tiers.disk.regions.audit import (
+    Audit,
+    FindingKind,
+    audit,
+    lock_directory,
+    unlock_directory,
+)
 from forebay.tiers.disk.regions.repair import repair
 
 LAST = SMALL.region_bytes // 4096 - 1
@@ -21,17 +27,17 @@ def place(swift_path: Path) -> Path:
     tier = open_tier(swift_path)
     for n in range(RECORDS):
         store(tier, single(f"audited {n}"))
-    tier.close(10)
+    tier.close(60)
     return swift_path
 
 
-def audited(place: Path, disk: Disk, *, mend: bool = False) -> tuple[Audit, list[str]]:
-    held = hold(disk, str(place))
+def audited(place: Path, disk: Disk, *, fix: bool = False) -> tuple[Audit, list[str]]:
+    locked = lock_directory(disk, str(place))
     try:
-        found = audit(disk, held, lambda _, __: None)
-        return found, repair(disk, held, found) if mend else []
+        found = audit(disk, locked, lambda _, __: None)
+        return found, repair(disk, locked, found) if fix else []
     finally:
-        release(disk, held)
+        unlock_directory(disk, locked)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +58,16 @@ def test_what_cannot_be_read_is_said(
             file.write(bytes(4096))
     found, _ = audited(place, BadSectors(page))
     assert found.regions[0].records == sound
-    assert [(fault.kind, fault.offset) for fault in found.faults][:1] == [(Kind.UNREADABLE, offset)]
+    assert [(each.kind, each.offset) for each in found.findings][:1] == [
+        (FindingKind.UNREADABLE, offset)
+    ]
 
 
 def test_a_repair_that_the_medium_refuses_is_said(place: Path) -> None:
     with regions(place)[0].open("r+b") as file:
         file.seek(2 * 4096)
         file.write(b"damage")
-    _, done = audited(place, FaultDisk("write:errno=EROFS"), mend=True)
+    _, done = audited(place, FaultDisk("write:errno=EROFS"), fix=True)
     assert len(done) == 1
-    assert "could not be mended (Read-only file system" in done[0]
-    assert "2 sound records" in audited(place, Disk(), mend=True)[1][0]
+    assert "could not be repaired (Read-only file system" in done[0]
+    assert "2 sound records" in audited(place, Disk(), fix=True)[1][0]

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.harness import open_tier, opened, regions, until
+from tests.disk_harness import open_tier, opened, regions, until
 
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
@@ -44,7 +44,7 @@ def test_erasing_a_namespace_leaves_no_record_of_it(swift_path: Path) -> None:
             store(tier, sample)
         assert tier.erase(OTHER) == 3
         assert tier.erase(OTHER) == 0
-        assert tier.prefix([sample.name.key for sample in ours]) == 0
+        assert tier.prefix([sample.name.key for sample in ours]).chunks == 0
         assert load(tier, theirs)[0] == Hit(5000)
     with opened(swift_path) as tier:
         for sample in ours:
@@ -69,7 +69,7 @@ def test_an_erasure_that_the_medium_refuses_is_an_error_of_the_drive(swift_path:
         store(tier, single("stays"))
         disk.arm("write:errno=EIO@1")
         assert tier.erase(None) == 0
-        assert tier.drives()[0].errors == 1
+        assert tier.volumes()[0].errors == 1
         assert load(tier, single("stays"))[0] == Miss(MissReason.ABSENT)
         assert tier.erase(None) == 1, "it can be tried again"
     assert records_of(swift_path, single("stays")) == 0
@@ -91,7 +91,7 @@ def test_a_store_in_flight_while_its_namespace_is_erased_leaves_no_record(
     outcomes.wait()
     assert not outcomes.stored
     disk.arm("write:errno=EIO")  # it dies before it can seal
-    tier.close(10)
+    tier.close(60)
     with opened(swift_path) as tier:
         assert load(tier, sample)[0] == Miss(MissReason.ABSENT)
         assert load(tier, single("first"))[0] == Hit(5000)
@@ -109,7 +109,7 @@ def test_a_store_in_flight_that_cannot_be_wiped_can_be_erased_again(swift_path: 
         assert tier.erase(OTHER) == 0
         hanging.disarm()
         outcomes.wait()
-        assert tier.drives()[0].errors == 1
+        assert tier.volumes()[0].errors == 1
         assert load(tier, doomed(0))[0] == Miss(MissReason.ABSENT)
         assert tier.erase(OTHER) == 1
         assert records_of(swift_path, doomed(0)) == 0
@@ -129,7 +129,7 @@ def test_an_erasure_waits_for_the_next_region(swift_path: Path) -> None:
         eraser.join(0.1)
         assert eraser.is_alive()
         hanging.disarm()
-        eraser.join(10)
+        eraser.join(60)
         outcomes.wait()
         assert records_of(swift_path, doomed(0)) == 0
         assert load(tier, spared(0))[0] == Hit(18_000)
@@ -157,7 +157,7 @@ def test_erasing_goes_through_sealed_regions_and_their_tables(swift_path: Path) 
     with opened(swift_path, options=ORDERLY) as tier:
         for number in range(5):
             assert records_of(swift_path, doomed(number)) == 0
-            assert tier.prefix([doomed(number).name.key]) == 0
+            assert tier.prefix([doomed(number).name.key]).chunks == 0
             assert load(tier, spared(number)) == (Hit(18_000), spared(number).payload)
         assert tier.usage().records == 5
 
@@ -185,9 +185,9 @@ def test_a_region_whose_sealing_failed_is_sealed_by_an_erasure(swift_path: Path)
     writes = FaultDisk("write:errno=EIO")
     tier = open_tier(swift_path, writes, options=ORDERLY)
     assert writes.calls[Operation.WRITE] <= 1, "only the youngest is filled further"
-    assert tier.prefix([doomed(0).name.key]) == 0
+    assert tier.prefix([doomed(0).name.key]).chunks == 0
     assert load(tier, spared(0))[0] == Hit(18_000)
-    tier.close(10)
+    tier.close(60)
 
 
 def test_what_is_stored_while_it_is_erased_is_stored_or_erased(swift_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_what_is_stored_while_it_is_erased_is_stored_or_erased(swift_path: Path)
         for number in range(60):
             store(tier, single(f"contended {number}", 3000, OTHER))
         erasing.set()
-        eraser.join(20)
+        eraser.join(60)
         outcomes = Outcomes(tier)
         for number in range(60):
             outcomes.load(single(f"contended {number}", 3000, OTHER))
@@ -226,13 +226,13 @@ def test_a_region_is_neither_evicted_nor_closed_under_an_erasure(swift_path: Pat
     eraser.start()
     until(lambda: hanging.fired == 1)
     assert store(tier, spared(0)) == Dropped(DropReason.BUSY)
-    closing = threading.Thread(target=tier.close, args=[20])
+    closing = threading.Thread(target=tier.close, args=[60])
     closing.start()
     closing.join(0.1)
     assert closing.is_alive()
     hanging.disarm()
-    eraser.join(10)
-    closing.join(10)
+    eraser.join(60)
+    closing.join(60)
     assert not closing.is_alive()
     assert tier.erase(OTHER) == 0, "closed"
     assert records_of(swift_path, doomed(0)) == 0
@@ -257,7 +257,7 @@ def test_an_erasure_that_hangs_does_not_keep_the_tier_from_closing(
     tier.close(0.1)
     assert "did not end in time" in caplog.text
     hanging.disarm()
-    eraser.join(10)
+    eraser.join(60)
 
 
 @pytest.mark.parametrize("when", ["kill", "tear=700", "tear=1536"])
@@ -275,7 +275,7 @@ def test_a_crash_at_any_point_of_an_erasure(swift_path: Path, when: str) -> None
         # From here on nothing reaches the medium: what a killed process leaves behind.
         dying = disk.arm(f"write:errno=EIO@{n + (when != 'kill')}+")
         tier.erase(OTHER)
-        tier.close(10)
+        tier.close(60)
         with opened(place, options=ORDERLY) as tier:
             outcomes = Outcomes(tier)
             for number in range(3):

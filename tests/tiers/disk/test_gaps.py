@@ -6,16 +6,16 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.harness import CAP_BYTES, CLOSE_S, SMALL, until
+from tests.disk_harness import CAP_BYTES, CLOSE_S, SMALL, until
 
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
+from forebay.testing.outcomes import RecordingListener
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
 from forebay.tiers.contract import Dropped, DropReason, Hit, Miss, MissReason, Stored
 from forebay.tiers.disk import Directory, DiskTier
-from forebay.tiers.disk.index import Removed
 
 FILLERS = (single(f"filler {n}", 60_000) for n in count())
 
@@ -26,10 +26,10 @@ class Bench:
 
     place: Path
     disk: FaultDisk = field(default_factory=FaultDisk)
-    held: set[bytes] = field(default_factory=set)
-    told: list[Removed] = field(default_factory=list)
+    listener: RecordingListener = field(default_factory=RecordingListener)
 
     def __post_init__(self) -> None:
+        self.told = self.listener.gone
         self.tier = self.open()
 
     def open(self) -> DiskTier:
@@ -37,15 +37,14 @@ class Bench:
             [Directory(str(self.place), CAP_BYTES)],
             SMALL,
             World(self.disk),
-            self.told.extend,
-            self.held.__contains__,
+            self.listener,
         )
 
     def hold(self, *samples: Sample) -> None:
-        self.held |= {short(sample.name.key) for sample in samples}
+        self.listener.hold(*samples)
 
     def lose(self, sample: Sample) -> None:
-        self.held.discard(short(sample.name.key))
+        self.listener.held.discard(short(sample.name.key))
         self.tier.lost(sample.name.key)
 
     def has(self, *samples: Sample) -> list[bool]:
@@ -85,8 +84,8 @@ def test_what_continues_an_overwritten_record_stays_while_its_chunk_is_held(benc
     assert load(bench.tier, head)[0] == Miss(MissReason.ABSENT)
     assert load(bench.tier, tail) == (Hit(1001), tail.payload)
     assert [gone.length for gone in bench.told].count(1000) == 1, "the record itself has left"
-    assert bench.tier.prefix([head.name.key, tail.name.key]) == 0
-    assert bench.tier.prefix([tail.name.key]) == 1
+    assert bench.tier.prefix([head.name.key, tail.name.key]).chunks == 0
+    assert bench.tier.prefix([tail.name.key]).chunks == 1
 
 
 def test_it_goes_when_the_chunk_is_lost(bench: Bench) -> None:
@@ -121,7 +120,7 @@ def test_a_gap_is_filled_by_storing_the_record_again(bench: Bench) -> None:
     assert store(bench.tier, head) == Stored()
     assert store(bench.tier, head) == Dropped(DropReason.DUPLICATE)
     bench.lose(head)
-    assert bench.tier.prefix([head.name.key, tail.name.key]) == 2
+    assert bench.tier.prefix([head.name.key, tail.name.key]).chunks == 2
     assert load(bench.tier, head) == (Hit(1000), head.payload)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.poolside import wait_until
+from tests.pool_process import wait_until
 
-from forebay.record.header import RecordHeader, RecordName
-from forebay.tiers.disk.index import Place
+from forebay.record.header import RecordName
+from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob
 from forebay.tiers.disk.regions.region import Region
@@ -50,8 +50,7 @@ def store() -> StoreJob:
 
 
 def load(region: Region) -> LoadJob:
-    wanted = RecordHeader(NAME, 1, 0, 1, bytes(16))
-    return LoadJob(wanted, region, Place(0, 0, 1), memoryview(bytearray(1)), ignore, 1e18)
+    return LoadJob(NAME, region, RecordPlace(0, 0, 1), memoryview(bytearray(1)), ignore, 1e18)
 
 
 def ignore(_: Any) -> None:
@@ -97,11 +96,11 @@ def test_a_queue_that_is_flushed_and_closed_leaves_no_writer_asleep(
     writers = Writers(queue, 3)
     time.sleep(ASLEEP_S)
     queue.put_load(make_load())
-    closing = threading.Thread(target=queue.drain, args=(5.0,), daemon=True)
+    closing = threading.Thread(target=queue.drain, args=(60.0,), daemon=True)
     closing.start()
     time.sleep(ASLEEP_S)
     queue.end_load(read)
     queue.flush()
     queue.end_store(written)
     wait_until(writers.are_gone, "the writers to go")
-    closing.join(5)
+    closing.join(60)

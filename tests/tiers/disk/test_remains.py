@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.harness import BadSectors, allocated, open_tier, opened, regions
+from tests.disk_harness import BadSectors, allocated, open_tier, opened, regions
 
 from forebay.errors import DirectoryError
 from forebay.sys.disk import Disk, FileStatus
@@ -35,7 +35,7 @@ def fill(place: Path, count: int, *, die: bool = False) -> None:
         assert store(tier, tiny(number)) == Stored()
     if die:
         disk.arm("write:errno=EIO")  # what is open stays unsealed
-    tier.close(10)
+    tier.close(60)
 
 
 def held(tier: DiskTier, count: int) -> set[int]:
@@ -168,7 +168,7 @@ def test_a_region_that_is_unreadable_throughout_is_soon_given_up(swift_path: Pat
     tier = open_tier(swift_path, disk, options=large, cap_bytes=10 << 20)
     assert store(tier, tiny(0)) == Stored()
     disk.arm("write:errno=EIO")
-    tier.close(10)
+    tier.close(60)
     bad = BadSectors(*range(1, 256))
     with opened(swift_path, bad, options=large, cap_bytes=10 << 20) as tier:
         assert held(tier, 1) == set()

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.bench.result.format import Pool
+from forebay.bench.result.format import PoolFigures
 from forebay.pool.client import Client
 from forebay.tiers.contract import Miss
 
@@ -30,7 +30,7 @@ class Counters:
         self._watch = watch
         self._before: dict[str, int] = {}
 
-    def __call__(self) -> Pool | None:
+    def __call__(self) -> PoolFigures | None:
         """What was counted since the last call, and what is held now; None if the pool is gone."""
         stats = self._watch.stats(_STATS_S)
         if isinstance(stats, Miss):
@@ -39,14 +39,14 @@ class Counters:
         now = {field: counted.get(name, 0) for field, name in _NAMES.items()}
         moved = {field: max(0, count - self._before.get(field, 0)) for field, count in now.items()}
         self._before = now
-        return Pool(
+        return PoolFigures(
             **moved,
             dram_bytes=_numbers(stats.get("dram")).get("taken_bytes", 0),
             nvme_bytes=_numbers(stats.get("disk")).get("used_bytes", 0),
         )
 
 
-def together(pools: Iterable[Pool | None]) -> Pool | None:
+def together(pools: Iterable[PoolFigures | None]) -> PoolFigures | None:
     """All that moved, and what the last one held; None where nobody counted."""
     found = [pool for pool in pools if pool is not None]
     if not found:

@@ -16,17 +16,17 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from forebay.bench.ab.figures import Figures, figures_of, share_equal, turns_of
-from forebay.bench.ab.sides import Engine, Opened, Started
-from forebay.bench.load import client, drive
-from forebay.bench.load.client import Answer, Failed
-from forebay.bench.load.drive import Crowd, Driven, Taken
-from forebay.bench.load.script import Dialog, Prose
+from forebay.bench.ab.figures import DemoFigures, figures_of, share_equal, turns_of
+from forebay.bench.ab.variants import OpenServer, StartedServer, VllmServer
+from forebay.bench.load import client
+from forebay.bench.load.client import Completion, Failed
+from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
+from forebay.bench.load.sessions import ChatSession, SyntheticText
 from forebay.bench.load.workloads import Dialogs
+from forebay.bench.processes import PoolProcess, running_pool
 from forebay.bench.result import machine
-from forebay.bench.result.format import Ab, Bounds, Equal, Pool, Result
-from forebay.bench.result.summing import step_of
-from forebay.bench.served import process
+from forebay.bench.result.format import AbResult, EqualAnswers, LoadResult, PoolFigures, SlaBounds
+from forebay.bench.result.summary import step_of
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import StartupError
 from forebay.settings import DiskSetting, Settings
@@ -40,7 +40,7 @@ _LOOKUP_MS: Final = 1000.0  # where vLLM computes on every core, the pool may be
 # On CPU, vLLM keeps more cores to itself with a connector than without; both get all of them here.
 _ALL_CORES: Final = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
 # Of one user there is no SLA; this one is far beyond what a token takes on any machine.
-_BOUNDS: Final = Bounds(tpot_ms=1000.0)
+_BOUNDS: Final = SlaBounds(tpot_ms=1000.0)
 _ALONE: Final = "vLLM alone"
 _WITH: Final = "vLLM with Forebay"
 
@@ -48,7 +48,7 @@ DIALOGS: Final = Dialogs(turns=4, first_tokens=2650, turn_tokens=50, answer_toke
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What the demo does; the last turn of every dialog comes after the restart."""
 
     parent: str  # a directory on the drive that stands for NVMe
@@ -58,7 +58,7 @@ class Plan:
     disk_bytes: int = 2 << 30
 
 
-class Again(NamedTuple):
+class RepeatedTurn(NamedTuple):
     """The last turn of every dialog once more, medians: the pool against vLLM's own cache."""
 
     pool_ttft_s: float  # after all others, from the pool
@@ -66,22 +66,22 @@ class Again(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """Everything that was measured."""
 
     dialogs: Dialogs
     cache_bytes: int  # the engine's own KV cache
-    without: Figures
-    with_pool: Figures
-    moved: Pool
-    again: Again
+    without: DemoFigures
+    with_pool: DemoFigures
+    moved: PoolFigures
+    again: RepeatedTurn
     equal: float  # share of answers, word for word
     next_without_ttft_s: float  # median of the turn after the restart, had there been no pool
-    restarted: Figures
-    restarted_moved: Pool
+    restarted: DemoFigures
+    restarted_moved: PoolFigures
     restarted_equal: float
     seconds: float
-    ab: Ab  # the dialogs before the restart, as every comparison has them
+    ab: AbResult  # the dialogs before the restart, as every comparison has them
 
     @property
     def speedup(self) -> float:
@@ -114,14 +114,14 @@ class Report:
 class _Demo:
     """A demo under way. Used by one thread."""
 
-    plan: Plan
+    plan: DemoPlan
     show: Show
-    engine: Engine
+    engine: VllmServer
     disk: DiskSetting
-    prose: Prose = field(default_factory=Prose)
+    words: SyntheticText = field(default_factory=SyntheticText)
     done: int = 0  # answers
-    dialogs: list[Dialog] = field(default_factory=list)
-    again: Again | None = None
+    dialogs: list[ChatSession] = field(default_factory=list)
+    again: RepeatedTurn | None = None
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by side
 
     def say(self, what: str) -> None:
@@ -129,25 +129,24 @@ class _Demo:
         total = 2 * self.plan.dialogs.hold * self.plan.dialogs.turns
         self.show(what, min(1.0, self.done / total))
 
-    def heard(self, taken: Taken) -> None:
+    def on_finished(self, finished: FinishedRequest) -> None:
         """An answer has come."""
         self.done += 1
-        if isinstance(taken.outcome, Answer):
-            first = f"{taken.outcome.ttft_s:.2f} s to its first token"
-            self.say(f"{taken.session}, turn {taken.turn + 1}: {first}")
+        if isinstance(finished.outcome, Completion):
+            first = f"{finished.outcome.ttft_s:.2f} s to its first token"
+            self.say(f"{finished.session}, turn {finished.turn + 1}: {first}")
 
-    def make(self) -> list[Dialog]:
+    def make(self) -> list[ChatSession]:
         """The dialogs, before anything is said; the same every time."""
-        queue = self.plan.dialogs.queue(self.prose, 1, "demo")
-        return [dialog for dialog in queue if isinstance(dialog, Dialog)]
+        return list(self.plan.dialogs.queue(self.words, 1, "demo"))
 
-    def hold(self, opened: Opened, dialogs: list[Dialog], rounds: int) -> Driven:
+    def hold(self, opened: OpenServer, dialogs: list[ChatSession], rounds: int) -> ClientsResult:
         """So many further turns of every dialog, one user after the other."""
-        crowd = Crowd(clients=1, hold=len(dialogs), rounds=rounds, patience=1)
-        return asyncio.run(drive.drive(opened.target, iter(dialogs), crowd, self.heard))
+        group = ClientGroup(clients=1, hold=len(dialogs), rounds=rounds, patience=1)
+        return asyncio.run(run_clients(opened.target, iter(dialogs), group, self.on_finished))
 
     @contextlib.contextmanager
-    def opened(self, side: Started, pool: process.PoolProcess | None) -> Iterator[Opened]:
+    def opened(self, side: StartedServer, pool: PoolProcess | None) -> Iterator[OpenServer]:
         """An engine on that pool, or on none; warm, and gone afterwards."""
         with side.on(pool, self.say) as opened:
             self.commands[side.name] = opened.commands
@@ -155,18 +154,18 @@ class _Demo:
             asyncio.run(client.ask(opened.target, hello, 2))
             yield opened
 
-    def without(self) -> tuple[Driven, Driven]:
+    def without(self) -> tuple[ClientsResult, ClientsResult]:
         """All dialogs on vLLM alone: those before the restart, and the turn after it."""
         dialogs = self.make()
-        with self.opened(Started(_ALONE, self.engine), None) as opened:
+        with self.opened(StartedServer(_ALONE, self.engine), None) as opened:
             held = self.hold(opened, dialogs, self.plan.dialogs.turns - 1)
             return held, self.hold(opened, dialogs, 1)
 
-    def with_pool(self, rounds: int) -> tuple[Driven, Pool]:
+    def with_pool(self, rounds: int) -> tuple[ClientsResult, PoolFigures]:
         """So many further turns of every dialog on a pool that begins, and ends, with them."""
         self.say("starting a pool")
-        with process.running(self.plan.dram_bytes, [self.disk]) as pool:
-            with self.opened(Started(_WITH, self.engine), pool) as opened:
+        with running_pool(self.plan.dram_bytes, [self.disk]) as pool:
+            with self.opened(StartedServer(_WITH, self.engine), pool) as opened:
                 opened.counted()
                 held = self.hold(opened, self.dialogs, rounds)
                 moved = opened.counted()
@@ -178,17 +177,17 @@ class _Demo:
             pool.stop(_STOP_S)
         return held, moved
 
-    def once_more(self, opened: Opened) -> Again:
+    def once_more(self, opened: OpenServer) -> RepeatedTurn:
         """What a hit in the pool costs over one in vLLM's own cache."""
         self.say("asking once more, from the pool and from vLLM's own cache")
         pairs = [(_ask_again(opened, each), _ask_again(opened, each)) for each in self.dialogs]
-        return Again(
+        return RepeatedTurn(
             median(first.ttft_s for first, _ in pairs), median(own.ttft_s for _, own in pairs)
         )
 
-    def result(self, name: str, held: Driven, moved: Pool | None) -> Result:
+    def result(self, name: str, held: ClientsResult, moved: PoolFigures | None) -> LoadResult:
         """The dialogs before the restart, as every comparison has them."""
-        return Result(
+        return LoadResult(
             steps=(step_of(1, [held], pool=moved),),
             name=name,
             model="SmolLM2-135M-Instruct, float32",
@@ -199,7 +198,7 @@ class _Demo:
         )
 
 
-def run(plan: Plan, show: Show) -> Report:
+def run(plan: DemoPlan, show: Show) -> DemoReport:
     """Hold all dialogs; minutes. A StartupError says in a sentence what is in the way."""
     begun = time.monotonic()
     vllm.require()
@@ -218,7 +217,7 @@ def run(plan: Plan, show: Show) -> Report:
     assert demo.again is not None
     turns, others = turns_of(held), turns_of(before)
     same = share_equal(turns, others)
-    return Report(
+    return DemoReport(
         dialogs=plan.dialogs,
         cache_bytes=plan.kv_cache_bytes,
         without=figures_of(before),
@@ -231,19 +230,19 @@ def run(plan: Plan, show: Show) -> Report:
         restarted_moved=restarted_moved,
         restarted_equal=share_equal(turns_of(restarted), turns_of(after)),
         seconds=time.monotonic() - begun,
-        ab=Ab(
+        ab=AbResult(
             off=demo.result(_ALONE, before, None),
             on=demo.result(_WITH, held, moved),
             sla=_BOUNDS,
-            equal=Equal(len(turns), round(same * len(turns))),
+            equal=EqualAnswers(len(turns), round(same * len(turns))),
             pool=moved,
         ),
     )
 
 
-def engine_of(model: str, kv_cache_bytes: int, context_tokens: int = _CONTEXT_TOKENS) -> Engine:
+def engine_of(model: str, kv_cache_bytes: int, context_tokens: int = _CONTEXT_TOKENS) -> VllmServer:
     """The demo model on vLLM, on whatever this machine has; its cache must hold one context."""
-    return Engine(
+    return VllmServer(
         model=model,
         served_name=demo_model.NAME,
         arguments=(
@@ -267,9 +266,9 @@ def know_weights(model: str) -> None:
         raise StartupError("the demo model's weights cannot be read.") from None
 
 
-def _ask_again(opened: Opened, dialog: Dialog) -> Answer:
+def _ask_again(opened: OpenServer, dialog: ChatSession) -> Completion:
     """The last turn of a dialog once more; nothing is added to it."""
-    ask = dialog.ask_of(dialog.turn - 1)
+    ask = dialog.request(dialog.turn - 1)
     answer = asyncio.run(client.ask(opened.target, ask.messages, 1))
     if isinstance(answer, Failed):
         raise StartupError(f"a request failed: {answer.why}.")

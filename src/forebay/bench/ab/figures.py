@@ -5,21 +5,21 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from forebay.bench.load.client import Answer, Failed
-from forebay.bench.load.drive import Driven
+from forebay.bench.load.client import Completion, Failed
+from forebay.bench.load.clients import ClientsResult
 from forebay.errors import StartupError
 
 
-class Turn(NamedTuple):
+class AnsweredTurn(NamedTuple):
     """One turn of one dialog that was answered."""
 
     dialog: str
     number: int  # from 0
-    answer: Answer
+    answer: Completion
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class DemoFigures:
     """One run of dialogs against one server."""
 
     requests: int
@@ -38,39 +38,39 @@ class Figures:
         }
 
 
-def turns_of(driven: Driven) -> list[Turn]:
+def turns_of(measured: ClientsResult) -> list[AnsweredTurn]:
     """All turns; a StartupError where a request failed: a demo that fails shows nothing."""
     turns = []
-    for each in driven.taken:
+    for each in measured.finished:
         if isinstance(each.outcome, Failed):
             raise StartupError(f"a request failed: {each.outcome.why}.")
-        turns.append(Turn(each.session, each.turn, each.outcome))
+        turns.append(AnsweredTurn(each.session, each.turn, each.outcome))
     return turns
 
 
-def figures_of(driven: Driven) -> Figures:
+def figures_of(measured: ClientsResult) -> DemoFigures:
     """Of at least one turn."""
-    turns = turns_of(driven)
+    turns = turns_of(measured)
     answers = [turn.answer for turn in turns]
     prompt_tokens = sum(answer.prompt_tokens for answer in answers)
     cached = sum(answer.cached_tokens or 0 for answer in answers)
-    return Figures(
+    return DemoFigures(
         requests=len(answers),
         first_ttft_s=_ttft(turn for turn in turns if turn.number == 0),
         later_ttft_s=_ttft(turn for turn in turns if turn.number > 0),
         tpot_s=median(answer.tpot_s or 0.0 for answer in answers),
-        requests_per_s=len(answers) / driven.seconds,
+        requests_per_s=len(answers) / measured.seconds,
         prompt_tokens=prompt_tokens,
         recomputed_tokens=prompt_tokens - cached,
     )
 
 
-def share_equal(one: Sequence[Turn], other: Sequence[Turn]) -> float:
+def share_equal(one: Sequence[AnsweredTurn], other: Sequence[AnsweredTurn]) -> float:
     """How many of one run's answers the other run gave word for word."""
     texts = {(turn.dialog, turn.number): turn.answer.text for turn in other}
     same = [texts.get((turn.dialog, turn.number)) == turn.answer.text for turn in one]
     return fmean(same) if same else 1.0
 
 
-def _ttft(turns: Iterable[Turn]) -> float:
+def _ttft(turns: Iterable[AnsweredTurn]) -> float:
     return median([turn.answer.ttft_s for turn in turns] or [0.0])

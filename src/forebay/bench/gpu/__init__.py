@@ -1,1 +1,1 @@
-"""The GPU's rows: one question each, all its sides in one run of one machine, JSON at once."""
+"""The GPU's rows: one question each, all its variants in one run of one machine, JSON at once."""

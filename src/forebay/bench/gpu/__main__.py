@@ -13,16 +13,16 @@ import sys
 import time
 from pathlib import Path
 
-from forebay.bench.gpu.results import Results
+from forebay.bench.gpu.results import RowResults
 from forebay.bench.gpu.rows import ROWS
-from forebay.bench.gpu.run import ROW_S, Run
-from forebay.bench.gpu.sides import SCALES
+from forebay.bench.gpu.run import ROW_S, RowRun
+from forebay.bench.gpu.variants import SCALES
 from forebay.errors import ForebayError, StartupError
 from forebay.sys.scratch import scratch
 
 
 def main() -> int:
-    """Run the rows of the command line."""
+    """RowRun the rows of the command line."""
     parser = argparse.ArgumentParser(prog="forebay.bench.gpu", description=__doc__)
     parser.add_argument("rows", nargs="+", choices=sorted(ROWS), metavar="ROW")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="where JSON goes")
@@ -40,7 +40,7 @@ def main() -> int:
             _require_driver()
         with scratch(wanted.dir) as place:
             results = _results(wanted.rows[0], wanted)
-            run = Run(SCALES[wanted.scale], results, place, begun + wanted.seconds, say)
+            run = RowRun(SCALES[wanted.scale], results, place, begun + wanted.seconds, say)
             try:
                 return asyncio.run(_run(run, wanted))
             finally:
@@ -62,7 +62,7 @@ def _require_driver() -> None:
         ) from None
 
 
-async def _run(run: Run, wanted: argparse.Namespace) -> int:
+async def _run(run: RowRun, wanted: argparse.Namespace) -> int:
     """Row after row; one that cannot be run is no reason to leave out the next."""
     this = asyncio.current_task()
     assert this is not None
@@ -92,8 +92,8 @@ async def _run(run: Run, wanted: argparse.Namespace) -> int:
     return status
 
 
-def _results(row: str, wanted: argparse.Namespace) -> Results:
-    return Results(wanted.out / f"{row}.json", row, wanted.scale)
+def _results(row: str, wanted: argparse.Namespace) -> RowResults:
+    return RowResults(wanted.out / f"{row}.json", row, wanted.scale)
 
 
 def _keep_logs(place: Path, out: Path, name: str) -> None:

@@ -1,167 +1,128 @@
-"""An engine of a row: an AsyncLLM in a process of its own, asked with token ids."""
+"""vLLM's own server as the rows and the tests on a GPU ask it: with token ids, and no tokenizer.
+
+The server is in development mode, on the loopback address, so that its prefix cache can be emptied
+and its worker be asked for counters. What fails is a StartupError with the end of the server's log.
+"""
 
 import asyncio
-import contextlib
 import json
 import os
-import signal
-import sys
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
+
+from forebay.bench.load import client
+from forebay.bench.load.client import Completion, Failed, Target
+from forebay.bench.load.vocabulary import Vocabulary
+from forebay.bench.processes import HOST, ServerProcess, free_port
+from forebay.engines.start import vllm
 from forebay.errors import StartupError
+from forebay.settings import Settings
 
-_CHILD: Final = "forebay.engines.vllm.driven.asked"
-_BEGIN_S: Final = 300.0
 _ANSWER_S: Final = 240.0
-_END_S: Final = 15.0
-_LINE_BYTES_MAX: Final = 64 << 20
-_SAID_LINES: Final = 25
+_CLEAR_TRIES: Final = 100
+_CLEAR_PAUSE_S: Final = 0.02
+_EXTENSION: Final = "forebay.engines.vllm.bench.worker.CountsExtension"
+_NAME: Final = "bench"
+_VARIABLES: Final = {"VLLM_SERVER_DEV_MODE": "1"}
+_COUNTER: Final = re.compile(
+    r'^forebay:(\w+)_total\{(?:.*(?:unit|reason|kind|event)="([^"]*)")?.*\} ([0-9.eE+-]+)$',
+    re.MULTILINE,
+)
+_HOOKS: Final = re.compile(r"^forebay:hook_seconds_sum\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One answer and what it took."""
+class TokenEngine:
+    """One server under way. Used in one event loop."""
 
-    tokens: list[int]
-    cached: int  # tokens of the prompt that were not computed
-    ttft_s: float
-    seconds: float  # to the last token
-    stamps: list[float]  # of every token, where asked for
-    is_cut: bool  # aborted
-
-    @property
-    def tpot_s(self) -> float:
-        """Seconds a token after the first."""
-        return (self.seconds - self.ttft_s) / max(1, len(self.tokens) - 1)
-
-
-class Engine:
-    """One engine under way. Used in one event loop."""
-
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
-        self.ready_s = 0.0  # from its import of vLLM until it could be asked
-        self._process = process
-        self._log = log
-        self._waiting: dict[int | str, asyncio.Future[dict[str, Any]]] = {}
-        self._numbers = 0
-        self._reader = asyncio.create_task(self._read())
+    def __init__(self, server: ServerProcess, vocabulary: Vocabulary) -> None:
+        self.target = Target(server.endpoint, _NAME, _ANSWER_S, vocabulary=vocabulary)
+        self._server = server
 
     @classmethod
     async def start(
-        cls, arguments: Mapping[str, Any], log: Path, variables: Mapping[str, str] | None = None
+        cls,
+        arguments: Mapping[str, Any],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+        vocabulary: int = 1 << 10,
     ) -> Self:
-        """An engine that can be asked; a StartupError with its last words where there is none."""
-        wish = json.dumps({"arguments": dict(arguments)})
-        with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", _CHILD, wish),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=output,
-                limit=_LINE_BYTES_MAX,
-                start_new_session=True,
-                env={**os.environ, **(variables or {})},
-            )
-        engine = cls(process, log)
+        """A server that answers; `arguments` are vLLM's, with underscores."""
+        port = free_port()
+        fixed = {"host": HOST, "port": port, "served_model_name": _NAME}
+        fixed |= {"worker_extension_cls": _EXTENSION, "enable_prompt_tokens_details": True}
+        command = vllm.command(_flags({**fixed, **arguments}), None)
+        base = {**os.environ, **_VARIABLES, **(variables or {})}
+        server = ServerProcess.start(
+            command, vllm.environment(Settings(), base, offline=True), port, log
+        )
+        engine, is_up = cls(server, Vocabulary(vocabulary)), False
         try:
-            ready = await engine._await("ready_s", _BEGIN_S)
-            engine.ready_s = float(ready["ready_s"])
+            await asyncio.to_thread(server.wait)
+            is_up = True
         finally:
-            if not engine.ready_s:
+            if not is_up:
                 await engine.stop()
         return engine
 
-    async def ask(self, tokens: Sequence[int], answer: int, *, stamps: bool = False) -> Reply:
-        """Exactly so many tokens, greedily."""
-        return await self.answered(self.begin(tokens, answer, stamps=stamps))
+    async def ask(self, prompt: Sequence[int], answer_tokens: int) -> Completion:
+        """Exactly so many tokens, greedily. Cancelled, the request is aborted."""
+        answer = await client.ask_tokens(self.target, prompt, answer_tokens)
+        if isinstance(answer, Failed):
+            raise StartupError(f"a request failed: {answer.why}; {self._server.last_lines()}")
+        return answer
 
-    def begin(self, tokens: Sequence[int], answer: int, *, stamps: bool = False) -> int:
-        """Ask, and go on; the number is what `answered` and `abort` want."""
-        self._numbers += 1
-        wish = {"id": self._numbers, "tokens": list(tokens), "answer": answer, "stamps": stamps}
-        self._expect(self._numbers)
-        self._write(wish)
-        return self._numbers
-
-    async def answered(self, number: int) -> Reply:
-        """The answer to what was begun."""
-        said = await self._await(number, _ANSWER_S)
-        told = (said["tokens"], said["cached"], said["ttft_s"], said["seconds"])
-        return Reply(*told, said.get("stamps", []), said["is_cut"])
-
-    def abort(self, number: int) -> None:
-        """Cut an answer short."""
-        self._write({"abort": number})
-
-    async def forget(self) -> None:
+    async def clear_cache(self) -> None:
         """Empty vLLM's own prefix cache."""
-        self._expect("forget")
-        self._write({"forget": True})
-        await self._await("forget", _ANSWER_S)
+        for _ in range(_CLEAR_TRIES):
+            # Blocks of a request that has just been answered may still be in use.
+            if (await self._post("/reset_prefix_cache"))["success"]:
+                return
+            await asyncio.sleep(_CLEAR_PAUSE_S)
 
     async def counts(self) -> dict[str, int]:
         """What Forebay has counted in it, by its scheduler and its worker; docs/serve.md."""
-        self._expect("counts")
-        self._write({"counts": True})
-        found: dict[str, int] = (await self._await("counts", _ANSWER_S))["counts"]
-        return found
+        text = (await self._fetch("/metrics", "GET")).decode(errors="replace")
+        found: dict[str, int] = {}
+        for metric, label, value in _COUNTER.findall(text):
+            word = metric.removesuffix("_skipped")
+            found[f"{word}.{label}" if label else word] = round(float(value))
+        if hooks := _HOOKS.findall(text):
+            found["hooks_us"] = round(sum(map(float, hooks)) * 1e6)
+        return {**found, **await self.call("forebay_counts")}
 
-    async def call(self, function: str) -> Any:  # noqa: ANN401 - whatever it says
-        """What a function, as `module:name`, says of the engine's worker."""
-        self._expect("call")
-        self._write({"call": function})
-        return (await self._await("call", _ANSWER_S))["call"]
+    async def call(self, method: str) -> Any:  # noqa: ANN401 - whatever it answers
+        """What a method of the worker's extension answers; no more than JSON can say."""
+        return (await self._post("/collective_rpc", {"method": method}))["results"][0]
 
     async def stop(self) -> None:
         """End it, and everything it started."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), _END_S)
-        self.kill()
-        await self._process.wait()
-        await self._reader
+        await asyncio.to_thread(self._server.end)
 
     def kill(self) -> None:
         """As an engine dies: with all of its processes, at once."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._server.kill()
 
-    def _write(self, wish: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(wish, separators=(",", ":")).encode() + b"\n")
+    async def _post(self, path: str, body: object = None) -> dict[str, Any]:
+        found = msgspec.json.decode(await self._fetch(path, "POST", body))
+        assert isinstance(found, dict)
+        return found
 
-    def _expect(self, key: int | str) -> asyncio.Future[dict[str, Any]]:
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[key] = future
-        return future
+    async def _fetch(self, path: str, method: str, body: object = None) -> bytes:
+        found = await client.fetch(self.target.endpoint, path, _ANSWER_S, method, body)
+        if isinstance(found, Failed):
+            raise StartupError(f"{path} failed: {found.why}; {self._server.last_lines()}")
+        return found
 
-    async def _await(self, key: int | str, seconds: float) -> dict[str, Any]:
-        future = self._waiting.get(key) or self._expect(key)
-        try:
-            return await asyncio.wait_for(future, seconds)
-        except TimeoutError:
-            raise StartupError(f"the engine did not answer; {self._last_words()}") from None
-        finally:
-            self._waiting.pop(key, None)
 
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            said = json.loads(line)
-            key = said.get("id") or next(iter(said))
-            future = self._waiting.get(key)
-            if future is None and key == "ready_s":
-                future = self._expect(key)
-            if future is not None and not future.done():
-                future.set_result(said)
-        for future in list(self._waiting.values()):
-            if not future.done():
-                future.set_exception(StartupError(f"the engine ended; {self._last_words()}"))
-
-    def _last_words(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return "it said last:\n" + "\n".join(lines[-_SAID_LINES:])
+def _flags(arguments: Mapping[str, Any]) -> list[str]:
+    """As a command line has them: switches, JSON for dictionaries, everything else as text."""
+    flags: list[str] = []
+    for name, value in arguments.items():
+        flags.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            flags.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return flags

@@ -1,25 +1,23 @@
 """A row's results: written after every repeat, taken up again where they end.
 
-A repeat has all its sides, from one run; a repeat that was broken off is measured again whole.
+A repeat has all its variants, from one run; a repeat that was broken off is measured again whole.
 """
 
 import json
-import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
-_ASK_S: Final = 20.0
+from forebay.bench.result.machine import gpus
 
 
-class Results:
+class RowResults:
     """One row's file."""
 
     def __init__(self, path: Path, row: str, scale: str) -> None:
-        self._path = path
+        self.path = path
         self._ratios: list[tuple[str, str, str, str]] = []
         self.found: dict[str, Any] = {"row": row, "scale": scale, "repeats": [], "beside": {}}
         if path.exists():
@@ -35,7 +33,7 @@ class Results:
         return repeats
 
     def keep(self, repeat: Mapping[str, Any]) -> None:
-        """One more, with all its sides."""
+        """One more, with all its variants."""
         self.repeats.append(dict(repeat))
         self._divide()
         self._write()
@@ -46,7 +44,7 @@ class Results:
         self._write()
 
     def ratio(self, name: str, figure: str, one: str, other: str) -> None:
-        """One side's figure over another's, in each repeat: of those there are, and will be."""
+        """One variant's figure over another's, in each repeat: of those there are, and will be."""
         self._ratios.append((name, figure, one, other))
         self._divide()
 
@@ -67,17 +65,13 @@ class Results:
                 self.spread(name, ratios)
 
     def _write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(".part")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(".part")
         fresh.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(self._path)
+        fresh.replace(self.path)
 
 
 def machine() -> dict[str, str]:
     """What it was measured on."""
     found = {"day": time.strftime("%Y-%m-%d", time.gmtime())}
-    if shutil.which("nvidia-smi"):
-        command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
-        found["gpu"] = said.stdout.strip()
-    return found
+    return {**found, "gpu": "\n".join(gpus())} if gpus() else found

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.bench.gpu import model, sides, talk
-from forebay.bench.gpu.engine import Engine
-from forebay.bench.gpu.results import Results
-from forebay.bench.gpu.sides import FORCED, OURS, Scale
-from forebay.bench.served import process
-from forebay.bench.served.process import PoolProcess
+from forebay.bench.gpu import model, requests, variants
+from forebay.bench.gpu.engine import TokenEngine
+from forebay.bench.gpu.results import RowResults
+from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, RowScale
+from forebay.bench.processes import PoolProcess, running_pool
 from forebay.errors import StartupError
 from forebay.pool.client import Client
 from forebay.settings import DiskSetting
@@ -24,7 +23,8 @@ ROW_S: Final = 520.0  # then a row ends; the rest of it is for the next run
 DISK_BYTES_MAX: Final = 40 << 30
 FREE_BYTES_MIN: Final = 15 << 30
 _REACH_S: Final = 90.0
-_SETTLE_S: Final = 20.0
+_SETTLE_S: Final = 30.0
+_SETTLE_POLL_S: Final = 0.2
 _STATS_S: Final = 10.0
 _WARM_SEED: Final = 990_000
 
@@ -33,11 +33,11 @@ Counted = tuple[dict[str, int], dict[str, int]]  # by the pool, by the connector
 
 
 @dataclass(slots=True)
-class Run:
+class RowRun:
     """One run of one row."""
 
-    scale: Scale
-    results: Results
+    scale: RowScale
+    results: RowResults
     place: Path  # private, on the drive to measure; gone afterwards
     until: float  # monotonic
     say: Callable[[str], None]
@@ -45,7 +45,7 @@ class Run:
     _warmed: int = 0
     _watch: Client | None = None
     _stage: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
-    _staged: tuple[object, dict[str, Engine]] | None = None
+    _staged: tuple[object, dict[str, TokenEngine]] | None = None
 
     @property
     def nvme(self) -> Path:
@@ -57,7 +57,7 @@ class Run:
         """Where the drive is measured bare."""
         return self.place / "raw"
 
-    def begin_row(self, scale: Scale, results: Results) -> None:
+    def begin_row(self, scale: RowScale, results: RowResults) -> None:
         """From now on it is about this row."""
         self.scale, self.results, self._slowest_s = scale, results, 0.0
 
@@ -68,9 +68,12 @@ class Run:
         return time.monotonic() + max(seconds, 1.2 * self._slowest_s) < self.until
 
     async def repeat(
-        self, engines: Mapping[str, Engine], measure: Callable[[str, Engine, int], Any], count: int
+        self,
+        engines: Mapping[str, TokenEngine],
+        measure: Callable[[str, TokenEngine, int], Any],
+        count: int,
     ) -> None:
-        """So many repeats in all, each with all sides, in turn begun by another one."""
+        """So many repeats in all, each with all variants, in turn begun by another one."""
         names = list(engines)
         while len(self.results.repeats) < count:
             number = len(self.results.repeats)
@@ -90,8 +93,8 @@ class Run:
 
     # Engines and pools.
 
-    async def stage(self, names: Sequence[str], dram_bytes: int) -> dict[str, Engine]:
-        """Engines of these sides over a pool; the last row's, where they are the same."""
+    async def stage(self, names: Sequence[str], dram_bytes: int) -> dict[str, TokenEngine]:
+        """Engines of these variants over a pool; the last row's, where they are the same."""
         key = (tuple(names), dram_bytes, repr(self.scale.config), repr(self.scale.arguments))
         if self._staged is None or self._staged[0] != key:
             await self.clear_stage()
@@ -113,7 +116,7 @@ class Run:
             self._require_room(disk_bytes)
             self.nvme.mkdir(mode=0o700, exist_ok=True)
             disks = [DiskSetting(str(self.nvme), disk_bytes)]
-        with process.running(dram_bytes, disks) as pool, pool.client() as watch:
+        with running_pool(dram_bytes, disks) as pool, pool.client() as watch:
             self._watch = watch  # a pool without anyone would end meanwhile
             try:
                 yield pool
@@ -123,12 +126,12 @@ class Run:
     @contextlib.asynccontextmanager
     async def engines(
         self, names: Sequence[str], socket: str, more: Mapping[str, object] | None = None
-    ) -> AsyncIterator[dict[str, Engine]]:
-        """Engines of these sides, all at once on one GPU, each asked only in its turn.
+    ) -> AsyncIterator[dict[str, TokenEngine]]:
+        """Engines of these variants, all at once on one GPU, each asked only in its turn.
 
         The first one fills the compile cache for the others.
         """
-        started: dict[str, Engine] = {}
+        started: dict[str, TokenEngine] = {}
         begun = time.monotonic()
 
         async def begin(name: str) -> None:
@@ -145,27 +148,29 @@ class Run:
             await asyncio.gather(*(engine.stop() for engine in started.values()))
 
     async def start(
-        self, side: str, socket: str, more: Mapping[str, object] | None = None
-    ) -> Engine:
+        self, variant: str, socket: str, more: Mapping[str, object] | None = None
+    ) -> TokenEngine:
         """One engine; `more` are arguments of this row's own."""
         directory = model.write(self.place.parent, self.scale.config)
-        wanted = {**sides.arguments(side, self.scale, directory, socket), **(more or {})}
-        log = self.place / f"{side}.log"
+        wanted = {**variants.arguments(variant, self.scale, directory, socket), **(more or {})}
+        log = self.place / f"{variant}.log"
         begun = time.monotonic()
-        engine = await Engine.start(wanted, log, self.scale.variables)
-        self.say(f"{side} is up after {time.monotonic() - begun:.1f} s")
+        engine = await TokenEngine.start(
+            wanted, log, self.scale.variables, self.scale.config["vocab_size"]
+        )
+        self.say(f"{variant} is up after {time.monotonic() - begun:.1f} s")
         return engine
 
-    async def warm(self, side: str, engine: Engine) -> None:
+    async def warm(self, variant: str, engine: TokenEngine) -> None:
         """What an engine does for the first time is not measured; ours shares from then on."""
         small = replace(self.scale, requests=8)
         for _ in range(2):
-            await talk.stateless(engine, small, 4, self._seed())
-        if side in {OURS, FORCED}:
+            await requests.stateless(engine, small, 4, self._seed())
+        if variant in {FOREBAY, ALWAYS_LOADS}:
             await self._shares(engine)
             await self._reaches(engine)
 
-    async def _shares(self, engine: Engine) -> None:
+    async def _shares(self, engine: TokenEngine) -> None:
         """Until Forebay knows the weights, and so what may be shared."""
         until = time.monotonic() + _REACH_S
         before = self.counters().get("stored.chunks", 0)
@@ -173,10 +178,10 @@ class Run:
         while self.counters().get("stored.chunks", 0) <= before:
             if time.monotonic() > until:
                 raise StartupError("the engine shares nothing.")
-            await talk.stateless(engine, small, 1, self._seed())
+            await requests.stateless(engine, small, 1, self._seed())
             await asyncio.sleep(0.1)
 
-    async def _reaches(self, engine: Engine) -> None:
+    async def _reaches(self, engine: TokenEngine) -> None:
         """Until the slab is registered."""
         until = time.monotonic() + _REACH_S
         begun = time.monotonic()
@@ -185,7 +190,7 @@ class Run:
             reach_bytes = (await engine.counts())["reach_bytes"]
             if reach_bytes < 0 or reach_bytes >= self.dram_cap_bytes():
                 break
-            await talk.stateless(engine, small, 1, self._seed())
+            await requests.stateless(engine, small, 1, self._seed())
             await asyncio.sleep(0.2)
         self.say(f"the slab is in reach {time.monotonic() - begun:.1f} s after the first store")
 
@@ -195,16 +200,16 @@ class Run:
 
     # What was counted.
 
-    async def counted(self, side: str, engine: Engine) -> Counted:
-        """By the pool and by the connector, where the side is ours."""
-        is_ours = side in {OURS, FORCED}
+    async def counted(self, variant: str, engine: TokenEngine) -> Counted:
+        """By the pool and by the connector, where the variant is ours."""
+        is_ours = variant in {FOREBAY, ALWAYS_LOADS}
         return (self.counters(), await engine.counts()) if is_ours else ({}, {})
 
-    async def since(self, before: Counted, side: str, engine: Engine) -> dict[str, Any]:
-        """What has changed, for a side's results; nothing where it is not ours."""
-        after = await self.counted(side, engine)
+    async def since(self, before: Counted, variant: str, engine: TokenEngine) -> dict[str, Any]:
+        """What has changed, for a variant's results; nothing where it is not ours."""
+        after = await self.counted(variant, engine)
         told = {"pool": _more(before[0], after[0]), "connector": _more(before[1], after[1])}
-        return {"counters": told} if side in {OURS, FORCED} else {}
+        return {"counters": told} if variant in {FOREBAY, ALWAYS_LOADS} else {}
 
     def counters(self) -> dict[str, int]:
         """What the pool has counted."""
@@ -225,15 +230,15 @@ class Run:
         return stats
 
     async def settled(self) -> dict[str, int]:
-        """The counters once no store comes any more."""
+        """The counters once nothing is stored or written any more."""
         until = time.monotonic() + _SETTLE_S
         before: dict[str, int] = {}
         while time.monotonic() < until:
-            now = self.counters()
-            if now == before:
+            stats = self.stats()
+            if stats["counters"] == before and not stats["dram"]["filling"]:
                 break
-            before = now
-            await asyncio.sleep(0.3)
+            before = stats["counters"]
+            await asyncio.sleep(_SETTLE_POLL_S)
         return before
 
     def clear_drive(self) -> None:

@@ -1,29 +1,33 @@
-"""A streaming client of OpenAI-compatible servers, on asyncio and nothing else.
+"""A streaming client of OpenAI-compatible servers, on aiohttp.
 
-One connection a request. Times are taken as bytes leave and arrive: from handing the request to the
-open connection to the first piece of the answer, and to the last; what this process takes to open
-many connections at once is no part of them. Nothing here raises for what a server does: a request
-ends as an Answer or as Failed with its kind.
+One connection a request. Times are taken from the moment the connection is open to the first piece
+of the answer, and to the last. Nothing here raises for what a server does: a request ends as an
+Answer, or as Failed with its kind. Only a missing aiohttp is a StartupError.
 """
 
 import asyncio
-import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Final, NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from forebay.bench.load.http import Events, Response
-from forebay.errors import SettingsError
+from forebay.bench.load.vocabulary import Vocabulary
+from forebay.errors import SettingsError, StartupError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 Message = dict[str, str]  # role and content, as the protocol has it
 REQUEST_S: Final = 300.0
-_SAID_MAX: Final = 200  # letters of a server's reason,
-_SAID_BYTES_MAX: Final = 16 << 10  # of so much that is looked at
+_HEALTH_S: Final = 5.0
+_REASON_LETTERS_MAX: Final = 200  # of a server's reason,
+_REASON_BYTES_MAX: Final = 16 << 10  # of so much that is looked at
 _BODY_BYTES_MAX: Final = 16 << 20
+_LINE_BYTES_MAX: Final = 1 << 20
 _END: Final = b"[DONE]"
 
 
@@ -37,14 +41,15 @@ class Endpoint(NamedTuple):
     key: str = ""  # a secret: shown nowhere
 
     @property
-    def place(self) -> str:
-        """Host and port as a URL has them."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+    def root(self) -> str:
+        """The URL of the server itself."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """For people."""
-        return f"{'https' if self.is_tls else 'http'}://{self.place}{self.base}"
+        """The URL of its API, for people."""
+        return self.root + self.base
 
 
 class Failed(NamedTuple):
@@ -55,7 +60,7 @@ class Failed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """One answer and what it took."""
 
     text: str
@@ -65,6 +70,8 @@ class Answer:
     cached_tokens: int | None  # of these, not computed; None where the server does not say
     answer_tokens: int
     has_usage: bool = True  # else tokens are the pieces that came
+    tokens: tuple[int, ...] = ()  # their ids, where the prompt was ids
+    token_times_s: tuple[float, ...] = ()  # of each of these, from the start
 
     @property
     def tpot_s(self) -> float | None:
@@ -81,9 +88,8 @@ class Target:
     endpoint: Endpoint
     model: str
     timeout_s: float = REQUEST_S  # of a whole request
-    is_plain: bool = (
-        False  # no parameters beyond the standard, so an answer may end before its time
-    )
+    is_plain: bool = False  # standard parameters only, so an answer may be shorter than asked
+    vocabulary: Vocabulary | None = None  # text is sent as token ids; None: as a chat
 
 
 def endpoint_of(url: str, key: str = "") -> Endpoint:
@@ -100,47 +106,76 @@ def endpoint_of(url: str, key: str = "") -> Endpoint:
     return Endpoint(parts.hostname, port or (443 if is_tls else 80), base, is_tls, key)
 
 
-async def ask(target: Target, messages: Sequence[Message], answer_tokens: int) -> Answer | Failed:
-    """Have one answer of exactly so many tokens, greedily."""
-    body: dict[str, object] = {
+def require() -> None:
+    """A StartupError if this environment has no aiohttp."""
+    try:
+        import aiohttp  # noqa: F401, PLC0415 - 0.2 s that other commands need not wait
+    except ModuleNotFoundError:
+        raise StartupError(
+            "asking a server needs aiohttp; install it with: pip install 'forebay[bench]'"
+        ) from None
+
+
+async def ask(
+    target: Target, messages: Sequence[Message], answer_tokens: int
+) -> Completion | Failed:
+    """Have one answer of exactly so many tokens to a chat, greedily."""
+    if target.vocabulary is not None:
+        text = " ".join(message["content"] for message in messages)
+        found = await ask_tokens(target, target.vocabulary.encode(text), answer_tokens)
+        if isinstance(found, Failed):
+            return found
+        return replace(found, text=target.vocabulary.decode(found.tokens))
+    body: dict[str, object] = {"messages": messages}
+    if not target.is_plain:
+        body["min_tokens"] = answer_tokens
+    return await _ask(target, "/chat/completions", body, answer_tokens)
+
+
+async def ask_tokens(
+    target: Target, prompt: Sequence[int], answer_tokens: int
+) -> Completion | Failed:
+    """The same for a prompt of token ids, answered in ids: for vLLM without a tokenizer."""
+    body = {"prompt": prompt, "return_token_ids": True}
+    return await _ask(target, "/completions", body, answer_tokens)
+
+
+async def fetch(
+    endpoint: Endpoint, path: str, timeout_s: float, method: str = "GET", body: object = None
+) -> bytes | Failed:
+    """The body at a path, whole."""
+    data = b"" if body is None else msgspec.json.encode(body)
+    found = _Body()
+    ended = await _exchange(endpoint, (method, path, data), timeout_s, found)
+    return ended if isinstance(ended, Failed) else bytes(found.content)
+
+
+async def is_up(endpoint: Endpoint) -> bool:
+    """Whether the server answers."""
+    return not isinstance(await fetch(endpoint, "/health", _HEALTH_S), Failed)
+
+
+async def _ask(
+    target: Target, path: str, prompt: dict[str, object], answer_tokens: int
+) -> Completion | Failed:
+    body = {
+        **prompt,
         "model": target.model,
-        "messages": messages,
         "max_tokens": answer_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     if not target.is_plain:
-        body |= {"min_tokens": answer_tokens, "ignore_eos": True}
-    path = target.endpoint.base + "/chat/completions"
-    heard = _Heard()
-    request = _request(target.endpoint, "POST", path, msgspec.json.encode(body))
-    ended = await _exchange(target.endpoint, request, target.timeout_s, heard.hear)
-    if heard.error is not None:  # it gave its reason, and may have broken off then
+        body["ignore_eos"] = True
+    endpoint = target.endpoint
+    request = ("POST", endpoint.base + path, msgspec.json.encode(body))
+    stream = _Stream()
+    begun = await _exchange(endpoint, request, target.timeout_s, stream)
+    if stream.error is not None:  # it gave its reason, and may have broken off then
         why = "the server broke off with an error"
-        return _failed("error", why, heard.error, target.endpoint.key)
-    if isinstance(ended, Failed):
-        return ended
-    if ended.status != 200:
-        return ended.refused(target.endpoint.key)
-    return heard.answer(ended.begun)
-
-
-async def fetch(
-    endpoint: Endpoint, path: str, timeout_s: float, method: str = "GET"
-) -> bytes | Failed:
-    """The body at a path, whole."""
-    ended = await _exchange(endpoint, _request(endpoint, method, path, b""), timeout_s, None)
-    if isinstance(ended, Failed):
-        return ended
-    if ended.status != 200:
-        return ended.refused(endpoint.key)
-    return bytes(ended.body)
-
-
-async def is_up(endpoint: Endpoint) -> bool:
-    """Whether the server answers."""
-    return not isinstance(await fetch(endpoint, "/health", 5.0), Failed)
+        return _failed("error", why, stream.error, endpoint.key)
+    return begun if isinstance(begun, Failed) else stream.answer(begun)
 
 
 class _Delta(msgspec.Struct):
@@ -151,6 +186,7 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
+    token_ids: list[int] | None = None
     finish_reason: str | None = None
 
 
@@ -177,51 +213,60 @@ _decoder: Final = msgspec.json.Decoder(_Event)
 
 
 @dataclass(slots=True)
-class _Heard:
-    """An answer as far as it has come; `hear` is called for every token, so it does little."""
+class _Body:
+    """A response that is wanted whole."""
 
-    events: Events = field(default_factory=Events)
+    content: bytearray = field(default_factory=bytearray)
+
+    def feed(self, data: bytes, now: float) -> bool:
+        """More of it; whether that is enough."""
+        del now
+        self.content += data
+        return len(self.content) > _BODY_BYTES_MAX
+
+
+@dataclass(slots=True)
+class _Stream:
+    """An answer as far as it has come; `feed` is called for every token, so it does little."""
+
     pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)
     first: float = 0.0
     last: float = 0.0
     usage: _Usage | None = None
     error: object = None
     has_events: bool = False
     is_finished: bool = False  # the server said so
+    rest: bytes = b""  # of a line that is not whole yet
 
-    def hear(self, body: bytes, now: float) -> bool:
-        """More of the answer; whether that was all."""
-        for data in self.events.feed(body):
+    def feed(self, data: bytes, now: float) -> bool:
+        """More of the answer; whether that was all. A ValueError if it is no event stream."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > _LINE_BYTES_MAX:
+            raise ValueError("a line without end")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
             self.has_events = True
-            if data == _END:
+            content = line[5:].strip()
+            if content == _END:
                 self.is_finished = True
                 return True
-            event = _decoder.decode(data)
-            self.usage = event.usage or self.usage
-            self.error = event.error or self.error
-            for choice in event.choices:
-                delta = choice.delta
-                piece = delta and (delta.content or delta.reasoning_content or delta.reasoning)
-                if piece:
-                    self.first = self.first or now
-                    self.pieces.append(piece)
-                # A last token may be no text, or half a letter: the end of the answer is its time.
-                if piece or choice.finish_reason is not None:
-                    self.last = now
-                    self.is_finished |= choice.finish_reason is not None
+            self._add(_decoder.decode(content), now)
         return False
 
-    def answer(self, begun: float) -> Answer | Failed:
+    def answer(self, begun: float) -> Completion | Failed:
         """What all of it comes to."""
         if not self.has_events:
             return Failed("garbage", "the server streamed what is no answer")
         if not self.is_finished:
             return Failed("broken_off", "the server ended its stream in mid-answer")
-        if not self.pieces:
+        if not self.pieces and not self.tokens:
             return Failed("empty", "the server answered with nothing")
-        usage = self.usage or _Usage(0, len(self.pieces))
+        usage = self.usage or _Usage(0, len(self.tokens) or len(self.pieces))
         details = usage.prompt_tokens_details
-        return Answer(
+        return Completion(
             text="".join(self.pieces),
             ttft_s=self.first - begun,
             seconds=self.last - begun,
@@ -229,118 +274,109 @@ class _Heard:
             cached_tokens=None if details is None else details.cached_tokens,
             answer_tokens=usage.completion_tokens,
             has_usage=self.usage is not None,
+            tokens=tuple(self.tokens),
+            token_times_s=tuple(each - begun for each in self.token_times),
         )
 
+    def _add(self, event: _Event, now: float) -> None:
+        self.usage = event.usage or self.usage
+        self.error = event.error or self.error
+        for choice in event.choices:
+            delta, ids = choice.delta, choice.token_ids
+            piece = delta and (delta.content or delta.reasoning_content or delta.reasoning)
+            if piece:
+                self.pieces.append(piece)
+            if ids:
+                self.tokens += ids
+                self.token_times += [now] * len(ids)
+            if piece or ids:
+                self.first = self.first or now
+            # A last token may be no text, or half a letter: the end of the answer is its time.
+            if piece or ids or choice.finish_reason is not None:
+                self.last = now
+                self.is_finished |= choice.finish_reason is not None
 
-def _failed(kind: str, why: str, said: object, secret: str) -> Failed:
+
+def _failed(kind: str, why: str, reason: object, secret: str) -> Failed:
     """A failure with the server's reason, if it has one, as a line that is fit for a terminal."""
-    while isinstance(said, dict) and (said.get("error") or said.get("message")):
-        said = said.get("error") or said.get("message")
+    while isinstance(reason, dict) and (reason.get("error") or reason.get("message")):
+        reason = reason.get("error") or reason.get("message")
     try:
-        text = said if isinstance(said, str) else msgspec.json.encode(said).decode()
+        text = reason if isinstance(reason, str) else msgspec.json.encode(reason).decode()
     except RecursionError:
         text = ""  # nested for no other reason than to be
     if secret:
         text = text.replace(secret, "…")  # some servers repeat what they were sent
-    text = "".join(letter if letter.isprintable() else " " for letter in text[:_SAID_BYTES_MAX])
-    reason = " ".join(text.split())[:_SAID_MAX].rstrip(" .")
-    return Failed(kind, f"{why}: {reason}" if reason else why)
+    text = "".join(letter if letter.isprintable() else " " for letter in text[:_REASON_BYTES_MAX])
+    text = " ".join(text.split())[:_REASON_LETTERS_MAX].rstrip(" .")
+    return Failed(kind, f"{why}: {text}" if text else why)
 
 
-Hear = Callable[[bytes, float], bool]  # more of the body, and when; whether that was all
-
-
-class _Exchange(asyncio.Protocol):
-    """One request on its way and what comes back, handed on as it arrives."""
-
-    def __init__(self, request: bytes, hear: Hear | None) -> None:
-        self.begun = 0.0  # when the request was sent
-        self.over: asyncio.Future[Failed | None] = asyncio.get_running_loop().create_future()
-        self.response = Response()
-        self.body = bytearray()  # of what is not streamed
-        self._request = request
-        self._hear = hear
-        self._transport: asyncio.Transport | None = None
-
-    @property
-    def status(self) -> int:
-        """As HTTP has it; 0 until it is there."""
-        return self.response.status
-
-    def refused(self, secret: str) -> Failed:
-        """What a server made of a request that it did not serve."""
-        body = bytes(self.body[:_SAID_BYTES_MAX])
-        try:
-            said = msgspec.json.decode(body)
-        except (ValueError, RecursionError):
-            said = body.decode(errors="replace")
-        return _failed(f"http_{self.status}", f"the server answered {self.status}", said, secret)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.begun = time.perf_counter()
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()  # before anything else: this is the measurement
-        if self.over.done():
-            return
-        try:
-            body = self.response.feed(data)
-            if self._hear is not None and self.status == 200:
-                is_all = bool(body) and self._hear(body, now)
-            else:
-                is_all = False
-                self.body += body
-        except (ValueError, msgspec.DecodeError, RecursionError):
-            self._end(Failed("garbage", "the server streamed what is no answer"))
-            return
-        if is_all or self.response.is_over or len(self.body) > _BODY_BYTES_MAX:
-            self._end(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.over.done():
-            is_whole = exc is None and self.response.ends_with_connection
-            name = "" if exc is None else f" ({type(exc).__name__})"
-            self._end(None if is_whole else Failed("broken_off", f"the server broke off{name}"))
-
-    def _end(self, failed: Failed | None) -> None:
-        if not self.over.done():
-            self.over.set_result(failed)
-        if self._transport is not None:
-            self._transport.close()
+def _refused(status: int, body: bytes, secret: str) -> Failed:
+    """What a server made of a request that it did not serve."""
+    try:
+        reason = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        reason = body.decode(errors="replace")
+    return _failed(f"http_{status}", f"the server answered {status}", reason, secret)
 
 
 async def _exchange(
-    endpoint: Endpoint, request: bytes, timeout_s: float, hear: Hear | None
-) -> _Exchange | Failed:
-    exchange = _Exchange(request, hear)
-    transport: asyncio.BaseTransport | None = None
+    endpoint: Endpoint, request: tuple[str, str, bytes], timeout_s: float, sink: _Body | _Stream
+) -> float | Failed:
+    """Send a request and hand on what comes; when the connection was open, by `perf_counter`."""
+    require()
+    import aiohttp  # noqa: PLC0415 - see require
+
     try:
-        async with asyncio.timeout(timeout_s):
-            transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: exchange, endpoint.host, endpoint.port, ssl=endpoint.is_tls or None
-            )
-            failed = await exchange.over
+        async with asyncio.timeout(timeout_s), _sent(endpoint, *request) as (response, begun):
+            if response.status != 200:
+                body = _Body()
+                async for data in response.content.iter_any():
+                    body.feed(data, 0.0)
+                    if len(body.content) >= _REASON_BYTES_MAX:
+                        break
+                content = bytes(body.content[:_REASON_BYTES_MAX])
+                return _refused(response.status, content, endpoint.key)
+            async for data in response.content.iter_any():
+                if sink.feed(data, time.perf_counter()):
+                    break
+            return begun[0]
     except TimeoutError:
         return Failed("timeout", f"the server did not answer within {timeout_s:g} s")
-    except (OSError, ssl.SSLError) as error:
+    except aiohttp.ClientConnectorError as error:
         return Failed("refused", f"{endpoint.url} cannot be reached ({type(error).__name__})")
-    finally:
-        if isinstance(transport, asyncio.Transport):
-            transport.abort()  # closing would wait for a server that hangs
-    return exchange if failed is None else failed
+    except (aiohttp.ClientPayloadError, OSError, aiohttp.ClientConnectionError) as error:
+        return Failed("broken_off", f"the server broke off ({type(error).__name__})")
+    except (aiohttp.ClientError, ValueError, msgspec.DecodeError, RecursionError):
+        return Failed("garbage", "the server streamed what is no answer")
 
 
-def _request(endpoint: Endpoint, method: str, path: str, body: bytes) -> bytes:
-    headers: Mapping[str, str] = {
-        "Host": endpoint.place,
-        "Accept": "*/*",
-        "Content-Type": "application/json",
-        "Content-Length": str(len(body)),
-        "Connection": "close",
-        **({"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}),
-    }
-    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+@asynccontextmanager
+async def _sent(
+    endpoint: Endpoint, method: str, path: str, body: bytes
+) -> AsyncIterator[tuple["aiohttp.ClientResponse", list[float]]]:
+    """The response to a request on a connection of its own, and when that was open."""
+    import aiohttp  # noqa: PLC0415 - see require
+
+    begun: list[float] = []
+
+    async def opened(*_: Any) -> None:  # noqa: ANN401 - as aiohttp calls it
+        begun.append(time.perf_counter())
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(opened)
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    if endpoint.key:
+        headers["Authorization"] = f"Bearer {endpoint.key}"
+    async with (
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
+            trace_configs=[trace],
+        ) as session,
+        session.request(
+            method, endpoint.root + path, data=body, headers=headers, allow_redirects=False
+        ) as response,
+    ):
+        yield response, begun

@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from forebay.bench.load import client
-from forebay.bench.load.client import Answer, Endpoint, Failed, Target
-from forebay.bench.load.script import Prose
-from forebay.bench.result.format import Server
+from forebay.bench.load.client import Completion, Endpoint, Failed, Target
+from forebay.bench.load.sessions import SyntheticText
+from forebay.bench.result.format import ServerFigures
 from forebay.errors import StartupError
 
 _FETCH_S: Final = 10.0
@@ -49,9 +49,9 @@ async def model_of(endpoint: Endpoint) -> str:
     raise StartupError(f"the server at {endpoint.url} has no model; name one with --model.")
 
 
-async def prose_of(target: Target) -> Prose:
+async def text_of(target: Target) -> SyntheticText:
     """Words by the server's own count; a StartupError if it does not answer."""
-    plain = Prose()
+    plain = SyntheticText()
     counts = []
     for tokens in _PROBE_TOKENS:
         text = plain.text(f"probe/{tokens}", tokens)
@@ -62,25 +62,25 @@ async def prose_of(target: Target) -> Prose:
     return _calibrated(counts)
 
 
-def _calibrated(answers: list[Answer]) -> Prose:
+def _calibrated(answers: list[Completion]) -> SyntheticText:
     tokens = answers[1].prompt_tokens - answers[0].prompt_tokens
-    words = (_PROBE_TOKENS[1] - _PROBE_TOKENS[0]) / Prose().tokens_a_word
-    return Prose(tokens / words) if tokens > 0 else Prose()
+    words = (_PROBE_TOKENS[1] - _PROBE_TOKENS[0]) / SyntheticText().tokens_a_word
+    return SyntheticText(tokens / words) if tokens > 0 else SyntheticText()
 
 
 @dataclass(slots=True)
-class Watch:
+class MetricsWatch:
     """A server's metrics while it is under load; empty where it has none."""
 
     samples: list[dict[str, float]] = field(default_factory=list)
 
-    def said(self) -> Server | None:
+    def said(self) -> ServerFigures | None:
         """What the samples come to."""
         if not self.samples:
             return None
         kv_use = [value for name in _SHARES for value in self._values(name)]
         waiting = self._values("num_requests_waiting")
-        return Server(
+        return ServerFigures(
             running_mean=_mean(self._values("num_requests_running")),
             waiting_mean=_mean(waiting),
             waiting_max=max(waiting, default=None),
@@ -100,9 +100,9 @@ class Watch:
 
 
 @contextlib.asynccontextmanager
-async def watched(endpoint: Endpoint) -> AsyncIterator[Watch]:
+async def watched(endpoint: Endpoint) -> AsyncIterator[MetricsWatch]:
     """Look at the metrics now, every second, and at the end."""
-    watch = Watch()
+    watch = MetricsWatch()
     await _look(endpoint, watch)
     looking = asyncio.create_task(_keep_looking(endpoint, watch)) if watch.samples else None
     try:
@@ -115,13 +115,13 @@ async def watched(endpoint: Endpoint) -> AsyncIterator[Watch]:
             await _look(endpoint, watch)
 
 
-async def _keep_looking(endpoint: Endpoint, watch: Watch) -> None:
+async def _keep_looking(endpoint: Endpoint, watch: MetricsWatch) -> None:
     while True:
         await asyncio.sleep(_LOOK_S)
         await _look(endpoint, watch)
 
 
-async def _look(endpoint: Endpoint, watch: Watch) -> None:
+async def _look(endpoint: Endpoint, watch: MetricsWatch) -> None:
     found = await client.fetch(endpoint, "/metrics", _FETCH_S)
     if isinstance(found, Failed):
         return

@@ -4,11 +4,19 @@ import html
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.bench.report.cells import paragraph, table
-from forebay.bench.report.words import clients_of, failures, gain_of, mean_of, moved, number
-from forebay.bench.result.compare import Row
-from forebay.bench.result.format import Ab, Machine, Order, Pool, Result, Step
+from forebay.bench.report.formatting import clients_of, failures, gain_of, mean_of, moved
+from forebay.bench.result.compare import ComparedStep
+from forebay.bench.result.format import (
+    AbResult,
+    LoadResult,
+    LoadStep,
+    MachineFacts,
+    PoolFigures,
+    RepeatOrder,
+)
 from forebay.quantity import format_size
+from forebay.report.charts import number
+from forebay.report.page import paragraph, table
 
 _EQUAL: Final = (
     "Answers are greedy. An engine that batches does not always repeat itself: where several are"
@@ -18,7 +26,7 @@ _EQUAL: Final = (
 _FIGURES: Final = ("requests/s", "TTFT, mean ms", "TPOT, mean ms", "errors")
 
 
-def sections(ab: Ab) -> list[str]:
+def sections(ab: AbResult) -> list[str]:
     """What is known, each under its heading."""
     results = (ab.off, ab.on, *ab.others)
     return [
@@ -32,17 +40,17 @@ def sections(ab: Ab) -> list[str]:
     ]
 
 
-def steps_table(result: Result) -> str:
+def steps_table(result: LoadResult) -> str:
     """One configuration by itself."""
     rows = [[str(step.clients), *_figures(step)] for step in result.steps]
     return f"<h3>{html.escape(result.name)}</h3>" + table(["clients", *_FIGURES], rows)
 
 
-def _figures(step: Step) -> list[str]:
+def _figures(step: LoadStep) -> list[str]:
     return [f"{step.req_s:.2f}", mean_of(step.ttft_ms), mean_of(step.tpot_ms), str(step.errors)]
 
 
-def _answers(ab: Ab) -> list[str]:
+def _answers(ab: AbResult) -> list[str]:
     if ab.equal is None:
         return []
     share = f"{ab.equal.share:.1%} of the answers are equal word for word"
@@ -50,7 +58,7 @@ def _answers(ab: Ab) -> list[str]:
     return ["<h2>Answers</h2>", paragraph(f"{share} {count}. {_EQUAL}")]
 
 
-def _offload(ab: Ab) -> list[str]:
+def _offload(ab: AbResult) -> list[str]:
     if ab.pool is None:
         return []
     rows = [[name, f"{chunks:,}", format_size(size)] for name, chunks, size in moved(ab.pool)]
@@ -68,7 +76,7 @@ def _offload(ab: Ab) -> list[str]:
     return parts
 
 
-def _growth(clients: int, pool: Pool) -> list[str]:
+def _growth(clients: int, pool: PoolFigures) -> list[str]:
     sizes = (
         pool.stored_bytes,
         pool.written_bytes,
@@ -80,11 +88,11 @@ def _growth(clients: int, pool: Pool) -> list[str]:
     return [str(clients), *map(format_size, sizes)]
 
 
-def _boundary(ab: Ab) -> list[str]:
+def _boundary(ab: AbResult) -> list[str]:
     if ab.stateless is None:
         return []
     off, on = ab.stateless.off.steps[0], ab.stateless.on.steps[0]
-    gain = gain_of(Row(off.clients, off, on).gain)
+    gain = gain_of(ComparedStep(off.clients, off, on).gain)
     rows = [[ab.off.name, *_figures(off)], [ab.on.name, *_figures(on)]]
     clients = f"{clients_of(off.clients)} with requests that share nothing"
     return [
@@ -94,7 +102,7 @@ def _boundary(ab: Ab) -> list[str]:
     ]
 
 
-def _repeats(repeats: Sequence[Order]) -> list[str]:
+def _repeats(repeats: Sequence[RepeatOrder]) -> list[str]:
     if len(repeats) < 2:
         return []
     rows = [
@@ -110,7 +118,7 @@ def _repeats(repeats: Sequence[Order]) -> list[str]:
     ]
 
 
-def _remarks(results: Sequence[Result]) -> list[str]:
+def _remarks(results: Sequence[LoadResult]) -> list[str]:
     lines = [line for result in results for line in failures(result)]
     if not lines:
         return []
@@ -118,7 +126,7 @@ def _remarks(results: Sequence[Result]) -> list[str]:
     return ["<h2>Remarks</h2>", f"<ul>{items}</ul>"]
 
 
-def _servers(results: Sequence[Result]) -> list[str]:
+def _servers(results: Sequence[LoadResult]) -> list[str]:
     rows = [
         [
             result.name,
@@ -142,7 +150,7 @@ def _servers(results: Sequence[Result]) -> list[str]:
     return ["<h2>What the servers said of themselves</h2>", table(head, rows, names=[0])]
 
 
-def _conditions(ab: Ab, results: Sequence[Result]) -> list[str]:
+def _conditions(ab: AbResult, results: Sequence[LoadResult]) -> list[str]:
     facts = [
         *_machine(ab.on.machine or ab.off.machine),
         *sorted((ab.off.versions | ab.on.versions).items()),
@@ -156,7 +164,7 @@ def _conditions(ab: Ab, results: Sequence[Result]) -> list[str]:
     return ["<h2>Conditions</h2>", *parts] if parts else []
 
 
-def _machine(machine: Machine | None) -> list[tuple[str, str]]:
+def _machine(machine: MachineFacts | None) -> list[tuple[str, str]]:
     if machine is None:
         return []
     return [
@@ -167,7 +175,7 @@ def _machine(machine: Machine | None) -> list[tuple[str, str]]:
     ]
 
 
-def _cached(step: Step) -> str:
+def _cached(step: LoadStep) -> str:
     if step.cached_tokens is None or not step.prompt_tokens:
         return "-"
     return f"{step.cached_tokens / step.prompt_tokens:.0%}"

@@ -1,35 +1,31 @@
-"""A comparison as one HTML file: opens offline, follows light and dark, prints well, has no script.
-
-Everything that was measured or written elsewhere is escaped: a model's name is data.
-"""
+"""A comparison as one HTML file. What was measured or named elsewhere is escaped."""
 
 import html
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from forebay.bench.report import details
-from forebay.bench.report.charts import Chart, Curve, svg
-from forebay.bench.report.style import STYLE
-from forebay.bench.report.words import (
+from forebay.bench.report.formatting import (
     clients_of,
     gain_of,
     mean_of,
-    number,
     ratio,
     sla_words,
     violations,
 )
-from forebay.bench.result.compare import Comparison, Row, Side, compare, side_of
-from forebay.bench.result.format import Ab, Result, Step, Times
+from forebay.bench.result import files
+from forebay.bench.result.compare import ComparedStep, Comparison, JudgedResult, compare, side_of
+from forebay.bench.result.format import AbResult, LoadResult, LoadStep, TimeStats
+from forebay.report.charts import Chart, ChartLine, number
+from forebay.report.page import document, figure, legend
 
 
-def page(ab: Ab) -> str:
+def page(ab: AbResult) -> str:
     """The whole file."""
     found = compare(ab.off, ab.on, ab.sla)
     model = ab.on.model or ab.off.model
     title = f"{found.on.name} against {found.off.name}"
     parts = [
-        f"<h1>{html.escape(title)}</h1>",
-        f'<p class="soft">{html.escape(_subtitle(ab, model))}</p>',
         _headline(found),
         _keys(ab, found),
         _charts(ab, found),
@@ -37,25 +33,25 @@ def page(ab: Ab) -> str:
         _table(ab, found),
         *details.sections(ab),
     ]
-    body = "\n".join(part for part in parts if part)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(title)}</title>"
-        # A browser would ask the network, or the disk, for an icon.
-        '<link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
-    )
+    return document(title, _subtitle(ab, model), parts)
 
 
-def _subtitle(ab: Ab, model: str) -> str:
+def write(directory: Path, ab: AbResult) -> Path:
+    """Write the page and the result beside it; the page's path, or a StartupError."""
+    files.write(directory / "ab.json", files.as_text(ab))
+    path = directory / "report.html"
+    files.write(path, page(ab))
+    return path
+
+
+def _subtitle(ab: AbResult, model: str) -> str:
     workload = ab.on.workload.get("name")
     said = [model, f"workload {workload}" if workload else "", ab.on.begun[:10]]
     return " · ".join(part for part in [*said, f"SLA: {sla_words(ab.sla)}"] if part)
 
 
 def _headline(found: Comparison) -> str:
-    def both(figure: Callable[[Step], str]) -> str:
+    def both(figure: Callable[[LoadStep], str]) -> str:
         said = [
             "no step" if side.point is None else figure(side.point)
             for side in (found.on, found.off)
@@ -83,19 +79,16 @@ def _headline(found: Comparison) -> str:
     return f'<div class="cards">{inner}</div>'
 
 
-def _keys(ab: Ab, found: Comparison) -> str:
+def _keys(ab: AbResult, found: Comparison) -> str:
     names = [("off", found.off.name), ("on", found.on.name)]
     names += [("other", result.name) for result in ab.others]
-    keys = "".join(
-        f'<span><i class="key {side}"></i>{html.escape(name)}</span>' for side, name in names
-    )
-    return f'<p class="keys">{keys}<span class="soft">ring: operating point</span></p>'
+    return legend(names, "ring: operating point")
 
 
-def _charts(ab: Ab, found: Comparison) -> str:
-    def over(figure: Callable[[Step], float | None]) -> list[Curve]:
+def _charts(ab: AbResult, found: Comparison) -> str:
+    def over(value_of: Callable[[LoadStep], float | None]) -> list[ChartLine]:
         sides = [("off", ab.off), ("on", ab.on), *(("other", each) for each in ab.others)]
-        return [_curve(side, result, ab, figure) for side, result in sides]
+        return [_line(side, result, ab, value_of) for side, result in sides]
 
     ttft_bound = found.bounds.ttft_ms
     charts = [
@@ -118,28 +111,22 @@ def _charts(ab: Ab, found: Comparison) -> str:
         ),
         *_per_turn(ab, found),
     ]
-    return '<div class="charts">' + "".join(_figure(chart) for chart in charts) + "</div>"
+    return '<div class="charts">' + "".join(figure(chart) for chart in charts) + "</div>"
 
 
-def _figure(chart: Chart) -> str:
-    drawn = svg(chart)
-    if not drawn:
-        return ""
-    return (
-        f'<figure class="card" style="margin:0"><h3>{html.escape(chart.title)}</h3>'
-        f'<div class="soft">{html.escape(chart.unit)}</div>{drawn}</figure>'
-    )
-
-
-def _curve(side: str, result: Result, ab: Ab, figure: Callable[[Step], float | None]) -> Curve:
+def _line(
+    side: str, result: LoadResult, ab: AbResult, value_of: Callable[[LoadStep], float | None]
+) -> ChartLine:
     points = [
-        (float(step.clients), value) for step in result.steps if (value := figure(step)) is not None
+        (float(step.clients), value)
+        for step in result.steps
+        if (value := value_of(step)) is not None
     ]
     point = side_of(result, ab.sla).point
-    return Curve(result.name, side, points, None if point is None else float(point.clients))
+    return ChartLine(result.name, side, points, None if point is None else float(point.clients))
 
 
-def _per_turn(ab: Ab, found: Comparison) -> list[Chart]:
+def _per_turn(ab: AbResult, found: Comparison) -> list[Chart]:
     """At the last step where both sides have turns and the first is within the SLA, or the last."""
     both = [
         row.clients
@@ -160,15 +147,15 @@ def _per_turn(ab: Ab, found: Comparison) -> list[Chart]:
             for turn in step.turns
             if turn.ttft_ms is not None
         ]
-        curves.append(Curve(result.name, side, points))
+        curves.append(ChartLine(result.name, side, points))
     return [Chart(f"TTFT turn by turn, at {clients_of(clients)}", "ms, mean", "turn", curves)]
 
 
-def _mean(value: Times | None) -> float | None:
+def _mean(value: TimeStats | None) -> float | None:
     return None if value is None else value.mean
 
 
-def _table(ab: Ab, found: Comparison) -> str:
+def _table(ab: AbResult, found: Comparison) -> str:
     names = [html.escape(found.off.name), html.escape(found.on.name)]
     groups = [
         ("requests a second", 3),
@@ -190,8 +177,8 @@ def _table(ab: Ab, found: Comparison) -> str:
     )
 
 
-def _row(found: Comparison, row: Row) -> str:
-    steps: Sequence[Step | None] = (row.off, row.on)
+def _row(found: Comparison, row: ComparedStep) -> str:
+    steps: Sequence[LoadStep | None] = (row.off, row.on)
     kinds = [_kind(step, side) for step, side in zip(steps, (found.off, found.on), strict=True)]
     cells = [f"<td>{'-' if step is None else f'{step.req_s:.2f}'}</td>" for step in steps]
     kind = "loss" if row.gain is not None and row.gain < 0 else "gain"
@@ -208,7 +195,7 @@ def _row(found: Comparison, row: Row) -> str:
     return f"<tr><td>{row.clients}</td>{''.join(cells)}</tr>"
 
 
-def _kind(step: Step | None, side: Side) -> str:
+def _kind(step: LoadStep | None, side: JudgedResult) -> str:
     if step is None:
         return ""
     if step is side.point:

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 
-from forebay.bench.report.words import (
+from forebay.bench.report.formatting import (
     clients_of,
     failures,
     gain_of,
     mean_of,
     moved_lines,
-    number,
     points,
     sla_words,
     times,
 )
-from forebay.bench.result.compare import Comparison, Row, load_of, side_of
-from forebay.bench.result.format import Ab, Bounds, Result, Step
+from forebay.bench.result.compare import ComparedStep, Comparison, load_of, side_of
+from forebay.bench.result.format import AbResult, LoadResult, LoadStep, SlaBounds
 from forebay.plan.measured import FAILED_SHARE_MAX
+from forebay.report.charts import number
 
 
 def comparison_text(found: Comparison) -> str:
@@ -23,7 +23,7 @@ def comparison_text(found: Comparison) -> str:
     return "\n".join([*points(found), "", *_table(found)])
 
 
-def ab_text(ab: Ab, found: Comparison) -> str:
+def ab_text(ab: AbResult, found: Comparison) -> str:
     """Everything that the report says, without its charts."""
     lines = [*points(found), "", *_table(found), ""]
     if ab.equal is not None:
@@ -39,7 +39,7 @@ def ab_text(ab: Ab, found: Comparison) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def result_text(result: Result, bounds: Bounds) -> str:
+def result_text(result: LoadResult, bounds: SlaBounds) -> str:
     """One server under rising load."""
     side = side_of(result, bounds)
     lines = [*_steps(result), ""]
@@ -59,10 +59,10 @@ def result_text(result: Result, bounds: Bounds) -> str:
     return "\n".join([*lines, *failures(result)])
 
 
-def _stateless(ab: Ab) -> list[str]:
+def _stateless(ab: AbResult) -> list[str]:
     assert ab.stateless is not None
     off, on = ab.stateless.off.steps[0], ab.stateless.on.steps[0]
-    gain = gain_of(Row(off.clients, off, on).gain)
+    gain = gain_of(ComparedStep(off.clients, off, on).gain)
     rates = f"{off.req_s:.2f} and {on.req_s:.2f} requests/s ({gain})"
     ttft = f"TTFT {mean_of(off.ttft_ms)} and {mean_of(on.ttft_ms)} ms"
     tpot = f"TPOT {mean_of(off.tpot_ms)} and {mean_of(on.tpot_ms)} ms"
@@ -83,7 +83,7 @@ def _table(found: Comparison) -> list[str]:
     return [names, "", head, columns, *(_row(found, row) for row in found.rows), legend]
 
 
-def _row(found: Comparison, row: Row) -> str:
+def _row(found: Comparison, row: ComparedStep) -> str:
     off, on = row.off, row.on
     tpots = [
         mean_of(step.tpot_ms if step else None) + _mark(step, side.point, side.violation)
@@ -96,7 +96,7 @@ def _row(found: Comparison, row: Row) -> str:
     )
 
 
-def _mark(step: Step | None, point: Step | None, violation: Step | None) -> str:
+def _mark(step: LoadStep | None, point: LoadStep | None, violation: LoadStep | None) -> str:
     if step is not None and step is point:
         return " <"
     if step is not None and violation is not None and step.clients >= violation.clients:
@@ -104,7 +104,7 @@ def _mark(step: Step | None, point: Step | None, violation: Step | None) -> str:
     return "  "
 
 
-def _steps(result: Result) -> Iterator[str]:
+def _steps(result: LoadResult) -> Iterator[str]:
     yield (
         f"{'':>9} {'':>8} {'':>9} {'TTFT, ms':^17} {'TPOT, ms':^17} {'end to end, ms':^17}"
         f" {'':>7} {'cached':>7}"
@@ -124,9 +124,9 @@ def _steps(result: Result) -> Iterator[str]:
         )
 
 
-def _rate(step: Step | None) -> str:
+def _rate(step: LoadStep | None) -> str:
     return "-" if step is None else f"{step.req_s:.2f}"
 
 
-def _errors(step: Step | None) -> str:
+def _errors(step: LoadStep | None) -> str:
     return "-" if step is None else str(step.errors)

@@ -3,27 +3,27 @@
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.bench.result.format import Bounds, Result, Step
+from forebay.bench.result.format import LoadResult, LoadStep, SlaBounds
 from forebay.plan.measured import Judged, Sla, failed_share, judged
-from forebay.plan.measured import Step as Load
+from forebay.plan.measured import MeasuredStep as Load
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class JudgedResult:
     """One result under an SLA."""
 
     name: str
-    point: Step | None  # the operating point: the last step before the first violation
-    violation: Step | None  # the first
+    point: LoadStep | None  # the operating point: the last step before the first violation
+    violation: LoadStep | None  # the first
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedStep:
     """One load on both sides; None where a side was not measured at it."""
 
     clients: int
-    off: Step | None
-    on: Step | None
+    off: LoadStep | None
+    on: LoadStep | None
 
     @property
     def gain(self) -> float | None:
@@ -37,10 +37,10 @@ class Row:
 class Comparison:
     """Everything that two results say together."""
 
-    bounds: Bounds
-    off: Side
-    on: Side
-    rows: tuple[Row, ...]
+    bounds: SlaBounds
+    off: JudgedResult
+    on: JudgedResult
+    rows: tuple[ComparedStep, ...]
 
     @property
     def clients_ratio(self) -> float | None:
@@ -77,7 +77,7 @@ class Comparison:
         }
 
 
-def compare(off: Result, on: Result, bounds: Bounds) -> Comparison:
+def compare(off: LoadResult, on: LoadResult, bounds: SlaBounds) -> Comparison:
     """What the second result gains over the first."""
     steps = [{step.clients: step for step in result.steps} for result in (off, on)]
     clients = sorted(steps[0].keys() | steps[1].keys())
@@ -85,30 +85,30 @@ def compare(off: Result, on: Result, bounds: Bounds) -> Comparison:
         bounds,
         side_of(off, bounds),
         side_of(on, bounds),
-        tuple(Row(count, steps[0].get(count), steps[1].get(count)) for count in clients),
+        tuple(ComparedStep(count, steps[0].get(count), steps[1].get(count)) for count in clients),
     )
 
 
-def side_of(result: Result, bounds: Bounds) -> Side:
+def side_of(result: LoadResult, bounds: SlaBounds) -> JudgedResult:
     """A result's operating point and first violation; the planner judges likewise."""
     found = judge(result.steps, bounds)
     steps = {step.clients: step for step in result.steps}
     point = None if found.point is None else steps[found.point.clients]
     violation = None if found.violation is None else steps[found.violation.clients]
-    return Side(result.name, point, violation)
+    return JudgedResult(result.name, point, violation)
 
 
-def judge(steps: tuple[Step, ...], bounds: Bounds) -> Judged:
+def judge(steps: tuple[LoadStep, ...], bounds: SlaBounds) -> Judged:
     """As the planner would."""
     return judged((load_of(step) for step in steps), sla_of(bounds))
 
 
-def sla_of(bounds: Bounds) -> Sla:
+def sla_of(bounds: SlaBounds) -> Sla:
     """The bounds as the planner has them; a SettingsError if they cannot be meant."""
     return Sla(bounds.tpot_ms, bounds.ttft_ms)
 
 
-def load_of(step: Step) -> Load:
+def load_of(step: LoadStep) -> Load:
     """A step as the planner has it."""
     return Load(
         clients=step.clients,
@@ -120,7 +120,7 @@ def load_of(step: Step) -> Load:
     )
 
 
-def _side_json(side: Side) -> dict[str, Any]:
+def _side_json(side: JudgedResult) -> dict[str, Any]:
     point, violation = side.point, side.violation
     return {
         "name": side.name,
@@ -132,7 +132,7 @@ def _side_json(side: Side) -> dict[str, Any]:
     }
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: ComparedStep) -> dict[str, Any]:
     gain = None if row.gain is None else round(100 * row.gain, 1)
     off, on = row.off, row.on
     return {

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from forebay.bench.result.format import Ab, Result
+from forebay.bench.result.format import AbResult, LoadResult
 from forebay.errors import SettingsError, StartupError
 
 FILE_BYTES_MAX: Final = 256 << 20
@@ -23,16 +23,16 @@ class _Kind(msgspec.Struct):
     on: msgspec.Raw = _NONE
 
 
-def read(path: Path) -> Result | Ab:
+def read(path: Path) -> LoadResult | AbResult:
     """One result, or a pair of them; steps in ascending order of clients."""
     content = _content(path)
     kind = _decoded(path, content, _Kind)
     if not bytes(kind.steps) and bytes(kind.off) and bytes(kind.on):
-        ab = _decoded(path, content, Ab)
+        ab = _decoded(path, content, AbResult)
         return msgspec.structs.replace(
             ab, off=_named(path, ab.off, "off"), on=_named(path, ab.on, "on")
         )
-    return _named(path, _decoded(path, content, Result), path.stem)
+    return _named(path, _decoded(path, content, LoadResult), path.stem)
 
 
 def write(path: Path, content: str) -> None:
@@ -52,7 +52,7 @@ def write(path: Path, content: str) -> None:
         raise StartupError(f"{path} cannot be written ({error.strerror}).") from None
 
 
-def as_text(result: Result | Ab) -> str:
+def as_text(result: LoadResult | AbResult) -> str:
     """The file's content."""
     return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
 
@@ -79,7 +79,7 @@ def _decoded(path: Path, content: bytes, kind: type[_Struct]) -> _Struct:
         raise SettingsError(f"{path} is not JSON.") from None
 
 
-def _named(path: Path, result: Result, name: str) -> Result:
+def _named(path: Path, result: LoadResult, name: str) -> LoadResult:
     """With a name for people, and its steps in order."""
     steps = tuple(sorted(result.steps, key=lambda step: step.clients))
     if len({step.clients for step in steps}) < len(steps):

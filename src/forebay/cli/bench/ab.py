@@ -10,16 +10,16 @@ from typing import Final
 
 import msgspec
 
-from forebay.bench.ab import demo, run
-from forebay.bench.ab.run import OFF, ON, AbPlan
-from forebay.bench.ab.sides import Engine, Running, Side, Started
-from forebay.bench.load.run import Plan
+from forebay.bench.ab import comparison, demo
+from forebay.bench.ab.comparison import OFF, ON, AbPlan
+from forebay.bench.ab.variants import RunningServer, StartedServer, Variant, VllmServer
+from forebay.bench.load.steps import LoadPlan
 from forebay.bench.load.workloads import Dialogs, Stateless, Workload
-from forebay.bench.report import written
+from forebay.bench.report import page as report
 from forebay.bench.report.text import ab_text
 from forebay.bench.result import files
 from forebay.bench.result.compare import compare
-from forebay.bench.result.format import Bounds, Result
+from forebay.bench.result.format import LoadResult, SlaBounds
 from forebay.cli import flags, progress
 from forebay.cli.bench import loads, sla
 from forebay.cli.bench.serve import complete, target_of
@@ -34,7 +34,7 @@ from forebay.settings import DiskSetting
 _DEMO_CLIENTS: Final = "1,2,4"
 _DEMO_DIALOGS: Final = Dialogs(turns=3, first_tokens=720, turn_tokens=40, answer_tokens=16, hold=4)
 _DEMO_STATELESS: Final = Stateless(prompt_tokens=400, answer_tokens=16, requests=4)
-_DEMO_BOUNDS: Final = Bounds(tpot_ms=100.0)
+_DEMO_BOUNDS: Final = SlaBounds(tpot_ms=100.0)
 _DEMO_KV_BYTES: Final = 128 << 20  # 46 KB a token: 2,900 tokens, not four dialogs
 _DEMO_CONTEXT_TOKENS: Final = 2048
 _DEMO_DRAM_BYTES: Final = 512 << 20  # less than the dialogs take: some come back from the drive
@@ -99,11 +99,11 @@ def add(kinds: Commands) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     plan = _plan(parsed)
     with progress.shown() as show:
-        found = run.run(plan, show, lambda name, result: _keep(parsed, name, result))
+        found = comparison.run(plan, show, lambda name, result: _keep(parsed, name, result))
     ab = msgspec.structs.replace(
         found, off=complete(found.off, parsed), on=complete(found.on, parsed)
     )
-    page = written.write(parsed.out, ab)
+    page = report.write(parsed.out, ab)
     if parsed.json:
         print(files.as_text(ab).rstrip())
     else:
@@ -118,7 +118,7 @@ def _plan(parsed: argparse.Namespace) -> AbPlan:
     bounds = sla.bounds(parsed)
     if is_demo and parsed.tpot_ms is None:
         bounds = msgspec.structs.replace(bounds, tpot_ms=_DEMO_BOUNDS.tpot_ms)
-    load = Plan(
+    load = LoadPlan(
         clients=clients,
         workload=loads.workload_of(parsed, _DEMO_DIALOGS if is_demo else None),
         bounds=bounds,
@@ -131,7 +131,7 @@ def _plan(parsed: argparse.Namespace) -> AbPlan:
     boundary = _DEMO_STATELESS if is_demo else _boundary(load.workload)
     return AbPlan(
         load=load,
-        sides=_sides(parsed, is_demo=is_demo),
+        variants=_variants(parsed, is_demo=is_demo),
         repeats=repeats,
         stateless=boundary if stateless else None,
         stateless_clients=stateless or 1,
@@ -144,7 +144,7 @@ def _boundary(workload: Workload) -> Workload:
     return Stateless(answer_tokens=tokens) if isinstance(tokens, int) else Stateless()
 
 
-def _sides(parsed: argparse.Namespace, *, is_demo: bool) -> dict[str, Side]:
+def _variants(parsed: argparse.Namespace, *, is_demo: bool) -> dict[str, Variant]:
     if (parsed.off is None) != (parsed.on is None):
         raise SettingsError("--off and --on are two servers that run; name both.")
     if parsed.off is not None:
@@ -155,30 +155,30 @@ def _sides(parsed: argparse.Namespace, *, is_demo: bool) -> dict[str, Side]:
     disks = tuple(flags.read_settings(parsed).disk)
     if is_demo and not disks:
         disks = (DiskSetting(cache_directory(), _DEMO_DISK_BYTES),)
-    found: dict[str, Side] = {
-        OFF: Started(_ALONE, engine),
-        ON: Started(_WITH, engine, has_pool=True, disks=disks),
+    found: dict[str, Variant] = {
+        OFF: StartedServer(_ALONE, engine),
+        ON: StartedServer(_WITH, engine, has_pool=True, disks=disks),
     }
     for name, words in _also(parsed):
         is_url = words[0].startswith(("http://", "https://"))
         found[name] = (
-            Running(name, asyncio.run(target_of(parsed, words[0], None)))
+            RunningServer(name, asyncio.run(target_of(parsed, words[0], None)))
             if is_url
-            else Started(name, engine, arguments=tuple(words))
+            else StartedServer(name, engine, arguments=tuple(words))
         )
     return found
 
 
-def _running(parsed: argparse.Namespace) -> dict[str, Side]:
+def _running(parsed: argparse.Namespace) -> dict[str, Variant]:
     if parsed.model is not None or parsed.passed_on:
         word = parsed.model or parsed.passed_on[0]
         raise SettingsError(f"with --off and --on no server is started; '{word[:40]}' has no use.")
     urls = [(OFF, "without", parsed.off), (ON, "with", parsed.on)]
     urls += [(name, name, words[0]) for name, words in _also(parsed)]
-    found: dict[str, Side] = {}
+    found: dict[str, Variant] = {}
     for key, name, url in urls:
         target = asyncio.run(target_of(parsed, url, None))
-        found[key] = Running(name, target, parsed.pool if key == ON else None)
+        found[key] = RunningServer(name, target, parsed.pool if key == ON else None)
     return found
 
 
@@ -194,13 +194,13 @@ def _also(parsed: argparse.Namespace) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _engine(parsed: argparse.Namespace) -> Engine:
+def _engine(parsed: argparse.Namespace) -> VllmServer:
     vllm.require()
     given = {word.partition("=")[0] for word in parsed.passed_on}
     for word in (vllm.TRANSFER_FLAG, "--port", "--host", "--served-model-name"):
         if word in given:
             raise SettingsError(f"forebay bench ab writes {word} itself.")
-    return Engine(
+    return VllmServer(
         model=parsed.model,
         served_name=parsed.model,
         arguments=("--enable-prompt-tokens-details", *parsed.passed_on),
@@ -209,7 +209,7 @@ def _engine(parsed: argparse.Namespace) -> Engine:
     )
 
 
-def _demo_engine(parsed: argparse.Namespace) -> Engine:
+def _demo_engine(parsed: argparse.Namespace) -> VllmServer:
     vllm.require()
     if not demo_model.is_ready():
         print("forebay: converting the demo model, once", file=sys.stderr)
@@ -225,7 +225,7 @@ def _demo_engine(parsed: argparse.Namespace) -> Engine:
     )
 
 
-def _keep(parsed: argparse.Namespace, name: str, result: Result) -> None:
+def _keep(parsed: argparse.Namespace, name: str, result: LoadResult) -> None:
     """A side's own result: what was measured outlives whatever comes after."""
     safe = "".join(letter if letter.isalnum() else "-" for letter in name)
     files.write(parsed.out / f"{safe}.json", files.as_text(complete(result, parsed)))

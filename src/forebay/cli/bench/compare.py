@@ -8,7 +8,7 @@ from forebay.bench.report.page import page
 from forebay.bench.report.text import ab_text, comparison_text
 from forebay.bench.result import files
 from forebay.bench.result.compare import compare
-from forebay.bench.result.format import Ab, Result
+from forebay.bench.result.format import AbResult, LoadResult
 from forebay.cli import flags
 from forebay.cli.bench import sla
 from forebay.cli.flags import Commands
@@ -55,13 +55,13 @@ def _run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _pair(parsed: argparse.Namespace) -> Ab:
+def _pair(parsed: argparse.Namespace) -> AbResult:
     first = files.read(parsed.off)
     if parsed.on is None:
-        if isinstance(first, Result):
+        if isinstance(first, LoadResult):
             raise SettingsError(f"{parsed.off} is one result; name another to compare it with.")
         return sla.replaced(first, parsed)
     second = files.read(parsed.on)
-    if not isinstance(first, Result) or not isinstance(second, Result):
+    if not isinstance(first, LoadResult) or not isinstance(second, LoadResult):
         raise SettingsError("an A/B result holds both sides; compare it by itself.")
-    return Ab(off=first, on=second, sla=sla.bounds(parsed))
+    return AbResult(off=first, on=second, sla=sla.bounds(parsed))

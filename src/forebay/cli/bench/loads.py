@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.bench.load.client import REQUEST_S
-from forebay.bench.load.replay import Agent, Chat, Own, Replay
+from forebay.bench.load.traces import AgentTrace, ChatTrace, ReplayOptions, RequestFile
 from forebay.bench.load.workloads import Dialogs, Documents, Questions, Stateless, Workload
 from forebay.errors import SettingsError
 from forebay.plan.number import real, whole
@@ -87,10 +87,10 @@ _MAKERS: Final[dict[str, Callable[..., Workload]]] = {
     "dialog": Dialogs,
     "qa": Questions,
     "document": Documents,
-    "agent": lambda path, **rest: Agent(path, Replay(**rest)),
-    "chat": lambda path, **rest: Chat(path, Replay(**rest)),
+    "agent": lambda path, **rest: AgentTrace(path, ReplayOptions(**rest)),
+    "chat": lambda path, **rest: ChatTrace(path, ReplayOptions(**rest)),
     "stateless": Stateless,
-    "file": Own,
+    "file": RequestFile,
 }
 
 

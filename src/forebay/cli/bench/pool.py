@@ -4,11 +4,12 @@ import argparse
 import json
 import os
 
-from forebay.bench import pool
-from forebay.bench.figures import Figures, Versus, tokens_per_s, verdict
-from forebay.bench.served.figures import Latency, Served
-from forebay.bench.served.run import ServedPlan, refuse_impossible
-from forebay.bench.served.run import run as measure_served
+from forebay.bench.disk.figures import DiskFigures, RawComparison, tokens_per_s, verdict
+from forebay.bench.disk.run import DiskBenchPlan
+from forebay.bench.disk.run import run as measure_disks
+from forebay.bench.pool.figures import Latency, PoolBenchFigures
+from forebay.bench.pool.run import PoolBenchPlan, refuse_impossible
+from forebay.bench.pool.run import run as measure_pool
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
 from forebay.errors import SettingsError
@@ -59,11 +60,11 @@ def _run(parsed: argparse.Namespace) -> int:
     seconds = _seconds(parsed.seconds or str(60 * shares)) / shares
     served_plan = None
     if parsed.dram is not None:
-        served_plan = ServedPlan(_size("--dram", parsed.dram), disks, record_bytes, seconds)
+        served_plan = PoolBenchPlan(_size("--dram", parsed.dram), disks, record_bytes, seconds)
         refuse_impossible(served_plan)
     with progress.shown() as show:
-        figures = pool.run(pool.Plan(disks, record_bytes, seconds), show)
-        served = None if served_plan is None else measure_served(served_plan, show)
+        figures = measure_disks(DiskBenchPlan(disks, record_bytes, seconds), show)
+        served = None if served_plan is None else measure_pool(served_plan, show)
     if parsed.json:
         more = {} if served is None else served.as_json()
         print(json.dumps({**figures.as_json(), **more}, indent=2))
@@ -91,7 +92,7 @@ def _seconds(text: str) -> float:
         raise SettingsError(f"--seconds: '{text[:40]}' is not a number.") from None
 
 
-def readable(figures: Figures) -> str:
+def readable(figures: DiskFigures) -> str:
     """The figures for people."""
     heading = (
         f"records of {format_size(figures.record_payload_bytes)}, GB/s, medians (lowest to highest"
@@ -119,7 +120,7 @@ def readable(figures: Figures) -> str:
     return os.linesep.join(lines)
 
 
-def readable_served(served: Served) -> str:
+def readable_served(served: PoolBenchFigures) -> str:
     """The figures of a running pool, for people."""
     small, commits = format_size(served.small_payload_bytes), served.commits_per_s
     half, moved = served.raw_write_gbps / 2, format_size(served.found * served.record_payload_bytes)
@@ -149,11 +150,11 @@ def _latency(latency: Latency) -> str:
     return f"p50 {latency.p50_ms} ms, p99 {latency.p99_ms:.2f} ms"
 
 
-def _depths(versus: Versus) -> str:
+def _depths(versus: RawComparison) -> str:
     return ", ".join(map(str, versus.by_depth))
 
 
-def _row(name: str, versus: Versus) -> str:
+def _row(name: str, versus: RawComparison) -> str:
     return f"  {name:<11} {versus.raw!s:<21} {versus.ours!s:<21} {versus.ratio}"
 
 
@@ -161,7 +162,7 @@ def _both(pair: tuple[float, float]) -> str:
     return f"{f'{pair[0]:.2f} read {pair[1]:.2f} write':<21}"
 
 
-def _small(figures: Figures) -> list[str]:
+def _small(figures: DiskFigures) -> list[str]:
     lines = []
     if figures.reopen_100k_s is not None:
         lines.append(f"  reopening 100,000 records   {figures.reopen_100k_s} s")

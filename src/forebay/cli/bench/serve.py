@@ -8,13 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.bench.load import run as running
-from forebay.bench.load import server
+from forebay.bench.load import server, steps
 from forebay.bench.load.client import Target, endpoint_of
-from forebay.bench.load.run import Plan, Run
+from forebay.bench.load.steps import LoadPlan, LoadRun
 from forebay.bench.report.text import result_text
 from forebay.bench.result import files, machine
-from forebay.bench.result.format import Result
+from forebay.bench.result.format import LoadResult
 from forebay.cli import flags, progress
 from forebay.cli.bench import loads, sla
 from forebay.cli.flags import Commands
@@ -57,7 +56,7 @@ def add(kinds: Commands) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    plan = Plan(
+    plan = LoadPlan(
         clients=loads.clients_of(parsed.clients),
         workload=loads.workload_of(parsed),
         bounds=sla.bounds(parsed),
@@ -66,18 +65,18 @@ def _run(parsed: argparse.Namespace) -> int:
         stops_early=parsed.stop_early,
     )
     target = asyncio.run(target_of(parsed, parsed.url, parsed.model))
-    run = Run()
+    run = LoadRun()
     status = 0
     with progress.shown() as show:
         try:
-            asyncio.run(running.measure(target, plan, run, show))
+            asyncio.run(steps.measure(target, plan, run, show))
         except KeyboardInterrupt:
-            if not run.driven:
+            if not run.measured:
                 raise
             run.ended = "it was interrupted"
             status = 130
     name = parsed.name or target.endpoint.url
-    result = complete(running.result_of([run], plan, target, name), parsed)
+    result = complete(steps.result_of([run], plan, target, name), parsed)
     if parsed.out is not None:
         files.write(parsed.out, files.as_text(result))
     print(files.as_text(result).rstrip() if parsed.json else result_text(result, plan.bounds))
@@ -91,7 +90,7 @@ async def target_of(parsed: argparse.Namespace, url: str, model: str | None) -> 
     return Target(endpoint, model or await server.model_of(endpoint), timeout_s, parsed.plain)
 
 
-def complete(result: Result, parsed: argparse.Namespace) -> Result:
+def complete(result: LoadResult, parsed: argparse.Namespace) -> LoadResult:
     """With where and how it was measured."""
     ours = shlex.join(["forebay", *parsed.words])
     return msgspec.structs.replace(

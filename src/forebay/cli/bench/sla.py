@@ -5,7 +5,7 @@ import argparse
 import msgspec
 
 from forebay.bench.result.compare import sla_of
-from forebay.bench.result.format import Ab, Bounds
+from forebay.bench.result.format import AbResult, SlaBounds
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -18,17 +18,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def bounds(parsed: argparse.Namespace) -> Bounds:
+def bounds(parsed: argparse.Namespace) -> SlaBounds:
     """The SLA as the flags say it; a SettingsError if it cannot be meant."""
-    return _checked(Bounds(), parsed)
+    return _checked(SlaBounds(), parsed)
 
 
-def replaced(ab: Ab, parsed: argparse.Namespace) -> Ab:
+def replaced(ab: AbResult, parsed: argparse.Namespace) -> AbResult:
     """A result under its own SLA, unless the flags say another."""
     return msgspec.structs.replace(ab, sla=_checked(ab.sla, parsed))
 
 
-def _checked(found: Bounds, parsed: argparse.Namespace) -> Bounds:
+def _checked(found: SlaBounds, parsed: argparse.Namespace) -> SlaBounds:
     if parsed.tpot_ms is not None:
         found = msgspec.structs.replace(found, tpot_ms=parsed.tpot_ms)
     if parsed.ttft_ms is not None:

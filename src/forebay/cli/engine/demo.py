@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from forebay.bench.ab import demo
-from forebay.bench.ab.demo import Plan, Report
-from forebay.bench.ab.figures import Figures
-from forebay.bench.report import written
-from forebay.bench.report.words import moved as moves
-from forebay.bench.result.format import Pool
+from forebay.bench.ab.demo import DemoPlan, DemoReport
+from forebay.bench.ab.figures import DemoFigures
+from forebay.bench.report import page as report_page
+from forebay.bench.report.formatting import moved as moves
+from forebay.bench.result.format import PoolFigures
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
 from forebay.errors import StartupError
@@ -55,8 +55,8 @@ def add(commands: Commands) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     parent = parsed.dir or cache_directory()
     with progress.shown() as show:
-        report = demo.run(Plan(parent), show)
-    page = written.write(parsed.out, report.ab)
+        report = demo.run(DemoPlan(parent), show)
+    page = report_page.write(parsed.out, report.ab)
     if parsed.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
@@ -78,7 +78,7 @@ def cache_directory() -> str:
     return str(path)
 
 
-def readable(report: Report) -> str:
+def readable(report: DemoReport) -> str:
     """The table for people."""
     dialogs, before = report.dialogs, report.without
     request = f"about {before.prompt_tokens // before.requests:,} tokens a request"
@@ -107,7 +107,7 @@ def readable(report: Report) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _measured(report: Report) -> list[str]:
+def _measured(report: DemoReport) -> list[str]:
     before, after, hit = report.without, report.with_pool, report.again
     sooner = f"{report.speedup:.1f} times sooner"
     longer = f"{hit.pool_ttft_s / hit.own_ttft_s:.1f} times as long"
@@ -123,7 +123,7 @@ def _measured(report: Report) -> list[str]:
     ]
 
 
-def _moved(pool: Pool) -> list[str]:
+def _moved(pool: PoolFigures) -> list[str]:
     return [_row(name, "", _chunks(chunks, size)) for name, chunks, size in moves(pool)]
 
 
@@ -139,7 +139,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms"
 
 
-def _recomputed(figures: Figures) -> str:
+def _recomputed(figures: DemoFigures) -> str:
     return f"{figures.recomputed_tokens:,} of {figures.prompt_tokens:,}"
 
 

@@ -10,12 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from forebay.cli import flags
 from forebay.cli.flags import Commands
 from forebay.engines.start import demo_model, vllm
-from forebay.errors import SettingsError
+from forebay.errors import SettingsError, StartupError
 from forebay.pool import life
 from forebay.settings import Settings
 
@@ -28,8 +29,8 @@ examples:
   forebay serve Qwen/Qwen3-8B --pool /run/forebay/pool.sock --max-model-len 32768
 
 Every argument that is not listed here goes to vLLM, and all behind -- do. Without MODEL it serves
-a small demo model. Without --pool it joins this user's pool, or starts one with --dram and --disk
-that ends ten minutes after its last engine. Other settings are read from FOREBAY_ variables;
+a small demo model. Without --pool the engine joins this user's pool, or starts one with --dram and
+--disk that ends ten minutes after its last engine. Other settings are read from FOREBAY_ variables;
 docs/serve.md has those, and how to start vLLM yourself. Exit status: vLLM's, or 2 if it could not
 begin.
 """
@@ -43,12 +44,12 @@ def add(commands: Commands) -> None:
         description="Run vLLM's OpenAI-compatible server with its KV cache on the pool.",
         epilog=_EPILOG,
         usage="forebay serve [MODEL] [--dram SIZE] [--disk DIR:SIZE] [--pool SOCKET]"
-        " [--pool-optional] [vLLM arguments]",
+        " [--pool-optional] [--weights-id NAME] [--strict] [vLLM arguments]",
     )
     parser.passes_on = True
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a directory or a hub's name")
     # No --config: vLLM has one of its own.
-    flags.add_settings(parser, ["dram", "disk"], has_file=False)
+    flags.add_settings(parser, ["dram", "disk", "weights_id", "strict"], has_file=False)
     parser.add_argument("--pool", metavar="SOCKET", help="join this pool, or fail")
     parser.add_argument(
         "--pool-optional", action="store_true", help="serve without a pool until there is one"
@@ -61,13 +62,27 @@ def _run(parsed: argparse.Namespace) -> int:
     vllm.require()
     arguments, is_demo = _arguments(parsed.model, parsed.passed_on)
     logging.basicConfig(level=logging.INFO, format="forebay: %(message)s")
-    # The engine joins by the same rule; asked for here, a failure is told before a model is loaded.
-    socket_path = life.join_or_start(settings)
+    socket_path = _pool_path(settings)
     command = vllm.command(arguments, vllm.transfer_config(settings, socket_path))
     variables = vllm.environment(settings, os.environ, offline=is_demo)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, variables)  # noqa: S606 - no shell, as it should be
+
+
+def _pool_path(settings: Settings) -> str:
+    """Where the engine finds its pool; what is in the way is told before a model is loaded.
+
+    Only the engine knows whether it can share, so it is the engine that starts a pool.
+    """
+    if settings.no_pool != "start":
+        return life.join_or_start(settings)
+    for disk in settings.disk:
+        if not Path(disk.path).is_dir():
+            raise StartupError(
+                f"{disk.path} is not a directory; create it with: mkdir -m 700 {disk.path}"
+            )
+    return life.socket_path(settings)
 
 
 def settings_of(parsed: argparse.Namespace) -> Settings:

@@ -27,10 +27,8 @@ _SETTINGS: Final = (
     "huge_pages",
     "read_depth",
     "write_depth",
-    "write_queue",
     "disk_writes_a_day",
     "trace",
-    "trace_size",
 )
 _EPILOG = """\
 examples:
@@ -57,7 +55,7 @@ def add(commands: Commands) -> None:
 
 
 def add_flags(parser: Parser) -> None:
-    """What a pool can be told."""
+    """The flags of a pool."""
     flags.add_settings(parser, _SETTINGS)
     parser.add_argument(
         "--linger",
@@ -76,7 +74,7 @@ def _run(parsed: argparse.Namespace) -> int:
 def serve(
     parsed: argparse.Namespace, world: World, begun: Callable[[], None] = lambda: None
 ) -> int:
-    """Run a pool in the foreground until a signal or, with --linger, loneliness ends it."""
+    """Run a pool in the foreground until a signal, or with --linger until no engine is left."""
     linger_s = None if parsed.linger is None else _seconds(parsed.linger)
     settings = flags.read_settings(parsed)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -15,21 +15,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from forebay.engines.boundary import Boundary, bounded
+from forebay.engines.scheduling.lookups import LoadLimits
+from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
-from forebay.engines.vllm.boundary import Boundary, bounded
-from forebay.engines.vllm.metrics import PromMetrics, Stats, stats_of
-from forebay.engines.vllm.scheduling.asking import Limits
-from forebay.engines.vllm.scheduling.membership import Membership
-from forebay.engines.vllm.scheduling.side import SchedulerSide
-from forebay.engines.vllm.step import Report, Step
-from forebay.engines.vllm.worker import WorkerSide
+from forebay.engines.vllm.metadata import ReportMetadata, StepMetadata
+from forebay.engines.vllm.metrics import ConnectorStats, PromMetrics, stats_of
+from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.engines.weights import WeightsHash
+from forebay.engines.worker import WorkerConnector
+from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot
 from forebay.pool import life
-from forebay.settings import Settings, Source, build, from_environment
+from forebay.pool.client.session import PoolSession
+from forebay.settings import Settings, SettingsSource, build, from_environment
 from forebay.sys.clock import Clock
 
 _ALWAYS_LOAD: Final = "always_load"
+_RETRY_S: Final = 0.25  # between attempts to join a pool
 _log: Final = logging.getLogger("forebay")
 
 
@@ -40,34 +43,61 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self.boundary = Boundary()
         self._told_failures = 0
+        self._told_state: SharingState | None = None
         self.settings = _settings(vllm_config)
         self._cache = kv_cache_config
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
-        self._why = identity.declined(vllm_config, kv_cache_config)
-        if self._why:
-            if role is KVConnectorRole.SCHEDULER:
-                _log.warning("Forebay stands aside: %s.", self._why)
+        self._scheduler: SchedulerConnector | None = None
+        self._worker: WorkerConnector | None = None
+        self._weights: WeightsHash | None = None
+        self._is_scheduler = role is KVConnectorRole.SCHEDULER
+        # Both sides judge the configuration, alike; what they know of the machine may differ, so
+        # only the scheduler's looks at that.
+        self.obstacle = identity.declined(vllm_config, kv_cache_config)
+        directory = self._weights_directory(vllm_config) if self._is_scheduler else ""
+        if self.obstacle is not None:
+            self._stand_aside(self.obstacle)
             return
         self._shape = identity.geometry(vllm_config, kv_cache_config, self.settings.chunk_tokens)
-        socket_path = life.socket_path(self.settings)
         clock = Clock()
-        if role is KVConnectorRole.SCHEDULER:
+        if self._is_scheduler:
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
-            self._start_scheduler(vllm_config, clock)
+            self._start_scheduler(vllm_config, clock, directory)
         else:
-            self._worker = WorkerSide(socket_path, self._shape, clock)
+            self._worker = WorkerConnector(life.socket_path(self.settings), self._shape, clock)
 
-    def _start_scheduler(self, config: Any, clock: Clock) -> None:
+    def _weights_directory(self, config: Any) -> str:
+        """Where the weights to be hashed lie; empty if there is nothing to hash."""
+        if self.obstacle is not None or self.settings.weights_id:
+            return ""
+        found = identity.weights_directory(config)
+        if isinstance(found, str):
+            return found
+        self.obstacle = found
+        return ""
+
+    def _stand_aside(self, obstacle: Obstacle) -> None:
+        """Serve as without the tier: no pool is joined or started. StartupError where strict."""
+        if self.settings.strict:
+            raise StartupError(f"Forebay is strict and cannot share: {obstacle.sentence}.")
+        if self._is_scheduler:
+            _log.warning("Forebay stands aside and shares nothing: %s.", obstacle.sentence)
+
+    def _start_scheduler(self, config: Any, clock: Clock, directory: str) -> None:
         socket_path = life.join_or_start(self.settings)
         self._namespace = identity.Namespace(config, self._cache, self._shape)
-        self._weights = WeightsHash(identity.weights_directory(config))
+        if self.settings.weights_id:
+            self._namespace.name_weights(self.settings.weights_id)
+        else:
+            self._weights = WeightsHash(directory)
         wanted = self.settings
         times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
-        limits = Limits(wanted.min_tokens, *times, always_load=_always_load(config))
-        self._scheduler = SchedulerSide(Membership(socket_path, clock), self._shape, limits)
+        limits = LoadLimits(wanted.min_tokens, *times, always_load=_always_load(config))
+        # The scheduler's side never touches the slab; its workers map it.
+        session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S)
+        self._scheduler = SchedulerConnector(session, self._shape, limits)
         self._scheduler.join()
         self.boundary.when_failed = self._scheduler.failed
+        self._identify()
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
@@ -111,12 +141,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None and num_external_tokens:
             self._scheduler.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
 
-    @bounded(Step)
-    def build_connector_meta(self, scheduler_output: Any) -> Step:
+    @bounded(StepMetadata)
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """What the workers do in this step."""
         scheduler = self._scheduler
         if scheduler is None:
-            return Step()
+            return StepMetadata()
         self.boundary.call(lambda: None, self._identify)
         return scheduler.build(scheduler_output, self.boundary)
 
@@ -127,7 +157,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             report = getattr(connector_output, "kv_connector_worker_meta", None)
             received = connector_output.finished_recving or ()
             failed = set(getattr(connector_output, "failed_recving", None) or ())
-            self._scheduler.heard(report if isinstance(report, Report) else None, received, failed)
+            self._scheduler.heard(
+                report if isinstance(report, ReportMetadata) else None, received, failed
+            )
 
     @bounded(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
@@ -167,14 +199,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     @bounded(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Before the forward: the last moment for stores."""
-        if self._worker is not None and isinstance(kv_connector_metadata, Step):
+        if self._worker is not None and isinstance(kv_connector_metadata, StepMetadata):
             self._worker.begin(kv_connector_metadata)
 
     @bounded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Copy in what this step loads."""
         metadata, worker = self._get_connector_metadata(), self._worker
-        if worker is None or not isinstance(metadata, Step):
+        if worker is None or not isinstance(metadata, StepMetadata):
             return
         worker.begin(metadata)
         loads, metadata.loads = metadata.loads, []
@@ -217,31 +249,44 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return set() if versions.reports_failed_requests() else blocks
 
     @bounded(lambda: None)
-    def build_connector_worker_meta(self) -> Report | None:
+    def build_connector_worker_meta(self) -> ReportMetadata | None:
         """What was done."""
-        return self._worker.take_report() if self._worker is not None else None
+        report = self._worker.take_report() if self._worker is not None else None
+        return None if report is None else ReportMetadata.of(report)
 
     # What vLLM's logger and its /metrics page show.
 
     @bounded(lambda: None)
-    def get_kv_connector_stats(self) -> Stats | None:
+    def get_kv_connector_stats(self) -> ConnectorStats | None:
         """What happened since the last step, on either side."""
+        counts: dict[str, int] = {}
+        hooks: dict[str, list[float]] = {}
         if self._scheduler is not None:
             counts, hooks = self._scheduler.take_counts(), self.boundary.take_seconds()
         elif self._worker is not None:
-            counts, hooks = self._worker.take_counts(), {}
-        else:
-            return None
+            counts = self._worker.take_counts()
         failures = self.boundary.failures - self._told_failures
         if failures:
             self._told_failures += failures
-            counts["failures.scheduler" if self._scheduler else "failures.worker"] = failures
-        return stats_of(counts, hooks)
+            counts["failures.scheduler" if self._is_scheduler else "failures.worker"] = failures
+        state, before = self._sharing_state(), self._told_state
+        self._told_state = state
+        return stats_of(counts, hooks, state if state != before or counts or hooks else None)
+
+    def _sharing_state(self) -> SharingState | None:
+        """What the scheduler's side does about sharing; None: it is not ours to say."""
+        if self.obstacle is not None:
+            return self.obstacle.state if self._is_scheduler else None
+        if self._scheduler is None:
+            return None
+        if self._scheduler.root is None:
+            return SharingState.HASHING_WEIGHTS
+        return SharingState.SHARING if self._scheduler.is_joined else SharingState.NO_POOL
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
         """The same on the other side of a socket."""
-        return Stats(data=data or {})
+        return ConnectorStats(data=data or {})
 
     @classmethod
     def build_prom_metrics(
@@ -259,20 +304,24 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         for side in (self._scheduler, self._worker):
             if side is not None:
                 self.boundary.call(lambda: None, side.close)
-        if self._scheduler is not None:
+        if self._weights is not None:
             self._weights.close()
+        if self._scheduler is not None:
             _log.info("Forebay leaves: %s", dict(sorted(self._scheduler.counts.items())))
 
     def _identify(self) -> None:
         """Share from the moment on that it is known what may be shared."""
         scheduler = self._scheduler
-        if scheduler is None or scheduler.root is not None:
+        if scheduler is None or scheduler.root is not None or self.obstacle is not None:
             return
-        digest = self._weights.poll()
-        if digest is None:
+        if self._weights is not None and (digest := self._weights.poll()) is not None:
+            self._namespace.know_weights(digest)
+        elif self._weights is not None and self._weights.why:
+            sentence = f"{self._weights.why}; set weights_id, or mend the files and start again"
+            self.obstacle = Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence)
+            _log.warning("Forebay shares nothing: %s.", sentence)
+        if self._namespace.name is None:
             return
-        self._namespace.know_weights(digest)
-        assert self._namespace.name is not None
         scheduler.root = ChainRoot(
             self._namespace.name, self._shape.chunk_tokens, realm=self.settings.realm
         )
@@ -287,5 +336,5 @@ def _always_load(config: Any) -> bool:
 def _settings(config: Any) -> Settings:
     extra = dict(config.kv_transfer_config.kv_connector_extra_config)
     extra.pop(_ALWAYS_LOAD, None)
-    spelled = Source(extra, lambda name: f'kv_connector_extra_config["{name}"]')
+    spelled = SettingsSource(extra, lambda name: f'kv_connector_extra_config["{name}"]')
     return build([spelled, from_environment(os.environ)])

@@ -1,9 +1,11 @@
 """Who may share KV with whom: a namespace over everything in vLLM that shapes the bytes.
 
-What cannot be keyed yet is declined, with one sentence, and served as without the tier.
+What cannot be keyed yet is declined, with one sentence, and served as without the tier. The weights
+are known by the hash of their files, or by the name that an operator gives them.
 """
 
 import json
+import os
 import re
 import secrets
 from pathlib import Path
@@ -11,18 +13,33 @@ from typing import Any, Final
 
 from vllm import __version__ as vllm_version
 
-from forebay.engines.vllm.pages import Geometry
+from forebay.engines.geometry import Geometry
+from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm.versions import layout_of
+from forebay.engines.weights import weight_files
 from forebay.identity.namespace import fingerprint
 
 _CHUNK_BYTES: Final = 4 << 20  # what a chunk should have: a good size for a drive and for DMA
 _CHUNK_TOKENS_MAX: Final = 256
 # Fields of a model's configuration that say where it came from, not what it is.
 _ORIGIN: Final = ("_name_or_path", "transformers_version", "_commit_hash")
+# Loaders of vLLM that read the files beside the model's configuration: their hash is the weights'.
+# Others make weights up, or take them from a service, a stream or another file.
+_READS_FILES: Final = {
+    *("auto", "hf", "safetensors", "pt", "npcache", "mistral", "gguf", "bitsandbytes"),
+    *("fastsafetensors", "instanttensor", "runai_streamer", "runai_streamer_sharded"),
+    "sharded_state",
+}
+_NAME_THEM: Final = "set weights_id to a name that no other weights have"
 
 
-def declined(config: Any, cache: Any) -> str:
-    """Why this engine's KV cannot be shared yet, in one sentence; empty if it can."""
+def declined(config: Any, cache: Any) -> Obstacle | None:
+    """Why this engine's KV cannot be shared yet; None if it can."""
+    why = _unsupported(config, cache)
+    return Obstacle(SharingState.DECLINED, why) if why else None
+
+
+def _unsupported(config: Any, cache: Any) -> str:
     parallel, model = config.parallel_config, config.model_config
     if len(cache.kv_cache_groups) != 1:
         return "models with several kinds of attention are not supported yet"
@@ -65,15 +82,37 @@ def _as_counted(layer: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in parts]
 
 
-def weights_directory(config: Any) -> str:
-    """Where the model's weights lie on this machine."""
-    model = config.model_config.model
-    if Path(model).is_dir():
-        return str(model)
+def weights_directory(config: Any) -> str | Obstacle:
+    """Where the weights that this engine loads lie as files that can be read now."""
+    model, load_format = config.model_config, str(config.load_config.load_format).lower()
+    if load_format not in _READS_FILES or bool(getattr(model, "model_weights", "")):
+        return _unknown(f"load_format={load_format} reads no weight files of the model's directory")
+    try:
+        directory = _local_directory(model)
+        files = weight_files(directory) if directory else []
+    except OSError as error:
+        return _unknown(f"{model.model} cannot be read ({error.strerror})")
+    if not files:
+        return _unknown(f"there are no weight files in {directory or model.model}")
+    unreadable = next((path for path in files if not os.access(path, os.R_OK)), None)
+    return _unknown(f"{unreadable} cannot be read") if unreadable else directory
+
+
+def _unknown(why: str) -> Obstacle:
+    sentence = f"the weights are unknown, because {why}; {_NAME_THEM}"
+    return Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence)
+
+
+def _local_directory(model: Any) -> str:
+    """The model's directory on this machine; empty if it has none."""
+    if Path(model.model).is_dir():
+        return str(model.model)
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only for names of a hub
 
-    revision = config.model_config.revision
-    return str(snapshot_download(model, revision=revision, local_files_only=True))
+    try:
+        return str(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+    except (OSError, ValueError):  # it is not in the hub's cache, or is no name of a hub
+        return ""
 
 
 class Namespace:
@@ -81,13 +120,18 @@ class Namespace:
 
     def __init__(self, config: Any, cache: Any, shape: Geometry) -> None:
         self._fields = _fields(config, cache, shape)
-        self._weights: str | None = None
+        self._weights: dict[str, str] = {}
         self._private = ""
         self.name: bytes | None = None
 
     def know_weights(self, digest: str) -> None:
-        """From here on there is a name."""
-        self._weights = digest
+        """The hash of the weights' files is known: from here on there is a name."""
+        self._weights = {"weights": digest}
+        self._rename()
+
+    def name_weights(self, weights_id: str) -> None:
+        """Likewise, by an operator's name for them, which can equal no hash: another field."""
+        self._weights = {"weights_id": weights_id}
         self._rename()
 
     def retreat(self) -> None:
@@ -96,9 +140,8 @@ class Namespace:
         self._rename()
 
     def _rename(self) -> None:
-        if self._weights is not None:
-            extra = {"weights": self._weights, "private": self._private}
-            self.name = fingerprint({**self._fields, **extra})
+        if self._weights:
+            self.name = fingerprint({**self._fields, **self._weights, "private": self._private})
 
 
 def _fields(config: Any, cache: Any, shape: Geometry) -> dict[str, str | int]:

@@ -1,7 +1,8 @@
 """What the connector tells vLLM's own logger and its /metrics page.
 
 Counts are named by dotted words; the first word chooses the metric, the rest is its label, so a new
-reason needs no line here. docs/serve.md explains the metrics to operators.
+reason needs no line here. Whether the engine shares is a gauge of states, one of which is 1.
+docs/serve.md explains the metrics to operators.
 """
 
 from typing import Any, Final
@@ -11,8 +12,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from forebay.engines.sharing import SharingState
+
 _COUNTS: Final = "counts"
 _HOOKS: Final = "hooks"
+_STATE: Final = "state"
 _BUCKETS: Final = (0.00005, 0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
 # First word of a count → (metric, what it counts, its label or "").
 _METRICS: Final = {
@@ -29,10 +33,10 @@ _METRICS: Final = {
 }
 
 
-class Stats(KVConnectorStats):
+class ConnectorStats(KVConnectorStats):
     """Counts, and the seconds of each call of a scheduler's hook, since the last step."""
 
-    def aggregate(self, other: KVConnectorStats) -> "Stats":
+    def aggregate(self, other: KVConnectorStats) -> "ConnectorStats":
         """Both, as one."""
         counts = dict(self.data.get(_COUNTS, {}))
         for name, more in other.data.get(_COUNTS, {}).items():
@@ -40,11 +44,15 @@ class Stats(KVConnectorStats):
         hooks = {name: list(seconds) for name, seconds in self.data.get(_HOOKS, {}).items()}
         for name, seconds in other.data.get(_HOOKS, {}).items():
             hooks.setdefault(name, []).extend(seconds)
-        return Stats(data={_COUNTS: counts, _HOOKS: hooks})
+        # Only the scheduler's side says it, and of two the later one holds.
+        state = other.data.get(_STATE) or self.data.get(_STATE)
+        return ConnectorStats(data=_data(counts, hooks, state))
 
     def reduce(self) -> dict[str, int | float]:
         """One line of vLLM's log."""
         found: dict[str, int | float] = dict(sorted(self.data.get(_COUNTS, {}).items()))
+        if state := self.data.get(_STATE):
+            found["is_sharing"] = int(state == SharingState.SHARING)
         every = [each for seconds in self.data.get(_HOOKS, {}).values() for each in seconds]
         if every:
             found["hooks.ms"] = round(sum(every) * 1000, 3)
@@ -53,16 +61,27 @@ class Stats(KVConnectorStats):
 
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return not self.data.get(_COUNTS) and not self.data.get(_HOOKS)
+        return not any(self.data.get(name) for name in (_COUNTS, _HOOKS, _STATE))
 
     def reset(self) -> None:
         """Begin anew."""
         self.data.clear()
 
 
-def stats_of(counts: dict[str, int], hooks: dict[str, list[float]]) -> Stats | None:
+def stats_of(
+    counts: dict[str, int], hooks: dict[str, list[float]], state: SharingState | None
+) -> ConnectorStats | None:
     """What is new since the last step; None if nothing is."""
-    return Stats(data={_COUNTS: counts, _HOOKS: hooks}) if counts or hooks else None
+    made = ConnectorStats(data=_data(counts, hooks, None if state is None else state.value))
+    return None if made.is_empty() else made
+
+
+def _data(
+    counts: dict[str, int], hooks: dict[str, list[float]], state: str | None
+) -> dict[str, Any]:
+    """Plain values: they cross a process boundary."""
+    data: dict[str, Any] = {_COUNTS: counts, _HOOKS: hooks}
+    return data if state is None else {**data, _STATE: state}
 
 
 class PromMetrics(KVConnectorPromMetrics):
@@ -91,9 +110,24 @@ class PromMetrics(KVConnectorPromMetrics):
             labelnames=[*labelnames, "hook"],
         )
 
+        self._sharing = self._gauge_cls(
+            name="forebay:sharing",
+            documentation="1 for what this engine does about sharing its KV (Forebay).",
+            labelnames=[*labelnames, "state"],
+            multiprocess_mode="mostrecent",
+        )
+        for engine in per_engine_labelvalues.values():
+            self._set_state(engine, "")
+
+    def _set_state(self, engine: list[object], state: str) -> None:
+        for each in SharingState:
+            self._sharing.labels(*engine, each.value).set(each == state)
+
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what one step has told."""
         engine = self.per_engine_labelvalues[engine_idx]
+        if state := transfer_stats_data.get(_STATE):
+            self._set_state(engine, state)
         for name, more in transfer_stats_data.get(_COUNTS, {}).items():
             word, _, rest = name.partition(".")
             counter = self._counters.get(word)

@@ -2,6 +2,6 @@
 
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.client import Client
-from forebay.pool.client.outcomes import Done, Known, Loaded, Receipt
+from forebay.pool.client.outcomes import AdminOutcome, Known, Loaded, Receipt
 
-__all__ = ["Chain", "Client", "Done", "Known", "Loaded", "Receipt"]
+__all__ = ["AdminOutcome", "Chain", "Client", "Known", "Loaded", "Receipt"]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.pool.messages import Run
+from forebay.pool.messages import ChunkRun
 from forebay.record.header import KEY_BYTES, NAMESPACE_BYTES, ROOT
 from forebay.record.region import SHORT_KEY_BYTES
 
@@ -27,9 +27,9 @@ class Chain:
         """The keys as a lookup carries them; those that no frame holds are not looked up."""
         return b"".join([key[:SHORT_KEY_BYTES] for key in self.keys[:KEYS_MAX]])
 
-    def runs(self, lengths: Sequence[tuple[int, int]]) -> list[Run]:
+    def runs(self, lengths: Sequence[tuple[int, int]]) -> list[ChunkRun]:
         """Runs for (position, payload bytes) in order: successive chunks of one length are one."""
-        runs: list[Run] = []
+        runs: list[ChunkRun] = []
         start = 0
         for end in range(1, len(lengths) + 1):
             if end < len(lengths) and _continues(lengths[end - 1], lengths[end]):
@@ -37,7 +37,7 @@ class Chain:
             first, length = lengths[start]
             keys = b"".join(self.keys[position] for position, _ in lengths[start:end])
             parent = self.keys[first - 1] if first else ROOT
-            runs.append(Run(self.namespace, self.group, parent, keys, length))
+            runs.append(ChunkRun(self.namespace, self.group, parent, keys, length))
             start = end
         return runs
 

@@ -6,36 +6,30 @@ it anew. A client belongs to one thread. After a fork, the child's copy joins fo
 
 import contextlib
 import os
-import secrets
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 
 from forebay.pool import messages
+from forebay.pool.client.calls import Calls
 from forebay.pool.client.chain import Chain
-from forebay.pool.client.link import Link, join
-from forebay.pool.client.outcomes import Done, Known, Loaded, Receipt
-from forebay.pool.client.promised import views_of
-from forebay.pool.client.storing import Storing
-from forebay.pool.client.streaming import Streaming
+from forebay.pool.client.outcomes import AdminOutcome, Known, Loaded, Receipt
+from forebay.pool.client.session import PoolSession
+from forebay.pool.client.slab import views_of
+from forebay.pool.client.storing import StoreCall
+from forebay.pool.client.streaming import StreamCall
 from forebay.pool.messages import (
-    Abort,
     Ask,
     Cancel,
     Clear,
     ClientMessage,
-    Found,
-    Lookup,
     PoolMessage,
     Promise,
     Release,
-    Reserved,
     Resize,
-    Settled,
-    Stats,
+    StatsQuery,
     StatsReply,
 )
 from forebay.sys.clock import Clock
@@ -43,19 +37,9 @@ from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 2.0
 _JOIN_S_MAX: Final = 1.0  # a pool that takes longer to welcome us is not waited for
-_PAUSE_S: Final = 0.5  # and is left alone for so long
 _ASK_SHARE: Final = 0.9  # of the time left, so that the pool's answer is here before it is over
 
 _Answer = TypeVar("_Answer", bound=PoolMessage)
-
-
-class Looked(NamedTuple):
-    """A request that the pool knows."""
-
-    link: Link
-    request: int
-    known: int
-    ready: int
 
 
 class Client:
@@ -63,18 +47,15 @@ class Client:
 
     def __init__(self, socket: str, clock: Clock | None = None) -> None:
         """Nothing is joined yet; `socket` is a path, as `forebay.pool.life.socket_path` has it."""
-        self.why = ""  # there is no pool, in one sentence, where that is so
-        self._socket = socket
         self._clock = clock or Clock()
-        self._link: Link | None = None
-        self._old: Link | None = None  # lost, and somebody still reads from its slab
-        self._former = ""  # our name when we were lost, until the pool hears that nobody reads
-        self._join_again = 0.0
+        self._session = PoolSession(socket, self._clock)
+        self._calls = Calls(self._session, self._clock)
         self._process = os.getpid()
-        self._number = 0  # of the last request or batch; never used twice
-        self._abandoned: set[int] = set()  # batches whose answer came too late
-        self._posted: Counter[type] = Counter()  # messages, by the kind of their answer
-        self._answered: Counter[type] = Counter()
+
+    @property
+    def why(self) -> str:
+        """In one sentence, where there is no pool, why."""
+        return self._session.why
 
     def __enter__(self) -> Self:
         return self
@@ -89,20 +70,22 @@ class Client:
 
     def join(self, timeout_s: float = TIMEOUT_S) -> bool:
         """Whether there is a pool; `why` says why not. Other calls do this by themselves."""
-        return self._joined(self._clock.monotonic() + timeout_s) is not None
+        return self._joins(self._clock.monotonic() + timeout_s)
 
     @property
     def generation(self) -> int | None:
         """Of the slab that is mapped now; None while there is no pool."""
-        return self._link.generation if self._link is not None else None
+        return self._session.generation or None
 
     def lookup(self, chain: Chain, timeout_s: float = TIMEOUT_S) -> Known | Miss:
         """How much of a chain the pool has; pins nothing."""
         until = self._clock.monotonic() + timeout_s
-        found = self.look(chain, until)
+        if not self._joins(until):
+            return Miss(MissReason.NO_POOL)
+        found = self._calls.look_up(chain, until)
         if isinstance(found, Miss):
             return found
-        found.link.line.post(Cancel(found.request))
+        self._session.post(Cancel(found.request))
         return Known(found.known, found.ready)
 
     @contextlib.contextmanager
@@ -118,13 +101,13 @@ class Client:
         if isinstance(promise, Miss):
             yield promise
             return
-        link, request, loaded = promise
+        request, loaded = promise
         try:
             yield loaded
         finally:
             for view in loaded.chunks:
                 view.release()
-            link.line.post(Release(request, []))
+            self._session.post(Release(request, []))
 
     def stream(
         self, chain: Chain, first: int = 0, timeout_s: float = TIMEOUT_S
@@ -134,8 +117,8 @@ class Client:
         Each is verified, read-only, and valid until the next one is asked for. Ends before the
         first chunk that cannot be had; no step takes longer than `timeout_s`.
         """
-        streaming = Streaming(self, self._clock, chain, timeout_s)
-        return streaming.run(first)
+        if self._joins(self._clock.monotonic() + timeout_s):
+            yield from StreamCall(self._calls, chain, timeout_s).run(first)
 
     def store(
         self,
@@ -149,14 +132,13 @@ class Client:
         until = self._clock.monotonic() + timeout_s
         if not payloads:
             return Receipt()
-        link = self._joined(until)
-        if link is None:
+        if not self._joins(until):
             return Receipt(lost=len(payloads))
-        return Storing(self, self._clock, link, chain, payloads, first).run(until)
+        return StoreCall(self._calls, chain, payloads, first).run(until)
 
     def stats(self, timeout_s: float = TIMEOUT_S) -> dict[str, object] | Miss:
         """The pool's numbers, as `forebay stats --json` prints them."""
-        reply = self._ask_pool(Stats(), StatsReply, timeout_s)
+        reply = self._ask_pool(StatsQuery(), StatsReply, timeout_s)
         if isinstance(reply, Miss):
             return reply
         try:
@@ -169,12 +151,12 @@ class Client:
         dram_bytes: int | None,
         disk: Sequence[tuple[str, int]] = (),
         timeout_s: float = TIMEOUT_S,
-    ) -> Done | Miss:
+    ) -> AdminOutcome | Miss:
         """Change a running pool's caps."""
         wish = Resize(-1 if dram_bytes is None else dram_bytes, list(disk))
         return self._operate(wish, timeout_s)
 
-    def clear(self, namespace: str, timeout_s: float = TIMEOUT_S) -> Done | Miss:
+    def clear(self, namespace: str, timeout_s: float = TIMEOUT_S) -> AdminOutcome | Miss:
         """Delete a namespace (the first hex digits of it), or everything: ''."""
         return self._operate(Clear(namespace), timeout_s)
 
@@ -183,145 +165,59 @@ class Client:
 
         The pool keeps it where it is until this process ends.
         """
-        for link in (self._link, self._old):
-            if link is not None:
-                link.close()
-        self._link = self._old = None
+        self._session.close()
 
-    def call(
-        self, link: Link, message: ClientMessage, kind: type[_Answer], until: float
-    ) -> _Answer | Miss:
-        """Say something whose answers come in order, one a message, and wait for this one's."""
-        self._posted[kind] += 1
-        number = self._posted[kind]
-        link.line.post(message)
-        return self.wait(link, kind, lambda _: self._answered[kind] == number, until)
-
-    def wait(
-        self, link: Link, kind: type[_Answer], wanted: Callable[[_Answer], bool], until: float
-    ) -> _Answer | Miss:
-        """The answer that is wanted; older ones that come before it are put away."""
-        while (message := link.line.take(until)) is not None:
-            self._answered[type(message)] += 1
-            if isinstance(message, kind) and wanted(message):
-                return message
-            self._put_away(link, message)
-        return Miss(MissReason.NO_POOL if link.line.is_over else MissReason.DEADLINE)
-
-    def number(self) -> int:
-        """One that no request or batch of this client has had."""
-        self._number += 1
-        return self._number
-
-    def abandon(self, batch: int) -> None:
-        """Nobody waits for this batch's answer any more; slots that it brings go back at once."""
-        self._abandoned.add(batch)
-
-    def _operate(self, wish: Resize | Clear, timeout_s: float) -> Done | Miss:
-        done = self._ask_pool(wish, messages.Done, timeout_s)
-        return done if isinstance(done, Miss) else Done(done.ok, done.sentence)
+    def _operate(self, wish: Resize | Clear, timeout_s: float) -> AdminOutcome | Miss:
+        done = self._ask_pool(wish, messages.AdminReply, timeout_s)
+        return done if isinstance(done, Miss) else AdminOutcome(done.ok, done.sentence)
 
     def _ask_pool(
         self, message: ClientMessage, kind: type[_Answer], timeout_s: float
     ) -> _Answer | Miss:
         until = self._clock.monotonic() + timeout_s
-        link = self._joined(until)
-        if link is None:
+        if not self._joins(until):
             return Miss(MissReason.NO_POOL)
-        return self.call(link, message, kind, until)
+        return self._calls.call(message, kind, until)
 
-    def _put_away(self, link: Link, message: PoolMessage) -> None:
-        """A late answer: nobody wants it, but it may have brought slots."""
-        if isinstance(message, Reserved) and message.batch in self._abandoned:
-            self._abandoned.discard(message.batch)
-            offsets = [answer for answer in message.answers if answer >= 0]
-            if offsets:
-                link.line.post(Abort(message.generation, offsets))
-
-    def look(self, chain: Chain, until: float) -> Looked | Miss:
-        """A request that was looked up; the caller asks for it, or cancels it."""
-        link = self._joined(until)
-        if link is None:
+    def _promised(self, chain: Chain, first: int, until: float) -> tuple[int, Loaded] | Miss:
+        if not self._joins(until):
             return Miss(MissReason.NO_POOL)
-        request = self.number()
-        link.line.post(Lookup(request, chain.namespace, chain.group, chain.shorts()))
-        found = self.wait(link, Found, lambda found: found.request == request, until)
-        if isinstance(found, Miss):
-            link.line.post(Cancel(request))
-            return found
-        return Looked(link, request, found.known, found.ready)
-
-    def _promised(self, chain: Chain, first: int, until: float) -> tuple[Link, int, Loaded] | Miss:
-        found = self.look(chain, until)
+        found = self._calls.look_up(chain, until)
         if isinstance(found, Miss):
             return found
-        link, request = found.link, found.request
+        request = found.request
         promise: Promise | Miss = Miss(MissReason.ABSENT)
         if found.known > first:
             left_ms = max(0.0, until - self._clock.monotonic()) * 1000
-            count = found.known - first
-            link.line.post(Ask(request, first, count, int(left_ms * _ASK_SHARE), stream=False))
-            promise = self.wait(link, Promise, lambda promise: promise.request == request, until)
-        loaded = promise if isinstance(promise, Miss) else _loaded(link, chain, promise)
+            ask = Ask(request, first, found.known - first, int(left_ms * _ASK_SHARE), stream=False)
+            self._session.post(ask)
+            promise = self._calls.wait(Promise, lambda promise: promise.request == request, until)
+        loaded = promise if isinstance(promise, Miss) else self._loaded(chain, promise)
         if isinstance(loaded, Miss):
-            link.line.post(Cancel(request))
+            self._session.post(Cancel(request))
             return loaded
-        return link, request, loaded
+        return request, loaded
 
-    def _joined(self, until: float) -> Link | None:
-        """The link, joined anew if it was lost; None if there is no pool."""
+    def _loaded(self, chain: Chain, promise: Promise) -> Loaded | Miss:
+        """The views that a promise means, if it is one for exactly these chunks of this slab."""
+        if not promise.total:
+            return Miss(MissReason.DEADLINE)
+        slab = self._session.slab
+        assert slab is not None
+        views = views_of(slab, promise, chain.keys, self._session.generation)
+        if views is None or len(views) != promise.total:
+            return Miss(MissReason.WRONG_RECORD)
+        return Loaded(promise.first, tuple(views))
+
+    def _joins(self, until: float) -> bool:
+        """Whether there is a pool; joined anew if it was lost."""
         if self._process != os.getpid():
-            self._leave_to_parent()
-        if self._link is not None:
-            self._link.line.pump()
-            if not self._link.line.is_over:
-                return self._link
-            self._old, self._link = self._link, None
-            self.why = "the pool went away."
-        now = self._clock.monotonic()
-        if now < self._join_again:
-            return None
-        if self._old is not None:
-            if not self._old.close():
-                self.why = "what was loaded from a pool that went away is still being read."
-                return None
-            if self._number:  # else nothing can have been promised to it
-                self._former = self._old.engine
-            self._old = None
-        return self._join(now, until)
-
-    def _join(self, now: float, until: float) -> Link | None:
-        self._abandoned.clear()
-        self._posted.clear()
-        self._answered.clear()
-        # A new name at every join: what was lent to the old one is given back by its own rules.
-        joined = join(
-            self._socket, secrets.token_hex(8), self._clock, min(until, now + _JOIN_S_MAX)
-        )
-        if isinstance(joined, str):
-            self.why = joined
-            after = self._clock.monotonic()
-            if after - now > _JOIN_S_MAX / 2:  # it is there and does not answer
-                self._join_again = after + _PAUSE_S
-            return None
-        self.why = ""
-        self._link = joined
-        if self._former:
-            joined.line.post(Settled(self._former))
-            self._former = ""
-        return joined
-
-    def _leave_to_parent(self) -> None:
-        """After a fork the connection and its leases are the parent's: close our copies only."""
-        self._process, self._former = os.getpid(), ""
-        self.close()
-
-
-def _loaded(link: Link, chain: Chain, promise: Promise) -> Loaded | Miss:
-    """The views that a promise means, if it is one for exactly these chunks of this slab."""
-    if not promise.total:
-        return Miss(MissReason.DEADLINE)
-    views = views_of(link, chain, promise)
-    if views is None or len(views) != promise.total:
-        return Miss(MissReason.WRONG_RECORD)
-    return Loaded(promise.first, tuple(views))
+            self._process = os.getpid()
+            self._session.disown()
+        if self._session.connection is not None:
+            self._session.connection.pump()  # notices a pool that is gone
+        limit = min(until, self._clock.monotonic() + _JOIN_S_MAX)
+        if not self._session.wait_until_joined(limit):
+            return False
+        self._calls.begin()
+        return True

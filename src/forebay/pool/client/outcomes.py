@@ -31,8 +31,8 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What an operator's wish came to."""
+class AdminOutcome:
+    """What became of an operator's `resize` or `clear`."""
 
     ok: bool
     sentence: str

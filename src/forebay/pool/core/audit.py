@@ -1,48 +1,52 @@
-"""What must always be true of a pool's books."""
+"""Invariants of a pool's accounting."""
 
 from collections import Counter
 
-from forebay.pool.core.chunks import Chunk, State
-from forebay.pool.core.loading.loads import Loads
-from forebay.pool.core.room import Room
+from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.dram import Dram
+from forebay.pool.core.loading.acquisition import Acquisition
 
 
-def violations(room: Room, loads: Loads) -> list[str]:
+def violations(dram: Dram, acquisition: Acquisition) -> list[str]:
     """Every broken invariant, in a sentence each; empty when all is well."""
-    chunks = list(room.chunks)
+    chunks = list(dram.chunks)
     found = [
-        *_compare("taken bytes", room.slab.taken_bytes, sum(c.slot_bytes for c in chunks)),
-        *_compare("pinned bytes", room.pinned_bytes, sum(map(_pinned_bytes, chunks))),
-        *_compare("unsettled bytes", room.unsettled_bytes, sum(map(_unsettled_bytes, chunks))),
+        *_compare("taken bytes", dram.slab.taken_bytes, sum(c.slot_bytes for c in chunks)),
+        *_compare("load budget", dram.load_budget.used_bytes, sum(map(_pinned_bytes, chunks))),
+        *_compare("store budget", dram.store_budget.used_bytes, sum(map(_unsettled_bytes, chunks))),
     ]
-    held = Counter(id(chunk) for request in loads.requests() for chunk in request.held.values())
-    held.update(id(chunk) for chunk in loads.strays)
-    kept = Counter(id(chunk) for request in loads.requests() for chunk in request.pinned_ahead)
-    found += _compare("kept bytes", loads.kept_bytes, _kept_bytes(loads))
+    held = Counter(id(chunk) for request in acquisition.requests for chunk in request.held.values())
+    held.update(id(chunk) for chunk in acquisition.orphaned_pins)
+    kept = Counter(
+        id(chunk) for request in acquisition.requests for chunk in request.retained.pinned
+    )
+    found += _compare("retained bytes", acquisition.retained_bytes, _retained_bytes(acquisition))
     for chunk in chunks:
-        found += _compare(f"asks of slot {chunk.offset}", chunk.asks, held[id(chunk)])
-        if chunk.pins < chunk.asks + kept[id(chunk)]:
-            found.append(f"slot {chunk.offset} has fewer pins than asks and requests that keep it")
-        if chunk.state is not State.READY and chunk.pins:
+        found += _compare(f"load pins of slot {chunk.offset}", chunk.load_pins, held[id(chunk)])
+        if chunk.pins < chunk.load_pins + kept[id(chunk)]:
+            found.append(
+                f"slot {chunk.offset} has fewer pins than loads and requests that retain it"
+            )
+        if chunk.state is not SlotState.READY and chunk.pins:
             found.append(f"slot {chunk.offset} is pinned though it is not ready")
-    if room.slab.allocated_bytes > room.slab.cap_bytes and not room.slab.excess():
+    if dram.slab.allocated_bytes > dram.slab.cap_bytes and not dram.slab.excess():
         found.append("the slab is above its cap")
     return found
 
 
 def _pinned_bytes(chunk: Chunk) -> int:
-    return chunk.slot_bytes if chunk.state is State.LOADING or chunk.asks else 0
+    return chunk.slot_bytes if chunk.state is SlotState.LOADING or chunk.load_pins else 0
 
 
 def _unsettled_bytes(chunk: Chunk) -> int:
-    return chunk.slot_bytes if chunk.state is State.FILLING or chunk.writing else 0
+    return chunk.slot_bytes if chunk.is_unsettled else 0
 
 
-def _kept_bytes(loads: Loads) -> int:
+def _retained_bytes(acquisition: Acquisition) -> int:
     sizes = {
-        key: request.slot_bytes
-        for request in loads.requests()
-        for key in request.keys[: request.kept_chunks]
+        key: request.retained.slot_bytes
+        for request in acquisition.requests
+        for key in request.keys[: request.retained.chunks]
     }
     return sum(sizes.values())
 

@@ -1,27 +1,34 @@
-"""The chunks in DRAM and the forest they form together with the disk.
+"""The chunks in DRAM, by key, by slot, and as the forest that they form with the lower tiers.
 
-Every chunk here, whatever its state, has a slot. Promised: no chunk that can be found has a hole
-before it; each of its ancestors is in DRAM or on disk, and when the last copy of one goes, what
-continues it in DRAM goes too. Not thread-safe: the pool's thread owns it.
+A `Chunk` is one group's record of a chunk of tokens, in a slot. It lives as long as it has the
+slot; `Dram` alone changes its state:
+
+    FILLING   an engine writes into the slot         → READY (commit) or dropped (abort, exit)
+    LOADING   a lower tier writes into the slot      → READY (verified) or dropped (miss)
+    READY     can be read; may be pinned, and may be being written to lower tiers
+              → dropped (evicted, damaged, cleared, its prefix is gone), if nobody uses it
+
+Promised: no chunk that can be found has a hole before it; the record before it (its parent) is in
+some tier, and when the last copy of that one goes, what continues it in DRAM goes too. Not
+thread-safe: the pool's thread owns it.
 """
 
 from collections.abc import Iterator
 from enum import IntEnum
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import Final
 
 from forebay.record.header import ROOT, RecordName
 from forebay.record.region import short
 
-if TYPE_CHECKING:
-    from forebay.pool.core.loading.request import Request
+NO_TIERS: Final[frozenset[int]] = frozenset()
 
 
-class State(IntEnum):
+class SlotState(IntEnum):
     """What is in a chunk's slot."""
 
     FILLING = 0  # an engine writes into it
-    LOADING = 1  # the disk writes into it
+    LOADING = 1  # a lower tier writes into it
     READY = 2  # verified, or committed by an engine
 
 
@@ -29,23 +36,22 @@ class Chunk:
     """One chunk in DRAM."""
 
     __slots__ = (
-        "asks",
-        "awaited",
         "digest",
         "engine",
-        "guards",
+        "guarded_parent",
         "key",
         "length",
+        "load_pins",
         "name",
         "offset",
-        "on_disk",
         "pins",
         "slot_bytes",
         "state",
-        "writing",
+        "tiers",
+        "writing_to",
     )
 
-    def __init__(self, name: RecordName, state: State, offset: int, length: int) -> None:
+    def __init__(self, name: RecordName, state: SlotState, offset: int, length: int) -> None:
         self.name = name  # its key is short while LOADING
         self.key = short(name.key)
         self.state = state
@@ -53,33 +59,40 @@ class Chunk:
         self.length = length
         self.slot_bytes = 0
         self.pins = 0  # of all kinds
-        self.asks = 0  # pins by asks alone
-        self.guards: Chunk | None = None  # the parent that is pinned while this is filled
-        self.on_disk = state is State.LOADING
-        self.writing = False  # to disk
+        self.load_pins = 0  # of these, by loads that were asked for
+        self.guarded_parent: Chunk | None = None  # pinned while this is filled
+        self.tiers = NO_TIERS  # lower tiers that have it as well, by number
+        self.writing_to = NO_TIERS  # lower tiers that it is being written to
         self.engine = ""  # that fills it
         self.digest: bytes | None = None  # payload hash, once known
-        self.awaited: list[tuple[Request, int]] = []  # that wait for it, as which of their chunks
 
     @property
     def parent(self) -> bytes | None:
-        """The short key of the chunk before, if any."""
+        """The short key of the record without which this one is of no use, if any."""
         parent = self.name.parent
         return None if parent == ROOT else short(parent)
 
     @property
+    def is_unsettled(self) -> bool:
+        """Whether it is on its way into the pool: being filled, or written for the first time.
+
+        That is what the store budget counts; a further copy in a further tier holds up no store.
+        """
+        return self.state is SlotState.FILLING or (bool(self.writing_to) and not self.tiers)
+
+    @property
     def is_busy(self) -> bool:
         """Whether somebody uses the slot."""
-        return self.state is not State.READY or self.pins > 0 or self.writing
+        return self.state is not SlotState.READY or self.pins > 0 or bool(self.writing_to)
 
 
-class Chunks:
+class ChunkTable:
     """Chunks by key and by slot."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, Chunk] = {}
         self._by_offset: dict[int, Chunk] = {}
-        self._continuing: dict[bytes, set[Chunk]] = {}  # parent → children in DRAM
+        self._children: dict[bytes, set[Chunk]] = {}  # parent → children in DRAM
         self._ready: set[bytes] = set()  # keys of chunks that are READY: lookups need no more
 
     def __len__(self) -> int:
@@ -91,6 +104,11 @@ class Chunks:
     def get(self, key: bytes) -> Chunk | None:
         """The chunk of a short key, in whatever state."""
         return self._by_key.get(key)
+
+    def is_coming_or_ready(self, key: bytes) -> bool:
+        """Whether a chunk is READY or LOADING: it can be looked up."""
+        chunk = self._by_key.get(key)
+        return chunk is not None and chunk.state is not SlotState.FILLING
 
     def ready_prefix(self, keys: list[bytes]) -> int:
         """How many keys, from the first, are READY."""
@@ -119,12 +137,12 @@ class Chunks:
         self._by_offset[chunk.offset] = chunk
         self._link(chunk)
 
-    def settle(self, chunk: Chunk) -> None:
+    def set_ready(self, chunk: Chunk) -> None:
         """What is in a chunk's slot can be read from now on."""
-        chunk.state = State.READY
+        chunk.state = SlotState.READY
         self._ready.add(chunk.key)
 
-    def adopt(self, chunk: Chunk, name: RecordName) -> None:
+    def rename(self, chunk: Chunk, name: RecordName) -> None:
         """A loaded chunk's record says what it is in full."""
         self._unlink(chunk)
         chunk.name = name
@@ -142,7 +160,7 @@ class Chunks:
         found: dict[Chunk, None] = {}
         stack = list(keys)
         while stack:
-            for child in self._continuing.get(stack.pop(), ()):
+            for child in self._children.get(stack.pop(), ()):
                 if child not in found:
                     found[child] = None
                     stack.append(child.key)
@@ -150,18 +168,18 @@ class Chunks:
 
     def has_children(self, key: bytes) -> bool:
         """Whether a chunk in DRAM continues this key."""
-        return key in self._continuing
+        return key in self._children
 
     def _link(self, chunk: Chunk) -> None:
         parent = chunk.parent
         if parent is not None:
-            self._continuing.setdefault(parent, set()).add(chunk)
+            self._children.setdefault(parent, set()).add(chunk)
 
     def _unlink(self, chunk: Chunk) -> None:
         parent = chunk.parent
-        children = self._continuing.get(parent) if parent is not None else None
+        children = self._children.get(parent) if parent is not None else None
         if parent is None or children is None:
             return
         children.discard(chunk)
         if not children:
-            del self._continuing[parent]
+            del self._children[parent]

@@ -1,4 +1,4 @@
-"""The pool's core: one thread's worth of decisions over a slab, a disk tier and a policy.
+"""The pool's core: DRAM, the tiers beneath it and a policy, put together and driven by one thread.
 
 I/O threads never touch it: they leave what they have done in `_done` and wake the server, which
 calls `complete`.
@@ -8,20 +8,20 @@ import secrets
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from forebay.errors import StartupError
+from forebay.pool.core.admin import AdminOperations
 from forebay.pool.core.audit import violations
-from forebay.pool.core.checker import Scrubber
-from forebay.pool.core.chores import Chores
-from forebay.pool.core.loading.answers import Answers
+from forebay.pool.core.chunks import ChunkTable
+from forebay.pool.core.dram import Dram
+from forebay.pool.core.hashing import Hasher, Scrubber
 from forebay.pool.core.loading.loads import Loads
-from forebay.pool.core.loading.reads import Reads
-from forebay.pool.core.room import Room
-from forebay.pool.core.stores import Stores
+from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.stack import TierOpener, TierStack
+from forebay.pool.core.storing.stores import Stores
+from forebay.pool.core.storing.write_behind import WriteBehind
 from forebay.pool.messages import (
     Abort,
     Ask,
@@ -35,21 +35,17 @@ from forebay.pool.messages import (
     Reserve,
     Resize,
     Settled,
-    Stats,
-    StatsReply,
+    StatsQuery,
 )
 from forebay.pool.policy.contract import Policy
-from forebay.pool.policy.tenants import Floor, Tenants
 from forebay.pool.session import Core, Session, Work
 from forebay.quantity import format_size
 from forebay.sys.shared import SharedMemory, total_memory_bytes
 from forebay.sys.world import World
-from forebay.tiers.disk import Directory, DiskTier, Options
-from forebay.tiers.disk.index import Removed
-from forebay.tiers.dram.ahead import Ahead
+from forebay.tiers.contract import Removed
+from forebay.tiers.dram.preallocator import Preallocator
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 
-_CHORES_MAX: Final = 4  # operators' wishes under way at once
 _FLUSH_STEP_S: Final = 0.002
 
 
@@ -58,11 +54,9 @@ class PoolOptions:
     """What a pool is made of."""
 
     dram_bytes: int
-    directories: tuple[Directory, ...] = ()
-    disk: Options = field(default_factory=Options)
+    tiers: tuple[TierOpener, ...] = ()  # beneath DRAM, the nearest first
     huge_pages: bool = False
     verify_dram: bool = False
-    floors: tuple[Floor, ...] = ()  # of DRAM; the policy is made with the same
 
 
 class Pool(Core):
@@ -75,8 +69,8 @@ class Pool(Core):
         wake: Callable[[], None],
         world: World | None = None,
     ) -> None:
-        """Take DRAM and directories; a StartupError says in one sentence what cannot be had."""
-        self._world = world or World()
+        """Take DRAM and open the tiers; a StartupError says in one sentence what cannot be had."""
+        clock = self._clock = (world or World()).clock
         self._wake = wake
         self._done: deque[Callable[[], None]] = deque()  # left by I/O threads
         self._is_woken = False  # and somebody will look at it
@@ -86,24 +80,24 @@ class Pool(Core):
         self.slab_bytes = memory.size_bytes
         self.slab_descriptor = memory.descriptor
         self._slab = Slab(memory, self.arena_bytes, options.dram_bytes)
-        self._counters: Counter[str] = Counter()
-        clock = self._world.clock
-        tenants = Tenants(options.floors)
-        self._room = Room(self._slab, policy, self._counters, clock.monotonic, tenants)
-        self._disk = self._open_disk(options)
-        if self._disk is not None:
-            self._room.writes_behind = True
-            self._room.lost = self._disk.lost
-        parts = (self._room, self._disk, self._counters, clock, self._complete)
-        reads, answers = Reads(*parts), Answers(self._counters, self.generation)
-        self._loads = Loads(self._room, reads, answers, self._counters, clock)
-        self._stores = Stores(*parts, generation=self.generation)
-        self._ahead = Ahead(self._slab, self._complete)
-        self._ahead.step()
-        self._scrubber = Scrubber(self._room, self._stores.checker, self._loads.damaged)
-        self._loads.checker = self._stores.checker if options.verify_dram else None
+        counters = self._counters = Counter[str]()
+        chunks = ChunkTable()
+        self._stack = TierStack(chunks, options.tiers, self._tier_removed, self._tier_learned)
+        dram = self._dram = Dram(
+            self._slab, chunks, self._stack, policy, counters=counters, now=clock.monotonic
+        )
+        parts = CoreParts(dram, self._stack, counters, clock, self._complete, self.generation)
+        hasher = self._hasher = Hasher(self._complete)
+        self._loads = Loads(parts, hasher if options.verify_dram else None)
+        self._acquisition = self._loads.acquisition
+        self._write_behind = WriteBehind(parts)
+        loads_wait = self._acquisition.wait_for_room
+        self._stores = Stores(parts, self._write_behind, hasher, loads_wait)
+        self._preallocator = Preallocator(self._slab, self._complete)
+        self._preallocator.step()
+        self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
+        self._admin = AdminOperations(parts)
         self._started = clock.monotonic()
-        self._chores = Chores(self._room, self._disk, clock, self._complete)
 
     def handle(  # noqa: C901 - a line each
         self, session: Session, message: ClientMessage
@@ -127,21 +121,19 @@ class Pool(Core):
                 self._stores.commit(session, message)
             case Abort():
                 self._stores.abort(session, message)
-            case Stats():
-                session.send(StatsReply(msgspec.json.encode(self.stats())))
             case Resize():
-                self._loads.keep_nothing()
-                self._chores.resize(session, message)
+                self._loads.retain_nothing()
+                self._admin.resize(session, message)
             case Clear():
-                self._loads.keep_nothing()
-                self._chores.clear(session, message)
-            case Hello():
+                self._loads.retain_nothing()
+                self._admin.clear(session, message)
+            case Hello() | StatsQuery():  # the server's own
                 self._counters["nonsense"] += 1
         return None
 
-    def left(self, session: Session) -> None:
+    def disconnected(self, session: Session) -> None:
         """See Core."""
-        self._loads.left(session)
+        self._loads.disconnected(session)
 
     def exited(self, engine: str) -> None:
         """See Core."""
@@ -165,23 +157,23 @@ class Pool(Core):
         if self._done and not self._is_woken:
             self._is_woken = True
             self._wake()
-        self._stores.write_behind()
+        self._write_behind.run()
 
     def tick(self, now: float) -> None:
         """See Core."""
         self._loads.catch_up()
         self._loads.tick(now)
-        self._room.shrink()
-        self._chores.tick(now)
-        self._ahead.step()
-        idle = not (self._loads.loading or self._stores.writing)
-        self._stores.write_behind(idle=idle)
+        self._dram.shrink()
+        self._admin.tick(now)
+        self._preallocator.step()
+        idle = not self._is_moving
+        self._write_behind.run(idle=idle)
         if idle:
             self._scrubber.step(now)
 
     def violations(self) -> list[str]:
         """What is wrong with the books; always empty, say the tests."""
-        return violations(self._room, self._loads)
+        return violations(self._dram, self._acquisition)
 
     def view(self, offset: int, length: int) -> memoryview:
         """A slot's bytes, as a process that maps the slab sees them."""
@@ -190,60 +182,64 @@ class Pool(Core):
     @property
     def is_waiting(self) -> bool:
         """Whether something is due soon, so that ticks matter."""
-        busy = self._loads.loading or self._stores.writing or self._loads.held_requests
-        return bool(busy or self._chores.is_waiting)
+        return self._is_moving or bool(self._acquisition.requests) or self._admin.is_waiting
 
     @property
     def is_settled(self) -> bool:
         """Whether no thread has anything of ours in hand."""
-        busy = self._loads.loading or self._stores.writing or self._done
-        return not busy and self._stores.checker.is_idle
+        return not self._is_moving and not self._done and self._hasher.is_idle
+
+    @property
+    def _is_moving(self) -> bool:
+        """Whether tiers have reads or writes of ours in hand."""
+        return bool(self._acquisition.reads_in_flight or self._write_behind.in_flight)
 
     def stats(self) -> dict[str, object]:
         """See Core."""
-        usage = self._disk.usage() if self._disk is not None else None
-        drives = self._disk.drives() if self._disk is not None else []
+        chunks = self._dram.chunks
         return {
-            "uptime_s": round(self._world.clock.monotonic() - self._started, 3),
+            "uptime_s": round(self._clock.monotonic() - self._started, 3),
             "dram": {
                 "cap_bytes": self._slab.cap_bytes,
                 "allocated_bytes": self._slab.allocated_bytes,
                 "taken_bytes": self._slab.taken_bytes,
-                "pinned_bytes": self._room.pinned_bytes,
-                "kept_bytes": self._loads.kept_bytes,
-                "unsettled_bytes": self._room.unsettled_bytes,
-                "chunks": len(self._room.chunks),
-                "pinned_chunks": sum(1 for chunk in self._room.chunks if chunk.pins),
+                "pinned_bytes": self._dram.load_budget.used_bytes,
+                "retained_bytes": self._acquisition.retained_bytes,
+                "unsettled_bytes": self._dram.store_budget.used_bytes,
+                "chunks": len(chunks),
+                "pinned_chunks": sum(1 for chunk in chunks if chunk.pins),
                 "filling": self._stores.filling,
             },
-            "disk": {
-                "cap_bytes": usage.cap_bytes if usage else 0,
-                "used_bytes": usage.used_bytes if usage else 0,
-                "records": usage.records if usage else 0,
-                "payload_bytes": usage.payload_bytes if usage else 0,
-                "drives": drives,
+            **{
+                tier.name: {
+                    "cap_bytes": tier.usage.cap_bytes,
+                    "used_bytes": tier.usage.used_bytes,
+                    "records": tier.usage.records,
+                    "payload_bytes": tier.usage.payload_bytes,
+                    "volumes": tier.volumes,
+                }
+                for tier in self._stack.status()
             },
-            "requests": self._loads.held_requests,
+            "requests": len(self._acquisition.requests),
             "counters": dict(sorted(self._counters.items())),
         }
 
     def close(self, timeout_s: float) -> None:
         """See Core."""
-        until = self._world.clock.monotonic() + timeout_s
+        until = self._clock.monotonic() + timeout_s
         pause = threading.Event()
-        while self._disk is not None and self._world.clock.monotonic() < until:
+        while len(self._stack) and self._clock.monotonic() < until:
             self.complete()
-            self._stores.write_behind(idle=True)
-            if not self._stores.writing:
+            self._write_behind.run(idle=True)
+            if not self._write_behind.in_flight:
                 break
             pause.wait(_FLUSH_STEP_S)
-        left_s = max(0.1, until - self._world.clock.monotonic())
-        self._stores.close(left_s)
-        if self._disk is not None:
-            self._disk.close(left_s)
+        left_s = max(0.1, until - self._clock.monotonic())
+        self._hasher.close(left_s)
+        self._stack.close(left_s)
         self.complete()
-        self._chores.close(left_s)
-        self._ahead.close(left_s)
+        self._admin.close(left_s)
+        self._preallocator.close(left_s)
         self._slab.close()
 
     def _complete(self, action: Callable[[], None]) -> None:
@@ -254,16 +250,16 @@ class Pool(Core):
             self._is_woken = True
             self._wake()
 
-    def _open_disk(self, options: PoolOptions) -> DiskTier | None:
-        if not options.directories:
-            return None
-        holds = self._room.chunks.is_ready
-        return DiskTier.open(
-            options.directories, options.disk, self._world, self._disk_removed, holds
-        )
+    def _tier_removed(self, tier: int, records: list[Removed]) -> None:
+        """Called by a tier's threads."""
+        self._complete(lambda: self._dram.tier_removed(tier, records))
 
-    def _disk_removed(self, removed: list[Removed]) -> None:
-        self._complete(lambda: self._stores.disk_removed(removed))
+    def _tier_learned(self) -> None:
+        """Called by a tier's threads."""
+        self._complete(self._learned)
+
+    def _learned(self) -> None:
+        self._acquisition.learned()
 
 
 def _shared_memory(options: PoolOptions) -> SharedMemory:

@@ -1,10 +1,10 @@
-"""What goes to NVMe: the dialogs likeliest to return, as many as the disk keeps until they do.
+"""What is written to a lower tier: the dialogs likeliest to return, as many as it keeps until then.
 
-Regions are overwritten in the order they were written, so everything admitted shortens the life of
-everything else. The share that is admitted closes while regions are overwritten before a third of
-them was read, and opens while more is. Within the share the likeliest dialogs come first; those
-equally likely are told apart by a lot drawn from their key, the same each time, so that a loop
-larger than the disk keeps the same dialogs instead of all of them for too short.
+Lower tiers evict in the order in which they were written, so everything admitted shortens the life
+of everything else. The share that is admitted shrinks while records are evicted before a third of
+them was read, and grows while more is. Within the share the likeliest dialogs come first; those
+equally likely are told apart by a tie-breaker drawn from their key, the same each time, so that a
+loop larger than the tier keeps the same dialogs instead of all of them for too short.
 
 A budget of bytes a day is a bucket that fills at that rate: as it runs low the share narrows, so
 that the unlikely and the large go first, and nothing is written that it does not hold. What any
@@ -13,45 +13,48 @@ that the unlikely and the large go first, and nothing is written that it does no
 
 import math
 from array import array
-from typing import Final
+from typing import Final, NamedTuple
 
 DAY_S: Final = 86_400.0
 BURST: Final = 1 / 24  # of a day's budget that may be written at once; the rest is its rate
-READ_TARGET: Final = 0.31  # of a region's bytes, by the time it is overwritten
-CLOSING: Final = 4.0  # a disk full of unread bytes leaves e^-1.2, a third, of the share
-SHARE_MIN: Final = 0.02  # a door left open, or nothing would ever be learnt again
+READ_TARGET: Final = 0.31  # of a record's bytes, by the time it is evicted
+SHRINKING: Final = 4.0  # a tier full of unread bytes leaves e^-1.2, a third, of the share
+SHARE_MIN: Final = 0.02  # at nothing, nothing would ever be learnt again
 CHANCE_BINS: Final = 8
-MEMORY_DISKS: Final = 1.0  # how many disks full of candidates are remembered
+MEMORY_TIERS: Final = 1.0  # how many tiers full of candidates are remembered
+
+
+class LowerTier(NamedTuple):
+    """What a policy is told of one tier below DRAM."""
+
+    capacity_bytes: int
+    budget_bytes_a_day: int | None = None  # that may be written to it; None: as many as there are
 
 
 class Admission:
-    """The door to one NVMe tier of `disk_bytes`; 0 is none, and lets nothing in."""
+    """Which dialogs one tier is given."""
 
-    def __init__(self, disk_bytes: int, budget_bytes_a_day: int | None = None) -> None:
-        self._disk_bytes = disk_bytes
-        self._budget_bytes = budget_bytes_a_day
-        self._allowed_bytes = BURST * budget_bytes_a_day if budget_bytes_a_day is not None else 0.0
+    def __init__(self, tier: LowerTier) -> None:
+        budget_bytes = tier.budget_bytes_a_day
+        self._tier_bytes = tier.capacity_bytes
+        self._budget_bytes = budget_bytes
+        self._allowed_bytes = BURST * budget_bytes if budget_bytes is not None else 0.0
         self._filled_at_s: float | None = None
         self._asked_bytes = array("d", bytes(8 * CHANCE_BINS))  # candidates, by their chance
         self._asked_sum = 0.0
-        self.share = 1.0  # of the candidates' bytes that are let in
+        self.share = 1.0  # of the candidates' bytes that are admitted
 
-    @property
-    def open(self) -> bool:
-        """Whether there is a disk at all."""
-        return self._disk_bytes > 0
-
-    def admits(self, chance: float, lot: float, size_bytes: int, now: float) -> bool:
-        """Whether a dialog that returns with this chance is written; `lot` is its own in [0, 1)."""
+    def admits(self, chance: float, tie_breaker: float, size_bytes: int, now: float) -> bool:
+        """Whether a dialog that returns with this chance is written; `tie_breaker` in [0, 1)."""
         number = min(int(chance * CHANCE_BINS), CHANCE_BINS - 1)
         self._asked_bytes[number] += size_bytes
         self._asked_sum += size_bytes
-        if self._asked_sum > MEMORY_DISKS * self._disk_bytes:
+        if self._asked_sum > MEMORY_TIERS * self._tier_bytes:
             for index in range(CHANCE_BINS):
                 self._asked_bytes[index] /= 2
             self._asked_sum /= 2
         likelier = sum(self._asked_bytes[number + 1 :])
-        rank = (likelier + lot * self._asked_bytes[number]) / self._asked_sum
+        rank = (likelier + tie_breaker * self._asked_bytes[number]) / self._asked_sum
         if self._budget_bytes is None:
             return rank < self.share
         self._fill(now)
@@ -68,12 +71,12 @@ class Admission:
         self._allowed_bytes -= size_bytes
         return True
 
-    def region_evicted(self, size_bytes: int, read_bytes: int) -> None:
-        """A region was overwritten: open or close the door a little."""
-        if not size_bytes or not self._disk_bytes:
+    def evicted(self, size_bytes: int, read_bytes: int) -> None:
+        """The tier evicted records: admit a little more or less."""
+        if not size_bytes or not self._tier_bytes:
             return
         surplus = read_bytes / size_bytes - READ_TARGET
-        step = CLOSING * surplus * size_bytes / self._disk_bytes
+        step = SHRINKING * surplus * size_bytes / self._tier_bytes
         self.share = min(1.0, max(SHARE_MIN, self.share * math.exp(step)))
 
     def _fill(self, now: float) -> None:

@@ -7,40 +7,45 @@ and its place in the dictionary included.
 from array import array
 from typing import Final
 
-from forebay.pool.policy.contract import Place
-
 NONE: Final = -1
-# Flags of a chunk.
-ON_DISK: Final = 1
+# What is known of a chunk in regard to one lower tier. At most one is set.
+HELD: Final = 1  # the tier has it
 OFFERED: Final = 2  # to be written: the pool has it in its queue
 REFUSED: Final = 4  # not to be written
 QUEUED: Final = 8  # to be decided
+# What is lost when a chunk leaves DRAM.
+UNSAVED: Final = 0  # the chunk: no lower tier has it or will
+PENDING: Final = 1  # the chunk, which is to be written to a lower tier
+SAVED: Final = 2  # nothing: a lower tier has it
+SAFETIES: Final = 3
 
 
 class Forest:
     """Rows and who continues whom. A row's parent is NONE where it is not in DRAM."""
 
-    def __init__(self) -> None:
+    def __init__(self, tiers: int) -> None:
         self.row_of: dict[bytes, int] = {}
         self.key: list[bytes] = []
         self.parent = array("i")
         self.children = array("i")  # in DRAM
         self.visit = array("i")  # that touched it last
-        self.lane = array("i")
+        self.size_class = array("i")  # index into `slot_bytes`
         self.pins = array("i")
-        self.flags = bytearray()
-        self.places: list[Place] = []  # by lane
-        self.queued_bytes = 0  # of chunks that are QUEUED
+        self.flags = [bytearray() for _ in range(tiers)]  # by lower tier
+        self.safety = bytearray()  # UNSAVED, PENDING or SAVED, by the flags of all tiers
+        self.slot_bytes: list[int] = []  # by size class
+        self.queued_bytes = 0  # of chunks that wait for a decision and are in no lower tier
+        self._is_queued = bytearray()  # 1: counted there
         self._free: list[int] = []
-        # Chunks that came before their parent, which is on disk; almost always empty.
+        # Chunks that came before their parent, which a lower tier has; almost always empty.
         self._early: dict[bytes, list[bytes]] = {}
 
-    def add(self, key: bytes, parent: bytes | None, lane: int) -> int:
+    def add(self, key: bytes, parent: bytes | None, size_class: int) -> int:
         """A row for a new chunk; its visit is NONE."""
         above = NONE if parent is None else self.row_of.get(parent, NONE)
         if self._free:
             row = self._free.pop()
-            self.key[row], self.parent[row], self.lane[row] = key, above, lane
+            self.key[row], self.parent[row], self.size_class[row] = key, above, size_class
             self.children[row] = self.pins[row] = 0
             self.visit[row] = NONE
         else:
@@ -49,9 +54,10 @@ class Forest:
             self.parent.append(above)
             self.children.append(0)
             self.visit.append(NONE)
-            self.lane.append(lane)
+            self.size_class.append(size_class)
             self.pins.append(0)
-            self.flags.append(0)
+            for column in (*self.flags, self.safety, self._is_queued):
+                column.append(0)
         self.row_of[key] = row
         if above != NONE:
             self.children[above] += 1
@@ -69,21 +75,36 @@ class Forest:
             self._orphan(row)
         if above != NONE:
             self.children[above] -= 1
-        self.mark(row, 0)
+        for column in self.flags:
+            column[row] = 0
+        self._judge(row)
         self._free.append(row)
         return row, above
 
-    def mark(self, row: int, flags: int) -> None:
-        """Give a chunk other flags."""
-        was_queued, is_queued = self.flags[row] & QUEUED, flags & QUEUED
-        if was_queued != is_queued:
-            size_bytes = self.places[self.lane[row]].size_bytes
-            self.queued_bytes += size_bytes if is_queued else -size_bytes
-        self.flags[row] = flags
+    def mark(self, tier: int, row: int, flags: int) -> None:
+        """Give a chunk other flags in regard to one tier."""
+        self.flags[tier][row] = flags
+        self._judge(row)
+
+    def size_of(self, row: int) -> int:
+        """The bytes of a chunk's slot."""
+        return self.slot_bytes[self.size_class[row]]
 
     def is_path(self, rows: list[int]) -> bool:
         """Whether each row's parent is the row before it."""
         return list(map(self.parent.__getitem__, rows[1:])) == rows[:-1]
+
+    def _judge(self, row: int) -> None:
+        """What is lost with a chunk, by its flags in regard to all tiers."""
+        flags = 0
+        for column in self.flags:
+            flags |= column[row]
+        pending = flags & (OFFERED | QUEUED)
+        self.safety[row] = SAVED if flags & HELD else PENDING if pending else UNSAVED
+        is_queued = pending == QUEUED and not flags & HELD
+        if is_queued != self._is_queued[row]:
+            self._is_queued[row] = is_queued
+            self.queued_bytes += self.size_of(row) if is_queued else -self.size_of(row)
 
     def _adopt(self, key: bytes, row: int) -> None:
         for child in self._early.pop(key, ()):

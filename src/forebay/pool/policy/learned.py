@@ -1,54 +1,40 @@
 """The default policy: keep what is likely to be used soonest, per second and chunk.
 
 See `reuse` for how that is learnt, `visits` for how the least valuable chunk is found in a few
-microseconds, `admission` for what goes to disk.
+microseconds, `admission` for what is written to lower tiers.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from forebay.pool.policy.admission import Admission
-from forebay.pool.policy.contract import Place, Policy
-from forebay.pool.policy.forest import NONE, OFFERED, ON_DISK, QUEUED, REFUSED, Forest
+from forebay.pool.policy.admission import Admission, LowerTier
+from forebay.pool.policy.contract import Policy
+from forebay.pool.policy.forest import HELD, NONE, PENDING, REFUSED, SAFETIES, SAVED, Forest
 from forebay.pool.policy.reuse import BINS, LEVELS_AN_OCTAVE, Reuse, cell_of, mean_gap_s
-from forebay.pool.policy.visits import ADMITTED, AWAY, UNDECIDED, Visits
-from forebay.pool.policy.writing import SETTLED, Writing
+from forebay.pool.policy.visits import ADMITTED, NOT_EVICTABLE, Visits
+from forebay.pool.policy.writing import Writing
 
-DISK_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # a chunk the disk has as well costs a quarter to lose
+SAVED_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # what a lower tier has costs a quarter to lose
 REMEMBERED_VISITS_MAX: Final = 1 << 16
 LEARN_REQUESTS: Final = 4
 USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is taken
 
-# Shelves of a lane, by what is lost with a chunk.
-PLAIN: Final = 0  # it is lost
-PENDING: Final = 1  # it is lost, and was to be written
-BACKED: Final = 2  # the disk has it
-SHELVES: Final = 3
-
 
 class Learned(Policy):
-    """One pool's judgement.
+    """One pool's policy over the tiers below DRAM, the nearest first."""
 
-    `disk_bytes` is what the NVMe tier holds (0: there is none), `budget_bytes_a_day` what may be
-    written to it, `floors` the bytes of DRAM, by tenant, that no other tenant may take.
-    """
-
-    def __init__(
-        self,
-        *,
-        disk_bytes: int = 0,
-        budget_bytes_a_day: int | None = None,
-        floors: Mapping[int, int] | None = None,
-    ) -> None:
-        self._forest = Forest()
+    def __init__(self, tiers: Sequence[LowerTier] = ()) -> None:
+        self._forest = Forest(len(tiers))
         self._reuse = Reuse()
-        self._visits = Visits(self._reuse)
-        self._door = Admission(disk_bytes, budget_bytes_a_day)
-        self._writing = Writing(self._forest, self._visits, self._reuse, self._door, self._mark_row)
-        self._floors = dict(floors or {})
-        self._held_bytes: dict[int, int] = {}  # by tenant
-        self._lanes: dict[Place, int] = {}
+        self._visits = Visits(self._reuse, len(tiers))
+        self._writing = [
+            Writing(
+                number, self._forest, self._visits, self._reuse, Admission(tier), mark=self._mark
+            )
+            for number, tier in enumerate(tiers)
+        ]
+        self._size_classes: dict[int, int] = {}  # slot bytes -> its number
         self._ends: dict[bytes, int] = {}  # last key of a chain -> the visit that asked for it
         self._starts: dict[bytes, int] = {}  # first key that DRAM lacks -> the visit that stores it
         self._usual_depth = 0.0  # chunks of a dialog's first prompt
@@ -68,39 +54,36 @@ class Learned(Policy):
             start = keys[found]
         if start is not None:
             self._visits.start[visit], self._starts[start] = start, visit
-        if self._door.open:
-            flags = self._forest.flags
+        for writing in self._writing:
             for row in rows:
-                if row is not None and not flags[row] & SETTLED:
-                    self._writing.wait(row, now)
+                if row is not None:
+                    writing.queue(row, now)
 
-    def stored(self, key: bytes, parent: bytes | None, place: Place, now: float) -> None:
+    def stored(self, key: bytes, parent: bytes | None, slot_bytes: int, now: float) -> None:
         forest, visits = self._forest, self._visits
         if key in forest.row_of:
             return
-        row = forest.add(key, parent, self._lane(place))
-        self._held_bytes[place.tenant] = self._held_bytes.get(place.tenant, 0) + place.size_bytes
+        row = forest.add(key, parent, self._size_class(slot_bytes))
         above = forest.parent[row]
         visit = self._joined(key, above, now)
         self._started(visit, key)
         forest.visit[row] = visit
-        visits.tip[visit] = row
-        self._writing.wait(row, now)
-        self._shelve(visit)
+        visits.tail[visit] = row
+        for writing in self._writing:
+            writing.queue(row, now)
+        self._enqueue(visit)
 
     def removed(self, key: bytes) -> None:
         forest = self._forest
         if key not in forest.row_of:
             return
         row, above = forest.drop(key)
-        place = forest.places[forest.lane[row]]
-        self._held_bytes[place.tenant] -= place.size_bytes
         visit = forest.visit[row]
-        if self._visits.tip[visit] == row:
+        if self._visits.tail[visit] == row:
             follows = above != NONE and forest.visit[above] == visit
-            self._visits.tip[visit] = above if follows else NONE
+            self._visits.tail[visit] = above if follows else NONE
             if follows:
-                self._shelve(visit)
+                self._enqueue(visit)
             else:
                 self._emptied(visit)
         if above != NONE and not forest.children[above]:
@@ -117,90 +100,102 @@ class Learned(Policy):
         row = forest.row_of.get(key, NONE)
         if row != NONE and forest.pins[row]:
             forest.pins[row] -= 1
-            if not forest.pins[row] and self._visits.tip[forest.visit[row]] == row:
-                self._shelve(forest.visit[row])
+            if not forest.pins[row] and self._visits.tail[forest.visit[row]] == row:
+                self._enqueue(forest.visit[row])
 
-    def declines(self, key: bytes, parent: bytes | None, now: float, size_class: int = 0) -> bool:
+    def declines(self, key: bytes, parent: bytes | None, now: float, slot_bytes: int) -> bool:
         self._visits.age(now)
         newcomer = self._starts.get(key, NONE)
         if newcomer == NONE and parent is not None:
             above = self._forest.row_of.get(parent, NONE)
             newcomer = NONE if above == NONE else self._forest.visit[above]
-        visit, least = self._least(size_class, spare_unwritten=False)
+        visit, least = self._least(slot_bytes, spare_unwritten=False)
         if NONE in (newcomer, visit):
             return False
         if visit != newcomer and self._reuse.level(self._visits.cell[newcomer]) >= least:
             return False
-        # The way to disk leads through DRAM: who is to be written gets a slot for so long.
-        lane = self._forest.lane[self._visits.tip[visit]]
-        return not self._writing.admits(newcomer, self._forest.places[lane].size_bytes, now)
+        # What is to be written needs a slot until then: the way down leads through DRAM.
+        return not any(writing.admits(newcomer, slot_bytes, now) for writing in self._writing)
 
-    def victim(
-        self, now: float, size_class: int = 0, *, spare_unwritten: bool = False
-    ) -> bytes | None:
+    def victim(self, now: float, slot_bytes: int, *, spare_unwritten: bool = False) -> bytes | None:
         self._visits.age(now)
-        spare = spare_unwritten and not self._writing.is_stuck
+        spare = spare_unwritten and self._can_write
         while True:
-            visit, _ = self._least(size_class, spare_unwritten=spare)
+            visit, _ = self._least(slot_bytes, spare_unwritten=spare)
             if visit == NONE:
                 if spare_unwritten:
-                    self._writing.hurry()
+                    for writing in self._writing:
+                        writing.hurry()
                 return None
-            row = self._visits.tip[visit]
+            row = self._visits.tail[visit]
             if not self._forest.pins[row]:
-                self._writing.evicted(now - self._visits.at_s[visit])
+                for writing in self._writing:
+                    writing.dram_evicted(now - self._visits.at_s[visit])
                 return self._forest.key[row]
-            self._visits.move(visit, AWAY)  # until it is unpinned
+            self._visits.move(visit, NOT_EVICTABLE)  # until it is unpinned
 
-    def on_disk(self, key: bytes, present: bool) -> None:
-        self._mark(key, ON_DISK if present else 0)
+    def in_tiers(self, key: bytes, tiers: Collection[int]) -> None:
+        row = self._forest.row_of.get(key, NONE)
+        if row == NONE:
+            return
+        for tier, flags in enumerate(self._forest.flags):
+            if tier in tiers:
+                self._mark(tier, row, HELD)
+            elif flags[row] & HELD:
+                self._mark(tier, row, 0)
 
-    def write_failed(self, key: bytes) -> None:
-        self._mark(key, REFUSED)
+    def write_failed(self, key: bytes, tier: int) -> None:
+        row = self._forest.row_of.get(key, NONE)
+        if row != NONE:
+            self._mark(tier, row, REFUSED)
 
-    def next_write(self, now: float, *, idle: bool = False) -> bytes | None:
+    def next_write(self, tier: int, now: float, *, idle: bool = False) -> bytes | None:
         self._visits.age(now)
-        return self._writing.next(now, idle=idle)
+        return self._writing[tier].next(now, idle=idle)
 
     @property
     def queued_bytes(self) -> int:
-        return 0 if self._writing.is_stuck else self._forest.queued_bytes
+        return self._forest.queued_bytes if self._can_write else 0
 
-    def region_evicted(self, size_bytes: int, read_bytes: int, now: float) -> None:
+    def evicted(self, tier: int, size_bytes: int, read_bytes: int, now: float) -> None:
         self._visits.age(now)
-        self._door.region_evicted(size_bytes, read_bytes)
+        self._writing[tier].admission.evicted(size_bytes, read_bytes)
 
-    def _mark(self, key: bytes, flags: int) -> None:
-        row = self._forest.row_of.get(key, NONE)
-        if row != NONE:
-            self._mark_row(row, flags)
+    @property
+    def _can_write(self) -> bool:
+        """Whether some tier can take more of what waits for it."""
+        return any(writing.can_write for writing in self._writing)
 
-    def _mark_row(self, row: int, flags: int) -> None:
-        self._forest.mark(row, flags)
-        if self._visits.tip[self._forest.visit[row]] == row:
-            self._shelve(self._forest.visit[row])
+    def _mark(self, tier: int, row: int, flags: int) -> None:
+        """Give a chunk other flags, and its visit the queue that follows from them."""
+        self._forest.mark(tier, row, flags)
+        if self._visits.tail[self._forest.visit[row]] == row:
+            self._enqueue(self._forest.visit[row])
 
     def _begin(self, keys: Sequence[bytes], found: int, now: float) -> int:
         """The visit of a request; the one it continues, if any is known, has returned."""
         visits, ends = self._visits, self._ends
         turns, mean_s, known = 0, 0.0, found
-        lot, verdict = zlib.crc32(keys[-1]) / 2**32, UNDECIDED
+        tie_breaker = zlib.crc32(keys[-1]) / 2**32
+        admitted: list[int] = []  # tiers that keep on being written to
         for key in reversed(keys):
             before = ends.get(key, NONE)
             if before != NONE and visits.depth[before] > 1:
                 turns = visits.turns[before] + 1
                 mean_s = mean_gap_s(visits.mean_s[before], now - visits.at_s[before])
-                known, lot = visits.depth[before], visits.lot[before]
-                if visits.verdict[before] == ADMITTED and found >= known:
-                    verdict = ADMITTED  # what was written of it is still there to be continued
+                known, tie_breaker = visits.depth[before], visits.tie_breaker[before]
+                if found >= known:  # what was written of it is still there to be continued
+                    verdicts = enumerate(visits.verdicts)
+                    admitted = [tier for tier, of in verdicts if of[before] == ADMITTED]
                 self._reuse.returned(visits.cell[before])
                 self._end(before)
                 break
         new_share = 1 - known / len(keys) if turns else self._relative_depth(len(keys))
         visit = visits.begin(cell_of(turns, mean_s, new_share), keys[-1], now)
         visits.turns[visit], visits.mean_s[visit] = turns, mean_s
-        visits.depth[visit], visits.lot[visit] = len(keys), lot
-        visits.verdict[visit] = verdict
+        visits.depth[visit], visits.tie_breaker[visit] = len(keys), tie_breaker
+        for tier in admitted:
+            visits.verdicts[tier][visit] = ADMITTED
         if keys[-1] in ends:
             self._end(ends[keys[-1]])
         ends[keys[-1]] = visit
@@ -219,43 +214,43 @@ class Learned(Policy):
 
     def _take_over(self, visit: int, rows: list[int]) -> None:
         """Give a visit a path from a root on; of thousands of chunks, only few visits matter."""
-        visit_of, tip = self._forest.visit, self._visits.tip
+        visit_of, tail = self._forest.visit, self._visits.tail
         touched = set(map(visit_of.__getitem__, rows))
         for row in rows:
             visit_of[row] = visit
         for before in touched:
-            if tip[before] != NONE and visit_of[tip[before]] == visit:
-                tip[before] = NONE
+            if tail[before] != NONE and visit_of[tail[before]] == visit:
+                tail[before] = NONE
                 self._emptied(before)
         if rows:
-            tip[visit] = rows[-1]
-            self._shelve(visit)
+            tail[visit] = rows[-1]
+            self._enqueue(visit)
 
     def _touch_parts(
         self, visit: int, keys: Sequence[bytes], rows: list[int | None]
     ) -> bytes | None:
         """The same where chunks are missing in between, each part with a visit of its own."""
-        visit_of, tip = self._forest.visit, self._visits.tip
+        visit_of, tail = self._forest.visit, self._visits.tail
         owner, below, lacking = visit, NONE, None
-        tips: list[int] = []
+        tails: list[int] = []
         for key, row in zip(reversed(keys[: len(rows)]), reversed(rows), strict=True):
             if row is None:
                 lacking = key
                 continue
-            if tips and self._forest.parent[below] != row:
+            if tails and self._forest.parent[below] != row:
                 owner = self._like(visit)  # what lies above a hole can only leave on its own
             before, visit_of[row] = visit_of[row], owner
-            if owner not in tips:
-                tips.append(owner)
+            if owner not in tails:
+                tails.append(owner)
                 deepest = row
-            if tip[before] == row:
-                tip[before] = NONE
+            if tail[before] == row:
+                tail[before] = NONE
                 self._emptied(before)
-            if tip[owner] == NONE:
-                tip[owner] = deepest
+            if tail[owner] == NONE:
+                tail[owner] = deepest
             below = row
-        for owner in tips:
-            self._shelve(owner)
+        for owner in tails:
+            self._enqueue(owner)
         return lacking
 
     def _like(self, visit: int) -> int:
@@ -263,8 +258,7 @@ class Learned(Policy):
         visits = self._visits
         other = visits.begin(visits.cell[visit], None, visits.at_s[visit])
         visits.turns[other], visits.mean_s[other] = visits.turns[visit], visits.mean_s[visit]
-        visits.lot[other], visits.verdict[other] = visits.lot[visit], visits.verdict[visit]
-        visits.depth[other] = visits.depth[visit]
+        visits.copy_dialog(visit, other)
         return other
 
     def _relative_depth(self, depth: int) -> float:
@@ -278,7 +272,7 @@ class Learned(Policy):
         if end is not None:
             del self._ends[end]
             self._visits.end[visit] = None
-        if self._visits.tip[visit] == NONE:
+        if self._visits.tail[visit] == NONE:
             self._forget(visit)
 
     def _forget(self, visit: int) -> None:
@@ -296,7 +290,7 @@ class Learned(Policy):
         if self._visits.end[visit] is None:
             self._forget(visit)
         else:
-            self._visits.move(visit, AWAY)
+            self._visits.move(visit, NOT_EVICTABLE)
 
     def _joined(self, key: bytes, above: int, now: float) -> int:
         """The visit that a new chunk belongs to: the one it continues, or a new one like it."""
@@ -306,21 +300,20 @@ class Learned(Policy):
             visit = forest.visit[above]
         if visit == NONE:
             return visits.begin(cell_of(0, 0.0, 1.0), None, now)
-        if visits.tip[visit] == above:  # both NONE: a chain of which DRAM had nothing
+        if visits.tail[visit] == above:  # both NONE: a chain of which DRAM had nothing
             return visit
         cell = visits.cell[visit]
         copy = visits.begin(cell - cell % BINS, None, now)
-        visits.lot[copy], visits.verdict[copy] = visits.lot[visit], visits.verdict[visit]
-        visits.depth[copy] = visits.depth[visit]
+        visits.copy_dialog(visit, copy)
         return copy
 
     def _expose(self, row: int) -> None:
-        """A chunk has nothing below it any more: it is its visit's tip."""
+        """A chunk has nothing below it any more: it is its visit's tail."""
         visits, visit = self._visits, self._forest.visit[row]
-        if visits.tip[visit] not in (NONE, row):
+        if visits.tail[visit] not in (NONE, row):
             visit = self._part(row, visit)
-        visits.tip[visit] = row
-        self._shelve(visit)
+        visits.tail[visit] = row
+        self._enqueue(visit)
 
     def _part(self, row: int, visit: int) -> int:
         """A chunk was lost out of a path (it was damaged): what is above it gets its own visit."""
@@ -330,40 +323,35 @@ class Learned(Policy):
             row = forest.parent[row]
         return part
 
-    def _shelve(self, visit: int) -> None:
-        forest, row = self._forest, self._visits.tip[visit]
+    def _enqueue(self, visit: int) -> None:
+        """Put a visit into the eviction queue of its tail's size class and safety."""
+        forest, row = self._forest, self._visits.tail[visit]
         if forest.children[row] or forest.pins[row]:
-            self._visits.move(visit, AWAY)
+            self._visits.move(visit, NOT_EVICTABLE)
             return
-        flags = forest.flags[row]
-        shelf = BACKED if flags & ON_DISK else PENDING if flags & (OFFERED | QUEUED) else PLAIN
-        self._visits.move(visit, 1 + forest.lane[row] * SHELVES + shelf)
+        self._visits.move(visit, 1 + forest.size_class[row] * SAFETIES + forest.safety[row])
 
-    def _lane(self, place: Place) -> int:
-        lane = self._lanes.get(place)
-        if lane is None:
-            lane = self._lanes[place] = len(self._forest.places)
-            self._forest.places.append(place)
-            self._visits.shelves(1 + (lane + 1) * SHELVES)
-        return lane
+    def _size_class(self, slot_bytes: int) -> int:
+        number = self._size_classes.get(slot_bytes)
+        if number is None:
+            number = self._size_classes[slot_bytes] = len(self._forest.slot_bytes)
+            self._forest.slot_bytes.append(slot_bytes)
+            self._visits.add_queues(1 + (number + 1) * SAFETIES)
+        return number
 
-    def _least(self, size_class: int, *, spare_unwritten: bool) -> tuple[int, int]:
-        """The least valuable visit that can give a chunk of a class, and its level."""
+    def _least(self, slot_bytes: int, *, spare_unwritten: bool) -> tuple[int, int]:
+        """The least valuable visit that can give a slot of this size, and its level."""
         visit, least = NONE, 0
-        for lane, place in enumerate(self._forest.places):
-            if place.size_class != size_class or self._within_floor(place):
+        number = self._size_classes.get(slot_bytes)
+        if number is None:
+            return visit, least
+        for safety in range(SAFETIES):
+            if safety == PENDING and spare_unwritten:
                 continue
-            for shelf in range(SHELVES):
-                if shelf == PENDING and spare_unwritten:
-                    continue
-                found = self._visits.least(1 + lane * SHELVES + shelf)
-                if found is None:
-                    continue
-                level = found[1] - DISK_LEVELS if shelf == BACKED else found[1]
-                if visit == NONE or level < least:
-                    visit, least = found[0], level
+            found = self._visits.least(1 + number * SAFETIES + safety)
+            if found is None:
+                continue
+            level = found[1] - SAVED_LEVELS if safety == SAVED else found[1]
+            if visit == NONE or level < least:
+                visit, least = found[0], level
         return visit, least
-
-    def _within_floor(self, place: Place) -> bool:
-        floor = self._floors.get(place.tenant)
-        return floor is not None and self._held_bytes[place.tenant] - place.size_bytes < floor

@@ -1,11 +1,11 @@
-"""Write-behind: which chunk goes to NVMe next, and when.
+"""Write-behind: which chunk goes to a lower tier next, and when.
 
 Chunks wait in the order in which they came, parents first, until they are near the cold end: as
-old as half of what evicted chunks last had. The door (`admission`) is asked once a dialog and
-turn, as late as that, when most is known; a dialog that was let in stays in, one that was turned
-away is asked about again, whole, when it returns. An idle drive takes hot chunks too, and a pool
-that cannot evict before it has written (`hurry`) takes all. While the budget of bytes does not hold
-what is next, nobody need wait for it to be written.
+old as half of what evicted chunks last had. The tier's admission is asked once a dialog and turn,
+as late as that, when most is known; a dialog that was admitted stays admitted, one that was
+rejected is asked about again, whole, when it returns. An idle tier takes recently used chunks too,
+and a pool that cannot evict before it has written (`hurry`) takes all. While the budget of bytes
+does not hold what is next, nobody need wait for it to be written.
 """
 
 from collections import deque
@@ -13,86 +13,96 @@ from collections.abc import Callable
 from typing import Final
 
 from forebay.pool.policy.admission import Admission
-from forebay.pool.policy.forest import NONE, OFFERED, ON_DISK, QUEUED, REFUSED, Forest
+from forebay.pool.policy.forest import HELD, NONE, OFFERED, QUEUED, REFUSED, Forest
 from forebay.pool.policy.reuse import Reuse
-from forebay.pool.policy.visits import ADMITTED, TURNED_AWAY, UNDECIDED, Visits
+from forebay.pool.policy.visits import ADMITTED, REJECTED, UNDECIDED, Visits
 
 WAITING_MAX: Final = 1 << 18
 COLD_SHARE: Final = 0.5  # of the age at which chunks are evicted
-SETTLED: Final = ON_DISK | OFFERED | QUEUED  # nothing is to be decided about such a chunk
+DECIDED: Final = HELD | OFFERED | QUEUED  # nothing is to be decided about such a chunk
 AGE_MEMORY: Final = 0.95  # of that age, which each eviction leaves
 
 
 class Writing:
-    """The chunks of one pool that may have to be written."""
+    """The chunks of one pool that may have to be written to one lower tier."""
 
     def __init__(
         self,
+        tier: int,
         forest: Forest,
         visits: Visits,
         reuse: Reuse,
-        door: Admission,
-        mark: Callable[[int, int], None],  # gives a row other flags, and its visit its shelf
+        admission: Admission,
+        *,
+        mark: Callable[[int, int, int], None],  # (tier, row, flags)
     ) -> None:
-        self._forest, self._visits, self._reuse, self._door = forest, visits, reuse, door
+        self._tier = tier
+        self._forest, self._visits, self._reuse = forest, visits, reuse
+        self._flags, self._verdict = forest.flags[tier], visits.verdicts[tier]
+        self.admission = admission
         self._mark = mark
-        self.is_stuck = False  # the budget of bytes does not hold what is next
+        self._is_stuck = False  # the budget of bytes does not hold what is next
         self._waiting: deque[tuple[bytes, float]] = deque()
         self._evicted_age_s = 0.0
-        self._hurried = False
+        self._is_hurried = False
 
-    def wait(self, row: int, now: float) -> None:
+    @property
+    def can_write(self) -> bool:
+        """Whether something waits and the budget of bytes holds it."""
+        return bool(self._waiting) and not self._is_stuck
+
+    def queue(self, row: int, now: float) -> None:
         """A chunk in DRAM may have to be written."""
-        if not self._door.open or row == NONE or self._forest.flags[row] & SETTLED:
+        if self._flags[row] & DECIDED:
             return
-        self._mark(row, QUEUED)
+        self._mark(self._tier, row, QUEUED)
         self._waiting.append((self._forest.key[row], now))
         if len(self._waiting) > WAITING_MAX:
             self._refuse(self._forest.row_of.get(self._waiting.popleft()[0], NONE))
 
-    def evicted(self, age_s: float) -> None:
+    def dram_evicted(self, age_s: float) -> None:
         """DRAM let a chunk go that was last used so long ago."""
         self._evicted_age_s += (1 - AGE_MEMORY) * (age_s - self._evicted_age_s)
 
     def hurry(self) -> None:
         """Nothing can be evicted before more is written."""
-        self._hurried = bool(self._waiting)
+        self._is_hurried = bool(self._waiting)
 
     def next(self, now: float, *, idle: bool) -> bytes | None:
         """The next chunk to write."""
         young_s = now - COLD_SHARE * self._evicted_age_s
         while self._waiting:
             key, since_s = self._waiting[0]
-            if since_s > young_s and not (idle or self._hurried or self.is_stuck):
+            if since_s > young_s and not (idle or self._is_hurried or self._is_stuck):
                 return None
             row = self._forest.row_of.get(key, NONE)
-            if row == NONE or not self._forest.flags[row] & QUEUED or not self._wanted(row, now):
+            if row == NONE or not self._flags[row] & QUEUED or not self._is_wanted(row, now):
                 self._waiting.popleft()
                 continue
-            self.is_stuck = not self._door.spend(self._size_bytes(row), now)
-            if self.is_stuck:
+            self._is_stuck = not self.admission.spend(self._forest.size_of(row), now)
+            if self._is_stuck:
                 return None
             self._waiting.popleft()
-            self._mark(row, OFFERED)
+            self._mark(self._tier, row, OFFERED)
             return key
-        self._hurried = self.is_stuck = False
+        self._is_hurried = self._is_stuck = False
         return None
 
     def admits(self, visit: int, chunk_bytes: int, now: float) -> bool:
-        """Whether a visit's dialog is to be written; the door is asked if it was not yet."""
-        visits = self._visits
-        if self._door.open and visits.verdict[visit] == UNDECIDED:
+        """Whether a visit's dialog is to be written; the admission is asked if it was not yet."""
+        if self._verdict[visit] == UNDECIDED:
+            visits = self._visits
             size_bytes = max(visits.depth[visit], 1) * chunk_bytes
             chance = self._reuse.return_chance(visits.cell[visit])
-            admitted = self._door.admits(chance, visits.lot[visit], size_bytes, now)
-            visits.verdict[visit] = ADMITTED if admitted else TURNED_AWAY
-        return visits.verdict[visit] == ADMITTED
+            admitted = self.admission.admits(chance, visits.tie_breaker[visit], size_bytes, now)
+            self._verdict[visit] = ADMITTED if admitted else REJECTED
+        return self._verdict[visit] == ADMITTED
 
-    def _wanted(self, row: int, now: float) -> bool:
+    def _is_wanted(self, row: int, now: float) -> bool:
         forest = self._forest
         above = forest.parent[row]
-        if self.admits(forest.visit[row], self._size_bytes(row), now) and (
-            above == NONE or forest.flags[above] & (ON_DISK | OFFERED)
+        if self.admits(forest.visit[row], forest.size_of(row), now) and (
+            above == NONE or self._flags[above] & (HELD | OFFERED)
         ):
             return True
         self._refuse(row)
@@ -100,7 +110,4 @@ class Writing:
 
     def _refuse(self, row: int) -> None:
         if row != NONE:
-            self._mark(row, REFUSED)
-
-    def _size_bytes(self, row: int) -> int:
-        return self._forest.places[self._forest.lane[row]].size_bytes
+            self._mark(self._tier, row, REFUSED)

@@ -20,7 +20,7 @@ from forebay.pool.messages import (
     Release,
     Reserve,
     Resize,
-    Stats,
+    StatsQuery,
     Welcome,
 )
 from forebay.pool.session import Session, Work
@@ -31,7 +31,7 @@ from forebay.sys.sockets import Peer
 # What overtakes offers: somebody waits for it, or looks up next what it has stored.
 _URGENT = (Hello, Lookup, Ask, Release, Cancel, Commit)
 _PATIENT_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
-_OPERATOR = {Hello, Stats, Resize, Clear}
+_OPERATOR = {Hello, StatsQuery, Resize, Clear}
 
 
 class Connection(Session):

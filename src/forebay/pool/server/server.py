@@ -24,7 +24,7 @@ from forebay.pool.messages import (
     Hello,
     Lookup,
     Settled,
-    Stats,
+    StatsQuery,
     StatsReply,
     Welcome,
 )
@@ -150,7 +150,7 @@ class Server:
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
         if isinstance(message, Lookup) and self.recorder is not None:
             self.recorder.request(message.keys, self._clock.monotonic())
-        if isinstance(message, Stats):
+        if isinstance(message, StatsQuery):
             numbers = {**self._core.stats(), "server": self.counts()}
             connection.send(StatsReply(msgspec.json.encode(numbers)))
         else:
@@ -266,7 +266,7 @@ class Server:
             self._counts["cut_off"] += 1
         connection.close()
         if connection.has_joined:
-            self._core.left(connection)
+            self._core.disconnected(connection)
             self._engines.leave(connection.engine, now)
             self._busy_until = now + self._limits.busy_s
         if connection.is_engine:

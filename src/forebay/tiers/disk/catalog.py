@@ -1,51 +1,37 @@
-"""The catalog: the index and the regions it speaks of, behind one lock.
+"""The catalog: the index and the regions that it refers to, behind one lock.
 
-The lock guards the index, the table of regions and the hidden set; no I/O happens under it, and no
-call holds it for more than `_BATCH` rows.
+The lock guards the index, the table of regions and the set of unavailable ones; no I/O happens
+under it, and no call holds it for more than `_BATCH` rows.
 """
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from forebay.record.header import RecordName
 from forebay.record.region import ContentsEntry, short
-from forebay.tiers.contract import DropReason
-from forebay.tiers.disk.index import NO_PARENT, Index, Place, Removed
+from forebay.tiers.contract import DropReason, Removed, TierListener
+from forebay.tiers.disk.index import NO_PARENT, Index, RecordPlace
 from forebay.tiers.disk.regions.region import Region
 
 _BATCH: Final = 512
 
 
-def _ignore(_: list[Removed]) -> None:
-    """Nobody wants to know what left."""
-
-
-def _nowhere(_: bytes) -> bool:
-    """There is no other tier."""
-    return False
-
-
 class Catalog:
     """What the tier holds and where.
 
-    `on_removed` hears, on any thread, which records left. `holds` is asked, on any thread and under
-    the lock, whether another tier has a chunk: it must answer at once and may not call back.
+    The listener hears, on any thread, which records left. It is asked, on any thread and under the
+    lock, whether another tier has a chunk: it must answer at once and may not call back.
     """
 
-    def __init__(
-        self,
-        on_removed: Callable[[list[Removed]], None] | None = None,
-        holds: Callable[[bytes], bool] | None = None,
-    ) -> None:
-        self._on_removed = on_removed or _ignore
-        self._holds = holds or _nowhere
+    def __init__(self, listener: TierListener | None = None) -> None:
+        self._listener = listener or TierListener()
         self._lock = threading.Lock()
         self._index = Index()
         self._regions: dict[int, Region] = {}
         self._rows: dict[int, array[int]] = {}  # region number → rows settled in it
-        self._hidden: frozenset[int] = frozenset()  # regions of directories that are off
+        self._unavailable: frozenset[int] = frozenset()  # regions of drives that are off
         self._numbers = 0
 
     def number(self) -> int:
@@ -57,14 +43,13 @@ class Catalog:
     def prefix(self, keys: Sequence[bytes]) -> int:
         """How many keys, from the first, can be loaded."""
         with self._lock:
-            return self._index.prefix(keys, self._hidden)
+            return self._index.prefix(keys, self._unavailable)
 
     def has(self, key: bytes) -> bool:
-        """Whether a record is here or on its way."""
-        with self._lock:
-            return key in self._index
+        """Whether a record can be found here; without the lock: other tiers ask under theirs."""
+        return self._index.has(key)
 
-    def find(self, key: bytes) -> tuple[Region, Place] | None:
+    def find(self, key: bytes) -> tuple[Region, RecordPlace] | None:
         """Where to load a record from."""
         with self._lock:
             place = self._index.find(key)
@@ -81,7 +66,7 @@ class Catalog:
             )
             return None if known else DropReason.ORPHAN
 
-    def settle(self, key: bytes, place: Place) -> bool:
+    def settle(self, key: bytes, place: RecordPlace) -> bool:
         """A record is on the medium; False if its prefix left meanwhile."""
         with self._lock:
             row = self._index.settle(key, place)
@@ -95,31 +80,31 @@ class Catalog:
         with self._lock:
             self._index.mark_read(key)
 
-    def forget(self, key: bytes, place: Place | None = None) -> None:
+    def forget(self, key: bytes, place: RecordPlace | None = None) -> None:
         """Drop a record and all that continue it; only if it still lies at `place`, where given."""
         removed: list[Removed] = []
         with self._lock:
             if place is None or self._index.find(key) == place:
                 removed = self._index.remove(key)
         if removed:
-            self._on_removed(removed)
+            self._listener.removed(removed)
 
     def abandon(self, key: bytes) -> None:
         """A record that was announced will not be written."""
         with self._lock:
-            removed = self._index.abandon(key, self._holds)
+            removed = self._index.abandon(key, self._listener.holds)
         if removed:
-            self._on_removed(removed)
+            self._listener.removed(removed)
 
     def lost(self, key: bytes) -> None:
-        """The other tier has this chunk no longer; said after it has stopped to `hold` it.
+        """No other tier has this chunk any more; called after `holds` has begun to say so.
 
         Under the lock that eviction asks under: either a gap is found here, or none is made.
         """
         with self._lock:
             removed = self._index.close_gap(key)
         if removed:
-            self._on_removed(removed)
+            self._listener.removed(removed)
 
     def forget_namespace(self, namespace: bytes | None) -> None:
         """Drop all records of a namespace, or of all, also those that are being written."""
@@ -128,7 +113,7 @@ class Catalog:
             for key in list(self._index.keys_of(namespace)):
                 removed += self._index.remove(key)
         if removed:
-            self._on_removed(removed)
+            self._listener.removed(removed)
 
     def namespaces(self) -> list[bytes]:
         """Every namespace that has, or had, records here."""
@@ -152,17 +137,17 @@ class Catalog:
             removed: list[Removed] = []
             with self._lock:
                 for _ in range(min(_BATCH, len(rows))):
-                    removed += self._index.vacate(rows.pop(), region.number, self._holds)
+                    removed += self._index.evict(rows.pop(), region.number, self._listener.holds)
             count += len(removed)
-            self._on_removed(removed)
+            self._listener.removed(removed)
         with self._lock:
             del self._rows[region.number], self._regions[region.number]
         return count
 
-    def hide(self, regions: Iterable[int]) -> None:
-        """Answer as if these regions' records were absent, until the next call."""
+    def set_unavailable(self, regions: Iterable[int]) -> None:
+        """Count no record of these regions in a prefix, until the next call."""
         with self._lock:
-            self._hidden = frozenset(regions)
+            self._unavailable = frozenset(regions)
 
     def counts(self) -> tuple[int, int]:
         """Records, and their payload bytes."""

@@ -17,9 +17,8 @@ from forebay.record.header import (
     pack,
     payload_hash,
     record_bytes,
-    unpack,
 )
-from forebay.record.region import short
+from forebay.record.region import Position, short, unpack_record
 from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import read_whole, write_whole
@@ -37,12 +36,12 @@ from forebay.tiers.contract import (
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.erasure import Eraser, wipe
 from forebay.tiers.disk.health import Health
-from forebay.tiers.disk.index import Place
+from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
 from forebay.tiers.disk.regions.directory import OpenDirectory
 from forebay.tiers.disk.regions.region import Region
-from forebay.tiers.disk.regions.shelf import FULL, Shelf
+from forebay.tiers.disk.regions.region_log import FULL_ERRNOS, RegionLog
 
 _WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
 _log: Final = logging.getLogger(__name__)
@@ -54,13 +53,13 @@ class Drive:
     def __init__(
         self,
         directory: OpenDirectory,
-        shelf: Shelf,
+        region_log: RegionLog,
         catalog: Catalog,
         options: Options,
         world: World,
     ) -> None:
         self.directory = directory
-        self.shelf = shelf
+        self.region_log = region_log
         self.health = Health(options)
         self.assigned_bytes = 0  # given to this drive; the tier spreads by it
         self.read_bytes = 0
@@ -95,7 +94,7 @@ class Drive:
 
     def erase(self, namespace: bytes | None) -> int:
         """Wipe a namespace's records, or all, wherever they lie here; how many were wiped."""
-        return Eraser(self.shelf, self._catalog, self._disk, self._failed).erase(namespace)
+        return Eraser(self.region_log, self._catalog, self._disk, self._failed).erase(namespace)
 
     def tick(self, now: float) -> None:
         """Look at deadlines; called every `tick_s`."""
@@ -119,10 +118,14 @@ class Drive:
             return  # hung threads still use the descriptors; the kernel closes them with us
         for thread in self._threads:
             thread.join(timeout_s)
-        if not self.shelf.retire(timeout_s):
+        if not self.region_log.stop_erasures(timeout_s):
             _log.warning("%s: an erasure did not end in time", self.directory.path)
             return
-        for descriptor in (*self.shelf.close(), self.directory.lock, self.directory.descriptor):
+        for descriptor in (
+            *self.region_log.close(),
+            self.directory.lock,
+            self.directory.descriptor,
+        ):
             self._disk.close(descriptor)
 
     def _workers(self, kind: str, depth: int, target: Callable[[], None]) -> list[threading.Thread]:
@@ -150,11 +153,11 @@ class Drive:
             return Miss(MissReason.IO_ERROR)
         found = _verify(page, job, count)
         if isinstance(found, Damage):
-            self._catalog.forget(short(job.wanted.name.key), job.place)
+            self._catalog.forget(short(job.name.key), job.place)
             wrong = found in _WRONG_RECORD
             return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
         self.read_bytes += length
-        self._catalog.mark_read(short(job.wanted.name.key))
+        self._catalog.mark_read(short(job.name.key))
         return Hit(length, found)
 
     def _write_forever(self) -> None:
@@ -166,7 +169,7 @@ class Drive:
 
     def _store(self, job: StoreJob, page: memoryview) -> StoreOutcome:
         key = short(job.name.key)
-        placed = self.shelf.place(job.length)
+        placed = self.region_log.place(job.length)
         if isinstance(placed, DropReason):
             self._catalog.abandon(key)
             if placed is DropReason.IO_ERROR:
@@ -174,39 +177,39 @@ class Drive:
             return Dropped(placed)
         region, offset = placed
         digest = job.digest or payload_hash(job.source[: job.length])
-        header = RecordHeader(job.name, region.generation, offset, job.length, digest)
-        refused = self._write(job, header, page, region)
+        header = RecordHeader(job.name, job.length, digest)
+        pack(header, page, Position(region.generation, offset).pack())
+        refused = self._write(job, page, region, offset)
         if refused is None:
-            refused = self._settle(region, header)
+            refused = self._settle(region, header, offset)
         else:
             self._catalog.abandon(key)
-        self.shelf.leave(region)
+        self.region_log.end_use(region)
         return Stored() if refused is None else Dropped(refused)
 
-    def _settle(self, region: Region, header: RecordHeader) -> DropReason | None:
+    def _settle(self, region: Region, header: RecordHeader, offset: int) -> DropReason | None:
         """Let a written record be found: by erasures first, so that none can miss it."""
-        self.shelf.note(region, header)
-        place = Place(region.number, header.offset, header.length)
+        self.region_log.add_entry(region, header, offset)
+        place = RecordPlace(region.number, offset, header.length)
         if self._catalog.settle(short(header.name.key), place):
             return None
         # Forgotten while it was written: a walk must not find it.
         try:
-            wipe(self._disk, region, header.offset)
+            wipe(self._disk, region, offset)
         except OSError:
             self._failed()
         else:
-            self.shelf.strike(region, {header.offset})
+            self.region_log.drop_entries(region, {offset})
         return DropReason.ORPHAN
 
     def _write(
-        self, job: StoreJob, header: RecordHeader, page: memoryview, region: Region
+        self, job: StoreJob, page: memoryview, region: Region, offset: int
     ) -> DropReason | None:
-        pack(header, page)
         buffers = [page, job.source[: memory.padded(job.length)]]
         try:
-            write_whole(self._disk, region.descriptor, buffers, header.offset)
+            write_whole(self._disk, region.descriptor, buffers, offset)
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno in FULL_ERRNOS:
                 return DropReason.NO_SPACE
             self._failed()
             return DropReason.IO_ERROR
@@ -248,10 +251,10 @@ def _verify(page: memoryview, job: LoadJob, count: int) -> RecordHeader | Damage
     length = job.place.length
     if count < record_bytes(length):  # verify: whole read
         return Damage.CUT
-    found = unpack(page)
+    found = unpack_record(page, Position(job.region.generation, job.place.offset))
     if isinstance(found, Damage):
         return found
-    wrong = mismatch(found, job.wanted)
+    wrong = mismatch(found, job.name, length)
     if wrong is not None:
         return wrong
     if payload_hash(job.target[:length]) != found.payload_hash:  # verify: payload hash

@@ -18,10 +18,10 @@ from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import write_whole
 from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.index import Place
-from forebay.tiers.disk.regions.recovery import packed_contents
+from forebay.tiers.disk.index import RecordPlace
+from forebay.tiers.disk.regions.reader import RegionReader
 from forebay.tiers.disk.regions.region import Region
-from forebay.tiers.disk.regions.shelf import Shelf
+from forebay.tiers.disk.regions.region_log import RegionLog
 
 _log: Final = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _log: Final = logging.getLogger(__name__)
 class Eraser:
     """Erases in one directory; on a thread that may wait for the medium."""
 
-    shelf: Shelf
+    region_log: RegionLog
     catalog: Catalog
     disk: Disk
     failed: Callable[[], None]  # hears of each record that the medium refuses to lose
@@ -38,21 +38,20 @@ class Eraser:
     def erase(self, namespace: bytes | None) -> int:
         """Wipe a namespace's records, or all; how many. What was refused can be erased again."""
         count = 0
-        for region in self.shelf.regions():
-            if not self.shelf.pin(region):
+        for region in self.region_log.regions():
+            if not self.region_log.pin(region):
                 continue  # evicted meanwhile, and its records with it
             try:
                 count += self._erase_in(region, namespace)
             finally:
-                self.shelf.unpin(region)
+                self.region_log.unpin(region)
         return count
 
     def _erase_in(self, region: Region, namespace: bytes | None) -> int:
-        contents = self.shelf.contents(region)
+        contents = self.region_log.contents(region)
         if contents is None:
-            contents = packed_contents(
-                self.disk, region.descriptor, region.generation, region.size_bytes
-            )
+            reader = RegionReader(self.disk, region.descriptor, region.size_bytes)
+            contents = reader.contents(region.generation).packed
         doomed = [
             entry
             for entry in unpack_entries(contents)
@@ -60,14 +59,14 @@ class Eraser:
         ]
         wiped = {entry.offset for entry in doomed if self._erase_one(region, entry)}
         if wiped:
-            self.shelf.strike(region, wiped, contents)
+            self.region_log.drop_entries(region, wiped, contents)
         if refused := len(doomed) - len(wiped):
             _log.warning("%d records in %s could not be erased; try again", refused, region.name)
         return len(wiped)
 
     def _erase_one(self, region: Region, entry: ContentsEntry) -> bool:
         # A record that was stored since the erasure began must not be promised any more.
-        place = Place(region.number, entry.offset, entry.length)
+        place = RecordPlace(region.number, entry.offset, entry.length)
         self.catalog.forget(short(entry.key), place)
         try:
             wipe(self.disk, region, entry.offset)

@@ -3,7 +3,7 @@
 Columns of plain numbers, a row a record: nothing here is visible to the garbage collector, so
 millions of records neither slow it down nor are slowed by it. Not thread-safe; the catalog is.
 
-A row is born *pending*, while its record is being written, so that a child written beside its
+A row begins *pending*, while its record is being written, so that a child written beside its
 parent is not an orphan; only a settled row is found. Removing a row removes all that continue it.
 
 A record that is overwritten while another tier has its chunk leaves a *gap*: a row without a record
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from forebay.record.region import SHORT_KEY_BYTES, ContentsEntry
+from forebay.tiers.contract import Removed
 
 NO_PARENT: Final = bytes(SHORT_KEY_BYTES)  # short(ROOT)
 _NONE: Final = -1
@@ -25,20 +26,12 @@ _GROWTH: Final = 1024  # rows that are made at once
 _NONES: Final = array("i", [_NONE]) * _GROWTH
 
 
-class Place(NamedTuple):
-    """Where a record lies."""
+class RecordPlace(NamedTuple):
+    """Where a record is."""
 
     region: int  # number of the region, unique in this process
     offset: int  # bytes from the region's start to the header
     length: int  # payload bytes
-
-
-class Removed(NamedTuple):
-    """A record that left the index."""
-
-    key: bytes
-    length: int  # payload bytes
-    was_read: bool  # loaded at least once
 
 
 class Index:
@@ -62,24 +55,29 @@ class Index:
         self.records = 0  # settled
         self.payload_bytes = 0  # of settled records
 
+    def has(self, key: bytes) -> bool:
+        """Whether a settled record is here; any thread may ask, without the catalog's lock."""
+        row = self._rows.get(key)
+        return row is not None and self._region[row] >= 0
+
     def __contains__(self, key: bytes) -> bool:
         """Whether a record is here or being written."""
         row = self._rows.get(key)
         return row is not None and self._region[row] != _GAP
 
-    def find(self, key: bytes) -> Place | None:
+    def find(self, key: bytes) -> RecordPlace | None:
         """Where a settled record lies."""
         row = self._rows.get(key)
         if row is None or self._region[row] < 0:
             return None
-        return Place(self._region[row], self._offset[row], self._length[row])
+        return RecordPlace(self._region[row], self._offset[row], self._length[row])
 
-    def prefix(self, keys: Sequence[bytes], hidden: frozenset[int]) -> int:
-        """How many keys, from the first, are settled in regions that are not `hidden`."""
+    def prefix(self, keys: Sequence[bytes], unavailable: frozenset[int]) -> int:
+        """How many keys, from the first, are settled in regions that are not `unavailable`."""
         rows, region = self._rows, self._region
         for count, key in enumerate(keys):
             row = rows.get(key[:SHORT_KEY_BYTES])
-            if row is None or region[row] < 0 or (hidden and region[row] in hidden):
+            if row is None or region[row] < 0 or (unavailable and region[row] in unavailable):
                 return count
         return len(keys)
 
@@ -104,7 +102,7 @@ class Index:
             self._link(row, parent_row)
         return True
 
-    def settle(self, key: bytes, place: Place) -> int | None:
+    def settle(self, key: bytes, place: RecordPlace) -> int | None:
         """Give a pending row its place; the row, or None if it is gone or settled already."""
         row = self._rows.get(key)
         if row is None or self._region[row] != _PENDING:
@@ -124,7 +122,7 @@ class Index:
         key = full_key[:SHORT_KEY_BYTES]
         rows = self._rows
         if key in rows:
-            return self.move(key, Place(region, offset, length))
+            return self.move(key, RecordPlace(region, offset, length))
         parent_row = _NONE
         if parent != NO_PARENT:
             parent_row = rows.get(parent, _NONE)
@@ -142,7 +140,7 @@ class Index:
         self.payload_bytes += length
         return row
 
-    def move(self, key: bytes, place: Place) -> int:
+    def move(self, key: bytes, place: RecordPlace) -> int:
         """Let a settled row point to another record of the same key; the row."""
         row = self._rows[key]
         assert self._region[row] >= 0
@@ -161,8 +159,8 @@ class Index:
         row = self._rows.get(key)
         return [] if row is None else self._remove_tree(row)
 
-    def vacate(self, row: int, region: int, holds: Callable[[bytes], bool]) -> list[Removed]:
-        """Forget the record in a row, if it still lies in `region`; what left the index.
+    def evict(self, row: int, region: int, holds: Callable[[bytes], bool]) -> list[Removed]:
+        """Forget the record in a row, if it is still in `region`; what left the index.
 
         What continues it stays where `holds` says that another tier has the chunk, and goes else.
         """
@@ -170,14 +168,14 @@ class Index:
             return []
         if self._first_child[row] == _NONE or not holds(self._keys[row]):
             return self._remove_tree(row)
-        removed = self._strike(row)
+        removed = self._uncount(row)
         self._region[row], self._read[row] = _GAP, 0
         return removed
 
     def abandon(self, key: bytes, holds: Callable[[bytes], bool]) -> list[Removed]:
-        """A pending record will not be written: likewise."""
+        """Forget a pending record that will not be written; else like `evict`."""
         row = self._rows.get(key)
-        return [] if row is None else self.vacate(row, _PENDING, holds)
+        return [] if row is None else self.evict(row, _PENDING, holds)
 
     def close_gap(self, key: bytes) -> list[Removed]:
         """No other tier has this chunk any more: if it is a gap, what continues it goes."""
@@ -249,12 +247,12 @@ class Index:
             while child != _NONE:
                 stack.append(child)
                 child = self._next_sibling[child]
-            removed += self._strike(row)
+            removed += self._uncount(row)
             self._free_row(row)
         return removed
 
-    def _strike(self, row: int) -> list[Removed]:
-        """Count a settled record out; nothing if the row has none."""
+    def _uncount(self, row: int) -> list[Removed]:
+        """Take a settled record out of the counts; nothing if the row has none."""
         if self._region[row] < 0:
             return []
         self.records -= 1

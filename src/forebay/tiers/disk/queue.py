@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forebay.record.header import RecordHeader, RecordName
+from forebay.record.header import RecordName
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
@@ -14,7 +14,7 @@ from forebay.tiers.contract import (
     MissReason,
     StoreOutcome,
 )
-from forebay.tiers.disk.index import Place
+from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions.region import Region
 
@@ -23,9 +23,9 @@ from forebay.tiers.disk.regions.region import Region
 class LoadJob:
     """One load; the target is the drive's until `done` is called."""
 
-    wanted: RecordHeader  # as the index has it; the payload hash is not known yet
+    name: RecordName
     region: Region
-    place: Place
+    place: RecordPlace
     target: memoryview
     done: Callable[[LoadOutcome], None]
     deadline: float  # monotonic; not begun by then: a miss

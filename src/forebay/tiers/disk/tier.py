@@ -1,13 +1,12 @@
-"""The tier itself: opens directories warm, spreads records over them, answers what it knows."""
+"""The tier itself: opens directories with what they hold and spreads records over them."""
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Self
 
 from forebay.errors import DirectoryError
-from forebay.record.header import RecordHeader, RecordName
+from forebay.record.header import RecordName
 from forebay.record.region import short
 from forebay.sys import memory
 from forebay.sys.clock import Clock
@@ -18,37 +17,31 @@ from forebay.tiers.contract import (
     LoadOutcome,
     Miss,
     MissReason,
+    Prefix,
     StoreOutcome,
     Tier,
+    TierListener,
     Usage,
+    VolumeStatus,
 )
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.drive import Drive
-from forebay.tiers.disk.index import Removed
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
 from forebay.tiers.disk.regions.directory import region_bytes, usable_bytes
-from forebay.tiers.disk.regions.warmup import Opened, open_shelf, release
+from forebay.tiers.disk.regions.recovery import (
+    RecoveredDirectory,
+    close_directory,
+    recover_directory,
+)
 
 _log: Final = logging.getLogger(__name__)
-_NO_HASH: Final = bytes(16)
-
-
-@dataclass(frozen=True, slots=True)
-class DriveStatus:
-    """One directory, for people and metrics."""
-
-    path: str
-    is_on: bool
-    errors: int
-    read_bytes: int
-    written_bytes: int
-    allocated_bytes: int
-    evicted_regions: int
 
 
 class DiskTier(Tier):
     """Records on one or more drives."""
+
+    name = "disk"
 
     def __init__(
         self,
@@ -74,31 +67,31 @@ class DiskTier(Tier):
         directories: Sequence[Directory],
         options: Options | None = None,
         world: World | None = None,
-        on_removed: Callable[[list[Removed]], None] | None = None,
-        holds: Callable[[bytes], bool] | None = None,
+        listener: TierListener | None = None,
     ) -> Self:
-        """Take the directories, find what they hold, and begin; DirectoryError if one is unfit.
+        """Open the directories and find what they hold; DirectoryError if one cannot be used.
 
-        `on_removed` hears, on any thread, which records left the index. `holds` says, on any
-        thread, whether another tier has the chunk of a short key: what continues it then outlives
-        the eviction of its record here, until `lost`. Nothing is held at a start.
+        A record whose parent is evicted stays while the listener says that another tier has the
+        parent's chunk, until `lost`.
         """
         options, world = options or Options(), world or World()
-        catalog = Catalog(on_removed, holds)
-        opened: list[Opened] = []
+        catalog = Catalog(listener)
+        opened: list[RecoveredDirectory] = []
         try:
             for number, wanted in enumerate(directories):
-                opened.append(open_shelf(wanted, number, catalog, options, world))
+                opened.append(recover_directory(wanted, number, catalog, options, world))
         except DirectoryError:
             for taken in opened:
-                release(world.disk, taken)
+                close_directory(world.disk, taken)
             raise
         orphans = catalog.restore(
-            (region, found.entries) for taken in opened for region, found in taken.found
+            (region, found.entries()) for taken in opened for region, found in taken.found
         )
         if orphans:
             _log.info("%d records have lost their prefix and are forgotten", orphans)
-        drives = [Drive(taken.directory, taken.shelf, catalog, options, world) for taken in opened]
+        drives = [
+            Drive(taken.directory, taken.region_log, catalog, options, world) for taken in opened
+        ]
         tier = cls(
             drives, [wanted.cap_bytes for wanted in directories], catalog, options, world.clock
         )
@@ -107,9 +100,9 @@ class DiskTier(Tier):
         tier._watch.start()
         return tier
 
-    def prefix(self, keys: Sequence[bytes]) -> int:
+    def prefix(self, keys: Sequence[bytes]) -> Prefix:
         """See Tier."""
-        return self._catalog.prefix(keys)
+        return Prefix(self._catalog.prefix(keys))
 
     def submit_load(
         self,
@@ -128,9 +121,8 @@ class DiskTier(Tier):
         if memory.padded(place.length) > target.nbytes:
             done(Miss(MissReason.WRONG_RECORD))  # of another shape than was asked for
             return
-        wanted = RecordHeader(name, region.generation, place.offset, place.length, _NO_HASH)
         drive = self._drives[region.drive]
-        drive.submit_load(LoadJob(wanted, region, place, target, done, deadline))
+        drive.submit_load(LoadJob(name, region, place, target, done, deadline))
 
     def submit_store(
         self,
@@ -156,41 +148,35 @@ class DiskTier(Tier):
         self._catalog.forget(short(key))
 
     def lost(self, key: bytes) -> None:
-        """The tier that held this chunk has it no longer: what hung on it alone is forgotten."""
+        """See Tier."""
         self._catalog.lost(short(key))
 
     def has(self, key: bytes) -> bool:
-        """Whether this one record can be loaded, or is being stored."""
+        """See Tier."""
         return self._catalog.has(short(key))
 
     def length_of(self, key: bytes) -> int | None:
-        """The payload bytes of a record that can be loaded now."""
+        """See Tier."""
         found = self._catalog.find(short(key))
         if found is None or not self._drives[found[0].drive].health.is_on:
             return None
         return found[1].length
 
-    def name_of(self, prefix: bytes) -> list[bytes]:
-        """The namespaces that begin with these bytes."""
-        return [name for name in self._catalog.namespaces() if name.startswith(prefix)]
+    def namespaces(self) -> list[bytes]:
+        """See Tier."""
+        return self._catalog.namespaces()
 
     def erase(self, namespace: bytes | None) -> int:
-        """Delete a namespace's records, or all, for good; how many. Waits for the medium.
-
-        Older copies count too; a record that the medium refuses to delete does not.
-        """
+        """See Tier."""
         self._catalog.forget_namespace(namespace)
         return sum(drive.erase(namespace) for drive in self._drives)
 
     def resize(self, path: str, cap_bytes: int) -> bool:
-        """Change a directory's cap; False if no such directory is in use. Waits for the medium.
-
-        DirectoryError if the cap is too small to work with.
-        """
+        """See Tier."""
         for number, drive in enumerate(self._drives):
             if drive.directory.path == path:
                 size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
-                drive.shelf.resize(usable_bytes(cap_bytes), size)
+                drive.region_log.resize(usable_bytes(cap_bytes), size)
                 self._caps_bytes[number] = cap_bytes
                 return True
         return False
@@ -198,20 +184,20 @@ class DiskTier(Tier):
     def usage(self) -> Usage:
         """See Tier."""
         records, payload_bytes = self._catalog.counts()
-        used = sum(drive.shelf.allocated_bytes for drive in self._drives)
+        used = sum(drive.region_log.allocated_bytes for drive in self._drives)
         return Usage(records, payload_bytes, used, sum(self._caps_bytes))
 
-    def drives(self) -> list[DriveStatus]:
-        """How each directory is doing."""
+    def volumes(self) -> list[VolumeStatus]:
+        """See Tier."""
         return [
-            DriveStatus(
+            VolumeStatus(
                 drive.directory.path,
                 drive.health.is_on,
                 drive.health.errors,
                 drive.read_bytes,
                 drive.written_bytes,
-                drive.shelf.allocated_bytes,
-                drive.shelf.evicted_regions,
+                drive.region_log.allocated_bytes,
+                drive.region_log.evicted_regions,
             )
             for drive in self._drives
         ]
@@ -229,22 +215,24 @@ class DiskTier(Tier):
     def _choose(self, length: int) -> Drive | DropReason:
         """The drive that carries least for its size."""
         healthy = [
-            (drive.assigned_bytes / cap_bytes, drive.shelf.drive, drive)
+            (drive.assigned_bytes / cap_bytes, drive.region_log.drive, drive)
             for drive, cap_bytes in zip(self._drives, self._caps_bytes, strict=True)
             if drive.health.is_on
         ]
         if not healthy:
             return DropReason.TIER_OFF
-        fitting = [entry for entry in healthy if entry[2].shelf.fits(length)]
+        fitting = [entry for entry in healthy if entry[2].region_log.fits(length)]
         return min(fitting)[2] if fitting else DropReason.TOO_LARGE
 
     def _watch_forever(self) -> None:
-        hidden: list[int] = []
+        unavailable: list[int] = []
         while not self._stop.wait(self._options.tick_s):
             now = self._clock.monotonic()
             for drive in self._drives:
                 drive.tick(now)
             off = [drive for drive in self._drives if not drive.health.is_on]
-            if off or hidden:
-                hidden = [region.number for drive in off for region in drive.shelf.regions()]
-                self._catalog.hide(hidden)
+            if off or unavailable:
+                unavailable = [
+                    region.number for drive in off for region in drive.region_log.regions()
+                ]
+                self._catalog.set_unavailable(unavailable)

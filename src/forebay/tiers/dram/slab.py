@@ -130,7 +130,7 @@ class Slab:
         return max(0, len(self._allocated) - self._arenas_max)
 
     def announce(self) -> int | None:
-        """An arena to allocate ahead, if the slab may grow and has none in hand.
+        """An arena to allocate in advance, if the slab may grow and has no spare one.
 
         Whoever is told calls `allocate` on any thread and then `arrived` on the slab's own.
         """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines.vllm.real.models import made_model
-from tests.poolside import PoolProcess, pool_process, short_directory
+from tests.pool_process import PoolProcess, running_pool, short_directory
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def pool() -> Iterator[PoolProcess]:
     flags = ("--dram", "256MiB")
-    with short_directory() as place, pool_process(place, *flags, disk_bytes=512 << 20) as pool:
+    with short_directory() as place, running_pool(place, *flags, disk_bytes=512 << 20) as pool:
         yield pool
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from tests.engines.vllm.real.engine import stored_chunks
 from tests.engines.vllm.real.models import Tokens, dialogs
-from tests.poolside import PoolProcess
+from tests.pool_process import PoolProcess
 
-from forebay.bench.gpu.engine import Engine, Reply
+from forebay.bench.gpu.engine import TokenEngine
+from forebay.bench.load.client import Completion
 from forebay.engines.start.vllm import transfer_config
 from forebay.settings import Settings
 
 REHEARSAL = os.environ.get("GPU_REHEARSAL") == "1"
-WITNESS = "tests.engines.vllm.gpu.witness"
 ANSWER = 24
 CHUNK = 256  # tokens
 # A mark, not a call: what `-m 'not gpu'` leaves out is not counted as skipped.
@@ -45,7 +45,7 @@ def arguments(model: Path, dtype: str, kv_tokens: int = 2600, **more: Any) -> di
         "model": str(model),
         "dtype": dtype,
         "skip_tokenizer_init": True,
-        "disable_log_stats": True,
+        "worker_extension_cls": "tests.engines.vllm.gpu.witness.WitnessExtension",
         "max_model_len": 2048,
         "max_num_seqs": 8,
         "kv_cache_memory_bytes": kv_tokens * TOKEN_BYTES * element,
@@ -66,18 +66,20 @@ def on(pool: PoolProcess, wanted: dict[str, Any], **extra: bool) -> dict[str, An
 
 
 @asynccontextmanager
-async def running(wanted: dict[str, Any], log: Path, **variables: str) -> AsyncIterator[Engine]:
+async def running(
+    wanted: dict[str, Any], log: Path, **variables: str
+) -> AsyncIterator[TokenEngine]:
     """An engine, gone afterwards."""
-    engine = await Engine.start(wanted, log, {**VARIABLES, **variables})
+    engine = await TokenEngine.start(wanted, log, {**VARIABLES, **variables})
     try:
         if REHEARSAL and "kv_transfer_config" in wanted:
-            assert await engine.call(f"{WITNESS}:late")
+            assert await engine.call("late")
         yield engine
     finally:
         await engine.stop()
 
 
-async def share(engine: Engine, pool: PoolProcess) -> None:
+async def share(engine: TokenEngine, pool: PoolProcess) -> None:
     """Until the engine knows its weights, and the whole slab is in reach."""
     before = stored_chunks(pool)
     for attempt in range(200):
@@ -98,22 +100,26 @@ async def settled(pool: PoolProcess) -> None:
         await asyncio.sleep(0.5)
 
 
-async def ask_all(engine: Engine, asked: list[Tokens], answer: int = ANSWER) -> list[Reply]:
+async def ask_all(
+    engine: TokenEngine, asked: list[Tokens], answer: int = ANSWER
+) -> list[Completion]:
     """All at once."""
     return list(await asyncio.gather(*(engine.ask(prompt, answer) for prompt in asked)))
 
 
-async def ask_each(engine: Engine, asked: list[Tokens], answer: int = ANSWER) -> list[Reply]:
+async def ask_each(
+    engine: TokenEngine, asked: list[Tokens], answer: int = ANSWER
+) -> list[Completion]:
     """One by one: what is computed together is the same every time."""
     return [await engine.ask(prompt, answer) for prompt in asked]
 
 
-def tokens_of(replies: list[Reply]) -> list[Tokens]:
-    return [reply.tokens for reply in replies]
+def tokens_of(replies: list[Completion]) -> list[Tokens]:
+    return [list(reply.tokens) for reply in replies]
 
 
-def cached_of(replies: list[Reply]) -> int:
-    return sum(reply.cached for reply in replies)
+def cached_of(replies: list[Completion]) -> int:
+    return sum(reply.cached_tokens or 0 for reply in replies)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.engines.vllm.copies.contract import Done, Load, Mapped, Piece, Store
-from forebay.engines.vllm.copies.cuda import CudaDriver
-from forebay.engines.vllm.copies.pointers import Batch, Rack
-from forebay.engines.vllm.copies.streamed import StreamedCopies
-from forebay.engines.vllm.step import EVERYTHING
+from forebay.engines.copies.contract import FinishedCopies, LoadPart, Piece, Store, WorkerSlab
+from forebay.engines.copies.cuda import CudaDriver
+from forebay.engines.copies.pointers import Batch, PageTable
+from forebay.engines.copies.streamed import StreamedCopies
+from forebay.engines.step import EVERYTHING
 from forebay.sys.shared import SharedMemory
 
 pytestmark = [
@@ -33,7 +33,7 @@ class Unfenced(CudaDriver):
         pass
 
 
-class Machine:
+class MachineFacts:
     """A KV cache on the GPU, a slab of shared memory, and copies between them."""
 
     def __init__(self, page_bytes: int, *, waits: bool, slow_stores: bool = False) -> None:
@@ -46,9 +46,9 @@ class Machine:
         self.shared = SharedMemory(2 * ARENA)
         self.memory = np.frombuffer(self.shared.view, dtype=np.uint8)
         layers = [(layer.data_ptr(), page_bytes) for layer in self.cache]
-        rack = Rack.of(layers, page_bytes, BLOCKS)
-        self.copies = StreamedCopies(self.driver, rack, self.chunk_bytes)
-        self.copies.attach(Mapped(1, self.memory, ARENA, 2 * ARENA))
+        page_table = PageTable.of(layers, page_bytes, BLOCKS)
+        self.copies = StreamedCopies(self.driver, page_table, self.chunk_bytes)
+        self.copies.attach(WorkerSlab(1, self.memory, ARENA, 2 * ARENA))
         until = time.monotonic() + 30
         while self.copies.reach_bytes < 2 * ARENA * 0.9:
             assert time.monotonic() < until
@@ -67,18 +67,20 @@ class Machine:
     def store(self, chunk: int, number: int, *, is_loose: bool = False) -> Store:
         return Store(1, Piece(number * self.chunk_bytes, 0, [2 * chunk + 1, 2 * chunk]), is_loose)
 
-    def load(self, chunk: int, number: int) -> Load:
+    def load(self, chunk: int, number: int) -> LoadPart:
         piece = Piece(number * self.chunk_bytes, 0, [2 * chunk + 1, 2 * chunk])
-        return Load("r", 1, [piece], is_last=True)
+        return LoadPart("r", 1, [piece], is_last=True)
 
-    def step(self, *stores: Store, loads: tuple[Load, ...] = (), freed: int = EVERYTHING) -> None:
+    def step(
+        self, *stores: Store, loads: tuple[LoadPart, ...] = (), freed: int = EVERYTHING
+    ) -> None:
         self.steps += 1
         self.copies.begin(self.steps, stores, loads=bool(loads), freed=freed)
         for load in loads:
             self.copies.load(load)
 
-    def done(self, count: int) -> Done:
-        found = Done()
+    def done(self, count: int) -> FinishedCopies:
+        found = FinishedCopies()
         until = time.monotonic() + 20
         while len(found.stored) + len(found.loaded) < count:
             more = self.copies.take_done()
@@ -120,7 +122,7 @@ def test_each_size_of_page_goes_its_own_way() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 61])
 def test_pages_go_by_kernel_whatever_their_number(count: int) -> None:
-    from forebay.engines.vllm.copies import gather
+    from forebay.engines.copies import gather
 
     source = torch.randint(0, 255, (count, 4096), dtype=torch.uint8, device="cuda")
     target = torch.zeros_like(source)
@@ -132,7 +134,7 @@ def test_pages_go_by_kernel_whatever_their_number(count: int) -> None:
 def test_where_no_kernel_can_be_launched_a_copy_engine_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from forebay.engines.vllm.copies import gather
+    from forebay.engines.copies import gather
 
     source = torch.randint(0, 255, (16, 4096), dtype=torch.uint8, pin_memory=True)
     target = torch.zeros((16, 4096), dtype=torch.uint8, device="cuda")
@@ -148,7 +150,7 @@ def test_where_no_kernel_can_be_launched_a_copy_engine_brings_it(
 
 
 def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, waits: bool) -> None:
-    machine = Machine(page_bytes, waits=waits)
+    machine = MachineFacts(page_bytes, waits=waits)
     torch.cuda._sleep(LATE)
     machine.chunk(3).fill_(7)
     machine.step(machine.store(3, 0))
@@ -161,7 +163,7 @@ def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, wai
 def test_t14_a_store_reads_before_its_blocks_are_written_again(
     page_bytes: int, waits: bool, when: str
 ) -> None:
-    machine = Machine(page_bytes, waits=waits, slow_stores=True)
+    machine = MachineFacts(page_bytes, waits=waits, slow_stores=True)
     machine.chunk(3).fill_(7)
     torch.cuda.current_stream().synchronize()
     machine.step(machine.store(3, 0, is_loose=when == "loose"), freed=0)
@@ -179,7 +181,7 @@ def test_t14_a_store_reads_before_its_blocks_are_written_again(
 
 
 def test_t14_a_load_does_not_disturb_the_forward_before_it(page_bytes: int, waits: bool) -> None:
-    machine = Machine(page_bytes, waits=waits)
+    machine = MachineFacts(page_bytes, waits=waits)
     machine.chunk(3).fill_(7)
     machine.memory[: machine.chunk_bytes] = 9
     torch.cuda.current_stream().synchronize()
@@ -194,7 +196,7 @@ def test_t14_a_load_does_not_disturb_the_forward_before_it(page_bytes: int, wait
 
 
 def test_t14_a_load_does_not_disturb_a_store(page_bytes: int, waits: bool) -> None:
-    machine = Machine(page_bytes, waits=waits, slow_stores=True)
+    machine = MachineFacts(page_bytes, waits=waits, slow_stores=True)
     machine.chunk(3).fill_(7)
     start = 5 * machine.chunk_bytes
     machine.memory[start : start + machine.chunk_bytes] = 9
@@ -210,13 +212,13 @@ def test_t14_a_load_does_not_disturb_a_store(page_bytes: int, waits: bool) -> No
 def test_t14_a_forward_waits_for_the_coming_load_that_it_is_built_on(
     page_bytes: int, waits: bool, is_used: bool
 ) -> None:
-    machine = Machine(page_bytes, waits=waits)
+    machine = MachineFacts(page_bytes, waits=waits)
     machine.memory[: machine.chunk_bytes] = 9
     with torch.cuda.stream(machine.copies._load_stream):
         torch.cuda._sleep(LATE)
     load = machine.load(3, 0)
     machine.step(loads=(load,))
-    coming: list[Load] = []
+    coming: list[LoadPart] = []
     until = time.monotonic() + 20
     while not coming:
         assert time.monotonic() < until

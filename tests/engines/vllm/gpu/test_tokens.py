@@ -19,7 +19,6 @@ from tests.engines.vllm.gpu.rig import (
     ANSWER,
     CHUNK,
     REHEARSAL,
-    WITNESS,
     ask_all,
     ask_each,
     cached_of,
@@ -27,9 +26,10 @@ from tests.engines.vllm.gpu.rig import (
 )
 from tests.engines.vllm.gpu.yardstick import Yardstick
 from tests.engines.vllm.real.models import Tokens, dialogs
-from tests.poolside import PoolProcess
+from tests.pool_process import PoolProcess
 
-from forebay.bench.gpu.engine import Engine, Reply
+from forebay.bench.gpu.engine import TokenEngine
+from forebay.bench.load.client import Completion
 
 pytestmark = [*rig.NEEDS_GPU, pytest.mark.timeout(560)]
 Say = Callable[[str], None]
@@ -64,25 +64,25 @@ class Alone:
     long: Yardstick
 
 
-async def told_by(engine: Engine) -> Alone:
+async def told_by(engine: TokenEngine) -> Alone:
     """Dialogs from its own cache, twice, then every turn of them recomputed."""
     prompts, own = await _from_own_cache(engine)
     again = [tokens_of(replies) for replies in await _asked_again(engine, prompts)]
     turns = []
     for asked, replies, second in zip(prompts, own, again, strict=True):
-        await engine.forget()
+        await engine.clear_cache()
         recomputed = await ask_each(engine, asked)
         assert cached_of(recomputed) == 0
         ways = {"from its own cache": tokens_of(replies), "the same again": second}
         turns.append(Yardstick(tokens_of(recomputed), ways))
-    cached = [[reply.cached for reply in replies] for replies in own]
+    cached = [[reply.cached_tokens or 0 for reply in replies] for replies in own]
     long_prompts = dialogs(DIALOGS, 200, 9)
     return Alone(prompts, turns, cached, long_prompts, await _long(engine, long_prompts))
 
 
-async def _from_own_cache(engine: Engine) -> tuple[list[list[Tokens]], list[list[Reply]]]:
+async def _from_own_cache(engine: TokenEngine) -> tuple[list[list[Tokens]], list[list[Completion]]]:
     """What is said in every turn, and its answers."""
-    await engine.forget()
+    await engine.clear_cache()
     prompts, own = [dialogs(DIALOGS, FIRST, 3)], []
     for turn in range(TURNS):
         own.append(await ask_each(engine, prompts[-1]))
@@ -92,19 +92,19 @@ async def _from_own_cache(engine: Engine) -> tuple[list[list[Tokens]], list[list
     return prompts[:TURNS], own
 
 
-async def _asked_again(engine: Engine, prompts: list[list[Tokens]]) -> list[list[Reply]]:
-    await engine.forget()
+async def _asked_again(engine: TokenEngine, prompts: list[list[Tokens]]) -> list[list[Completion]]:
+    await engine.clear_cache()
     return [await ask_each(engine, asked) for asked in prompts]
 
 
-async def _long(engine: Engine, asked: list[Tokens]) -> Yardstick:
+async def _long(engine: TokenEngine, asked: list[Tokens]) -> Yardstick:
     """Long answers: one by one, at once, with prompts from its cache, and taken up midway."""
-    await engine.forget()
+    await engine.clear_cache()
     alone = tokens_of(await ask_each(engine, asked, LONG))
-    await engine.forget()
+    await engine.clear_cache()
     at_once = tokens_of(await ask_all(engine, asked, LONG))
     cached = tokens_of(await ask_all(engine, asked, LONG))
-    await engine.forget()
+    await engine.clear_cache()
     half = LONG // 2
     begun = [prompt + answer[:half] for prompt, answer in zip(asked, alone, strict=True)]
     rest = tokens_of(await ask_all(engine, begun, LONG - half))
@@ -113,7 +113,7 @@ async def _long(engine: Engine, asked: list[Tokens]) -> Yardstick:
     return Yardstick(alone, ways)
 
 
-async def _preempted(engine: Engine, story: Alone) -> None:
+async def _preempted(engine: TokenEngine, story: Alone) -> None:
     """Long answers once more, by vLLM alone where they do not fit: it preempts and recomputes."""
     answers = tokens_of(await ask_all(engine, story.long_prompts, LONG))
     ways = {**story.long.otherwise, "preempted": answers}
@@ -152,13 +152,13 @@ class Bench:
         self._refused: list[str] = []
 
     @asynccontextmanager
-    async def engine(self, name: str, kv_tokens: int) -> AsyncIterator[Engine]:
+    async def engine(self, name: str, kv_tokens: int) -> AsyncIterator[TokenEngine]:
         """One that shares."""
         plain = wanted(self._model, self.kind, kv_tokens)
         log = self._place / f"{name}.log"
         with_pool = rig.on(self.pool, plain, always_load=True)
         async with rig.running(with_pool, log, **EXACT[self.kind]) as engine:
-            assert await engine.call(f"{WITNESS}:watch")
+            assert await engine.call("watch")
             await rig.share(engine, self.pool)
             yield engine
 
@@ -176,24 +176,26 @@ class Bench:
             self._refused.append(what)
 
     async def judge_turn(
-        self, way: str, engine: Engine, replies: list[Reply], alone: Alone, turn: int
+        self, way: str, engine: TokenEngine, replies: list[Completion], alone: Alone, turn: int
     ) -> None:
         """Answers of which both caches had as many tokens: what was computed had the same shape.
 
         Where the pool had less, vLLM's own answer is no measure; that must be rare.
         """
         pairs = enumerate(zip(replies, alone.cached[turn], strict=True))
-        same = [at for at, (reply, cached) in pairs if reply.cached == cached]
+        same = [at for at, (reply, cached) in pairs if reply.cached_tokens == cached]
         if len(same) < len(replies):
-            self.say(f"{way}: tokens cached {[reply.cached for reply in replies]}, by vLLM itself")
+            self.say(
+                f"{way}: tokens cached {[reply.cached_tokens for reply in replies]}, by vLLM itself"
+            )
             self.say(f"{alone.cached[turn]}; {await engine.counts()}")
             self.say(f"{self.pool.stats()['counters']}")
         self.demand(len(same) >= MOST, f"{way}: {len(same)} answers with as long a hit as vLLM's")
         answers = tokens_of([replies[at] for at in same])
         self.judge(way, alone.turns[turn].only(same), answers)
 
-    async def demand_pages(self, engine: Engine) -> None:
-        verdict = await engine.call(f"{WITNESS}:verdict")
+    async def demand_pages(self, engine: TokenEngine) -> None:
+        verdict = await engine.call("verdict")
         is_so = verdict["equal"] > 0 and verdict["wrong"] == 0
         self.demand(is_so, f"every page loaded is one that was stored: {verdict}")
 
@@ -213,7 +215,7 @@ def test_t50_every_token_is_equal_through_dram_restart_and_nvme(
     story, bench.kind = alone(kind), kind
     last = story.turns[-1]
 
-    async def ask_last(engine: Engine, way: str) -> None:
+    async def ask_last(engine: TokenEngine, way: str) -> None:
         replies = await ask_each(engine, story.prompts[-1])
         await bench.judge_turn(way, engine, replies, story, TURNS - 1)
 
@@ -223,7 +225,7 @@ def test_t50_every_token_is_equal_through_dram_restart_and_nvme(
         async with bench.engine("first", ROOMY) as engine:
             for turn in range(TURNS - 1):
                 await rig.settled(bench.pool)
-                await engine.forget()
+                await engine.clear_cache()
                 replies = await ask_each(engine, story.prompts[turn])
                 way = f"turn {turn + 1} through DRAM"
                 await bench.judge_turn(way, engine, replies, story, turn)
@@ -238,8 +240,8 @@ def test_t50_every_token_is_equal_through_dram_restart_and_nvme(
             await ask_last(engine, f"turn {TURNS} by the next pool, from NVMe")
             read = bench.pool.stats()["counters"].get("disk.loaded", 0)
             bench.demand(read >= DIALOGS, f"chunks came from NVMe: {read}")
-            assert await engine.call(f"{WITNESS}:spoil")
-            await engine.forget()
+            assert await engine.call("spoil")
+            await engine.clear_cache()
             wrong = tokens_of(await ask_each(engine, story.prompts[-1]))
             bench.say(last.says("the control, with wrong bytes", wrong))
             bench.demand(not last.accepts(wrong), "wrong bytes change tokens")
@@ -262,16 +264,16 @@ def test_preemption_and_abort_leave_every_token_as_it_was(
             for number in (1, 2):
                 answers = await ask_all(engine, asked, LONG)
                 bench.judge(f"long answers, time {number}", long, tokens_of(answers))
-                await engine.forget()
+                await engine.clear_cache()
             for delay_s in (0.0, 0.001, 0.003, 0.01, 0.05):
-                numbers = [engine.begin(prompt, LONG) for prompt in asked]
+                requests = [asyncio.create_task(engine.ask(prompt, LONG)) for prompt in asked]
                 await asyncio.sleep(delay_s)
-                for number in numbers[::2]:
-                    engine.abort(number)
-                left = [await engine.answered(number) for number in numbers]
+                for request in requests[::2]:
+                    request.cancel()
+                left = await asyncio.gather(*requests[1::2])
                 way = f"beside aborts after {delay_s * 1000:.0f} ms"
-                bench.judge(way, odd, tokens_of(left[1::2]))
-                await engine.forget()
+                bench.judge(way, odd, tokens_of(left))
+                await engine.clear_cache()
             await bench.demand_pages(engine)
 
     rig.run(work())
@@ -288,15 +290,15 @@ def test_a_dead_pool_is_a_miss_on_a_gpu_too(bench: Bench, alone: Callable[[str],
         async with bench.engine("engine", ROOMY) as engine:
             await ask_each(engine, asked)
             bench.pool.kill()
-            await engine.forget()
+            await engine.clear_cache()
             bench.judge("without a pool", last, tokens_of(await ask_each(engine, asked)))
             bench.pool.start()
             await asyncio.sleep(3)
             await rig.share(engine, bench.pool)
-            await engine.forget()
+            await engine.clear_cache()
             await ask_each(engine, asked)
             await rig.settled(bench.pool)
-            await engine.forget()
+            await engine.clear_cache()
             again = await ask_each(engine, asked)
             bench.judge("from the new pool", last, tokens_of(again))
             found = cached_of(again)

@@ -8,6 +8,8 @@ import ctypes
 import hashlib
 from typing import Any
 
+from forebay.engines.vllm.bench.worker import CountsExtension
+
 
 class Witness:
     """Around one worker's copies."""
@@ -44,20 +46,24 @@ class Witness:
 
     def _digest(self, block: int) -> bytes:
         digest = hashlib.blake2b(digest_size=16)
-        rack = getattr(self._copies, "_rack", None)
-        if rack is None:
+        page_table = getattr(self._copies, "_page_table", None)
+        if page_table is None:
             for page in self._copies._pages.digest_input([block]):
                 digest.update(page.tobytes())
             return digest.digest()
-        for base, stride in zip(rack.bases.tolist(), rack.strides.tolist(), strict=True):
-            digest.update(_read(base + block * stride, rack.page_bytes))
+        for base, stride in zip(
+            page_table.bases.tolist(), page_table.strides.tolist(), strict=True
+        ):
+            digest.update(_read(base + block * stride, page_table.page_bytes))
         return digest.digest()
 
     def _spoil(self, block: int) -> None:
         """Half of each of its pages; numbers of such bytes are large, whatever their format."""
-        rack = self._copies._rack
-        for base, stride in zip(rack.bases.tolist(), rack.strides.tolist(), strict=True):
-            _write(base + block * stride, b"\x42" * (rack.page_bytes // 2))
+        page_table = self._copies._page_table
+        for base, stride in zip(
+            page_table.bases.tolist(), page_table.strides.tolist(), strict=True
+        ):
+            _write(base + block * stride, b"\x42" * (page_table.page_bytes // 2))
 
 
 def _synchronize() -> None:
@@ -90,49 +96,50 @@ def _read(address: int, size: int) -> bytes:
     return page.raw
 
 
-def watch(worker: Any) -> bool:
-    """From now on."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
+class WitnessExtension(CountsExtension):
+    """Methods of a worker, called by their names."""
 
-    worker.forebay_witness = Witness(get_kv_transfer_group()._worker._copies)
-    return True
+    forebay_witness: Witness
 
+    def watch(self) -> bool:
+        """From now on."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-def late(worker: Any) -> bool:
-    """Without a GPU: copy as on one, on threads and late, with a forward on this very thread."""
-    from tests.engines.vllm.copies.simulated import InHost
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
+        self.forebay_witness = Witness(get_kv_transfer_group()._worker._copies)
+        return True
 
-    from forebay.engines.vllm.copies.pointers import Rack
-    from forebay.engines.vllm.copies.streamed import StreamedCopies
-    from forebay.tiers.dram.slab import slot_bytes_for
+    def late(self) -> bool:
+        """Without a GPU: copy as on one, late and on threads; this thread runs the forward."""
+        from tests.engines.copies.simulated import InHost
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    side = get_kv_transfer_group()._worker
-    rows = side._copies._pages._layers
-    layers = [(row.ctypes.data, row.strides[0]) for row in rows]
-    rack = Rack.of(layers, side._shape.page_bytes, len(rows[0]))
-    driver = InHost(copy_s=0.01, register_s=0.01)
-    side._copies = StreamedCopies(driver, rack, slot_bytes_for(side._shape.chunk_bytes))
-    return True
+        from forebay.engines.copies.pointers import PageTable
+        from forebay.engines.copies.streamed import StreamedCopies
+        from forebay.tiers.dram.slab import slot_bytes_for
 
+        side = get_kv_transfer_group()._worker
+        rows = side._copies._pages._layers
+        layers = [(row.ctypes.data, row.strides[0]) for row in rows]
+        page_table = PageTable.of(layers, side._shape.page_bytes, len(rows[0]))
+        driver = InHost(copy_s=0.01, register_s=0.01)
+        side._copies = StreamedCopies(driver, page_table, slot_bytes_for(side._shape.chunk_bytes))
+        return True
 
-def verdict(worker: Any) -> dict[str, int]:
-    """So far."""
-    counts: dict[str, int] = worker.forebay_witness.counts
-    return counts
+    def verdict(self) -> dict[str, int]:
+        """So far."""
+        counts: dict[str, int] = self.forebay_witness.counts
+        return counts
 
+    def spoil(self) -> bool:
+        """From now on."""
+        self.forebay_witness.is_spoiling = True
+        return True
 
-def spoil(worker: Any) -> bool:
-    """From now on."""
-    worker.forebay_witness.is_spoiling = True
-    return True
+    def refuse(self) -> bool:
+        """From now on no host memory can be registered (T49); before the first step."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-
-def refuse(worker: Any) -> bool:
-    """From now on no host memory can be registered (T49); before the first step."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    copies = get_kv_transfer_group()._worker._copies
-    if hasattr(copies, "_driver"):
-        copies._driver.register = lambda *_: "none is left"
-    return True
+        copies = get_kv_transfer_group()._worker._copies
+        if hasattr(copies, "_driver"):
+            copies._driver.register = lambda *_: "none is left"
+        return True

@@ -8,7 +8,7 @@ import pytest
 from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.engine import Engine
 from tests.engines.vllm.real.models import made_model
-from tests.poolside import PoolProcess, short_directory
+from tests.pool_process import PoolProcess, short_directory
 
 
 @pytest.fixture(scope="session")

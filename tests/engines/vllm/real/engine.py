@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.engines.vllm.real import engine_process, forked
 from tests.engines.vllm.real.models import Tokens, dialogs
-from tests.poolside import PoolProcess
+from tests.pool_process import PoolProcess
 
 HANG_S = 300.0  # a wait that takes longer is one that does not end, however busy the machine is
 ANSWER = 24  # tokens
@@ -41,14 +41,17 @@ class Engine:
         *,
         has_core_process: bool = False,  # as where it serves; else steps can be counted
         recorded: Path | None = None,
-        settings: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,  # of the connector; they may name a pool as well
+        log: Path | None = None,  # of what it prints; else that belongs to the test
         **options: Any,
     ) -> None:
-        settings = {**NO_DEADLINES, **(settings or {})}
+        if pool is not None:
+            settings = {"socket": pool.socket, **(settings or {})}
         wanted = {
-            "settings": None if pool is None else {"socket": pool.socket, **settings},
+            "settings": None if settings is None else {**NO_DEADLINES, **settings},
             "has_core_process": has_core_process,
             "recorded": None if recorded is None else str(recorded),
+            "log": None if log is None else str(log),
             "options": {"model": str(model), "kv_cache_memory_bytes": KV_BYTES, **options},
         }
         self.process, self._pipe = forked.start(engine_process.run, wanted)
@@ -88,7 +91,7 @@ class Engine:
         """Wait until the engine has found the pool that was started after another."""
         until = time.monotonic() + HANG_S
         self.generate(dialogs(1, 20), answer=2)  # it notices the end of the old one
-        while not self.do("state")["is_member"]:
+        while not self.do("state")["is_joined"]:
             assert time.monotonic() < until, "the new pool is not joined"
             time.sleep(0.02)
             self.generate(dialogs(1, 20), answer=2)

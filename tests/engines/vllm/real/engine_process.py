@@ -16,7 +16,9 @@ SETTLE_S = 300.0  # a guard against hanging
 
 def run(pipe: Connection, wanted: dict[str, Any]) -> None:
     os.setsid()  # killed with all that it starts
-    os.dup2(2, 1)  # vLLM prints as it likes
+    if wanted["log"] is not None:
+        os.dup2(os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.dup2(2, 1)
     commands = Commands(wanted)
     pipe.send("ready")
     while True:
@@ -131,7 +133,7 @@ class Commands:
             "asking": len(side._asking),
             "copying": len(side._loads) + len(side._storing._copying),
             "failures": self._connector().boundary.failures,
-            "is_member": side._pool.is_member,
+            "is_joined": side._pool.is_joined,
         }
 
     def kill_at(self, point: str, pid: int) -> bool:

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 from unittest.mock import patch
 
-from tests.poolside import environment
+from tests.pool_process import environment
 
 # For every process that runs vLLM.
 VARIABLES = {

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from forebay.engines.vllm.connector import ForebayConnector
-from forebay.engines.vllm.step import Step
+from forebay.engines.vllm.metadata import StepMetadata
 
 
 @dataclass
@@ -52,7 +52,7 @@ def _has_ended(pid: int) -> bool:
 
 
 @dataclass(slots=True)
-class NamedStep(Step):
+class NamedStep(StepMetadata):
     """A step that says which tokens its blocks hold."""
 
     stored: dict[int, str] = field(default_factory=dict)
@@ -80,14 +80,14 @@ class RecordingConnector(ForebayConnector):
         if num_external_tokens:
             passing("allocated")
 
-    def build_connector_meta(self, scheduler_output: Any) -> Step:
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         global PREEMPTIONS  # noqa: PLW0603 - likewise
         PREEMPTIONS += len(scheduler_output.preempted_req_ids or ())
         offered = len(self._scheduler._storing._batches) if self._scheduler else 0
-        step: Step = super().build_connector_meta(scheduler_output)
+        step: StepMetadata = super().build_connector_meta(scheduler_output)
         if self._scheduler is None:
             return step
-        named = {each.name: getattr(step, each.name) for each in fields(Step)}
+        named = {each.name: getattr(step, each.name) for each in fields(StepMetadata)}
         told = NamedStep(**named)
         # What is stored was computed before this step gave blocks away.
         told.stored = self._named(block for s in step.stores for block in s.piece.blocks)

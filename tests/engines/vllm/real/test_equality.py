@@ -20,7 +20,7 @@ from tests.engines.vllm.real.engine import (
     tokens_of,
 )
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs, next_turn
-from tests.poolside import PoolProcess, wait_until
+from tests.pool_process import PoolProcess, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 StartEngine = Callable[..., Engine]

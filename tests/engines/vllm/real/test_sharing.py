@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.engines.vllm.real.engine import HANG_S, Engine, cached_of, tokens_of
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs
-from tests.poolside import PoolProcess, short_directory
+from tests.pool_process import PoolProcess, short_directory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 StartEngine = Callable[..., Engine]

@@ -19,7 +19,7 @@ from tests.engines.vllm.real.engine import (
     tokens_of,
 )
 from tests.engines.vllm.real.models import Tokens, dialogs, next_turn
-from tests.poolside import PoolProcess, short_directory, wait_until
+from tests.pool_process import PoolProcess, short_directory, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 CHUNK = 256  # tokens, two blocks of this model

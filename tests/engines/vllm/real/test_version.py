@@ -13,7 +13,7 @@ from tests.engines.vllm.real.engine import (
     tokens_of,
 )
 from tests.engines.vllm.real.models import dialogs, next_turn
-from tests.poolside import PoolProcess
+from tests.pool_process import PoolProcess
 
 WANTED = os.environ.get("OTHER_VLLM", "")
 pytestmark = [pytest.mark.versions, pytest.mark.timeout(600)]

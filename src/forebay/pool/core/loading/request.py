@@ -1,44 +1,82 @@
-"""One request that looked up its chain: what it may still want, what it waits for, what it holds.
+"""One load, from lookup to release: what it wants, what it waits for, what it holds.
 
-[0, first)        the engine has these itself
-[first, next)     acquired: each is held (pinned, verified) or awaited; before it asks nothing is
-                  held, but what has come into DRAM is kept there
-[next, stop)      promised in a stream, or hoped for; not acquired yet, though what is being read
-                  ahead for it is awaited
-[stop, …)         unknown, cut off by a deadline, or failed
+    ARRIVED    its engine has looked it up and not asked yet; what DRAM has of it is retained there,
+               and the rest is read ahead
+    ASKED      its engine waits for the promise; chunks are pinned, or being read or hashed
+    PROMISED   the promise was sent; of a stream, the rest is handed out as it comes
+    OVER       it holds nothing and nobody knows it any more
+
+    ARRIVED → ASKED       Ask
+    ASKED → PROMISED      all is verified, no more can be had, or the deadline has come
+    any → OVER            Release of everything, Cancel, Settled, or its connection is gone
+
+`Acquisition` alone changes the state; `Retention` alone changes `retained`.
+
+    [0, first)        the engine has these itself
+    [first, next)     acquired: each is held (pinned, verified) or awaited; before the ask nothing
+                      is held, but what has come into DRAM is retained
+    [next, stop)      promised in a stream, or hoped for; not acquired yet, though what is being
+                      read ahead for it is awaited
+    [stop, …)         unknown, cut off by a deadline, or failed
 """
+
+from collections.abc import Iterator
+from enum import IntEnum
 
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.session import Session
 
 
-class Request:
+class LoadState(IntEnum):
+    """How far a load has come; see the module."""
+
+    ARRIVED = 0
+    ASKED = 1
+    PROMISED = 2
+    OVER = 3
+
+
+class Retained:
+    """What is kept in DRAM for one request until it has its promise."""
+
+    __slots__ = ("chunks", "early", "last", "ready", "slot_bytes")
+
+    def __init__(self) -> None:
+        self.chunks = 0  # from the first: kept in DRAM for it, or on their way there
+        self.ready = 0  # of these, from the first, as many are in DRAM
+        self.last: Chunk | None = None  # the last of those, pinned: what is before it stays
+        self.early: dict[int, Chunk] = {}  # pinned: they came before what precedes them
+        self.slot_bytes = 0  # of each of its chunks
+
+    @property
+    def pinned(self) -> list[Chunk]:
+        """What is pinned for it."""
+        return [*self.early.values(), *([self.last] if self.last is not None else [])]
+
+
+class LoadRequest:
     """A chain of keys on its way from lookup to release."""
 
     __slots__ = (
-        "asked",
         "awaited",
         "deadline",
-        "early",
         "first",
         "group",
         "half_time",
         "held",
-        "kept",
-        "kept_chunks",
+        "in_dram",
         "keys",
         "namespace",
-        "near",
         "next",
         "number",
-        "promised",
-        "ready",
+        "retained",
         "run",
         "session",
-        "slot_bytes",
+        "state",
         "stop",
         "stream",
         "told",
+        "unknown_keys",
     )
 
     def __init__(
@@ -48,29 +86,30 @@ class Request:
         self.number = number
         self.namespace, self.group = name
         self.keys = keys
-        self.stop = 0
-        self.next = 0
-        self.told = 0  # chunks that its engine knows to be in DRAM
-        self.kept_chunks = 0  # from the first: kept in DRAM for it, or on their way there
-        self.kept: Chunk | None = None  # the last of those here, pinned: what is before it stays
-        self.ready = 0  # as many are here
-        self.early: dict[int, Chunk] = {}  # pinned: they came before what precedes them
-        self.slot_bytes = 0  # of each of its chunks
-        self.asked = False
-        self.promised = False
+        self.unknown_keys: list[bytes] = []  # that follow; a tier is asking whether it has them
+        self.state = LoadState.ARRIVED
         self.first = 0
-        self.run = 0  # how far what is held reaches from there, as last seen
-        self.near = 0  # chunks that lay in DRAM when it came to them
+        self.next = 0
+        self.stop = len(keys)
+        self.told = 0  # chunks that its engine knows to be in DRAM
+        self.run = 0  # how far what is held reaches from `first`, as last seen
+        self.in_dram = 0  # chunks that lay in DRAM when it came to them
         self.half_time = 0.0  # of the time until its deadline
-        self.deadline = 0.0  # of the ask; before it, how long things are kept for it
+        self.deadline = 0.0  # of the ask; before it, how long things are retained for it
         self.stream = False
         self.held: dict[int, Chunk] = {}
         self.awaited: set[int] = set()
+        self.retained = Retained()
 
-    def begin(self, first: int) -> None:
-        """It asks, from this chunk on."""
-        self.asked = True
-        self.first = self.next = self.run = first
+    @property
+    def wants_more(self) -> bool:
+        """Whether not all that it wants has been acquired."""
+        return self.next < self.stop
+
+    @property
+    def is_acquired(self) -> bool:
+        """Whether nothing more will be acquired."""
+        return self.next >= self.stop and not self.awaited
 
     def contiguous(self) -> int:
         """The end of the run of held chunks that begins at `first`; until a promise it grows."""
@@ -78,12 +117,40 @@ class Request:
             self.run += 1
         return self.run
 
-    @property
-    def pinned_ahead(self) -> list[Chunk]:
-        """What is pinned for it though it has not been promised."""
-        return [*self.early.values(), *([self.kept] if self.kept is not None else [])]
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more will be acquired."""
-        return self.next >= self.stop and not self.awaited
+class LoadRequests:
+    """Every request that is not over, by session and by the number that its engine gave it."""
+
+    def __init__(self) -> None:
+        self._by_session: dict[Session, dict[int, LoadRequest]] = {}
+
+    def __iter__(self) -> Iterator[LoadRequest]:
+        for mine in self._by_session.values():
+            yield from mine.values()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_session.values()))
+
+    def get(self, session: Session, number: int) -> LoadRequest | None:
+        """One request of a session."""
+        return self._by_session.get(session, {}).get(number)
+
+    def of(self, session: Session) -> list[LoadRequest]:
+        """All requests of a session."""
+        return list(self._by_session.get(session, {}).values())
+
+    def count(self, session: Session) -> int:
+        """How many requests a session has."""
+        return len(self._by_session.get(session, {}))
+
+    def add(self, request: LoadRequest) -> None:
+        """A request was looked up."""
+        self._by_session.setdefault(request.session, {})[request.number] = request
+
+    def remove(self, request: LoadRequest) -> None:
+        """A request is over; nothing happens if it was removed before."""
+        mine = self._by_session.get(request.session, {})
+        if mine.get(request.number) is request:
+            del mine[request.number]
+            if not mine:
+                del self._by_session[request.session]

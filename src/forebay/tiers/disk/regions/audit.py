@@ -15,30 +15,18 @@ from typing import Final, NamedTuple
 
 from forebay.errors import DirectoryError
 from forebay.record import region as layout
-from forebay.record.header import (
-    HEADER_BYTES,
-    Damage,
-    RecordHeader,
-    RecordName,
-    is_erased,
-    mismatch,
-    record_bytes,
-    unpack,
-)
-from forebay.sys import memory
+from forebay.record.header import Damage, RecordHeader, record_bytes
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
-from forebay.sys.transfer import read_whole
 from forebay.tiers.disk.regions.directory import LOCK_NAME, generation_in, region_names
-from forebay.tiers.disk.regions.recovery import Found, Window, read_contents, walk
+from forebay.tiers.disk.regions.reader import RegionReader
 
 _AT_ONCE: Final = 4  # regions
 _NOT_OURS_BUT_FINE: Final = {LOCK_NAME, "lost+found"}
 _SAFE_MODE: Final = 0o700
-_NO_HASH: Final = bytes(16)
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What can be wrong."""
 
     RECORD = "damaged record"
@@ -51,10 +39,10 @@ class Kind(StrEnum):
     NEWER = "another format version"
 
 
-class Fault(NamedTuple):
+class Finding(NamedTuple):
     """One thing that is wrong."""
 
-    kind: Kind
+    kind: FindingKind
     file: str  # its name in the directory; "." is the directory itself
     why: str
     offset: int | None = None  # in the file
@@ -71,24 +59,24 @@ class RegionAudit:
     name: str
     size_bytes: int = 0
     generation: int = 0
-    is_sealed: bool = False
     is_ours: bool = True  # neither foreign nor of another version
     records: int = 0  # sound
     erased: int = 0  # deleted on purpose
     payload_bytes: int = 0  # of sound records
     contents: bytearray = field(default_factory=bytearray)  # entries of sound records
     end: int = layout.FIRST_RECORD  # where a table of contents may begin
-    faults: list[Fault] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
-    def fault(self, kind: Kind, why: str, offset: int | None = None) -> None:
+    def add(self, kind: FindingKind, why: str, offset: int | None = None) -> None:
         """Note one thing that is wrong."""
-        self.faults.append(Fault(kind, self.name, why, offset))
+        self.findings.append(Finding(kind, self.name, why, offset))
 
-    def sound(self, header: RecordHeader) -> None:
-        """Note a record that is what it says."""
+    def add_record(self, header: RecordHeader, offset: int) -> None:
+        """Note a sound record."""
         self.records += 1
         self.payload_bytes += header.length
-        self.contents += layout.pack_entry(header)
+        self.contents += layout.pack_entry(header, offset)
+        self.end = offset + record_bytes(header.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,37 +84,37 @@ class Audit:
     """What one directory holds."""
 
     regions: tuple[RegionAudit, ...]
-    others: tuple[Fault, ...]  # of the directory and of files that are no regions
+    others: tuple[Finding, ...]  # of the directory and of files that are no regions
 
     @property
-    def faults(self) -> list[Fault]:
+    def findings(self) -> list[Finding]:
         """All that is wrong."""
-        return [*self.others, *(fault for region in self.regions for fault in region.faults)]
+        return [*self.others, *(finding for region in self.regions for finding in region.findings)]
 
 
-class Held(NamedTuple):
-    """A directory whose lock we hold."""
+class LockedDirectory(NamedTuple):
+    """A directory whose lock this process holds."""
 
     descriptor: int
     lock: int | None  # None: no pool was ever here
 
 
-def hold(disk: Disk, path: str) -> Held:
-    """Lock a directory without writing to it; a DirectoryError says why that cannot be had."""
+def lock_directory(disk: Disk, path: str) -> LockedDirectory:
+    """Lock a directory without writing to it; a DirectoryError says why it cannot be locked."""
     try:
         descriptor = disk.open_directory(path)
     except OSError as error:
         raise DirectoryError(f"{path} cannot be checked ({error.strerror}).") from None
     try:
-        return Held(descriptor, _lock(disk, path, descriptor))
+        return LockedDirectory(descriptor, _lock(disk, path, descriptor))
     except DirectoryError:
         disk.close(descriptor)
         raise
 
 
-def release(disk: Disk, held: Held) -> None:
-    """Let pools begin here again."""
-    for descriptor in held:
+def unlock_directory(disk: Disk, locked: LockedDirectory) -> None:
+    """Let pools use the directory again."""
+    for descriptor in locked:
         if descriptor is not None:
             disk.close(descriptor)
 
@@ -150,16 +138,16 @@ def _lock(disk: Disk, path: str, directory: int) -> int | None:
     return lock
 
 
-def audit(disk: Disk, held: Held, on_bytes: Callable[[int, int], None]) -> Audit:
+def audit(disk: Disk, locked: LockedDirectory, on_bytes: Callable[[int, int], None]) -> Audit:
     """Verify every record; `on_bytes` hears on this thread how many bytes of how many are done."""
-    names = [name for _, name in region_names(disk, held.descriptor)]
-    others = list(_others(disk, held.descriptor, set(names)))
+    names = [name for _, name in region_names(disk, locked.descriptor)]
+    others = list(_others(disk, locked.descriptor, set(names)))
     done = 0
     regions = []
     pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="forebay-audit")
     try:
         for number, region in enumerate(
-            pool.map(lambda name: _region(disk, held.descriptor, name), names), start=1
+            pool.map(lambda name: _region(disk, locked.descriptor, name), names), start=1
         ):
             regions.append(region)
             done += region.size_bytes
@@ -169,12 +157,14 @@ def audit(disk: Disk, held: Held, on_bytes: Callable[[int, int], None]) -> Audit
     return Audit(tuple(regions), tuple(others))
 
 
-def _others(disk: Disk, directory: int, regions: set[str]) -> Iterator[Fault]:
+def _others(disk: Disk, directory: int, regions: set[str]) -> Iterator[Finding]:
     mode = disk.status(directory).mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        yield Fault(Kind.MODE, ".", f"mode {stat.S_IMODE(mode):o}: others can write here")
+        yield Finding(FindingKind.MODE, ".", f"mode {stat.S_IMODE(mode):o}: others can write here")
     for name in sorted(set(disk.names(directory)) - regions - _NOT_OURS_BUT_FINE):
-        yield Fault(Kind.FOREIGN, os.fsencode(name).decode(errors="replace"), "not of Forebay")
+        yield Finding(
+            FindingKind.FOREIGN, os.fsencode(name).decode(errors="replace"), "not of Forebay"
+        )
 
 
 def open_region(disk: Disk, directory: int, name: str, *, write: bool) -> int:
@@ -193,12 +183,12 @@ def _region(disk: Disk, directory: int, name: str) -> RegionAudit:
         descriptor = open_region(disk, directory, name, write=False)
     except OSError as error:
         found.is_ours = False
-        found.fault(Kind.UNREADABLE, error.strerror or "cannot be opened")
+        found.add(FindingKind.UNREADABLE, error.strerror or "cannot be opened")
         return found
     try:
         _inspect(disk, descriptor, found)
     except OSError as error:
-        found.fault(Kind.UNREADABLE, error.strerror or "cannot be read")
+        found.add(FindingKind.UNREADABLE, error.strerror or "cannot be read")
     finally:
         disk.close(descriptor)
     return found
@@ -208,27 +198,28 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
     status = disk.status(descriptor)
     if not stat.S_ISREG(status.mode):
         found.is_ours = False
-        found.fault(Kind.FOREIGN, "not a file")
+        found.add(FindingKind.FOREIGN, "not a file")
         return
     if status.mode & ~_SAFE_MODE & 0o777:
-        found.fault(Kind.MODE, f"mode {stat.S_IMODE(status.mode):o}, where 600 is safe")
+        found.add(FindingKind.MODE, f"mode {stat.S_IMODE(status.mode):o}, where 600 is safe")
     # Of a file that ends within a page, whole pages are looked at.
     found.size_bytes = status.size_bytes - status.size_bytes % PAGE_BYTES
-    page = memory.allocate(PAGE_BYTES)
-    head = page[: read_whole(disk, descriptor, [page], 0)]
+    reader = RegionReader(disk, descriptor, found.size_bytes)
+    head = reader.first_page()
     header = layout.unpack_header(head)
     if header is Damage.NEWER_VERSION:
         found.is_ours = False
-        found.fault(Kind.NEWER, "written by another Forebay, left alone")
+        found.add(FindingKind.NEWER, "written by another Forebay, left alone")
         return
     if not isinstance(header, Damage):
         found.generation = header.generation
         if header.size_bytes != found.size_bytes:
-            found.fault(
-                Kind.SIZE, f"{status.size_bytes} bytes long, its header says {header.size_bytes}"
+            found.add(
+                FindingKind.SIZE,
+                f"{status.size_bytes} bytes long, its header says {header.size_bytes}",
             )
     if found.size_bytes > PAGE_BYTES:
-        _records(disk, descriptor, found)
+        _records(reader, found)
     if isinstance(header, Damage):
         _judge_header(found, header, blank=not any(head))
 
@@ -236,79 +227,33 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
 def _judge_header(found: RegionAudit, damage: Damage, *, blank: bool) -> None:
     """A region's first page says nothing; what else was found tells what the file is."""
     if found.records or damage is not Damage.NOT_A_RECORD:
-        found.fault(Kind.HEADER, damage, 0)
-    elif not blank:  # a blank one is a region whose life never began: the next start removes it
+        found.add(FindingKind.HEADER, damage, 0)
+    elif not blank:  # a blank one was never begun: the next start removes it
         found.is_ours = False
-        found.faults[:] = [Fault(Kind.FOREIGN, found.name, "not a region of Forebay")]
+        found.findings[:] = [Finding(FindingKind.FOREIGN, found.name, "not a region of Forebay")]
 
 
-def _records(disk: Disk, descriptor: int, found: RegionAudit) -> None:
-    window = Window(disk, descriptor, found.size_bytes)
-    footer = found.size_bytes - PAGE_BYTES
+def _records(reader: RegionReader, found: RegionAudit) -> None:
+    footer = reader.size_bytes - PAGE_BYTES
     try:
-        table = read_contents(disk, descriptor, found.generation, found.size_bytes)
+        table = reader.table(found.generation)
     except OSError as error:
-        found.fault(Kind.UNREADABLE, error.strerror or "cannot be read", footer)
+        found.add(FindingKind.UNREADABLE, error.strerror or "cannot be read", footer)
         table = None
-    if isinstance(table, Found):
-        found.is_sealed = True
-        found.end = table.end
-        _by_table(window, table, found)
-        return
+    if isinstance(table, Damage):
+        found.add(FindingKind.CONTENTS, table, footer)
+        table = None
+    for at, record in reader.records(found.generation, table):
+        match record:
+            case RecordHeader():
+                found.add_record(record, at)
+            case OSError():
+                found.add(FindingKind.UNREADABLE, record.strerror or "cannot be read", at)
+            case None:
+                found.erased += 1
+            case _ if table is not None:
+                found.add(FindingKind.RECORD, record, at)
+            case _:
+                found.add(FindingKind.RECORD, f"{record}, or its write was cut off", at)
     if table is not None:
-        found.fault(Kind.CONTENTS, table, footer)
-    _by_walk(window, found)
-
-
-def _by_table(window: Window, table: Found, found: RegionAudit) -> None:
-    for entry in sorted(table.entries, key=lambda entry: entry.offset):
-        try:
-            verified = _verify(window, entry, found)
-        except OSError as error:
-            found.fault(Kind.UNREADABLE, error.strerror or "cannot be read", entry.offset)
-            continue
-        if isinstance(verified, RecordHeader):
-            found.sound(verified)
-        elif verified is None:
-            found.erased += 1
-        else:
-            found.fault(Kind.RECORD, verified, entry.offset)
-
-
-def _verify(
-    window: Window, entry: layout.ContentsEntry, found: RegionAudit
-) -> RecordHeader | Damage | None:
-    """The record that a table speaks of; None: it was erased."""
-    end = entry.offset + record_bytes(entry.length)
-    if entry.offset < layout.FIRST_RECORD or end > found.end:
-        return Damage.LENGTH
-    page = bytes(window.view(entry.offset, HEADER_BYTES))
-    if is_erased(page):
-        return None
-    header = unpack(page)
-    if isinstance(header, Damage):
-        return header
-    name = RecordName(entry.namespace, entry.group, entry.key, entry.parent)
-    wanted = RecordHeader(name, found.generation, entry.offset, entry.length, _NO_HASH)
-    wrong = mismatch(header, wanted)
-    if wrong is None and layout.short(header.name.parent) != entry.parent:
-        wrong = Damage.KEY
-    if wrong is None and window.hash(entry.offset + HEADER_BYTES, entry.length) != (
-        header.payload_hash
-    ):
-        wrong = Damage.PAYLOAD_HASH
-    return wrong or header
-
-
-def _by_walk(window: Window, found: RegionAudit) -> None:
-    """Of a region that was never sealed: a damaged record may be a write that was cut off."""
-    for at, header in walk(window, found.generation):
-        if isinstance(header, RecordHeader):
-            found.sound(header)
-            found.end = at + record_bytes(header.length)
-        elif isinstance(header, OSError):
-            found.fault(Kind.UNREADABLE, header.strerror or "cannot be read", at)
-        elif header is not None:
-            found.fault(Kind.RECORD, f"{header}, or its write was cut off", at)
-        elif is_erased(window.view(at, PAGE_BYTES)):
-            found.erased += 1
+        found.end = table.end

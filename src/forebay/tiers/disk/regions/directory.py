@@ -37,7 +37,7 @@ def region_name(generation: int) -> str:
 
 
 def generation_in(name: str) -> int:
-    """The generation that a region's file name speaks of."""
+    """The generation in a region's file name."""
     return int(name.removeprefix("region-"), 16)
 
 
@@ -95,7 +95,7 @@ def _refuse_unsafe(disk: Disk, path: str, descriptor: int) -> None:
     if status.owner_uid != disk.user():
         raise DirectoryError(f"{path} belongs to another user; choose a directory of your own.")
     if status.mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise DirectoryError(f"{path} can be written by others; mend it with: chmod 700 {path}")
+        raise DirectoryError(f"{path} can be written by others; run: chmod 700 {path}")
 
 
 def _open_lock(disk: Disk, path: str, directory: int) -> tuple[int, bool]:

@@ -36,7 +36,7 @@ class Region:
         "number",
         "placed",
         "size_bytes",
-        "writing",
+        "users",
     )
 
     def __init__(
@@ -44,21 +44,21 @@ class Region:
     ) -> None:
         self.number = number  # unique in this process; never given twice
         self.name = name  # of the file
-        self.generation = generation  # in the header of every record that belongs to this life
+        self.generation = generation  # in the header of each of its records
         self.descriptor = descriptor
         self.drive = 0  # the number of its directory in the tier
         self.size_bytes = size_bytes  # whole pages
         self.file_bytes = size_bytes  # what it counts for; more where a file ends within a page
         self.end = layout.FIRST_RECORD  # where the next record goes
         self.placed = 0  # records that were given a place, written or not
-        self.writing = 0  # of these, still being written; or erased: who works in it keeps it here
+        self.users = 0  # writes and erasures under way: while there are any it is not evicted
         self.full = False  # takes no more records
         self.is_sealing = False  # its table of contents is being written
         self.is_sealed = False  # it has been
         self.contents = bytearray()  # packed entries of what was written; emptied when sealed
 
     def place(self, length: int) -> int | None:
-        """Give a record of this payload a place, or None if there is no room for it."""
+        """Give a record of this payload a place; None if the region is too full for it."""
         size = record_bytes(length)
         contents = memory.padded((self.placed + 1) * layout.ENTRY_BYTES)
         if self.end + size + contents + PAGE_BYTES > self.size_bytes:
@@ -66,17 +66,17 @@ class Region:
         offset = self.end
         self.end += size
         self.placed += 1
-        self.writing += 1
+        self.users += 1
         return offset
 
-    def leave(self) -> bool:
-        """One who worked in the region is done; True if that makes it sealable."""
-        self.writing -= 1
-        assert self.writing >= 0
-        return self.full and self.writing == 0 and not self.is_sealed
+    def end_use(self) -> bool:
+        """A write or an erasure has ended; True if the region can be sealed now."""
+        self.users -= 1
+        assert self.users >= 0
+        return self.full and self.users == 0 and not self.is_sealed
 
-    def strike(self, offsets: Container[int]) -> None:
-        """Take records that are gone from the medium out of the contents."""
+    def drop_entries(self, offsets: Container[int]) -> None:
+        """Remove the entries of records that are gone from the medium."""
         assert not self.is_sealed
         size = layout.ENTRY_BYTES
         kept = [
@@ -88,7 +88,7 @@ class Region:
 
 
 def write_header(disk: Disk, region: Region) -> None:
-    """Begin a region's life: from here on, records of earlier generations in it are nothing."""
+    """Begin a region's generation: records of earlier ones in the file count no more."""
     page = memory.allocate(PAGE_BYTES)
     page[:] = layout.pack_header(layout.RegionHeader(region.generation, region.size_bytes))
     write_whole(disk, region.descriptor, [page], 0)

@@ -10,37 +10,43 @@ import stat
 from forebay.sys.disk import FILE_MODE, Disk
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.tiers.disk.regions import region as regions
-from forebay.tiers.disk.regions.audit import Audit, Held, Kind, RegionAudit, open_region
+from forebay.tiers.disk.regions.audit import (
+    Audit,
+    FindingKind,
+    LockedDirectory,
+    RegionAudit,
+    open_region,
+)
 from forebay.tiers.disk.regions.region import Region
 
 _DIRECTORY_MODE = 0o700
 
 
-def repair(disk: Disk, held: Held, found: Audit) -> list[str]:
-    """Mend what can be mended; a sentence for each thing done."""
+def repair(disk: Disk, locked: LockedDirectory, found: Audit) -> list[str]:
+    """Repair what can be repaired; a sentence for each thing done."""
     done = []
-    if any(fault.kind is Kind.MODE for fault in found.others):
-        disk.set_mode(held.descriptor, _DIRECTORY_MODE)
+    if any(finding.kind is FindingKind.MODE for finding in found.others):
+        disk.set_mode(locked.descriptor, _DIRECTORY_MODE)
         done.append(f"the directory has mode {_DIRECTORY_MODE:o} now")
     for region in found.regions:
-        if region.is_ours and region.faults:
+        if region.is_ours and region.findings:
             try:
-                done.append(f"{region.name} {_mend(disk, held.descriptor, region)}")
+                done.append(f"{region.name} {_repair_region(disk, locked.descriptor, region)}")
             except OSError as error:
-                done.append(f"{region.name} could not be mended ({error.strerror})")
+                done.append(f"{region.name} could not be repaired ({error.strerror})")
     return done
 
 
-def _mend(disk: Disk, directory: int, found: RegionAudit) -> str:
-    room = found.size_bytes - PAGE_BYTES - found.end  # a file that was cut short may have none
-    if not found.records or padded(len(found.contents)) > room:
+def _repair_region(disk: Disk, directory: int, found: RegionAudit) -> str:
+    free_bytes = found.size_bytes - PAGE_BYTES - found.end  # a file that was cut may have none
+    if not found.records or padded(len(found.contents)) > free_bytes:
         disk.unlink(directory, found.name)
         return "had nothing that could be saved and was removed"
     descriptor = open_region(disk, directory, found.name, write=True)
     try:
         if stat.S_IMODE(disk.status(descriptor).mode) != FILE_MODE:
             disk.set_mode(descriptor, FILE_MODE)
-        if {fault.kind for fault in found.faults} == {Kind.MODE}:
+        if {finding.kind for finding in found.findings} == {FindingKind.MODE}:
             return f"has mode {FILE_MODE:o} now"
         return _rewrite(disk, descriptor, found)
     finally:
@@ -48,7 +54,7 @@ def _mend(disk: Disk, directory: int, found: RegionAudit) -> str:
 
 
 def _rewrite(disk: Disk, descriptor: int, found: RegionAudit) -> str:
-    """Begin with the header, wipe the footer, write the table, then the footer that proves it."""
+    """Wipe the footer, write the header and the table, then the footer that proves the table."""
     region = Region(0, found.name, found.generation, descriptor, found.size_bytes)
     region.end = found.end
     region.contents = found.contents

@@ -1,0 +1,167 @@
+"""The sides of a comparison: a server that we start, without or with a pool, or one that runs."""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from forebay.bench import processes
+from forebay.bench.ab.counters import Counters
+from forebay.bench.load import client
+from forebay.bench.load.client import Failed, Target
+from forebay.bench.load.sessions import SyntheticText
+from forebay.bench.load.steps import Counted, nobody_counts
+from forebay.bench.processes import PoolProcess
+from forebay.bench.result import machine
+from forebay.engines.start import vllm
+from forebay.errors import StartupError
+from forebay.pool.client import Client
+from forebay.settings import DiskSetting, Settings
+from forebay.sys.scratch import scratch
+
+Say = Callable[[str], None]  # what is being done, for whoever watches
+_COMPANY_S: Final = 1.0
+_COMPANY_MAX: Final = 0.2
+_SHARES_S: Final = 900.0  # until an engine shares: it hashes its model's weights first
+_SHARES_LOOK_S: Final = 0.5
+_SHARES_TOKENS: Final = 1600  # more than a chunk
+
+
+class OpenServer(NamedTuple):
+    """A server that answers."""
+
+    target: Target
+    counted: Counted
+    commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VllmServer:
+    """How vLLM is started, the same on every side."""
+
+    model: str  # a directory or a hub's name
+    served_name: str
+    arguments: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    is_offline: bool = False
+    timeout_s: float = client.REQUEST_S
+
+
+@dataclass(frozen=True, slots=True)
+class StartedServer:
+    """vLLM, started for the measurement and ended with it."""
+
+    name: str
+    engine: VllmServer
+    arguments: tuple[str, ...] = ()  # of this side alone
+    has_pool: bool = False
+    disks: tuple[DiskSetting, ...] = ()  # parents: each run has fresh directories inside
+
+    @contextlib.contextmanager
+    def opened(self, say: Say) -> Iterator[OpenServer]:
+        """The server, its caches empty, and its pool; a StartupError says why not."""
+        notes = _company()
+        with contextlib.ExitStack() as stack:
+            pool = None
+            if self.has_pool:
+                say("starting a pool")
+                disks = [
+                    DiskSetting(str(stack.enter_context(scratch(disk.path))), disk.cap_bytes)
+                    for disk in self.disks
+                ]
+                pool = stack.enter_context(processes.running_pool(self.engine.settings.dram, disks))
+            opened = stack.enter_context(self.on(pool, say))
+            yield opened._replace(notes=notes)
+
+    @contextlib.contextmanager
+    def on(self, pool: PoolProcess | None, say: Say) -> Iterator[OpenServer]:
+        """The server on a pool that runs, or on none."""
+        port = processes.free_port()
+        wanted = self.engine
+        transfer = None if pool is None else vllm.transfer_config(wanted.settings, pool.socket)
+        command = vllm.command(self._words(port), transfer)
+        base = {**os.environ, **wanted.variables}
+        variables = vllm.environment(wanted.settings, base, offline=wanted.is_offline)
+        with contextlib.ExitStack() as stack:
+            # A pool that nobody has joined would end by itself while a model is loaded.
+            watch = None if pool is None else stack.enter_context(pool.client())
+            home = stack.enter_context(scratch(tempfile.gettempdir()))
+            say(f"starting {self.name}")
+            running = processes.running_server(command, variables, port, home / "engine.log")
+            endpoint = stack.enter_context(running)
+            target = Target(endpoint, wanted.served_name, wanted.timeout_s)
+            counted: Counted = nobody_counts
+            if watch is not None:
+                counted = Counters(watch)
+                _wait_until_it_shares(target, counted, say)
+            yield OpenServer(target, counted, (shlex.join(command),))
+
+    def _words(self, port: int) -> list[str]:
+        return [
+            *("--model", self.engine.model, "--served-model-name", self.engine.served_name),
+            *("--host", processes.HOST, "--port", str(port)),
+            *self.engine.arguments,
+            *self.arguments,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that somebody else runs, with the socket of its pool where that is known."""
+
+    name: str
+    target: Target
+    socket: str | None = None
+
+    @contextlib.contextmanager
+    def opened(self, say: Say) -> Iterator[OpenServer]:
+        """The server; its caches are as they are, which is why no text is asked twice."""
+        say(f"asking {self.name}")
+        if self.socket is None:
+            yield OpenServer(self.target, nobody_counts)
+            return
+        with Client(self.socket) as watch:
+            if not watch.join():
+                raise StartupError(f"the pool at {self.socket} cannot be joined: {watch.why}")
+            yield OpenServer(self.target, Counters(watch))
+
+
+Variant = StartedServer | RunningServer
+
+
+def _company() -> tuple[str, ...]:
+    """Whether somebody else is using the machine, which no comparison survives unnoticed."""
+    busy = machine.busy_share(_COMPANY_S)
+    if busy <= _COMPANY_MAX:
+        return ()
+    return (f"{busy:.0%} of the machine was in use by others before it began",)
+
+
+def _wait_until_it_shares(target: Target, counted: Counted, say: Say) -> None:
+    """Until then nothing would be stored, and the measurement would be of something else."""
+    say("waiting until the engine shares")
+    counted()
+    until = time.monotonic() + _SHARES_S
+    attempt = 0
+    while time.monotonic() < until:
+        text = SyntheticText().text(f"sharing/{attempt}", _SHARES_TOKENS)
+        answer = asyncio.run(client.ask(target, [{"role": "user", "content": text}], 2))
+        if isinstance(answer, Failed):
+            raise StartupError(f"the server does not answer a first question: {answer.why}.")
+        moved = counted()
+        if moved is None:
+            raise StartupError("the pool went away.")
+        if moved.stored_chunks:
+            return
+        attempt += 1
+        time.sleep(_SHARES_LOOK_S)
+    raise StartupError(
+        f"the engine stored nothing in the pool within {_SHARES_S:.0f} s; its log may say why."
+    )

@@ -1,0 +1,1 @@
+"""`forebay bench pool`: a drive, raw against Forebay's verified tier."""

@@ -1,0 +1,122 @@
+"""What a row compares: the same engine alone, with Forebay, and with vLLM's own CPU tier.
+
+Also how large everything is: as the bars want it, or tiny, so that a row can be rehearsed anywhere.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from forebay.bench.gpu import model
+from forebay.engines.start import vllm
+from forebay.settings import Settings
+
+GPU_ONLY: Final = "gpu_only"
+FOREBAY: Final = "forebay"
+ALWAYS_LOADS: Final = "forebay_always_loads"
+VLLM_CPU: Final = "vllm_cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class RowScale:
+    """How large a row is."""
+
+    name: str
+    config: dict[str, Any]  # the model's
+    arguments: dict[str, Any]  # of every engine
+    token_bytes: int
+    clients: int
+    requests: int  # stateless ones, a repeat
+    prompt_tokens: int  # of these
+    first_tokens: int  # of a dialog
+    turn_tokens: int
+    answer_tokens: int
+    long_tokens: int  # of the one long prompt
+    dram_bytes: int
+    small_dram_bytes: int  # where the drive has to carry it
+    disk_bytes: int
+    slab_bytes: int  # where it is about registering it
+    variables: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # Forebay's, beside the defaults
+    variants: tuple[str, ...] = (GPU_ONLY, FOREBAY, VLLM_CPU)
+
+
+_ENGINE: Final[dict[str, Any]] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "disable_uvicorn_access_log": True,
+    "generation_config": "vllm",
+}
+FULL: Final = RowScale(
+    name="full",
+    config=model.QWEN3_8B,
+    arguments={
+        **_ENGINE,
+        "dtype": "bfloat16",
+        "kv_cache_memory_bytes": 8 << 30,
+        "gpu_memory_utilization": 0.2,  # checked at start, beside the other variants' engines
+        "max_model_len": 40_960,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 8192,
+    },
+    token_bytes=model.token_bytes(model.QWEN3_8B, 2),
+    clients=16,
+    requests=192,
+    prompt_tokens=2000,
+    first_tokens=3000,
+    turn_tokens=400,
+    answer_tokens=100,
+    long_tokens=32_000,
+    dram_bytes=24 << 30,
+    small_dram_bytes=4 << 30,
+    disk_bytes=40 << 30,
+    slab_bytes=64 << 30,
+    variables={"VLLM_USE_FLASHINFER_SAMPLER": "0", "PYTHONHASHSEED": "0"},
+)
+TINY: Final = RowScale(
+    name="tiny",
+    config=model.TINY,
+    arguments={
+        **_ENGINE,
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 6 << 20,
+        "max_model_len": 2048,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        "enforce_eager": True,
+    },
+    token_bytes=model.token_bytes(model.TINY, 4),
+    clients=2,
+    requests=6,
+    prompt_tokens=300,
+    first_tokens=600,
+    turn_tokens=100,
+    answer_tokens=8,
+    long_tokens=1500,
+    dram_bytes=256 << 20,
+    small_dram_bytes=64 << 20,
+    disk_bytes=1 << 30,
+    slab_bytes=1 << 30,
+    variables={"VLLM_CPU_CI_ENV": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"},
+    settings={"lookup_deadline_ms": 1000.0},
+    variants=(GPU_ONLY, FOREBAY),  # vLLM's own tier needs a GPU
+)
+SCALES: Final = {scale.name: scale for scale in (FULL, TINY)}
+
+
+def arguments(variant: str, scale: RowScale, directory: str, socket: str) -> dict[str, Any]:
+    """What an engine of this variant is started with."""
+    plain = {**scale.arguments, "model": directory}
+    if variant in {FOREBAY, ALWAYS_LOADS}:
+        settings = Settings(no_pool="fail", weights_id="made-up", **scale.settings)
+        transfer = vllm.transfer_config(settings, socket)
+        extra = transfer["kv_connector_extra_config"]
+        assert isinstance(extra, dict)
+        if variant == ALWAYS_LOADS:
+            extra["always_load"] = True
+        return {**plain, "kv_transfer_config": transfer}
+    if variant == VLLM_CPU:
+        # What --kv-offloading-size does; that flag itself would compile the model anew.
+        native = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+        extra = {"cpu_bytes_to_use": scale.dram_bytes}
+        return {**plain, "kv_transfer_config": {**native, "kv_connector_extra_config": extra}}
+    return plain

@@ -1,0 +1,298 @@
+"""Workloads from files: agent sessions, chat requests, and what users have of their own.
+
+Traces have no text, only which blocks of a prompt are equal: each block becomes made-up words that
+are equal exactly where the trace says so. docs/bench.md has the formats.
+"""
+
+import lzma
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, TypeVar
+
+import msgspec
+
+from forebay.bench.load.client import Message
+from forebay.bench.load.sessions import (
+    ChatSession,
+    PromptRequest,
+    SyntheticText,
+    dialog,
+    fixed_session,
+)
+from forebay.bench.load.workloads import Workload
+from forebay.errors import SettingsError
+
+LINES_MAX: Final = 1_000_000
+LINE_BYTES_MAX: Final = 64 << 20
+CHAT_BLOCK_TOKENS: Final = 512
+_Count = Annotated[int, msgspec.Meta(ge=0, le=10**7)]
+_Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class _AgentRequest(msgspec.Struct, rename={"tokens": "in", "out_tokens": "out"}):
+    t: _Time = 0.0
+    type: str = ""
+    tokens: _Count = 0
+    out_tokens: _Count = 0
+    think_time: _Time = 0.0
+    hash_ranges: list[tuple[_Count, _Count]] = []
+    requests: list["_AgentRequest"] = []  # of a sub-agent
+
+
+class _AgentSession(msgspec.Struct):
+    id: str
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    requests: list[_AgentRequest]
+
+
+class _ChatRequest(msgspec.Struct):
+    timestamp: _Time
+    input_length: _Count
+    output_length: _Count
+    hash_ids: list[int]
+
+
+class _OwnLine(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    turns: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
+    answer_tokens: Annotated[int, msgspec.Meta(ge=1, le=10**6)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How a trace is replayed."""
+
+    think: float = 1.0  # factor on pauses and times; 0: none
+    prompt_tokens_max: int | None = None  # what is longer is left out, with all of its session
+    block_tokens: int | None = None  # that a block of the trace stands for; None: as it says
+    answer_tokens: int | None = None  # None: as the trace says
+    sessions: int | None = None  # of a step; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """One request of a trace."""
+
+    blocks: tuple[int, ...]
+    rest_tokens: int  # behind the last whole block
+    answer_tokens: int
+    pause_s: float = 0.0
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTrace(Workload):
+    """Coding agents: a client holds one session after the other and thinks between requests."""
+
+    path: Path
+    replay: ReplayOptions = ReplayOptions()
+    name: ClassVar = "agent"
+
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
+        del clients  # they share the trace's sessions among them
+        found = _read(self.path, _AgentSession)
+        return _limited(
+            (
+                _session(row.id, prompts, block, _BlockTexts(words, f"{seed}/{row.id}"))
+                for row in found
+                for block in [self.replay.block_tokens or row.block_size]
+                if (prompts := self._prompts(row, block))
+            ),
+            self.replay.sessions,
+            self.path,
+        )
+
+    def options(self) -> dict[str, Any]:
+        return _options(self.name, self.path, self.replay)
+
+    def _prompts(self, row: _AgentSession, block_tokens: int) -> list[_Prompt]:
+        """In order of time, sub-agents among them; empty where one is too long."""
+        flat = sorted(_flat(row.requests, 0.0), key=lambda pair: pair[0])
+        prompts = []
+        for _, request in flat:
+            ids = chain.from_iterable(range(low, high + 1) for low, high in request.hash_ranges)
+            prompt = _prompt(ids, request.tokens, row.block_size, block_tokens)
+            prompts.append(
+                _Prompt(
+                    *prompt,
+                    answer_tokens=self.replay.answer_tokens or max(1, request.out_tokens),
+                    pause_s=request.think_time * self.replay.think,
+                )
+            )
+        return prompts if _fits(prompts, block_tokens, self.replay) else []
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTrace(Workload):
+    """Chat requests in the order of a trace: clients take one each, none before its time."""
+
+    path: Path
+    replay: ReplayOptions = ReplayOptions()
+    name: ClassVar = "chat"
+
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
+        del clients
+        rows = sorted(_read(self.path, _ChatRequest), key=lambda row: row.timestamp)
+        block = self.replay.block_tokens or CHAT_BLOCK_TOKENS
+        shared = _BlockTexts(words, seed)  # an id means the same in every request
+        return _limited(
+            (
+                _session(f"request {number + 1}", [prompt], block, shared)
+                for number, row in enumerate(rows)
+                for prompt in [self._prompt(row, block)]
+                if _fits([prompt], block, self.replay)
+            ),
+            self.replay.sessions,
+            self.path,
+        )
+
+    def options(self) -> dict[str, Any]:
+        return _options(self.name, self.path, self.replay)
+
+    def _prompt(self, row: _ChatRequest, block_tokens: int) -> _Prompt:
+        return _Prompt(
+            *_prompt(row.hash_ids, row.input_length, CHAT_BLOCK_TOKENS, block_tokens),
+            answer_tokens=self.replay.answer_tokens or max(1, row.output_length),
+            at_s=row.timestamp / 1000 * self.replay.think,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFile(Workload):
+    """The user's own requests, one a line: a `prompt`, `messages`, or the user's `turns`."""
+
+    path: Path
+    answer_tokens: int = 250  # where a line does not say
+    sessions: int | None = None
+    name: ClassVar = "file"
+
+    def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
+        # The text is the user's, so every step asks the same.
+        del words, clients, seed
+        rows = _read(self.path, _OwnLine)
+        made = (self._session(number, row) for number, row in enumerate(rows, 1))
+        return _limited(made, self.sessions, self.path)
+
+    def options(self) -> dict[str, Any]:
+        return {"name": self.name, "file": self.path.name, "answer_tokens": self.answer_tokens}
+
+    def _session(self, number: int, row: _OwnLine) -> ChatSession:
+        tokens = row.answer_tokens or self.answer_tokens
+        said = [part is not None for part in (row.prompt, row.messages, row.turns)]
+        if sum(said) != 1:
+            raise SettingsError(
+                f"line {number} of {self.path} must have one of prompt, messages and turns."
+            )
+        if row.turns is not None:
+            return dialog(f"line {number}", row.turns, tokens)
+        messages = row.messages or [{"role": "user", "content": row.prompt or ""}]
+        return fixed_session(f"line {number}", [PromptRequest(messages, tokens)])
+
+
+def _session(
+    name: str, prompts: Sequence[_Prompt], block_tokens: int, texts: "_BlockTexts"
+) -> ChatSession:
+    """A session of a trace: what is asked next stands there, whatever the answers are."""
+
+    def make(answers: Sequence[str]) -> PromptRequest:
+        turn = len(answers)
+        prompt = prompts[turn]
+        parts = [texts.of(block, block_tokens) for block in prompt.blocks]
+        if prompt.rest_tokens or not parts:
+            own = f"{texts.seed}/{name}/{turn}"
+            parts.append(texts.words.text(own, prompt.rest_tokens))
+        messages = [{"role": "user", "content": "\n".join(parts)}]
+        return PromptRequest(messages, prompt.answer_tokens, turn, prompt.pause_s, prompt.at_s)
+
+    return ChatSession(name, len(prompts), make)
+
+
+@dataclass(slots=True)
+class _BlockTexts:
+    """The made-up words of each block, made when they are first needed."""
+
+    words: SyntheticText
+    seed: str
+    known: dict[int, str] = field(default_factory=dict)
+
+    def of(self, block: int, tokens: int) -> str:
+        """The same for the same block."""
+        if block not in self.known:
+            self.known[block] = self.words.text(f"{self.seed}/block/{block}", tokens)
+        return self.known[block]
+
+
+def _prompt(
+    ids: Iterable[int], tokens: int, block_tokens: int, shown_tokens: int
+) -> tuple[tuple[int, ...], int]:
+    """The whole blocks of a prompt, and what is left, both at the size they are shown in."""
+    whole = tuple(islice(ids, tokens // block_tokens))
+    return whole, tokens % block_tokens * shown_tokens // block_tokens
+
+
+def _fits(prompts: list[_Prompt], block_tokens: int, replay: ReplayOptions) -> bool:
+    if replay.prompt_tokens_max is None:
+        return True
+    longest = max(
+        (len(each.blocks) * block_tokens + each.rest_tokens for each in prompts), default=0
+    )
+    return longest <= replay.prompt_tokens_max
+
+
+def _flat(requests: list[_AgentRequest], start_s: float) -> Iterator[tuple[float, _AgentRequest]]:
+    for request in requests:
+        at_s = start_s + request.t
+        if request.type == "subagent":
+            yield from _flat(request.requests, at_s)
+        else:
+            yield at_s, request
+
+
+def _options(name: str, path: Path, replay: ReplayOptions) -> dict[str, Any]:
+    chosen = {key: getattr(replay, key) for key in replay.__dataclass_fields__}
+    return {"name": name, "trace": path.name, **chosen}
+
+
+_Row = TypeVar("_Row")
+
+
+def _limited(found: Iterator[ChatSession], count: int | None, path: Path) -> Iterator[ChatSession]:
+    """At most so many sessions; a SettingsError if there is none at all."""
+    first = next(found, None)
+    if first is None:
+        raise SettingsError(f"{path} has nothing to ask within --prompt-tokens-max.")
+
+    def rest() -> Iterator[ChatSession]:
+        yield first
+        for number, session in enumerate(found, 2):
+            if count is not None and number > count:
+                return
+            yield session
+
+    return rest()
+
+
+def _read(path: Path, kind: type[_Row]) -> list[_Row]:
+    """Every line of a file, plain or `.xz`; a SettingsError says which one is wrong."""
+    decode: Callable[[bytes], _Row] = msgspec.json.Decoder(kind).decode
+    rows: list[_Row] = []
+    try:
+        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX), b""), 1):
+                if not line.strip():
+                    continue
+                if number > LINES_MAX:
+                    raise SettingsError(f"{path} has more than {LINES_MAX:,} lines.")
+                rows.append(decode(line))
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise SettingsError(f"{path} cannot be read ({error}).") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(
+            f"line {len(rows) + 1} of {path} is not as docs/bench.md says: {error}."
+        ) from None
+    if not rows:
+        raise SettingsError(f"{path} is empty.")
+    return rows

@@ -1,0 +1,1 @@
+"""`forebay bench pool --dram`: a running pool, over its socket."""

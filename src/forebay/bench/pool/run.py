@@ -1,0 +1,241 @@
+"""The `--dram` figures: one pool, filled several times over its DRAM, then measured in turn."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from forebay.bench.disk.figures import PAIRS, RawComparison, Spread, compare_in_pairs
+from forebay.bench.disk.raw import RawFiles, pool_bytes, prepared_files, raw_slots
+from forebay.bench.pool.background_client import BackgroundLoad, beside
+from forebay.bench.pool.figures import Latency, PoolBenchFigures
+from forebay.bench.pool.nvme_reads import NvmeReads
+from forebay.bench.pool.stored_chains import StoredChains, new_chain
+from forebay.bench.processes import PoolProcess, running_pool
+from forebay.errors import SettingsError, StartupError
+from forebay.pool.client import Client
+from forebay.pool.client.outcomes import Known
+from forebay.quantity import format_size
+from forebay.record.header import record_bytes
+from forebay.settings import DiskSetting
+from forebay.sys.scratch import scratch
+
+LOOKUP_CHUNKS: Final = 500
+SMALL_PAYLOAD_BYTES: Final = 4096
+COMMIT_BATCH: Final = 32  # what the client reserves at once
+BESIDE_COMMITS_PER_S: Final = 1000
+DEPTHS: Final = (4, 8, 16)  # records wanted at a time
+DRAM_TIMES_MIN: Final = 4  # NVMe must hold so many times the DRAM
+_DRAM_RECORDS_MIN: Final = 32
+_FILL_SHARE: Final = 0.8  # of the pool's NVMe: nothing of it is overwritten before it is found
+_FILL_TIMES: Final = 8  # of the DRAM
+_ROUNDS: Final = 5
+_RAW_DEPTH: Final = 8
+_BESIDE_CHAIN: Final = 4
+_LOOKUP_PAUSE_S: Final = 0.004
+_SETTLED_S: Final = 0.5  # without a write to disk, nothing waits to be written
+_QUIET_S: Final = 1.5  # until it ticks as slowly as it does all night
+_IDLE_S: Final = 2.0
+_TIMEOUT_S: Final = 60.0
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBenchPlan:
+    """What to measure."""
+
+    dram_bytes: int
+    disks: tuple[DiskSetting, ...]
+    payload_bytes: int  # of a record
+    seconds: float
+
+    @property
+    def fill_bytes(self) -> int:
+        """What is stored and found again."""
+        room = int(sum(map(pool_bytes, self.disks)) * _FILL_SHARE)
+        return min(room, _FILL_TIMES * self.dram_bytes)
+
+
+def refuse_impossible(plan: PoolBenchPlan) -> None:
+    """A SettingsError if these sizes could show nothing."""
+    least = _DRAM_RECORDS_MIN * plan.payload_bytes
+    if plan.dram_bytes < least:
+        raise SettingsError(
+            f"--dram: {format_size(plan.dram_bytes)} is too small for records of"
+            f" {format_size(plan.payload_bytes)}; give it at least {format_size(least)}."
+        )
+    room = sum(map(pool_bytes, plan.disks))
+    if int(room * _FILL_SHARE) < DRAM_TIMES_MIN * plan.dram_bytes:
+        most = int(room * _FILL_SHARE) // DRAM_TIMES_MIN
+        raise SettingsError(
+            f"--dram: the benchmark takes {format_size(room)} of the drives for its pool and wants"
+            f" several times the DRAM there; give it at most {format_size(most)}."
+        )
+
+
+def run(plan: PoolBenchPlan, progress: Progress) -> PoolBenchFigures:
+    """Measure; blocks for about `plan.seconds`, or as long as filling takes."""
+    refuse_impossible(plan)
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(scratch(disk.path)) for disk in plan.disks]
+        progress("writing the raw file once", 0.0)
+        io_bytes = record_bytes(plan.payload_bytes)
+        slots = raw_slots(plan.disks, io_bytes)
+        raw = stack.enter_context(prepared_files(places, io_bytes, slots))
+        disks = [
+            DiskSetting(str(_home(place)), pool_bytes(disk))
+            for disk, place in zip(plan.disks, places, strict=True)
+        ]
+        pool = stack.enter_context(running_pool(plan.dram_bytes, disks))
+        client = stack.enter_context(pool.client())
+        return _Measurement(plan, pool, client, raw, progress).run(start)
+
+
+class _Measurement:
+    """The turns of one run."""
+
+    def __init__(
+        self,
+        plan: PoolBenchPlan,
+        pool: PoolProcess,
+        client: Client,
+        raw: RawFiles,
+        progress: Progress,
+    ) -> None:
+        self._plan, self._pool, self._client, self._raw = plan, pool, client, raw
+        self._progress = progress
+        self._not_ready = 0
+
+    def run(self, start: float) -> PoolBenchFigures:
+        until = start + self._plan.seconds
+        stock = self._fill(until)
+        left_s = max(1.0, until - time.monotonic() - _QUIET_S - _IDLE_S)
+        nvme, misses = self._nvme(stock, 0.45 * left_s)
+        commits = [self._commits(0.1 * left_s / _ROUNDS) for _ in range(_ROUNDS)]
+        raw_gbps = median(self._raw.write(_RAW_DEPTH, 0.03 * left_s) for _ in range(3))
+        size = self._plan.payload_bytes
+        storing = BackgroundLoad(size, _BESIDE_CHAIN, raw_gbps / 2 * 1e9 / size)
+        lookup, stored_per_s = self._lookups(storing, 0.18 * left_s)
+        committing = BackgroundLoad(SMALL_PAYLOAD_BYTES, COMMIT_BATCH, BESIDE_COMMITS_PER_S)
+        beside_commits, committed_per_s = self._lookups(committing, 0.18 * left_s)
+        return PoolBenchFigures(
+            dram_bytes=self._plan.dram_bytes,
+            record_payload_bytes=self._plan.payload_bytes,
+            small_payload_bytes=SMALL_PAYLOAD_BYTES,
+            raw_write_gbps=raw_gbps,
+            lookup=lookup,
+            lookup_beside_gbps=stored_per_s * size / 1e9,
+            lookup_beside_commits=beside_commits,
+            beside_commits_per_s=committed_per_s,
+            lookup_chunks=LOOKUP_CHUNKS,
+            lookups_not_ready=self._not_ready,
+            commits_per_s=Spread.of(commits),
+            commit_batch=COMMIT_BATCH,
+            nvme=nvme,
+            nvme_misses=misses,
+            stored=stock.found + stock.missing,
+            found=stock.found,
+            refused=stock.refused,
+            idle_cpu_share=self._idle(),
+            seconds=time.monotonic() - start,
+        )
+
+    def _fill(self, until: float) -> StoredChains:
+        self._progress("filling the pool", 0.1)
+        stock = StoredChains(self._client, self._plan.payload_bytes)
+        left_s = until - time.monotonic()
+        stock.fill(self._plan.fill_bytes, time.monotonic() + left_s / 2)
+        self._settle()
+        self._progress("finding everything again", 0.3)
+        stock.find()
+        return stock
+
+    def _nvme(self, stock: StoredChains, seconds: float) -> tuple[RawComparison, int]:
+        """Pairs of raw reads and asks; the order of the two changes from round to round."""
+        slices = 2 * PAIRS * len(DEPTHS)
+
+        def slice_s(what: str) -> float:
+            self._progress(f"NVMe to slab, {what}", 0.5)
+            return seconds / slices
+
+        reads = NvmeReads(self._pool.socket, stock.chains)
+        try:
+            found = compare_in_pairs(DEPTHS, self._raw.read, reads.read, slice_s)
+        finally:
+            reads.close()
+        return found, reads.misses
+
+    def _commits(self, seconds: float) -> float:
+        """Small chunks reserved, filled and committed a second, by one client."""
+        self._progress("commits", 0.65)
+        payload = memoryview(os.urandom(SMALL_PAYLOAD_BYTES))
+        payloads = [payload] * COMMIT_BATCH
+        chains = [new_chain(COMMIT_BATCH) for _ in range(2000)]
+        stored = 0
+        start = time.monotonic()
+        for chain in chains:
+            stored += self._client.store(chain, payloads, timeout_s=_TIMEOUT_S).stored
+            if time.monotonic() - start >= seconds:
+                break
+        rate = stored / (time.monotonic() - start)
+        self._settle()
+        return rate
+
+    def _lookups(self, neighbour: BackgroundLoad, seconds: float) -> tuple[Latency, float]:
+        """Lookups of a chain that lies in DRAM, and the chunks a second stored beside them."""
+        self._progress("lookups beside a client that stores", 0.7)
+        chain = new_chain(LOOKUP_CHUNKS)
+        payload = memoryview(os.urandom(SMALL_PAYLOAD_BYTES))
+        receipt = self._client.store(chain, [payload] * LOOKUP_CHUNKS, timeout_s=_TIMEOUT_S)
+        if receipt.stored != LOOKUP_CHUNKS:
+            raise StartupError(f"the pool took {receipt.stored} of {LOOKUP_CHUNKS} chunks.")
+        rounds: list[list[float]] = []
+        with beside(self._pool.socket, neighbour) as report:
+            for _ in range(_ROUNDS):
+                until = time.monotonic() + seconds / _ROUNDS
+                times: list[float] = []
+                while not times or time.monotonic() < until:
+                    time.sleep(_LOOKUP_PAUSE_S)
+                    start = time.perf_counter()
+                    known = self._client.lookup(chain)
+                    times.append(time.perf_counter() - start)
+                    self._not_ready += known != Known(LOOKUP_CHUNKS, LOOKUP_CHUNKS)
+                rounds.append(times)
+        self._settle()
+        return Latency.of(rounds), report.stored / report.seconds
+
+    def _idle(self) -> float:
+        self._progress("doing nothing", 0.95)
+        self._settle()
+        time.sleep(_QUIET_S)
+        before, start = self._pool.cpu_s(), time.monotonic()
+        time.sleep(_IDLE_S)
+        return (self._pool.cpu_s() - before) / (time.monotonic() - start)
+
+    def _settle(self) -> None:
+        """Wait until the pool has written what it wanted to."""
+        until = time.monotonic() + _TIMEOUT_S
+        before, since = -1, time.monotonic()
+        while time.monotonic() < until and time.monotonic() - since < _SETTLED_S:
+            written = self._written()
+            if written != before:
+                before, since = written, time.monotonic()
+            time.sleep(_SETTLED_S / 10)
+
+    def _written(self) -> int:
+        stats: Any = self._client.stats()
+        if not isinstance(stats, dict):
+            raise StartupError(f"the pool went away: {self._client.why}")
+        return int(stats["counters"].get("disk.written", 0))
+
+
+def _home(place: Path) -> Path:
+    home = place / "pool"
+    home.mkdir(mode=0o700)
+    return home

@@ -1,0 +1,95 @@
+"""From requests to figures: a step's means, percentiles, rates and errors."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+from forebay.bench.load.client import Completion, Failed
+from forebay.bench.load.clients import ClientsResult, FinishedRequest
+from forebay.bench.result.format import LoadStep, PoolFigures, ServerFigures, TimeStats, TurnFigures
+
+
+def step_of(
+    clients: int,
+    measured: Sequence[ClientsResult],
+    server: ServerFigures | None = None,
+    pool: PoolFigures | None = None,
+) -> LoadStep:
+    """One step, over one run of it or several."""
+    finished = [each for run in measured for each in run.finished]
+    answers = [each.outcome for each in finished if isinstance(each.outcome, Completion)]
+    failures = [each.outcome for each in finished if isinstance(each.outcome, Failed)]
+    failed = Counter(failure.kind for failure in failures)
+    seconds = sum(run.seconds for run in measured)
+    output_tokens = sum(answer.answer_tokens for answer in answers)
+    cached = [each.cached_tokens for each in answers if each.cached_tokens is not None]
+    return LoadStep(
+        clients=clients,
+        requests=len(answers),
+        seconds=round(seconds, 3),
+        req_s=_rate(len(answers), seconds),
+        output_tok_s=_rate(output_tokens, seconds),
+        ttft_ms=_ttft(answers),
+        tpot_ms=_tpot(answers),
+        e2e_ms=_e2e(answers),
+        errors=failed.total(),
+        errors_by_kind=dict(sorted(failed.items())),
+        error_reasons={each.kind: each.why for each in reversed(failures)},
+        skipped=sum(run.skipped for run in measured),
+        late=sum(run.late for run in measured),
+        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+        output_tokens=output_tokens,
+        cached_tokens=sum(cached) if cached else None,
+        turns=_turns(finished),
+        server=server,
+        pool=pool,
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Between the two nearest values, in proportion; of at least one value, in ascending order."""
+    at = share * (len(values) - 1)
+    low = int(at)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (at - low)
+
+
+def _turns(finished: Iterable[FinishedRequest]) -> tuple[TurnFigures, ...]:
+    by_turn: defaultdict[int, list[Completion]] = defaultdict(list)
+    for each in finished:
+        if isinstance(each.outcome, Completion):
+            by_turn[each.turn].append(each.outcome)
+    if by_turn.keys() <= {0}:
+        return ()  # there are no dialogs
+    return tuple(
+        TurnFigures(turn + 1, len(answers), _ttft(answers), _tpot(answers), _e2e(answers))
+        for turn, answers in sorted(by_turn.items())
+    )
+
+
+def _ttft(answers: Sequence[Completion]) -> TimeStats | None:
+    return _times(answers, lambda answer: answer.ttft_s)
+
+
+def _tpot(answers: Sequence[Completion]) -> TimeStats | None:
+    return _times(answers, lambda answer: answer.tpot_s)
+
+
+def _e2e(answers: Sequence[Completion]) -> TimeStats | None:
+    return _times(answers, lambda answer: answer.seconds)
+
+
+def _times(
+    answers: Sequence[Completion], of: Callable[[Completion], float | None]
+) -> TimeStats | None:
+    values = sorted(1e3 * value for each in answers if (value := of(each)) is not None)
+    if not values:
+        return None
+    shares = (0.50, 0.95, 0.99)
+    return TimeStats(
+        round(fmean(values), 3), *(round(percentile(values, share), 3) for share in shares)
+    )
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 4) if seconds > 0 else 0.0

@@ -1,1 +1,0 @@
-"""Figures of a pool that runs: a real process, measured over its socket."""

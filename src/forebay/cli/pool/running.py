@@ -1,0 +1,37 @@
+"""A client of the running pool, for the commands that need one."""
+
+import argparse
+from typing import Final, TypeVar
+
+from forebay.cli import flags
+from forebay.errors import StartupError
+from forebay.pool.client import Client
+from forebay.pool.life import socket_path
+from forebay.tiers.contract import Miss, MissReason
+
+TIMEOUT_S: Final = 10.0
+_Answer = TypeVar("_Answer")
+
+
+def add_socket(parser: argparse.ArgumentParser) -> None:
+    """`--socket` and `--config`."""
+    flags.add_settings(parser, ["socket"])
+
+
+def client_of(parsed: argparse.Namespace) -> Client:
+    """A client of the pool that the settings name; a StartupError if there is none."""
+    client = Client(socket_path(flags.read_settings(parsed)))
+    if not client.join(TIMEOUT_S):
+        why = client.why.rstrip(".")
+        client.close()
+        raise StartupError(f"{why}; start one with: forebay pool")
+    return client
+
+
+def answered(outcome: _Answer | Miss) -> _Answer:
+    """The pool's answer; a StartupError if there is none."""
+    if isinstance(outcome, Miss):
+        late = outcome.reason is MissReason.DEADLINE
+        why = f"did not answer within {TIMEOUT_S:.0f} s" if late else "went away"
+        raise StartupError(f"the pool {why}.")
+    return outcome

@@ -1,0 +1,234 @@
+"""CUDA behind the seam: torch's streams and events, batched copies, registered memory.
+
+A batch goes to the copy engines in one call: vLLM's operator where it is loaded, else the driver's
+`cuMemcpyBatchAsync` (CUDA 12.8), else one call a page. All three let go of the interpreter while
+they run. Small pages go by a kernel instead, those of loads up to a larger size: while a load of
+64 KiB pages is submitted to copy engines, 10 ms, a launch of the model's thread takes 2.5 ms.
+"""
+
+import ctypes
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from forebay.engines.copies.driver import Event, Stream
+from forebay.engines.copies.pointers import Batch
+from forebay.sys.memory import populate
+
+# Measured, see docs/benchmarks.md: below the first, copy engines give less than half the wire;
+# below the second, dialogs go faster with loads by kernel, and no faster with stores by it too.
+GATHER_STORES_BELOW: Final = 28 << 10
+GATHER_LOADS_BELOW: Final = 128 << 10
+# A microsecond of submission a page, in which every launch has to wait; and behind each call the
+# thread waits for the interpreter, a millisecond beside a busy model. Somebody waits for a load.
+_LOADED_A_CALL: Final = 4096
+_STORED_A_CALL: Final = 1024
+_GATHER_BYTES: Final = 256 << 20  # a launch: five milliseconds of the wire
+_AT_HOST_ADDRESS: Final = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+_RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_URGENT: Final = -1
+_log: Final = logging.getLogger("forebay")
+
+Submit = Callable[[Any, Any, Any, Stream, bool], None]  # sources, targets, sizes, stream, inward
+
+
+class CudaDriver:
+    """See Driver."""
+
+    def __init__(
+        self, device: Any, gather_below: int | None = None, *, with_operator: bool = True
+    ) -> None:
+        """`gather_below`: pages so small go by a kernel, in and out; None: as was measured."""
+        self._device = torch.device(device)
+        self._submit, self.by = _batch_copy(with_operator=with_operator)
+        self._sizes: dict[int, Any] = {}
+        self._libcuda = _libcuda()
+        self._gather_loads_below = GATHER_LOADS_BELOW if gather_below is None else gather_below
+        self._gather_stores_below = GATHER_STORES_BELOW if gather_below is None else gather_below
+        if not _kernels_reach_the_host(self._libcuda, self._device):
+            self._gather_loads_below = self._gather_stores_below = 0
+
+    def warm(self, page_bytes: int) -> None:
+        """Compile what pages of this size need, before anyone waits for it."""
+        if self._is_gathered(page_bytes, inward=True):
+            from forebay.engines.copies import gather  # noqa: PLC0415
+
+            both = torch.empty((2, page_bytes), dtype=torch.uint8, device=self._device)
+            pair = np.array([[row.data_ptr()] * 2 for row in both], dtype=np.int64)
+            gather.copy_pages(pair[0], pair[1], page_bytes)
+
+    def enter_thread(self) -> None:
+        """See Driver."""
+        torch.cuda.set_device(self._device)
+        if self._libcuda is not None:
+            # The engine may be capturing a graph: its capture must not forbid our calls.
+            mode = ctypes.c_int(_RELAXED)
+            self._libcuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+    def compute(self) -> Stream:
+        """See Driver."""
+        return torch.cuda.current_stream(self._device)
+
+    def stream(self, *, is_urgent: bool) -> Stream:
+        """See Driver."""
+        return torch.cuda.Stream(self._device, priority=_URGENT if is_urgent else 0)
+
+    def record(self, stream: Stream) -> Event:
+        """See Driver."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """See Driver."""
+        stream.wait_event(event)
+
+    def is_done(self, event: Event) -> bool:
+        """See Driver."""
+        return bool(event.query())
+
+    def seconds(self, begin: Event, end: Event) -> float:
+        """See Driver."""
+        return float(begin.elapsed_time(end)) / 1000
+
+    def copy(self, stream: Stream, batch: Batch, *, inward: bool, by_engine: bool = False) -> None:
+        """See Driver."""
+        sources, targets = batch.pages, batch.slots
+        if inward:
+            sources, targets = targets, sources
+        with torch.cuda.stream(stream):
+            if self._is_gathered(batch.page_bytes, inward=inward) and not by_engine:
+                from forebay.engines.copies import gather  # noqa: PLC0415 - compiles
+
+                gather.copy_pages(sources, targets, batch.page_bytes)
+            else:
+                sizes = self._sizes_of(batch.page_bytes, len(sources))
+                self._submit(sources, targets, sizes, stream, inward)
+
+    def way(self, page_bytes: int, *, inward: bool) -> str:
+        """How pages of this size are copied."""
+        return "kernel" if self._is_gathered(page_bytes, inward=inward) else self.by
+
+    def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
+        """See Driver."""
+        if self._is_gathered(page_bytes, inward=inward):
+            return max(1, _GATHER_BYTES // page_bytes)
+        return _LOADED_A_CALL if inward else _STORED_A_CALL
+
+    def register(self, address: int, length: int) -> str:
+        """See Driver."""
+        # Pages that are there are pinned within milliseconds; the rest takes no lock of CUDA's.
+        failed = populate(address, length)
+        if failed is not None:
+            return f"no memory behind the slab: {failed.strerror}"
+        code = torch.cuda.cudart().cudaHostRegister(address, length, 0)
+        return "" if int(code) == 0 else f"cudaHostRegister answers {int(code)}"
+
+    def unregister(self, address: int) -> None:
+        """See Driver."""
+        code = torch.cuda.cudart().cudaHostUnregister(address)
+        if int(code):
+            _log.warning("cudaHostUnregister answers %d", int(code))
+
+    def _is_gathered(self, page_bytes: int, *, inward: bool) -> bool:
+        below = self._gather_loads_below if inward else self._gather_stores_below
+        return page_bytes < below and page_bytes % 16 == 0
+
+    def _sizes_of(self, page_bytes: int, count: int) -> Any:
+        sizes = self._sizes.get(page_bytes)
+        if sizes is None or len(sizes) < count:
+            sizes = np.full(max(count, _LOADED_A_CALL), page_bytes, dtype=np.int64)
+            self._sizes[page_bytes] = sizes
+        return sizes[:count]
+
+
+def _kernels_reach_the_host(libcuda: Any, device: Any) -> bool:
+    """Whether there are kernels, and registered memory has the same address for them as for us."""
+    if libcuda is None or importlib.util.find_spec("triton") is None:
+        return False
+    torch.cuda.init()
+    number, answer = ctypes.c_int(), ctypes.c_int()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    failed = libcuda.cuDeviceGet(ctypes.byref(number), index)
+    failed |= libcuda.cuDeviceGetAttribute(ctypes.byref(answer), _AT_HOST_ADDRESS, number)
+    return not failed and bool(answer.value)
+
+
+def _batch_copy(*, with_operator: bool) -> tuple[Submit, str]:
+    """The best way of submitting a batch that is there, and its name."""
+    operator = getattr(getattr(torch.ops, "_C_cache_ops", None), "swap_blocks_batch", None)
+    if operator is not None and with_operator:
+        return _by_operator(operator), "vLLM's operator"
+    libcuda = _libcuda()
+    if libcuda is not None and hasattr(libcuda, "cuMemcpyBatchAsync"):
+        return _by_libcuda(libcuda.cuMemcpyBatchAsync), "cuMemcpyBatchAsync"
+    return _one_by_one(libcuda), "cuMemcpyAsync"
+
+
+def _by_operator(operator: Any) -> Submit:
+    def submit(sources: Any, targets: Any, sizes: Any, stream: Stream, inward: bool) -> None:
+        del stream  # the current one
+        # What lies in the slab was written before we were told of it, so it may be read early; what
+        # lies in the KV cache only in its turn.
+        operator(*map(torch.from_numpy, (sources, targets, sizes)), inward)
+
+    return submit
+
+
+class _Attributes(ctypes.Structure):
+    """CUmemcpyAttributes: how all copies of a batch are made."""
+
+    _fields_ = (
+        ("source_order", ctypes.c_int),
+        ("source_location", ctypes.c_int * 2),
+        ("target_location", ctypes.c_int * 2),
+        ("flags", ctypes.c_uint),
+    )
+
+
+_IN_STREAM_ORDER: Final = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+_IN_ANY_ORDER: Final = 3  # CU_MEMCPY_SRC_ACCESS_ORDER_ANY
+
+
+def _by_libcuda(call: Any) -> Submit:
+    call.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t]
+    call.argtypes += [ctypes.c_void_p] * 2 + [ctypes.c_size_t] + [ctypes.c_void_p] * 2
+
+    def submit(sources: Any, targets: Any, sizes: Any, stream: Stream, inward: bool) -> None:
+        attributes = _Attributes(_IN_ANY_ORDER if inward else _IN_STREAM_ORDER)
+        first = ctypes.c_size_t(0)
+        failed = ctypes.c_size_t(0)
+        pointers = (targets.ctypes.data, sources.ctypes.data, sizes.ctypes.data)
+        kind = (ctypes.addressof(attributes), ctypes.addressof(first), 1)
+        where = (ctypes.addressof(failed), stream.cuda_stream)
+        code = call(*pointers, len(sources), *kind, *where)
+        if code:
+            raise RuntimeError(f"cuMemcpyBatchAsync answers {code}")
+
+    return submit
+
+
+def _one_by_one(libcuda: Any) -> Submit:
+    def submit(sources: Any, targets: Any, sizes: Any, stream: Stream, inward: bool) -> None:
+        del inward
+        call = libcuda.cuMemcpyAsync
+        call.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+        for source, target, size in zip(
+            sources.tolist(), targets.tolist(), sizes.tolist(), strict=True
+        ):
+            code = call(target, source, size, stream.cuda_stream)
+            if code:
+                raise RuntimeError(f"cuMemcpyAsync answers {code}")
+
+    return submit
+
+
+def _libcuda() -> Any:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None

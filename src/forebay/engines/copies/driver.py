@@ -1,0 +1,62 @@
+"""The seam to the GPU: streams, events, registered memory, batches of copies. It decides nothing.
+
+Tests put a simulated device here, whose streams really run late; the product has `cuda.CudaDriver`.
+"""
+
+from typing import Any, Protocol, TypeAlias
+
+from forebay.engines.copies.pointers import Batch
+
+Stream: TypeAlias = Any
+Event: TypeAlias = Any
+
+
+class Driver(Protocol):
+    """One device. Calls return at once; what they order happens on the device."""
+
+    def enter_thread(self) -> None:
+        """First call of every thread of ours."""
+        ...
+
+    def compute(self) -> Stream:
+        """The stream on which the calling thread runs the model."""
+        ...
+
+    def stream(self, *, is_urgent: bool) -> Stream:
+        """A new stream of ours."""
+        ...
+
+    def record(self, stream: Stream) -> Event:
+        """An event behind everything that was put on a stream so far."""
+        ...
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Whatever is put on the stream from now on happens after the event."""
+        ...
+
+    def is_done(self, event: Event) -> bool:
+        """Whether an event has come."""
+        ...
+
+    def seconds(self, begin: Event, end: Event) -> float:
+        """Between two events that have come."""
+        ...
+
+    def copy(self, stream: Stream, batch: Batch, *, inward: bool, by_engine: bool = False) -> None:
+        """Copy pages into the KV cache (`inward`) or out of it; the batch may be dropped then.
+
+        `by_engine`: not by a kernel, which wants device memory for its pointers.
+        """
+        ...
+
+    def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
+        """How many pages a batch should have at most: other threads' calls wait for it."""
+        ...
+
+    def register(self, address: int, length: int) -> str:
+        """Let the device reach host memory; in a few words why not, or nothing. May take long."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """The reverse."""
+        ...

@@ -1,0 +1,382 @@
+"""Copies on streams of a GPU, submitted by a thread of their own.
+
+Submitting a batch costs the processor a microsecond a page, or a launch, which the thread that
+drives the model must not pay. It says what to copy and after what (`contract` has the rules); this
+one submits, loads first, in calls that are short enough for others to get through between them.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from forebay.engines.boundary import Boundary, BrokenError
+from forebay.engines.copies.contract import FinishedCopies, LoadPart, Store, WorkerSlab
+from forebay.engines.copies.driver import Driver, Event, Stream
+from forebay.engines.copies.pointers import JobBlocks, PageTable
+from forebay.engines.copies.registration import Registration
+
+_SUBMIT_S: Final = 5.0  # a thread that has not submitted by then is given up, and the tier with it
+_REACH_S: Final = 20.0  # a load whose memory is not registered by then has failed
+_CLOSE_S: Final = 5.0
+# Not landed, up to which a load is coming. A forward that is built on it begins two steps later;
+# what takes the wire longer than that would hold up everyone's forward.
+COMING_BYTES: Final = 1 << 30
+_log: Final = logging.getLogger("forebay")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Stores or one load, on the way."""
+
+    stores: list[Store]
+    load: LoadPart | None
+    after: list[Event]
+    told: float  # monotonic
+    deadline: float  # likewise
+    offsets: list[int]  # of its slots
+    step: int = 0  # of stores
+    rows: JobBlocks | None = None  # once it is being submitted
+    next_row: int = 0
+    begun: Event | None = None  # before its first page
+    event: Event | None = None  # behind it, once all of it is submitted
+    submitted: float = 0.0  # monotonic
+    failed: bool = False
+    is_coming: bool = False  # and the engine hears of it: from then on it may not fail
+
+
+class StreamedCopies:
+    """See Copies. `_changed` guards the queues, the jobs in them and the registration."""
+
+    def __init__(self, driver: Driver, page_table: PageTable, slot_bytes: int) -> None:
+        self.boundary = Boundary()
+        self._driver = driver
+        self._page_table = page_table
+        self._slot_bytes = slot_bytes
+        self._changed = threading.Condition()
+        self._slab: WorkerSlab | None = None
+        self._registration: Registration | None = None
+        self._store_stream = driver.stream(is_urgent=False)
+        self._load_stream = driver.stream(is_urgent=True)
+        self._loads: deque[_Job] = deque()  # to be submitted
+        self._stores: deque[_Job] = deque()
+        self._is_hurried = False  # the model's thread waits for the stores in the queue
+        self._flying: deque[_Job] = deque()  # stores that are submitted, in order
+        self._landing: deque[_Job] = deque()  # loads that are submitted, in order
+        self._owed: list[_Job] = []  # loads that failed though the engine had heard of them
+        self._done = FinishedCopies()
+        self._is_off = False  # given up for good
+        self._is_closing = False
+        # Of the model's thread alone.
+        self._fence: Event | None = None  # behind the stores that a forward last waited for
+        self._computed: Event | None = None  # behind every forward before this step's
+        self._thread = threading.Thread(target=self._run, name="forebay-copies", daemon=True)
+        self._thread.start()
+
+    # The slab comes and goes.
+
+    def attach(self, slab: WorkerSlab) -> None:
+        """See Copies."""
+        assert self._slab is None
+        with self._changed:
+            self._slab = slab
+            self._registration = Registration(self._driver, slab, self._slot_bytes, self._changed)
+
+    def detach(self) -> bool:
+        """See Copies."""
+        self._land()
+        with self._changed:
+            if self._loads or self._stores or self._flying or self._landing or self._owed:
+                return False
+            if self._registration is not None:
+                self._registration.leave()
+                if not self._registration.has_left():
+                    return False
+            self._registration = self._slab = None
+        return True
+
+    @property
+    def reach_bytes(self) -> int:
+        """What is registered of the slab."""
+        with self._changed:
+            return 0 if self._registration is None else self._registration.ready_bytes
+
+    # A step.
+
+    def begin(self, step: int, stores: Sequence[Store], *, loads: bool, freed: int) -> None:
+        """See Copies."""
+        compute = self._driver.compute()
+        if freed:
+            self._hold_back(compute, freed)
+        if not stores and not loads:
+            return
+        self._computed = self._driver.record(compute)
+        stores = self._within_reach(stores)
+        loose = [store for store in stores if store.is_loose]
+        if loose:
+            self._queue_stores(step, loose)
+            self._hold_back(compute, step)
+        if len(stores) > len(loose):
+            self._queue_stores(step, [store for store in stores if not store.is_loose])
+
+    def load(self, load: LoadPart) -> None:
+        """See Copies."""
+        after = [self._computed] if self._fence is None else [self._computed, self._fence]
+        offsets = [piece.offset for piece in load.pieces]
+        now = time.monotonic()
+        job = _Job([], load, after, now, now + _REACH_S, offsets)
+        with self._changed:
+            if self._is_off or self._registration is None:
+                self._done.failed.append(load)
+            elif not load.pieces:
+                self._done.coming.append(load)
+                self._done.loaded.append(load)
+            else:
+                self._registration.want(offsets, is_first=True)
+                self._registration.rest()
+                self._loads.append(job)
+                self._changed.notify_all()
+
+    def await_loads(self, loads: Sequence[LoadPart]) -> None:
+        """See Copies."""
+        wanted = {id(load) for load in loads}
+
+        def is_submitted() -> bool:
+            return all(id(job.load) not in wanted for job in self._loads)
+
+        with self._changed:
+            self._until(is_submitted)
+            # Given up or not, what is half submitted must be over before anyone else copies it.
+            if not self._changed.wait_for(is_submitted, _SUBMIT_S):
+                raise BrokenError("a copy into the KV cache hangs that a forward is built on")
+            jobs = [job for job in (*self._landing, *self._owed) if id(job.load) in wanted]
+        compute = self._driver.compute()
+        for job in jobs:
+            if job.event is not None:
+                self._driver.wait(compute, job.event)
+            if job.failed:
+                self._pay(job, compute)
+
+    def take_done(self) -> FinishedCopies:
+        """See Copies."""
+        self._land()
+        with self._changed:
+            self._announce()
+            done, self._done = self._done, FinishedCopies()
+        return done
+
+    def close(self) -> None:
+        """See Copies."""
+        until = time.monotonic() + _CLOSE_S
+        while not self.detach() and time.monotonic() < until:
+            time.sleep(0.01)
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(max(0.1, until - time.monotonic()))
+
+    # Of the model's thread.
+
+    def _hold_back(self, compute: Stream, step: int) -> None:
+        """The next forward begins when the stores up to that step have been read."""
+
+        def are_submitted() -> bool:
+            return not self._stores or self._stores[0].step > step
+
+        with self._changed:
+            self._is_hurried = not are_submitted()
+            if self._is_hurried:
+                self._changed.notify_all()
+            self._until(are_submitted)
+            self._is_hurried = False
+            flying = [job.event for job in self._flying if job.step <= step]
+        if flying:  # on one stream: the last is behind all of them
+            self._fence = flying[-1]
+            self._driver.wait(compute, self._fence)
+
+    def _within_reach(self, stores: Sequence[Store]) -> list[Store]:
+        """The stores whose slots are registered; the others are missed now, and reached later."""
+        offsets = np.fromiter((store.piece.offset for store in stores), np.int64, len(stores))
+        with self._changed:
+            if self._is_off or self._registration is None:
+                self._done.missed += stores
+                return []
+            ready = self._registration.are_ready(offsets)
+            if not ready.all():
+                self._registration.want(offsets, is_first=False)
+            near: list[Store] = []
+            for store, is_ready in zip(stores, ready, strict=True):
+                (near if is_ready else self._done.missed).append(store)
+        return near
+
+    def _queue_stores(self, step: int, stores: list[Store]) -> None:
+        now = time.monotonic()
+        job = _Job(stores, None, [self._computed], now, now + _SUBMIT_S, [], step)
+        with self._changed:
+            self._stores.append(job)
+            self._changed.notify_all()
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Wait for the thread that submits; where it does not get on, it is given up."""
+        until = time.monotonic() + _SUBMIT_S
+        while not done() and not self._is_off:
+            if not self._changed.wait(until - time.monotonic()) and not done():
+                self._give_up()
+
+    def _pay(self, job: _Job, compute: Stream) -> None:
+        """Copy in what the engine relies on and the other thread could not submit."""
+        if not self.boundary.call(lambda: False, partial(self._copy_at_once, job, compute)):
+            raise BrokenError("the KV cache lacks what a forward is built on")
+        with self._changed:
+            (self._owed if job in self._owed else self._landing).remove(job)
+            job.failed = False
+            self._landing.append(job)
+
+    def _copy_at_once(self, job: _Job, compute: Stream) -> bool:
+        assert job.load is not None
+        assert self._slab is not None
+        job.rows = self._page_table.rows(job.load.pieces, self._slab.memory)
+        batch = self._page_table.batch(job.rows, 0, job.rows.total)
+        # A kernel may be what failed, and copy engines take no batch on the default stream.
+        self._driver.wait(self._load_stream, self._driver.record(compute))
+        job.begun = self._driver.record(self._load_stream)
+        self._driver.copy(self._load_stream, batch, inward=True, by_engine=True)
+        job.event = self._driver.record(self._load_stream)
+        self._driver.wait(compute, job.event)
+        return True
+
+    def _give_up(self) -> None:
+        """Nothing more is submitted; what is half submitted has failed when the device is done."""
+        _log.error("copies are not submitted any more: the tier is off for this worker")
+        self._is_off = True
+        for queue in (self._stores, self._loads):
+            for job in list(queue):
+                job.failed = True
+                if job.rows is None:
+                    queue.remove(job)
+                    self._count(job)
+
+    def _land(self) -> None:
+        """See what has ended on the device."""
+        for queue in (self._flying, self._landing):
+            while queue and self._driver.is_done(queue[0].event):
+                with self._changed:
+                    self._count(queue.popleft())
+
+    def _announce(self) -> None:
+        """Loads are coming that are on the wire, or will be at once, with little before them."""
+        left_bytes = 0
+        for job in (*self._landing, *self._loads):
+            if job.failed or not (job.rows is not None or self._is_within_reach(job)):
+                continue
+            assert job.load is not None
+            blocks = sum(len(piece.blocks) for piece in job.load.pieces)
+            begun = job.next_row if job.event is None else 0  # the wire keeps up with these
+            left_bytes += (blocks - begun) * self._page_table.block_bytes
+            if left_bytes > COMING_BYTES:
+                return
+            self._comes(job)
+
+    def _comes(self, job: _Job) -> None:
+        if job.load is not None and not job.is_coming and not job.failed:
+            job.is_coming = True
+            self._done.coming.append(job.load)
+
+    def _count(self, job: _Job) -> None:
+        if job.failed and job.is_coming:
+            self._owed.append(job)
+            return
+        done = self._done
+        took_s = 0.0 if job.failed else self._driver.seconds(job.begun, job.event)
+        if job.load is not None:
+            self._comes(job)
+            (done.failed if job.failed else done.loaded).append(job.load)
+            done.load_s += took_s
+            done.submit_s += max(0.0, job.submitted - job.told)
+        else:
+            (done.missed if job.failed else done.stored).extend(job.stores)
+            done.store_s += took_s
+
+    # Of the thread that submits.
+
+    def _run(self) -> None:
+        self._driver.enter_thread()
+        while (job := self._next()) is not None:
+            self._advance(job)
+
+    def _next(self) -> _Job | None:
+        """The job of which the next batch is due; None at the end."""
+        with self._changed:
+            while True:
+                self._fail_unreachable()
+                if self._stores and self._is_hurried:
+                    return self._stores[0]
+                for job in self._loads:
+                    if job.rows is not None or self._is_within_reach(job):
+                        return job
+                if self._stores:
+                    return self._stores[0]
+                if self._is_closing:
+                    return None
+                self._changed.wait(1.0 if self._loads else None)
+
+    def _is_within_reach(self, job: _Job) -> bool:
+        registration = self._registration
+        return registration is not None and bool(registration.are_ready(job.offsets).all())
+
+    def _fail_unreachable(self) -> None:
+        """Loads whose memory will not be registered, or not in time."""
+        registration, now = self._registration, time.monotonic()
+        is_hopeless = registration is None or registration.why
+        for job in list(self._loads):
+            late = is_hopeless or now > job.deadline
+            if job.rows is None and late and not self._is_within_reach(job):
+                assert job.load is not None
+                self._loads.remove(job)
+                self._done.failed.append(job.load)
+
+    def _advance(self, job: _Job) -> None:
+        """Submit the next batch of a job; behind its last, record its event."""
+        if not self.boundary.call(partial(self._spoil, job), partial(self._submit, job)):
+            return
+        is_load = job.load is not None
+        event = self._driver.record(self._load_stream if is_load else self._store_stream)
+        with self._changed:
+            job.event, job.submitted = event, time.monotonic()
+            if is_load and self._registration is not None:
+                self._registration.rest()  # the forward that is built on it is launched now
+            queue, then = (self._loads, self._landing) if is_load else (self._stores, self._flying)
+            if job in queue:  # else it was given up meanwhile
+                queue.remove(job)
+                then.append(job)
+            self._changed.notify_all()
+
+    def _submit(self, job: _Job) -> bool:
+        """Whether that was the last batch."""
+        assert self._slab is not None
+        if job.failed:
+            return True  # given up meanwhile
+        is_load = job.load is not None
+        stream = self._load_stream if is_load else self._store_stream
+        if job.rows is None:
+            pieces = job.load.pieces if job.load is not None else [s.piece for s in job.stores]
+            job.rows = self._page_table.rows(pieces, self._slab.memory)
+            for event in job.after:
+                self._driver.wait(stream, event)
+            job.begun = self._driver.record(stream)
+        pages = self._driver.pages_a_call(self._page_table.page_bytes, inward=is_load)
+        stop = min(job.rows.total, job.next_row + max(1, pages // len(self._page_table.bases)))
+        batch = self._page_table.batch(job.rows, job.next_row, stop)
+        self._driver.copy(stream, batch, inward=is_load)
+        job.next_row = stop
+        return stop == job.rows.total
+
+    def _spoil(self, job: _Job) -> bool:
+        job.failed = True
+        return True

@@ -1,0 +1,44 @@
+"""What an engine's scheduler and its workers tell each other, once a step."""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from forebay.engines.copies.contract import LoadPart, Store
+
+EVERYTHING: Final = sys.maxsize
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """From the scheduler to the workers: what to copy in one step."""
+
+    number: int = 0  # of this step, from 1
+    reported: int = EVERYTHING  # the last step that workers had reported when this was built
+    freed: int = EVERYTHING  # the last step that stored blocks which may be free now; 0: none
+    engine: str = ""  # the name under which the scheduler has joined the pool
+    generation: int = 0  # of the pool's slab; 0: no pool
+    loads: list[LoadPart] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class WorkerReport:
+    """From a worker to the scheduler; of several workers, what all of them did."""
+
+    step: int = 0  # the last that was begun
+    stored: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, offset) → ranks
+    missed: dict[tuple[int, int], int] = field(default_factory=dict)  # not copied: give them back
+    over: dict[int, int] = field(default_factory=dict)  # a part's serial → ranks; slots are free
+
+    def add(self, other: "WorkerReport") -> None:
+        """Take another worker's report into this one."""
+        self.step = max(self.step, other.step)
+        both: list[tuple[dict[Any, int], dict[Any, int]]] = [
+            (self.stored, other.stored),
+            (self.missed, other.missed),
+            (self.over, other.over),
+        ]
+        for mine, theirs in both:
+            for what, ranks in theirs.items():
+                mine[what] = mine.get(what, 0) + ranks

@@ -1,1 +1,0 @@
-"""Run as child processes by measurements: what needs torch or vLLM in hand."""

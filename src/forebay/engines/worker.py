@@ -1,0 +1,248 @@
+"""The worker's side: what a step asks for, done by copies that fit the KV cache.
+
+A promised load is served from the slab of its generation, even when the pool is gone: nobody writes
+there any more. Only when the last of these is done is the next slab mapped; until then stores are
+missed and loads of the next one fail, which the engine answers by computing.
+"""
+
+import logging
+from collections import Counter, deque
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from forebay.engines.boundary import Boundary
+from forebay.engines.copies.contract import Copies, LoadPart, Store, WorkerSlab
+from forebay.engines.copies.host import HostCopies
+from forebay.engines.copies.pages import Pages, rows_of
+from forebay.engines.geometry import Geometry
+from forebay.engines.step import StepPlan, WorkerReport
+from forebay.pool.client.session import PoolSession, join
+from forebay.pool.messages import StatsQuery, StatsReply
+from forebay.sys.clock import Clock
+from forebay.tiers.dram.slab import slot_bytes_for
+
+_JOIN_S: Final = 1.0
+_log: Final = logging.getLogger("forebay")
+
+
+class WorkerConnector:
+    """One worker's copies. Owned by the thread that drives the model."""
+
+    def __init__(self, socket_path: str, shape: Geometry, clock: Clock) -> None:
+        self.counts: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()  # counts as of the last `take_counts`
+        self._socket_path = socket_path
+        self._shape = shape
+        self._clock = clock
+        self._copies: Copies | None = None
+        self._session: PoolSession | None = None
+        self._is_leaving = False  # the slab of this session, for another one
+        self._report = WorkerReport()
+        self._under_way: Counter[str] = Counter()  # loads that are not coming yet, a request
+        self._coming: dict[
+            str, list[LoadPart]
+        ] = {}  # a request → loads of which the engine will hear
+        self._told: deque[tuple[int, list[LoadPart]]] = (
+            deque()
+        )  # in which step, and what it heard of
+        self._last: set[str] = set()  # requests for which nothing more will come
+        self._received: set[str] = set()
+        self._failed: set[str] = set()
+        self._failed_blocks: set[int] = set()
+        self._begun: StepPlan | None = None
+
+    def register(self, tensors: dict[str, Any], blocks: int) -> None:
+        """The KV cache is there; ValueError if it is not what the engine declared."""
+        self._copies = copies_for(self._shape, tensors, blocks)
+
+    def begin(self, step: StepPlan) -> None:
+        """Before the forward: store what this step names; once, however often it is called."""
+        if step is self._begun:
+            return
+        self._begun = step
+        begun = self._clock.monotonic()
+        self._await_loads(step.reported)
+        self._report.step = step.number
+        if step.generation:
+            self._map(step)
+        stores = []
+        for store in step.stores:
+            if self._is_mapped(store.generation):
+                stores.append(store)
+            else:
+                self._missed(store)
+        if self._copies is not None and self._session is not None:
+            self._copies.begin(step.number, stores, loads=bool(step.loads), freed=step.freed)
+        self.counts["begin_us"] += round((self._clock.monotonic() - begun) * 1e6)
+
+    def load(self, load: LoadPart) -> None:
+        """Copy in what was promised to one request."""
+        self._under_way[load.request] += 1
+        if load.is_last:
+            self._last.add(load.request)
+        if self._copies is None or not self._is_mapped(load.generation):
+            self.fail(load)
+        else:
+            self._copies.load(load)
+
+    def fail(self, load: LoadPart) -> None:
+        """A load cannot be done: the engine computes these blocks itself."""
+        self._failed.add(load.request)
+        self._failed_blocks.update(block for piece in load.pieces for block in piece.blocks)
+        self._report.over[load.serial] = 1
+        self._comes(load)
+
+    def take_received(self) -> tuple[set[str], set[str]]:
+        """Requests whose loads are coming or have ended, and those of them that failed."""
+        self._poll()
+        received, self._received = self._received, set()
+        number = self._begun.number if self._begun is not None else 0
+        coming = [load for request in received for load in self._coming.pop(request, [])]
+        if coming:
+            self._told.append((number, coming))
+        failed = self._failed & received
+        self._failed -= failed
+        return received, failed
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks that could not be loaded."""
+        blocks, self._failed_blocks = self._failed_blocks, set()
+        return blocks
+
+    def take_report(self) -> WorkerReport | None:
+        """What was done since the last call, and in which step."""
+        self._poll()
+        if self._report == WorkerReport():
+            return None
+        report, self._report = self._report, WorkerReport()
+        return report
+
+    def take_counts(self) -> dict[str, int]:
+        """What was counted since the last call."""
+        news = {name: n - self._counted[name] for name, n in self.counts.items()}
+        self._counted.update(news)
+        return {name: n for name, n in news.items() if n}
+
+    def close(self) -> None:
+        """Let go of the slab."""
+        if self._copies is not None:
+            self._copies.close()
+        self._unmap()
+
+    def _poll(self) -> None:
+        """See what the copies have done."""
+        if self._copies is None:
+            return
+        done = self._copies.take_done()
+        for store in done.stored:
+            self._report.stored[store.generation, store.piece.offset] = 1
+            self.counts["stored.bytes"] += self._shape.chunk_bytes
+        self.counts["store_us"] += round(done.store_s * 1e6)
+        self.counts["load_us"] += round(done.load_s * 1e6)
+        self.counts["submit_us"] += round(done.submit_s * 1e6)
+        for store in done.missed:
+            self._missed(store)
+        for load in done.failed:
+            self.fail(load)
+        for load in done.coming:
+            self._coming.setdefault(load.request, []).append(load)
+            self._comes(load)
+        for load in done.loaded:
+            blocks = sum(len(piece.blocks) for piece in load.pieces)
+            self.counts["loaded.bytes"] += blocks * self._shape.block_bytes
+            self._report.over[load.serial] = 1
+
+    def _await_loads(self, reported: int) -> None:
+        """A step may use whatever the engine had heard of: its forward waits for that."""
+        while self._told and self._told[0][0] <= reported:
+            _, loads = self._told.popleft()
+            if self._copies is not None:
+                self._copies.await_loads(loads)
+
+    def _comes(self, load: LoadPart) -> None:
+        """One of a request's loads is settled; with the last of them the engine hears of it."""
+        if load.failed:
+            self._failed.add(load.request)
+            self._failed_blocks.update(load.failed)
+        self._under_way[load.request] -= 1
+        if not self._under_way[load.request] and load.request in self._last:
+            del self._under_way[load.request]
+            self._last.remove(load.request)
+            self._received.add(load.request)
+
+    def _missed(self, store: Store) -> None:
+        self._report.missed[store.generation, store.piece.offset] = 1
+        self.counts["stores.missed"] += 1
+
+    def _is_mapped(self, generation: int) -> bool:
+        return (
+            self._copies is not None
+            and self._session is not None
+            and self._session.generation == generation
+            and not self._is_leaving
+        )
+
+    def _map(self, step: StepPlan) -> None:
+        """Have this step's slab mapped, unless loads of an older one are in it."""
+        if self._copies is None or self._is_mapped(step.generation):
+            return
+        if self._session is not None:
+            if any(load.generation == self._session.generation for load in step.loads):
+                return
+            self._is_leaving = True
+            if not self._copies.detach():
+                return
+            self._unmap()
+        now = self._clock.monotonic()
+        session = join(self._socket_path, step.engine, self._clock, now + _JOIN_S)
+        if isinstance(session, str):
+            _log.warning("the worker cannot join the pool: %s", session)
+            return
+        self._session = session
+        self._is_leaving = False
+        slab = session.slab
+        assert slab is not None
+        memory = np.frombuffer(slab.memory, dtype=np.uint8)
+        cap_bytes = _cap_bytes(session, now + _JOIN_S)
+        self._copies.attach(WorkerSlab(session.generation, memory, slab.arena_bytes, cap_bytes))
+
+    def _unmap(self) -> None:
+        if self._session is not None and not self._session.close():
+            _log.warning("the old slab is still in use")
+        self._session = None
+
+
+def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
+    """The copies that fit where these tensors lie; ValueError if they are not as declared."""
+    if next(iter(tensors.values())).device.type != "cuda":
+        return HostCopies(Pages(shape, tensors, blocks))
+    # Only here is there a GPU to import them for.
+    from forebay.engines.copies.cuda import CudaDriver  # noqa: PLC0415
+    from forebay.engines.copies.pointers import PageTable  # noqa: PLC0415
+    from forebay.engines.copies.streamed import StreamedCopies  # noqa: PLC0415
+
+    rows = [rows_of(tensors[layer], blocks, shape.page_bytes) for layer in shape.layers]
+    layers = [(row.data_ptr(), row.stride(0)) for row in rows]
+    page_table = PageTable.of(layers, shape.page_bytes, blocks)
+    plain = partial(CudaDriver, rows[0].device, 0)  # copy engines alone
+
+    def compiled() -> CudaDriver:
+        driver = CudaDriver(rows[0].device)
+        driver.warm(page_table.page_bytes)
+        return driver
+
+    driver = Boundary().call(plain, compiled) if page_table.is_aligned else plain()
+    return StreamedCopies(driver, page_table, slot_bytes_for(shape.chunk_bytes))
+
+
+def _cap_bytes(session: PoolSession, until: float) -> int:
+    """What the pool will use of its slab; 0 where it does not say in time."""
+    session.post(StatsQuery())
+    answer = session.take(until)
+    if not isinstance(answer, StatsReply):
+        return 0
+    stats = msgspec.json.decode(answer.json)
+    return int(stats["dram"]["cap_bytes"])

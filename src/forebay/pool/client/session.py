@@ -1,0 +1,214 @@
+"""A session with a pool: joined without waiting, lost, and joined anew under a new name.
+
+Everybody who joins a pool stands on this: the blocking client, the scheduler of an engine, its
+workers. A lost session is never resumed. Its successor has another name, so that the pool takes
+back by its own rules what it had lent to the old one; but what it had *promised* to the old one it
+keeps pinned until it hears `Settled` of that name. That is said here, once nobody reads any more
+what was promised, and said again after every join, since a connection may be lost with it.
+
+The next slab is mapped only after the last one is unmapped, so that host memory is never counted
+twice.
+"""
+
+import os
+import secrets
+from collections.abc import Iterable
+from typing import Final
+
+from forebay.pool.client.connection import PoolConnection
+from forebay.pool.client.slab import MappedSlab, map_slab
+from forebay.pool.messages import (
+    PROTOCOL,
+    Abort,
+    ClientMessage,
+    Hello,
+    PoolMessage,
+    Refused,
+    Settled,
+    Welcome,
+)
+from forebay.sys import sockets
+from forebay.sys.clock import Clock
+
+REFUSED: Final = "the pool refuses: "  # begins `why` where asking again is no use
+_WELCOME_S: Final = 2.0  # a pool that has not welcomed us by then is left alone
+_UNANSWERED_PAUSE_S: Final = 0.5  # for so long
+_NAMES_MAX: Final = 16  # lost sessions; of older ones the pool hears when this process ends
+
+
+class PoolSession:
+    """One member of a pool, or one who would be. Owned by one thread; only `take` waits."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        clock: Clock,
+        *,
+        engine: str = "",
+        maps_slab: bool = True,
+        retry_s: float = 0.0,
+    ) -> None:
+        """Nothing is joined yet. `engine` is the name to join under; empty: a new one each time."""
+        self.why = ""  # in one sentence, while there is no pool
+        self.engine = ""  # our name in the pool
+        self.generation = 0  # of its slab; 0: not joined
+        self.slab: MappedSlab | None = None  # while it is mapped, also after the session is lost
+        self.connection: PoolConnection | None = None
+        self._socket_path = socket_path
+        self._clock = clock
+        self._name = engine
+        self._maps_slab = maps_slab
+        self._retry_s = retry_s  # between attempts to join
+        self._retry_at = 0.0
+        self._connected_at = 0.0
+        self._seen = ""  # the name under which `poll` last found us joined
+        self._reads: set[int] = set()  # of what was promised in this session
+        self._lost_reads: dict[str, set[int]] = {}  # a lost session's name → reads of it
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether there is a pool to talk to."""
+        return self.generation != 0
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether the pool has still to welcome us."""
+        return self.connection is not None and not self.is_joined
+
+    def poll(self) -> bool:
+        """Go on joining, or notice a loss; True: joined or lost since the last call."""
+        if self.is_joining:
+            self.take(0.0)
+            if self.is_joining and self._clock.monotonic() > self._connected_at + _WELCOME_S:
+                self._lose("the pool does not answer.", _UNANSWERED_PAUSE_S)
+        elif self.connection is not None and self.connection.is_lost:
+            self._lose("the pool went away.", self._retry_s)
+        if self.connection is None:
+            self._connect()
+        before, self._seen = self._seen, self.engine if self.is_joined else ""
+        return self._seen != before
+
+    def wait_until_joined(self, until: float) -> bool:
+        """Join, and wait for the pool's welcome until then; whether there is a pool."""
+        self.poll()
+        while self.is_joining and self._clock.monotonic() < until:
+            self.take(until)
+        return self.is_joined
+
+    def post(self, message: ClientMessage) -> None:
+        """Say something, if there is anyone to hear it."""
+        if self.connection is not None:
+            self.connection.post(message)
+
+    def abort(self, generation: int, answers: Iterable[int]) -> None:
+        """Give back the slots among these answers to a `Reserve`: they will not be filled."""
+        offsets = [answer for answer in answers if answer >= 0]
+        if offsets:
+            self.post(Abort(generation, offsets))
+
+    def take(self, until: float) -> PoolMessage | None:
+        """The next message; waits for one until then. Welcomes and refusals are dealt with here."""
+        connection = self.connection
+        if connection is None:
+            return None
+        message = connection.take(until)
+        if message is None and connection.is_lost:
+            self._lose("the pool went away.", self._retry_s)
+        elif isinstance(message, Welcome):
+            self._welcomed(connection, message)
+            return None
+        elif isinstance(message, Refused):
+            self._lose(REFUSED + message.sentence, self._retry_s)
+            return None
+        return message
+
+    def close(self) -> bool:
+        """Leave; False if somebody still reads from the slab, which stays mapped until then."""
+        self._hang_up()
+        return self._unmap()
+
+    def disown(self) -> None:
+        """After a fork, in the child: the session is the parent's, and so is what it reads."""
+        self.close()
+        self.slab, self._retry_at = None, 0.0
+        self._reads, self._lost_reads = set(), {}
+
+    # What is read of what was promised, where it is not by views of the slab in this process.
+
+    def begin_read(self, serial: int) -> None:
+        """Somebody was told to read slots that were promised in this session."""
+        self._reads.add(serial)
+
+    def end_read(self, serial: int) -> None:
+        """Nobody reads them any more; with the last of a lost session's, the pool hears of it."""
+        self._reads.discard(serial)
+        for name, serials in self._lost_reads.items():
+            if serial in serials:
+                serials.remove(serial)
+                if not serials and self.is_joined:
+                    self.post(Settled(name))
+
+    @property
+    def has_lost_reads(self) -> bool:
+        """Whether somebody may still read what was promised in a lost session."""
+        return any(self._lost_reads.values())
+
+    def _connect(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._retry_at:
+            return
+        if not self._unmap():
+            self.why = "what was loaded from a pool that went away is still being read."
+            return
+        self._retry_at = now + self._retry_s
+        try:
+            connection = sockets.connect(self._socket_path)
+        except OSError as error:
+            self.why = f"no pool answers at {self._socket_path} ({error.strerror})."
+            return
+        self.why = "the pool has not answered yet."
+        self.engine = self._name or secrets.token_hex(8)
+        self.connection, self._connected_at = PoolConnection(connection, self._clock), now
+        self.post(Hello(PROTOCOL, self.engine))
+
+    def _welcomed(self, connection: PoolConnection, welcome: Welcome) -> None:
+        slab = map_slab(welcome, connection.fds) if self._maps_slab else None
+        while connection.fds:
+            os.close(connection.fds.pop())
+        if isinstance(slab, str):
+            self._lose(slab, self._retry_s)
+            return
+        self.why, self.slab, self.generation = "", slab, welcome.generation
+        for name, serials in self._lost_reads.items():
+            if not serials:
+                self.post(Settled(name))
+
+    def _lose(self, why: str, pause_s: float) -> None:
+        if self.is_joined:
+            self._lost_reads[self.engine] = self._reads
+            self._reads = set()
+            while len(self._lost_reads) > _NAMES_MAX:
+                del self._lost_reads[next(iter(self._lost_reads))]
+        self._hang_up()
+        self.why = why
+        self._retry_at = self._clock.monotonic() + pause_s
+
+    def _hang_up(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection, self.generation = None, 0
+
+    def _unmap(self) -> bool:
+        if self.slab is not None and self.slab.close():
+            self.slab = None
+        return self.slab is None
+
+
+def join(socket_path: str, engine: str, clock: Clock, until: float) -> PoolSession | str:
+    """A session under this name, or in one sentence why there is none; never later than `until`."""
+    session = PoolSession(socket_path, clock, engine=engine)
+    if session.wait_until_joined(until):
+        return session
+    why = session.why
+    session.close()
+    return why

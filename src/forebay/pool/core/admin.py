@@ -1,0 +1,133 @@
+"""Admin operations on a running pool: other caps, and namespaces deleted.
+
+What waits for a medium happens on a thread of its own and is answered when it is done.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from forebay.errors import DirectoryError
+from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.parts import CoreParts
+from forebay.pool.messages import AdminReply, Clear, Resize
+from forebay.pool.session import Session
+from forebay.quantity import format_size
+
+NAMESPACE_DIGITS_MIN: Final = 8
+_OPERATIONS_MAX: Final = 4  # under way at once
+_CLEAR_S: Final = 2.0  # how long what is being written or hashed is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class _Clearing:
+    """One namespace that has to go."""
+
+    session: Session  # that wants to know
+    prefix: bytes  # of the namespace
+    deadline: float  # monotonic
+
+
+class AdminOperations:
+    """Resizing and clearing. Owned by the pool's thread."""
+
+    def __init__(self, parts: CoreParts) -> None:
+        self._dram, self._stack = parts.dram, parts.stack
+        self._clock, self._complete = parts.clock, parts.complete
+        self._clearing: list[_Clearing] = []
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a tick may bring something on."""
+        return bool(self._clearing)
+
+    def resize(self, session: Session, message: Resize) -> None:
+        """Live under other caps; what does not fit them leaves."""
+        self._in_background(session, partial(self._resize, message))
+
+    def clear(self, session: Session, message: Clear) -> None:
+        """Delete one namespace, or all, from every tier."""
+        digits = NAMESPACE_DIGITS_MIN
+        try:
+            prefix = bytes.fromhex(message.namespace)
+        except ValueError:
+            session.send(
+                AdminReply(ok=False, sentence="a namespace is an even number of hex digits.")
+            )
+            return
+        if message.namespace and len(message.namespace) < digits:
+            session.send(
+                AdminReply(ok=False, sentence=f"name at least {digits} digits of a namespace.")
+            )
+            return
+        deadline = self._clock.monotonic() + _CLEAR_S
+        self._clearing.append(_Clearing(session, prefix, deadline))
+        self.tick(self._clock.monotonic())
+
+    def tick(self, now: float) -> None:
+        """Go on with what has to wait for writes and hashes in flight."""
+        self._dram.sweep()
+        for clearing in list(self._clearing):
+            found = [c for c in self._dram.chunks if c.name.namespace.startswith(clearing.prefix)]
+            kept = self._dram.condemn(found)
+            if kept and now < clearing.deadline and any(map(_ends_soon, found)):
+                continue
+            self._clearing.remove(clearing)
+            self._in_background(clearing.session, partial(self._erase, clearing.prefix, kept))
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what was begun."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _in_background(self, session: Session, work: Callable[[], AdminReply]) -> None:
+        def run() -> None:
+            self._complete(partial(session.send, work()))
+
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) >= _OPERATIONS_MAX:
+            session.send(
+                AdminReply(
+                    ok=False, sentence="the pool is busy with other admin operations; try again."
+                )
+            )
+            return
+        thread = threading.Thread(target=run, name="forebay-admin", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _resize(self, message: Resize) -> AdminReply:
+        for path, cap_bytes in message.disk:
+            try:
+                known = self._stack.resize(path, cap_bytes)
+            except DirectoryError as error:
+                return AdminReply(ok=False, sentence=str(error))
+            if not known:
+                return AdminReply(ok=False, sentence=f"{path} is not a directory of this pool.")
+        if message.dram_bytes >= 0:
+            limit = self._dram.slab.limit_bytes
+            if message.dram_bytes > limit:
+                sentence = f"DRAM can grow to {format_size(limit)} at most while running."
+                return AdminReply(ok=False, sentence=sentence)
+            self._complete(partial(self._resize_dram, message.dram_bytes))
+        return AdminReply(ok=True, sentence="the new caps hold.")
+
+    def _resize_dram(self, cap_bytes: int) -> None:
+        self._dram.slab.resize(cap_bytes)
+        self._dram.shrink()
+
+    def _erase(self, prefix: bytes, kept: int) -> AdminReply:
+        count = self._stack.erase(prefix)
+        sentence = f"{count} records are erased"
+        sentence += f"; {kept} chunks in use stay until they are released." if kept else "."
+        return AdminReply(ok=True, sentence=sentence)
+
+
+def _ends_soon(chunk: Chunk) -> bool:
+    """Whether what keeps a chunk is ours to end: a write, a read or a hash, not an engine."""
+    if chunk.state is SlotState.FILLING or chunk.load_pins:
+        return False
+    return chunk.is_busy

@@ -1,0 +1,361 @@
+"""DRAM: who gets a slot, who leaves for it, and the life of what is in it.
+
+Only this class changes a chunk's state, pins and tiers, and only it takes from and gives to the two
+budgets; `chunks` draws the states. Loads and stores have budgets of their own, half of DRAM each,
+so that neither can starve the other in a small slab. A slot is found by allocation, then by
+evicting what the policy values least, then by taking a whole arena from another size class. Nothing
+here waits: what cannot be had now is refused.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Final, NamedTuple
+
+from forebay.pool.core.budget import Budget
+from forebay.pool.core.chunks import Chunk, ChunkTable, SlotState
+from forebay.pool.core.stack import TierStack
+from forebay.pool.policy.contract import Policy
+from forebay.record.header import ROOT, RecordHeader, RecordName
+from forebay.record.region import short
+from forebay.tiers.contract import Removed
+from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
+
+_TRIES_MAX: Final = 64  # victims asked for one slot; a policy that offers more than that is wrong
+
+
+class Newcomer(NamedTuple):
+    """What an engine offers: the first chunk of a run that needs a slot, and the one before it."""
+
+    key: bytes
+    parent: bytes | None
+
+
+class NoSlot(Enum):
+    """Why there is no slot."""
+
+    NOW = "now"  # everything is in use; later there may be one
+    DECLINED = "declined"  # the policy would rather keep what it has
+
+
+class Dram:
+    """The slab and what is in it. Owned by the pool's thread."""
+
+    def __init__(
+        self,
+        slab: Slab,
+        chunks: ChunkTable,
+        stack: TierStack,
+        policy: Policy,
+        *,
+        counters: Counter[str],
+        now: Callable[[], float],
+    ) -> None:
+        self.slab = slab
+        self.chunks = chunks
+        self.policy = policy
+        self.load_budget = Budget(lambda: slab.cap_bytes // 2)  # pinned by asks, or being loaded
+        self.store_budget = Budget(lambda: slab.cap_bytes // 2)  # unsettled, see Chunk
+        self._stack = stack
+        self._counters = counters
+        self._now = now
+        self._condemned: set[Chunk] = set()  # cleared while in use: dropped when they are not
+
+    # The life of a slot: filled by an engine.
+
+    def begin_fill(
+        self, engine: str, name: RecordName, length: int, newcomer: Newcomer
+    ) -> Chunk | NoSlot:
+        """A slot that an engine may write into; the chunk before it stays meanwhile."""
+        parent = self._guard(name)
+        offset = self._take(length, newcomer)
+        if isinstance(offset, NoSlot):
+            if parent is not None:
+                self.unpin(parent)
+            return offset
+        chunk = self._add(name, SlotState.FILLING, offset, length)
+        chunk.engine, chunk.guarded_parent = engine, parent
+        self.store_budget.take(chunk.slot_bytes)
+        return chunk
+
+    def commit(self, chunk: Chunk) -> bool:
+        """An engine has filled a slot; False if the chunk before it is gone, and so this one."""
+        self._end_fill(chunk)
+        if not self.is_known(chunk.name.parent):
+            self.drop(chunk)
+            return False
+        self._set_ready(chunk)
+        return True
+
+    def abandon(self, chunk: Chunk) -> None:
+        """An engine will not fill a slot: drop it, and what was stored to continue it."""
+        self._end_fill(chunk)
+        self.drop(chunk)
+        self._drop_descendants(chunk.key)
+
+    def _end_fill(self, chunk: Chunk) -> None:
+        assert chunk.state is SlotState.FILLING
+        self.store_budget.give(chunk.slot_bytes)
+        parent, chunk.guarded_parent = chunk.guarded_parent, None
+        if parent is not None:
+            self.unpin(parent)
+
+    def _guard(self, name: RecordName) -> Chunk | None:
+        """Pin the parent while its child is filled, if no lower tier has the parent."""
+        parent = self.chunks.get(short(name.parent)) if name.parent != ROOT else None
+        if parent is None or parent.state is not SlotState.READY or parent.tiers:
+            return None
+        self.pin(parent)
+        return parent
+
+    # The life of a slot: loaded from a lower tier.
+
+    def begin_load(self, name: RecordName, length: int) -> Chunk | None:
+        """A slot that a lower tier may write into; None if there is none now."""
+        offset = self._take(length)
+        if isinstance(offset, NoSlot):
+            return None
+        chunk = self._add(name, SlotState.LOADING, offset, length)
+        chunk.tiers = self._stack.tiers_of(chunk.key)
+        self.load_budget.take(chunk.slot_bytes)
+        return chunk
+
+    def end_load(self, chunk: Chunk, header: RecordHeader | None) -> None:
+        """A lower tier has filled a slot with this record, verified; None: it has not."""
+        assert chunk.state is SlotState.LOADING
+        self.load_budget.give(chunk.slot_bytes)
+        if header is None:
+            self.drop(chunk)
+            return
+        self.chunks.rename(chunk, header.name)
+        chunk.digest = header.payload_hash
+        self._set_ready(chunk)
+
+    # The life of a slot: pinned, and written to lower tiers.
+
+    def pin(self, *chunks: Chunk) -> None:
+        """Keep ready chunks where they are."""
+        for chunk in chunks:
+            chunk.pins += 1
+        self.policy.pin(*[chunk.key for chunk in chunks])
+
+    def unpin(self, chunk: Chunk) -> None:
+        """One pin less."""
+        assert chunk.pins > 0
+        chunk.pins -= 1
+        self.policy.unpin(chunk.key)
+
+    def pin_for_load(self, *chunks: Chunk) -> None:
+        """Keep ready chunks for a load that was asked for; each counts once in the budget."""
+        for chunk in chunks:
+            if not chunk.load_pins:
+                self.load_budget.take(chunk.slot_bytes)
+            chunk.load_pins += 1
+        self.pin(*chunks)
+
+    def unpin_for_load(self, chunk: Chunk) -> None:
+        """One load less."""
+        assert chunk.load_pins > 0
+        chunk.load_pins -= 1
+        self.unpin(chunk)
+        if not chunk.load_pins:
+            self.load_budget.give(chunk.slot_bytes)
+
+    def begin_write(self, chunk: Chunk, tier: int) -> None:
+        """A lower tier reads the slot."""
+        self._move(chunk, chunk.tiers, chunk.writing_to | {tier})
+        self.policy.pin(chunk.key)
+
+    def end_write(self, chunk: Chunk, tier: int, *, is_stored: bool) -> None:
+        """A lower tier has read the slot, and has the chunk or has not."""
+        tiers = chunk.tiers | {tier} if is_stored else chunk.tiers
+        self._move(chunk, tiers, chunk.writing_to - {tier})
+        self.policy.unpin(chunk.key)
+        if is_stored:
+            self.policy.in_tiers(chunk.key, tiers)
+        else:
+            self.policy.write_failed(chunk.key, tier)
+
+    # What other tiers have.
+
+    def has(self, key: bytes) -> bool:
+        """Whether a chunk of this short key is in any tier, or on its way into DRAM."""
+        return self.chunks.get(key) is not None or self._stack.has(key)
+
+    def is_known(self, parent: bytes) -> bool:
+        """Whether a record with this parent (full key, or ROOT) can be reached."""
+        return parent == ROOT or self.has(short(parent))
+
+    def tier_removed(self, tier: int, records: list[Removed]) -> None:
+        """Records left a lower tier: what continues them and nothing else has leaves as well."""
+        for record in records:
+            chunk = self.chunks.get(record.key)
+            if chunk is not None and tier in chunk.tiers:
+                self._move(chunk, chunk.tiers - {tier}, chunk.writing_to)
+                self.policy.in_tiers(chunk.key, chunk.tiers)
+        for record in records:
+            if not self.has(record.key):
+                # Another tier may have had it when it left, and have let it go since.
+                self._stack.lost(record.key)
+                if self.chunks.has_children(record.key):
+                    self._drop_descendants(record.key)
+        size = sum(record.length for record in records)
+        read = sum(record.length for record in records if record.was_read)
+        self.policy.evicted(tier, size, read, self._now())
+
+    # Leaving DRAM.
+
+    def drop(self, chunk: Chunk) -> None:
+        """Forget a chunk that nobody uses, and free its slot."""
+        assert not chunk.pins
+        assert not chunk.writing_to
+        if chunk.state is SlotState.READY:
+            self.policy.removed(chunk.key)
+        self.chunks.remove(chunk)
+        self.slab.give(chunk.offset)
+        if not chunk.tiers:
+            self._stack.lost(chunk.key)
+
+    def drop_damaged(self, chunk: Chunk) -> None:
+        """A slot does not hold what it should; copies below are verified when they are loaded."""
+        if not chunk.is_busy and self.chunks.get(chunk.key) is chunk:
+            self.drop(chunk)
+            if not chunk.tiers:
+                self._drop_descendants(chunk.key)
+
+    def condemn(self, chunks: Iterable[Chunk]) -> int:
+        """Drop these chunks, those in use as soon as nobody uses them; how many these are."""
+        condemned = set(chunks)
+        self._condemned |= condemned
+        self.sweep()
+        return len(condemned & self._condemned)
+
+    def sweep(self) -> None:
+        """Drop what was condemned and is not in use any more."""
+        for chunk in list(self._condemned):
+            is_here = self.chunks.get(chunk.key) is chunk
+            if is_here and chunk.is_busy:
+                continue
+            self._condemned.remove(chunk)
+            if is_here:
+                self.drop(chunk)
+
+    def shrink(self) -> None:
+        """Empty arenas until the slab is under its cap, as far as nobody uses them."""
+        while self.slab.excess() and (arena := self._emptiest()) is not None:
+            self._empty(arena)
+
+    @property
+    def must_write(self) -> bool:
+        """Whether so much waits to be written that it had better be, recently used or not."""
+        return 4 * self.policy.queued_bytes > self.slab.cap_bytes
+
+    def _drop_descendants(self, key: bytes) -> None:
+        """Drop what continues a key that is in no tier any more, as far as nobody uses it."""
+        for child in reversed(self.chunks.descendants(key)):
+            if not child.is_busy:
+                self.drop(child)
+
+    # Finding a slot.
+
+    def _add(self, name: RecordName, state: SlotState, offset: int, length: int) -> Chunk:
+        chunk = Chunk(name, state, offset, length)
+        chunk.slot_bytes = self.slab.slot_bytes_at(offset)
+        self.chunks.add(chunk)
+        return chunk
+
+    def _set_ready(self, chunk: Chunk) -> None:
+        self.chunks.set_ready(chunk)
+        self.policy.stored(chunk.key, chunk.parent, chunk.slot_bytes, self._now())
+        chunk.tiers = self._stack.tiers_of(chunk.key)
+        if chunk.tiers:
+            self.policy.in_tiers(chunk.key, chunk.tiers)
+
+    def _move(self, chunk: Chunk, tiers: frozenset[int], writing_to: frozenset[int]) -> None:
+        """Change where a ready chunk is, and whether it counts in the store budget."""
+        was_unsettled = chunk.is_unsettled
+        chunk.tiers, chunk.writing_to = tiers, writing_to
+        if chunk.is_unsettled and not was_unsettled:
+            self.store_budget.take(chunk.slot_bytes)
+        elif was_unsettled and not chunk.is_unsettled:
+            self.store_budget.give(chunk.slot_bytes)
+
+    def _take(self, length: int, newcomer: Newcomer | None = None) -> int | NoSlot:
+        """The offset of a slot for a payload of this length, evicting if need be."""
+        slot_bytes = slot_bytes_for(length)
+        offset = self.slab.take(slot_bytes)
+        if offset is None and newcomer is not None and self._declines(newcomer, slot_bytes):
+            return NoSlot.DECLINED
+        for _ in range(_TRIES_MAX):
+            if offset is not None or not self._evict_one(slot_bytes):
+                break
+            offset = self.slab.take(slot_bytes)
+        if offset is None and not self._awaits_writes(slot_bytes) and self._take_arena(slot_bytes):
+            offset = self.slab.take(slot_bytes)
+        return NoSlot.NOW if offset is None else offset
+
+    def _declines(self, newcomer: Newcomer, slot_bytes: int) -> bool:
+        declines = self.policy.declines(newcomer.key, newcomer.parent, self._now(), slot_bytes)
+        self._counters["stores.declined"] += declines
+        return declines
+
+    def _evict_one(self, slot_bytes: int) -> bool:
+        spare = len(self._stack) > 0
+        key = self.policy.victim(self._now(), slot_bytes, spare_unwritten=spare)
+        chunk = None if key is None else self.chunks.get(key)
+        if chunk is None or chunk.is_busy:
+            return False
+        self._counters["dram.evicted"] += 1
+        self.drop(chunk)
+        return True
+
+    def _take_arena(self, slot_bytes: int) -> bool:
+        """Take an arena from another size class: nothing of this one can leave."""
+        arena = self._emptiest(other_than=slot_bytes)
+        if arena is None:
+            return False
+        self._empty(arena)
+        self._counters["dram.arenas_taken"] += 1
+        return True
+
+    def _awaits_writes(self, slot_bytes: int) -> bool:
+        """Whether something of this size can leave as soon as a lower tier has it.
+
+        Then whoever wants a slot comes again: others' chunks are not lost for a moment's hurry.
+        """
+        if not len(self._stack):
+            return False
+        arenas = [arena for arena in self.slab.arenas() if arena.slot_bytes == slot_bytes]
+        chunks = (self.chunks.at(offset) for arena in arenas for offset in arena.taken)
+        return any(
+            chunk is not None
+            and (bool(chunk.writing_to) or not (chunk.tiers or chunk.is_busy))
+            and not self.chunks.has_children(chunk.key)
+            for chunk in chunks
+        )
+
+    def _emptiest(self, other_than: int = 0) -> Arena | None:
+        """The arena that loses least, of those that nobody uses."""
+        arenas = [arena for arena in self.slab.arenas() if arena.slot_bytes != other_than]
+        for arena in sorted(arenas, key=lambda arena: len(arena.taken) * arena.slot_bytes):
+            if self._is_unused(arena):
+                return arena
+        return None
+
+    def _is_unused(self, arena: Arena) -> bool:
+        """Whether nobody uses what lies in an arena, nor what would go with it."""
+        chunks = [self.chunks.at(offset) for offset in arena.taken]
+        if any(chunk is None or chunk.is_busy for chunk in chunks):
+            return False
+        alone = [chunk.key for chunk in chunks if chunk is not None and not chunk.tiers]
+        return not any(child.is_busy for child in self.chunks.descendants(*alone))
+
+    def _empty(self, arena: Arena) -> None:
+        for offset in list(arena.taken):
+            chunk = self.chunks.at(offset)
+            if chunk is None:
+                continue  # it went with its parent
+            doomed = [] if chunk.tiers else self.chunks.descendants(chunk.key)
+            for child in reversed(doomed):
+                self.drop(child)
+            self.drop(chunk)

@@ -1,0 +1,106 @@
+"""Hashing slots: after a commit, before a promise if so configured, and when the pool is idle.
+
+Nothing is pinned for being hashed: what was hashed of a slot that is another chunk's by now is
+thrown away. A chunk is the same object as long as it has its slot.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.dram import Dram
+from forebay.pool.core.parts import Complete
+from forebay.record.header import payload_hash
+
+_WAITING_MAX: Final = 1024
+_INTERVAL_S: Final = 0.05  # between two steps, at least; a pool that sleeps takes four a second
+_STEP_BYTES: Final = 4 << 20  # so that the idle pool hashes 16 MB/s: 64 GiB in about an hour
+_STEP_CHUNKS_MAX: Final = 64
+
+
+class Hasher:
+    """Hashes what it is given, in order; answers through the pool's completions."""
+
+    def __init__(self, complete: Complete) -> None:
+        self._complete = complete
+        self._jobs: queue.Queue[tuple[list[memoryview], Callable[[list[bytes]], None]] | None]
+        self._jobs = queue.Queue(_WAITING_MAX)
+        self._under_way = 0  # counted by the pool's thread alone
+        self._thread = threading.Thread(target=self._run, name="forebay-hash", daemon=True)
+        self._thread.start()
+
+    def submit(self, payloads: list[memoryview], done: Callable[[list[bytes]], None]) -> bool:
+        """Hash payloads; `done` is called on the pool's thread. False: too much is waiting."""
+        try:
+            self._jobs.put_nowait((payloads, done))
+        except queue.Full:
+            return False
+        self._under_way += 1
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits, is being hashed or has not been answered."""
+        return not self._under_way
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what waits, as far as the time allows."""
+        try:
+            self._jobs.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            payloads, done = job
+            digests = [payload_hash(payload) for payload in payloads]
+            self._complete(partial(self._answer, done, digests))
+
+    def _answer(self, done: Callable[[list[bytes]], None], digests: list[bytes]) -> None:
+        """On the pool's thread again."""
+        self._under_way -= 1
+        done(digests)
+
+
+class Scrubber:
+    """The idle scrubber: walks over the chunks, round after round. Owned by the pool's thread."""
+
+    def __init__(self, dram: Dram, hasher: Hasher, damaged: Callable[[Chunk], None]) -> None:
+        self._dram = dram
+        self._hasher = hasher
+        self._damaged = damaged
+        self._round: list[Chunk] = []
+        self._next_at = 0.0
+        self.checked = 0
+
+    def step(self, now: float) -> None:
+        """Have a few slots hashed, if it is time."""
+        if now < self._next_at or not self._hasher.is_idle:
+            return
+        self._next_at = now + _INTERVAL_S
+        if not self._round:
+            self._round = [chunk for chunk in self._dram.chunks if chunk.digest is not None]
+        chunks: list[Chunk] = []
+        size = 0
+        while self._round and size < _STEP_BYTES and len(chunks) < _STEP_CHUNKS_MAX:
+            chunk = self._round.pop()
+            if self._dram.chunks.get(chunk.key) is chunk and chunk.state is SlotState.READY:
+                chunks.append(chunk)
+                size += chunk.length
+        if chunks:
+            self._hash(chunks)
+
+    def _hash(self, chunks: list[Chunk]) -> None:
+        payloads = [self._dram.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
+        self._hasher.submit(payloads, partial(self._checked, chunks))
+
+    def _checked(self, chunks: list[Chunk], digests: list[bytes]) -> None:
+        self.checked += len(chunks)
+        for chunk, digest in zip(chunks, digests, strict=True):
+            is_here = self._dram.chunks.get(chunk.key) is chunk  # else its slot may be another's
+            if is_here and digest != chunk.digest:  # verify: scrubbed hash
+                self._damaged(chunk)

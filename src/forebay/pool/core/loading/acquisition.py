@@ -1,0 +1,430 @@
+"""Acquiring what requests want: reading ahead for those that wait, pinning for those that asked.
+
+Chunks of an ask are pinned one after another inside the load budget; those in lower tiers are read
+first (joined, where another request reads them already). The promise is given when all are
+verified, when the budget holds no more (of a stream when it is half full), or at the deadline with
+what is verified by then. While no ask waits for room, what others have looked up is read ahead.
+"""
+
+from functools import partial
+from typing import Final
+
+from forebay.identity.groups import rule_of
+from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.hashing import Hasher
+from forebay.pool.core.loading.orphaned_pins import OrphanedPins
+from forebay.pool.core.loading.promotions import Promotions, Waiting
+from forebay.pool.core.loading.replies import Replies
+from forebay.pool.core.loading.request import LoadRequest, LoadRequests, LoadState
+from forebay.pool.core.loading.retention import Retention
+from forebay.pool.core.parts import CoreParts
+from forebay.pool.messages import Found
+from forebay.pool.session import Session
+from forebay.record.header import ROOT, RecordName
+from forebay.tiers.dram.slab import slot_bytes_for
+
+AHEAD_READS: Final = 8  # in flight at once for who has not asked; who asks waits for no more
+TELL_CHUNKS: Final = 16  # come into DRAM before an engine hears of it
+
+
+class Acquisition:
+    """Turns lookups into retained chunks and asks into promises. Owned by the pool's thread.
+
+    It alone changes a request's state, `next`, `stop`, `held` and `awaited` after the lookup.
+    """
+
+    def __init__(self, parts: CoreParts, hasher: Hasher | None) -> None:
+        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._clock = parts.clock
+        self._replies = Replies(parts.counters, parts.generation)
+        self._promotions = Promotions(parts, self._promoted)
+        self._hasher = hasher  # where everything is hashed again before it is promised
+        self._retention = Retention(parts.dram)
+        self.requests = LoadRequests()
+        self.orphaned_pins = OrphanedPins()
+        self._asked: dict[LoadRequest, None] = {}  # ASKED or PROMISED in part, in order of asking
+        self._answering: LoadRequest | None = None  # whose promise is the answer to its ask
+
+    def add(self, request: LoadRequest) -> None:
+        """A request was looked up: retain what is here of it, and begin to read the rest."""
+        self.requests.add(request)
+        self._retention.add(request)
+        self.read_ahead()
+
+    def begin(self, request: LoadRequest, first: int, count: int) -> None:
+        """A request asks for these chunks; the promise follows, now or later."""
+        self._retention.asked(request)
+        request.state = LoadState.ASKED
+        request.first = request.next = request.run = max(0, first)
+        request.stop = min(len(request.keys), request.first + max(0, count))
+        wanted = range(request.first, request.stop)
+        request.awaited = {waited for waited in request.awaited if waited in wanted}
+        self._asked[request] = None
+        self._answering = request
+        self._advance(request)
+        if request.state is LoadState.ASKED:
+            self._answering = None
+
+    def refuse(self, session: Session, number: int, first: int) -> None:
+        """Answer an ask for what was not looked up, or was asked for before."""
+        self._replies.promise(session, number, first, [], 0)
+
+    def release(self, request: LoadRequest, positions: list[int]) -> None:
+        """An engine has copied these chunks; none named: all of them, and the request is over."""
+        for position in positions or list(request.held):
+            chunk = request.held.pop(position, None)
+            if chunk is not None:
+                self._dram.unpin_for_load(chunk)
+        if not positions:
+            self.end(request)
+
+    def answered(self) -> None:
+        """A promise was sent: what was retained for it need not be any more."""
+        if self._answering is not None:
+            self._retention.end(self._answering)
+            self._answering = None
+
+    def expire(self, now: float) -> None:
+        """Cut promises whose deadline has come, and stop retaining what was not asked for."""
+        waiting = [each for each in self._asked if each.state is LoadState.ASKED]
+        for request in [each for each in waiting if each.deadline <= now]:
+            self._counters["promises.cut_by_deadline"] += 1
+            self._promise(request, request.contiguous())
+        for request in [each for each in self._retention.arrived() if each.deadline <= now]:
+            self.stop_retaining(request)
+
+    def learned(self) -> None:
+        """A tier knows now what it had to ask for: requests that wait for that may want more."""
+        for request in self._retention.arrived():
+            keys = request.unknown_keys
+            if not keys or request.stop < len(request.keys):
+                continue
+            more, is_unknown = self._stack.prefix(keys, self._dram.chunks.ready_prefix(keys))
+            request.unknown_keys = keys[more:] if is_unknown else []
+            if more:
+                request.keys = request.keys + keys[:more]
+                request.stop = len(request.keys)
+                self._retention.add(request)
+                ready = request.retained.ready
+                request.session.send(Found(request.number, request.stop, ready))
+        self.read_ahead()
+
+    def pump(self) -> None:
+        """Let everyone go on who waited for room: asks in order, then reading ahead."""
+        for request in list(self._asked):
+            if request.wants_more:
+                self._advance(request)
+                if request.wants_more:
+                    break  # those behind it wait, however little they want
+        self.read_ahead()
+
+    def wait_for_room(self) -> bool:
+        """Whether anyone, asked or only arrived, has not begun to load all that it wants."""
+        waits = any(request.wants_more for request in self._asked)
+        return waits or next(self._retention.unread(), None) is not None
+
+    def damaged(self, chunk: Chunk) -> None:
+        """A slot does not hold what it should: forget it."""
+        self._counters["misses.dram_corrupt"] += 1
+        for request in [each for each in self.requests if chunk in each.retained.pinned]:
+            self.stop_retaining(request)
+        self._dram.drop_damaged(chunk)
+
+    @property
+    def reads_in_flight(self) -> int:
+        """Chunks on their way from lower tiers."""
+        return self._promotions.in_flight
+
+    @property
+    def retained_bytes(self) -> int:
+        """What stays in DRAM for requests that have not been promised it yet."""
+        return self._retention.used_bytes
+
+    # Acquiring chunks for an ask.
+
+    def _advance(self, request: LoadRequest) -> None:
+        """Acquire as much as there is room for, and promise if that is all there will be.
+
+        Room goes to one request after the other. Were it given to all at once, each would hold a
+        part of what it wants and wait for the others, until the deadline of all of them.
+        """
+        first = next((other for other in self._asked if other.wants_more), None)
+        is_asked = request.state is LoadState.ASKED
+        if first is request and is_asked and not (request.awaited or self._hasher):
+            self._pin_run(request)
+        while first is request and request.wants_more:
+            if not self._acquire(request, request.next) and not self._make_way(request):
+                break
+        if not is_asked:
+            self._end_if_complete(request)
+        elif not request.awaited and (not request.wants_more or self._has_all_room(request)):
+            self._promise(request, request.stop if request.stream else request.next)
+        elif first is request and self._will_pause(request):
+            self._hand_out(request)
+
+    def _pin_run(self, request: LoadRequest) -> None:
+        """Pin what lies in DRAM and fits, in one go: most asks want nothing else, and now."""
+        left_bytes = self._dram.load_budget.left_bytes
+        named, run = (request.namespace, request.group), []
+        for chunk in self._dram.chunks.ready(request.keys[request.next : request.stop]):
+            left_bytes -= 0 if chunk.load_pins else chunk.slot_bytes
+            if (chunk.name.namespace, chunk.name.group) != named:  # verify: dram run namespace
+                break
+            if left_bytes < 0:
+                break
+            run.append(chunk)
+        self._dram.pin_for_load(*run)
+        request.held.update(enumerate(run, request.next))
+        request.next += len(run)
+        request.in_dram += len(run)
+
+    def _has_all_room(self, request: LoadRequest) -> bool:
+        """Whether a request has all the room there is: more than that comes only in a stream."""
+        # Orphaned pins may stay for long: who waited for their room would wait for its deadline.
+        pinned = {*request.held.values(), *self.orphaned_pins}
+        there_is = sum(chunk.slot_bytes for chunk in pinned)
+        return bool(request.held) and self._dram.load_budget.used_bytes <= there_is
+
+    def _will_pause(self, request: LoadRequest) -> bool:
+        """Whether a stream needs more than all of the room, and half of it has been filled by now.
+
+        Its engine has to have copied something by the time that the room is full. Tiers that were
+        too slow for this, or leave a hole, have to fill all of it before they are relied upon.
+        """
+        if not request.stream or request.first not in request.held:
+            return False
+        room = self._dram.load_budget.limit_bytes // request.held[request.first].slot_bytes
+        if request.stop - request.first <= room or self._clock.monotonic() > request.half_time:
+            return False
+        half = request.first + request.in_dram + (room - request.in_dram + 1) // 2
+        return request.first + len(request.held) >= half <= request.contiguous()
+
+    def _acquire(self, request: LoadRequest, position: int) -> bool:
+        """Pin or await one chunk; False if there is no room for it now."""
+        if position in request.awaited:
+            request.next = position + 1  # since its lookup
+            return True
+        chunk = self._dram.chunks.get(request.keys[position])
+        if chunk is None or chunk.state is SlotState.FILLING:
+            chunk = None if chunk is not None else self._read(request, position)
+            if chunk is None:
+                return self._is_gone(request, position)
+        elif (chunk.name.namespace, chunk.name.group) != (request.namespace, request.group):
+            self._fail(request, position)  # verify: dram namespace
+            return True
+        elif chunk.state is SlotState.READY and not self._pin_ready(request, position, chunk):
+            return False
+        if chunk.state is SlotState.LOADING:
+            self._promotions.join(chunk, request, position)
+            request.awaited.add(position)
+        request.next = position + 1
+        return True
+
+    def _is_gone(self, request: LoadRequest, position: int) -> bool:
+        """A chunk cannot be read: for want of room (False), or because it is no more."""
+        if self._stack.length_of(request.keys[position]) is not None:
+            return False
+        self._fail(request, position)
+        return True
+
+    def _pin_ready(self, request: LoadRequest, position: int, chunk: Chunk) -> bool:
+        if not chunk.load_pins and not self._fits(request, chunk.slot_bytes):
+            return False
+        self._dram.pin_for_load(chunk)
+        request.in_dram += 1
+        if self._hasher is not None and chunk.digest is not None:
+            check = partial(self._hashed, request, position, chunk)
+            payload = self._dram.slab.payload(chunk.offset, chunk.length)
+            if self._hasher.submit([payload], check):
+                request.awaited.add(position)
+                return True
+        self._hold(request, position, chunk)
+        return True
+
+    def _hold(self, request: LoadRequest, position: int, chunk: Chunk) -> None:
+        request.held[position] = chunk
+        if request.state is LoadState.PROMISED:
+            self._replies.ready(request, position, chunk)
+
+    def _hashed(
+        self, request: LoadRequest, position: int, chunk: Chunk, digests: list[bytes]
+    ) -> None:
+        """A slot was hashed again before a promise."""
+        self._dram.unpin_for_load(chunk)
+        sound = digests == [chunk.digest]  # verify: dram hash
+        if position not in request.awaited:
+            return
+        request.awaited.discard(position)
+        if sound:
+            self._dram.pin_for_load(chunk)
+            self._hold(request, position, chunk)
+        else:
+            self.damaged(chunk)
+            self._fail(request, position)
+        self._advance(request)
+
+    def _fits(self, request: LoadRequest, slot_bytes: int) -> bool:
+        if request.state is LoadState.ARRIVED:
+            left_bytes = self._retention.left_bytes
+            return self._promotions.ahead < AHEAD_READS and slot_bytes <= left_bytes
+        return self._dram.load_budget.fits(slot_bytes)
+
+    def _make_way(self, request: LoadRequest) -> bool:
+        """Let go of what is retained for one that has not asked, or asked later; if there was any.
+
+        It frees slots; who waits for the load budget would gain nothing by it.
+        """
+        if not self._fits(request, self._slot_bytes(request.keys[request.next])):
+            return False
+        behind = (each for each in reversed(self._asked) if each is not request)
+        others = (each for each in (*behind, request) if each.retained.pinned)
+        other = self._retention.youngest() or next(others, None)
+        if other is None or self._waits_to_be_written(other):
+            return False
+        self.stop_retaining(other)
+        return True
+
+    def _waits_to_be_written(self, request: LoadRequest) -> bool:
+        """Whether what is retained for a request could not leave anyway before it is written."""
+        last = request.retained.last
+        return last is not None and not last.tiers and self._dram.policy.queued_bytes > 0
+
+    def _slot_bytes(self, key: bytes) -> int:
+        """What a chunk takes in DRAM, whether it is there or not."""
+        chunk = self._dram.chunks.get(key)
+        if chunk is not None:
+            return chunk.slot_bytes
+        length = self._stack.length_of(key)
+        return 0 if length is None else slot_bytes_for(length)
+
+    # Reading from lower tiers.
+
+    def _read(self, request: LoadRequest, position: int) -> Chunk | None:
+        """Begin to read a chunk from a lower tier; None if it is not there or there is no room."""
+        key = request.keys[position]
+        length = self._stack.length_of(key)
+        if length is None or not self._fits(request, slot_bytes_for(length)):
+            return None
+        previous = request.keys[position - 1] if position else ROOT
+        parent = rule_of(request.group).parent_of(previous)
+        name = RecordName(request.namespace, request.group, key, parent)
+        return self._promotions.begin(name, length, ahead=request.state is LoadState.ARRIVED)
+
+    def _promoted(self, chunk: Chunk, waiting: Waiting) -> None:
+        for request, position in waiting:
+            self._received(request, position, chunk)
+        self.pump()
+
+    def _received(self, request: LoadRequest, position: int, chunk: Chunk) -> None:
+        """A chunk that a request waits for is READY, or was dropped."""
+        if position not in request.awaited:
+            return
+        request.awaited.discard(position)
+        has_asked = request.state is not LoadState.ARRIVED
+        is_due = has_asked and position < request.next  # else it was read ahead
+        if chunk.state is not SlotState.READY:
+            self._fail(request, position)
+        elif is_due:
+            self._dram.pin_for_load(chunk)
+            self._hold(request, position, chunk)
+        if not has_asked:
+            self._retain(request)
+        if not is_due:
+            self._retention.retain_early(request, position)
+        if has_asked:
+            self._advance(request)
+
+    def _fail(self, request: LoadRequest, position: int) -> None:
+        """A chunk cannot be had: what follows it is cut off."""
+        request.stop = min(request.stop, position)
+        request.next = min(request.next, request.stop)
+        request.awaited = {waited for waited in request.awaited if waited < position}
+        if request.state is LoadState.PROMISED:
+            # What was handed out behind it stays pinned until released: it may be being copied.
+            self._replies.failed(request, position)
+            return
+        for behind in [held for held in request.held if held > position]:
+            self._dram.unpin_for_load(request.held.pop(behind))
+
+    def read_ahead(self) -> None:
+        """Read what arrived and was not asked for yet, in order, while no ask waits for room."""
+        if any(request.wants_more for request in self._asked):
+            return
+        chunks = self._dram.chunks
+        for request in self._retention.unread():
+            # Nothing is read behind what cannot be retained.
+            while self._retain(request) and request.wants_more:
+                if chunks.is_ready(request.keys[request.next]):
+                    request.next += chunks.ready_prefix(request.keys[request.next : request.stop])
+                    self._retention.retain(request)
+                    position = min(request.next, request.retained.chunks) - 1
+                    self._retention.retain_early(request, position)
+                elif not self._acquire(request, request.next):
+                    return
+            if request.retained.chunks < request.next:
+                return
+
+    def _retain(self, request: LoadRequest) -> bool:
+        """A request has come by more of what it will want: keep it, and tell; False: not all."""
+        retained = request.retained.chunks
+        if request.next > retained and not self._is_here(request.keys[request.next - 1]):
+            request.next = retained  # there was no room to retain it, and it left
+        is_all = self._retention.retain(request)
+        ready = request.retained.ready
+        if ready >= request.told + TELL_CHUNKS or ready >= request.stop > request.told:
+            request.told = ready
+            request.session.send(Found(request.number, request.stop, ready))
+        return is_all
+
+    def _is_here(self, key: bytes) -> bool:
+        return self._dram.chunks.get(key) is not None
+
+    def stop_retaining(self, request: LoadRequest) -> None:
+        """Retain nothing for a request; what it holds since it asked stays."""
+        self._retention.end(request)
+        if request.state is LoadState.ARRIVED:
+            request.awaited.clear()
+
+    # Promises, and the end.
+
+    def _promise(self, request: LoadRequest, stop: int) -> None:
+        """Promise [first, stop), hand out what is held of it without a hole, let go of the rest."""
+        request.stop = min(stop, request.stop)
+        request.next = min(request.contiguous(), request.stop)
+        for behind in [held for held in request.held if held >= request.next]:
+            self._dram.unpin_for_load(request.held.pop(behind))
+        request.awaited.clear()
+        self._hand_out(request)
+
+    def _hand_out(self, request: LoadRequest) -> None:
+        """Promise all that is still wanted, and hand out what is held of it."""
+        end = min(request.contiguous(), request.stop)
+        held = [request.held[position] for position in range(request.first, end)]
+        request.state = LoadState.PROMISED
+        if request is not self._answering:  # whoever comes next may use what was retained for it
+            self._retention.end(request)
+        total = max(0, request.stop - request.first)
+        self._counters["promises"] += 1
+        self._counters["promised.chunks"] += total
+        self._replies.promise(request.session, request.number, request.first, held, total)
+        for position in sorted(position for position in request.held if position >= end):
+            self._replies.ready(request, position, request.held[position])
+        self._end_if_complete(request)
+
+    def _end_if_complete(self, request: LoadRequest) -> None:
+        if request.state is LoadState.PROMISED and request.is_acquired:
+            self._asked.pop(request, None)
+            if not request.held:
+                self.end(request)
+
+    def end(self, request: LoadRequest) -> None:
+        """It is over, in whatever state it was: nothing is held, awaited or retained for it."""
+        for chunk in request.held.values():
+            self._dram.unpin_for_load(chunk)
+        request.held.clear()
+        request.awaited.clear()
+        request.stop = request.next = 0
+        request.state = LoadState.OVER
+        self._retention.end(request)
+        self._asked.pop(request, None)
+        self.requests.remove(request)

@@ -1,0 +1,72 @@
+"""Chunks on their way from lower tiers into DRAM, each read once however many wait for it.
+
+A slot is taken when a read begins and counts against the load budget until it has ended; the chunk
+is in the table as LOADING all the while, so that others join it instead of reading it again.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from forebay.pool.core.chunks import Chunk
+from forebay.pool.core.loading.request import LoadRequest
+from forebay.pool.core.parts import CoreParts
+from forebay.record.header import RecordName
+from forebay.tiers.contract import Hit, LoadOutcome
+
+READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
+Waiting = list[tuple[LoadRequest, int]]  # who waits for a chunk, and which of theirs it is
+
+
+class Promotions:
+    """All reads in flight. Owned by the pool's thread; `complete` brings them back to it."""
+
+    def __init__(self, parts: CoreParts, done: Callable[[Chunk, Waiting], None]) -> None:
+        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._clock, self._complete = parts.clock, parts.complete
+        self._done = done  # told of every chunk that is READY, or was dropped
+        self._waiting: dict[Chunk, Waiting] = {}
+        self._ahead: set[Chunk] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Reads that tiers have not answered yet."""
+        return len(self._waiting)
+
+    @property
+    def ahead(self) -> int:
+        """Of these, for requests that had not asked when they began."""
+        return len(self._ahead)
+
+    def begin(self, name: RecordName, length: int, *, ahead: bool) -> Chunk | None:
+        """Begin to read a chunk that a lower tier has; None if there is no slot for it."""
+        chunk = self._dram.begin_load(name, length)
+        if chunk is None:
+            return None
+        self._waiting[chunk] = []
+        if ahead:
+            self._ahead.add(chunk)
+        deadline = self._clock.monotonic() + READ_DEADLINE_S
+        target = self._dram.slab.view(chunk.offset, length)
+        self._stack.load(name, target, partial(self._ended_on_thread, chunk), deadline)
+        return chunk
+
+    def join(self, chunk: Chunk, request: LoadRequest, position: int) -> None:
+        """Wait for a chunk that is LOADING."""
+        self._waiting[chunk].append((request, position))
+
+    def _ended_on_thread(self, chunk: Chunk, outcome: LoadOutcome) -> None:
+        self._complete(partial(self._ended, chunk, outcome))
+
+    def _ended(self, chunk: Chunk, outcome: LoadOutcome) -> None:
+        waiting = self._waiting.pop(chunk)
+        self._ahead.discard(chunk)
+        header = outcome.header if isinstance(outcome, Hit) else None
+        if header is not None:
+            self._counters["disk.loaded"] += 1
+            self._counters["disk.loaded_bytes"] += chunk.length
+        else:
+            reason = "io_error" if isinstance(outcome, Hit) else outcome.reason.value
+            self._counters[f"misses.{reason}"] += 1
+        self._dram.end_load(chunk, header)
+        self._done(chunk, waiting)

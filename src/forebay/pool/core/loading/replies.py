@@ -1,0 +1,45 @@
+"""What engines are told of their loads: what is promised, and what follows it.
+
+A promise carries a proof over the keys of what it hands out, and each later chunk its own key, so
+that an engine never takes a slot for another chunk's; see docs/protocol.md.
+"""
+
+from collections import Counter
+
+from forebay.identity.keys import proof_of
+from forebay.pool.core.chunks import Chunk
+from forebay.pool.core.loading.request import LoadRequest
+from forebay.pool.messages import Promise, Ready
+from forebay.pool.session import Session
+
+
+class Replies:
+    """Sends promises, and counts what left with them."""
+
+    def __init__(self, counters: Counter[str], generation: int) -> None:
+        self._counters = counters
+        self._generation = generation  # of the slab that slots are named in
+
+    def promise(
+        self, session: Session, number: int, first: int, held: list[Chunk], total: int
+    ) -> None:
+        """Hand out what is held, and say how much there will be with it."""
+        self._count(held)
+        offsets = [chunk.offset for chunk in held]
+        lengths = [chunk.length for chunk in held]
+        proof = proof_of(chunk.name.key for chunk in held)
+        session.send(Promise(number, self._generation, first, total, offsets, lengths, proof))
+
+    def ready(self, request: LoadRequest, position: int, chunk: Chunk) -> None:
+        """Hand out a chunk that was promised before it was here."""
+        self._count([chunk])
+        slot = chunk.offset, chunk.length, chunk.name.key
+        request.session.send(Ready(request.number, self._generation, position, *slot))
+
+    def failed(self, request: LoadRequest, position: int) -> None:
+        """A promised chunk, and what follows it, will not come."""
+        request.session.send(Ready(request.number, self._generation, position, 0, 0, b""))
+
+    def _count(self, chunks: list[Chunk]) -> None:
+        self._counters["loaded.chunks"] += len(chunks)
+        self._counters["loaded.bytes"] += sum(chunk.length for chunk in chunks)

@@ -1,0 +1,207 @@
+"""The tiers beneath DRAM, in order: the only place that knows which tier comes first.
+
+Everything that the pool wants of a lower tier goes through here: what is where, loads (from the
+nearest tier that has the record, and from the next one should that fail), stores, erasure, caps and
+status. The pool and its policy know tiers as numbers, 0 for the one right beneath DRAM.
+
+A record is never left with a hole before it. When a tier lets a record go that others continue, it
+asks whether another tier has it (`holds`: answered here, on any thread, without a lock). When the
+last copy of a chunk is gone, the pool says `lost`, and each tier forgets what hangs on it alone.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from forebay.errors import StartupError
+from forebay.pool.core.chunks import ChunkTable
+from forebay.record.header import RecordName
+from forebay.tiers.contract import (
+    LoadOutcome,
+    Miss,
+    MissReason,
+    Prefix,
+    Removed,
+    StoreOutcome,
+    Tier,
+    TierListener,
+    Usage,
+    VolumeStatus,
+)
+
+TierOpener = Callable[[TierListener], Tier]
+Done = Callable[[LoadOutcome], None]
+
+
+class TierStatus(NamedTuple):
+    """One lower tier, for people and metrics."""
+
+    name: str
+    usage: Usage
+    volumes: list[VolumeStatus]
+
+
+class TierStack:
+    """The lower tiers of one pool. Methods are called on the pool's thread, `holds` on any."""
+
+    def __init__(
+        self,
+        chunks: ChunkTable,
+        openers: Sequence[TierOpener],
+        on_removed: Callable[[int, list[Removed]], None],
+        on_learned: Callable[[], None],
+    ) -> None:
+        """Open the tiers, the nearest first; a StartupError if one cannot be had.
+
+        `on_removed` and `on_learned` are called on the tiers' threads.
+        """
+        self._chunks = chunks
+        self._tiers: list[Tier] = []
+        try:
+            for number, opener in enumerate(openers):
+                self._tiers.append(opener(_Listener(self, number, on_removed, on_learned)))
+        except StartupError:
+            self.close(0.0)
+            raise
+
+    def __len__(self) -> int:
+        return len(self._tiers)
+
+    def name_of(self, tier: int) -> str:
+        """What a tier is called in metrics."""
+        return self._tiers[tier].name
+
+    def prefix(self, keys: list[bytes], ready: int) -> Prefix:
+        """How many keys, from the first, are in DRAM or below; the first `ready` are in DRAM."""
+        at = ready
+        is_unknown = False
+        while at < len(keys) and not is_unknown:
+            if self._chunks.is_coming_or_ready(keys[at]):
+                at += 1
+                continue
+            before, rest = at, keys[at:]
+            for tier in self._tiers:
+                found = tier.prefix(rest)
+                at += found.chunks
+                is_unknown = is_unknown or found.is_unknown
+                if found.chunks:
+                    break
+            if at == before:
+                break
+            is_unknown = False  # whatever it was, it has been found elsewhere
+        return Prefix(at, is_unknown)
+
+    def tiers_of(self, key: bytes) -> frozenset[int]:
+        """The lower tiers that have a chunk."""
+        return frozenset(number for number, tier in enumerate(self._tiers) if tier.has(key))
+
+    def has(self, key: bytes) -> bool:
+        """Whether a lower tier has a chunk."""
+        return any(tier.has(key) for tier in self._tiers)
+
+    def holds(self, key: bytes, other_than: int) -> bool:
+        """Whether DRAM or a tier other than this one has a chunk; any thread may ask."""
+        if self._chunks.is_ready(key):
+            return True
+        others = (tier for number, tier in enumerate(self._tiers) if number != other_than)
+        return any(tier.has(key) for tier in others)
+
+    def length_of(self, key: bytes) -> int | None:
+        """The payload bytes of a chunk that can be loaded from a lower tier."""
+        lengths = (tier.length_of(key) for tier in self._tiers)
+        return next((length for length in lengths if length is not None), None)
+
+    def load(self, name: RecordName, target: memoryview, done: Done, deadline: float) -> None:
+        """Load from the nearest tier that can; from the next one if that misses."""
+        sources = [tier for tier in self._tiers if tier.length_of(name.key) is not None]
+        self._load_from(sources, name, target, done, deadline)
+
+    def _load_from(
+        self,
+        sources: list[Tier],
+        name: RecordName,
+        target: memoryview,
+        done: Done,
+        deadline: float,
+    ) -> None:
+        if not sources:
+            done(Miss(MissReason.ABSENT))
+            return
+        nearest, rest = sources[0], sources[1:]
+        if not rest:
+            nearest.submit_load(name, target, done, deadline)
+            return
+
+        def ended(outcome: LoadOutcome) -> None:
+            if isinstance(outcome, Miss):
+                self._load_from(rest, name, target, done, deadline)
+            else:
+                done(outcome)
+
+        nearest.submit_load(name, target, ended, deadline)
+
+    def store(
+        self,
+        tier: int,
+        name: RecordName,
+        source: memoryview,
+        length: int,
+        *,
+        done: Callable[[StoreOutcome], None],
+        digest: bytes | None,
+    ) -> None:
+        """Store in one tier."""
+        self._tiers[tier].submit_store(name, source, length, done, digest)
+
+    def lost(self, key: bytes) -> None:
+        """No tier has a chunk any more: what hangs on it alone is forgotten everywhere."""
+        for tier in self._tiers:
+            tier.lost(key)
+
+    def erase(self, prefix: bytes) -> int:
+        """Delete the namespaces that begin so, or everything (b''), for good; how many records.
+
+        Waits for the media: never on the pool's thread.
+        """
+        count = 0
+        for tier in self._tiers:
+            names = [each for each in tier.namespaces() if each.startswith(prefix)]
+            count += sum(map(tier.erase, names)) if prefix else tier.erase(None)
+        return count
+
+    def resize(self, path: str, cap_bytes: int) -> bool:
+        """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""
+        return any(tier.resize(path, cap_bytes) for tier in self._tiers)
+
+    def status(self) -> list[TierStatus]:
+        """Every lower tier, the nearest first."""
+        return [TierStatus(tier.name, tier.usage(), tier.volumes()) for tier in self._tiers]
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what was accepted, as far as the time allows, and let go of the media."""
+        for tier in self._tiers:
+            tier.close(timeout_s)
+
+
+class _Listener(TierListener):
+    """What one tier tells and asks."""
+
+    def __init__(
+        self,
+        stack: TierStack,
+        number: int,
+        on_removed: Callable[[int, list[Removed]], None],
+        on_learned: Callable[[], None],
+    ) -> None:
+        self._removed = partial(on_removed, number)
+        self._holds = partial(stack.holds, other_than=number)
+        self._learned = on_learned
+
+    def removed(self, records: list[Removed]) -> None:
+        self._removed(records)
+
+    def learned(self, keys: Sequence[bytes]) -> None:  # noqa: ARG002 - all that wait ask again
+        self._learned()
+
+    def holds(self, key: bytes) -> bool:
+        return self._holds(key)

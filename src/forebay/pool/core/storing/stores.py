@@ -1,0 +1,186 @@
+"""From reserve to commit: slots for engines.
+
+A slot given to an engine is that engine's until it commits, aborts, or all of its processes are
+gone: a process that lives may still write there. Nothing waits: an engine that finds no slot is
+told to come again.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+from forebay.identity.groups import rule_of
+from forebay.pool.core.chunks import Chunk
+from forebay.pool.core.dram import Newcomer, NoSlot
+from forebay.pool.core.hashing import Hasher
+from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.storing.write_behind import WriteBehind
+from forebay.pool.messages import (
+    Abort,
+    ChunkRun,
+    Commit,
+    Committed,
+    Reserve,
+    ReserveAnswer,
+    Reserved,
+)
+from forebay.pool.session import Session, Work
+from forebay.record.header import (
+    KEY_BYTES,
+    NAMESPACE_BYTES,
+    PAYLOAD_BYTES_MAX,
+    ROOT,
+    RecordName,
+)
+from forebay.record.region import short
+from forebay.tiers.dram.slab import slot_bytes_for
+
+_AT_ONCE: Final = 16  # chunks a turn, half a millisecond where slots are freed
+
+
+class Stores:
+    """Everything on its way into the pool. Owned by the pool's thread."""
+
+    def __init__(
+        self,
+        parts: CoreParts,
+        write_behind: WriteBehind,
+        hasher: Hasher,
+        loads_wait: Callable[[], bool],
+    ) -> None:
+        self._dram, self._counters = parts.dram, parts.counters
+        self._generation = parts.generation
+        self._write_behind = write_behind
+        self._hasher = hasher
+        self._loads_wait = loads_wait  # whether somebody wants to load more than there is room for
+        self._filling: dict[str, dict[int, Chunk]] = {}  # engine → slots it may write into
+
+    def reserve(self, session: Session, message: Reserve) -> Work:
+        """Answer for every chunk: a slot, have it, no, or later; a few chunks with every turn."""
+        answers: list[int] = []
+        tried, is_answered = 0, False
+        try:
+            for run in message.runs:
+                for _ in self._reserve_run(session.engine, run, answers):
+                    tried += 1
+                    if not tried % _AT_ONCE:
+                        yield
+            session.send(Reserved(message.batch, self._generation, answers))
+            is_answered = True
+        finally:
+            if not is_answered:  # nobody has heard of these slots
+                self._take_back(session.engine, answers)
+
+    def commit(self, session: Session, message: Commit) -> None:
+        """Let chunks be found whose slots an engine has filled."""
+        committed: list[Chunk] = []
+        if message.generation == self._generation:
+            mine = self._filling.get(session.engine, {})
+            for offset in message.offsets:
+                chunk = mine.pop(offset, None)
+                if chunk is not None and self._dram.commit(chunk):
+                    committed.append(chunk)
+        self._counters["stored.commits"] += len(committed)
+        self._counters["stored.chunks"] += len(committed)
+        self._counters["stored.bytes"] += sum(chunk.length for chunk in committed)
+        session.send(Committed(len(committed)))
+        # Whoever writes or checks them later need not compute it again.
+        self._hash(committed)
+
+    def abort(self, session: Session, message: Abort) -> None:
+        """Take slots back that an engine will not fill."""
+        if message.generation == self._generation:
+            self._take_back(session.engine, message.offsets)
+
+    def exited(self, engine: str) -> None:
+        """Nobody is left who could write into this engine's slots."""
+        for chunk in self._filling.pop(engine, {}).values():
+            self._dram.abandon(chunk)
+
+    def lends(self, engine: str) -> bool:
+        """Whether an engine may write into a slot."""
+        return bool(self._filling.get(engine))
+
+    @property
+    def filling(self) -> int:
+        """Slots that engines may write into."""
+        return sum(map(len, self._filling.values()))
+
+    def _take_back(self, engine: str, offsets: list[int]) -> None:
+        for offset in offsets:
+            chunk = self._filling.get(engine, {}).pop(offset, None)
+            if chunk is not None:
+                self._dram.abandon(chunk)
+
+    def _reserve_run(self, engine: str, run: ChunkRun, answers: list[int]) -> Iterator[None]:
+        """Comes back before every chunk, and once more: others may be served then."""
+        yield
+        missing = count = len(run.keys) // KEY_BYTES
+        keys = [run.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in range(count)]
+        if not self._is_sensible(run):
+            self._counters["stores.no"] += count
+            answers += [ReserveAnswer.NO] * count
+            return
+        rule = rule_of(run.group)
+        answer, previous, newcomer = int(ReserveAnswer.HAVE), run.parent, None
+        for key in keys:
+            yield
+            name = RecordName(run.namespace, run.group, key, rule.parent_of(previous))
+            if not self._dram.is_known(name.parent):
+                answer = ReserveAnswer.NO
+                break
+            if self._dram.has(short(key)):
+                self._counters["stores.have"] += 1
+                answer = ReserveAnswer.HAVE
+            else:
+                newcomer = newcomer or Newcomer(short(key), _short_or_none(name.parent))
+                answer = self._reserve_one(engine, name, run.length, newcomer)
+            if answer in (ReserveAnswer.LATER, ReserveAnswer.NO):
+                break  # what follows could not be reached, or would come before what it continues
+            answers.append(answer)
+            missing -= 1
+            previous = key
+        if missing:
+            is_later = answer == ReserveAnswer.LATER
+            self._counters["stores.later" if is_later else "stores.no"] += missing
+            if is_later:
+                self._write_behind.hurry()
+            answers += [answer] * missing
+
+    def _is_sensible(self, run: ChunkRun) -> bool:
+        return (
+            not len(run.keys) % KEY_BYTES
+            and len(run.parent) == KEY_BYTES
+            and len(run.namespace) == NAMESPACE_BYTES
+            and 0 < run.length <= PAYLOAD_BYTES_MAX
+            and 0 <= run.group < 1 << 32
+            and slot_bytes_for(run.length) <= self._dram.slab.arena_bytes
+        )
+
+    def _reserve_one(self, engine: str, name: RecordName, length: int, newcomer: Newcomer) -> int:
+        # A burst may leave all of DRAM waiting to be written. But where loads want room, what
+        # waits counts too: they cannot have it before it is written, and half of DRAM is theirs.
+        waiting_bytes = self._dram.policy.queued_bytes if self._loads_wait() else 0
+        if not self._dram.store_budget.fits(slot_bytes_for(length), waiting_bytes):
+            return ReserveAnswer.LATER
+        chunk = self._dram.begin_fill(engine, name, length, newcomer)
+        if isinstance(chunk, NoSlot):
+            return ReserveAnswer.LATER if chunk is NoSlot.NOW else ReserveAnswer.NO
+        self._filling.setdefault(engine, {})[chunk.offset] = chunk
+        self._counters["stores.slots"] += 1
+        return chunk.offset
+
+    def _hash(self, chunks: list[Chunk]) -> None:
+        """Have the digests of a commit's chunks computed; one that leaves meanwhile needs none."""
+        if chunks:
+            payloads = [self._dram.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
+            self._hasher.submit(payloads, partial(self._hashed, chunks))
+
+    def _hashed(self, chunks: list[Chunk], digests: list[bytes]) -> None:
+        for chunk, digest in zip(chunks, digests, strict=True):
+            if self._dram.chunks.get(chunk.key) is chunk:  # else its slot may be another's
+                chunk.digest = digest
+
+
+def _short_or_none(parent: bytes) -> bytes | None:
+    return None if parent == ROOT else short(parent)

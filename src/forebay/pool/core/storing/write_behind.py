@@ -1,0 +1,72 @@
+"""Write-behind: from DRAM to the lower tiers, as much at a time as each tier takes.
+
+What is written, and in which order, is the policy's decision; see `forebay.pool.policy.writing`.
+"""
+
+from functools import partial
+from typing import Final
+
+from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.parts import CoreParts
+from forebay.tiers.contract import Dropped, DropReason, StoreOutcome
+
+WRITES_MAX: Final = 16  # in flight or queued at a tier; the rest waits in DRAM
+
+
+class WriteBehind:
+    """All writes to lower tiers. Owned by the pool's thread; `complete` brings them back to it."""
+
+    def __init__(self, parts: CoreParts) -> None:
+        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._clock, self._complete = parts.clock, parts.complete
+        self._in_flight = [0] * len(self._stack)  # by tier
+
+    @property
+    def in_flight(self) -> int:
+        """Writes that tiers have not answered yet."""
+        return sum(self._in_flight)
+
+    def run(self, *, idle: bool = False) -> None:
+        """Hand to every tier what the policy offers for it, while there is room."""
+        for tier in range(len(self._stack)):
+            while self._in_flight[tier] < WRITES_MAX and self._write_next(tier, idle=idle):
+                pass
+
+    def hurry(self) -> None:
+        """Somebody found no slot: whatever can be written is on its way afterwards."""
+        self.run(idle=True)
+        has_room = any(count < WRITES_MAX for count in self._in_flight)
+        if has_room and self._dram.policy.queued_bytes:
+            self._counters["stores.later_beside_an_idle_disk"] += 1  # it should not be
+
+    def _write_next(self, tier: int, *, idle: bool) -> bool:
+        """Begin the next write to a tier; False if nothing is to be written now."""
+        dram = self._dram
+        is_idle = idle or dram.must_write
+        key = dram.policy.next_write(tier, self._clock.monotonic(), idle=is_idle)
+        if key is None:
+            return False
+        chunk = dram.chunks.get(key)
+        if chunk is None or chunk.state is not SlotState.READY or tier in chunk.writing_to:
+            dram.policy.write_failed(key, tier)
+            return True
+        dram.begin_write(chunk, tier)
+        self._in_flight[tier] += 1
+        source = dram.slab.view(chunk.offset, chunk.length)
+        done = partial(self._ended_on_thread, tier, chunk)
+        self._stack.store(tier, chunk.name, source, chunk.length, done=done, digest=chunk.digest)
+        return True
+
+    def _ended_on_thread(self, tier: int, chunk: Chunk, outcome: StoreOutcome) -> None:
+        self._complete(partial(self._ended, tier, chunk, outcome))
+
+    def _ended(self, tier: int, chunk: Chunk, outcome: StoreOutcome) -> None:
+        self._in_flight[tier] -= 1
+        name = self._stack.name_of(tier)
+        is_stored = not isinstance(outcome, Dropped) or outcome.reason is DropReason.DUPLICATE
+        self._dram.end_write(chunk, tier, is_stored=is_stored)
+        if isinstance(outcome, Dropped) and not is_stored:
+            self._counters[f"{name}.dropped.{outcome.reason.value}"] += 1
+        else:
+            self._counters[f"{name}.written"] += 1
+            self._counters[f"{name}.written_bytes"] += chunk.length

@@ -1,0 +1,152 @@
+"""Curves as inline SVG: no script, nothing from the network; colours come from the page's style."""
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+WIDTH: Final = 520
+HEIGHT: Final = 300
+LEFT, RIGHT, TOP, BOTTOM = 58, 18, 16, 46
+_LOG_FROM: Final = 8.0  # a range of x this wide is shown by its logarithm
+_LABEL_GAP: Final = 26.0  # between labels on the x axis
+_TICKS: Final = 5
+COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes of the page
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """One line."""
+
+    name: str
+    colour: str  # one of COLOURS
+    points: Sequence[tuple[float, float]]  # ascending in x
+    mark: float | None = None  # the x of the operating point
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One picture."""
+
+    title: str
+    unit: str
+    across: str  # what x is
+    lines: Sequence[ChartLine]
+    bound: float | None = None  # the SLA
+    bound_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """From figures to places."""
+
+    low: float
+    high: float
+    top: float
+    is_log: bool
+
+    def x(self, value: float) -> float:
+        """From the left."""
+        low, high, at = self.low, self.high, value
+        if self.is_log:
+            low, high, at = math.log(low), math.log(high), math.log(value)
+        share = (at - low) / (high - low) if high > low else 0.5
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        """From the top."""
+        return HEIGHT - BOTTOM - value / self.top * (HEIGHT - TOP - BOTTOM)
+
+
+def svg(chart: Chart) -> str:
+    """The picture, or nothing where there are no points."""
+    places = sorted({x for line in chart.lines for x, _ in line.points})
+    if not places:
+        return ""
+    values = [y for line in chart.lines for _, y in line.points]
+    top = _ceiling(max([*values, chart.bound or 0.0]))
+    scale = _Axes(places[0], places[-1], top, places[-1] / places[0] >= _LOG_FROM)
+    parts = [*_grid(chart, scale, places)]
+    if chart.bound is not None:
+        parts += _bound(chart, scale)
+    for line in chart.lines:
+        parts += _line(line, chart.unit, chart.across, scale)
+    body = "\n".join(parts)
+    name = html.escape(chart.title)
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">\n{body}\n</svg>'
+
+
+def _ceiling(value: float) -> float:
+    """A round number above the value that five lines divide well."""
+    if value <= 0:
+        return 1.0
+    step = value / _TICKS
+    size = 10.0 ** math.floor(math.log10(step))
+    for factor in (1.0, 2.0, 2.5, 5.0, 10.0):
+        if factor * size >= step:
+            return factor * size * _TICKS
+    return 10.0 * size * _TICKS
+
+
+def _grid(chart: Chart, scale: _Axes, places: Sequence[float]) -> list[str]:
+    parts = []
+    for tick in range(_TICKS + 1):
+        value = scale.top * tick / _TICKS
+        y = scale.y(value)
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
+        )
+    last = -math.inf
+    for place in places:
+        x = scale.x(place)
+        if x - last < _LABEL_GAP:
+            continue
+        last = x
+        parts.append(
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{place:g}</text>'
+        )
+    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+    parts.append(
+        f'<text class="axis" x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">'
+        f"{html.escape(chart.across)}</text>"
+    )
+    return parts
+
+
+def _bound(chart: Chart, scale: _Axes) -> list[str]:
+    assert chart.bound is not None
+    y = scale.y(chart.bound)
+    return [
+        f'<line class="sla" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>',
+        f'<text class="sla" x="{LEFT + 6}" y="{y - 5:.1f}">{html.escape(chart.bound_name)}</text>',
+    ]
+
+
+def _line(line: ChartLine, unit: str, across: str, scale: _Axes) -> list[str]:
+    path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
+    parts = [f'<polyline class="curve {line.colour}" points="{path}"/>']
+    for x, y in line.points:
+        is_marked = x == line.mark
+        said = f"{line.name}: {number(y)} {unit} at {x:g} {across}"
+        said += ", the operating point" if is_marked else ""
+        if is_marked:
+            parts.append(
+                f'<circle class="ring {line.colour}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
+                ' r="8"/>'
+            )
+        parts.append(
+            f'<circle class="dot {line.colour}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="4">'
+            f"<title>{html.escape(said)}</title></circle>"
+        )
+    return parts
+
+
+def number(value: float | None) -> str:
+    """Three digits or four; a dash where there is none."""
+    if value is None:
+        return "-"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,343 @@
+"""The region log: the regions of one directory, filled one after another, evicted oldest first.
+
+`_changed` guards the open region, the list of full ones and the byte count. The I/O of opening the
+next region (rolling) happens outside it, by one writer thread at a time, while the others wait.
+"""
+
+import errno
+import logging
+import threading
+from collections import deque
+from collections.abc import Container
+from typing import Final, NamedTuple
+
+from forebay.record import region as layout
+from forebay.record.header import RecordHeader, record_bytes
+from forebay.sys.memory import PAGE_BYTES
+from forebay.sys.world import World
+from forebay.tiers.contract import DropReason
+from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.disk.options import Options
+from forebay.tiers.disk.regions import region as regions
+from forebay.tiers.disk.regions.directory import OpenDirectory, generation_in, region_name
+from forebay.tiers.disk.regions.region import Region
+
+_log: Final = logging.getLogger(__name__)
+FULL_ERRNOS: Final = {errno.ENOSPC, errno.EDQUOT}
+
+
+class RegionLogLimits(NamedTuple):
+    """How much of its directory a region log may take."""
+
+    drive: int  # the directory's number in the tier
+    usable_bytes: int  # for all regions together
+    region_bytes: int  # for a new one
+
+
+class RegionLog:
+    """Gives each record its place, and evicts old regions for new ones."""
+
+    def __init__(
+        self,
+        directory: OpenDirectory,
+        catalog: Catalog,
+        options: Options,
+        world: World,
+        limits: RegionLogLimits,
+    ) -> None:
+        self._directory = directory
+        self._catalog = catalog
+        self._options = options
+        self._disk, self._clock = world.disk, world.clock
+        self._limits = limits
+        self._changed = threading.Condition()
+        self._is_rolling = False
+        self._open: Region | None = None
+        self._full: deque[Region] = deque()  # takes no more records; oldest first
+        self._generation = 0
+        self._pause = (DropReason.NO_SPACE, 0.0)  # why, and until when, no region is opened
+        self._unlinked: list[int] = []  # descriptors of files that are gone
+        self._to_remove: list[tuple[str, int]] = []  # files to remove, and what they count for
+        self._pins = 0  # regions that are being erased in
+        self._is_closed = False
+        self.allocated_bytes = 0
+        self.evicted_regions = 0
+
+    @property
+    def drive(self) -> int:
+        """The directory's number in the tier."""
+        return self._limits.drive
+
+    def add(self, region: Region, *, resume: bool) -> None:
+        """Add a region found at a start, oldest first; the last may be filled further."""
+        self._generation = max(self._generation, region.generation, generation_in(region.name))
+        self.allocated_bytes += region.file_bytes
+        if resume:
+            self._open = region
+        else:
+            region.full = True
+            self._full.append(region)
+
+    def reserve_generation(self, generation: int, size_bytes: int) -> None:
+        """Count a file that is left alone: neither its name nor its bytes are given away."""
+        self._generation = max(self._generation, generation)
+        self.allocated_bytes += size_bytes
+
+    def remove_later(self, name: str, size_bytes: int) -> None:
+        """Count a file that should be gone but is not; its removal is tried again before a roll."""
+        self._to_remove.append((name, size_bytes))
+        self.allocated_bytes += size_bytes
+
+    def regions(self) -> list[Region]:
+        """All regions here, oldest first."""
+        with self._changed:
+            return [*self._full, self._open] if self._open is not None else list(self._full)
+
+    def resize(self, usable: int, region_bytes: int) -> None:
+        """Keep another cap from now on; regions that do not fit it any more are removed at once.
+
+        Called by one thread at a time; waits for the medium.
+        """
+        with self._changed:
+            while self._is_rolling:
+                self._changed.wait()
+            self._is_rolling = True
+            self._limits = self._limits._replace(usable_bytes=usable, region_bytes=region_bytes)
+            unfit = self._end_open_region() if self.allocated_bytes > usable else None
+        try:
+            if unfit is not None:
+                self._seal(unfit)
+            while self.allocated_bytes > usable and (oldest := self._evict()) is not None:
+                self._unlink(oldest)
+        except OSError as error:
+            _log.warning("%s is above its cap (%s)", self._directory.path, error.strerror)
+        finally:
+            with self._changed:
+                self._is_rolling = False
+                self._changed.notify_all()
+
+    def _is_of_our_size(self, region: Region) -> bool:
+        """Whether a new region would hold no more: an older one may be smaller."""
+        return region.size_bytes == region.file_bytes == self._limits.region_bytes
+
+    def fits(self, length: int) -> bool:
+        """Whether a record of this payload can ever have a place here."""
+        return record_bytes(length) + 3 * PAGE_BYTES <= self._limits.region_bytes
+
+    def place(self, length: int) -> tuple[Region, int] | DropReason:
+        """Give a record its place, opening the next region if it must be; on a writer thread."""
+        while True:
+            with self._changed:
+                while self._is_rolling:
+                    self._changed.wait()
+                region = self._open
+                offset = region.place(length) if region is not None else None
+                if region is not None and offset is not None:
+                    return region, offset
+                if region is not None and not region.placed and self._is_of_our_size(region):
+                    return DropReason.TOO_LARGE
+                self._is_rolling = True
+                sealable = self._end_open_region()
+            if sealable is not None:
+                self._seal(sealable)
+            refused = self._roll()
+            if refused is not None:
+                return refused
+
+    def add_entry(self, region: Region, header: RecordHeader, offset: int) -> None:
+        """A placed record is on the medium: from now on an erasure finds it."""
+        with self._changed:
+            region.contents += layout.pack_entry(header, offset)
+
+    def contents(self, region: Region) -> bytes | None:
+        """The packed entries of a pinned region; None: they are on the medium."""
+        with self._changed:
+            return None if region.is_sealed else bytes(region.contents)
+
+    def drop_entries(self, region: Region, offsets: Container[int], contents: bytes = b"") -> None:
+        """Forget records that are gone from the medium; `contents`: what a sealed table said."""
+        with self._changed:
+            if region.is_sealed:
+                region.is_sealed = False  # sealed anew when nobody uses it
+                region.contents = bytearray(contents)
+            region.drop_entries(offsets)
+
+    def end_use(self, region: Region) -> None:
+        """A record that was given a place is written, or will not be; full regions are sealed."""
+        with self._changed:
+            sealable = region.end_use()
+            if sealable:
+                _begin_sealing(region)
+        if sealable:
+            self._seal(region)
+
+    def pin(self, region: Region) -> bool:
+        """Keep a region from being evicted or sealed until `unpin`; False if it is gone already."""
+        with self._changed:
+            while self._is_rolling or region.is_sealing:
+                self._changed.wait()
+            if self._is_closed or not (region is self._open or region in self._full):
+                return False
+            region.users += 1
+            self._pins += 1
+            return True
+
+    def unpin(self, region: Region) -> None:
+        """End a pin; the region is sealed if it is full and has no table of contents."""
+        self.end_use(region)
+        with self._changed:
+            self._pins -= 1
+            self._changed.notify_all()
+
+    def stop_erasures(self, timeout_s: float) -> bool:
+        """Allow no further erasure and wait for those under way; False if they last too long."""
+        with self._changed:
+            self._is_closed = True
+            return self._changed.wait_for(lambda: not self._pins, timeout_s)
+
+    def close(self) -> list[int]:
+        """Seal the open region, after the last write; the descriptors, which the caller closes."""
+        with self._changed:
+            region = self._end_open_region()
+        if region is not None:
+            self._seal(region)
+        return [region.descriptor for region in self._full] + self._unlinked
+
+    def _end_open_region(self) -> Region | None:
+        """Put no more records into the open region; the region, if it can be sealed at once."""
+        region, self._open = self._open, None
+        if region is None:
+            return None
+        region.full = True
+        self._full.append(region)
+        if region.users:
+            return None
+        _begin_sealing(region)
+        return region
+
+    def _seal(self, region: Region) -> None:
+        """Write the table of contents; without it the region is walked at the next start."""
+        try:
+            regions.seal(self._disk, region)
+        except OSError as error:
+            _log.warning("%s has no table of contents (%s)", region.name, error.strerror)
+        else:
+            region.is_sealed = True
+        with self._changed:
+            if region.is_sealed:
+                region.contents = bytearray()
+            region.is_sealing = False
+            region.users -= 1
+            self._changed.notify_all()
+
+    def _roll(self) -> DropReason | None:
+        """Open the next region; the reason if that cannot be done now."""
+        opened: Region | DropReason = DropReason.IO_ERROR
+        try:
+            opened = self._next_region()
+        except OSError as error:
+            opened = DropReason.NO_SPACE if error.errno in FULL_ERRNOS else DropReason.IO_ERROR
+            self._pause = (opened, self._clock.monotonic() + self._options.full_pause_s)
+        finally:
+            with self._changed:
+                self._is_rolling = False
+                if isinstance(opened, Region):
+                    self._open = opened
+                self._changed.notify_all()
+        return None if isinstance(opened, Region) else opened
+
+    def _next_region(self) -> Region | DropReason:
+        reason, until = self._pause
+        if self._clock.monotonic() < until:
+            return reason
+        self._remove_leftovers()
+        while self.allocated_bytes + self._limits.region_bytes > self._limits.usable_bytes:
+            oldest = self._evict()
+            if oldest is None:
+                return DropReason.BUSY
+            within_cap = self.allocated_bytes <= self._limits.usable_bytes
+            if within_cap and self._is_of_our_size(oldest):
+                region = self._recycle(oldest)
+                break
+            self._unlink(oldest)
+        else:
+            region = self._create()
+        self._catalog.add_region(region)
+        return region
+
+    def _remove_leftovers(self) -> None:
+        """Remove the files to remove; what cannot be removed stays counted until the next roll."""
+        for name, size_bytes in self._to_remove.copy():
+            try:
+                self._disk.unlink(self._directory.descriptor, name)
+            except FileNotFoundError:
+                pass  # somebody else has done it
+            except OSError:
+                continue
+            self._to_remove.remove((name, size_bytes))
+            self.allocated_bytes -= size_bytes
+
+    def _evict(self) -> Region | None:
+        """The oldest region, its records forgotten; None if all are still being written."""
+        with self._changed:
+            oldest = self._full[0] if self._full else None
+        if oldest is None or oldest.users:
+            return None
+        if oldest.number:
+            self._catalog.drop_region(oldest)
+            oldest.number = 0  # forgotten already, if what follows fails and is tried again
+            self.evicted_regions += 1
+        return oldest
+
+    def _create(self) -> Region:
+        """A new file, every block of it allocated before its first record."""
+        name = self._next_name()
+        place = self._directory.descriptor
+        descriptor = self._disk.open(
+            place, name, create=True, direct=self._directory.direct, write=True
+        )
+        self.allocated_bytes += (
+            self._limits.region_bytes
+        )  # from before it is until after it is gone
+        try:
+            self._disk.preallocate(descriptor, self._limits.region_bytes)
+            return self._begin(name, descriptor)
+        except OSError:
+            self._disk.close(descriptor)
+            self._to_remove.append((name, self._limits.region_bytes))
+            self._remove_leftovers()
+            raise
+
+    def _recycle(self, oldest: Region) -> Region:
+        """The oldest region's file under a new name: no block is freed, none allocated."""
+        name = self._next_name()
+        self._disk.rename(self._directory.descriptor, oldest.name, name)
+        oldest.name = name
+        region = self._begin(name, oldest.descriptor)
+        with self._changed:
+            self._full.popleft()
+        return region
+
+    def _unlink(self, oldest: Region) -> None:
+        """Remove a file of another size; reads in flight may still use its descriptor."""
+        self._disk.unlink(self._directory.descriptor, oldest.name)
+        with self._changed:
+            self._unlinked.append(self._full.popleft().descriptor)
+        self.allocated_bytes -= oldest.file_bytes
+
+    def _next_name(self) -> str:
+        self._generation += 1
+        return region_name(self._generation)
+
+    def _begin(self, name: str, descriptor: int) -> Region:
+        number = self._catalog.number()
+        region = Region(number, name, generation_in(name), descriptor, self._limits.region_bytes)
+        region.drive = self._limits.drive
+        regions.write_header(self._disk, region)
+        return region
+
+
+def _begin_sealing(region: Region) -> None:
+    """Until it is sealed nothing else may use the file."""
+    region.users += 1
+    region.is_sealing = True

@@ -1,0 +1,39 @@
+"""An engine of a measurement: a real process, quoted where it fails, gone with all it started."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.pool_process import wait_until
+
+from forebay.bench import processes
+from forebay.errors import StartupError
+
+
+def test_an_engine_that_cannot_begin_is_quoted(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('no room'); raise SystemExit(3)"]
+    begun = processes.running_server(command, {}, processes.free_port(), tmp_path / "log")
+    with pytest.raises(StartupError, match="it said last:\nno room"), begun:
+        pass
+
+
+def test_an_engine_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
+    child = "import time; time.sleep(600)"
+    text = (
+        "import http.server, subprocess, sys\n"
+        f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True)\n"
+        "class Up(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200); self.end_headers()\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Up).serve_forever()\n"
+    )
+    port, log = processes.free_port(), tmp_path / "log"
+    with processes.running_server([sys.executable, "-c", text, str(port)], {}, port, log):
+        pid = int(log.read_text().split()[0])
+        assert Path(f"/proc/{pid}").exists()
+    wait_until(lambda: has_ended(pid), "its child to end")
+
+
+def has_ended(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or "Z" in stat.read_text()

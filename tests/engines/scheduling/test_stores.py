@@ -1,0 +1,96 @@
+"""What becomes of offers, whatever the pool answers and in whichever order."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from forebay.engines.geometry import Geometry
+from forebay.engines.scheduling.error_budget import ErrorBudget
+from forebay.engines.scheduling.lookups import LoadLimits, Lookups
+from forebay.engines.scheduling.request import TrackedRequest
+from forebay.engines.scheduling.stores import EngineStores
+from forebay.identity.keys import ChainRoot
+from forebay.pool.client.session import PoolSession
+from forebay.pool.messages import Found, ReserveAnswer, Reserved
+from forebay.sys.clock import Clock
+
+SHAPE = Geometry(("layer",), page_bytes=4096, block_tokens=16, chunk_blocks=1)
+ROOT = ChainRoot(b"n" * 32, SHAPE.chunk_tokens)
+
+
+@pytest.fixture
+def pool() -> PoolSession:
+    """A member of a pool that hears nothing."""
+    session = PoolSession("/nowhere", Clock(), maps_slab=False)
+    session.generation = 1
+    return session
+
+
+@pytest.fixture
+def tracked() -> TrackedRequest:
+    """A request of eight chunks that is being computed."""
+    tokens = list(range(8 * SHAPE.chunk_tokens))
+    request = SimpleNamespace(request_id="request", all_token_ids=tokens)
+    tracked = TrackedRequest(request, SHAPE, ROOT)
+    tracked.blocks = list(range(8))
+    tracked.extend()
+    return tracked
+
+
+def test_no_to_what_continues_a_chunk_without_a_slot_is_not_for_ever(
+    pool: PoolSession, tracked: TrackedRequest
+) -> None:
+    storing = EngineStores(pool, SHAPE, Counter())
+    for computed in (4, 6):  # the second before the first is answered
+        tracked.offered = computed
+        storing.offer([tracked])
+    storing.answered(
+        Reserved(1, 1, [0, ReserveAnswer.LATER, ReserveAnswer.LATER, ReserveAnswer.LATER])
+    )
+    storing.answered(Reserved(2, 1, [ReserveAnswer.NO, ReserveAnswer.NO]))
+    assert tracked.wants_store, "the pool only does not know the chunk before"
+    assert (tracked.stored, tracked.offered) == (1, 1)
+    tracked.offered = 6
+    storing.offer([tracked])
+    storing.answered(Reserved(3, 1, [ReserveAnswer.NO] * 5))
+    assert not tracked.wants_store
+
+
+def test_after_a_chunk_without_a_slot_few_are_offered_and_more_as_they_are_taken(
+    pool: PoolSession,
+) -> None:
+    storing = EngineStores(pool, SHAPE, Counter())
+    tokens = list(range(400 * SHAPE.chunk_tokens))
+    request = SimpleNamespace(request_id="request", all_token_ids=tokens)
+    tracked = TrackedRequest(request, SHAPE, ROOT)
+    tracked.blocks = list(range(400))
+
+    def offered() -> int:
+        tracked.offer_at = 0.0  # a while later
+        before = tracked.stored
+        storing.offer(storing.completed([(tracked, len(tokens))]))
+        return tracked.stored - before
+
+    assert offered() == 400
+    storing.answered(Reserved(1, 1, [ReserveAnswer.LATER] * 400))
+    assert offered() == 8
+    assert offered() == 0, "what follows them is not offered before they are answered"
+    storing.answered(Reserved(2, 1, [ReserveAnswer.HAVE] * 6 + [0, ReserveAnswer.LATER]))
+    assert offered() == 8
+    storing.answered(Reserved(3, 1, [ReserveAnswer.HAVE] * 8))
+    assert offered() == 400 - 15
+
+
+def test_what_the_pool_has_lost_since_the_lookup_is_stored_again(
+    pool: PoolSession, tracked: TrackedRequest
+) -> None:
+    tracked.wants_load = True
+    asking = Lookups(
+        pool, SHAPE, LoadLimits(16, 5, 5), budget=ErrorBudget(), counts=Counter(), tracked={}
+    )
+    asking.look_up(tracked)
+    asking.heard(Found(tracked.number, 6, 0))
+    assert tracked.stored == 6
+    asking.heard(Found(tracked.number, 2, 2))
+    assert (tracked.stored, tracked.offered) == (2, 0)

@@ -1,0 +1,282 @@
+"""Pools for tests that go through the socket: on a thread of ours, or in a process of its own."""
+
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from tests.clocks import SlowClock
+
+from forebay.pool.client import Chain, Client, Loaded
+from forebay.pool.life import Service
+from forebay.pool.server.limits import Limits
+from forebay.settings import DiskSetting, Settings
+from forebay.sys.world import World
+from forebay.testing import samples
+from forebay.testing.samples import Sample
+from forebay.tiers.contract import Miss
+
+HANG_S: Final = 60.0  # longer than anything takes; ends a test that would wait for ever
+DRAM_BYTES: Final = 16 << 20
+DISK_BYTES: Final = 64 << 20
+_LOUD: Final = b"\x42"  # numbers of such bytes are large, whatever their format
+SMALL: Final = Settings(dram=DRAM_BYTES)
+
+
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """A private directory whose name leaves room for a socket's path."""
+    path = Path(tempfile.mkdtemp(prefix="fb-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def serving(
+    place: Path,
+    settings: Settings = SMALL,
+    *,
+    limits: Limits | None = None,
+    world: World | None = None,
+    before: Callable[[Service], object] = lambda _: None,
+) -> Iterator[Service]:
+    """A pool on a thread of ours, its socket in `place`.
+
+    It listens when `before` is called, and reads what was sent to it only afterwards.
+    """
+    settings = replace(settings, socket=settings.socket or str(place / "pool.sock"))
+    service = Service.open(settings, world=world, limits=limits)
+    before(service)
+    thread = threading.Thread(target=service.run, args=(None,), name="test-pool")
+    thread.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+        thread.join(HANG_S)
+        assert not thread.is_alive()
+        service.close(HANG_S)
+
+
+def with_disk(place: Path) -> Settings:
+    """A small pool's settings with a directory in `place`."""
+    (place / "disk").mkdir(mode=0o700, exist_ok=True)
+    return replace(SMALL, disk=(DiskSetting(str(place / "disk"), DISK_BYTES),))
+
+
+class PatientClient(Client):
+    """A client whose calls have a minute where a test names no time."""
+
+    def __init__(self, socket: str) -> None:
+        super().__init__(socket, SlowClock())
+
+    @contextmanager
+    def load(
+        self, chain: Chain, first: int = 0, timeout_s: float = HANG_S
+    ) -> Iterator[Loaded | Miss]:
+        with super().load(chain, first, timeout_s) as loaded:
+            yield loaded
+
+    def stream(
+        self, chain: Chain, first: int = 0, timeout_s: float = HANG_S
+    ) -> Iterator[tuple[int, memoryview]]:
+        return super().stream(chain, first, timeout_s)
+
+
+class PoolProcess:
+    """`forebay pool` in a process of its own, or the faulty one of `forebay.testing`."""
+
+    def __init__(
+        self,
+        place: Path,
+        *flags: str,
+        faulty: bool = False,
+        disk: bool = True,
+        disk_bytes: int = DISK_BYTES,
+    ) -> None:
+        self.place = place
+        self.socket = str(place / "pool.sock")
+        self.log = place / "pool.log"
+        module = "forebay.testing" if faulty else "forebay.cli"
+        self.command = [sys.executable, "-m", module, "pool", "--socket", self.socket]
+        self.command += ["--dram", str(DRAM_BYTES), *flags]
+        if disk:
+            (place / "disk").mkdir(mode=0o700, exist_ok=True)
+            self.command += ["--disk", f"{place / 'disk'}:{disk_bytes}"]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "PoolProcess":
+        """Start, and wait until it answers."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
+            )
+        with PatientClient(self.socket) as client:
+            wait_until(client.join, f"the pool to answer; {self.log.read_text()}")
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(HANG_S)
+
+    def stop(self) -> int:
+        """SIGTERM; its exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(HANG_S)
+
+    def stats(self) -> dict[str, Any]:
+        """What it says of itself."""
+        with PatientClient(self.socket) as client:
+            stats = client.stats()
+        assert isinstance(stats, dict), (stats, self.log.read_text())
+        return stats
+
+    def held(self) -> dict[str, int]:
+        """What must be as before when everybody has gone; without our own connection."""
+        stats = self.stats()
+        dram = stats["dram"]
+        names = ("pinned_bytes", "pinned_chunks", "unsettled_bytes", "filling")
+        return {
+            **{name: dram[name] for name in names},
+            "requests": stats["requests"],
+            "connections": stats["server"]["connections"] - 1,
+            "engines": stats["server"]["engines"] - 1,
+            "descriptors": descriptors(self.pid),
+        }
+
+    def slab_bytes(self) -> int:
+        """Memory that the slab has taken from the system, whoever wrote there."""
+        slab = self._slab()
+        return 0 if slab is None else slab.stat().st_blocks * 512
+
+    def spoil_slab(self) -> None:
+        """Half of every page that the slab has is wrong from now on: the control of a test.
+
+        It writes only where there is memory; the slab is as large as the machine's, and touching
+        all of it takes the machine down.
+        """
+        slab = self._slab()
+        assert slab is not None
+        with slab.open("r+b") as memory:
+            for at in _pages_of(memory.fileno()):
+                os.pwrite(memory.fileno(), _LOUD * (mmap.PAGESIZE // 2), at)
+
+    def _slab(self) -> Path | None:
+        paths = Path(f"/proc/{self.pid}/fd").iterdir()
+        return next((path for path in paths if "memfd:forebay-slab" in _target(path)), None)
+
+    def check_alive(self) -> None:
+        """It has not ended by itself; if it has, its last words are the failure."""
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()[-4000:]
+
+    def resident_bytes(self) -> int:
+        """Memory of its own, without the slab."""
+        self.check_alive()
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+@contextmanager
+def running_pool(
+    place: Path,
+    *flags: str,
+    faulty: bool = False,
+    disk: bool = True,
+    disk_bytes: int = DISK_BYTES,
+) -> Iterator[PoolProcess]:
+    """A pool in a process of its own, gone at the end."""
+    pool = PoolProcess(place, *flags, faulty=faulty, disk=disk, disk_bytes=disk_bytes).start()
+    try:
+        yield pool
+    finally:
+        if pool.process is not None and pool.process.poll() is None:
+            pool.signal(signal.SIGCONT)
+            pool.kill()
+
+
+def environment() -> Mapping[str, str]:
+    """Ours, without anything that a pool would take for a setting."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+
+
+def descriptors(pid: int | None = None) -> int:
+    """How many descriptors a process has, regions of a disk tier left out."""
+    paths = list(Path(f"/proc/{pid or 'self'}/fd").iterdir())
+    return sum(1 for path in paths if "/region-" not in _target(path))
+
+
+def _pages_of(descriptor: int) -> Iterator[int]:
+    """Where a sparse file has pages."""
+    stop = 0
+    while True:
+        try:
+            start = os.lseek(descriptor, stop, os.SEEK_DATA)
+        except OSError:
+            return  # nothing more
+        stop = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield from range(start, stop, mmap.PAGESIZE)
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return "/region-"  # closed meanwhile
+
+
+def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = HANG_S) -> None:
+    """Look every few milliseconds until something is so."""
+    until = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < until, f"waited {timeout_s} s for {what}"
+        time.sleep(0.01)
+
+
+def chain_of(chunks: list[Sample]) -> Chain:
+    return Chain(chunks[0].name.namespace, [chunk.name.key for chunk in chunks])
+
+
+def made(label: str, count: int = 4, length: int = 100_000) -> tuple[list[Sample], Chain]:
+    """Chunks whose payload follows from their name, and their chain."""
+    chunks = samples.chain(label, [length] * count)
+    return chunks, chain_of(chunks)
+
+
+def exact(loaded: Loaded | Miss, chunks: list[Sample]) -> bool:
+    """Whether these are all of the chunks, bit for bit."""
+    return isinstance(loaded, Loaded) and [bytes(view) for view in loaded.chunks] == [
+        chunk.payload for chunk in chunks[loaded.first :]
+    ]
+
+
+def count_exact(loaded: Loaded | Miss, chunks: list[Sample]) -> int:
+    """How many of the chunks came; every one of them bit for bit, or the test has failed."""
+    if not isinstance(loaded, Loaded):
+        return 0
+    wanted = chunks[loaded.first : loaded.first + len(loaded.chunks)]
+    assert [bytes(view) for view in loaded.chunks] == [chunk.payload for chunk in wanted]
+    return len(loaded.chunks)

@@ -1,0 +1,48 @@
+"""A stub server as a process of its own, for as long as a test needs it."""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forebay.bench.processes import free_port
+
+STUB = Path(__file__).parent / "stub_server.py"
+
+
+class StubProcess:
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def told(self) -> dict[str, Any]:
+        """What the stub kept: times of what it sent, and bodies of what it was asked."""
+        with urllib.request.urlopen(f"{self.url}/sent", timeout=60) as answer:
+            found = json.load(answer)
+        assert isinstance(found, dict)
+        return found
+
+
+@contextmanager
+def stub(*options: str) -> Iterator[StubProcess]:
+    port = free_port()
+    process = subprocess.Popen([sys.executable, str(STUB), "--port", str(port), *options])
+    served = StubProcess(port)
+    try:
+        until = time.monotonic() + 60
+        while True:
+            try:
+                served.told()
+                break
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.02)
+        yield served
+    finally:
+        process.kill()
+        process.wait(60)

@@ -1,0 +1,39 @@
+"""A third tier is one file: it keeps the contract, and the pool works with it beneath the disk."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from tests.tiers.slow_memory import SlowMemoryTier
+
+from forebay.sys.world import World
+from forebay.testing.conformance import TierConformance
+from forebay.tiers.contract import Tier, TierListener
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class TestSlowMemoryTier(TierConformance):
+    is_persistent: ClassVar[bool] = False
+    may_ask: ClassVar[bool] = True
+
+    def open_tier(self, place: Path, listener: TierListener) -> Tier:
+        self.tier_under_test = SlowMemoryTier(listener, world=World(), cap_bytes=2 << 20)
+        return self.tier_under_test
+
+    def damage(self, place: Path) -> None:
+        for _, payload in self.tier_under_test.records.values():
+            payload[0] ^= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_pools_own_tests_pass_with_it_beneath_the_disk() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/pool/core"]
+    third = ["--lower-tier", "tests.tiers.slow_memory:SlowMemoryTier"]
+    ended = subprocess.run(
+        [*command, *third], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout[-8000:]
