@@ -24,9 +24,9 @@ class BrokenError(Exception):
 class Boundary:
     """Calls into Forebay, with their failures counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, when_failed: Callable[[], None] = lambda: None) -> None:
         self.failures = 0
-        self.when_failed: Callable[[], None] = lambda: None
+        self._when_failed = when_failed
         self._seconds: dict[str, list[float]] = {}  # of each call, hook by hook
         self._logged: dict[str, float] = {}
 
@@ -53,7 +53,7 @@ class Boundary:
 
     def _count(self, error: Exception) -> None:
         self.failures += 1
-        self.when_failed()
+        self._when_failed()
         # The type and the place say what a developer needs; a message might hold user data.
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:

@@ -1,12 +1,17 @@
 """What an engine's scheduler and its workers tell each other, once a step."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from forebay.engines.copies.contract import LoadPart, Store
 
 EVERYTHING: Final = sys.maxsize
+# Shards of a chunk: workers that each copy a part of it. A slot may be committed, or let go, when
+# all of them have reported it; today there is one, and every report is complete.
+SHARDS: Final = 1
+_Copied = TypeVar("_Copied")
 
 
 @dataclass(slots=True)
@@ -42,3 +47,8 @@ class WorkerReport:
         for mine, theirs in both:
             for what, ranks in theirs.items():
                 mine[what] = mine.get(what, 0) + ranks
+
+
+def by_all(reported: Mapping[_Copied, int]) -> list[_Copied]:
+    """What the workers of all shards have reported, of what was reported by so many."""
+    return [what for what, ranks in reported.items() if ranks >= SHARDS]

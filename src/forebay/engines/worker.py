@@ -1,4 +1,4 @@
-"""The worker's side: what a step asks for, done by copies that fit the KV cache.
+"""A worker's half of an engine's connector: what a step plan says, done by copies.
 
 A promised load is served from the slab of its generation, even when the pool is gone: nobody writes
 there any more. Only when the last of these is done is the next slab mapped; until then stores are
@@ -33,22 +33,21 @@ class WorkerConnector:
 
     def __init__(self, socket_path: str, shape: Geometry, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
-        self._counted: Counter[str] = Counter()  # counts as of the last `take_counts`
+        self._taken_counts: Counter[str] = Counter()  # counts as of the last `take_counts`
         self._socket_path = socket_path
         self._shape = shape
         self._clock = clock
         self._copies: Copies | None = None
         self._session: PoolSession | None = None
+        self._generation = 0  # of its slab, which may outlive the session; 0: none
         self._is_leaving = False  # the slab of this session, for another one
         self._report = WorkerReport()
-        self._under_way: Counter[str] = Counter()  # loads that are not coming yet, a request
-        self._coming: dict[
-            str, list[LoadPart]
-        ] = {}  # a request → loads of which the engine will hear
-        self._told: deque[tuple[int, list[LoadPart]]] = (
-            deque()
-        )  # in which step, and what it heard of
-        self._last: set[str] = set()  # requests for which nothing more will come
+        # Parts of each request's load: not on the wire yet; on it, the engine not told yet; and
+        # those of which the engine was told, with the step, so that forwards wait for them.
+        self._under_way: Counter[str] = Counter()
+        self._coming: dict[str, list[LoadPart]] = {}
+        self._announced: deque[tuple[int, list[LoadPart]]] = deque()
+        self._has_last_part: set[str] = set()  # requests for which nothing more will come
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
@@ -82,7 +81,7 @@ class WorkerConnector:
         """Copy in what was promised to one request."""
         self._under_way[load.request] += 1
         if load.is_last:
-            self._last.add(load.request)
+            self._has_last_part.add(load.request)
         if self._copies is None or not self._is_mapped(load.generation):
             self.fail(load)
         else:
@@ -93,7 +92,7 @@ class WorkerConnector:
         self._failed.add(load.request)
         self._failed_blocks.update(block for piece in load.pieces for block in piece.blocks)
         self._report.over[load.serial] = 1
-        self._comes(load)
+        self._settle(load)
 
     def take_received(self) -> tuple[set[str], set[str]]:
         """Requests whose loads are coming or have ended, and those of them that failed."""
@@ -102,7 +101,7 @@ class WorkerConnector:
         number = self._begun.number if self._begun is not None else 0
         coming = [load for request in received for load in self._coming.pop(request, [])]
         if coming:
-            self._told.append((number, coming))
+            self._announced.append((number, coming))
         failed = self._failed & received
         self._failed -= failed
         return received, failed
@@ -122,8 +121,8 @@ class WorkerConnector:
 
     def take_counts(self) -> dict[str, int]:
         """What was counted since the last call."""
-        news = {name: n - self._counted[name] for name, n in self.counts.items()}
-        self._counted.update(news)
+        news = {name: n - self._taken_counts[name] for name, n in self.counts.items()}
+        self._taken_counts.update(news)
         return {name: n for name, n in news.items() if n}
 
     def close(self) -> None:
@@ -149,28 +148,28 @@ class WorkerConnector:
             self.fail(load)
         for load in done.coming:
             self._coming.setdefault(load.request, []).append(load)
-            self._comes(load)
+            self._settle(load)
         for load in done.loaded:
             blocks = sum(len(piece.blocks) for piece in load.pieces)
             self.counts["loaded.bytes"] += blocks * self._shape.block_bytes
             self._report.over[load.serial] = 1
 
     def _await_loads(self, reported: int) -> None:
-        """A step may use whatever the engine had heard of: its forward waits for that."""
-        while self._told and self._told[0][0] <= reported:
-            _, loads = self._told.popleft()
+        """A step built after the engine was told of loads may use them: its forward waits."""
+        while self._announced and self._announced[0][0] <= reported:
+            _, loads = self._announced.popleft()
             if self._copies is not None:
                 self._copies.await_loads(loads)
 
-    def _comes(self, load: LoadPart) -> None:
-        """One of a request's loads is settled; with the last of them the engine hears of it."""
+    def _settle(self, load: LoadPart) -> None:
+        """A part is coming, or has failed; with a request's last one the engine is told of it."""
         if load.failed:
             self._failed.add(load.request)
             self._failed_blocks.update(load.failed)
         self._under_way[load.request] -= 1
-        if not self._under_way[load.request] and load.request in self._last:
+        if not self._under_way[load.request] and load.request in self._has_last_part:
             del self._under_way[load.request]
-            self._last.remove(load.request)
+            self._has_last_part.remove(load.request)
             self._received.add(load.request)
 
     def _missed(self, store: Store) -> None:
@@ -181,7 +180,7 @@ class WorkerConnector:
         return (
             self._copies is not None
             and self._session is not None
-            and self._session.generation == generation
+            and self._generation == generation
             and not self._is_leaving
         )
 
@@ -190,7 +189,7 @@ class WorkerConnector:
         if self._copies is None or self._is_mapped(step.generation):
             return
         if self._session is not None:
-            if any(load.generation == self._session.generation for load in step.loads):
+            if any(load.generation == self._generation for load in step.loads):
                 return
             self._is_leaving = True
             if not self._copies.detach():
@@ -201,18 +200,18 @@ class WorkerConnector:
         if isinstance(session, str):
             _log.warning("the worker cannot join the pool: %s", session)
             return
-        self._session = session
+        self._session, self._generation = session, session.generation
         self._is_leaving = False
         slab = session.slab
         assert slab is not None
         memory = np.frombuffer(slab.memory, dtype=np.uint8)
         cap_bytes = _cap_bytes(session, now + _JOIN_S)
-        self._copies.attach(WorkerSlab(session.generation, memory, slab.arena_bytes, cap_bytes))
+        self._copies.attach(WorkerSlab(self._generation, memory, slab.arena_bytes, cap_bytes))
 
     def _unmap(self) -> None:
         if self._session is not None and not self._session.close():
             _log.warning("the old slab is still in use")
-        self._session = None
+        self._session, self._generation = None, 0
 
 
 def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:

@@ -51,12 +51,14 @@ def test_raw_reads_and_writes_within_its_files_and_removes_them(home: Path) -> N
 def test_ours_loads_what_it_stored(home: Path) -> None:
     tier = DiskTier.open([Directory(str(home), 16 << 20)], Options())
     size = record_bytes(PAYLOAD_BYTES)
-    ours = TierLoad(tier, PAYLOAD_BYTES, 200, [memory.allocate(size) for _ in range(2 * DEPTH_MAX)])
-    ours.fill(200)
-    assert ours.read(8, 0.05) > 0
-    assert ours.write(4, 0.05) > 0
-    assert all(rate > 0 for rate in ours.both(4, 0.05))
-    assert (ours.misses, ours.dropped) == (0, 0)
+    forebay = TierLoad(
+        tier, PAYLOAD_BYTES, 200, [memory.allocate(size) for _ in range(2 * DEPTH_MAX)]
+    )
+    forebay.fill(200)
+    assert forebay.read(8, 0.05) > 0
+    assert forebay.write(4, 0.05) > 0
+    assert all(rate > 0 for rate in forebay.both(4, 0.05))
+    assert (forebay.misses, forebay.dropped) == (0, 0)
     tier.close(60)
 
 
@@ -73,22 +75,22 @@ def test_small_figures(home: Path) -> None:
 
 def test_a_pair_is_the_best_of_the_depths_in_one_round() -> None:
     rounds = [{1: (2.0, 1.0), 4: (1.0, 1.5)}, {1: (4.0, 4.0), 4: (1.0, 1.0)}]
-    versus = RawComparison.of(rounds)
-    assert versus.pairs == ((2.0, 1.5), (4.0, 4.0))
-    assert versus.ratio == Spread(0.875, 0.75, 1.0)
-    assert versus.by_depth[1] == (3.0, 2.5)
+    comparison = RawComparison.of(rounds)
+    assert comparison.pairs == ((2.0, 1.5), (4.0, 4.0))
+    assert comparison.ratio == Spread(0.875, 0.75, 1.0)
+    assert comparison.by_depth[1] == (3.0, 2.5)
 
 
 @pytest.mark.parametrize(("gbps", "word"), [(0.5, "Too slow"), (2.5, "for one GPU"), (9.0, "Good")])
 def test_the_verdict_answers_the_buyer(gbps: float, word: str) -> None:
-    versus = RawComparison.of([{1: (gbps, gbps)}])
+    comparison = RawComparison.of([{1: (gbps, gbps)}])
     found = figures.DiskFigures(
         record_payload_bytes=4 << 20,
         seconds=60.0,
         written_bytes=1,
-        read=versus,
-        write=versus,
-        mixed_ours=(1.0, 1.0),
+        read=comparison,
+        write=comparison,
+        mixed_forebay=(1.0, 1.0),
         mixed_raw=(1.0, 1.0),
         shares=(),
         misses=0,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.pool_process import wait_until
 
-from forebay.bench.pool.background_client import BackgroundLoad, beside
+from forebay.bench.pool.background_client import BackgroundLoad, running_beside
 from forebay.bench.pool.figures import Latency
 from forebay.bench.pool.stored_chains import StoredChains
 from forebay.bench.processes import running_pool
@@ -44,7 +44,7 @@ def test_what_is_stored_beyond_dram_is_found_and_the_pool_ends(home: Path) -> No
 def test_a_neighbour_stores_at_its_rate_until_told(home: Path) -> None:
     disks = [DiskSetting(str(home), 64 << 20)]
     with running_pool(4 << 20, disks) as pool, pool.client() as client:
-        with beside(pool.socket, BackgroundLoad(4096, 8, 200.0)) as report:
+        with running_beside(pool.socket, BackgroundLoad(4096, 8, 200.0)) as report:
             wait_until(lambda: stored_chunks(client), "it to store")
         assert 0 < report.stored <= 201 * report.seconds + 8
         assert report.refused == 0

@@ -46,8 +46,8 @@ class Machine:
 
         return work
 
-    def store(self, chunk: int, number: int, *, is_loose: bool = False) -> Store:
-        return Store(1, Piece(slot(number), 0, self.blocks(chunk)), is_loose)
+    def store(self, chunk: int, number: int, *, is_freed: bool = False) -> Store:
+        return Store(1, Piece(slot(number), 0, self.blocks(chunk)), is_freed)
 
     def load(self, chunk: int, number: int, request: str = "r", *, last: bool = True) -> LoadPart:
         return LoadPart(request, 1, [Piece(slot(number), 0, self.blocks(chunk))], last)

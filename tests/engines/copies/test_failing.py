@@ -22,7 +22,7 @@ def test_a_batch_that_fails_is_a_miss(make: Make) -> None:
     machine = make()
     machine.driver.copy = broken  # type: ignore[method-assign]
     machine.step(machine.store(3, 1), loads=(machine.load(4, 2),))
-    wait_until(lambda: machine.copies._landing, "the load to fail before anyone hears of it")
+    wait_until(lambda: machine.copies._loading, "the load to fail before anyone hears of it")
     done = machine.done(2)
     assert len(done.missed) == len(done.failed) == 1
 
@@ -53,7 +53,7 @@ def test_a_coming_load_that_fails_is_copied_before_a_forward_is_built_on_it(
     load = told_and_failed(machine)
     machine.driver.has_kernels = False  # nor will they be back
     if is_seen:
-        wait_until(lambda: machine.copies._landing, "it to fail")
+        wait_until(lambda: machine.copies._loading, "it to fail")
         machine.driver.settle()
         assert machine.copies.take_done() == FinishedCopies(), "it is neither loaded nor failed"
         assert not machine.copies.detach(), "the slab is needed"
@@ -70,7 +70,7 @@ def test_a_coming_load_that_fails_is_copied_before_a_forward_is_built_on_it(
 def test_an_engine_does_not_compute_from_what_cannot_be_copied(make: Make) -> None:
     machine = make()
     load = told_and_failed(machine)
-    wait_until(lambda: machine.copies._landing, "it to fail")
+    wait_until(lambda: machine.copies._loading, "it to fail")
     machine.driver.copy = broken  # type: ignore[method-assign]
     with pytest.raises(BrokenError, match="lacks"):
         Boundary().call(lambda: None, lambda: machine.copies.await_loads([load]))
@@ -81,14 +81,16 @@ def test_an_engine_does_not_compute_from_what_is_half_submitted_for_good(
 ) -> None:
     monkeypatch.setattr(streamed, "_SUBMIT_S", 0.2)
     machine = make()
-    gate, load = threading.Event(), machine.load(3, 5)
+    began, gate, load = threading.Event(), threading.Event(), machine.load(3, 5)
 
     def hang(*_: Any, **__: Any) -> None:
+        began.set()
         gate.wait(20)
 
     machine.driver.copy = hang  # type: ignore[method-assign]
     machine.step(loads=(load,))
     assert machine.coming(1) == [load]
+    assert began.wait(20)
     with pytest.raises(BrokenError, match="hangs"):
         machine.copies.await_loads([load])
     gate.set()
@@ -114,6 +116,7 @@ def test_a_coming_load_of_a_thread_that_was_given_up_is_copied_when_that_comes_b
     assert machine.coming(1) == [load]
     machine.step()  # waits for the store, and gives up
     assert machine.copies._is_off
+    monkeypatch.setattr(streamed, "_SUBMIT_S", 20)
     threading.Timer(0.05, goes_on.set).start()
     machine.copies.await_loads([load])
     machine.driver.settle()

@@ -13,7 +13,7 @@ PAGE = 100
 def test_a_page_a_layer_where_layers_lie_apart() -> None:
     page_table = PageTable.of([(10_000, PAGE), (50_000, PAGE)], PAGE, 16)
     memory = np.zeros(4000, dtype=np.uint8)
-    rows = page_table.rows([Piece(400, 1, [7, 3]), Piece(2000, 0, [5])], memory)
+    rows = page_table.blocks_of([Piece(400, 1, [7, 3]), Piece(2000, 0, [5])], memory)
     batch = page_table.batch(rows, 0, rows.total)
     base = memory.ctypes.data
     assert batch.pages.tolist() == [10_700, 50_700, 10_300, 50_300, 10_500, 50_500]
@@ -25,7 +25,7 @@ def test_one_page_a_block_where_its_layers_lie_together() -> None:
     layers = [(10_000 + number * PAGE, 3 * PAGE) for number in range(3)]
     page_table = PageTable.of(layers, PAGE, 16)
     assert page_table.page_bytes == page_table.block_bytes == 3 * PAGE
-    rows = page_table.rows([Piece(300, 0, [2, 4])], np.zeros(4000, dtype=np.uint8))
+    rows = page_table.blocks_of([Piece(300, 0, [2, 4])], np.zeros(4000, dtype=np.uint8))
     assert page_table.batch(rows, 0, 2).pages.tolist() == [10_600, 11_200]
     apart = PageTable.of(list(reversed(layers)), PAGE, 16)
     assert apart.page_bytes == PAGE, "a slot has them in another order"
@@ -35,7 +35,7 @@ def test_one_page_a_block_where_its_layers_lie_together() -> None:
 def test_what_lies_outside_is_never_copied(piece: Piece) -> None:
     page_table = PageTable.of([(10_000, PAGE), (50_000, PAGE)], PAGE, 16)
     with pytest.raises(AssertionError):
-        page_table.rows([piece], np.zeros(4000, dtype=np.uint8))
+        page_table.blocks_of([piece], np.zeros(4000, dtype=np.uint8))
 
 
 @pytest.mark.parametrize(

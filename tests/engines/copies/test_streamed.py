@@ -145,10 +145,10 @@ def test_t14_blocks_of_an_older_store_may_be_loaded_into_once_they_are_free(
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
-def test_t14_blocks_of_a_loose_store_may_be_written_by_its_step(make: Make, waits: bool) -> None:
+def test_t14_blocks_of_a_freed_store_may_be_written_by_its_step(make: Make, waits: bool) -> None:
     machine = make(waits=waits, copy_s=LATE_S)
     machine.write(3, 7)()
-    machine.step(machine.store(4, 1), machine.store(3, 0, is_loose=True))
+    machine.step(machine.store(4, 1), machine.store(3, 0, is_freed=True))
     machine.driver.forward(machine.write(3, 8), 0)
     machine.done(2)
     assert (machine.stored(0) == {7}) is waits
@@ -169,14 +169,14 @@ def test_t14_a_load_does_not_disturb_the_forward_before_it(make: Make, waits: bo
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
-@pytest.mark.parametrize("is_loose", [True, False], ids=["loose", "a step ago"])
-def test_t14_a_load_does_not_disturb_a_store(make: Make, waits: bool, is_loose: bool) -> None:
+@pytest.mark.parametrize("is_freed", [True, False], ids=["freed", "a step ago"])
+def test_t14_a_load_does_not_disturb_a_store(make: Make, waits: bool, is_freed: bool) -> None:
     machine = make(waits=waits)
     machine.write(3, 7)()
     machine.fill(5, 9)
     machine.copies._store_stream.put(lambda: time.sleep(LATE_S))
-    if is_loose:
-        machine.step(machine.store(3, 0, is_loose=True), loads=(machine.load(3, 5),))
+    if is_freed:
+        machine.step(machine.store(3, 0, is_freed=True), loads=(machine.load(3, 5),))
     else:
         machine.step(machine.store(3, 0))
         machine.step(loads=(machine.load(3, 5),))
@@ -208,7 +208,7 @@ def test_a_load_comes_when_little_is_before_it(make: Make, monkeypatch: pytest.M
     machine.copies._load_stream.put(lambda: gate.wait(10))
     loads = tuple(machine.load(chunk, chunk, f"r{chunk}") for chunk in range(3))
     machine.step(loads=loads)
-    wait_until(lambda: len(machine.copies._landing) == 3, "all to be submitted", 10)
+    wait_until(lambda: len(machine.copies._loading) == 3, "all to be submitted", 10)
     assert machine.coming(1) == [loads[0]]
     assert not machine.copies.take_done().coming, "each once, and no more than that"
     gate.set()
@@ -248,7 +248,7 @@ def test_a_load_of_many_batches_makes_way_for_stores_that_are_waited_for(make: M
 
     def midway() -> None:
         if len(submitted) == 20:
-            wait_until(lambda: machine.copies._is_hurried, "someone to wait for stores", 10)
+            wait_until(lambda: machine.copies._is_waited_for, "someone to wait for stores", 10)
 
     machine.driver.on_submitted = midway
     many = LoadPart("r", 1, [Piece(slot(9), 0, [0, 1])] * 400, is_last=True)
@@ -365,11 +365,11 @@ def live(machine: Machine, draw: Any) -> None:
                 freed = max(freed, step)
         for chunk, wanted in computed:
             at = next(fresh, None)
-            is_loose = bool(draw.random() < 0.5)
+            is_freed = bool(draw.random() < 0.5)
             if at is not None:
-                stores.append(machine.store(chunk, at, is_loose=is_loose))
+                stores.append(machine.store(chunk, at, is_freed=is_freed))
                 expected[at] = wanted
-            if is_loose:
+            if is_freed:
                 free.append(chunk)
             else:
                 held.append((chunk, machine.steps + 1))

@@ -1,17 +1,19 @@
 """The error budget, on a clock of its own."""
 
+from collections import Counter
+
 from forebay.engines.scheduling.error_budget import ErrorBudget
 
 
 def spent(now: float = 0.0) -> ErrorBudget:
-    budget = ErrorBudget()
+    budget = ErrorBudget(Counter())
     for _ in range(5):
         budget.failed(now)
     return budget
 
 
 def test_a_few_failures_are_forgiven() -> None:
-    budget = ErrorBudget()
+    budget = ErrorBudget(Counter())
     for second in range(0, 100, 3):  # never five within ten seconds
         budget.failed(float(second))
         assert budget.allows(float(second))
@@ -19,7 +21,7 @@ def test_a_few_failures_are_forgiven() -> None:
 
 def test_t29_after_five_in_a_row_nothing_is_asked_for_a_while() -> None:
     budget = spent()
-    assert budget.pauses == 1
+    assert budget._counts["pool.paused"] == 1
     assert not budget.allows(4.9)
     assert budget.is_spent(4.9)
 

@@ -15,11 +15,11 @@ TOKEN = 147_456
 ALONE = OtherWork()
 
 
-def pace(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> ThroughputEstimate:
+def estimate(tokens_a_s: float, bytes_a_s: float, reading_bytes: int = 0) -> ThroughputEstimate:
     """As seen after a while."""
     found = ThroughputEstimate()
     found.built(0.0, 1, 4096)
-    found.heard(4096 / tokens_a_s, 1)
+    found.reported(4096 / tokens_a_s, 1)
     found.reads(0.0, 1, 1 << 30)
     found.arrived(max(0.25, (1 << 30) / bytes_a_s), 1, 1 << 30)
     if reading_bytes:
@@ -58,7 +58,7 @@ def test_what_is_tried_is_enough_to_be_asked_for() -> None:
 
 
 def test_what_was_seen_long_ago_is_believed_if_it_speaks_for_the_drives() -> None:
-    fast, slow = pace(20_000, 4e9), pace(30_000, 1e9)
+    fast, slow = estimate(20_000, 4e9), estimate(30_000, 1e9)
     assert worth_reading(32_000, TOKEN, ALONE, fast, 100.0) == 32_000
     assert worth_reading(1000, TOKEN, ALONE, slow, 2.0) == 0
     assert worth_reading(1000, TOKEN, ALONE, slow, 100.0) == 1000, "else it is tried anew"
@@ -142,41 +142,48 @@ def test_what_is_left_of_a_longer_time_is_not_a_whole_one() -> None:
 
 
 def test_idle_drives_are_asked_when_they_are_faster_than_the_gpu() -> None:
-    assert worth_reading(32_000, TOKEN, ALONE, pace(20_000, 4e9), 1.0) == 32_000
-    assert worth_reading(32_000, TOKEN, ALONE, pace(30_000, 3.5e9), 1.0) == 0
+    assert worth_reading(32_000, TOKEN, ALONE, estimate(20_000, 4e9), 1.0) == 32_000
+    assert worth_reading(32_000, TOKEN, ALONE, estimate(30_000, 3.5e9), 1.0) == 0
 
 
 def test_a_busy_gpu_leaves_time_for_slower_drives() -> None:
     """25k tokens a second from the drives, 30k from the GPU, which has a second of work."""
-    found = worth_reading(1_000_000, TOKEN, OtherWork(30_000, 0), pace(30_000, 25_000 * TOKEN), 2.0)
+    found = worth_reading(
+        1_000_000, TOKEN, OtherWork(30_000, 0), estimate(30_000, 25_000 * TOKEN), 2.0
+    )
     assert found == pytest.approx(75_000, rel=0.01), "in three seconds; the GPU takes half longer"
     assert (
-        worth_reading(5000, TOKEN, OtherWork(30_000, 0), pace(30_000, 25_000 * TOKEN), 2.0) == 5000
+        worth_reading(5000, TOKEN, OtherWork(30_000, 0), estimate(30_000, 25_000 * TOKEN), 2.0)
+        == 5000
     )
 
 
 def test_a_crowd_would_be_held_up_by_what_is_computed() -> None:
     """11k tokens a second from the drives, 30k from the GPU: three times as long, for one."""
-    slow = pace(30_000, 11_000 * TOKEN)
+    slow = estimate(30_000, 11_000 * TOKEN)
     found = [worth_reading(3000, TOKEN, OtherWork(0, others), slow, 2.0) for others in (0, 1, 2, 9)]
     assert found == [0, 0, 3000, 3000]
-    queue = pace(30_000, 11_000 * TOKEN, reading_bytes=6000 * TOKEN)
+    queue = estimate(30_000, 11_000 * TOKEN, reading_bytes=6000 * TOKEN)
     found = [worth_reading(3000, TOKEN, OtherWork(0, others), queue, 2.0) for others in (7, 8)]
     assert found == [0, 3000], "it takes 0.82 s, and 0.78 or 0.88 s of theirs"
 
 
 def test_drives_that_seem_a_little_sooner_are_not_waited_for() -> None:
-    assert worth_reading(32_000, TOKEN, ALONE, pace(20_000, 24_000 * TOKEN), 2.0) == 0
-    assert worth_reading(32_000, TOKEN, ALONE, pace(20_000, 26_000 * TOKEN), 2.0) == 32_000
+    assert worth_reading(32_000, TOKEN, ALONE, estimate(20_000, 24_000 * TOKEN), 2.0) == 0
+    assert worth_reading(32_000, TOKEN, ALONE, estimate(20_000, 26_000 * TOKEN), 2.0) == 32_000
     crowd = OtherWork(0, 1)
-    assert worth_reading(32_000, TOKEN, crowd, pace(20_000, 12_000 * TOKEN), 2.0) == 32_000
+    assert worth_reading(32_000, TOKEN, crowd, estimate(20_000, 12_000 * TOKEN), 2.0) == 32_000
 
 
 def test_a_long_queue_at_the_drives_is_not_joined() -> None:
     fast = 4e9
-    assert worth_reading(5000, TOKEN, ALONE, pace(20_000, fast, reading_bytes=int(fast)), 1.0) == 0
     assert (
-        worth_reading(5000, TOKEN, OtherWork(20_000, 0), pace(20_000, fast, int(fast) // 2), 1.0)
+        worth_reading(5000, TOKEN, ALONE, estimate(20_000, fast, reading_bytes=int(fast)), 1.0) == 0
+    )
+    assert (
+        worth_reading(
+            5000, TOKEN, OtherWork(20_000, 0), estimate(20_000, fast, int(fast) // 2), 1.0
+        )
         == 5000
     )
 
@@ -186,14 +193,14 @@ def test_speed_is_seen_step_by_step_also_when_two_are_on_their_way() -> None:
     found.built(0.0, 1, 8192)
     found.built(0.001, 2, 8192)
     assert found.computing(0.002) == 2 * 8192, "how fast is not known"
-    found.heard(0.25, 1)
+    found.reported(0.25, 1)
     assert found.computing(0.25) == 8192
     assert found.computing(0.375) == pytest.approx(4096, abs=1)
-    found.heard(0.50, 2)
+    found.reported(0.50, 2)
     assert found.computing(0.50) == 0
     assert found.tokens_a_s == pytest.approx(8192 / 0.25, rel=0.01)
     found.built(10.0, 3, 20)  # after a pause, and a small one: says nothing
-    found.heard(10.01, 3)
+    found.reported(10.01, 3)
     assert found.tokens_a_s == pytest.approx(8192 / 0.25, rel=0.01)
 
 
@@ -213,15 +220,15 @@ def test_steps_that_nobody_hears_of_do_not_shift_the_others() -> None:
         found.built(begun + 0.01, number + 1, 8192)
         found.built(begun + 0.02, number + 2, 11)
         found.built(begun + 0.02, number + 3, 0)
-        found.heard(begun + 0.26, number + 1)
-        found.heard(begun + 0.27, number + 2)
+        found.reported(begun + 0.26, number + 1)
+        found.reported(begun + 0.27, number + 2)
     assert found.tokens_a_s == pytest.approx(8192 / 0.25, rel=0.01)
 
 
 def test_what_the_gpu_has_in_hand_does_not_count_from_an_empty_step() -> None:
     found = ThroughputEstimate()
     found.built(0.0, 1, 8192)
-    found.heard(0.16, 1)
+    found.reported(0.16, 1)
     found.built(0.17, 2, 0)
     found.built(1.0, 3, 8192)
     assert found.computing(1.0) == 8192
@@ -232,7 +239,7 @@ def test_an_engine_of_small_steps_is_no_reason_to_read_one_after_the_other() -> 
     for number in range(100):
         found.built(now, number, 512)
         now += 0.05
-        found.heard(now, number)
+        found.reported(now, number)
     found.reads(now, 1, 1 << 30)
     found.arrived(now + 1, 1, 1 << 29)
     assert found.tokens_a_s == 0, "they say how long a step takes, not how fast it goes"
@@ -285,7 +292,7 @@ def test_bandwidth_is_of_all_reads_together() -> None:
 def test_what_is_read_is_there_before_it_would_have_been_computed(
     tokens: int, waiting: int, speed: float, bandwidth: float, reading: int
 ) -> None:
-    seen = pace(speed, bandwidth, reading)
+    seen = estimate(speed, bandwidth, reading)
     found = worth_reading(tokens, TOKEN, OtherWork(waiting, 0), seen, 2.0)
     assert 0 <= found <= tokens
     if found and seen.read_bytes_a_s:

@@ -41,56 +41,60 @@ def tracked() -> TrackedRequest:
 def test_no_to_what_continues_a_chunk_without_a_slot_is_not_for_ever(
     pool: PoolSession, tracked: TrackedRequest
 ) -> None:
-    storing = EngineStores(pool, SHAPE, Counter())
+    stores = EngineStores(pool, SHAPE, Counter())
     for computed in (4, 6):  # the second before the first is answered
-        tracked.offered = computed
-        storing.offer([tracked])
-    storing.answered(
+        tracked.store.offered = computed
+        stores.offer([tracked])
+    stores.answered(
         Reserved(1, 1, [0, ReserveAnswer.LATER, ReserveAnswer.LATER, ReserveAnswer.LATER])
     )
-    storing.answered(Reserved(2, 1, [ReserveAnswer.NO, ReserveAnswer.NO]))
-    assert tracked.wants_store, "the pool only does not know the chunk before"
-    assert (tracked.stored, tracked.offered) == (1, 1)
-    tracked.offered = 6
-    storing.offer([tracked])
-    storing.answered(Reserved(3, 1, [ReserveAnswer.NO] * 5))
-    assert not tracked.wants_store
+    stores.answered(Reserved(2, 1, [ReserveAnswer.NO, ReserveAnswer.NO]))
+    assert tracked.store.is_wanted, "the pool only does not know the chunk before"
+    assert (tracked.store.stored, tracked.store.offered) == (1, 1)
+    tracked.store.offered = 6
+    stores.offer([tracked])
+    stores.answered(Reserved(3, 1, [ReserveAnswer.NO] * 5))
+    assert not tracked.store.is_wanted
 
 
 def test_after_a_chunk_without_a_slot_few_are_offered_and_more_as_they_are_taken(
     pool: PoolSession,
 ) -> None:
-    storing = EngineStores(pool, SHAPE, Counter())
+    stores = EngineStores(pool, SHAPE, Counter())
     tokens = list(range(400 * SHAPE.chunk_tokens))
     request = SimpleNamespace(request_id="request", all_token_ids=tokens)
     tracked = TrackedRequest(request, SHAPE, ROOT)
     tracked.blocks = list(range(400))
 
     def offered() -> int:
-        tracked.offer_at = 0.0  # a while later
-        before = tracked.stored
-        storing.offer(storing.completed([(tracked, len(tokens))]))
-        return tracked.stored - before
+        tracked.store.offer_at = 0.0  # a while later
+        before = tracked.store.stored
+        stores.offer(stores.completed([(tracked, len(tokens))]))
+        return tracked.store.stored - before
 
     assert offered() == 400
-    storing.answered(Reserved(1, 1, [ReserveAnswer.LATER] * 400))
+    stores.answered(Reserved(1, 1, [ReserveAnswer.LATER] * 400))
     assert offered() == 8
     assert offered() == 0, "what follows them is not offered before they are answered"
-    storing.answered(Reserved(2, 1, [ReserveAnswer.HAVE] * 6 + [0, ReserveAnswer.LATER]))
+    stores.answered(Reserved(2, 1, [ReserveAnswer.HAVE] * 6 + [0, ReserveAnswer.LATER]))
     assert offered() == 8
-    storing.answered(Reserved(3, 1, [ReserveAnswer.HAVE] * 8))
+    stores.answered(Reserved(3, 1, [ReserveAnswer.HAVE] * 8))
     assert offered() == 400 - 15
 
 
 def test_what_the_pool_has_lost_since_the_lookup_is_stored_again(
     pool: PoolSession, tracked: TrackedRequest
 ) -> None:
-    tracked.wants_load = True
-    asking = Lookups(
-        pool, SHAPE, LoadLimits(16, 5, 5), budget=ErrorBudget(), counts=Counter(), tracked={}
+    lookups = Lookups(
+        pool,
+        SHAPE,
+        LoadLimits(16, 5, 5),
+        budget=ErrorBudget(Counter()),
+        counts=Counter(),
+        requests={},
     )
-    asking.look_up(tracked)
-    asking.heard(Found(tracked.number, 6, 0))
-    assert tracked.stored == 6
-    asking.heard(Found(tracked.number, 2, 2))
-    assert (tracked.stored, tracked.offered) == (2, 0)
+    lookups.look_up(tracked)
+    lookups.answered(Found(tracked.load.number, 6, 0))
+    assert tracked.store.stored == 6
+    lookups.answered(Found(tracked.load.number, 2, 2))
+    assert (tracked.store.stored, tracked.store.offered) == (2, 0)

@@ -90,7 +90,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         return step
 
     def hear(self, *received: str) -> None:
-        self.scheduler.heard(self.worker.take_report(), received, set())
+        self.scheduler.reported(self.worker.take_report(), received, set())
 
     def lose(self) -> None:
         """The scheduler's side loses its connection, nobody else does, and the pool has seen it."""
@@ -195,7 +195,7 @@ def test_slots_of_a_load_that_failed_are_the_pools_again(pool: PoolProcess) -> N
         request, load = both.told()
         both.worker.load(replace(load, generation=load.generation + 1))
         failed = both.received()
-        both.scheduler.heard(both.worker.take_report(), failed, failed)
+        both.scheduler.reported(both.worker.take_report(), failed, failed)
         both.scheduler.finished(request.request_id)
         assert not both.has_work()
         wait_until(lambda: both.pinned_chunks() == 0, "the pool to have its slots again")
@@ -206,7 +206,7 @@ def test_workers_that_do_not_say_in_which_step_they_are_may_have_told_of_anythin
 ) -> None:
     with Both(pool, copy_s=0.5) as both:
         both.load()
-        both.scheduler.heard(None, {"request"}, set())
+        both.scheduler.reported(None, {"request"}, set())
         both.step()
         assert both.seen_by_a_forward() == {VALUE}
 

@@ -11,6 +11,7 @@ from tests.pool_process import PoolProcess, running_pool, short_directory, wait_
 from forebay.engines.boundary import Boundary
 from forebay.engines.geometry import Geometry
 from forebay.engines.scheduling.lookups import LoadLimits
+from forebay.engines.scheduling.request_load import RequestLoadState
 from forebay.engines.step import EVERYTHING
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.engines.vllm.scheduler import SchedulerConnector
@@ -94,10 +95,10 @@ def both_promised(side: SchedulerConnector, tokens: tuple[int, int]) -> list[Any
     for request in requests:
         side.arrived(request)
     until = time.monotonic() + 10
-    while any(side._tracked[each.request_id].promise is None for each in requests):
+    while any(side._requests[each.request_id].load.promise is None for each in requests):
         assert time.monotonic() < until
         for each in requests:
-            if not side._tracked[each.request_id].asked:
+            if side._requests[each.request_id].load.state is not RequestLoadState.ASKED:
                 side.matched(each, 0)
         side.begin_step(Output)
     return requests
@@ -143,7 +144,7 @@ def test_a_promise_with_a_hole_before_it_is_a_failed_load(pool: PoolProcess) -> 
     request = request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)))
     side.arrived(request)
     tokens = asked(side, request, SHAPE.chunk_tokens)
-    side._tracked["request"].computed = 0  # as if the scheduler had changed its mind
+    side._requests["request"].load.computed = 0  # as if the scheduler had changed its mind
     side.allocated(request, list(range(100, 116)), tokens)
     loads = side.begin_step(Output).loads
     assert loads[0].is_last
@@ -158,10 +159,12 @@ def test_two_with_the_same_promise_load_it_once(pool: PoolProcess) -> None:
     side.allocated(first, list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks)), whole)
     for _ in range(3):
         assert side.matched(second, 0) == (None, False), "what it waits for is being copied"
-        assert side._tracked[second.request_id].promise is None, "and it holds nothing meanwhile"
+        assert side._requests[second.request_id].load.promise is None, (
+            "and it holds nothing meanwhile"
+        )
         side.begin_step(Output)
     assert side.begin_step(Output).loads == []
-    side.heard(None, [first.request_id], set())
+    side.reported(None, [first.request_id], set())
     assert asked(side, second, whole) == 0, "now the engine has it itself"
     assert side.counts["loads"] == 1
     side.close()
@@ -210,7 +213,7 @@ class Computed(Output):
 
 @pytest.mark.parametrize("is_reset", [True, False])
 @pytest.mark.parametrize("ends", [True, False], ids=["finished", "preempted"])
-def test_t14_a_store_whose_blocks_are_free_is_loose_after_a_reset_too(
+def test_t14_a_store_whose_blocks_are_free_is_known_after_a_reset_too(
     near: PoolProcess, is_reset: bool, ends: bool
 ) -> None:
     side = side_of(near)
@@ -224,10 +227,10 @@ def test_t14_a_store_whose_blocks_are_free_is_loose_after_a_reset_too(
         side.finished("request")
     else:
         side._preempted("request")
-    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
+    wait_until(lambda: side.begin_step(Output) and side._stores._with_slot, "the pool's answer")
     step = side.begin_step(Output)
     side.add_stores(step, Output)
-    assert [store.is_loose for store in step.stores] == [True]
+    assert [store.is_freed for store in step.stores] == [True]
     side.close()
 
 
@@ -253,10 +256,10 @@ def stored(side: SchedulerConnector, name: str, blocks: list[int], token: int) -
 
 
 def next_stored(side: SchedulerConnector) -> StepMetadata:
-    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
+    wait_until(lambda: side.begin_step(Output) and side._stores._with_slot, "the pool's answer")
     step = side.begin_step(Output)
     side.add_stores(step, Output)
-    assert [store.is_loose for store in step.stores] == [False]
+    assert [store.is_freed for store in step.stores] == [False]
     return step
 
 
@@ -268,9 +271,9 @@ def test_t14_workers_are_told_up_to_which_step_freed_blocks_are_stored(
     side = side_of(near)
     stored(side, "a", [5, 6, 7, 8], 9)
     first = stored(side, "b", [15, 16, 17, 18], 10)
-    side._tracked["a"].blocks += [9, 10, 11, 12]
-    side._tracked["a"].offered = 2
-    side._storing.offer([side._tracked["a"]])
+    side._requests["a"].blocks += [9, 10, 11, 12]
+    side._requests["a"].store.offered = 2
+    side._stores.offer([side._requests["a"]])
     last = next_stored(side)
     stored(side, "c", [25, 26, 27, 28], 11)
     if is_reset:
@@ -297,7 +300,7 @@ def test_t14_after_a_step_that_could_not_be_built_nothing_of_before_is_stored(
     side, boundary = side_of(near), Boundary()
     side.arrived(request_of([12] * (2 * SHAPE.chunk_tokens + 1)))
     side.build(Computed, boundary)
-    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
+    wait_until(lambda: side.begin_step(Output) and side._stores._with_slot, "the pool's answer")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side, where, fails)
         assert side.build(Output, boundary) == StepMetadata()
@@ -339,26 +342,26 @@ def test_t14_a_request_whose_blocks_are_not_known_any_more_is_not_stored(
 ) -> None:
     side, boundary = side_of(near), Boundary()
     side.arrived(request_of([*range(KNOWN), *[14] * (SHAPE.chunk_tokens + 1)]))
-    tracked = side._tracked["request"]
-    wait_until(lambda: side.begin_step(Output) and tracked.stored == CHUNKS, "what is known")
+    tracked = side._requests["request"]
+    wait_until(lambda: side.begin_step(Output) and tracked.store.stored == CHUNKS, "what is known")
     side.build(Begun, boundary)
     if is_lost:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(side, "_listen", fails)
             side.build(Output, boundary)
     side.build(Ended, boundary)
-    assert tracked.stored == CHUNKS + (not is_lost)
+    assert tracked.store.stored == CHUNKS + (not is_lost)
     side.close()
 
 
-def test_t14_what_is_loose_when_stores_could_not_be_told_is_never_stored(near: PoolProcess) -> None:
+def test_t14_what_is_freed_when_stores_could_not_be_told_is_never_stored(near: PoolProcess) -> None:
     side, boundary = side_of(near), Boundary()
     side.arrived(request_of([13] * (SHAPE.chunk_tokens + 1)))
     side.build(Computed, boundary)
-    wait_until(lambda: side.begin_step(Output) and side._storing._ready, "the pool's answer")
+    wait_until(lambda: side.begin_step(Output) and side._stores._with_slot, "the pool's answer")
     side.finished("request")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side._storing, "ready", fails)
+        patch.setattr(side._stores, "next_stores", fails)
         assert side.build(Output, boundary).number, "what was asked for is loaded"
     assert boundary.failures == 1
     assert not side.build(Output, boundary).stores
@@ -372,7 +375,7 @@ def test_a_pool_that_goes_and_comes_is_noticed_however_busy_the_engine_is(
     side = side_of(pool)
     request = request_of([9] * (CHUNKS * SHAPE.chunk_tokens + 1))  # nobody knows it
     side.arrived(request)
-    tracked = side._tracked["request"]
+    tracked = side._requests["request"]
 
     def steps_until(is_so: Callable[[], bool], what: str) -> None:
         def step() -> bool:
@@ -382,10 +385,10 @@ def test_a_pool_that_goes_and_comes_is_noticed_however_busy_the_engine_is(
 
         wait_until(step, what)
 
-    steps_until(lambda: tracked.found is not None, "an answer")
+    steps_until(lambda: tracked.load.found is not None, "an answer")
     pool.signal(signal.SIGSTOP)
-    tracked.blocks, tracked.offered = list(range(16)), 1
-    side._storing.offer([tracked])  # never answered
+    tracked.blocks, tracked.store.offered = list(range(16)), 1
+    side._stores.offer([tracked])  # never answered
     pool.kill()
     side._pool.post(Cancel(999))  # the first to notice
     steps_until(lambda: not side._pool.is_joined, "the pool to be missed")
@@ -393,7 +396,7 @@ def test_a_pool_that_goes_and_comes_is_noticed_however_busy_the_engine_is(
     pool.start()
     steps_until(lambda: side._pool.is_joined, "the next pool")
     steps_until(lambda: side.counts["pool.joined"] == 1, "being told of it")
-    tracked.offered = 1
-    side._storing.offer([tracked])
-    steps_until(lambda: bool(side._storing.ready(1)), "a slot of the next pool")
+    tracked.store.offered = 1
+    side._stores.offer([tracked])
+    steps_until(lambda: bool(side._stores.next_stores(1)), "a slot of the next pool")
     side.close()

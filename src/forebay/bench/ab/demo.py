@@ -122,7 +122,7 @@ class _Demo:
     done: int = 0  # answers
     dialogs: list[ChatSession] = field(default_factory=list)
     again: RepeatedTurn | None = None
-    commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by side
+    commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by variant
 
     def say(self, what: str) -> None:
         """What is being done, for whoever watches; a start counts like a few answers."""
@@ -146,10 +146,10 @@ class _Demo:
         return asyncio.run(run_clients(opened.target, iter(dialogs), group, self.on_finished))
 
     @contextlib.contextmanager
-    def opened(self, side: StartedServer, pool: PoolProcess | None) -> Iterator[OpenServer]:
+    def opened(self, variant: StartedServer, pool: PoolProcess | None) -> Iterator[OpenServer]:
         """An engine on that pool, or on none; warm, and gone afterwards."""
-        with side.on(pool, self.say) as opened:
-            self.commands[side.name] = opened.commands
+        with variant.on(pool, self.say) as opened:
+            self.commands[variant.name] = opened.commands
             hello = [{"role": "user", "content": "Hello"}]
             asyncio.run(client.ask(opened.target, hello, 2))
             yield opened

@@ -35,19 +35,19 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RawComparison:
-    """Pairs of raw and ours, each measured back to back, GB/s."""
+    """Raw I/O against Forebay, measured in pairs back to back, GB/s."""
 
-    ours: Spread
+    forebay: Spread
     raw: Spread
     ratio: Spread  # of the pairs
-    pairs: tuple[tuple[float, float], ...]  # raw, ours
-    by_depth: dict[int, tuple[float, float]]  # depth → medians of raw and ours
+    pairs: tuple[tuple[float, float], ...]  # raw, forebay
+    by_depth: dict[int, tuple[float, float]]  # depth → medians of raw and forebay
 
     @classmethod
     def of(cls, rounds: Sequence[dict[int, tuple[float, float]]]) -> Self:
-        """Rounds of depth → (raw, ours); a pair is the best of the depths in one round."""
+        """Rounds of depth → (raw, forebay); a pair is the best of the depths in one round."""
         pairs = tuple(
-            (max(raw for raw, _ in each.values()), max(ours for _, ours in each.values()))
+            (max(raw for raw, _ in each.values()), max(forebay for _, forebay in each.values()))
             for each in rounds
         )
         by_depth = {
@@ -58,9 +58,9 @@ class RawComparison:
             for depth in rounds[0]
         }
         return cls(
-            Spread.of([ours for _, ours in pairs]),
+            Spread.of([forebay for _, forebay in pairs]),
             Spread.of([raw for raw, _ in pairs]),
-            Spread.of([ours / raw for raw, ours in pairs]),
+            Spread.of([forebay / raw for raw, forebay in pairs]),
             pairs,
             by_depth,
         )
@@ -71,16 +71,16 @@ Measure = Callable[[int, float], float]  # depth and seconds → GB/s
 
 
 def compare_in_pairs(
-    depths: Sequence[int], raw: Measure, ours: Measure, slice_s: Callable[[str], float]
+    depths: Sequence[int], raw: Measure, forebay: Measure, slice_s: Callable[[str], float]
 ) -> RawComparison:
-    """A slice of raw and a slice of ours, back to back, in alternating order.
+    """A slice of raw and a slice of Forebay, back to back, in alternating order.
 
     So what else goes on in the machine meets both. `slice_s` is told what comes next, and answers
     with how long it may take.
     """
     rounds = []
     for number in range(PAIRS):
-        order = [("raw", raw), ("ours", ours)]
+        order = [("raw", raw), ("forebay", forebay)]
         if number % 2:
             order.reverse()
         each = {}
@@ -88,7 +88,7 @@ def compare_in_pairs(
             found = {
                 name: measure(depth, slice_s(f"{name}, depth {depth}")) for name, measure in order
             }
-            each[depth] = (found["raw"], found["ours"])
+            each[depth] = (found["raw"], found["forebay"])
         rounds.append(each)
     return RawComparison.of(rounds)
 
@@ -110,7 +110,7 @@ class DiskFigures:
     written_bytes: int  # by all of it, to the drives
     read: RawComparison
     write: RawComparison
-    mixed_ours: tuple[float, float]  # read and write at once, GB/s
+    mixed_forebay: tuple[float, float]  # read and write at once, GB/s
     mixed_raw: tuple[float, float]
     shares: tuple[DirectoryShare, ...]
     misses: int  # of records that were stored and not evicted: 0 unless the drive is broken
@@ -128,8 +128,8 @@ class DiskFigures:
             "written_bytes": self.written_bytes,
             **comparison_json("read", self.read),
             **comparison_json("write", self.write),
-            "mixed_read_gbps": round(self.mixed_ours[0], 3),
-            "mixed_write_gbps": round(self.mixed_ours[1], 3),
+            "mixed_read_gbps": round(self.mixed_forebay[0], 3),
+            "mixed_write_gbps": round(self.mixed_forebay[1], 3),
             "raw_mixed_read_gbps": round(self.mixed_raw[0], 3),
             "raw_mixed_write_gbps": round(self.mixed_raw[1], 3),
             "directories": [asdict(share) for share in self.shares],
@@ -146,7 +146,7 @@ class DiskFigures:
 
 def tokens_per_s(figures: DiskFigures) -> float:
     """How many tokens' KV of the named model the drive gives back in a second."""
-    return figures.read.ours.median * 1e9 / MODEL_KV_BYTES
+    return figures.read.forebay.median * 1e9 / MODEL_KV_BYTES
 
 
 def verdict(figures: DiskFigures) -> str:
@@ -154,8 +154,8 @@ def verdict(figures: DiskFigures) -> str:
     tokens = tokens_per_s(figures)
     times = tokens / MODEL_PREFILL_TOKENS
     facts = (
-        f"reads {figures.read.ours.median:.1f} GB/s verified, the KV of {tokens:,.0f} tokens/s of"
-        f" {MODEL_NAME}, {times:.1f} times what one H100 recomputes (computed: "
+        f"reads {figures.read.forebay.median:.1f} GB/s verified, the KV of {tokens:,.0f} tokens/s"
+        f" of {MODEL_NAME}, {times:.1f} times what one H100 recomputes (computed: "
         f"{MODEL_PREFILL_TOKENS:,} tokens/s)"
     )
     if times >= 2:
@@ -171,12 +171,12 @@ def verdict(figures: DiskFigures) -> str:
 def comparison_json(name: str, found: RawComparison) -> dict[str, Any]:
     """Pairs under flat names."""
     return {
-        **found.ours.as_json(f"{name}_gbps"),
+        **found.forebay.as_json(f"{name}_gbps"),
         **found.raw.as_json(f"raw_{name}_gbps"),
         **found.ratio.as_json(f"{name}_ratio"),
-        f"{name}_ratios": [round(ours / raw, 3) for raw, ours in found.pairs],
+        f"{name}_ratios": [round(forebay / raw, 3) for raw, forebay in found.pairs],
         f"{name}_by_depth": {
-            str(depth): {"raw_gbps": round(raw, 3), "gbps": round(ours, 3)}
-            for depth, (raw, ours) in found.by_depth.items()
+            str(depth): {"raw_gbps": round(raw, 3), "gbps": round(forebay, 3)}
+            for depth, (raw, forebay) in found.by_depth.items()
         },
     }

@@ -1,4 +1,4 @@
-"""The rows in which NVMe carries the load, and those in which things are started again."""
+"""The rows that read from NVMe, and those in which engines and pools are started again."""
 
 import asyncio
 import time
@@ -79,7 +79,7 @@ async def nvme_32k(run: RowRun) -> None:
 
 
 def _against_raw(run: RowRun) -> None:
-    """What the repeats say, however many there are."""
+    """The ratios of the repeats so far."""
     for repeat in run.results.repeats:
         repeat["better"] = {
             "ttft_ms": min(repeat[GPU_ONLY]["ttft_ms"], repeat[ALWAYS_LOADS]["ttft_ms"])
@@ -174,7 +174,7 @@ async def _each(engine: TokenEngine, turns: Sequence[FinalTurn]) -> list[Complet
 def _returned(
     turns: Sequence[FinalTurn], replies: Sequence[Completion], recomputed: Sequence[Completion]
 ) -> dict[str, Any]:
-    """What it took, beside computing the very same turns."""
+    """Times of these turns, and of computing the very same ones."""
     known = sum(turn.known_tokens for turn in turns)
     cached = sum(
         min(reply.cached_tokens or 0, turn.known_tokens)

@@ -39,7 +39,7 @@ class ClientGroup:
 
 @dataclass(frozen=True, slots=True)
 class ClientsResult:
-    """What came of a step."""
+    """All requests of a step."""
 
     finished: tuple[FinishedRequest, ...]  # in the order of the answers
     seconds: float  # from the first request to the last answer
@@ -48,7 +48,7 @@ class ClientsResult:
 
 
 @dataclass(slots=True)
-class _Step:
+class _ClientsRun:
     """A step under way. Used by one event loop."""
 
     target: Target
@@ -103,10 +103,10 @@ async def run_clients(
     group: ClientGroup,
     on_finished: Callable[[FinishedRequest], None],
 ) -> ClientsResult:
-    """Have every client ask for what it has; `heard` is told of each outcome as it comes."""
+    """Run all clients until nothing is left to ask; `on_finished` hears of each outcome."""
     # What everybody begins with is made before the clock starts: words take time.
     ready = list(islice(queue, group.clients * group.hold))
-    step = _Step(target, chain(ready, queue), group, on_finished)
+    step = _ClientsRun(target, chain(ready, queue), group, on_finished)
     async with asyncio.TaskGroup() as clients:
         for _ in range(group.clients):
             clients.create_task(step.client())

@@ -1,4 +1,4 @@
-"""What users say: made-up words, the same for the same seed, unlike any other; and whole dialogs.
+"""Chat sessions of made-up text: the same for the same seed, and unlike any other.
 
 A dialog's history grows with each turn: what was said before, the answers as they came, and the
 next message. So every turn but the first begins with what the server has seen already.

@@ -6,7 +6,7 @@ are equal exactly where the trace says so. docs/bench.md has the formats.
 
 import lzma
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeVar
@@ -84,15 +84,24 @@ class _Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentTrace(Workload):
-    """Coding agents: a client holds one session after the other and thinks between requests."""
+class _Trace(Workload):
+    """A file, and how it is replayed; clients share its sessions among them."""
 
     path: Path
     replay: ReplayOptions = ReplayOptions()
+
+    def options(self) -> dict[str, Any]:
+        return {"name": self.name, "trace": self.path.name, **asdict(self.replay)}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTrace(_Trace):
+    """Coding agents: a client holds one session after the other and thinks between requests."""
+
     name: ClassVar = "agent"
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
-        del clients  # they share the trace's sessions among them
+        del clients
         found = _read(self.path, _AgentSession)
         return _limited(
             (
@@ -104,9 +113,6 @@ class AgentTrace(Workload):
             self.replay.sessions,
             self.path,
         )
-
-    def options(self) -> dict[str, Any]:
-        return _options(self.name, self.path, self.replay)
 
     def _prompts(self, row: _AgentSession, block_tokens: int) -> list[_Prompt]:
         """In order of time, sub-agents among them; empty where one is too long."""
@@ -126,11 +132,9 @@ class AgentTrace(Workload):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatTrace(Workload):
+class ChatTrace(_Trace):
     """Chat requests in the order of a trace: clients take one each, none before its time."""
 
-    path: Path
-    replay: ReplayOptions = ReplayOptions()
     name: ClassVar = "chat"
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
@@ -148,9 +152,6 @@ class ChatTrace(Workload):
             self.replay.sessions,
             self.path,
         )
-
-    def options(self) -> dict[str, Any]:
-        return _options(self.name, self.path, self.replay)
 
     def _prompt(self, row: _ChatRequest, block_tokens: int) -> _Prompt:
         return _Prompt(
@@ -249,11 +250,6 @@ def _flat(requests: list[_AgentRequest], start_s: float) -> Iterator[tuple[float
             yield from _flat(request.requests, at_s)
         else:
             yield at_s, request
-
-
-def _options(name: str, path: Path, replay: ReplayOptions) -> dict[str, Any]:
-    chosen = {key: getattr(replay, key) for key in replay.__dataclass_fields__}
-    return {"name": name, "trace": path.name, **chosen}
 
 
 _Row = TypeVar("_Row")

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 from forebay.cli import flags
 from forebay.errors import StartupError
 from forebay.pool.client import Client
-from forebay.pool.life import socket_path
+from forebay.pool.service import socket_path
 from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 10.0

@@ -10,7 +10,7 @@ from typing import Final
 from forebay.cli import flags
 from forebay.cli.flags import Commands, Parser
 from forebay.errors import SettingsError
-from forebay.pool.life import LOCK_FLAG, Service
+from forebay.pool.service import LOCK_FLAG, Service
 from forebay.quantity import format_size
 from forebay.settings import Settings
 from forebay.sys import processes
@@ -98,7 +98,7 @@ def _announce(service: Service, settings: Settings) -> None:
     disks = ", ".join(f"{disk.path} {format_size(disk.cap_bytes)}" for disk in settings.disk)
     logging.getLogger(__name__).info(
         "serving at %s: DRAM %s, %s",
-        service.place.path,
+        service.address.path,
         format_size(settings.dram),
         disks or "no disk",
     )

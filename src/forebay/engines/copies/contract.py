@@ -7,8 +7,8 @@ written by the forward of the very step that learns of it. So:
   whole blocks of a request that lives. In a step built after blocks were *freed*, they may be
   anyone's: they are read, if a step was to store them, before that forward writes anything. Later
   stores, which read other blocks, hold nobody up.
-* A store of step N reads what forwards before N wrote, never what N writes. One that is *loose*,
-  whose blocks are free already, is read before the forward of N writes.
+* A store of step N reads what forwards before N wrote, never what N writes. One whose
+  blocks are free already (`is_freed`) is read before the forward of N writes.
 * A load of step N writes after every forward before N has read, and after every store has read
   whose blocks may have been freed by then: they may be the load's now.
 * Loads go before stores. A load or a store is done when its bytes are there, not before.
@@ -20,9 +20,9 @@ written by the forward of the very step that learns of it. So:
 On a GPU nobody waits for this but the GPU: streams wait for one another's events. Here blocks were
 freed before N that had last been stored in step F:
 
-    compute   ──forward N-1──┬─computed──┬─(waits for stores ≤ F, loose N)──forward N──
+    compute   ──forward N-1──┬─computed──┬─(waits for stores ≤ F, freed N)──forward N──
     stores                   └──────────►│ wait computed, copy N ─────────────────────► event
-    loads                                └ wait computed, stores ≤ F, loose N, copy ──► event
+    loads                                └ wait computed, stores ≤ F, freed N, copy ──► event
 
 The processor waits only until what must come before the forward has been *submitted*: an event
 that is not recorded yet cannot be waited for.
@@ -62,7 +62,7 @@ class Store:
 
     generation: int
     piece: Piece
-    is_loose: bool = False  # its blocks are free: the next forward may write them
+    is_freed: bool = False  # its blocks are free: the next forward may write them
 
 
 @dataclass(frozen=True, slots=True)

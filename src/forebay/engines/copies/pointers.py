@@ -64,7 +64,7 @@ class PageTable:
         """All layers of one block."""
         return self.page_bytes * len(self.bases)
 
-    def rows(self, pieces: Sequence[Piece], memory: Any) -> JobBlocks:
+    def blocks_of(self, pieces: Sequence[Piece], memory: Any) -> JobBlocks:
         """The blocks of these pieces; a piece that lies outside is a bug, never a copy."""
         counts = np.fromiter((len(piece.blocks) for piece in pieces), np.int64, len(pieces))
         total = int(counts.sum())

@@ -33,17 +33,22 @@ _log: Final = logging.getLogger("forebay")
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Stores or one load, on the way."""
+    """Stores of one step, or one part of a load, on their way to the device.
+
+    Queued while `blocks` is None; then submitted batch by batch; submitted once `event` is set;
+    over when that event has come. A job that fails while it is queued is over at once, one that is
+    half submitted when the device is done with it, and one that `is_coming` is copied again.
+    """
 
     stores: list[Store]
     load: LoadPart | None
     after: list[Event]
-    told: float  # monotonic
+    queued: float  # monotonic
     deadline: float  # likewise
     offsets: list[int]  # of its slots
     step: int = 0  # of stores
-    rows: JobBlocks | None = None  # once it is being submitted
-    next_row: int = 0
+    blocks: JobBlocks | None = None  # once it is being submitted
+    next_block: int = 0
     begun: Event | None = None  # before its first page
     event: Event | None = None  # behind it, once all of it is submitted
     submitted: float = 0.0  # monotonic
@@ -66,10 +71,10 @@ class StreamedCopies:
         self._load_stream = driver.stream(is_urgent=True)
         self._loads: deque[_Job] = deque()  # to be submitted
         self._stores: deque[_Job] = deque()
-        self._is_hurried = False  # the model's thread waits for the stores in the queue
-        self._flying: deque[_Job] = deque()  # stores that are submitted, in order
-        self._landing: deque[_Job] = deque()  # loads that are submitted, in order
-        self._owed: list[_Job] = []  # loads that failed though the engine had heard of them
+        self._is_waited_for = False  # the model's thread waits for the stores in the queue
+        self._storing: deque[_Job] = deque()  # stores that are submitted, in order
+        self._loading: deque[_Job] = deque()  # loads that are submitted, in order
+        self._broken: list[_Job] = []  # loads that failed though the engine had heard of them
         self._done = FinishedCopies()
         self._is_off = False  # given up for good
         self._is_closing = False
@@ -92,7 +97,7 @@ class StreamedCopies:
         """See Copies."""
         self._land()
         with self._changed:
-            if self._loads or self._stores or self._flying or self._landing or self._owed:
+            if self._loads or self._stores or self._storing or self._loading or self._broken:
                 return False
             if self._registration is not None:
                 self._registration.leave()
@@ -113,17 +118,17 @@ class StreamedCopies:
         """See Copies."""
         compute = self._driver.compute()
         if freed:
-            self._hold_back(compute, freed)
+            self._hold_forward(compute, freed)
         if not stores and not loads:
             return
         self._computed = self._driver.record(compute)
         stores = self._within_reach(stores)
-        loose = [store for store in stores if store.is_loose]
-        if loose:
-            self._queue_stores(step, loose)
-            self._hold_back(compute, step)
-        if len(stores) > len(loose):
-            self._queue_stores(step, [store for store in stores if not store.is_loose])
+        freed_now = [store for store in stores if store.is_freed]
+        if freed_now:
+            self._queue_stores(step, freed_now)
+            self._hold_forward(compute, step)
+        if len(stores) > len(freed_now):
+            self._queue_stores(step, [store for store in stores if not store.is_freed])
 
     def load(self, load: LoadPart) -> None:
         """See Copies."""
@@ -155,13 +160,13 @@ class StreamedCopies:
             # Given up or not, what is half submitted must be over before anyone else copies it.
             if not self._changed.wait_for(is_submitted, _SUBMIT_S):
                 raise BrokenError("a copy into the KV cache hangs that a forward is built on")
-            jobs = [job for job in (*self._landing, *self._owed) if id(job.load) in wanted]
+            jobs = [job for job in (*self._loading, *self._broken) if id(job.load) in wanted]
         compute = self._driver.compute()
         for job in jobs:
             if job.event is not None:
                 self._driver.wait(compute, job.event)
             if job.failed:
-                self._pay(job, compute)
+                self._copy_broken(job, compute)
 
     def take_done(self) -> FinishedCopies:
         """See Copies."""
@@ -183,21 +188,21 @@ class StreamedCopies:
 
     # Of the model's thread.
 
-    def _hold_back(self, compute: Stream, step: int) -> None:
+    def _hold_forward(self, compute: Stream, step: int) -> None:
         """The next forward begins when the stores up to that step have been read."""
 
         def are_submitted() -> bool:
             return not self._stores or self._stores[0].step > step
 
         with self._changed:
-            self._is_hurried = not are_submitted()
-            if self._is_hurried:
+            self._is_waited_for = not are_submitted()
+            if self._is_waited_for:
                 self._changed.notify_all()
             self._until(are_submitted)
-            self._is_hurried = False
-            flying = [job.event for job in self._flying if job.step <= step]
-        if flying:  # on one stream: the last is behind all of them
-            self._fence = flying[-1]
+            self._is_waited_for = False
+            storing = [job.event for job in self._storing if job.step <= step]
+        if storing:  # on one stream: the last is behind all of them
+            self._fence = storing[-1]
             self._driver.wait(compute, self._fence)
 
     def _within_reach(self, stores: Sequence[Store]) -> list[Store]:
@@ -229,20 +234,20 @@ class StreamedCopies:
             if not self._changed.wait(until - time.monotonic()) and not done():
                 self._give_up()
 
-    def _pay(self, job: _Job, compute: Stream) -> None:
+    def _copy_broken(self, job: _Job, compute: Stream) -> None:
         """Copy in what the engine relies on and the other thread could not submit."""
         if not self.boundary.call(lambda: False, partial(self._copy_at_once, job, compute)):
             raise BrokenError("the KV cache lacks what a forward is built on")
         with self._changed:
-            (self._owed if job in self._owed else self._landing).remove(job)
+            (self._broken if job in self._broken else self._loading).remove(job)
             job.failed = False
-            self._landing.append(job)
+            self._loading.append(job)
 
     def _copy_at_once(self, job: _Job, compute: Stream) -> bool:
         assert job.load is not None
         assert self._slab is not None
-        job.rows = self._page_table.rows(job.load.pieces, self._slab.memory)
-        batch = self._page_table.batch(job.rows, 0, job.rows.total)
+        job.blocks = self._page_table.blocks_of(job.load.pieces, self._slab.memory)
+        batch = self._page_table.batch(job.blocks, 0, job.blocks.total)
         # A kernel may be what failed, and copy engines take no batch on the default stream.
         self._driver.wait(self._load_stream, self._driver.record(compute))
         job.begun = self._driver.record(self._load_stream)
@@ -258,13 +263,13 @@ class StreamedCopies:
         for queue in (self._stores, self._loads):
             for job in list(queue):
                 job.failed = True
-                if job.rows is None:
+                if job.blocks is None:
                     queue.remove(job)
                     self._count(job)
 
     def _land(self) -> None:
         """See what has ended on the device."""
-        for queue in (self._flying, self._landing):
+        for queue in (self._storing, self._loading):
             while queue and self._driver.is_done(queue[0].event):
                 with self._changed:
                     self._count(queue.popleft())
@@ -272,12 +277,12 @@ class StreamedCopies:
     def _announce(self) -> None:
         """Loads are coming that are on the wire, or will be at once, with little before them."""
         left_bytes = 0
-        for job in (*self._landing, *self._loads):
-            if job.failed or not (job.rows is not None or self._is_within_reach(job)):
+        for job in (*self._loading, *self._loads):
+            if job.failed or not (job.blocks is not None or self._is_within_reach(job)):
                 continue
             assert job.load is not None
             blocks = sum(len(piece.blocks) for piece in job.load.pieces)
-            begun = job.next_row if job.event is None else 0  # the wire keeps up with these
+            begun = job.next_block if job.event is None else 0  # the wire keeps up with these
             left_bytes += (blocks - begun) * self._page_table.block_bytes
             if left_bytes > COMING_BYTES:
                 return
@@ -290,7 +295,7 @@ class StreamedCopies:
 
     def _count(self, job: _Job) -> None:
         if job.failed and job.is_coming:
-            self._owed.append(job)
+            self._broken.append(job)
             return
         done = self._done
         took_s = 0.0 if job.failed else self._driver.seconds(job.begun, job.event)
@@ -298,7 +303,7 @@ class StreamedCopies:
             self._comes(job)
             (done.failed if job.failed else done.loaded).append(job.load)
             done.load_s += took_s
-            done.submit_s += max(0.0, job.submitted - job.told)
+            done.submit_s += max(0.0, job.submitted - job.queued)
         else:
             (done.missed if job.failed else done.stored).extend(job.stores)
             done.store_s += took_s
@@ -315,10 +320,10 @@ class StreamedCopies:
         with self._changed:
             while True:
                 self._fail_unreachable()
-                if self._stores and self._is_hurried:
+                if self._stores and self._is_waited_for:
                     return self._stores[0]
                 for job in self._loads:
-                    if job.rows is not None or self._is_within_reach(job):
+                    if job.blocks is not None or self._is_within_reach(job):
                         return job
                 if self._stores:
                     return self._stores[0]
@@ -336,14 +341,14 @@ class StreamedCopies:
         is_hopeless = registration is None or registration.why
         for job in list(self._loads):
             late = is_hopeless or now > job.deadline
-            if job.rows is None and late and not self._is_within_reach(job):
+            if job.blocks is None and late and not self._is_within_reach(job):
                 assert job.load is not None
                 self._loads.remove(job)
                 self._done.failed.append(job.load)
 
     def _advance(self, job: _Job) -> None:
         """Submit the next batch of a job; behind its last, record its event."""
-        if not self.boundary.call(partial(self._spoil, job), partial(self._submit, job)):
+        if not self.boundary.call(partial(self._mark_failed, job), partial(self._submit, job)):
             return
         is_load = job.load is not None
         event = self._driver.record(self._load_stream if is_load else self._store_stream)
@@ -351,7 +356,7 @@ class StreamedCopies:
             job.event, job.submitted = event, time.monotonic()
             if is_load and self._registration is not None:
                 self._registration.rest()  # the forward that is built on it is launched now
-            queue, then = (self._loads, self._landing) if is_load else (self._stores, self._flying)
+            queue, then = (self._loads, self._loading) if is_load else (self._stores, self._storing)
             if job in queue:  # else it was given up meanwhile
                 queue.remove(job)
                 then.append(job)
@@ -364,19 +369,19 @@ class StreamedCopies:
             return True  # given up meanwhile
         is_load = job.load is not None
         stream = self._load_stream if is_load else self._store_stream
-        if job.rows is None:
+        if job.blocks is None:
             pieces = job.load.pieces if job.load is not None else [s.piece for s in job.stores]
-            job.rows = self._page_table.rows(pieces, self._slab.memory)
+            job.blocks = self._page_table.blocks_of(pieces, self._slab.memory)
             for event in job.after:
                 self._driver.wait(stream, event)
             job.begun = self._driver.record(stream)
         pages = self._driver.pages_a_call(self._page_table.page_bytes, inward=is_load)
-        stop = min(job.rows.total, job.next_row + max(1, pages // len(self._page_table.bases)))
-        batch = self._page_table.batch(job.rows, job.next_row, stop)
+        stop = min(job.blocks.total, job.next_block + max(1, pages // len(self._page_table.bases)))
+        batch = self._page_table.batch(job.blocks, job.next_block, stop)
         self._driver.copy(stream, batch, inward=is_load)
-        job.next_row = stop
-        return stop == job.rows.total
+        job.next_block = stop
+        return stop == job.blocks.total
 
-    def _spoil(self, job: _Job) -> bool:
+    def _mark_failed(self, job: _Job) -> bool:
         job.failed = True
         return True

@@ -4,7 +4,8 @@ Every failure is a miss anyway; but a miss that was waited for costs more than o
 for. So after a few failures in a row nothing is asked or offered, then one request tries again.
 """
 
-from collections import deque
+import logging
+from collections import Counter, deque
 from typing import Final
 
 _FAILURES: Final = 5
@@ -12,13 +13,14 @@ _WINDOW_S: Final = 10.0
 _PAUSE_S: Final = 5.0
 _PAUSE_MAX_S: Final = 60.0
 _PROBE_S: Final = 2.0  # how long a request that tries again keeps the others waiting
+_log: Final = logging.getLogger("forebay")
 
 
 class ErrorBudget:
-    """Whether to bother the pool. Pure logic: time is passed in."""
+    """Whether to bother the pool. Time is passed in; every pause is counted and logged."""
 
-    def __init__(self) -> None:
-        self.pauses = 0  # how often it was spent
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
         self._failed_at: deque[float] = deque(maxlen=_FAILURES)
         self._pause_s = _PAUSE_S
         self._paused_until = 0.0
@@ -37,12 +39,13 @@ class ErrorBudget:
         return self._is_trying or now < self._paused_until
 
     def failed(self, now: float) -> None:
-        """The pool did not do what it should."""
+        """The pool, or we ourselves, did not do what they should."""
         self._failed_at.append(now)
         recent = len(self._failed_at) == _FAILURES and now - self._failed_at[0] <= _WINDOW_S
         if not recent and not self._is_trying:
             return
-        self.pauses += 1
+        self._counts["pool.paused"] += 1
+        _log.warning("the pool fails too often: it is left alone for a while")
         self._paused_until = now + self._pause_s
         self._pause_s = min(_PAUSE_MAX_S, self._pause_s * 2)
         self._is_trying = True

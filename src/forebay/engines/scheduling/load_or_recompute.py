@@ -10,15 +10,17 @@ As much is loaded as is there before it would have been recomputed. Drives that 
 GPU, token for token, so give all of it unless their queue is long; slower ones give as much as they
 can read while the GPU is busy with others.
 
-Whoever waits for a drive holds up nobody; what the GPU computes holds up everyone it serves. So n
-tokens that are recomputed cost their time once for each of these as well: an engine that is alone
-takes what is sooner, a crowded one loads as long as all of them together gain by it. Drives that
-seem a little sooner are not: a GPU takes as long as it took, they often half as long again.
+Waiting for a drive delays only the request that waits; computing delays every request that the GPU
+serves. So n recomputed tokens are charged once for each of these as well: an engine with a single
+request takes whichever way is faster, a busy one loads as long as all requests together gain by it.
+A small advantage of the drives is not trusted (`_DOUBT`): the GPU's speed is steady, drives often
+take half as long again.
 
-What is not known, or was seen long ago, is tried, by one request at a time: a dozen would wait for
-one another until their deadlines. Where the GPU has nothing else to do, with a part only: were the
-drives slow, all of a long prompt would be late. Where it has, its steps are too long to time a part
-by, and who waits holds up nobody. What was seen long ago is believed once if it is for the drives.
+Where the drives' bandwidth is unknown, or was measured more than a minute ago, one request at a
+time measures it; a dozen would wait for one another until their deadlines. If the GPU is idle, that
+request reads only a part, since on slow drives all of a long prompt would be late. If the GPU is
+busy, it reads all of it: steps are then too long to time a part by, and waiting delays nobody else.
+An old measurement in favour of the drives still counts for that request.
 """
 
 from collections import deque
@@ -48,7 +50,7 @@ class ThroughputEstimate:
         self._read_bytes_a_s = 0.0
         self._read_at = 0.0  # when that was last seen
         self._steps: deque[tuple[float, int, int]] = deque(maxlen=_STEPS_MAX)  # when, which, tokens
-        self._heard_at = 0.0
+        self._reported_at = 0.0
         self._busy_since = 0.0  # the drives have been reading for us without a pause
         self._busy_s = 0.0  # they had been before, since bandwidth was last seen
         self._arrived_bytes = 0  # in all that time
@@ -59,23 +61,23 @@ class ThroughputEstimate:
         if tokens:
             self._steps.append((now, number, tokens))
 
-    def heard(self, now: float, number: int) -> None:
+    def reported(self, now: float, number: int) -> None:
         """A step is computed; it began when it was built, or after the one before.
 
         Engines do not tell of every step: of those that compute nothing, some are never heard of.
         """
         while self._steps and self._steps[0][1] <= number:
             built, which, tokens = self._steps.popleft()
-            took_s = now - max(built, self._heard_at)
+            took_s = now - max(built, self._reported_at)
             if which == number and tokens >= _STEP_TOKENS_MIN and took_s > 0:
                 self.tokens_a_s = _mixed(self.tokens_a_s, tokens / took_s)
-        self._heard_at = now
+        self._reported_at = now
 
     def computing(self, now: float) -> int:
         """Tokens of steps on their way that are not computed yet; what is built next waits."""
         if not self._steps:
             return 0
-        took_s = now - max(self._steps[0][0], self._heard_at)
+        took_s = now - max(self._steps[0][0], self._reported_at)
         tokens = sum(tokens for _, _, tokens in self._steps)
         return max(0, tokens - int(took_s * self.tokens_a_s))
 
@@ -139,7 +141,7 @@ class ThroughputEstimate:
 
 @dataclass(frozen=True, slots=True)
 class OtherWork:
-    """What else the GPU has to do."""
+    """What else the GPU has to compute."""
 
     tokens: int = 0  # that it computes before those in question
     requests: int = 0  # that it serves, and that wait while it computes them
@@ -148,8 +150,8 @@ class OtherWork:
 def worth_reading(
     tokens: int,
     token_bytes: int,
-    beside: OtherWork,
-    pace: ThroughputEstimate,
+    others: OtherWork,
+    estimate: ThroughputEstimate,
     now: float,
     *,
     least: int = 1,
@@ -158,14 +160,14 @@ def worth_reading(
 
     Fewer than `least` would not be asked for.
     """
-    if pace.is_fresh(now):
-        return _read_sooner(tokens, token_bytes, beside, pace)
-    if pace.reading_bytes:
+    if estimate.is_fresh(now):
+        return _read_sooner(tokens, token_bytes, others, estimate)
+    if estimate.reading_bytes:
         return 0
     tried = tokens
-    if beside == OtherWork():
+    if others == OtherWork():
         tried = min(tokens, max(_TRIED_TOKENS, _TRIED_BYTES // token_bytes, least))
-    seen = _read_sooner(tokens, token_bytes, beside, pace) if pace.read_bytes_a_s else 0
+    seen = _read_sooner(tokens, token_bytes, others, estimate) if estimate.read_bytes_a_s else 0
     return max(tried, seen)
 
 
@@ -174,14 +176,16 @@ def least_read(near_tokens: int, min_tokens: int, chunk_tokens: int) -> int:
     return max(1, -(-(min_tokens - near_tokens) // chunk_tokens)) * chunk_tokens
 
 
-def _read_sooner(tokens: int, token_bytes: int, beside: OtherWork, pace: ThroughputEstimate) -> int:
+def _read_sooner(
+    tokens: int, token_bytes: int, others: OtherWork, estimate: ThroughputEstimate
+) -> int:
     """How many of them are here before they would have been computed, by what was seen."""
-    bandwidth, speed = pace.read_bytes_a_s, pace.tokens_a_s
+    bandwidth, speed = estimate.read_bytes_a_s, estimate.tokens_a_s
     if not speed:
         return tokens
     # Seconds by which the drives are behind the GPU at the first token, and at each further one.
-    behind_s = pace.reading_bytes / bandwidth - beside.tokens / speed
-    behind_a_token_s = token_bytes / bandwidth - (1 / _DOUBT + beside.requests) / speed
+    behind_s = estimate.reading_bytes / bandwidth - others.tokens / speed
+    behind_a_token_s = token_bytes / bandwidth - (1 / _DOUBT + others.requests) / speed
     if behind_s + tokens * behind_a_token_s <= 0:
         return tokens
     if behind_a_token_s <= 0 or behind_s >= 0:

@@ -1,21 +1,24 @@
 """Loads of one engine: blocks are allocated, the workers are told part by part, the load ends.
 
-A load is told to the workers as its chunks arrive; slots of a part that is over make room in the
-pool for what follows. The engine goes on when all of it is coming, a moment before it is over: only
-then does the pool get the last slots back. A load that fails, or whose chunks have not come in
-time, ends too: vLLM then computes what is missing. Where the session is lost, the workers go on
-with what they were told and are told no more of it; the session tells the pool when they are done.
+The workers are told of a load's chunks as they arrive, a part a step; when a part is copied, its
+slots make room in the pool for what follows. The engine goes on when all of a load is coming, a
+moment before its last byte is there, so the pool gets the last slots back only when every part is
+copied. A load that fails, or whose chunks have not arrived in time, ends too: the engine then
+computes what is missing. Where the session is lost, the workers finish the parts they know and are
+told of no more; the session tells the pool when these are done.
 """
 
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from forebay.engines.copies.contract import LoadPart
 from forebay.engines.geometry import Geometry
 from forebay.engines.scheduling.lookups import Lookups
-from forebay.engines.scheduling.request import Loading, TrackedRequest
+from forebay.engines.scheduling.request import TrackedRequest
+from forebay.engines.scheduling.request_load import LoadProgress, RequestLoadState
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Promise, Release
 from forebay.record.region import short
@@ -23,21 +26,35 @@ from forebay.record.region import short
 _LOAD_S: Final = 30.0  # a load that has not all arrived by then has failed
 
 
+class _Part(NamedTuple):
+    """A part that the workers were told of and have not reported as copied."""
+
+    lookup: int
+    chunks: list[int]  # to be released with it; the last part's are released with the lookup
+
+
+@dataclass(slots=True)
+class _Landing:
+    """A lookup of whose promise parts are being copied."""
+
+    parts: int = 0  # not copied yet
+    has_ended: bool = False  # the engine goes on: with the last part the lookup is released
+
+
 class EngineLoads:
     """What is on its way into the KV cache. Owned by the scheduler's thread."""
 
     def __init__(
-        self, pool: PoolSession, shape: Geometry, asking: Lookups, counts: Counter[str]
+        self, pool: PoolSession, shape: Geometry, lookups: Lookups, counts: Counter[str]
     ) -> None:
         self._pool = pool
         self._shape = shape
-        self._asking = asking
+        self._lookups = lookups
         self._counts = counts
         self._copying: dict[bytes, str] = {}  # keys on their way into the KV cache → request
-        self._serials = 0  # of what the workers are told
-        self._parts: dict[int, tuple[int, list[int]]] = {}  # serial → (lookup, chunks)
-        self._landing: Counter[int] = Counter()  # lookup → parts that are not over
-        self._received: set[int] = set()  # lookups of which the engine has all that it will get
+        self._serials = 0  # of parts
+        self._parts: dict[int, _Part] = {}  # by serial
+        self._landing: dict[int, _Landing] = {}  # by lookup
 
     def __len__(self) -> int:
         return len(self._copying)
@@ -45,7 +62,8 @@ class EngineLoads:
     @property
     def is_landing(self) -> bool:
         """Whether slots are read for a load that the engine has heard of."""
-        return bool(self._received) or self._pool.has_lost_reads
+        ended = any(landing.has_ended for landing in self._landing.values())
+        return ended or self._pool.has_lost_reads
 
     @property
     def copying(self) -> Mapping[bytes, str]:
@@ -54,78 +72,84 @@ class EngineLoads:
 
     def allocated(self, tracked: TrackedRequest, blocks: list[int], external: int) -> None:
         """The scheduler has given blocks to a request, `external` tokens of them to be loaded."""
-        size, promise = self._shape.block_tokens, tracked.promise
-        from_block, stop_block = tracked.computed // size, (tracked.computed + external) // size
+        load, size = tracked.load, self._shape.block_tokens
+        from_block, stop_block = load.computed // size, (load.computed + external) // size
         deadline = time.monotonic() + _LOAD_S
-        nothing = Promise(tracked.number, self._pool.generation, 0, 0, [], [], b"")
-        loading = Loading(promise or nothing, blocks[:stop_block], from_block, deadline)
-        if promise is None or promise.first * self._shape.chunk_tokens > tracked.computed:
-            loading.fail(0)  # verify: no hole before what is loaded
-        tracked.loading = loading
-        tracked.stored = max(tracked.stored, loading.stop)
-        for chunk in range(loading.first, loading.stop):
+        nothing = Promise(load.number, self._pool.generation, 0, 0, [], [], b"")
+        progress = LoadProgress(load.promise or nothing, blocks[:stop_block], from_block, deadline)
+        is_promised = load.promise is not None
+        if not is_promised or progress.first * self._shape.chunk_tokens > load.computed:
+            progress.fail(0)  # verify: no hole before what is loaded
+        load.begin(progress)
+        tracked.store.has(progress.stop)
+        for chunk in range(progress.first, progress.stop):
             self._copying[short(tracked.keys[chunk])] = tracked.request.request_id
         self._counts["loads"] += 1
         self._counts["loaded.tokens"] += external
 
-    def told(self, all_tracked: Mapping[str, TrackedRequest]) -> Iterator[LoadPart]:
+    def next_parts(self, requests: Mapping[str, TrackedRequest]) -> Iterator[LoadPart]:
         """What the workers have to load in this step."""
         now = time.monotonic()
-        for request_id, tracked in all_tracked.items():
-            loading = tracked.loading
-            if loading is None or loading.is_told:
+        for request_id, tracked in requests.items():
+            load = tracked.load
+            if load.state is not RequestLoadState.LOADING:
                 continue
-            loading.take(tracked.streamed)
-            if now > loading.deadline:
-                loading.fail_missing()
-            pieces, chunks = loading.take_pieces(self._shape)
-            if pieces or loading.is_told:
+            progress = load.progress
+            assert progress is not None
+            progress.take(load.streamed)
+            if now > progress.deadline:
+                progress.fail_missing()
+            pieces, chunks = progress.take_pieces(self._shape)
+            is_last = progress.is_complete
+            if is_last:
+                load.take_told()
+            if pieces or is_last:
                 self._serials += 1
-                last, failed = loading.is_told, loading.failed_blocks(self._shape)
-                # The last part's are released with the lookup.
-                self._parts[self._serials] = (tracked.number, [] if last else chunks)
-                self._landing[tracked.number] += 1
+                self._parts[self._serials] = _Part(load.number, [] if is_last else chunks)
+                self._landing.setdefault(load.number, _Landing()).parts += 1
                 self._pool.begin_read(self._serials)
-                yield LoadPart(request_id, loading.generation, pieces, last, failed, self._serials)
+                failed = progress.failed_blocks(self._shape)
+                yield LoadPart(
+                    request_id, progress.generation, pieces, is_last, failed, self._serials
+                )
 
-    def over(self, serials: Iterable[int]) -> None:
+    def copied(self, serials: Iterable[int]) -> None:
         """Parts are in the KV cache, or will not be: their slots make room for what follows."""
         for serial in serials:
             self._pool.end_read(serial)
-            number, chunks = self._parts.pop(serial, (0, []))
-            self._landing[number] -= 1
-            if number in self._asking and chunks:
-                self._pool.post(Release(number, chunks))
-            self._release(number)
+            part = self._parts.pop(serial, None)
+            if part is None:
+                continue  # of a lost session
+            self._landing[part.lookup].parts -= 1
+            if part.chunks and part.lookup in self._lookups:
+                self._pool.post(Release(part.lookup, part.chunks))
+            self._release(part.lookup)
 
-    def received(self, tracked: TrackedRequest, *, failed: bool) -> bool:
-        """A load has ended; whether it went well."""
-        loading, tracked.loading = tracked.loading, None
-        assert loading is not None
+    def ended(self, tracked: TrackedRequest, *, failed: bool) -> bool:
+        """The engine goes on with a request; whether its load went well."""
+        progress = tracked.load.end(failed=failed)
         owner = tracked.request.request_id
         self._copying = {key: each for key, each in self._copying.items() if each != owner}
-        failed = failed or loading.failed
-        if failed:
-            tracked.failed = True
-            tracked.stored = tracked.offered = min(tracked.stored, loading.stop)
+        has_failed = tracked.load.state is RequestLoadState.FAILED
+        if has_failed:
+            tracked.store.lacks(progress.stop)
             self._counts["misses.load_failed"] += 1
-        number = self._asking.loaded(tracked)
+        number = self._lookups.end(tracked)
         if number:
-            self._received.add(number)
+            self._landing.setdefault(number, _Landing()).has_ended = True
             self._release(number)
-        return not failed
+        return not has_failed
 
-    def pool_changed(self) -> None:
-        """A pool was joined or lost: parts that were told go on, but have no lookup any more."""
+    def session_changed(self) -> None:
+        """A pool was joined or lost: parts that the workers know go on, but have no lookup."""
         self._parts.clear()
         self._landing.clear()
-        self._received.clear()
 
     def _release(self, number: int) -> None:
         """All that was promised is the pool's again once nobody reads it any more."""
-        if self._landing[number] > 0:
+        landing = self._landing[number]
+        if landing.parts:
             return
-        del self._landing[number]
-        if number in self._received:
-            self._received.remove(number)
+        if landing.has_ended:
             self._pool.post(Release(number, []))
+        del self._landing[number]

@@ -4,14 +4,22 @@
     step N + 1  the pool has answered with a slot; the workers copy before the forward
     step N + 2  the workers have reported; the slot is committed
 
+One chunk's store, which only `EngineStores` moves on:
+
+    OFFERED ──slot──► HAS_SLOT ──told to the workers──► COPYING ──report──► committed or aborted
+       │                 └──── its step cannot be built: aborted    └── no report in 30 s: aborted
+       ├──have, no, later────► over; after `later` it is offered again
+       └──its blocks are free and a step passes──► DROPPED: a slot that comes goes back at once
+
 Blocks are never held back. A chunk whose request has ended, or was preempted, is whole until the
 forward of the very next step; if the pool has not answered by then, it is dropped and counted.
 """
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, TypeAlias
 
 from forebay.engines.copies.contract import Piece, Store
@@ -28,6 +36,15 @@ _AGAIN_S: Final = 0.02  # before a chunk that found no slot is offered again
 _AGAIN_CHUNKS: Final = 8  # then so many of its request, and twice as many with each that is taken
 
 
+class StoreState(Enum):
+    """Where one chunk's store is, while it is neither committed nor aborted."""
+
+    OFFERED = auto()  # the pool was asked for a slot
+    HAS_SLOT = auto()  # it has lent one; the workers do not know of it yet
+    COPYING = auto()  # the workers have been told to copy into it
+    DROPPED = auto()  # it cannot be copied any more
+
+
 @dataclass(slots=True)
 class _Offer:
     """One chunk that the pool was asked a slot for."""
@@ -35,8 +52,9 @@ class _Offer:
     tracked: TrackedRequest
     chunk: int
     piece: Piece  # its offset is filled in by the answer
-    is_loose: bool = False  # its blocks are free: now or never
-    is_lost: bool = False  # it was never
+    state: StoreState = StoreState.OFFERED
+    is_freed: bool = False  # its blocks are free: it is copied in the next step or never
+    deadline: float = 0.0  # monotonic; of COPYING
 
 
 @dataclass(slots=True)
@@ -55,48 +73,45 @@ class EngineStores:
         self._pool = pool
         self._shape = shape
         self._counts = counts
-        self._batches: deque[_Batch] = deque()  # not answered yet
-        self._numbers = 0
-        self._ready: list[_Offer] = []  # answered with a slot, not told to the workers yet
-        self._copying: dict[Slot, float] = {}  # told to the workers → until when
-        self._told: dict[str, int] = {}  # a request that lives → the step that last stored of it
+        self._batches: deque[_Batch] = deque()  # not answered yet: OFFERED or DROPPED
+        self._numbers = 0  # of batches
+        self._with_slot: list[_Offer] = []  # HAS_SLOT
+        self._copying: dict[Slot, _Offer] = {}  # COPYING
+        self._stored_in: dict[str, int] = {}  # a request that lives → the step that last stored it
 
     @property
     def has_work(self) -> bool:
         """Whether a later step is needed to finish what was begun."""
         now = time.monotonic()
         waiting = any(
-            batch.deadline > now and not all(offer.is_lost for offer in batch.offers)
+            batch.deadline > now and any(_is_offered(offer) for offer in batch.offers)
             for batch in self._batches
         )
-        return bool(waiting or self._ready or self._copying)
+        return bool(waiting or self._with_slot or self._copying)
 
     @property
-    def must_hear(self) -> bool:
+    def must_wait(self) -> bool:
         """Whether an answer is wanted before this step, or its chunk is lost."""
         offers = (offer for batch in self._batches for offer in batch.offers)
-        return any(offer.is_loose and not offer.is_lost for offer in offers)
-
-    def awaits(self, tracked: TrackedRequest) -> bool:
-        """Whether an offer of this request's chunks has not been answered."""
-        return any(tracked is offer.tracked for batch in self._batches for offer in batch.offers)
+        return any(offer.is_freed and _is_offered(offer) for offer in offers)
 
     def completed(self, computed: Iterable[tuple[TrackedRequest, int]]) -> Iterator[TrackedRequest]:
         """Requests with a new whole chunk, given those of a step and the tokens they have then."""
         size, now = self._shape.chunk_tokens, time.monotonic()
         for tracked, tokens in computed:
-            if not tracked.wants_store or now < tracked.offer_at:
+            store = tracked.store
+            if not store.is_wanted or now < store.offer_at:
                 continue
-            so_far = max(tracked.stored, tracked.offered)
+            so_far = max(store.stored, store.offered)
             if tokens // size <= so_far:
                 continue
             tracked.extend()
             whole = min(tokens // size, len(tracked.keys))
             if whole <= so_far:
                 continue
-            if tracked.offer_chunks < OFFER_CHUNKS_MAX and self.awaits(tracked):
+            if store.offer_chunks < OFFER_CHUNKS_MAX and self._awaits(tracked):
                 continue  # what follows a chunk that finds no slot finds none either
-            tracked.offered = min(whole, so_far + tracked.offer_chunks)
+            store.offered = min(whole, so_far + store.offer_chunks)
             yield tracked
 
     def offer(self, completed: Iterable[TrackedRequest]) -> None:
@@ -104,17 +119,17 @@ class EngineStores:
         runs: list[ChunkRun] = []
         offers: list[_Offer] = []
         for tracked in completed:
-            chunks = range(tracked.stored, tracked.offered)
-            keys = tracked.keys
+            chunks = range(tracked.store.stored, tracked.store.offered)
+            keys, root = tracked.keys, tracked.root
             parent = keys[chunks.start - 1] if chunks.start else ROOT
             joined = b"".join(keys[chunks.start : chunks.stop])
-            name = tracked.root.namespace
-            runs.append(ChunkRun(name, 0, parent, joined, self._shape.chunk_bytes))
+            length = self._shape.chunk_bytes
+            runs.append(ChunkRun(root.namespace, root.group, parent, joined, length))
             for chunk in chunks:
                 piece = tracked.piece(chunk, -1)
                 assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
                 offers.append(_Offer(tracked, chunk, piece))
-            tracked.stored = tracked.offered
+            tracked.store.stored = tracked.store.offered
         if runs and self._pool.is_joined:
             self._numbers += 1
             deadline = time.monotonic() + _ANSWER_S
@@ -127,65 +142,59 @@ class EngineStores:
             self._pool.abort(message.generation, message.answers)
             return
         for offer, answer in zip(self._batches.popleft().offers, message.answers, strict=False):
+            store = offer.tracked.store
             if answer >= 0 or answer == ReserveAnswer.HAVE:
-                offer.tracked.offer_chunks = min(OFFER_CHUNKS_MAX, 2 * offer.tracked.offer_chunks)
-            if offer.is_lost:
+                store.offer_chunks = min(OFFER_CHUNKS_MAX, 2 * store.offer_chunks)
+            if offer.state is StoreState.DROPPED:
                 self._pool.abort(message.generation, [answer])
             elif answer >= 0:
                 piece = offer.piece
                 offer.piece = Piece(answer, piece.first, piece.blocks)
-                self._ready.append(offer)
+                offer.state = StoreState.HAS_SLOT
+                self._with_slot.append(offer)
             elif answer == ReserveAnswer.LATER:
-                self._later(offer)
-            elif answer == ReserveAnswer.NO and offer.chunk < offer.tracked.stored:
+                self._offer_later(offer)
+            elif answer == ReserveAnswer.NO and offer.chunk < store.stored:
                 self._counts["stores.no"] += 1
-                offer.tracked.wants_store = False
+                store.is_wanted = False
             # Else it continues a chunk that found no slot, and is offered again with it.
 
-    def ready(self, step: int) -> list[Store]:
-        """What the workers have to copy in this step; what can no longer be copied is lost."""
-        for batch in self._batches:
-            for offer in batch.offers:
-                if offer.is_loose and not offer.is_lost:
-                    offer.is_lost = True
-                    self._counts["stores.too_late"] += 1
-        generation = self._pool.generation
-        stores = [Store(generation, offer.piece, offer.is_loose) for offer in self._ready]
-        until = time.monotonic() + _COPY_S
-        self._copying.update({(generation, store.piece.offset): until for store in stores})
-        self._give_up(until - _COPY_S)
-        self._told.update(
-            (offer.tracked.request.request_id, step) for offer in self._ready if not offer.is_loose
-        )
-        self._ready.clear()
+    def next_stores(self, step: int) -> list[Store]:
+        """What the workers have to copy in this step; what can no longer be copied is dropped."""
+        self._counts["stores.too_late"] += self._drop_offered(lambda offer: offer.is_freed)
+        generation, now = self._pool.generation, time.monotonic()
+        stores = []
+        for offer in self._with_slot:
+            offer.state, offer.deadline = StoreState.COPYING, now + _COPY_S
+            self._copying[generation, offer.piece.offset] = offer
+            stores.append(Store(generation, offer.piece, offer.is_freed))
+            if not offer.is_freed:
+                self._stored_in[offer.tracked.request.request_id] = step
+        self._with_slot.clear()
+        self._give_up(now)
         return stores
 
-    def drop(self, *, all_of_it: bool) -> None:
-        """What the workers have not been told, if it is loose or all of it, they never will be.
+    def drop_freed(self) -> None:
+        """Stores could not be told to the workers: those whose blocks are free are over."""
+        self._drop(lambda offer: offer.is_freed)
 
-        All of it: a step could not be built, and whose block is whose is not known any more.
-        """
-        gone = [offer for offer in self._ready if all_of_it or offer.is_loose]
-        self._ready = [offer for offer in self._ready if not (all_of_it or offer.is_loose)]
-        self._pool.abort(self._pool.generation, [offer.piece.offset for offer in gone])
-        for batch in self._batches:
-            for offer in batch.offers:
-                offer.is_lost = offer.is_lost or all_of_it or offer.is_loose
-        if all_of_it:
-            self._told.clear()  # that step's forward waits for everything
+    def drop_all(self) -> None:
+        """A step could not be built: whose block is whose is not known any more."""
+        self._drop(lambda _: True)
+        self._stored_in.clear()  # that step's forward waits for everything
 
-    def freed(self, request_id: str) -> int:
+    def take_last_step(self, request_id: str) -> int:
         """A request's blocks are free; up to which step they are stored, 0 if they are not."""
-        return self._told.pop(request_id, 0)
+        return self._stored_in.pop(request_id, 0)
 
-    def loosen(self, request_id: str) -> None:
+    def blocks_freed(self, request_id: str) -> None:
         """A request's blocks are free: what is not copied in the next step cannot be copied."""
-        for offers in (self._ready, *(batch.offers for batch in self._batches)):
+        for offers in (self._with_slot, *(batch.offers for batch in self._batches)):
             for offer in offers:
                 if offer.tracked.request.request_id == request_id:
-                    offer.is_loose = True
+                    offer.is_freed = True
 
-    def stored(self, stored: Collection[Slot], missed: Collection[Slot]) -> None:
+    def copied(self, stored: Collection[Slot], missed: Collection[Slot]) -> None:
         """The workers have copied into these slots, and could not copy into those."""
         for slots, message in ((stored, Commit), (missed, Abort)):
             mine = [slot for slot in slots if slot in self._copying]
@@ -195,26 +204,48 @@ class EngineStores:
             if offsets:
                 self._pool.post(message(self._pool.generation, offsets))
 
-    def forget(self) -> None:
-        """The pool is another one, or none."""
+    def session_changed(self) -> None:
+        """The pool is another one, or none: only what the workers copy goes on."""
         self._batches.clear()
-        self._ready.clear()
+        self._with_slot.clear()
 
-    def _later(self, offer: _Offer) -> None:
+    def _awaits(self, tracked: TrackedRequest) -> bool:
+        """Whether an offer of this request's chunks has not been answered."""
+        return any(tracked is offer.tracked for batch in self._batches for offer in batch.offers)
+
+    def _offer_later(self, offer: _Offer) -> None:
         """No slot just now: offered again after a while, if the request still runs."""
         self._counts["stores.later"] += 1
-        tracked = offer.tracked
-        if not offer.is_loose:
-            tracked.stored = min(tracked.stored, offer.chunk)
-            tracked.offered = min(tracked.offered, offer.chunk)
-            tracked.offer_at = time.monotonic() + _AGAIN_S
-            tracked.offer_chunks = _AGAIN_CHUNKS
+        store = offer.tracked.store
+        if not offer.is_freed:
+            store.lacks(offer.chunk)
+            store.offer_at = time.monotonic() + _AGAIN_S
+            store.offer_chunks = _AGAIN_CHUNKS
+
+    def _drop(self, is_over: Callable[[_Offer], bool]) -> None:
+        """Nothing of this is copied any more; what is being copied goes on."""
+        gone = [offer for offer in self._with_slot if is_over(offer)]
+        self._with_slot = [offer for offer in self._with_slot if not is_over(offer)]
+        self._pool.abort(self._pool.generation, [offer.piece.offset for offer in gone])
+        self._drop_offered(is_over)
+
+    def _drop_offered(self, is_over: Callable[[_Offer], bool]) -> int:
+        """OFFERED → DROPPED; how many."""
+        offers = (offer for batch in self._batches for offer in batch.offers)
+        gone = [offer for offer in offers if _is_offered(offer) and is_over(offer)]
+        for offer in gone:
+            offer.state = StoreState.DROPPED
+        return len(gone)
 
     def _give_up(self, now: float) -> None:
         """No worker has said what became of these copies: whoever made them is long done."""
-        lost = [slot for slot, until in self._copying.items() if until <= now]
+        lost = [slot for slot, offer in self._copying.items() if offer.deadline <= now]
         for slot in lost:
             del self._copying[slot]
         self._counts["stores.unreported"] += len(lost)
         mine = [offset for generation, offset in lost if generation == self._pool.generation]
         self._pool.abort(self._pool.generation, mine)
+
+
+def _is_offered(offer: _Offer) -> bool:
+    return offer.state is StoreState.OFFERED

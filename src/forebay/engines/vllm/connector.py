@@ -6,6 +6,7 @@ a device that does not copy what a forward is already built on: then the engine 
 
 import logging
 import os
+import time
 from functools import partial
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from forebay.engines.boundary import Boundary, bounded
 from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
+from forebay.engines.vllm.groups import GROUP, shared_blocks
 from forebay.engines.vllm.metadata import ReportMetadata, StepMetadata
 from forebay.engines.vllm.metrics import ConnectorStats, PromMetrics, stats_of
 from forebay.engines.vllm.scheduler import SchedulerConnector
@@ -26,7 +28,7 @@ from forebay.engines.weights import WeightsHash
 from forebay.engines.worker import WorkerConnector
 from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot
-from forebay.pool import life
+from forebay.pool import service
 from forebay.pool.client.session import PoolSession
 from forebay.settings import Settings, SettingsSource, build, from_environment
 from forebay.sys.clock import Clock
@@ -41,9 +43,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.boundary = Boundary()
-        self._told_failures = 0
-        self._told_state: SharingState | None = None
+        self.boundary = Boundary(self._failed)
+        self._reported_failures = 0
+        self._reported_state: SharingState | None = None
         self.settings = _settings(vllm_config)
         self._cache = kv_cache_config
         self._scheduler: SchedulerConnector | None = None
@@ -63,7 +65,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
             self._start_scheduler(vllm_config, clock, directory)
         else:
-            self._worker = WorkerConnector(life.socket_path(self.settings), self._shape, clock)
+            self._worker = WorkerConnector(service.socket_path(self.settings), self._shape, clock)
 
     def _weights_directory(self, config: Any) -> str:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
@@ -83,7 +85,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             _log.warning("Forebay stands aside and shares nothing: %s.", obstacle.sentence)
 
     def _start_scheduler(self, config: Any, clock: Clock, directory: str) -> None:
-        socket_path = life.join_or_start(self.settings)
+        socket_path = service.join_or_start(self.settings)
         self._namespace = identity.Namespace(config, self._cache, self._shape)
         if self.settings.weights_id:
             self._namespace.name_weights(self.settings.weights_id)
@@ -91,13 +93,17 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._weights = WeightsHash(directory)
         wanted = self.settings
         times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
-        limits = LoadLimits(wanted.min_tokens, *times, always_load=_always_load(config))
+        limits = LoadLimits(max(1, wanted.min_tokens), *times, always_load=_always_load(config))
         # The scheduler's side never touches the slab; its workers map it.
         session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S)
         self._scheduler = SchedulerConnector(session, self._shape, limits)
         self._scheduler.join()
-        self.boundary.when_failed = self._scheduler.failed
         self._identify()
+
+    def _failed(self) -> None:
+        """A call behind the boundary has failed: that counts against the pool's budget too."""
+        if self._scheduler is not None:
+            self._scheduler.budget.failed(time.monotonic())
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
@@ -139,7 +145,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Blocks are allocated for a load."""
         if self._scheduler is not None and num_external_tokens:
-            self._scheduler.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
+            self._scheduler.allocated(
+                request, shared_blocks(blocks.get_block_ids()), num_external_tokens
+            )
 
     @bounded(StepMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
@@ -157,7 +165,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             report = getattr(connector_output, "kv_connector_worker_meta", None)
             received = connector_output.finished_recving or ()
             failed = set(getattr(connector_output, "failed_recving", None) or ())
-            self._scheduler.heard(
+            self._scheduler.reported(
                 report if isinstance(report, ReportMetadata) else None, received, failed
             )
 
@@ -265,12 +273,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             counts, hooks = self._scheduler.take_counts(), self.boundary.take_seconds()
         elif self._worker is not None:
             counts = self._worker.take_counts()
-        failures = self.boundary.failures - self._told_failures
+        failures = self.boundary.failures - self._reported_failures
         if failures:
-            self._told_failures += failures
+            self._reported_failures += failures
             counts["failures.scheduler" if self._is_scheduler else "failures.worker"] = failures
-        state, before = self._sharing_state(), self._told_state
-        self._told_state = state
+        state, before = self._sharing_state(), self._reported_state
+        self._reported_state = state
         return stats_of(counts, hooks, state if state != before or counts or hooks else None)
 
     def _sharing_state(self) -> SharingState | None:
@@ -323,7 +331,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._namespace.name is None:
             return
         scheduler.root = ChainRoot(
-            self._namespace.name, self._shape.chunk_tokens, realm=self.settings.realm
+            self._namespace.name, self._shape.chunk_tokens, GROUP, self.settings.realm
         )
         _log.info("Forebay shares chunks of %d tokens", self._shape.chunk_tokens)
 

@@ -15,6 +15,7 @@ from vllm import __version__ as vllm_version
 
 from forebay.engines.geometry import Geometry
 from forebay.engines.sharing import Obstacle, SharingState
+from forebay.engines.vllm.groups import shared_group
 from forebay.engines.vllm.versions import layout_of
 from forebay.engines.weights import weight_files
 from forebay.identity.namespace import fingerprint
@@ -43,7 +44,7 @@ def _unsupported(config: Any, cache: Any) -> str:
     parallel, model = config.parallel_config, config.model_config
     if len(cache.kv_cache_groups) != 1:
         return "models with several kinds of attention are not supported yet"
-    spec = cache.kv_cache_groups[0].kv_cache_spec
+    spec = shared_group(cache).kv_cache_spec
     reasons = {
         f"{type(spec).__name__} is not supported yet": type(spec).__name__ != "FullAttentionSpec",
         "tensor parallelism is not supported yet": parallel.tensor_parallel_size != 1,
@@ -65,7 +66,7 @@ def _unsupported(config: Any, cache: Any) -> str:
 
 def geometry(config: Any, cache: Any, chunk_tokens: int) -> Geometry:
     """The shape of a chunk: from the model, unless `chunk_tokens` says otherwise."""
-    group = cache.kv_cache_groups[0]
+    group = shared_group(cache)
     spec = group.kv_cache_spec
     block_tokens = spec.block_size
     layers = tuple(sorted(group.layer_names, key=_as_counted))
@@ -145,7 +146,7 @@ class Namespace:
 
 
 def _fields(config: Any, cache: Any, shape: Geometry) -> dict[str, str | int]:
-    model, spec = config.model_config, cache.kv_cache_groups[0].kv_cache_spec
+    model, spec = config.model_config, shared_group(cache).kv_cache_spec
     loaded = {k: v for k, v in model.hf_config.to_dict().items() if k not in _ORIGIN}
     return {
         "engine": "vllm",

@@ -124,7 +124,7 @@ class PromMetrics(KVConnectorPromMetrics):
             self._sharing.labels(*engine, each.value).set(each == state)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add what one step has told."""
+        """Add what was counted since the last step."""
         engine = self.per_engine_labelvalues[engine_idx]
         if state := transfer_stats_data.get(_STATE):
             self._set_state(engine, state)

@@ -1,17 +1,15 @@
-"""The scheduler's side: what to load, what to store, decided in vLLM's own hooks.
+"""The scheduler's half of the connector: what to load, what to store, decided in vLLM's own hooks.
 
 It runs on the thread that schedules, so nothing here waits beyond one limit, for answers that are
 on their way: `_STEP_WAIT_S` a step for all that is asked, and once more if a chunk would be lost
-whose blocks are free. There is no thread and no I/O but a non-blocking socket. What is asked for is
-`asking`'s, what is being loaded `loads`', what is being stored `storing`'s; here they meet the
-scheduler and the pool.
+whose blocks are free. There is no thread and no I/O but a non-blocking socket. `Lookups` asks the
+pool, `EngineLoads` and `EngineStores` follow what is copied; here they meet vLLM's scheduler.
 """
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, Final
 
 from forebay.engines.boundary import Boundary
@@ -20,8 +18,10 @@ from forebay.engines.scheduling.error_budget import ErrorBudget
 from forebay.engines.scheduling.loads import EngineLoads
 from forebay.engines.scheduling.lookups import LoadLimits, Lookups, Matched
 from forebay.engines.scheduling.request import TrackedRequest
+from forebay.engines.scheduling.request_load import RequestLoadState
 from forebay.engines.scheduling.stores import EngineStores
-from forebay.engines.step import WorkerReport
+from forebay.engines.step import WorkerReport, by_all
+from forebay.engines.vllm.groups import shared_blocks
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
@@ -37,67 +37,69 @@ class SchedulerConnector:
 
     def __init__(self, session: PoolSession, shape: Geometry, limits: LoadLimits) -> None:
         self.counts: Counter[str] = Counter()
-        self.budget = ErrorBudget()
+        self.budget = ErrorBudget(self.counts)
         self.root: ChainRoot | None = None  # None: the identity is not known yet, share nothing
         self._pool = session
         self._shape = shape
-        self._tracked: dict[str, TrackedRequest] = {}
-        self._asking = Lookups(
+        self._requests: dict[str, TrackedRequest] = {}
+        self._lookups = Lookups(
             session,
             shape,
             limits,
             budget=self.budget,
             counts=self.counts,
-            tracked=self._tracked,
+            requests=self._requests,
         )
-        self._asking.failed, self._asking.wait = self.failed, self._wait
-        self._loads = EngineLoads(session, shape, self._asking, self.counts)
-        self._storing = EngineStores(session, shape, self.counts)
+        self._loads = EngineLoads(session, shape, self._lookups, self.counts)
+        self._stores = EngineStores(session, shape, self.counts)
         self._steps = 0  # built so far
-        self._wait_left_s = _STEP_WAIT_S
-        self._heard = 0  # the last step of which the workers have told
-        self._is_fresh = False  # the pool was heard since this step is being built
-        self._told: Counter[str] = Counter()  # counts as of the last `take_counts`
+        self._reported_step = 0  # the last of which the workers have reported
+        self._wait_left_s = _STEP_WAIT_S  # in this step
+        self._has_listened = False  # to the pool, since the last step was built
+        self._taken_counts: Counter[str] = Counter()  # counts as of the last `take_counts`
 
     # Requests come and go.
 
     def arrived(self, request: Any) -> None:
         """A request is new: see how much of it is known."""
-        if self.root is None or request.request_id in self._tracked:
+        if self.root is None or request.request_id in self._requests:
             return
-        tracked = TrackedRequest(request, self._shape, _salted(self.root, request))
-        tracked.wants_load = not getattr(request, "skip_reading_prefix_cache", False)
-        tracked.wants_store = tracked.wants_load = tracked.wants_load and not _foreign(request)
-        if not tracked.wants_store:
+        skips = getattr(request, "skip_reading_prefix_cache", False)
+        is_shared = not (skips or _has_unkeyed_input(request))
+        tracked = TrackedRequest(
+            request, self._shape, _salted(self.root, request), is_shared=is_shared
+        )
+        if not is_shared:
             self.counts["requests.declined"] += 1
-        self._tracked[request.request_id] = tracked
-        self._asking.look_up(tracked)
+        self._requests[request.request_id] = tracked
+        self._lookups.look_up(tracked)
 
     def finished(self, request_id: str) -> None:
         """A request has ended; its blocks are free, and whole until the next forward."""
-        self._storing.loosen(request_id)  # after a reset it is not tracked, and yet being stored
-        tracked = self._tracked.get(request_id)
-        if tracked is None:
-            return
-        if tracked.loading is None:
-            self._asking.cancel(tracked)
-            del self._tracked[request_id]
+        # After a reset it is not tracked any more, and yet being stored.
+        self._stores.blocks_freed(request_id)
+        tracked = self._requests.get(request_id)
+        if tracked is not None and not tracked.load.is_loading:
+            self._lookups.cancel(tracked)
+            del self._requests[request_id]
 
     # The scheduler asks.
 
     def matched(self, request: Any, computed: int) -> Matched:
         """How many tokens beyond `computed` can be loaded; None: ask again."""
-        tracked = self._tracked.get(request.request_id)
-        if tracked is None or not tracked.wants_load or tracked.failed:
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or not tracked.load.is_wanted:
             return 0, False
-        if not self._is_fresh:
+        if tracked.load.state is RequestLoadState.FAILED:
+            return 0, False
+        if not self._has_listened:
             self._listen()  # a step is long: what was read meanwhile need not be computed
-            self._is_fresh = True
-        return self._asking.matched(tracked, computed, self._loads.copying)
+            self._has_listened = True
+        return self._lookups.matched(tracked, computed, self._loads.copying, self._wait)
 
     def allocated(self, request: Any, blocks: list[int], external: int) -> None:
         """The scheduler has given blocks to a request, `external` tokens of them to be loaded."""
-        tracked = self._tracked.get(request.request_id)
+        tracked = self._requests.get(request.request_id)
         if tracked is not None and external:
             self._loads.allocated(tracked, blocks, external)
 
@@ -107,49 +109,55 @@ class SchedulerConnector:
         """What the workers have to do in this step."""
         step = boundary.call(self._lost_track, lambda: self.begin_step(output))
         # A mistake in what is stored must not lose what the engine waits for.
-        drop_loose = partial(self._storing.drop, all_of_it=False)
-        boundary.call(drop_loose, lambda: self.add_stores(step, output))
+        boundary.call(self._stores.drop_freed, lambda: self.add_stores(step, output))
         return step
 
     def begin_step(self, output: Any) -> StepMetadata:
         """What the workers have to load in this step; the engine waits for it: it comes first."""
         self._steps += 1
-        self._asking.pace.built(time.monotonic(), self._steps, output.total_num_scheduled_tokens)
+        tokens = output.total_num_scheduled_tokens
+        self._lookups.estimate.built(time.monotonic(), self._steps, tokens)
         self._listen()
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         self._follow(output)
         gone = (*output.finished_req_ids, *(output.preempted_req_ids or ()))
-        freed = max(map(self._storing.freed, gone), default=0)
         step = StepMetadata(
-            self._steps, self._heard, freed, self._pool.engine, self._pool.generation
+            self._steps,
+            self._reported_step,
+            max(map(self._stores.take_last_step, gone), default=0),
+            self._pool.engine,
+            self._pool.generation,
         )
-        step.loads = list(self._loads.told(self._tracked))
-        self._wait_left_s, self._is_fresh = _STEP_WAIT_S, False  # for the stores
+        step.loads = list(self._loads.next_parts(self._requests))
+        self._wait_left_s, self._has_listened = _STEP_WAIT_S, False  # for the stores
         return step
 
     def add_stores(self, step: StepMetadata, output: Any) -> None:
         """What the workers have to store in this step, and what to offer for the next."""
-        if self._storing.must_hear:
-            self._wait(lambda: not self._storing.must_hear)
-        step.stores = self._storing.ready(step.number)
-        completed = self._storing.completed(self._computed(output))
+        if self._stores.must_wait:
+            self._wait(lambda: not self._stores.must_wait)
+        step.stores = self._stores.next_stores(step.number)
+        completed = self._stores.completed(self._computed(output))
         if self.budget.is_spent(time.monotonic()):
             self.counts["stores.paused"] += sum(1 for _ in completed)
         else:
-            self._storing.offer(completed)
+            self._stores.offer(completed)
         self._wait_left_s = _STEP_WAIT_S  # for the next step's asks
 
-    def heard(self, report: WorkerReport | None, received: Iterable[str], failed: set[str]) -> None:
+    def reported(
+        self, report: WorkerReport | None, received: Iterable[str], failed: set[str]
+    ) -> None:
         """What the workers have done."""
         # Workers that do not say in which step they are may have told of anything.
-        self._heard = max(self._heard, report.step if report is not None else self._steps)
+        step = report.step if report is not None else self._steps
+        self._reported_step = max(self._reported_step, step)
         if report is not None:
-            self._asking.pace.heard(time.monotonic(), report.step)
-            self._storing.stored(report.stored, report.missed)
-            self._loads.over(report.over)
+            self._lookups.estimate.reported(time.monotonic(), report.step)
+            self._stores.copied(by_all(report.stored), by_all(report.missed))
+            self._loads.copied(by_all(report.over))
         for request_id in received:
-            self._received(request_id, failed)
+            self._load_ended(request_id, failed)
 
     @property
     def is_joined(self) -> bool:
@@ -159,29 +167,21 @@ class SchedulerConnector:
     @property
     def has_work(self) -> bool:
         """Whether the engine must go on stepping though it has nothing to compute."""
-        loading = any(tracked.loading is not None for tracked in self._tracked.values())
-        return loading or self._loads.is_landing or self._storing.has_work
-
-    def failed(self) -> None:
-        """The pool, or we ourselves, did not do what they should."""
-        before = self.budget.pauses
-        self.budget.failed(time.monotonic())
-        if self.budget.pauses > before:
-            self.counts["pool.paused"] += 1
-            _log.warning("the pool fails too often: it is left alone for a while")
+        loading = any(tracked.load.is_loading for tracked in self._requests.values())
+        return loading or self._loads.is_landing or self._stores.has_work
 
     def take_counts(self) -> dict[str, int]:
         """What was counted since the last call."""
-        news = {name: n - self._told[name] for name, n in self.counts.items()}
-        self._told.update(news)
+        news = {name: n - self._taken_counts[name] for name, n in self.counts.items()}
+        self._taken_counts.update(news)
         return {name: n for name, n in news.items() if n}
 
     def reset(self) -> None:
         """Nothing that was looked up before counts any more."""
-        for tracked in list(self._tracked.values()):
-            if tracked.loading is None:
-                self._asking.cancel(tracked)
-                self._tracked.pop(tracked.request.request_id)
+        for tracked in list(self._requests.values()):
+            if not tracked.load.is_loading:
+                self._lookups.cancel(tracked)
+                self._requests.pop(tracked.request.request_id)
 
     def join(self) -> None:
         """Join the pool before the first request, if it is there."""
@@ -192,63 +192,63 @@ class SchedulerConnector:
         """Leave the pool."""
         self._pool.close()
 
-    # Hearing the pool.
+    # Listening to the pool.
 
-    def _wait(self, done: Callable[[], bool]) -> None:
+    def _wait(self, is_done: Callable[[], bool]) -> None:
         """Wait for the pool, within the limit."""
         begun = time.monotonic()
         until = begun + self._wait_left_s
-        while not done():
+        while not is_done():
             message = self._pool.take(until)
             if message is None:
                 break
-            self._hear(message)
+            self._dispatch(message)
         self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - begun))
 
     def _listen(self) -> None:
-        """Hear all that the pool has said, and whether it is still the same one."""
+        """Take all that the pool has said, and see whether it is still the same one."""
         if self._pool.poll():
-            self._pool_changed()
+            self._session_changed()
         while (message := self._pool.take(0.0)) is not None:
-            self._hear(message)
+            self._dispatch(message)
 
-    def _hear(self, message: PoolMessage) -> None:
+    def _dispatch(self, message: PoolMessage) -> None:
         if isinstance(message, Reserved):
-            self._storing.answered(message)
+            self._stores.answered(message)
         elif isinstance(message, Committed):
             self.counts["stored.chunks"] += message.count
         elif isinstance(message, Found | Promise | Ready):
-            self._asking.heard(message)
+            self._lookups.answered(message)
 
     # Following the scheduler.
 
     def _follow(self, output: Any) -> None:
         """Keep every request's block table."""
         for new in output.scheduled_new_reqs:
-            tracked = self._tracked.get(new.req_id)
+            tracked = self._requests.get(new.req_id)
             if tracked is not None:
-                tracked.blocks = list(new.block_ids[0])
-                self._computes(tracked)
+                tracked.blocks = shared_blocks(new.block_ids)
+                self._is_computed(tracked)
         cached = output.scheduled_cached_reqs
         for request_id, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            tracked = self._tracked.get(request_id)
+            tracked = self._requests.get(request_id)
             if tracked is None:
                 continue
             if request_id in cached.resumed_req_ids:
                 tracked.blocks = []
-                self._computes(tracked)
-            tracked.blocks += added[0] if added else []
+                self._is_computed(tracked)
+            tracked.blocks += shared_blocks(added)
 
-    def _computes(self, tracked: TrackedRequest) -> None:
+    def _is_computed(self, tracked: TrackedRequest) -> None:
         """The engine computes this request: the pool need not keep anything for it."""
-        if tracked.loading is None:
-            self._asking.cancel(tracked)
+        if not tracked.load.is_loading:
+            self._lookups.cancel(tracked)
 
     def _lost_track(self) -> StepMetadata:
         """A step could not be built: whose block is whose is not known any more."""
-        self._storing.drop(all_of_it=True)
-        for tracked in self._tracked.values():
-            tracked.wants_store = False
+        self._stores.drop_all()
+        for tracked in self._requests.values():
+            tracked.store.is_wanted = False
         return StepMetadata()
 
     def _computed(self, output: Any) -> Iterator[tuple[TrackedRequest, int]]:
@@ -257,43 +257,41 @@ class SchedulerConnector:
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, before in computed.items():
-            tracked = self._tracked.get(request_id)
+            tracked = self._requests.get(request_id)
             if tracked is not None:
                 yield tracked, before + output.num_scheduled_tokens.get(request_id, 0)
 
     def _preempted(self, request_id: str) -> None:
-        self._storing.loosen(request_id)
-        tracked = self._tracked.get(request_id)
+        self._stores.blocks_freed(request_id)
+        tracked = self._requests.get(request_id)
         if tracked is not None:
             tracked.blocks = []
-            self._asking.cancel(tracked)
-            self._asking.look_up(tracked)
+            self._lookups.cancel(tracked)
+            self._lookups.look_up(tracked)
 
-    def _received(self, request_id: str, failed: set[str]) -> None:
-        """A load has ended, well or not."""
-        tracked = self._tracked.get(request_id)
-        if tracked is None or tracked.loading is None:
+    def _load_ended(self, request_id: str, failed: set[str]) -> None:
+        """The engine goes on with a request, whose load went well or not."""
+        tracked = self._requests.get(request_id)
+        if tracked is None or not tracked.load.is_loading:
             return
-        if self._loads.received(tracked, failed=request_id in failed):
+        if self._loads.ended(tracked, failed=request_id in failed):
             self.budget.succeeded()
         else:
-            self.failed()
+            self.budget.failed(time.monotonic())
         if tracked.request.is_finished():
-            del self._tracked[request_id]
+            del self._requests[request_id]
 
-    def _pool_changed(self) -> None:
+    def _session_changed(self) -> None:
         """A pool came or went: what the old one said means nothing; copies in flight go on."""
         self.counts["pool.joined" if self._pool.is_joined else "pool.lost"] += 1
         self.budget.succeeded()  # a new pool has its own budget
         _log.warning("pool %s", "joined" if self._pool.is_joined else f"lost: {self._pool.why}")
-        self._asking.pool_changed()
-        self._loads.pool_changed()
-        self._storing.forget()
-        for tracked in self._tracked.values():
-            tracked.forget_lookup()
-            tracked.stored = tracked.offered = 0
-            if tracked.loading is not None:
-                tracked.loading.fail_untold()
+        self._lookups.session_changed()
+        self._loads.session_changed()
+        self._stores.session_changed()
+        for tracked in self._requests.values():
+            tracked.load.session_changed()
+            tracked.store.lacks(0)
 
 
 def _salted(root: ChainRoot, request: Any) -> ChainRoot:
@@ -301,7 +299,7 @@ def _salted(root: ChainRoot, request: Any) -> ChainRoot:
     return ChainRoot(root.namespace, root.chunk_tokens, root.group, root.realm, salt)
 
 
-def _foreign(request: Any) -> bool:
+def _has_unkeyed_input(request: Any) -> bool:
     """Whether more than token ids shapes this request's KV, in a way that is not keyed yet."""
     return bool(
         request.lora_request is not None

@@ -1,0 +1,232 @@
+"""The life of one request's load, from lookup to the last byte: states, and who may change them.
+
+    NONE ──look_up──► LOOKED_UP ──Found──► FOUND ──ask──► ASKED ──Promise──► PROMISED
+     ▲                    │                  │              │                   │
+     ├──── forget (cancelled, or the session is lost) ──────┴───────────────────┤
+     │                                                                          │ allocated
+     ├──── ended, well ◄──── TOLD ◄── the workers know all of it ── LOADING ◄───┘
+     └──x  FAILED ◄── ended, badly (from LOADING or TOLD), or no promise in time
+
+`Lookups` causes the transitions up to PROMISED, `EngineLoads` those behind it. Both call methods of
+`RequestLoad`, which alone writes its state.
+"""
+
+from enum import Enum, auto
+from typing import Final
+
+from forebay.engines.copies.contract import Piece
+from forebay.engines.geometry import Geometry
+from forebay.pool.messages import Found, Promise
+
+
+class RequestLoadState(Enum):
+    """Where a request's load is."""
+
+    NONE = auto()  # not looked up, or not any more
+    LOOKED_UP = auto()  # the pool has not said what it knows
+    FOUND = auto()  # it has
+    ASKED = auto()  # it has not promised yet
+    PROMISED = auto()  # the scheduler has not allocated blocks yet
+    LOADING = auto()  # blocks are allocated; the workers are told part by part
+    TOLD = auto()  # the workers know all that will come
+    FAILED = auto()  # recompute; this request is not looked up any more
+
+
+_ASKING: Final = frozenset({RequestLoadState.ASKED, RequestLoadState.PROMISED})
+_LOADING: Final = frozenset({RequestLoadState.LOADING, RequestLoadState.TOLD})
+
+
+class RequestLoad:
+    """One request's load. Owned by the scheduler's thread."""
+
+    __slots__ = (
+        "asked_at",
+        "computed",
+        "first",
+        "found",
+        "has_missed",
+        "is_short",
+        "is_wanted",
+        "looked_up_at",
+        "number",
+        "progress",
+        "promise",
+        "state",
+        "streamed",
+    )
+
+    def __init__(self, *, is_wanted: bool) -> None:
+        self.is_wanted = is_wanted  # False: this request does not load at all
+        self.state = RequestLoadState.NONE
+        self.number = 0  # of its lookup in the pool; 0: none
+        self.looked_up_at = 0.0  # monotonic
+        self.found: Found | None = None  # from FOUND on
+        self.asked_at = 0.0  # monotonic
+        self.first = 0  # the chunk from which on it asked
+        self.computed = 0  # tokens that the engine had itself when the scheduler last asked
+        self.promise: Promise | None = None  # from PROMISED on
+        self.streamed: dict[int, int] = {}  # chunk → slot, or -1: came after the promise
+        self.progress: LoadProgress | None = None  # in LOADING and TOLD
+        self.has_missed = False  # its miss is counted
+        self.is_short = False  # too few tokens to ask for
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it waits for a promise, or for blocks."""
+        return self.state in _ASKING
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the engine waits for it to end."""
+        return self.state in _LOADING
+
+    @property
+    def known(self) -> int:
+        """Chunks, from the first, that the pool has in any tier."""
+        return self.found.known if self.found is not None else 0
+
+    @property
+    def ready(self) -> int:
+        """Chunks, from the first, that lay in the pool's DRAM when it was last heard of."""
+        return self.found.ready if self.found is not None else 0
+
+    # Lookups.
+
+    def look_up(self, number: int, now: float) -> None:
+        """NONE → LOOKED_UP."""
+        assert self.state is RequestLoadState.NONE
+        self.state, self.number, self.looked_up_at = RequestLoadState.LOOKED_UP, number, now
+
+    def take_found(self, found: Found) -> bool:
+        """LOOKED_UP or FOUND → FOUND; False: it has asked already, by what it knew then."""
+        if self.state not in {RequestLoadState.LOOKED_UP, RequestLoadState.FOUND}:
+            return False
+        self.state, self.found = RequestLoadState.FOUND, found
+        return True
+
+    def ask(self, first: int, now: float) -> None:
+        """FOUND → ASKED."""
+        assert self.state is RequestLoadState.FOUND
+        self.state, self.first, self.asked_at = RequestLoadState.ASKED, first, now
+
+    def take_promise(self, promise: Promise) -> None:
+        """ASKED → PROMISED; a promise that nobody waits for changes nothing."""
+        if self.state is RequestLoadState.ASKED:
+            self.state, self.promise = RequestLoadState.PROMISED, promise
+
+    def forget(self) -> None:
+        """→ NONE, as if it had never been looked up; a load that has begun goes on."""
+        if not (self.is_loading or self.state is RequestLoadState.FAILED):
+            self.state = RequestLoadState.NONE
+        self.number = 0
+        self.found = self.promise = None
+        self.streamed = {}
+
+    def fail(self) -> None:
+        """→ FAILED."""
+        self.state = RequestLoadState.FAILED
+
+    def session_changed(self) -> None:
+        """The pool is another one, or none: a load that has begun gets no more than is told."""
+        self.forget()
+        if self.progress is not None:
+            self.progress.fail_untold()
+
+    # EngineLoads.
+
+    def begin(self, progress: "LoadProgress") -> None:
+        """PROMISED → LOADING. From any other state too: the engine waits, if only for a failure."""
+        self.state, self.progress = RequestLoadState.LOADING, progress
+
+    def take_told(self) -> None:
+        """LOADING → TOLD."""
+        assert self.state is RequestLoadState.LOADING
+        self.state = RequestLoadState.TOLD
+
+    def end(self, *, failed: bool) -> "LoadProgress":
+        """LOADING or TOLD → NONE or FAILED; what it had come to."""
+        progress, self.progress = self.progress, None
+        assert progress is not None
+        self.state = RequestLoadState.FAILED if failed or progress.failed else RequestLoadState.NONE
+        return progress
+
+
+class LoadProgress:
+    """Which blocks each promised chunk fills, which have arrived, of which the workers know."""
+
+    __slots__ = (
+        "arrived",
+        "blocks",
+        "deadline",
+        "failed",
+        "first",
+        "from_block",
+        "generation",
+        "stop",
+        "told",
+    )
+
+    def __init__(
+        self, promise: Promise, blocks: list[int], from_block: int, deadline: float
+    ) -> None:
+        self.first = promise.first
+        self.stop = promise.first + promise.total
+        self.generation = promise.generation
+        self.blocks = blocks  # ids of all blocks of the request, to the end of the load
+        self.from_block = from_block  # blocks before it are the engine's own
+        self.deadline = deadline  # monotonic; what has not arrived by then has failed
+        self.arrived: dict[int, int] = {
+            promise.first + number: offset for number, offset in enumerate(promise.offsets)
+        }  # chunk → slot, not yet told to the workers
+        self.told: set[int] = set()  # chunks that the workers know of
+        self.failed = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the workers know of every chunk that will come."""
+        return self.told.issuperset(range(self.first, self.stop))
+
+    def take(self, streamed: dict[int, int]) -> None:
+        """Take over what came after the promise: slots, and chunks that cannot be had."""
+        for chunk, offset in streamed.items():
+            if offset >= 0:
+                self.arrived[chunk] = offset
+            else:
+                self.fail(chunk)
+        streamed.clear()
+
+    def fail(self, chunk: int) -> None:
+        """A chunk, and so what follows it, cannot be had."""
+        self.failed = True
+        self.stop = min(self.stop, chunk)
+
+    def fail_missing(self) -> None:
+        """Give up every chunk that has not arrived, and so what follows the first of them."""
+        missing = set(range(self.first, self.stop)) - self.told - set(self.arrived)
+        if missing:
+            self.fail(min(missing))
+
+    def fail_untold(self) -> None:
+        """Give up every chunk of which the workers do not know."""
+        self.arrived.clear()
+        self.fail_missing()
+
+    def take_pieces(self, shape: Geometry) -> tuple[list[Piece], list[int]]:
+        """What has arrived since the last call, and which chunks of the request these are."""
+        per_chunk = shape.chunk_blocks
+        pieces = []
+        for chunk, offset in sorted(self.arrived.items()):
+            start = max(chunk * per_chunk, self.from_block)
+            stop = min((chunk + 1) * per_chunk, len(self.blocks))
+            if chunk < self.stop and start < stop:
+                pieces.append(Piece(offset, start - chunk * per_chunk, self.blocks[start:stop]))
+        chunks = sorted(self.arrived)
+        self.told.update(chunks)
+        self.arrived.clear()
+        return pieces, chunks
+
+    def failed_blocks(self, shape: Geometry) -> list[int]:
+        """Blocks that will not be filled."""
+        if not self.failed:
+            return []
+        return self.blocks[max(self.stop * shape.chunk_blocks, self.from_block) :]
