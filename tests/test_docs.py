@@ -1,5 +1,6 @@
 """The docs say what the code does: tables, modules, links, commands and log lines."""
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -115,6 +116,21 @@ def commands_of(page: Path) -> list[str]:
 def test_commands_can_be_given_as_written(page: Path) -> None:
     for command in commands_of(page):
         build_parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_imports_that_a_page_shows_work(page: Path) -> None:
+    pattern = r"^ *from (forebay[\w.]*) import ([\w, ]+)$"
+    for module, names in re.findall(pattern, page.read_text(), re.MULTILINE):
+        for name in names.split(", "):
+            assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text()):
+        places = [ROOT / name, *(ROOT / "src" / "forebay").rglob(name)]
+        assert any(place.exists() for place in places), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
