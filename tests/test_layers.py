@@ -22,8 +22,6 @@ LAYERS = {
     "sim": 6,
     "plan": 6,
     "bench": 6,
-    "observe": 6,
-    "gateway": 6,
     "cli": 7,
     "testing": 8,
 }

@@ -266,10 +266,9 @@ def test_a_pool_of_another_user_is_one_sentence(config: Any, place: Path) -> Non
     assert "\n" not in str(raised.value)
 
 
-def test_names_differ_by_everything_that_shapes_bytes(
+def test_t11_t13_names_differ_by_everything_that_shapes_bytes(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T11 and T13, as far as they need no second engine."""
     import torch
 
     from forebay.engines.vllm import identity
