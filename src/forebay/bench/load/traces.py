@@ -62,17 +62,6 @@ class _OwnLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """How a trace is replayed."""
-
-    think: float = 1.0  # factor on pauses and times; 0: none
-    prompt_tokens_max: int | None = None  # what is longer is left out, with all of its session
-    block_tokens: int | None = None  # that a block of the trace stands for; None: as it says
-    answer_tokens: int | None = None  # None: as the trace says
-    sessions: int | None = None  # of a step; None: all
-
-
-@dataclass(frozen=True, slots=True)
 class _Prompt:
     """One request of a trace."""
 
@@ -87,11 +76,20 @@ class _Prompt:
 class _Trace(Workload):
     """A file, and how it is replayed; clients share its sessions among them."""
 
-    path: Path
-    replay: ReplayOptions = ReplayOptions()
+    trace: Path
+    think: float = 1.0  # factor on pauses and times; 0: none
+    prompt_tokens_max: int | None = None  # what is longer is left out, with all of its session
+    block_tokens: int | None = None  # that a block of the trace stands for; None: as it says
+    answer_tokens: int | None = None  # None: as the trace says
+    sessions: int | None = None  # of a step; None: all
 
     def options(self) -> dict[str, Any]:
-        return {"name": self.name, "trace": self.path.name, **asdict(self.replay)}
+        return {"name": self.name, **asdict(self), "trace": self.trace.name}
+
+    def _fits(self, prompts: list[_Prompt], block_tokens: int) -> bool:
+        most = self.prompt_tokens_max
+        sizes = [len(each.blocks) * block_tokens + each.rest_tokens for each in prompts]
+        return most is None or max(sizes, default=0) <= most
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +100,16 @@ class AgentTrace(_Trace):
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         del clients
-        found = _read(self.path, _AgentSession)
+        found = _read(self.trace, _AgentSession)
         return _limited(
             (
                 _session(row.id, prompts, block, _BlockTexts(words, f"{seed}/{row.id}"))
                 for row in found
-                for block in [self.replay.block_tokens or row.block_size]
+                for block in [self.block_tokens or row.block_size]
                 if (prompts := self._prompts(row, block))
             ),
-            self.replay.sessions,
-            self.path,
+            self.sessions,
+            self.trace,
         )
 
     def _prompts(self, row: _AgentSession, block_tokens: int) -> list[_Prompt]:
@@ -124,11 +122,11 @@ class AgentTrace(_Trace):
             prompts.append(
                 _Prompt(
                     *prompt,
-                    answer_tokens=self.replay.answer_tokens or max(1, request.out_tokens),
-                    pause_s=request.think_time * self.replay.think,
+                    answer_tokens=self.answer_tokens or max(1, request.out_tokens),
+                    pause_s=request.think_time * self.think,
                 )
             )
-        return prompts if _fits(prompts, block_tokens, self.replay) else []
+        return prompts if self._fits(prompts, block_tokens) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,25 +137,25 @@ class ChatTrace(_Trace):
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         del clients
-        rows = sorted(_read(self.path, _ChatRequest), key=lambda row: row.timestamp)
-        block = self.replay.block_tokens or CHAT_BLOCK_TOKENS
+        rows = sorted(_read(self.trace, _ChatRequest), key=lambda row: row.timestamp)
+        block = self.block_tokens or CHAT_BLOCK_TOKENS
         shared = _BlockTexts(words, seed)  # an id means the same in every request
         return _limited(
             (
                 _session(f"request {number + 1}", [prompt], block, shared)
                 for number, row in enumerate(rows)
                 for prompt in [self._prompt(row, block)]
-                if _fits([prompt], block, self.replay)
+                if self._fits([prompt], block)
             ),
-            self.replay.sessions,
-            self.path,
+            self.sessions,
+            self.trace,
         )
 
     def _prompt(self, row: _ChatRequest, block_tokens: int) -> _Prompt:
         return _Prompt(
             *_prompt(row.hash_ids, row.input_length, CHAT_BLOCK_TOKENS, block_tokens),
-            answer_tokens=self.replay.answer_tokens or max(1, row.output_length),
-            at_s=row.timestamp / 1000 * self.replay.think,
+            answer_tokens=self.answer_tokens or max(1, row.output_length),
+            at_s=row.timestamp / 1000 * self.think,
         )
 
 
@@ -165,7 +163,7 @@ class ChatTrace(_Trace):
 class RequestFile(Workload):
     """The user's own requests, one a line: a `prompt`, `messages`, or the user's `turns`."""
 
-    path: Path
+    file: Path
     answer_tokens: int = 250  # where a line does not say
     sessions: int | None = None
     name: ClassVar = "file"
@@ -173,19 +171,19 @@ class RequestFile(Workload):
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         # The text is the user's, so every step asks the same.
         del words, clients, seed
-        rows = _read(self.path, _OwnLine)
+        rows = _read(self.file, _OwnLine)
         made = (self._session(number, row) for number, row in enumerate(rows, 1))
-        return _limited(made, self.sessions, self.path)
+        return _limited(made, self.sessions, self.file)
 
     def options(self) -> dict[str, Any]:
-        return {"name": self.name, "file": self.path.name, "answer_tokens": self.answer_tokens}
+        return {"name": self.name, "file": self.file.name, "answer_tokens": self.answer_tokens}
 
     def _session(self, number: int, row: _OwnLine) -> ChatSession:
         tokens = row.answer_tokens or self.answer_tokens
         said = [part is not None for part in (row.prompt, row.messages, row.turns)]
         if sum(said) != 1:
             raise SettingsError(
-                f"line {number} of {self.path} must have one of prompt, messages and turns."
+                f"line {number} of {self.file} must have one of prompt, messages and turns."
             )
         if row.turns is not None:
             return dialog(f"line {number}", row.turns, tokens)
@@ -232,15 +230,6 @@ def _prompt(
     """The whole blocks of a prompt, and what is left, both at the size they are shown in."""
     whole = tuple(islice(ids, tokens // block_tokens))
     return whole, tokens % block_tokens * shown_tokens // block_tokens
-
-
-def _fits(prompts: list[_Prompt], block_tokens: int, replay: ReplayOptions) -> bool:
-    if replay.prompt_tokens_max is None:
-        return True
-    longest = max(
-        (len(each.blocks) * block_tokens + each.rest_tokens for each in prompts), default=0
-    )
-    return longest <= replay.prompt_tokens_max
 
 
 def _flat(requests: list[_AgentRequest], start_s: float) -> Iterator[tuple[float, _AgentRequest]]:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import replace
 
 from forebay.bench.disk import run as disks
 from forebay.bench.disk.figures import Figures, PoolBenchPlan
@@ -35,14 +34,18 @@ def add(kinds: Commands) -> None:
         epilog=_EPILOG,
     )
     flags.add_settings(parser, ["disk"])
+    size = flags.typed(parse_size, "a size")
     parser.add_argument(
-        "--dram", metavar="SIZE", help="also measure a running pool with this much DRAM"
+        "--dram", metavar="SIZE", type=size, help="also measure a running pool with this much DRAM"
     )
     parser.add_argument(
-        "--record", metavar="SIZE", default="4MiB", help="payload of a record (default: 4MiB)"
+        "--record", metavar="SIZE", type=size, default="4MiB", help="a record's payload (4MiB)"
     )
     parser.add_argument(
-        "--seconds", metavar="N", help="time for everything (default: 60, with --dram 120)"
+        "--seconds",
+        metavar="N",
+        type=flags.typed(float, "a number"),
+        help="time for everything (default: 60, with --dram 120)",
     )
     flags.add_json(parser)
     parser.set_defaults(run=_run)
@@ -53,10 +56,9 @@ def _run(parsed: argparse.Namespace) -> int:
     if not settings.disk:
         raise SettingsError("--disk is needed, as DIR:SIZE, for example --disk /mnt/nvme:20GiB.")
     shares = 1 if parsed.dram is None else 2  # the drives alone, then the pool on them
-    seconds = _seconds(parsed.seconds or str(60 * shares)) / shares
-    plan = PoolBenchPlan(settings.disk, _size("--record", parsed.record), seconds)
+    seconds = 60.0 if parsed.seconds is None else parsed.seconds / shares
+    plan = PoolBenchPlan(settings.disk, parsed.record, seconds, parsed.dram or 0)
     if parsed.dram is not None:
-        plan = replace(plan, dram_bytes=_size("--dram", parsed.dram))
         pool.refuse_impossible(plan)
     with progress.shown() as show:
         found = disks.run(plan, show)
@@ -72,20 +74,6 @@ def _run(parsed: argparse.Namespace) -> int:
         for path in scratch.leftovers(disk.path):
             print(f"A run that was killed left {path}; remove it with: rm -r {path}")
     return 0
-
-
-def _size(flag: str, text: str) -> int:
-    try:
-        return parse_size(text)
-    except SettingsError as error:
-        raise SettingsError(f"{flag}: {error}") from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise SettingsError(f"--seconds: '{text[:40]}' is not a number.") from None
 
 
 def readable(found: Figures) -> str:
