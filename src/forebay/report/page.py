@@ -110,17 +110,20 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
-def table(shown: Table) -> str:
-    """Rows under their head, and under their groups where they have some."""
-    groups = "".join(
-        f'<th colspan="{span}">{html.escape(name)}</th>' for name, span in shown.groups
-    )
-    above = f"<tr>{groups}</tr>" if groups else ""
-    if any(shown.head):
-        above += _row("th", shown.head, shown.names)
-    body = "".join(_row("td", row, shown.names) for row in shown.rows)
-    head = f"<thead>{above}</thead>" if above else ""
-    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    names: Sequence[int] = (),
+    groups: Sequence[tuple[str, int]] = (),
+) -> str:
+    """Rows under their head, and under their groups where they have some; see Table."""
+    above = "".join(f'<th colspan="{span}">{html.escape(name)}</th>' for name, span in groups)
+    above = f"<tr>{above}</tr>" if groups else ""
+    if any(head):
+        above += _row("th", head, names)
+    body = "".join(_row("td", row, names) for row in rows)
+    above = f"<thead>{above}</thead>" if above else ""
+    return f'<div class="wide"><table>{above}<tbody>{body}</tbody></table></div>'
 
 
 def _row(tag: str, cells: Sequence[Cell], names: Sequence[int]) -> str:

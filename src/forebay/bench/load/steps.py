@@ -11,9 +11,9 @@ from forebay.bench.load.client import Completion, Failed, Target
 from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
 from forebay.bench.load.sessions import SyntheticText
 from forebay.bench.load.workloads import Workload
-from forebay.bench.result.compare import load_of, sla_of
-from forebay.bench.result.format import LoadResult, LoadStep, PoolFigures, ServerFigures, SlaBounds
+from forebay.bench.result.format import LoadResult, LoadStep, PoolFigures, ServerFigures
 from forebay.bench.result.summary import step_of
+from forebay.plan.measured import Sla
 
 Show = Callable[[str, float], None]  # what is being done, and how much of all is done (0 to 1)
 Counted = Callable[[], PoolFigures | None]  # what a pool has counted since the last call
@@ -27,7 +27,7 @@ class LoadPlan:
 
     clients: tuple[int, ...]  # ascending
     workload: Workload
-    bounds: SlaBounds = field(default_factory=SlaBounds)
+    bounds: Sla = field(default_factory=Sla)
     seed: str = "0"
     seconds: float | None = None  # of a step; after that no request begins
     stops_early: bool = True  # once the SLA is long broken
@@ -124,10 +124,10 @@ def _why_end(run: LoadRun, plan: LoadPlan, clients: int) -> str:
         return f"nothing was answered at {_named(clients)} ({kinds or 'nothing was asked'})"
     if clients == plan.clients[-1] or not plan.stops_early:
         return ""
-    sla = sla_of(plan.bounds)
+    sla = plan.bounds
     latest = [run.step(count) for count in list(run.measured)[-LONG_BROKEN_STEPS:]]
     is_far = step.tpot_ms is not None and step.tpot_ms.mean > LONG_BROKEN_FACTOR * sla.tpot_ms
-    is_long = len(latest) == LONG_BROKEN_STEPS and not any(load_of(s).meets(sla) for s in latest)
+    is_long = len(latest) == LONG_BROKEN_STEPS and not any(s.meets(sla) for s in latest)
     return f"the SLA was long broken at {_named(clients)}" if is_far or is_long else ""
 
 

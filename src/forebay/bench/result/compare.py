@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.bench.result.format import LoadResult, LoadStep, SlaBounds
-from forebay.plan.measured import Judged, Sla, failed_share, judged
-from forebay.plan.measured import MeasuredStep as Load
+from forebay.bench.result.format import LoadResult, LoadStep
+from forebay.plan.measured import Sla, judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class ComparedStep:
 class Comparison:
     """Everything that two results say together."""
 
-    bounds: SlaBounds
+    sla: Sla
     off: JudgedResult
     on: JudgedResult
     rows: tuple[ComparedStep, ...]
@@ -67,7 +66,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Names for programs; docs/bench-format.md has them."""
         return {
-            "sla": {"tpot_ms": self.bounds.tpot_ms, "ttft_ms": self.bounds.ttft_ms},
+            "sla": {"tpot_ms": self.sla.tpot_ms, "ttft_ms": self.sla.ttft_ms},
             "off": _judged_json(self.off),
             "on": _judged_json(self.on),
             "clients_ratio": _rounded(self.clients_ratio),
@@ -77,47 +76,21 @@ class Comparison:
         }
 
 
-def compare(off: LoadResult, on: LoadResult, bounds: SlaBounds) -> Comparison:
+def compare(off: LoadResult, on: LoadResult, sla: Sla) -> Comparison:
     """What the second result gains over the first."""
     steps = [{step.clients: step for step in result.steps} for result in (off, on)]
     clients = sorted(steps[0].keys() | steps[1].keys())
     return Comparison(
-        bounds,
-        judged_result(off, bounds),
-        judged_result(on, bounds),
+        sla,
+        judged_result(off, sla),
+        judged_result(on, sla),
         tuple(ComparedStep(count, steps[0].get(count), steps[1].get(count)) for count in clients),
     )
 
 
-def judged_result(result: LoadResult, bounds: SlaBounds) -> JudgedResult:
+def judged_result(result: LoadResult, sla: Sla) -> JudgedResult:
     """A result's operating point and first violation; the planner judges likewise."""
-    found = judge(result.steps, bounds)
-    steps = {step.clients: step for step in result.steps}
-    point = None if found.point is None else steps[found.point.clients]
-    violation = None if found.violation is None else steps[found.violation.clients]
-    return JudgedResult(result.name, point, violation)
-
-
-def judge(steps: tuple[LoadStep, ...], bounds: SlaBounds) -> Judged:
-    """As the planner would."""
-    return judged((load_of(step) for step in steps), sla_of(bounds))
-
-
-def sla_of(bounds: SlaBounds) -> Sla:
-    """The bounds as the planner has them; a SettingsError if they cannot be meant."""
-    return Sla(bounds.tpot_ms, bounds.ttft_ms)
-
-
-def load_of(step: LoadStep) -> Load:
-    """A step as the planner has it."""
-    return Load(
-        clients=step.clients,
-        req_s=step.req_s,
-        tpot_ms=None if step.tpot_ms is None else step.tpot_ms.mean,
-        ttft_ms=None if step.ttft_ms is None else step.ttft_ms.mean,
-        output_tok_s=step.output_tok_s,
-        failed_share=failed_share(step.errors, step.requests),
-    )
+    return JudgedResult(result.name, *judged(result.steps, sla))
 
 
 def _judged_json(judged: JudgedResult) -> dict[str, Any]:

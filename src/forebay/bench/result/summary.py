@@ -6,7 +6,8 @@ from statistics import fmean
 
 from forebay.bench.load.client import Completion, Failed
 from forebay.bench.load.clients import ClientsResult, FinishedRequest
-from forebay.bench.result.format import LoadStep, PoolFigures, ServerFigures, TimeStats, TurnFigures
+from forebay.bench.result.format import LoadStep, PoolFigures, ServerFigures, TurnFigures
+from forebay.plan.measured import TimeStats
 
 
 def step_of(
