@@ -35,7 +35,10 @@ class Transfer:
 
 
 class TierLoad:
-    """Keeps a tier busy. Used by one thread; the tier stays the caller's."""
+    """Loads of random records and stores of new ones, as `RawFiles` has reads and writes.
+
+    Used by one thread; the tier stays the caller's.
+    """
 
     def __init__(
         self, tier: Tier, payload_bytes: int, records: int, buffers: list[memoryview]
@@ -56,15 +59,12 @@ class TierLoad:
         self._run(0, DEPTH_MAX, _WAIT_S * 60, records)
 
     def read(self, depth: int, seconds: float) -> float:
-        """Load random records, `depth` at once."""
         return self._run(depth, 0, seconds)[0]
 
     def write(self, depth: int, seconds: float) -> float:
-        """Store new records, `depth` at once."""
         return self._run(0, depth, seconds)[1]
 
     def both(self, depth: int, seconds: float) -> tuple[float, float]:
-        """Load and store at once, `depth` each."""
         return self._run(depth, depth, seconds)
 
     def release(self) -> None:
@@ -78,13 +78,10 @@ class TierLoad:
         """GB/s (10^9) of payload loaded and stored, for so long or so often."""
         moved = [0, 0]
         start = time.monotonic()
-        flying = 0
-        for transfer in (
-            *self._transfers[:loads],
-            *self._transfers[DEPTH_MAX : DEPTH_MAX + stores],
-        ):
+        begun = [*self._transfers[:loads], *self._transfers[DEPTH_MAX : DEPTH_MAX + stores]]
+        for transfer in begun:
             self._begin(transfer)
-            flying += 1
+        flying = len(begun)
         while flying:
             transfer = self._next_ended()
             moved[transfer.is_store] += self._account(transfer)

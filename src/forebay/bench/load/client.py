@@ -7,8 +7,7 @@ Answer, or as Failed with its kind. Only a missing aiohttp is a StartupError.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -145,9 +144,14 @@ async def fetch(
 ) -> bytes | Failed:
     """The body at a path, whole."""
     data = b"" if body is None else msgspec.json.encode(body)
-    found = _Body()
-    ended = await _exchange(endpoint, (method, path, data), timeout_s, found)
-    return ended if isinstance(ended, Failed) else bytes(found.content)
+    content = bytearray()
+
+    def feed(more: bytes, _now: float) -> bool:
+        content.extend(more)
+        return len(content) > _BODY_BYTES_MAX
+
+    ended = await _exchange(endpoint, (method, path, data), timeout_s, feed)
+    return ended if isinstance(ended, Failed) else bytes(content)
 
 
 async def is_up(endpoint: Endpoint) -> bool:
@@ -171,7 +175,7 @@ async def _ask(
     endpoint = target.endpoint
     request = ("POST", endpoint.base + path, msgspec.json.encode(body))
     stream = _Stream()
-    begun = await _exchange(endpoint, request, target.timeout_s, stream)
+    begun = await _exchange(endpoint, request, target.timeout_s, stream.feed)
     if stream.error is not None:  # it gave its reason, and may have broken off then
         why = "the server broke off with an error"
         return _failed("error", why, stream.error, endpoint.key)
@@ -210,19 +214,6 @@ class _Event(msgspec.Struct):
 
 
 _decoder: Final = msgspec.json.Decoder(_Event)
-
-
-@dataclass(slots=True)
-class _Body:
-    """A response that is wanted whole."""
-
-    content: bytearray = field(default_factory=bytearray)
-
-    def feed(self, data: bytes, now: float) -> bool:
-        """More of it; whether that is enough."""
-        del now
-        self.content += data
-        return len(self.content) > _BODY_BYTES_MAX
 
 
 @dataclass(slots=True)
@@ -322,24 +313,46 @@ def _refused(status: int, body: bytes, secret: str) -> Failed:
 
 
 async def _exchange(
-    endpoint: Endpoint, request: tuple[str, str, bytes], timeout_s: float, sink: _Body | _Stream
+    endpoint: Endpoint,
+    request: tuple[str, str, bytes],
+    timeout_s: float,
+    feed: Callable[[bytes, float], bool],
 ) -> float | Failed:
-    """Send a request and hand on what comes; when the connection was open, by `perf_counter`."""
+    """Send a request and hand on what comes, until `feed` has enough.
+
+    When its connection, one of its own, was open, by `perf_counter`.
+    """
     require()
     import aiohttp  # noqa: PLC0415 - see require
 
+    begun: list[float] = []
+
+    async def opened(*_: Any) -> None:  # noqa: ANN401 - as aiohttp calls it
+        begun.append(time.perf_counter())
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(opened)
+    method, path, data = request
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    if endpoint.key:
+        headers["Authorization"] = f"Bearer {endpoint.key}"
     try:
-        async with asyncio.timeout(timeout_s), _sent(endpoint, *request) as (response, begun):
+        async with (
+            asyncio.timeout(timeout_s),
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True),
+                timeout=aiohttp.ClientTimeout(total=None),
+                trace_configs=[trace],
+                headers=headers,
+            ) as session,
+            session.request(
+                method, endpoint.root + path, data=data, allow_redirects=False
+            ) as response,
+        ):
             if response.status != 200:
-                body = _Body()
-                async for data in response.content.iter_any():
-                    body.feed(data, 0.0)
-                    if len(body.content) >= _REASON_BYTES_MAX:
-                        break
-                content = bytes(body.content[:_REASON_BYTES_MAX])
-                return _refused(response.status, content, endpoint.key)
-            async for data in response.content.iter_any():
-                if sink.feed(data, time.perf_counter()):
+                return _refused(response.status, await _reason(response), endpoint.key)
+            async for more in response.content.iter_any():
+                if feed(more, time.perf_counter()):
                     break
             return begun[0]
     except TimeoutError:
@@ -352,31 +365,11 @@ async def _exchange(
         return Failed("garbage", "the server streamed what is no answer")
 
 
-@asynccontextmanager
-async def _sent(
-    endpoint: Endpoint, method: str, path: str, body: bytes
-) -> AsyncIterator[tuple["aiohttp.ClientResponse", list[float]]]:
-    """The response to a request on a connection of its own, and when that was open."""
-    import aiohttp  # noqa: PLC0415 - see require
-
-    begun: list[float] = []
-
-    async def opened(*_: Any) -> None:  # noqa: ANN401 - as aiohttp calls it
-        begun.append(time.perf_counter())
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_create_end.append(opened)
-    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-    if endpoint.key:
-        headers["Authorization"] = f"Bearer {endpoint.key}"
-    async with (
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True),
-            timeout=aiohttp.ClientTimeout(total=None),
-            trace_configs=[trace],
-        ) as session,
-        session.request(
-            method, endpoint.root + path, data=body, headers=headers, allow_redirects=False
-        ) as response,
-    ):
-        yield response, begun
+async def _reason(response: "aiohttp.ClientResponse") -> bytes:
+    """The beginning of what a server says of a request that it does not serve."""
+    content = b""
+    async for more in response.content.iter_any():
+        content += more
+        if len(content) >= _REASON_BYTES_MAX:
+            break
+    return content[:_REASON_BYTES_MAX]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from forebay.bench.load import server
-from forebay.bench.load.client import Completion, Failed, Target
+from forebay.bench.load.client import Completion, Target
 from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
 from forebay.bench.load.sessions import SyntheticText
 from forebay.bench.load.workloads import Workload
@@ -62,25 +62,21 @@ class LoadRun:
 
 def no_pool() -> None:
     """Where there is no pool."""
-    return
 
 
-async def measure(
-    target: Target, plan: LoadPlan, run: LoadRun, show: Show, counted: Counted = no_pool
+async def measure(  # noqa: PLR0917 - each is another thing
+    words: SyntheticText,
+    target: Target,
+    plan: LoadPlan,
+    run: LoadRun,
+    show: Show,
+    counted: Counted = no_pool,
 ) -> None:
-    """Fill `run` step by step; a StartupError only if the server does not answer at all."""
-    words = await server.text_of(target)
-    await measure_with(words, target, plan, run, show, counted)
-
-
-async def measure_with(  # noqa: PLR0917 - each is another thing
-    words: SyntheticText, target: Target, plan: LoadPlan, run: LoadRun, show: Show, counted: Counted
-) -> None:
-    """The same with text whose token count is known."""
+    """Fill `run` step by step, with made-up text as `server.text_of` sized it."""
     begun = time.perf_counter()
     counted()
     for place, clients in enumerate(plan.clients):
-        on_finished = _Progress(show, _named(clients), place, len(plan.clients))
+        on_finished = _shown(show, _named(clients), place / len(plan.clients))
         queue = plan.workload.queue(words, clients, f"{plan.seed}/{clients}")
         group = ClientGroup(clients, plan.workload.hold, seconds=plan.seconds)
         async with server.watched(target.endpoint) as watch:
@@ -136,34 +132,19 @@ def _named(clients: int) -> str:
 
 
 def _notes(runs: Sequence[LoadRun]) -> tuple[str, ...]:
-    answers = [
-        each.outcome
-        for run in runs
-        for measured in run.measured.values()
-        for each in measured.finished
-        if isinstance(each.outcome, Completion)
-    ]
-    if all(answer.has_usage for answer in answers):
+    finished = [each for run in runs for step in run.measured.values() for each in step.finished]
+    if all(each.outcome.has_usage for each in finished if isinstance(each.outcome, Completion)):
         return ()
     return ("the server reports no usage: pieces of its stream are counted as tokens",)
 
 
-@dataclass(slots=True)
-class _Progress:
+def _shown(show: Show, what: str, share: float) -> Callable[[FinishedRequest], None]:
     """Tells whoever watches how far a step is."""
+    counts = {True: 0, False: 0}  # answered, failed
 
-    show: Show
-    what: str
-    place: int
-    steps: int
-    answered: int = 0
-    failed: int = 0
+    def on_finished(finished: FinishedRequest) -> None:
+        counts[isinstance(finished.outcome, Completion)] += 1
+        failed = f", {counts[False]} failed" if counts[False] else ""
+        show(f"{what}: {counts[True]} answers{failed}", share)
 
-    def __call__(self, finished: FinishedRequest) -> None:
-        """A request is over."""
-        if isinstance(finished.outcome, Failed):
-            self.failed += 1
-        else:
-            self.answered += 1
-        failed = f", {self.failed} failed" if self.failed else ""
-        self.show(f"{self.what}: {self.answered} answers{failed}", self.place / self.steps)
+    return on_finished

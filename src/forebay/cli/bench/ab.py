@@ -126,8 +126,7 @@ def _plan(parsed: argparse.Namespace) -> AbPlan:
         load=load,
         variants=_variants(parsed, is_demo=is_demo),
         repeats=parsed.repeat,
-        stateless=boundary if stateless else None,
-        stateless_clients=stateless or 1,
+        stateless=replace(load, workload=boundary, clients=(stateless,)) if stateless else None,
     )
 
 

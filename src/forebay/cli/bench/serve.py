@@ -62,7 +62,8 @@ def _run(parsed: argparse.Namespace) -> int:
     status = 0
     with progress.shown() as show:
         try:
-            asyncio.run(steps.measure(target, plan, run, show))
+            words = asyncio.run(server.text_of(target))
+            asyncio.run(steps.measure(words, target, plan, run, show))
         except KeyboardInterrupt:
             if not run.measured:
                 raise
