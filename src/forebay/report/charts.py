@@ -17,8 +17,6 @@ COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes o
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One line."""
-
     name: str
     colour: str  # one of COLOURS
     points: Sequence[tuple[float, float]]  # ascending in x
@@ -27,8 +25,6 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One picture."""
-
     title: str
     unit: str
     across: str  # what x is
@@ -47,7 +43,6 @@ class _Axes:
     is_log: bool
 
     def x(self, value: float) -> float:
-        """From the left."""
         low, high, at = self.low, self.high, value
         if self.is_log:
             low, high, at = math.log(low), math.log(high), math.log(value)
@@ -55,7 +50,6 @@ class _Axes:
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """From the top."""
         return HEIGHT - BOTTOM - value / self.top * (HEIGHT - TOP - BOTTOM)
 
 

@@ -25,8 +25,6 @@ ON: Final = "on"
 
 @dataclass(frozen=True, slots=True)
 class AbPlan:
-    """What is compared, and how."""
-
     load: LoadPlan
     variants: dict[str, Variant]  # off, on, and further ones by their names
     repeats: int = 1
@@ -44,7 +42,6 @@ class _MeasuredVariant:
     stateless: list[LoadRun] = field(default_factory=list)
 
     def result(self, load: LoadPlan, runs: Sequence[LoadRun]) -> LoadResult:
-        """Of some of its runs."""
         assert self.opened is not None
         found = steps.result_of(runs, load, self.opened.target, self.variant.name)
         notes = (*found.notes, *self.notes)
@@ -67,12 +64,10 @@ class _Comparison:
     done: int = 0
 
     def say(self, what: str, share: float = 0.0) -> None:
-        """For whoever watches."""
         total = self.plan.repeats * len(self.variants)
         self.show(what, (self.done + share) / total)
 
     def repeat(self, number: int) -> None:
-        """Every variant once."""
         names = list(self.variants)
         order = tuple(names if number % 2 == 0 else reversed(names))
         for name in order:
@@ -112,7 +107,6 @@ class _Comparison:
             measured.stateless.append(alone)
 
     def ab(self) -> AbResult:
-        """Everything."""
         load, boundary = self.plan.load, self.plan.stateless
         results = {name: each.result(load, each.runs) for name, each in self.variants.items()}
         off, on = self.variants[OFF], self.variants[ON]

@@ -5,7 +5,7 @@ import queue
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from forebay.bench.disk.raw import DEPTH_MAX
@@ -16,12 +16,8 @@ from forebay.tiers.contract import Dropped, Hit, LoadOutcome, Miss, Stored, Stor
 
 _NAMESPACE: Final = bytes(32)
 _WAIT_S: Final = 60.0  # longer than any transfer takes unless the drive is gone
+CHAIN_RECORDS: Final = 64  # a dialog's worth of chunks between two roots
 _KEEP_SHARE: Final = 0.6  # of the tier's records are read: the rest may be evicted meanwhile
-
-
-def new_name(parent: bytes = ROOT) -> RecordName:
-    """A name that no other record has."""
-    return RecordName(_NAMESPACE, 0, os.urandom(32), parent)
 
 
 @dataclass(slots=True)
@@ -30,7 +26,7 @@ class Transfer:
 
     buffer: memoryview
     is_store: bool
-    name: RecordName = field(default_factory=new_name)
+    name: RecordName | None = None
     outcome: LoadOutcome | StoreOutcome | None = None
 
 
@@ -51,12 +47,16 @@ class TierLoad:
             Transfer(buffer[: memory.padded(payload_bytes)], is_store=number >= DEPTH_MAX)
             for number, buffer in enumerate(buffers)
         ]
+        self._begun = self._stored = 0  # stores
+        self._last_key = ROOT
         self.misses = 0
         self.dropped = 0
 
-    def fill(self, records: int) -> None:
-        """Store this many records, so that every block of the regions was written once."""
-        self._run(0, DEPTH_MAX, _WAIT_S * 60, records)
+    def fill(self, records: int, seconds: float = 60 * _WAIT_S) -> int:
+        """Store this many records, or what there is time for; how many were stored."""
+        before = self._stored
+        self._run(0, DEPTH_MAX, seconds, records)
+        return self._stored - before
 
     def read(self, depth: int, seconds: float) -> float:
         return self._run(depth, 0, seconds)[0]
@@ -99,11 +99,13 @@ class TierLoad:
             self._ended.put(transfer)
 
         if transfer.is_store:
-            transfer.name = new_name()
-            self._tier.submit_store(transfer.name, transfer.buffer, self._payload_bytes, done)
+            parent = self._last_key if self._begun % CHAIN_RECORDS else ROOT
+            self._begun, self._last_key = self._begun + 1, os.urandom(32)
+            name = transfer.name = RecordName(_NAMESPACE, 0, self._last_key, parent)
+            self._tier.submit_store(name, transfer.buffer, self._payload_bytes, done)
         else:
-            transfer.name = random.choice(self._names)  # noqa: S311 - a record to read
-            self._tier.submit_load(transfer.name, transfer.buffer, done, time.monotonic() + _WAIT_S)
+            name = random.choice(self._names)  # noqa: S311 - a record to read
+            self._tier.submit_load(name, transfer.buffer, done, time.monotonic() + _WAIT_S)
 
     def _account(self, transfer: Transfer) -> int:
         """Payload bytes that really moved."""
@@ -111,7 +113,9 @@ class TierLoad:
             case Hit(length):
                 return length
             case Stored():
+                assert transfer.name is not None
                 self._names.append(transfer.name)
+                self._stored += 1
                 return self._payload_bytes
             case Dropped():
                 self.dropped += 1

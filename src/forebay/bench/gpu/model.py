@@ -63,6 +63,5 @@ def write(parent: Path, config: dict[str, Any]) -> str:
 
 
 def token_bytes(config: dict[str, Any], element_bytes: int) -> int:
-    """KV bytes a token."""
     heads = config["num_key_value_heads"] * config["head_dim"]
     return 2 * int(heads) * int(config["num_hidden_layers"]) * element_bytes

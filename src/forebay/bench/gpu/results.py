@@ -14,8 +14,6 @@ from forebay.bench.result.machine import gpus
 
 
 class RowResults:
-    """One row's file."""
-
     def __init__(self, path: Path, row: str, scale: str) -> None:
         self.path = path
         self._ratios: list[tuple[str, str, str, str]] = []
@@ -72,6 +70,5 @@ class RowResults:
 
 
 def machine() -> dict[str, str]:
-    """What it was measured on."""
     found = {"day": time.strftime("%Y-%m-%d", time.gmtime())}
     return {**found, "gpu": "\n".join(gpus())} if gpus() else found

@@ -18,8 +18,6 @@ VLLM_CPU: Final = "vllm_cpu"
 
 @dataclass(frozen=True, slots=True)
 class RowScale:
-    """How large a row is."""
-
     name: str
     config: dict[str, Any]  # the model's
     arguments: dict[str, Any]  # of every engine

@@ -31,8 +31,6 @@ _END: Final = b"[DONE]"
 
 
 class Endpoint(NamedTuple):
-    """Where a server listens."""
-
     host: str
     port: int
     base: str = "/v1"  # of the API; /metrics and /health lie beside it
@@ -41,7 +39,6 @@ class Endpoint(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The URL of the server itself."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}"
 
@@ -60,8 +57,6 @@ class Failed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer and what it took."""
-
     text: str
     ttft_s: float
     seconds: float  # to the last token
@@ -142,7 +137,6 @@ async def ask_tokens(
 async def fetch(
     endpoint: Endpoint, path: str, timeout_s: float, method: str = "GET", body: object = None
 ) -> bytes | Failed:
-    """The body at a path, whole."""
     data = b"" if body is None else msgspec.json.encode(body)
     content = bytearray()
 
@@ -155,7 +149,6 @@ async def fetch(
 
 
 async def is_up(endpoint: Endpoint) -> bool:
-    """Whether the server answers."""
     return not isinstance(await fetch(endpoint, "/health", _HEALTH_S), Failed)
 
 
@@ -248,7 +241,6 @@ class _Stream:
         return False
 
     def answer(self, begun: float) -> Completion | Failed:
-        """What all of it comes to."""
         if not self.has_events:
             return Failed("garbage", "the server streamed what is no answer")
         if not self.is_finished:

@@ -71,7 +71,6 @@ class MetricsWatch:
     samples: list[dict[str, float]] = field(default_factory=list)
 
     def figures(self) -> ServerFigures | None:
-        """What the samples come to."""
         if not self.samples:
             return None
         kv_use = [value for name in _SHARES for value in self._values(name)]

@@ -23,8 +23,6 @@ LONG_BROKEN_FACTOR: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is asked of a server."""
-
     clients: tuple[int, ...]  # ascending
     workload: Workload
     bounds: Sla = field(default_factory=Sla)
@@ -45,7 +43,6 @@ class LoadRun:
     ended: str = ""
 
     def step(self, clients: int) -> LoadStep:
-        """The figures of one step."""
         return step_of(
             clients, [self.measured[clients]], self.servers.get(clients), self.pools.get(clients)
         )

@@ -63,8 +63,6 @@ class _OwnLine(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """One request of a trace."""
-
     blocks: tuple[int, ...]
     rest_tokens: int  # behind the last whole block
     answer_tokens: int
@@ -218,7 +216,6 @@ class _BlockTexts:
     known: dict[int, str] = field(default_factory=dict)
 
     def of(self, block: int, tokens: int) -> str:
-        """The same for the same block."""
         if block not in self.known:
             self.known[block] = self.words.text(f"{self.seed}/block/{block}", tokens)
         return self.known[block]

@@ -50,7 +50,6 @@ class Dialogs(Workload):
             yield self.dialog(words, f"dialog {number + 1}", f"{seed}/dialog/{number}")
 
     def dialog(self, words: SyntheticText, name: str, seed: str) -> ChatSession:
-        """One of them."""
         sizes = [self.first_tokens, *[self.turn_tokens] * (self.turns - 1)]
         says = [words.text(f"{seed}/{turn}", size) for turn, size in enumerate(sizes)]
         return dialog(name, says, self.answer_tokens)

@@ -19,7 +19,6 @@ _KEY = (
 
 
 def page(ab: AbResult) -> str:
-    """The whole file."""
     found = compare(ab.off, ab.on, ab.sla)
     title = f"{found.on.name} against {found.off.name}"
     colours = [("off", ab.off), ("on", ab.on), *(("other", each) for each in ab.others)]

@@ -28,8 +28,6 @@ _FIGURES: Final = ("requests/s", "TTFT, mean ms", "TPOT, mean ms", "errors")
 
 
 class Section(NamedTuple):
-    """One part under its heading."""
-
     title: str
     text: str = ""
     table: Table | None = None

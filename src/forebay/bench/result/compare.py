@@ -9,8 +9,6 @@ from forebay.plan.measured import Sla, judged
 
 @dataclass(frozen=True, slots=True)
 class JudgedResult:
-    """One result under an SLA."""
-
     name: str
     point: LoadStep | None  # the operating point: the last step before the first violation
     violation: LoadStep | None  # the first
@@ -77,7 +75,6 @@ class Comparison:
 
 
 def compare(off: LoadResult, on: LoadResult, sla: Sla) -> Comparison:
-    """What the second result gains over the first."""
     steps = [{step.clients: step for step in result.steps} for result in (off, on)]
     clients = sorted(steps[0].keys() | steps[1].keys())
     return Comparison(

@@ -71,8 +71,6 @@ class LoadStep(MeasuredStep, frozen=True, omit_defaults=True):
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where it was measured."""
-
     cpu: str = ""
     cores: Count = 0
     memory_bytes: Count = 0
@@ -125,8 +123,6 @@ class RepeatOrder(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AbResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A whole comparison."""
-
     off: LoadResult
     on: LoadResult
     format: str = FORMAT

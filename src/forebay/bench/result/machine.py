@@ -17,7 +17,6 @@ _GPU_S: Final = 10.0
 
 
 def this_machine() -> MachineFacts:
-    """The machine that this process runs on."""
     return MachineFacts(
         cpu=_cpu(),
         cores=os.cpu_count() or 0,

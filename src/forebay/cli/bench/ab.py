@@ -56,7 +56,6 @@ not begin.
 
 
 def add(kinds: Commands) -> None:
-    """Register the command."""
     parser = kinds.add_parser(
         "ab",
         help="a server without and with the pool",

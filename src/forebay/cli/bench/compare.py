@@ -29,7 +29,6 @@ what the figures mean. Exit status: 0 compared, 2 a file cannot be read.
 
 
 def add(kinds: Commands) -> None:
-    """Register the command."""
     parser = kinds.add_parser(
         "compare",
         help="two results side by side",

@@ -25,7 +25,6 @@ touched. docs/bench.md defines every figure. Exit status: 0 measured, 2 could no
 
 
 def add(kinds: Commands) -> None:
-    """Register the command."""
     parser = kinds.add_parser(
         "pool",
         help="a drive: raw O_DIRECT against Forebay's verified tier",
@@ -77,7 +76,6 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def readable(found: Figures) -> str:
-    """The figures for people."""
     size, depths = format_size(found["record_payload_bytes"]), ", ".join(found["read_by_depth"])
     heading = (
         f"records of {size}, GB/s, medians (lowest to highest of {len(found['read_ratios'])}"
@@ -108,7 +106,6 @@ def readable(found: Figures) -> str:
 
 
 def readable_pool(found: Figures) -> str:
-    """The figures of a running pool, for people."""
     small, half = format_size(found["small_payload_bytes"]), found["pool_raw_write_gbps"] / 2
     moved = format_size(found["found_records"] * found["record_payload_bytes"])
     all_records = found["stored_records"] + found["refused_records"]

@@ -33,7 +33,6 @@ measured, 1 measured but requests failed, 2 could not begin.
 
 
 def add(kinds: Commands) -> None:
-    """Register the command."""
     parser = kinds.add_parser(
         "serve",
         help="a rising load on a server",

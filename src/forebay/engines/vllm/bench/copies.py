@@ -86,7 +86,6 @@ class CopyBench:
         print(name, json.dumps(value), flush=True)  # noqa: T201 - whoever runs it watches
 
     def driver(self, gather_below: int | None = None, *, with_operator: bool = True) -> Any:
-        """The device."""
         if self.device == "cpu":
             return HostDriver()
         return cuda.CudaDriver("cuda:0", gather_below, with_operator=with_operator)
@@ -205,7 +204,6 @@ class PageTransfer:
         )
 
     def close(self) -> None:
-        """Let go."""
         self.copies.close()
         del self.cache
         if self._bench.device != "cpu":
