@@ -98,22 +98,21 @@ class MetricsWatch:
 async def watched(endpoint: Endpoint) -> AsyncIterator[MetricsWatch]:
     """Look at the metrics now, every second, and at the end."""
     watch = MetricsWatch()
+
+    async def keep_looking() -> None:
+        while watch.samples:
+            await asyncio.sleep(_LOOK_S)
+            await _look(endpoint, watch)
+
     await _look(endpoint, watch)
-    looking = asyncio.create_task(_keep_looking(endpoint, watch)) if watch.samples else None
+    looking = asyncio.create_task(keep_looking())
     try:
         yield watch
     finally:
-        if looking is not None:
-            looking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await looking
+        looking.cancel()
+        await asyncio.wait([looking])
+        if watch.samples:
             await _look(endpoint, watch)
-
-
-async def _keep_looking(endpoint: Endpoint, watch: MetricsWatch) -> None:
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        await _look(endpoint, watch)
 
 
 async def _look(endpoint: Endpoint, watch: MetricsWatch) -> None:

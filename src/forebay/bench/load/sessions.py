@@ -78,6 +78,11 @@ class ChatSession:
         self.answers.append(text)
 
 
+def question(text: str, answer_tokens: int) -> PromptRequest:
+    """A request of one message."""
+    return PromptRequest([{"role": "user", "content": text}], answer_tokens)
+
+
 def fixed_session(name: str, requests: Sequence[PromptRequest]) -> ChatSession:
     """Requests that are known beforehand, whatever the answers are."""
     return ChatSession(name, len(requests), lambda answers: requests[len(answers)])

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from forebay.bench.load.sessions import (
     ChatSession,
-    PromptRequest,
     SyntheticText,
     dialog,
     fixed_session,
+    question,
 )
 
 
@@ -118,10 +118,7 @@ class Documents(Workload):
             for count, document in enumerate(chosen):
                 own = words.text(f"{seed}/reader/{number}/{count}", self.question_tokens)
                 parts = [document, own] if self.is_template else [own, document]
-                content = "\n\n".join(parts)
-                asks.append(
-                    PromptRequest([{"role": "user", "content": content}], self.answer_tokens)
-                )
+                asks.append(question("\n\n".join(parts), self.answer_tokens))
             yield fixed_session(f"user {number + 1}", asks)
 
 
@@ -136,8 +133,7 @@ class Stateless(Workload):
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         for number in range(clients):
-            asks = []
-            for count in range(self.requests):
-                text = words.text(f"{seed}/stateless/{number}/{count}", self.prompt_tokens)
-                asks.append(PromptRequest([{"role": "user", "content": text}], self.answer_tokens))
+            seeds = [f"{seed}/stateless/{number}/{count}" for count in range(self.requests)]
+            texts = [words.text(each, self.prompt_tokens) for each in seeds]
+            asks = [question(text, self.answer_tokens) for text in texts]
             yield fixed_session(f"client {number + 1}", asks)

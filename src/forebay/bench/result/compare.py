@@ -1,17 +1,29 @@
 """Two results side by side: what each carries under an SLA, and what one gains over the other."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from forebay.bench.result.format import LoadResult, LoadStep
-from forebay.plan.measured import Sla, judged
+from forebay.plan.measured import Sla, TimeStats, judged
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedResult:
+    """What one result carries under an SLA."""
+
     name: str
     point: LoadStep | None  # the operating point: the last step before the first violation
     violation: LoadStep | None  # the first
+
+    def as_json(self) -> dict[str, Any]:
+        """All of them None where not even the first step is within the SLA."""
+        point, names = self.point, ("clients", "req_s", "ttft_ms", "tpot_ms")
+        found = dict.fromkeys(names) if point is None else {n: getattr(point, n) for n in names}
+        return {
+            "name": self.name,
+            **{n: each.mean if isinstance(each, TimeStats) else each for n, each in found.items()},
+            "first_violation": None if self.violation is None else self.violation.clients,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,14 @@ class ComparedStep:
             return None
         return self.on.req_s / self.off.req_s - 1
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "clients": self.clients,
+            "off_req_s": None if self.off is None else self.off.req_s,
+            "on_req_s": None if self.on is None else self.on.req_s,
+            "gain_percent": None if self.gain is None else round(100 * self.gain, 1),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -39,38 +59,20 @@ class Comparison:
     on: JudgedResult
     rows: tuple[ComparedStep, ...]
 
-    @property
-    def clients_ratio(self) -> float | None:
-        """Clients under the SLA, of the second over the first."""
-        if self.off.point is None or self.on.point is None:
-            return None
-        return self.on.point.clients / self.off.point.clients
-
-    @property
-    def req_s_ratio(self) -> float | None:
-        """Requests a second at the operating points."""
-        if self.off.point is None or self.on.point is None or not self.off.point.req_s:
-            return None
-        return self.on.point.req_s / self.off.point.req_s
-
-    @property
-    def ttft_ratio(self) -> float | None:
-        """Time to the first token at the operating points: how many times sooner."""
-        times = [judged.point.ttft_ms if judged.point else None for judged in (self.off, self.on)]
-        if times[0] is None or times[1] is None or not times[1].mean:
-            return None
-        return times[0].mean / times[1].mean
-
     def as_json(self) -> dict[str, Any]:
         """Names for programs; docs/bench-format.md has them."""
+        off, on = self.off.as_json(), self.on.as_json()
+        ratios = {
+            "clients_ratio": _over(on["clients"], off["clients"]),
+            "req_s_ratio": _over(on["req_s"], off["req_s"]),
+            "ttft_ratio": _over(off["ttft_ms"], on["ttft_ms"]),  # how many times sooner
+        }
         return {
-            "sla": {"tpot_ms": self.sla.tpot_ms, "ttft_ms": self.sla.ttft_ms},
-            "off": _judged_json(self.off),
-            "on": _judged_json(self.on),
-            "clients_ratio": _rounded(self.clients_ratio),
-            "req_s_ratio": _rounded(self.req_s_ratio),
-            "ttft_ratio": _rounded(self.ttft_ratio),
-            "rows": [_row_json(row) for row in self.rows],
+            "sla": asdict(self.sla),
+            "off": off,
+            "on": on,
+            **{name: None if found is None else round(found, 3) for name, found in ratios.items()},
+            "rows": [row.as_json() for row in self.rows],
         }
 
 
@@ -90,28 +92,5 @@ def judged_result(result: LoadResult, sla: Sla) -> JudgedResult:
     return JudgedResult(result.name, *judged(result.steps, sla))
 
 
-def _judged_json(judged: JudgedResult) -> dict[str, Any]:
-    point, violation = judged.point, judged.violation
-    return {
-        "name": judged.name,
-        "clients": None if point is None else point.clients,
-        "req_s": None if point is None else point.req_s,
-        "ttft_ms": None if point is None or point.ttft_ms is None else point.ttft_ms.mean,
-        "tpot_ms": None if point is None or point.tpot_ms is None else point.tpot_ms.mean,
-        "first_violation": None if violation is None else violation.clients,
-    }
-
-
-def _row_json(row: ComparedStep) -> dict[str, Any]:
-    gain = None if row.gain is None else round(100 * row.gain, 1)
-    off, on = row.off, row.on
-    return {
-        "clients": row.clients,
-        "off_req_s": None if off is None else off.req_s,
-        "on_req_s": None if on is None else on.req_s,
-        "gain_percent": gain,
-    }
-
-
-def _rounded(ratio: float | None) -> float | None:
-    return None if ratio is None else round(ratio, 3)
+def _over(one: float | None, other: float | None) -> float | None:
+    return None if one is None or not other else one / other

@@ -1,5 +1,6 @@
 """Result files: an unreadable one is a SettingsError; one is written whole or not at all."""
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ FILE_BYTES_MAX: Final = 256 << 20
 
 def read(path: Path) -> LoadResult | AbResult:
     """One result, or a pair of them; steps in ascending order of clients."""
-    document = _document(path)
+    document = read_json(path)
     is_pair = isinstance(document, dict) and "steps" not in document
     try:
         if is_pair and {"off", "on"} <= document.keys():
@@ -50,17 +51,18 @@ def as_text(result: LoadResult | AbResult) -> str:
     return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
 
 
-def _document(path: Path) -> Any:  # noqa: ANN401 - whatever stands there
+def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever stands there
+    """The content of a JSON file; a SettingsError if it has none."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
         if len(content) > FILE_BYTES_MAX:
             raise SettingsError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
-        return msgspec.json.decode(content)
+        return json.loads(content)
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SettingsError(f"{path} is not JSON ({error}).") from None
+    except (ValueError, RecursionError):
+        raise SettingsError(f"{path} is not JSON.") from None
 
 
 def _named(path: Path, result: LoadResult, name: str) -> LoadResult:

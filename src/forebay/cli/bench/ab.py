@@ -151,12 +151,9 @@ def _variants(parsed: argparse.Namespace, *, is_demo: bool) -> dict[str, Variant
         ON: StartedServer(_WITH, engine, has_pool=True, disks=disks),
     }
     for name, words in _also(parsed):
-        is_url = words[0].startswith(("http://", "https://"))
-        found[name] = (
-            RunningServer(name, asyncio.run(target_of(parsed, words[0], None)))
-            if is_url
-            else StartedServer(name, engine, arguments=tuple(words))
-        )
+        found[name] = StartedServer(name, engine, arguments=tuple(words))
+        if words[0].startswith(("http://", "https://")):
+            found[name] = _server(parsed, name, words[0])
     return found
 
 
@@ -164,13 +161,15 @@ def _running(parsed: argparse.Namespace) -> dict[str, Variant]:
     if parsed.model is not None or parsed.passed_on:
         word = parsed.model or parsed.passed_on[0]
         raise SettingsError(f"with --off and --on no server is started; '{word[:40]}' has no use.")
-    urls = [(OFF, "without", parsed.off), (ON, "with", parsed.on)]
-    urls += [(name, name, words[0]) for name, words in _also(parsed)]
-    found: dict[str, Variant] = {}
-    for key, name, url in urls:
-        target = asyncio.run(target_of(parsed, url, None))
-        found[key] = RunningServer(name, target, parsed.pool if key == ON else None)
-    return found
+    found: dict[str, Variant] = {
+        OFF: _server(parsed, "without", parsed.off),
+        ON: replace(_server(parsed, "with", parsed.on), socket=parsed.pool),
+    }
+    return found | {name: _server(parsed, name, words[0]) for name, words in _also(parsed)}
+
+
+def _server(parsed: argparse.Namespace, name: str, url: str) -> RunningServer:
+    return RunningServer(name, asyncio.run(target_of(parsed, url, None)))
 
 
 def _also(parsed: argparse.Namespace) -> list[tuple[str, list[str]]]:
