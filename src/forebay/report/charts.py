@@ -35,8 +35,6 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """From figures to places."""
-
     low: float
     high: float
     top: float

@@ -130,7 +130,7 @@ class _Comparison:
             others=tuple(results.values()),
             equal=equal(off.runs, on.runs),
             stateless=stateless,
-            pool=together(pool for run in on.runs for pool in run.pools.values()),
+            pool=together(step.pool for run in on.runs for step in run.measured.values()),
             repeats=tuple(repeats) if len(repeats) > 1 else (),
         )
 

@@ -102,7 +102,6 @@ class TokenEngine:
         await asyncio.to_thread(self._server.end)
 
     def kill(self) -> None:
-        """As an engine dies: with all of its processes, at once."""
         self._server.kill()
 
     async def _post(self, path: str, body: object = None) -> dict[str, Any]:

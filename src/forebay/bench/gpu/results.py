@@ -26,12 +26,10 @@ class RowResults:
 
     @property
     def repeats(self) -> list[dict[str, Any]]:
-        """The complete ones."""
         repeats: list[dict[str, Any]] = self.found["repeats"]
         return repeats
 
     def keep(self, repeat: Mapping[str, Any]) -> None:
-        """One more, with all its variants."""
         self.repeats.append(dict(repeat))
         self._divide()
         self._write()

@@ -77,8 +77,6 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model on a server, and how it is asked."""
-
     endpoint: Endpoint
     model: str
     timeout_s: float = REQUEST_S  # of a whole request

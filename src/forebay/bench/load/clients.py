@@ -13,6 +13,7 @@ from itertools import chain, islice
 from forebay.bench.load import client
 from forebay.bench.load.client import Completion, Failed, Target
 from forebay.bench.load.sessions import ChatSession
+from forebay.bench.result.format import PoolFigures, ServerFigures
 
 GIVES_UP_AFTER = 3  # failures in a row; a server that is gone would be asked for everything else
 
@@ -39,6 +40,8 @@ class ClientsResult:
     seconds: float  # from the first request to the last answer
     skipped: int = 0  # clients' requests that were not made any more
     late: int = 0  # requests sent behind their time
+    server: ServerFigures | None = None  # what the server said of itself meanwhile
+    pool: PoolFigures | None = None  # and a pool beneath it
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,7 +11,7 @@ from forebay.bench.load.client import Completion, Target
 from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
 from forebay.bench.load.sessions import SyntheticText
 from forebay.bench.load.workloads import Workload
-from forebay.bench.result.format import LoadResult, LoadStep, PoolFigures, ServerFigures
+from forebay.bench.result.format import LoadResult, LoadStep, PoolFigures
 from forebay.bench.result.summary import step_of
 from forebay.plan.measured import Sla
 
@@ -38,14 +38,10 @@ class LoadRun:
     begun: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     seconds: float = 0.0
     measured: dict[int, ClientsResult] = field(default_factory=dict)  # by clients
-    servers: dict[int, ServerFigures | None] = field(default_factory=dict)
-    pools: dict[int, PoolFigures | None] = field(default_factory=dict)
     ended: str = ""
 
     def step(self, clients: int) -> LoadStep:
-        return step_of(
-            clients, [self.measured[clients]], self.servers.get(clients), self.pools.get(clients)
-        )
+        return step_of(clients, [self.measured[clients]])
 
     def answers(self) -> dict[tuple[int, str, int], str]:
         """Every answer by its clients, session and turn."""
@@ -77,9 +73,8 @@ async def measure(  # noqa: PLR0917 - each is another thing
         queue = plan.workload.queue(words, clients, f"{plan.seed}/{clients}")
         group = ClientGroup(clients, plan.workload.hold, seconds=plan.seconds)
         async with server.watched(target.endpoint) as watch:
-            run.measured[clients] = await run_clients(target, queue, group, on_finished)
-        run.servers[clients] = watch.figures()
-        run.pools[clients] = counted()
+            found = await run_clients(target, queue, group, on_finished)
+        run.measured[clients] = replace(found, server=watch.figures(), pool=counted())
         run.seconds = round(time.perf_counter() - begun, 1)
         run.ended = _why_end(run, plan, clients)
         if run.ended:
@@ -88,14 +83,11 @@ async def measure(  # noqa: PLR0917 - each is another thing
 
 def result_of(runs: Sequence[LoadRun], plan: LoadPlan, target: Target, name: str) -> LoadResult:
     """All runs of one server together: each step is over the requests of all of them."""
-    steps = []
-    for clients in plan.clients:
-        having = [run for run in runs if clients in run.measured]
-        if having:
-            # What a server or a pool says of itself cannot be summed: the last run's stands.
-            last = having[-1]
-            said = last.servers.get(clients), last.pools.get(clients)
-            steps.append(step_of(clients, [run.measured[clients] for run in having], *said))
+    steps = [
+        step_of(clients, having)
+        for clients in plan.clients
+        if (having := [run.measured[clients] for run in runs if clients in run.measured])
+    ]
     return LoadResult(
         steps=tuple(steps),
         name=name,

@@ -31,7 +31,6 @@ class Workload(ABC):
         """The sessions of one step, the same for the same seed."""
 
     def options(self) -> dict[str, Any]:
-        """What was chosen, for the report."""
         return {"name": self.name, **asdict(self)}
 
 

@@ -19,7 +19,6 @@ _STAMP_BYTES: Final = KEY_BYTES
 
 
 def new_chain(chunks: int) -> Chain:
-    """A chain that no other has."""
     return Chain(NAMESPACE, [os.urandom(KEY_BYTES) for _ in range(chunks)])
 
 

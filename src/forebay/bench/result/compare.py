@@ -52,8 +52,6 @@ class ComparedStep:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that two results say together."""
-
     sla: Sla
     off: JudgedResult
     on: JudgedResult

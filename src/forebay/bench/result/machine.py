@@ -27,7 +27,6 @@ def this_machine() -> MachineFacts:
 
 
 def these_versions() -> dict[str, str]:
-    """Versions of Python, Forebay, and the packages that do the work."""
     found = {"forebay": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

@@ -6,17 +6,17 @@ from statistics import fmean
 
 from forebay.bench.load.client import Completion, Failed
 from forebay.bench.load.clients import ClientsResult, FinishedRequest
-from forebay.bench.result.format import LoadStep, PoolFigures, ServerFigures, TurnFigures
+from forebay.bench.result.format import LoadStep, PoolFigures, TurnFigures
 from forebay.plan.measured import TimeStats
 
 
 def step_of(
-    clients: int,
-    measured: Sequence[ClientsResult],
-    server: ServerFigures | None = None,
-    pool: PoolFigures | None = None,
+    clients: int, measured: Sequence[ClientsResult], pool: PoolFigures | None = None
 ) -> LoadStep:
-    """One step, over one run of it or several."""
+    """One step, over one run of it or several.
+
+    What a server or a pool says of itself cannot be summed: the last run's stands.
+    """
     finished = [each for run in measured for each in run.finished]
     answers = [each.outcome for each in finished if isinstance(each.outcome, Completion)]
     failures = [each.outcome for each in finished if isinstance(each.outcome, Failed)]
@@ -40,8 +40,8 @@ def step_of(
         output_tokens=output_tokens,
         cached_tokens=sum(cached) if cached else None,
         turns=_turns(finished),
-        server=server,
-        pool=pool,
+        server=measured[-1].server,
+        pool=pool or measured[-1].pool,
     )
 
 

@@ -143,7 +143,6 @@ def plan_of(
 
 
 def count_of(least: int = 1) -> "flags.Typed[int]":
-    """The type of a flag that is a whole number."""
     return flags.typed(
         lambda text: whole("it", int(text), least=least, most=10**9), "a whole number"
     )

@@ -83,7 +83,6 @@ async def target_of(parsed: argparse.Namespace, url: str, model: str | None) -> 
 
 
 def complete(result: LoadResult, parsed: argparse.Namespace) -> LoadResult:
-    """With where and how it was measured."""
     ours = shlex.join(["forebay", *parsed.words])
     return msgspec.structs.replace(
         result,

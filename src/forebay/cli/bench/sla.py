@@ -10,7 +10,6 @@ _DEFAULT: Final = Sla()
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """`--tpot-ms` and `--ttft-ms`."""
     parser.add_argument(
         "--tpot-ms", metavar="N", type=float, help="bound of the mean TPOT (default: 50)"
     )

@@ -67,8 +67,6 @@ class HostDriver:
 
 
 class CopyBench:
-    """A slab, and what is measured on it."""
-
     def __init__(self, out: Path, *, is_tiny: bool) -> None:
         self.out = out
         self.device = "cpu" if is_tiny else "cuda"
@@ -213,7 +211,6 @@ class PageTransfer:
 def move(
     bench: CopyBench, page_bytes: int, layers: int, gather_below: int, *, with_operator: bool = True
 ) -> dict[str, Any]:
-    """One page size, one way of copying."""
     driver = bench.driver(gather_below, with_operator=with_operator)
     moving = PageTransfer(bench, driver, page_bytes, layers)
     try:
