@@ -1,12 +1,12 @@
 """Figures that no bandwidth shows: reopening, memory of the index, time of the key chain."""
 
 import gc
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,6 @@ KEY_TOKENS: Final = 100_000
 KEY_CHUNK_TOKENS: Final = 16
 _CHILD_TIMEOUT_S: Final = 120
 _CLOSE_S: Final = 60.0
-_MODULE: Final = "forebay.bench.disk.microbenchmarks"
 
 
 def reopen_bytes() -> int:
@@ -66,17 +65,30 @@ def reopen(
 
 def index_bytes_per_record(records: int = INDEX_RECORDS) -> float:
     """Growth of resident memory a record, over so many records, in a process of its own."""
-    command = [sys.executable, "-m", _MODULE, str(records)]
-    try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=True
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise StartupError(f"the index could not be measured: {error}.") from None
-    return float(json.loads(ended.stdout)["bytes_per_record"])
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
+        try:
+            return child.submit(_grown_bytes, records).result(_CHILD_TIMEOUT_S) / records
+        except (TimeoutError, BrokenProcessPool) as error:
+            raise StartupError(f"the index could not be measured: {error!r}.") from None
 
 
-def resident_bytes() -> int:
+def _grown_bytes(records: int) -> int:
+    """What an index of so many records takes in this process."""
+    index = Index()
+    gc.collect()
+    before = _resident_bytes()
+    parent: bytes | None = None
+    for number in range(records):
+        key = os.urandom(16)
+        if number % CHAIN_RECORDS == 0:
+            parent = None
+        index.reserve(key, parent, bytes(32))
+        index.settle(key, RecordPlace(number // 4096, number * 4096, 4096))
+        parent = key
+    return _resident_bytes() - before
+
+
+def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -92,25 +104,3 @@ def keys_ms(times: int = 41) -> list[float]:
         return (time.thread_time() - start) * 1e3
 
     return [once() for _ in range(times)]
-
-
-def main() -> None:
-    """Run as a child process: fill an index with so many records, print its memory a record."""
-    records = int(sys.argv[1])
-    index = Index()
-    gc.collect()
-    before = resident_bytes()
-    parent: bytes | None = None
-    for number in range(records):
-        key = os.urandom(16)
-        if number % CHAIN_RECORDS == 0:
-            parent = None
-        index.reserve(key, parent, bytes(32))
-        index.settle(key, RecordPlace(number // 4096, number * 4096, 4096))
-        parent = key
-    grown = resident_bytes() - before
-    print(json.dumps({"bytes_per_record": grown / records}))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -293,15 +293,6 @@ def _failed(kind: str, why: str, reason: object, secret: str) -> Failed:
     return Failed(kind, f"{why}: {text}" if text else why)
 
 
-def _refused(status: int, body: bytes, secret: str) -> Failed:
-    """What a server made of a request that it did not serve."""
-    try:
-        reason = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        reason = body.decode(errors="replace")
-    return _failed(f"http_{status}", f"the server answered {status}", reason, secret)
-
-
 async def _exchange(
     endpoint: Endpoint,
     request: tuple[str, str, bytes],
@@ -340,7 +331,7 @@ async def _exchange(
             ) as response,
         ):
             if response.status != 200:
-                return _refused(response.status, await _reason(response), endpoint.key)
+                return await _refused(response, endpoint.key)
             async for more in response.content.iter_any():
                 if feed(more, time.perf_counter()):
                     break
@@ -355,11 +346,16 @@ async def _exchange(
         return Failed("garbage", "the server streamed what is no answer")
 
 
-async def _reason(response: "aiohttp.ClientResponse") -> bytes:
-    """The beginning of what a server says of a request that it does not serve."""
-    content = b""
+async def _refused(response: "aiohttp.ClientResponse", secret: str) -> Failed:
+    """What a server made of a request that it did not serve, by the beginning of what it says."""
+    body = b""
     async for more in response.content.iter_any():
-        content += more
-        if len(content) >= _REASON_BYTES_MAX:
+        body = (body + more)[:_REASON_BYTES_MAX]
+        if len(body) == _REASON_BYTES_MAX:
             break
-    return content[:_REASON_BYTES_MAX]
+    try:
+        reason = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        reason = body.decode(errors="replace")
+    status = response.status
+    return _failed(f"http_{status}", f"the server answered {status}", reason, secret)

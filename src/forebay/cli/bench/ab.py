@@ -161,11 +161,12 @@ def _running(parsed: argparse.Namespace) -> dict[str, Variant]:
     if parsed.model is not None or parsed.passed_on:
         word = parsed.model or parsed.passed_on[0]
         raise SettingsError(f"with --off and --on no server is started; '{word[:40]}' has no use.")
+    others = _also(parsed)
     found: dict[str, Variant] = {
         OFF: _server(parsed, "without", parsed.off),
         ON: replace(_server(parsed, "with", parsed.on), socket=parsed.pool),
     }
-    return found | {name: _server(parsed, name, words[0]) for name, words in _also(parsed)}
+    return found | {name: _server(parsed, name, words[0]) for name, words in others}
 
 
 def _server(parsed: argparse.Namespace, name: str, url: str) -> RunningServer:
