@@ -7,7 +7,7 @@ operating point is the last step before the first violation; the benchmark's rep
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Generic, NamedTuple, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -86,21 +86,14 @@ class _Result(msgspec.Struct):
 _Step = TypeVar("_Step", bound=MeasuredStep)
 
 
-class Judged(NamedTuple, Generic[_Step]):
-    """The steps of a benchmark between which its SLA is broken."""
-
-    point: _Step | None  # the operating point: the last step before the first violation
-    violation: _Step | None  # the first one
-
-
-def judged(steps: Iterable[_Step], sla: Sla) -> Judged[_Step]:
+def judged(steps: Iterable[_Step], sla: Sla) -> tuple[_Step | None, _Step | None]:
     """The operating point and the first violation, where there are such."""
     point = None
     for step in sorted(steps, key=lambda step: step.clients):
         if not step.meets(sla):
-            return Judged(point, step)
+            return point, step
         point = step
-    return Judged(point, None)
+    return point, None
 
 
 def ab_sides(source: str, document: object) -> tuple[object, object]:

@@ -20,7 +20,7 @@ def comparison_text(found: Comparison) -> str:
     lines = [f"Within {found.sla}:"]
     lines += [f"  {value} {name} ({more})" for value, name, more in headline(found)]
     lines += ["", f"A: {found.off.name}   B: {found.on.name}", ""]
-    lines += [*_plain(compared(found, ["A", "B"])), "  < operating point   ! beyond the SLA"]
+    lines += [*plain(compared(found, ["A", "B"])), "  < operating point   ! beyond the SLA"]
     return "\n".join(lines)
 
 
@@ -29,14 +29,14 @@ def ab_text(ab: AbResult, found: Comparison) -> str:
     lines = [comparison_text(found)]
     for section in findings(ab):
         lines += ["", section.title, *wrap(section.text, _LINE), *section.lines]
-        lines += _plain(section.table) if section.table else []
+        lines += plain(section.table) if section.table else []
     return "\n".join(lines)
 
 
 def result_text(result: LoadResult, bounds: Sla) -> str:
     """One server under rising load."""
     judged = judged_result(result, bounds)
-    lines = [*_plain(steps_of(result)), ""]
+    lines = [*plain(steps_of(result)), ""]
     if judged.point is None:
         assert judged.violation is not None
         failed_share = judged.violation.failed_share
@@ -53,9 +53,10 @@ def result_text(result: LoadResult, bounds: Sla) -> str:
     return "\n".join([*lines, *failures(result)])
 
 
-def _plain(table: Table) -> list[str]:
+def plain(table: Table) -> list[str]:
     """Columns with a space between them."""
-    rows = [list(table.head), *([_text(cell) for cell in row] for row in table.rows)]
+    rows = [[_text(cell) for cell in row] for row in table.rows]
+    rows = [list(table.head), *rows] if any(table.head) else rows
     widths = [max(_WIDTH_MIN, *map(len, column)) for column in zip(*rows, strict=True)]
     lines, at = [""] if table.groups else [], 0
     for name, span in table.groups:

@@ -2,14 +2,17 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from forebay.bench.disk import run as disks
 from forebay.bench.disk.figures import Figures, PoolBenchPlan
 from forebay.bench.pool import run as pool
+from forebay.bench.report.text import plain
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
 from forebay.errors import SettingsError
 from forebay.quantity import format_size, parse_size
+from forebay.report.page import Table
 from forebay.sys import scratch
 
 _EPILOG = """\
@@ -81,28 +84,35 @@ def readable(found: Figures) -> str:
         f"records of {size}, GB/s, medians (lowest to highest of {len(found['read_ratios'])}"
         f" pairs), best of depths {depths}"
     )
-    lines = [heading, "", "              raw                   forebay, verified     ratio"]
-    for name in ("read", "write"):
-        columns = [_spread(found, key) for key in (f"raw_{name}_gbps", f"{name}_gbps")]
-        lines.append(
-            f"  {name:<11} {columns[0]:<21} {columns[1]:<21} {_spread(found, f'{name}_ratio')}"
-        )
-    lines += [
-        f"  at once     {_both(found, 'raw_mixed')} {_both(found, 'mixed')}",
-        "",
-        *_small(found),
+    rates = [
+        [
+            name,
+            *(_spread(found, key) for key in (f"raw_{name}_gbps", f"{name}_gbps", f"{name}_ratio")),
+        ]
+        for name in ("read", "write")
     ]
-    if len(found["directories"]) > 1:
-        lines += [f"  {each['path']} carried {each['share']:.1%}" for each in found["directories"]]
+    rates.append(["at once", _both(found, "raw_mixed"), _both(found, "mixed"), ""])
+    head = ["", "raw", "forebay, verified", "ratio"]
+    lines = [heading, "", *plain(Table(head, rates, range(4))), "", *_rows(_small(found))]
     if found["misses"] or found["dropped"]:
-        lines.append(f"  {found['misses']} loads missed and {found['dropped']} stores were dropped")
+        lines.append(f" {found['misses']} loads missed and {found['dropped']} stores were dropped")
     written = format_size(found["written_bytes"])
-    lines += [
-        f"  {written} written in {found['seconds']:.0f} s, all removed",
-        "",
-        found["verdict"],
-    ]
-    return "\n".join(lines)
+    lines.append(f" {written} written in {found['seconds']:.0f} s, all removed")
+    return "\n".join([*lines, "", found["verdict"]])
+
+
+def _small(found: Figures) -> list[tuple[str, str]]:
+    rows = []
+    if found["reopen_100k_s"] is not None:
+        rows.append(("reopening 100,000 records", f"{_spread(found, 'reopen_100k_s')} s"))
+    if found["index_bytes_per_record"] is not None:
+        rows.append(("index, a record", f"{found['index_bytes_per_record']:.0f} bytes"))
+    if len(rows) < 2:
+        rows.append(("not measured", "what wants more time or space: docs/bench.md"))
+    rows.append(("keys of 100,000 tokens", f"{_spread(found, 'keys_100k_ms')} ms of CPU"))
+    rows.append(("KV read back", f"{found['tokens_per_s']:,} tokens/s"))
+    shares = found["directories"] if len(found["directories"]) > 1 else []
+    return rows + [(f"{each['path']} carried", f"{each['share']:.1%}") for each in shares]
 
 
 def readable_pool(found: Figures) -> str:
@@ -119,16 +129,16 @@ def readable_pool(found: Figures) -> str:
         ("NVMe to slab, GB/s", f"{nvme}, raw {_spread(found, 'raw_nvme_to_slab_gbps')}"),
         ("  ratio", _spread(found, "nvme_to_slab_ratio")),
         ("found again", f"{found['found_records']} of {all_records} records, {moved}"),
+        ("lookups not all in DRAM", str(found["lookups_not_ready"])),
+        ("asked for, not promised", f"{found['nvme_to_slab_misses']} chunks"),
         ("CPU of the idle pool", f"{found['pool_idle_cpu_share']:.1%} of a core"),
     ]
-    lines = ["", f"a pool with {format_size(found['dram_bytes'])} of DRAM, over its socket", ""]
-    lines += [f"  {name:<27} {value}" for name, value in rows]
-    if found["lookups_not_ready"] or found["nvme_to_slab_misses"]:
-        lines.append(
-            f"  {found['lookups_not_ready']} lookups found less than everything in DRAM,"
-            f" {found['nvme_to_slab_misses']} chunks that were asked for were not promised"
-        )
-    return "\n".join(lines)
+    heading = f"a pool with {format_size(found['dram_bytes'])} of DRAM, over its socket"
+    return "\n".join(["", heading, "", *_rows(rows)])
+
+
+def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return plain(Table(["", ""], rows, range(2)))
 
 
 def _spread(found: Figures, name: str, form: str = ".2f") -> str:
@@ -141,18 +151,4 @@ def _latency(found: Figures, name: str) -> str:
 
 
 def _both(found: Figures, name: str) -> str:
-    rates = f"{found[f'{name}_read_gbps']:.2f} read {found[f'{name}_write_gbps']:.2f} write"
-    return f"{rates:<21}"
-
-
-def _small(found: Figures) -> list[str]:
-    lines = []
-    if found["reopen_100k_s"] is not None:
-        lines.append(f"  reopening 100,000 records   {_spread(found, 'reopen_100k_s')} s")
-    if found["index_bytes_per_record"] is not None:
-        lines.append(f"  index, a record             {found['index_bytes_per_record']:.0f} bytes")
-    if len(lines) < 2:
-        lines.append("  what is missing here wants more time or space: docs/bench.md")
-    lines.append(f"  keys of 100,000 tokens      {_spread(found, 'keys_100k_ms')} ms of CPU")
-    lines.append(f"  KV read back                {found['tokens_per_s']:,} tokens/s")
-    return lines
+    return f"{found[f'{name}_read_gbps']:.2f} read {found[f'{name}_write_gbps']:.2f} write"
