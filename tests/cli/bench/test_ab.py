@@ -32,6 +32,7 @@ def read(directory: Path) -> AbResult:
     return found
 
 
+@pytest.mark.slow
 def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub("--tpot-ms", "450") as slow, stub("--tpot-ms", "1") as fast:
         words = ["--off", slow.url, "--on", fast.url, "--also", f"third={fast.url}", *SMALL]

@@ -55,16 +55,17 @@ class Promotions:
         """Wait for a chunk that is LOADING."""
         self._waiting[chunk].append((request, position))
 
-    def _ended_on_thread(self, chunk: Chunk, outcome: LoadOutcome) -> None:
-        self._complete(partial(self._ended, chunk, outcome))
+    def _ended_on_thread(self, chunk: Chunk, outcome: LoadOutcome, tier: int) -> None:
+        self._complete(partial(self._ended, chunk, outcome, tier))
 
-    def _ended(self, chunk: Chunk, outcome: LoadOutcome) -> None:
+    def _ended(self, chunk: Chunk, outcome: LoadOutcome, tier: int) -> None:
         waiting = self._waiting.pop(chunk)
         self._ahead.discard(chunk)
         header = outcome.header if isinstance(outcome, Hit) else None
         if header is not None:
-            self._counters["disk.loaded"] += 1
-            self._counters["disk.loaded_bytes"] += chunk.length
+            name = self._stack.name_of(tier)
+            self._counters[f"{name}.loaded"] += 1
+            self._counters[f"{name}.loaded_bytes"] += chunk.length
         else:
             reason = "io_error" if isinstance(outcome, Hit) else outcome.reason.value
             self._counters[f"misses.{reason}"] += 1
