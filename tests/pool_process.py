@@ -18,8 +18,8 @@ from typing import Any, Final
 from tests.clocks import SlowClock
 
 from forebay.pool.client import Chain, Client, Loaded
-from forebay.pool.life import Service
-from forebay.pool.server.limits import Limits
+from forebay.pool.server.limits import ServerLimits
+from forebay.pool.service import Service
 from forebay.settings import DiskSetting, Settings
 from forebay.sys.world import World
 from forebay.testing import samples
@@ -48,7 +48,7 @@ def serving(
     place: Path,
     settings: Settings = SMALL,
     *,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     world: World | None = None,
     before: Callable[[Service], object] = lambda _: None,
 ) -> Iterator[Service]:

@@ -3,14 +3,11 @@
 import json
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from forebay.bench.processes import free_port
 
 STUB = Path(__file__).parent / "stub_server.py"
 
@@ -29,20 +26,10 @@ class StubProcess:
 
 @contextmanager
 def stub(*options: str) -> Iterator[StubProcess]:
-    port = free_port()
-    process = subprocess.Popen([sys.executable, str(STUB), "--port", str(port), *options])
-    served = StubProcess(port)
-    try:
-        until = time.monotonic() + 60
-        while True:
-            try:
-                served.told()
-                break
-            except OSError:
-                assert process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.02)
-        yield served
-    finally:
-        process.kill()
-        process.wait(60)
+    command = [sys.executable, str(STUB), "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield StubProcess(int(process.stdout.readline()))
+        finally:
+            process.kill()

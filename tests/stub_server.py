@@ -62,6 +62,7 @@ class Stub:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.asked = 0
+        self.sound = 0  # answers under way that will not fail
         self.sent: list[dict[str, float]] = []
         self.bodies: list[dict[str, Any]] = []
         self.memory: Memory | None = None
@@ -129,6 +130,7 @@ class Stub:
         )
         prefill_s = self.options.prefill_us * 1e-6 * (len(text.split()) - known)
         due = max(time.perf_counter(), arrived + self.options.ttft_ms / 1e3) + prefill_s
+        self.sound += not fault
         times = await self.stream(body["max_tokens"], due, fault, writer)
         if times is None:
             return
@@ -143,6 +145,7 @@ class Stub:
         chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
+        self.sound -= 1
 
     async def stream(
         self, tokens: int, due: float, fault: str | None, writer: asyncio.StreamWriter
@@ -166,6 +169,8 @@ class Stub:
 
     async def go_wrong(self, fault: str, writer: asyncio.StreamWriter) -> None:
         if fault == "die":
+            while self.sound:  # noqa: ASYNC110 - what was asked before is answered
+                await asyncio.sleep(0.001)
             os._exit(9)
         if fault == "hang":
             await asyncio.sleep(3600)
@@ -222,6 +227,8 @@ async def main() -> None:
     server = await asyncio.start_server(
         Stub(options).serve, "127.0.0.1", options.port, backlog=1024
     )
+    if not options.port:
+        print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
 

@@ -1,13 +1,16 @@
-"""The docs say what the code does: tables, modules, links and the README's first lines."""
+"""The docs say what the code does: tables, modules, links, commands and log lines."""
 
+import importlib
 import importlib.util
 import re
+import shlex
 import struct
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from forebay.cli.main import build_parser
 from forebay.identity import keys
 from forebay.record import header, region
 from forebay.sys.memory import PAGE_BYTES
@@ -76,11 +79,23 @@ def test_generated_parts_are_current() -> None:
     assert docs.ARCHITECTURE.read_text() == docs.architecture_page(), "run: make docs"
 
 
-def test_the_readme_is_short_and_begins_with_two_commands() -> None:
+def test_the_readme_is_short_and_has_the_two_commands() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 120
-    assert lines[2].startswith("    make run ")
-    assert lines[3].startswith("    make test ")
+    at = next(at for at, line in enumerate(lines) if line.startswith("    make run "))
+    assert lines[at + 1].startswith("    make test ")
+
+
+def test_symptoms_are_lines_that_the_code_writes() -> None:
+    """Every quoted line of the operator's table, between what varies, stands in the source."""
+    source = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    source = re.sub(r'"\s+f?"', "", source)  # texts that are written over several lines
+    page = (ROOT / "docs" / "operating.md").read_text()
+    rows = re.findall(r"^\| (`.+?) \|", page.split("## Symptoms")[1], re.MULTILINE)
+    assert len(rows) > 20
+    for line in re.findall(r"`([^`]+)`", " ".join(rows)):
+        for part in re.split(r"…|: |counters\.disk\.|counters\.|misses\.|\bdropped\.", line):
+            assert part.strip(" .()") in source, line
 
 
 def test_the_glossary_is_sorted() -> None:
@@ -88,6 +103,34 @@ def test_the_glossary_is_sorted() -> None:
     words = re.findall(r"^\| ([a-z ]+) \|", page, re.MULTILINE)[1:]
     assert words == sorted(words)
     assert len(words) > 20
+
+
+def commands_of(page: Path) -> list[str]:
+    """The `forebay …` lines of a page's code blocks; those with words to fill in left out."""
+    text = page.read_text().replace("\\\n", " ")
+    lines = re.findall(r"^(?:    |\$ |)(forebay [a-z][^#\n]*)", text, re.MULTILINE)
+    return [line for line in lines if not re.search(r"[…|<>\[$]", line)]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "traces" / "README.md"], ids=str)
+def test_commands_can_be_given_as_written(page: Path) -> None:
+    for command in commands_of(page):
+        build_parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_imports_that_a_page_shows_work(page: Path) -> None:
+    pattern = r"^ *from (forebay[\w.]*) import ([\w, ]+)$"
+    for module, names in re.findall(pattern, page.read_text(), re.MULTILINE):
+        for name in names.split(", "):
+            assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text()):
+        places = [ROOT / name, *(ROOT / "src" / "forebay").rglob(name)]
+        assert any(place.exists() for place in places), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -25,7 +25,7 @@ def test_store_and_load_starts_a_pool_and_hits() -> None:
                     command,
                     capture_output=True,
                     check=True,
-                    timeout=60,
+                    timeout=300,
                     env=pool_process.environment(),
                 ).stdout.decode()
                 assert f"known before: Known(chunks={known}, ready={known})" in said

@@ -22,8 +22,6 @@ LAYERS = {
     "sim": 6,
     "plan": 6,
     "bench": 6,
-    "observe": 6,
-    "gateway": 6,
     "cli": 7,
     "testing": 8,
 }
@@ -51,11 +49,40 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
+def name_of(path: Path) -> str:
+    """A module as it is imported."""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_of(path: Path) -> set[str]:
+    """The modules of ours that a file names in its imports, those for types alone included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & MODULES.keys() or {str(node.module)}
+    return found & MODULES.keys()
+
+
+def reached_from(name: str, imported: dict[str, set[str]]) -> set[str]:
+    """The modules that a module imports, those that they import, and so on."""
+    reached: set[str] = set()
+    ahead = set(imported[name])
+    while ahead:
+        reached |= ahead
+        ahead = set().union(*(imported[each] for each in ahead)) - reached
+    return reached
+
+
 def layer_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 FILES = sorted(path for path in SOURCE.rglob("*.py") if layer_of(path) != "__init__")
+MODULES = {name_of(path): path for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -71,3 +98,9 @@ def test_imports_point_down(path: Path) -> None:
             continue
         below = LAYERS[target] < LAYERS[layer] or (layer, target) in SIBLINGS
         assert below, f"{path} imports {name}, which is not below it"
+
+
+def test_no_import_circle() -> None:
+    """Modules from which a way leads back to them; `from a import b` names the module b alone."""
+    imported = {name: modules_of(path) for name, path in MODULES.items()}
+    assert not {name for name in MODULES if name in reached_from(name, imported)}

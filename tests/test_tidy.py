@@ -1,7 +1,8 @@
-"""Taste made executable: sizes, words and sinks that the code must not have."""
+"""The style as tests: sizes, names, and calls that the code must not make."""
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "forebay"
 FILES = sorted(SOURCE.rglob("*.py"))
-FILE_LINES_MAX = 600
-FUNCTION_LINES_MAX = 70
-PARAMETERS_MAX = 7
+FILE_LINES_WISHED, FILE_LINES_MAX = 400, 600
+FUNCTION_LINES_WISHED, FUNCTION_LINES_MAX = 40, 70
+PARAMETERS_WISHED, PARAMETERS_MAX = 5, 7
 PACKAGE_FILES_MAX = 10
 WORDS = re.compile(r"\b\w*(Manager|Helper|Util|Utils|V2)\b|\bHACK\b|\bXXX\b|\bTODO\b(?! #\d)")
 SINKS = {"pickle", "marshal", "shelve", "dill"}  # T41: bytes are data, never code
@@ -39,7 +40,35 @@ def test_file_is_small_and_says_what_it_is(path: Path) -> None:
         assert count <= PARAMETERS_MAX, f"{node.name} has {count} parameters"
 
 
-def test_packages_are_rooms_not_halls() -> None:
+def test_a_class_name_exists_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_contributing_says_the_limits_that_are_enforced() -> None:
+    page = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+    for limit in (
+        f"{FILE_LINES_WISHED} lines ({FILE_LINES_MAX} at most)",
+        f"functions of {FUNCTION_LINES_WISHED} ({FUNCTION_LINES_MAX} at most)",
+        f"{PARAMETERS_WISHED} parameters ({PARAMETERS_MAX} at most)",
+        f"{PACKAGE_FILES_MAX} files in a package",
+    ):
+        assert limit in page, limit
+
+
+def test_every_page_names_the_same_pythons() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    least, below = re.findall(r"3\.(\d+)", project["requires-python"])
+    versions = f"Python 3.{least} to 3.{int(below) - 1}"
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert versions in " ".join((ROOT / page).read_text().split()), page
+
+
+def test_packages_have_few_files() -> None:
     for package in SOURCE.rglob("__init__.py"):
         names = [path.name for path in package.parent.glob("*.py")]
         assert len(names) <= PACKAGE_FILES_MAX, package.parent

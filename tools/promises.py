@@ -1,7 +1,7 @@
 """docs/promises.md: what is promised, and the tests that hold it, found by their names.
 
 A test of T7 is called `test_t7_…`, one of T15 and T16 `test_t15_t16_…`; nothing else lists it. What
-no test covers yet is said here, as what is open.
+is not built or not tested yet is said here.
 """
 
 import ast
@@ -13,45 +13,54 @@ ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "promises.md"
 SHIPPED: Final = ROOT / "src" / "forebay" / "testing" / "conformance"  # inherited by tiers' tests
 
-# number: what goes wrong → what happens, what is still open
+# number: what goes wrong → what happens, what of it is not built or not tested yet
 PROMISES: Final = {
     1: ("`kill -9` at every write point → reopened: exact or absent, nothing left over", ""),
     2: ("`kill -9` at random under load → the same", ""),
     3: ("power loss: unsynced writes lost, kept, torn → exact or a miss", ""),
     4: ("torn write in header, payload or table → a miss", ""),
-    5: ("crash during eviction, trimming, refilling → opens, within its cap", "key rotation"),
-    6: ("a flipped bit, anywhere → a miss once, then absent; a store repairs", "on the wire"),
+    5: ("crash during eviction, trimming, refilling → opens, within its cap", ""),
+    6: ("a flipped bit, anywhere → a miss once, then absent; a store repairs", ""),
     7: ("misdirected write or read: a sound record of another name → a miss", ""),
     8: ("stale bytes: an older copy of a region → never another key's", ""),
     9: ("keys that collide in the index → a miss, no wrong bytes", ""),
-    10: ("another model, adapter, image, tenant; the same tokens → a miss", "engine"),
-    11: ("another parallel size, rank, block size, layout → a miss", "engine"),
+    10: (
+        "another model, adapter, image, tenant; the same tokens → a miss",
+        "adapters and images in vLLM: such requests are passed over",
+    ),
+    11: ("another parallel size, rank, block size, layout → a miss", "several ranks: not built"),
     12: ("another format version or codec → a miss; its files are never deleted", ""),
-    13: ("an engine upgrade changes hash or layout → a miss", "engine"),
-    14: ("races of GPU copies → exact", "engine"),
+    13: ("an engine upgrade changes hash or layout → a miss", ""),
+    14: ("races of GPU copies → exact", ""),
     15: ("no space, at each write → stores dropped, reads go on, recovers", ""),
     16: ("I/O errors of every call → misses; a failing drive is switched off, probed", ""),
     17: ("short I/O, interruptions, no descriptors or memory → again, or a miss", ""),
     18: ("read-only, deleted or replaced directory → no exception", ""),
-    19: ("a region is missing or cut → a miss, the index is mended", ""),
+    19: ("a region is missing or cut → a miss, the index is repaired", ""),
     20: ("a table of contents is lost → rebuilt by walking", ""),
     21: ("two writers of one key → one exact winner", ""),
     22: ("two owners of one directory → the second is refused with a sentence", ""),
     23: ("loads beside stores and evictions → exact or a miss", ""),
-    24: ("slow and hanging drives → a miss at the deadline, no call waits", "scheduler"),
-    25: ("a dead remote", "remote tier"),
-    26: ("a dripping or endless remote", "remote tier"),
-    27: ("a poisoned remote", "remote tier"),
-    28: ("tiers stalled and released in any order → no deadlock, no leak", "several tiers"),
-    29: ("error budget exceeded → serving goes on without a cache", "engine"),
-    30: ("requests aborted in every state → pins and bytes return", "engine"),
-    31: ("quota, as `du` sees it at every instant → holds", "quota of a tenant"),
-    32: ("write budget of an SSD → holds", "policy"),
+    24: (
+        "slow and hanging drives → a miss at the deadline, no call waits",
+        "time of vLLM's steps beside a slow drive: not tested",
+    ),
+    25: ("a dead remote store → a miss within its deadline", "remote stores: not built"),
+    26: (
+        "a remote store that drips, or never ends → likewise, in bounded memory",
+        "remote stores: not built",
+    ),
+    27: ("a remote store that answers with wrong bytes → a miss", "remote stores: not built"),
+    28: ("tiers stalled and released in any order → no deadlock, no leak", ""),
+    29: ("error budget exceeded → serving goes on without a cache", ""),
+    30: ("requests aborted in every state → pins and bytes return", ""),
+    31: ("quota, as `du` sees it at every instant → holds", "quotas of a tenant: not built"),
+    32: ("write budget of an SSD → holds", ""),
     33: ("everything is pinned → a store is refused at once", ""),
     34: ("started with a lowered cap → trimmed before serving", ""),
-    35: ("tenants at every tier and path → share nothing", "engine"),
+    35: ("tenants at every tier and path → share nothing", ""),
     36: ("salts of any content → names are keyed hashes; empty is none", ""),
-    37: ("one tenant floods → another's floor is kept", "policy"),
+    37: ("one tenant floods → another keeps its share", "shares of tenants: not built"),
     38: ("probing for existence without a key → refused", ""),
     39: ("hostile bytes in every decoder → data, never a crash", ""),
     40: ("length bombs → refused before allocation", ""),
@@ -59,12 +68,15 @@ PROMISES: Final = {
     42: ("default bind and authentication → loopback or Unix sockets only", ""),
     43: ("path traversal → no name reaches the file system, no link is followed", ""),
     44: ("permissions → files 0600; unsafe directories refused with a sentence", ""),
-    45: ("encryption at rest", "encryption"),
-    46: ("secrets in logs and metrics → none", "metrics"),
+    45: (
+        "a stolen drive, a wrong or rotated key → nothing readable, a miss",
+        "encryption: not built",
+    ),
+    46: ("secrets in logs and metrics → none", "metrics on vLLM's page: not tested"),
     47: ("clocks jump or stop → deadlines follow the monotonic clock", ""),
-    48: ("fork, spawn, signals", "engine"),
-    49: ("memory pressure → a smaller pool or a sentence", "pinned memory"),
-    50: ("end to end: outputs with a cache equal outputs without", "engine"),
+    48: ("fork, spawn, signals → refused, or works", "signals in an engine: not tested"),
+    49: ("memory pressure → a smaller pool or a sentence", "a full NUMA node: not tested"),
+    50: ("end to end: outputs with a cache equal outputs without", ""),
 }
 
 _HEAD: Final = """\
@@ -73,9 +85,10 @@ _HEAD: Final = """\
 <!-- Generated by `make docs` from tools/promises.py and the names of the tests. -->
 
 Each row is a fault and what Forebay promises then. A *miss* is a recomputation: no exception, no
-wrong bytes. The last column says what no test covers yet.
+wrong bytes. The last column says what is not built or not tested yet; where it is empty, nothing is
+known to be missing.
 
-| | fault → promise | tests | open |
+| | fault → promise | tests | not yet |
 |---|---|---|---|
 """
 

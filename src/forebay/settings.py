@@ -180,7 +180,7 @@ class Settings:
     dram: int = field(
         default=4 << 30,
         metadata=_setting(
-            "Host memory for chunks, allocated when the pool starts; 0 keeps none.",
+            "Host memory for chunks, allocated as it is needed; 0 keeps none.",
             _size,
             _size_plain,
         ),
@@ -258,7 +258,7 @@ class Settings:
     realm: str = field(
         default="",
         metadata=_setting(
-            "A secret that keys every name; hosts that share a remote store share it.", _text
+            "A secret that keys every name; engines with different ones share nothing.", _text
         ),
     )
     verify_dram: bool = field(

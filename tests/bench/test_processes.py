@@ -1,10 +1,10 @@
 """An engine of a measurement: a real process, quoted where it fails, gone with all it started."""
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.pool_process import wait_until
 
 from forebay.bench import processes
 from forebay.errors import StartupError
@@ -31,7 +31,9 @@ def test_an_engine_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
     with processes.running_server([sys.executable, "-c", text, str(port)], {}, port, log):
         pid = int(log.read_text().split()[0])
         assert Path(f"/proc/{pid}").exists()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: has_ended(pid), "its child to end")
+
+
+def has_ended(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or "Z" in stat.read_text()

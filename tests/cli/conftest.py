@@ -1,13 +1,14 @@
 """Fixtures of tests that start an engine's command: a pool, and a module in vLLM's place."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests import pool_process
 
-from forebay.pool.life import Service
+from forebay.pool.service import Service
+
+SOURCE = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture
@@ -33,10 +34,9 @@ def in_place_of_vllm(tmp_path: Path) -> Callable[[str], dict[str, str]]:
         (model / "model.safetensors").write_bytes(b"weights")
         runtime = tmp_path / "run"
         runtime.mkdir(mode=0o700)
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("FOREBAY_")}
         return {
-            **kept,
-            "PYTHONPATH": str(tmp_path / "site"),
+            **pool_process.environment(),
+            "PYTHONPATH": f"{tmp_path / 'site'}:{SOURCE}",
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
             "XDG_RUNTIME_DIR": str(runtime),
         }

@@ -1,4 +1,4 @@
-"""The front door: every command explains itself, and what cannot begin is one sentence."""
+"""The command line: every command explains itself, and what cannot begin is one sentence."""
 
 import shlex
 import subprocess
@@ -11,17 +11,19 @@ from forebay.cli.flags import Parser, add_settings, read_settings
 from forebay.cli.main import main
 from forebay.settings import NAMES
 
+COMMANDS = ["serve", "demo", "pool", "stats", "set", "clear", "check", "plan", "sim"]
+COMMANDS += [f"bench {name}" for name in ("ab", "compare", "pool", "serve")]
+COMMANDS += [f"plan {name}" for name in ("kv", "gpus", "pool", "breakeven", "ssd", "cost")]
 
-@pytest.mark.parametrize(
-    "command", [[], ["check"], ["bench"], ["bench", "pool"], ["serve"], ["demo"]]
-)
-def test_help_explains(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+
+@pytest.mark.parametrize("command", ["", "bench", *COMMANDS])
+def test_help_explains(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([*command, "--help"])
+        main([*command.split(), "--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    assert out.startswith("usage: forebay")
-    assert command in ([], ["bench"]) or "examples:" in out
+    assert out.startswith(f"usage: forebay {command}".rstrip())
+    assert command not in COMMANDS or "examples:\n  forebay" in out
 
 
 @pytest.mark.parametrize(

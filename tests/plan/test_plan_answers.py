@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from forebay.cli.main import main
-from forebay.plan.breakeven import SOURCES, Source, breakeven
-from forebay.plan.fleet import Load, Server, cost, gpus_required
+from forebay.plan.breakeven import SOURCES, KvSource, breakeven
+from forebay.plan.fleet import FleetLoad, ServerSpec, cost, gpus_required
 from forebay.plan.measured import Sla, operating_point
 from forebay.plan.model.config import shape_of
 from forebay.plan.model.known import MODELS
 from forebay.plan.model.shape import plain_shape
 from forebay.plan.pool import Demand, pool_size
-from forebay.plan.ssd import DRIVES, TB, Drive, rated_bytes, wear
+from forebay.plan.ssd import DRIVES, TB, SsdModel, rated_bytes, wear
 
 CLIENTS = (1, 8, 16, 32, 64, 128)
 REFERENCE = {
@@ -102,8 +102,8 @@ def test_pool_size_follows_littles_law() -> None:
 def test_loading_wins_above_rate_times_bytes() -> None:
     shape = shape_of("m", "m", MODELS["Llama-3.1-8B"].config)
     even_bytes_s = 38_000 * 131_072
-    fast = Source("fast", even_bytes_s * 2, 1000.0)
-    slow = Source("slow", even_bytes_s, 1000.0)
+    fast = KvSource("fast", even_bytes_s * 2, 1000.0)
+    slow = KvSource("slow", even_bytes_s, 1000.0)
     found = breakeven(shape, 38_000, 8192, [fast, slow])
     assert found.even_bytes_s == pytest.approx(even_bytes_s)
     # At twice the bandwidth half of the time is saved: 1 ms is paid for after 2 ms of computing.
@@ -115,7 +115,7 @@ def test_loading_wins_above_rate_times_bytes() -> None:
 def test_a_window_makes_a_slow_tier_win_in_the_end() -> None:
     shape = shape_of("m", "m", MODELS["gpt-oss-20b"].config)
     even_bytes_s = 10_000 * shape.growing_token_bytes
-    found = breakeven(shape, 10_000, 8192, [Source("slow", even_bytes_s * 1.5, 0.0)])
+    found = breakeven(shape, 10_000, 8192, [KvSource("slow", even_bytes_s * 1.5, 0.0)])
     # load(n) = (n + 128) g / (1.5 P g) beats n / P from n = 256 on.
     assert found.contests[0].wins_from_tokens in {256, 257}
 
@@ -133,7 +133,7 @@ def test_ssd_life_at_both_endurances() -> None:
     assert found.random_years == pytest.approx(35_040 / 15 / 365)
     assert found.sequential_years == pytest.approx(74_200 / 15 / 365)
     assert wear(DRIVES["nvme-gen4"], 1, TB).sequential_years is None
-    own = Drive("own", TB, rated_bytes(TB, 1.0, 3.0), warranty_years=3.0)
+    own = SsdModel("own", TB, rated_bytes(TB, 1.0, 3.0), warranty_years=3.0)
     assert wear(own, 1, TB).random_years == pytest.approx(3.0)
     assert wear(own, 1, TB).random_dwpd == pytest.approx(1.0)
 
@@ -167,7 +167,7 @@ def test_cost_from_an_ab_result_and_from_two_results(
 
 
 def test_the_load_may_be_given_as_servers() -> None:
-    found = cost(Load(baseline_servers=3), 16, 64, Server(pool_price=1000.0))
+    found = cost(FleetLoad(baseline_servers=3), 16, 64, ServerSpec(pool_price=1000.0))
     assert (found.clients, found.without.servers, found.pooled.servers) == (48, 3, 1)
     assert (found.without.price, found.pooled.price) == (1_500_000, 501_000)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from forebay.cli.main import main
 from forebay.errors import SettingsError
 from forebay.plan.breakeven import SOURCES, breakeven
-from forebay.plan.capacity import Machine, capacity, kv_need
-from forebay.plan.fleet import Load, Server, cost, gpus_required
+from forebay.plan.capacity import GpuMachine, capacity, kv_need
+from forebay.plan.fleet import FleetLoad, ServerSpec, cost, gpus_required
 from forebay.plan.measured import Sla, ab_sides, operating_point
 from forebay.plan.model.config import shape_of
 from forebay.plan.pool import Demand, pool_size
@@ -243,7 +243,7 @@ def test_random_configs_are_answered_or_refused(
             assert 0 < need.total_bytes <= need.rank_bytes * tp
             assert sum(group.total_bytes for group in need.groups) == need.total_bytes
         with contextlib.suppress(SettingsError):
-            machine = Machine(tp, batch, batch // 2, batch, tp)
+            machine = GpuMachine(tp, batch, batch // 2, batch, tp)
             assert capacity(shape, machine, tokens).users_running >= 0
         with contextlib.suppress(SettingsError):
             assert breakeven(shape, rate, tokens, SOURCES.values()).even_bytes_s > 0
@@ -259,8 +259,8 @@ def test_random_numbers_are_answered_or_refused(one: Any, two: Any, three: Any, 
     with contextlib.suppress(SettingsError):
         assert wear(DRIVES["nvme-gen5"], one, two).random_years > 0
     with contextlib.suppress(SettingsError):
-        server = Server(one, two, three, four, price=one)
-        found = cost(Load(one, two), three, four, server)
+        server = ServerSpec(one, two, three, four, price=one)
+        found = cost(FleetLoad(one, two), three, four, server)
         assert found.pooled.servers * found.pooled.clients_per_server >= found.clients
 
 

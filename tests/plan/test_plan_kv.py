@@ -7,10 +7,10 @@ import pytest
 
 from forebay.cli.main import main
 from forebay.errors import SettingsError
-from forebay.plan.capacity import Machine, capacity, kv_need
+from forebay.plan.capacity import GpuMachine, capacity, kv_need
 from forebay.plan.model.config import shape_of
 from forebay.plan.model.known import MODELS
-from forebay.plan.model.shape import Kind, Shape, model_dim_shape, plain_shape
+from forebay.plan.model.shape import LayerKind, Shape, model_dim_shape, plain_shape
 
 LLAMA = {
     "model_type": "llama",
@@ -72,7 +72,7 @@ def test_models_from_before_grouping() -> None:
 
 def test_latent_attention_keeps_one_vector_and_copies_it_on_every_rank() -> None:
     shape = known("DeepSeek-V3")
-    assert [group.kind for group in shape.groups] == [Kind.LATENT]
+    assert [group.kind for group in shape.groups] == [LayerKind.LATENT]
     assert shape.token_bytes == (512 + 64) * 2 * 61
     assert shape.classic_token_bytes == 61 * 128 * (128 + 64 + 128) * 2
     assert shape.rank(8).token_bytes == shape.token_bytes
@@ -90,8 +90,8 @@ def test_a_hybrid_grows_in_its_full_layers_only() -> None:
     assert shape.sequence_bytes(1000) == 1000 * 24_576 + 128 * 24_576
     gemma = known("Gemma-3-27B")
     assert [(group.kind, group.layers) for group in gemma.groups] == [
-        (Kind.FULL, 10),
-        (Kind.SLIDING, 52),
+        (LayerKind.FULL, 10),
+        (LayerKind.SLIDING, 52),
     ]
 
 
@@ -99,17 +99,22 @@ def test_layer_types_say_it_best() -> None:
     kinds = ["sliding_attention", "full_attention", "full_attention", "full_attention"]
     shape = read(layer_types=kinds, sliding_window=64)
     assert [(g.kind, g.layers, g.window_tokens) for g in shape.groups] == [
-        (Kind.FULL, 3, None),
-        (Kind.SLIDING, 1, 64),
+        (LayerKind.FULL, 3, None),
+        (LayerKind.SLIDING, 1, 64),
     ]
 
 
 def test_a_window_that_is_not_used_is_none() -> None:
     window = {"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 1}
-    assert [g.kind for g in read(**window).groups] == [Kind.FULL]
+    assert [g.kind for g in read(**window).groups] == [LayerKind.FULL]
     used = read(**window, use_sliding_window=True)
-    assert [(g.kind, g.layers) for g in used.groups] == [(Kind.FULL, 1), (Kind.SLIDING, 3)]
-    assert [g.kind for g in read(model_type="mistral", sliding_window=None).groups] == [Kind.FULL]
+    assert [(g.kind, g.layers) for g in used.groups] == [
+        (LayerKind.FULL, 1),
+        (LayerKind.SLIDING, 3),
+    ]
+    assert [g.kind for g in read(model_type="mistral", sliding_window=None).groups] == [
+        LayerKind.FULL
+    ]
 
 
 def test_recurrent_layers_keep_a_state_whatever_the_length() -> None:
@@ -151,7 +156,7 @@ def test_without_a_model() -> None:
 
 
 def test_what_fits_on_gpus() -> None:
-    machine = Machine(
+    machine = GpuMachine(
         gpus=2,
         gpu_memory_bytes=80 << 30,
         weights_bytes=16 << 30,
@@ -169,7 +174,7 @@ def test_what_fits_on_gpus() -> None:
 
 def test_the_longest_context_is_the_last_that_fits() -> None:
     shape = plain_shape(1, 1, 1, 16)  # 4 bytes a token
-    machine = Machine(
+    machine = GpuMachine(
         gpus=1,
         gpu_memory_bytes=1003,
         weights_bytes=0,
@@ -182,7 +187,9 @@ def test_the_longest_context_is_the_last_that_fits() -> None:
 
 
 def test_weights_that_do_not_fit_leave_no_room() -> None:
-    machine = Machine(gpus=1, gpu_memory_bytes=80 << 30, weights_bytes=80 << 30, pool_bytes=0, tp=1)
+    machine = GpuMachine(
+        gpus=1, gpu_memory_bytes=80 << 30, weights_bytes=80 << 30, pool_bytes=0, tp=1
+    )
     found = capacity(known("Llama-3.1-8B"), machine, 8192)
     assert (found.room_bytes, found.longest_context_tokens, found.users_kept) == (0, 0, 0)
 

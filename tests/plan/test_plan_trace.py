@@ -10,7 +10,7 @@ import pytest
 from forebay.cli.main import main
 from forebay.errors import SettingsError
 from forebay.plan.hits import trace_hits
-from forebay.plan.model.shape import Kind, LayerGroup, Shape, plain_shape
+from forebay.plan.model.shape import LayerGroup, LayerKind, Shape, plain_shape
 from forebay.sim.trace import CHUNK_TOKENS, Request
 
 SHAPE = plain_shape(1, 1, 1, 16)  # 4 bytes a token
@@ -46,7 +46,7 @@ def test_sizes_default_to_shares_of_the_trace() -> None:
 
 
 def test_a_model_without_kv_cannot_be_sized() -> None:
-    group = LayerGroup(Kind.LINEAR, 1, 1, 0, state_bytes=8)
+    group = LayerGroup(LayerKind.LINEAR, 1, 1, 0, state_bytes=8)
     with pytest.raises(SettingsError, match="MODEL"):
         trace_hits(Shape("linear", (group,), 1, 0, 16), [request("a")])
 

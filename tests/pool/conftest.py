@@ -8,7 +8,7 @@ from tests import pool_process
 from tests.pool_process import PatientClient
 
 from forebay.pool.client import Client
-from forebay.pool.life import Service
+from forebay.pool.service import Service
 
 
 @pytest.fixture
@@ -28,5 +28,5 @@ def service(place: Path) -> Iterator[Service]:
 @pytest.fixture
 def client(service: Service) -> Iterator[Client]:
     """A client of it."""
-    with PatientClient(service.place.path) as joined:
+    with PatientClient(service.address.path) as joined:
         yield joined

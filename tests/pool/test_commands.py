@@ -8,7 +8,7 @@ from tests.pool_process import made, wait_until
 
 from forebay.cli.main import main
 from forebay.pool.client import Client, Known
-from forebay.pool.life import Service
+from forebay.pool.service import Service
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +21,9 @@ def run(*words: str) -> int:
 
 
 def test_stats(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("stats", "--socket", service.place.path) == 0
+    assert run("stats", "--socket", service.address.path) == 0
     assert "dram.cap_bytes" in capsys.readouterr().out
-    assert run("stats", "--json", "--socket", service.place.path) == 0
+    assert run("stats", "--json", "--socket", service.address.path) == 0
     assert json.loads(capsys.readouterr().out)["dram"]["chunks"] == 0
 
 
@@ -32,7 +32,7 @@ def test_set_and_clear(
 ) -> None:
     chunks, chain = made("a")
     client.store(chain, [chunk.payload for chunk in chunks])
-    path = service.place.path
+    path = service.address.path
     assert run("set", "dram=8MiB", "--socket", path) == 0
     assert run("clear", "--namespace", "ffffffff", "--socket", path) == 0
     assert client.lookup(chain) == Known(4, 4)
@@ -98,7 +98,7 @@ def test_no_pool_is_one_sentence(
 def test_what_the_pool_will_not_do_is_one_sentence(
     words: tuple[str, ...], service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*words, "--socket", service.place.path) == 2
+    assert run(*words, "--socket", service.address.path) == 2
     one_sentence(capsys)
 
 

@@ -53,7 +53,7 @@ def test_a_pool_records_its_lookups_and_no_key(place: Path) -> None:
     chunks, chain = made("traced")
     with (
         pool_process.serving(place, replace(pool_process.SMALL, trace=str(path))) as service,
-        PatientClient(service.place.path) as client,
+        PatientClient(service.address.path) as client,
     ):
         client.lookup(chain)
         client.store(chain, [chunk.payload for chunk in chunks])

@@ -27,7 +27,7 @@ CLIENT: dict[str, ClientMessage] = {
     "Reserve": messages.Reserve(3, [RUN]),
     "Commit": messages.Commit(11, [4096, 8192]),
     "Abort": messages.Abort(11, [4096]),
-    "Stats": messages.StatsQuery(),
+    "StatsQuery": messages.StatsQuery(),
     "Resize": messages.Resize(-1, [("/mnt/nvme/forebay", 1 << 40)]),
     "Clear": messages.Clear("3fa94c1d"),
 }
@@ -40,7 +40,7 @@ POOL: dict[str, PoolMessage] = {
     "Reserved": messages.Reserved(3, 11, [8192, -1, -2, -3]),
     "Committed": messages.Committed(2),
     "StatsReply": messages.StatsReply(b"{}"),
-    "Done": messages.AdminReply(ok=True, sentence="done."),
+    "AdminReply": messages.AdminReply(ok=True, sentence="done."),
 }
 
 

@@ -46,8 +46,8 @@ def test_t42_a_pool_listens_at_its_socket_and_nowhere_else(place: Path) -> None:
             assert not ours & words, table
         rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
         listening = [row for row in rows if len(row) > 7 and row[6] in ours]
-        assert [row[7] for row in listening] == [service.place.path]
-        assert Path(service.place.path).stat().st_mode & 0o777 == 0o600
+        assert [row[7] for row in listening] == [service.address.path]
+        assert Path(service.address.path).stat().st_mode & 0o777 == 0o600
 
 
 def test_t46_logs_and_statistics_hold_nothing_private(
@@ -59,7 +59,7 @@ def test_t46_logs_and_statistics_hold_nothing_private(
     chain = Chain(bytes(range(32)), keys)
     payloads = [b"KV-BYTES-THAT-NOBODY-MAY-SEE" * 100] * len(keys)
     with pool_process.serving(place, pool_process.with_disk(place)) as service:
-        with PatientClient(service.place.path) as client:
+        with PatientClient(service.address.path) as client:
             client.store(chain, payloads)
             with client.load(chain) as loaded:
                 assert not isinstance(loaded, Miss)
@@ -68,7 +68,7 @@ def test_t46_logs_and_statistics_hold_nothing_private(
             stats = json.dumps(client.stats())
         for data in (b"tenant-of-great-secrecy", wire.encode(Hello(PROTOCOL, salt * 3))):
             with socket.socket(socket.AF_UNIX) as link:
-                link.connect(service.place.path)
+                link.connect(service.address.path)
                 link.sendall(data + salt.encode())
     said = stats + caplog.text + "".join(capfd.readouterr())
     private = [salt, "KV-BYTES", "50000", *(key.hex()[:12] for key in keys)]
@@ -93,10 +93,10 @@ def test_t47_a_jumping_wall_clock_ends_no_lease(place: Path) -> None:
     world = World(clock=JumpingClock())
     with (
         pool_process.serving(place, world=world) as service,
-        PatientClient(service.place.path) as client,
+        PatientClient(service.address.path) as client,
     ):
         client.store(chain, [chunk.payload for chunk in chunks])
-        with client.load(chain) as loaded, PatientClient(service.place.path) as other:
+        with client.load(chain) as loaded, PatientClient(service.address.path) as other:
             assert other.lookup(chain) == Known(4, 4)
             assert exact(loaded, chunks)
 
@@ -110,7 +110,7 @@ def test_t35_chains_of_two_tenants_share_nothing_through_the_pool(place: Path) -
     settings: Settings = replace(pool_process.SMALL)
     with (
         pool_process.serving(place, settings) as service,
-        PatientClient(service.place.path) as client,
+        PatientClient(service.address.path) as client,
     ):
         for chain in chains:
             assert client.lookup(chain) == Known(0, 0)

@@ -1,1 +1,1 @@
-"""Measurements that print ratios from one run."""
+"""Benchmarks: of a drive, of a pool, of servers under load, and of one server against another."""

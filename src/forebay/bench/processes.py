@@ -22,7 +22,7 @@ from forebay.bench.load import client
 from forebay.bench.load.client import Endpoint
 from forebay.errors import StartupError
 from forebay.pool.client import Client
-from forebay.pool.life import COMMAND
+from forebay.pool.service import COMMAND
 from forebay.settings import VARIABLE_PREFIX, DiskSetting
 from forebay.sys.scratch import scratch
 

@@ -1,4 +1,4 @@
-"""The front door: parse, run one command, turn what went wrong into one sentence.
+"""The `forebay` command line: parse it, run one command, print an error as one sentence.
 
 Exit status: 0 done, 1 the command found what it looks for (damage, a violation), 2 it could not
 begin, 130 interrupted, 143 terminated.

@@ -17,8 +17,8 @@ from forebay.plan.ssd import DRIVES, GB
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where KV can be read from: a tier at its speed."""
+class KvSource:
+    """A tier that KV can be read from, with its bandwidth and latency."""
 
     name: str
     bytes_s: float
@@ -30,21 +30,21 @@ class Source:
 
 
 # PCIe as measured with pinned memory; networks at line rate, which a real one approaches.
-SOURCES: Final[dict[str, Source]] = {
-    "pcie5-x16": Source("pcie5-x16", 54.5 * GB, 20.0),
+SOURCES: Final[dict[str, KvSource]] = {
+    "pcie5-x16": KvSource("pcie5-x16", 54.5 * GB, 20.0),
     **{
-        name: Source(name, drive.read_bytes_s, drive.latency_us)
+        name: KvSource(name, drive.read_bytes_s, drive.latency_us)
         for name, drive in DRIVES.items()
         if drive.read_bytes_s is not None
     },
-    "25gbe": Source("25gbe", 3.125 * GB, 200.0),
-    "100gbe": Source("100gbe", 12.5 * GB, 200.0),
+    "25gbe": KvSource("25gbe", 3.125 * GB, 200.0),
+    "100gbe": KvSource("100gbe", 12.5 * GB, 200.0),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """One tier against the GPU."""
+class SourceBreakeven:
+    """Loading from one tier against recomputing on the GPU."""
 
     source: str
     bytes_s: float
@@ -56,18 +56,18 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Breakeven:
-    """All tiers against the GPU."""
+    """Loading from each tier against recomputing on the GPU."""
 
     tokens: int
     prefill_tps: float
     token_bytes: int
     even_bytes_s: float  # the bandwidth that equals recomputing, latency aside, at `tokens`
     recompute_ms: float  # for `tokens`
-    contests: tuple[Contest, ...]
+    contests: tuple[SourceBreakeven, ...]
 
 
 def breakeven(
-    shape: Shape, prefill_tps: float, tokens: int, sources: Iterable[Source]
+    shape: Shape, prefill_tps: float, tokens: int, sources: Iterable[KvSource]
 ) -> Breakeven:
     """Each source against recomputing at the measured rate, in prompt tokens a second."""
     real("prefill_tps", prefill_tps, most=1e12)
@@ -79,17 +79,17 @@ def breakeven(
         token_bytes=shape.token_bytes,
         even_bytes_s=shape.sequence_bytes(tokens) / recompute_s,
         recompute_ms=recompute_s * 1000,
-        contests=tuple(_contest(shape, prefill_tps, tokens, source) for source in sources),
+        contests=tuple(_compare(shape, prefill_tps, tokens, source) for source in sources),
     )
 
 
-def _contest(shape: Shape, prefill_tps: float, tokens: int, source: Source) -> Contest:
+def _compare(shape: Shape, prefill_tps: float, tokens: int, source: KvSource) -> SourceBreakeven:
     def load_s(length: int) -> float:
         return source.latency_us / 1e6 + shape.sequence_bytes(length) / source.bytes_s
 
     # Load time is concave in the length and recompute time linear: the GPU wins up to one length.
     gpu_wins_up_to = most_tokens(lambda length: load_s(length) >= length / prefill_tps, TOKENS_MAX)
-    return Contest(
+    return SourceBreakeven(
         source=source.name,
         bytes_s=source.bytes_s,
         latency_us=source.latency_us,

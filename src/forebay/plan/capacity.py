@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.errors import SettingsError
-from forebay.plan.model.shape import RANKS_MAX, Kind, LayerGroup, Shape, most_tokens
+from forebay.plan.model.shape import RANKS_MAX, LayerGroup, LayerKind, Shape, most_tokens
 from forebay.plan.number import real, whole
 
 TOKENS_MAX: Final = 10**9  # of one sequence
@@ -18,7 +18,7 @@ TOKENS_MAX: Final = 10**9  # of one sequence
 class GroupNeed:
     """The share of one kind of layer."""
 
-    kind: Kind
+    kind: LayerKind
     layers: int
     formula: str  # with the numbers put in
     total_bytes: int
@@ -44,7 +44,7 @@ class KvNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class GpuMachine:
     """GPUs that serve one model; each replica spans `tp` of them."""
 
     gpus: int
@@ -120,7 +120,7 @@ def kv_need(shape: Shape, batch: int, tokens: int, tp: int = 1) -> KvNeed:
     )
 
 
-def capacity(shape: Shape, machine: Machine, tokens: int) -> Capacity:
+def capacity(shape: Shape, machine: GpuMachine, tokens: int) -> Capacity:
     """How long a context, and how many of `tokens` tokens, the machine holds."""
     whole("tokens", tokens, most=TOKENS_MAX)
     rank = shape.rank(machine.tp)
@@ -150,11 +150,11 @@ def capacity(shape: Shape, machine: Machine, tokens: int) -> Capacity:
 
 
 def _formula(shape: Shape, group: LayerGroup, batch: int, tokens: int) -> str:
-    if group.kind is Kind.LINEAR:
+    if group.kind is LayerKind.LINEAR:
         return f"B x L x state = {batch} x {group.layers} x {group.state_bytes}"
-    kept = "min(S, W)" if group.kind is Kind.SLIDING else "S"
+    kept = "min(S, W)" if group.kind is LayerKind.SLIDING else "S"
     product = f"{batch} x {group.kept_tokens(tokens)} x {group.layers}"
-    if group.kind is Kind.LATENT:
+    if group.kind is LayerKind.LATENT:
         width = group.head_values
         return f"B x {kept} x L x (rank + rope) x Q/8 = {product} x {width} x {shape.bits}/8"
     head = f"{group.heads} x {group.head_values // 2}"

@@ -40,7 +40,7 @@ def gpus_required(
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerSpec:
     """One server of a GPU fleet; the defaults are an 8-GPU machine of the HGX class."""
 
     server_gpus: int = 8
@@ -88,7 +88,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class FleetLoad:
     """The load to carry: clients, the servers it runs on without a pool, or both."""
 
     clients: int | None = None
@@ -103,7 +103,7 @@ class Load:
             whole("baseline_servers", self.baseline_servers, most=10**9)
 
 
-def cost(load: Load, clients_without: int, clients_pooled: int, server: Server) -> Cost:
+def cost(load: FleetLoad, clients_without: int, clients_pooled: int, server: ServerSpec) -> Cost:
     """Servers = ceil(target clients / clients under the SLA); the rest follows from them."""
     whole("clients_without", clients_without, most=10**9)
     whole("clients_with", clients_pooled, most=10**9)
@@ -122,7 +122,7 @@ def cost(load: Load, clients_without: int, clients_pooled: int, server: Server) 
     )
 
 
-def _fleet(clients_per_server: int, servers: int, server: Server, price: float) -> Fleet:
+def _fleet(clients_per_server: int, servers: int, server: ServerSpec, price: float) -> Fleet:
     return Fleet(
         clients_per_server=clients_per_server,
         servers=servers,

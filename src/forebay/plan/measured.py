@@ -35,7 +35,7 @@ class Sla:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MeasuredStep:
     """One load of one benchmark."""
 
     clients: int
@@ -55,13 +55,13 @@ class Step:
 
 
 class Judged(NamedTuple):
-    """What an SLA makes of a benchmark."""
+    """The steps of a benchmark between which its SLA is broken."""
 
-    point: Step | None  # the operating point: the last step before the first violation
-    violation: Step | None  # the first one
+    point: MeasuredStep | None  # the operating point: the last step before the first violation
+    violation: MeasuredStep | None  # the first one
 
 
-def judged(steps: Iterable[Step], sla: Sla) -> Judged:
+def judged(steps: Iterable[MeasuredStep], sla: Sla) -> Judged:
     """The operating point and the first violation, where there are such."""
     point = None
     for step in sorted(steps, key=lambda step: step.clients):
@@ -87,7 +87,7 @@ def ab_sides(source: str, document: object) -> tuple[object, object]:
     return document["off"], document["on"]
 
 
-def operating_point(source: str, document: object, sla: Sla) -> Step:
+def operating_point(source: str, document: object, sla: Sla) -> MeasuredStep:
     """The last step before the first violation; an error if not even the first one is within."""
     point, first = judged(_steps(source, document), sla)
     if point is None:
@@ -102,14 +102,14 @@ def operating_point(source: str, document: object, sla: Sla) -> Step:
     return point
 
 
-def _steps(source: str, document: object) -> list[Step]:
+def _steps(source: str, document: object) -> list[MeasuredStep]:
     listed = document.get("steps") if isinstance(document, Mapping) else None
     if not isinstance(listed, list) or not 0 < len(listed) <= STEPS_MAX:
         raise SettingsError(f"steps is missing or empty in {source}: it is no benchmark result.")
     return [_step(f"steps[{place}]", source, entry) for place, entry in enumerate(listed)]
 
 
-def _step(place: str, source: str, entry: object) -> Step:
+def _step(place: str, source: str, entry: object) -> MeasuredStep:
     if not isinstance(entry, Mapping):
         raise SettingsError(f"{place} in {source} must be an object.")
     if "tpot_ms" not in entry:  # null is another matter: nothing was answered
@@ -119,7 +119,7 @@ def _step(place: str, source: str, entry: object) -> Step:
     answered = entry.get("requests")
     if answered is not None:
         answered = whole(f"{place}.requests in {source}", answered, least=0)
-    return Step(
+    return MeasuredStep(
         clients=whole(f"{place}.clients in {source}", entry.get("clients"), most=10**9),
         req_s=real(f"{place}.req_s in {source}", entry.get("req_s"), zero=True),
         tpot_ms=_mean(f"{place}.tpot_ms", source, entry["tpot_ms"]),

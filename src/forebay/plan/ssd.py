@@ -17,7 +17,7 @@ _SIZE_MAX: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Drive:
+class SsdModel:
     """A drive as its data sheet describes it."""
 
     name: str
@@ -44,9 +44,9 @@ def rated_bytes(capacity_bytes: int, dwpd: float, warranty_years: float) -> int:
     return round(capacity_bytes * dwpd * DAYS_A_YEAR * warranty_years)
 
 
-def _by_dwpd(name: str, terabytes: float, dwpd: float, read_gb_s: float) -> Drive:
+def _by_dwpd(name: str, terabytes: float, dwpd: float, read_gb_s: float) -> SsdModel:
     capacity_bytes = round(terabytes * TB)
-    return Drive(
+    return SsdModel(
         name,
         capacity_bytes,
         rated_bytes(capacity_bytes, dwpd, 5.0),
@@ -54,8 +54,8 @@ def _by_dwpd(name: str, terabytes: float, dwpd: float, read_gb_s: float) -> Driv
     )
 
 
-def _micron_9550_max(terabytes: float, random_tb: int, sequential_tb: int) -> Drive:
-    return Drive(
+def _micron_9550_max(terabytes: float, random_tb: int, sequential_tb: int) -> SsdModel:
+    return SsdModel(
         f"Micron 9550 MAX {terabytes:g} TB (Gen5)",
         round(terabytes * TB),
         random_tb * TB,
@@ -66,7 +66,7 @@ def _micron_9550_max(terabytes: float, random_tb: int, sequential_tb: int) -> Dr
 
 
 # From the makers' data sheets; docs/planning.md has the sources.
-DRIVES: Final[dict[str, Drive]] = {
+DRIVES: Final[dict[str, SsdModel]] = {
     "nvme-gen4": _by_dwpd("Samsung PM9A3 7.68 TB (Gen4)", 7.68, 1.0, 6.5),
     "nvme-gen5": _micron_9550_max(6.4, 35_040, 74_200),
     "nvme-gen5-25tb": _micron_9550_max(25.6, 140_160, 282_600),
@@ -91,7 +91,7 @@ class Wear:
     warranty_years: float
 
 
-def wear(drive: Drive, drives: int, writes_per_day_bytes: int) -> Wear:
+def wear(drive: SsdModel, drives: int, writes_per_day_bytes: int) -> Wear:
     """DWPD and years of life."""
     whole("drives", drives, most=10**6)
     whole("writes_per_day", writes_per_day_bytes, most=_SIZE_MAX)

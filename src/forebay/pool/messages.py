@@ -146,7 +146,7 @@ class ReserveAnswer(IntEnum):
 
 
 class Reserved(_Message, frozen=True, tag="reserved"):
-    """The answer to Reserve: an offset, or an ReserveAnswer, for every key in order."""
+    """The answer to Reserve: an offset, or a ReserveAnswer, for every key in order."""
 
     batch: int
     generation: int

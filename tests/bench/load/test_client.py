@@ -15,6 +15,7 @@ from tests.stub_server import FAULTS
 
 from forebay.bench.load import client
 from forebay.bench.load.client import Completion, Endpoint, Failed, Target, endpoint_of
+from forebay.bench.load.vocabulary import Vocabulary
 from forebay.bench.processes import free_port
 from forebay.errors import SettingsError, StartupError
 
@@ -34,7 +35,7 @@ KINDS = {
 }
 
 
-def ask(served: StubProcess, timeout_s: float = 30.0, tokens: int = 6) -> Completion | Failed:
+def ask(served: StubProcess, timeout_s: float = 60.0, tokens: int = 6) -> Completion | Failed:
     target = Target(endpoint_of(served.url), "stub", timeout_s)
     return asyncio.run(client.ask(target, [{"role": "user", "content": "a b c d"}], tokens))
 
@@ -81,7 +82,7 @@ def test_a_server_without_usage_is_counted_by_its_pieces() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whatever_goes_wrong_has_a_kind(fault: str) -> None:
     with stub("--fault", fault) as served:
-        failed = ask(served, timeout_s=1.0)
+        failed = ask(served, timeout_s=1.0 if KINDS[fault] == "timeout" else 60.0)
     assert isinstance(failed, Failed)
     assert failed.kind == KINDS[fault]
     assert failed.why
@@ -176,6 +177,34 @@ def test_a_key_is_sent_and_not_shown() -> None:
 
     assert asyncio.run(fetched()) == b"ok"
     assert b"Authorization: Bearer between us\r\n" in heads[0]
+
+
+def test_a_server_without_a_tokenizer_is_asked_and_answers_in_token_ids() -> None:
+    asked: list[bytes] = []
+
+    async def complete(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+        asked.extend([head.encode(), await reader.readexactly(length)])
+        event = b'data: {"choices": [{"text": "", "token_ids": [17, 900]}]}\n\ndata: [DONE]\n\n'
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(event) + event)
+        await writer.drain()
+        writer.close()
+
+    async def answered() -> Completion | Failed:
+        async with await asyncio.start_server(complete, "127.0.0.1", 0) as server:
+            endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+            target = Target(endpoint, "m", vocabulary=Vocabulary(1000))
+            return await client.ask(target, [{"role": "user", "content": "t5 t900 Word."}], 2)
+
+    answer = asyncio.run(answered())
+    assert isinstance(answer, Completion)
+    assert (answer.text, answer.tokens, answer.answer_tokens) == ("t17 t900", (17, 900), 2)
+    assert asked[0].startswith(b"POST /v1/completions ")
+    prompt = msgspec.json.decode(asked[1])["prompt"]
+    assert prompt[:2] == [5, 900]
+    assert prompt == Vocabulary(1000).encode("t5 t900 word")
+    assert 16 <= prompt[2] < 1000
 
 
 def test_without_aiohttp_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

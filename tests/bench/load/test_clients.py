@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tests.stub_process import StubProcess, stub
@@ -9,8 +10,15 @@ from tests.stub_process import StubProcess, stub
 from forebay.bench.load.client import Completion, Failed, Target, endpoint_of
 from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
 from forebay.bench.load.server import model_of, text_of
-from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
-from forebay.bench.load.workloads import Dialogs, FixedSession, Questions, Stateless
+from forebay.bench.load.sessions import (
+    ChatSession,
+    PromptRequest,
+    SyntheticText,
+    fixed_session,
+)
+from forebay.bench.load.steps import LoadPlan, LoadRun, _why_end
+from forebay.bench.load.workloads import Dialogs, Questions, Stateless
+from forebay.bench.result.format import SlaBounds
 from forebay.bench.result.summary import percentile, step_of
 from forebay.errors import StartupError
 
@@ -26,7 +34,7 @@ def served() -> Iterator[StubProcess]:
 def measured(
     served: StubProcess, queue: Iterator[ChatSession], group: ClientGroup
 ) -> ClientsResult:
-    target = Target(endpoint_of(served.url), "stub", 5.0)
+    target = Target(endpoint_of(served.url), "stub")
     return asyncio.run(run_clients(target, queue, group, lambda _taken: None))
 
 
@@ -67,22 +75,22 @@ def test_times_are_kept_and_lateness_is_counted(served: StubProcess) -> None:
         answer_tokens=4,
     )
     queue = list(workload.queue(SyntheticText(), 3, "s"))
-    last = max(session._times[-1] for session in queue)  # type: ignore[attr-defined]
+    last = max(session._make([""]).at_s for session in queue)  # of the second turn
     found = measured(served, iter(queue), ClientGroup(3))
     assert len(found.finished) == 6
     assert found.seconds >= last
-    late = [FixedSession("a", [PromptRequest([], 2), PromptRequest([], 2, at_s=1e-6)])]
+    late = [fixed_session("a", [PromptRequest([], 2), PromptRequest([], 2, at_s=1e-6)])]
     assert measured(served, iter(late), ClientGroup(1)).late == 1
 
 
 def test_a_pause_is_waited_for_and_time_ends_a_step(served: StubProcess) -> None:
     found = measured(
-        served, iter([FixedSession("a", [PromptRequest([], 2, pause_s=0.2)])]), ClientGroup(1)
+        served, iter([fixed_session("a", [PromptRequest([], 2, pause_s=0.2)])]), ClientGroup(1)
     )
     assert found.seconds >= 0.2
-    long = [FixedSession("a", [PromptRequest([], 2, pause_s=0.1)] * 50)]
+    long = [fixed_session("a", [PromptRequest([], 2, pause_s=0.1)] * 50)]
     cut = measured(served, iter(long), ClientGroup(1, seconds=0.3))
-    assert 1 <= len(cut.finished) <= 4
+    assert len(cut.finished) <= 4, "each took 0.1 s at least"
     assert cut.skipped == 50 - len(cut.finished)
 
 
@@ -92,7 +100,7 @@ def test_a_client_gives_up_and_leaves_the_queue_to_others() -> None:
         assert len(found.finished) == 6
         assert found.skipped == 12
         assert all(isinstance(each.outcome, Failed) for each in found.finished)
-        shared = (FixedSession(str(number), [PromptRequest([], 2)]) for number in range(20))
+        shared = (fixed_session(str(number), [PromptRequest([], 2)]) for number in range(20))
         found = measured(broken, shared, ClientGroup(2))
     assert (len(found.finished), found.skipped) == (6, 14)
     step = step_of(2, [found])
@@ -108,6 +116,24 @@ def test_a_dialog_goes_on_after_a_failed_turn() -> None:
         )
     kinds = [isinstance(each.outcome, Completion) for each in found.finished]
     assert kinds == [True] * 2 + [False] * 7
+
+
+def test_it_ends_when_the_sla_is_broken_by_far_or_for_long() -> None:
+    def run_of(*tpots_s: float) -> LoadRun:
+        steps = enumerate(tpots_s, 1)
+        return LoadRun(measured={clients: answered(tpot_s) for clients, tpot_s in steps})
+
+    def answered(tpot_s: float) -> ClientsResult:
+        answer = Completion("t", 0.1, 0.1 + 10 * tpot_s, 100, 0, 11)
+        return ClientsResult((FinishedRequest("d", 0, answer),), 2.0)
+
+    plan = LoadPlan((1, 2, 3, 4, 5), DIALOGS, SlaBounds(tpot_ms=30))
+    assert not _why_end(run_of(0.031, 0.031), plan, 2)
+    assert _why_end(run_of(0.031, 0.031, 0.031), plan, 3) == "the SLA was long broken at 3 clients"
+    assert not _why_end(run_of(0.029, 0.031, 0.031), plan, 3)
+    assert not _why_end(run_of(0.119), plan, 1)
+    assert _why_end(run_of(0.121), plan, 1) == "the SLA was long broken at 1 client"
+    assert not _why_end(run_of(0.121), replace(plan, stops_early=False), 1)
 
 
 def test_figures_of_known_requests() -> None:

@@ -20,9 +20,9 @@ SAMPLES = {"agent": "agent-sample.jsonl.xz", "chat": "chat-sample.jsonl.xz"}
 
 def asks(session: ChatSession) -> list[PromptRequest]:
     found = []
-    while session.left():
-        found.append(session.ask())
-        session.answered("")
+    while session.remaining():
+        found.append(session.request())
+        session.add_answer("")
     return found
 
 
@@ -86,7 +86,7 @@ def test_chat_shares_blocks_between_requests_and_keeps_time(tmp_path: Path) -> N
     assert first.answer_tokens == second.answer_tokens == 3
     assert shared_words(first, second) == 2 * 32
     again = next(iter(workload.queue(PROSE, 2, "other")))
-    assert shared_words(first, again.ask()) == 0
+    assert shared_words(first, again.request()) == 0
 
 
 @pytest.mark.parametrize("name", SAMPLES)

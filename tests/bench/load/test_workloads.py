@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.bench.load.sessions import ChatSession, Dialog, PromptRequest, SyntheticText
+from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
 from forebay.bench.load.workloads import Dialogs, Documents, Questions, Stateless, Workload
 
 PROSE = SyntheticText(2.0)
@@ -18,9 +18,9 @@ SMALL: list[Workload] = [
 
 def asks(session: ChatSession) -> list[PromptRequest]:
     found = []
-    while session.left():
-        found.append(session.ask())
-        session.answered("so be it")
+    while session.remaining():
+        found.append(session.request())
+        session.add_answer("so be it")
     return found
 
 
@@ -53,20 +53,19 @@ def test_prose_has_as_many_tokens_as_asked_for() -> None:
 
 def test_a_dialog_grows_by_what_was_said_to_5500_tokens() -> None:
     dialog = next(iter(Dialogs().queue(PROSE, 1, "s")))
-    assert isinstance(dialog, Dialog)
     answer = " ".join(["word"] * 125)  # 250 tokens
     sizes = []
-    first = dialog.ask()
-    while dialog.left():
-        ask = dialog.ask()
+    first = dialog.request()
+    while dialog.remaining():
+        ask = dialog.request()
         assert ask.turn == dialog.turn
         sizes.append(tokens(ask))
         assert ask.messages[0] == first.messages[0]
-        dialog.answered(answer)
+        dialog.add_answer(answer)
     assert len(sizes) == 6
     assert sizes == sorted(sizes)
     assert sizes[-1] + 250 == 5500
-    assert dialog.ask_of(5).messages[-2] == {"role": "assistant", "content": answer}
+    assert dialog.request(5).messages[-2] == {"role": "assistant", "content": answer}
 
 
 def test_every_client_has_its_dialogs() -> None:

@@ -8,15 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.pool_process import wait_until
 
-from forebay.bench.pool.background_client import BackgroundLoad, beside
+from forebay.bench.pool.background_client import BackgroundLoad, running_beside
 from forebay.bench.pool.figures import Latency
 from forebay.bench.pool.stored_chains import StoredChains
 from forebay.bench.processes import running_pool
+from forebay.pool.client import Client
 from forebay.settings import DiskSetting
 
 COMMAND = [sys.executable, "-m", "forebay.cli.main", "bench", "pool", "--record", "64KiB"]
-SIZES = ["--dram", "8MiB", "--seconds", "24"]
+SIZES = ["--dram", "8MiB", "--seconds", "12"]
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def test_what_is_stored_beyond_dram_is_found_and_the_pool_ends(home: Path) -> No
     disks = [DiskSetting(str(home), 64 << 20)]
     with running_pool(4 << 20, disks) as pool, pool.client() as client:
         stock = StoredChains(client, 64 << 10)
-        stock.fill(16 << 20, time.monotonic() + 60)
+        stock.fill(16 << 20, time.monotonic() + 600)
         stock.find()
         assert (stock.found, stock.missing, stock.refused) == (256, 0, 0)
         pid, socket = pool.pid, Path(pool.socket)
@@ -41,11 +43,19 @@ def test_what_is_stored_beyond_dram_is_found_and_the_pool_ends(home: Path) -> No
 
 def test_a_neighbour_stores_at_its_rate_until_told(home: Path) -> None:
     disks = [DiskSetting(str(home), 64 << 20)]
-    with running_pool(4 << 20, disks) as pool:
-        with beside(pool.socket, BackgroundLoad(4096, 8, 200.0)) as report:
-            time.sleep(0.3)
+    with running_pool(4 << 20, disks) as pool, pool.client() as client:
+        with running_beside(pool.socket, BackgroundLoad(4096, 8, 200.0)) as report:
+            wait_until(lambda: stored_chunks(client), "it to store")
         assert 0 < report.stored <= 201 * report.seconds + 8
         assert report.refused == 0
+
+
+def stored_chunks(client: Client) -> int:
+    stats = client.stats(60.0)
+    assert isinstance(stats, dict)
+    counters = stats["counters"]
+    assert isinstance(counters, dict)
+    return int(counters.get("stored.chunks", 0))
 
 
 def test_latency_is_the_median_of_medians_and_the_p99_of_all() -> None:
@@ -59,10 +69,10 @@ def test_latency_is_the_median_of_medians_and_the_p99_of_all() -> None:
 @pytest.mark.slow
 def test_a_run_has_every_figure_and_leaves_nothing(home: Path) -> None:
     command = [*COMMAND, "--disk", f"{home}:128MiB", *SIZES, "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=3000, check=True)
     found = json.loads(ended.stdout)
     assert found["everything_found"] is True
-    assert found["stored_records"] == found["found_records"] >= 4 * 128
+    assert found["stored_records"] == found["found_records"] > 128, "more than DRAM holds"
     assert found["refused_records"] == found["nvme_to_slab_misses"] == 0
     for name in ("lookup_500_p50_ms", "lookup_500_beside_commits_p99_ms", "commits_per_s"):
         assert found[name] > 0
@@ -72,18 +82,16 @@ def test_a_run_has_every_figure_and_leaves_nothing(home: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.1, 3.0])
+@pytest.mark.parametrize("after_s", [0.1, 2.0])
 def test_an_interrupted_run_leaves_no_process(home: Path, after_s: float) -> None:
     command = [*COMMAND, "--disk", f"{home}:128MiB", *SIZES]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
-        deadline = time.monotonic() + 60
-        while not any("--socket" in line for line in mentioning(str(home))):
-            assert time.monotonic() < deadline
-            assert running.poll() is None
-            time.sleep(0.02)
+        wait_until(
+            lambda: any("--socket" in line for line in mentioning(str(home))), "its pool to start"
+        )
         time.sleep(after_s)
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=30)
+        _, err = running.communicate(timeout=300)
     assert running.returncode == 130
     assert "Traceback" not in err
     assert list(home.iterdir()) == []

@@ -32,22 +32,24 @@ def read(directory: Path) -> AbResult:
     return found
 
 
+@pytest.mark.slow
 def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with stub("--tpot-ms", "60") as slow, stub("--tpot-ms", "1") as fast:
+    with stub("--tpot-ms", "450") as slow, stub("--tpot-ms", "1") as fast:
         words = ["--off", slow.url, "--on", fast.url, "--also", f"third={fast.url}", *SMALL]
-        more = ["--clients", "1,2", "--tpot-ms", "50", "--repeat", "2", "--out", str(tmp_path)]
+        words += ["--turns", "2", "--answer-tokens", "2", "--tpot-ms", "400"]
+        more = ["--clients", "1,2", "--repeat", "2", "--out", str(tmp_path)]
         assert main(["bench", "ab", *words, *more]) == 0
     out = capsys.readouterr().out
     ab = read(tmp_path)
     assert [step.clients for step in ab.on.steps] == [1, 2]
-    assert all(step.requests == 2 * 3 * step.clients for step in ab.on.steps)
+    assert all(step.requests == 2 * 2 * step.clients for step in ab.on.steps)
     assert [order.sides for order in ab.repeats] == [
         ("off", "on", "third"),
         ("third", "on", "off"),
     ]
     assert [result.name for result in ab.others] == ["third"]
     assert ab.equal is not None
-    assert (ab.equal.answers, ab.equal.share) == (18, 1.0)
+    assert (ab.equal.answers, ab.equal.share) == (12, 1.0)
     assert ab.stateless is not None
     assert ab.stateless.on.steps[0].clients == 2
     assert ab.pool is None
@@ -60,7 +62,7 @@ def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_pools_own_counters_are_the_evidence(tmp_path: Path) -> None:
     with pool_process.short_directory() as place, pool_process.serving(place) as service:
-        socket = service.place.path
+        socket = service.address.path
         transfer = json.dumps({"kv_connector_extra_config": {"socket": socket}})
         with stub() as off, stub("--kv-transfer-config", transfer) as on:
             words = ["--off", off.url, "--on", on.url, "--pool", socket, *SMALL]
@@ -92,7 +94,7 @@ def test_servers_that_it_starts_on_a_pool_that_it_starts(
     command += ["--interleave", "3", "--out", str(tmp_path / "out")]
     command += ["--also", "other=--tpot-ms 3", "--prefill-us", "1000"]  # the last go to the server
     ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr
     ab = read(tmp_path / "out")
@@ -103,19 +105,18 @@ def test_servers_that_it_starts_on_a_pool_that_it_starts(
     assert "--kv-transfer-config" not in ab.off.commands[1]
     assert "--tpot-ms 3" in ab.others[0].commands[0]
     for off, on in zip(ab.off.steps, ab.on.steps, strict=True):
-        assert off.ttft_ms is not None
-        assert on.ttft_ms is not None
-        assert on.ttft_ms.mean < off.ttft_ms.mean  # what came back was not computed again
+        assert not off.cached_tokens
+        assert on.cached_tokens, "what came back was not computed again"
     assert list(drive.iterdir()) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["die", "garbage", "429", "500", "hang"])
+@pytest.mark.parametrize("fault", ["die", "garbage", "500"])
 def test_a_side_that_goes_wrong_in_mid_run_is_reported(
     fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stub() as off, stub("--fault", fault, "--fault-from", "7") as on:
-        words = ["--off", off.url, "--on", on.url, *SMALL, "--timeout", "1"]
+        words = ["--off", off.url, "--on", on.url, *SMALL]
         assert main(["bench", "ab", *words, "--clients", "1,2,4", "--out", str(tmp_path)]) == 1
     ab = read(tmp_path)
     assert len(ab.off.steps) == 3

@@ -24,7 +24,7 @@ def environment(in_place_of_vllm: Callable[[str], dict[str, str]]) -> dict[str, 
 def demo(environment: dict[str, str], *words: str) -> str:
     command = [sys.executable, "-m", "forebay.cli", "demo", *words]
     ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

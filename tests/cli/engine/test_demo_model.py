@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+SOURCE = Path(__file__).parents[3] / "src"
 TRANSFORMERS = """\
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def site(tmp_path: Path) -> Path:
 def prepare(site: Path) -> str:
     variables = {
         **os.environ,
-        "PYTHONPATH": str(site),
+        "PYTHONPATH": f"{site}:{SOURCE}",
         "XDG_CACHE_HOME": str(site.parent / "cache"),
     }
     command = [sys.executable, "-c", PREPARE]

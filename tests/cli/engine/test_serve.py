@@ -18,7 +18,7 @@ from forebay.cli.engine import serve
 from forebay.cli.main import build_parser, main
 from forebay.engines.start import vllm
 from forebay.errors import SettingsError
-from forebay.pool.life import Service
+from forebay.pool.service import Service
 from forebay.settings import DiskSetting, Settings, SettingsSource, build
 
 SHOW = """\
@@ -41,7 +41,7 @@ def command(*words: str) -> list[str]:
 def served(variables: dict[str, str], *words: str) -> tuple[dict[str, Any], list[str]]:
     """The connector's settings, and what else vLLM was told."""
     ended = subprocess.run(
-        command(*words), env=variables, capture_output=True, text=True, timeout=60, check=True
+        command(*words), env=variables, capture_output=True, text=True, timeout=300, check=True
     )
     arguments = json.loads(ended.stdout)["arguments"]
     assert arguments[0] == "--kv-transfer-config"
@@ -74,7 +74,7 @@ def test_settings_follow_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_becomes_vllm_on_a_running_pool(service: Service, environment: dict[str, str]) -> None:
     environment |= {"FOREBAY_MIN_TOKENS": "64", "FOREBAY_REALM": "between us"}
-    path = service.place.path
+    path = service.address.path
     transfer, arguments = served(environment, "a/model", "--pool", path, "--port", "80")
     assert transfer == {
         "kv_connector": "ForebayConnector",
@@ -90,7 +90,7 @@ def test_variables_are_said_once_and_a_secret_stays_one(
 ) -> None:
     environment |= {"FOREBAY_MIN_TOKENS": "64", "FOREBAY_REALM": "between us"}
     ended = subprocess.run(
-        command("--pool", service.place.path), env=environment, capture_output=True, check=True
+        command("--pool", service.address.path), env=environment, capture_output=True, check=True
     )
     found = json.loads(ended.stdout)
     ours = {name for name in found["variables"] if name.startswith("FOREBAY_")}
@@ -103,7 +103,7 @@ def test_variables_are_said_once_and_a_secret_stays_one(
 def test_without_a_model_it_is_the_demo_model(
     service: Service, environment: dict[str, str]
 ) -> None:
-    pool = ("--pool", service.place.path)
+    pool = ("--pool", service.address.path)
     _, arguments = served(environment, *pool)
     assert arguments[1].startswith(environment["XDG_CACHE_HOME"])
     assert "--enforce-eager" in arguments
@@ -130,7 +130,7 @@ def test_a_pool_is_left_to_the_engine_to_start(environment: dict[str, str]) -> N
 def test_signals_reach_vllm(
     service: Service, environment: dict[str, str], number: signal.Signals
 ) -> None:
-    words = command("m", "--pool", service.place.path, "--wait")
+    words = command("m", "--pool", service.address.path, "--wait")
     with subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as running:

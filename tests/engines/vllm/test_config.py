@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines.vllm.engine import QUIET
+from tests.engines.vllm.real.forked import VARIABLES
 from tests.pool_process import running_pool, short_directory
 
 from forebay.errors import StartupError
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def config(model: Path) -> Any:
     """As vLLM makes it from a user's arguments."""
-    os.environ.update(QUIET)
+    os.environ.update(VARIABLES)
     from vllm.engine.arg_utils import EngineArgs
 
     transfer = {
@@ -266,10 +266,9 @@ def test_a_pool_of_another_user_is_one_sentence(config: Any, place: Path) -> Non
     assert "\n" not in str(raised.value)
 
 
-def test_names_differ_by_everything_that_shapes_bytes(
+def test_t11_t13_names_differ_by_everything_that_shapes_bytes(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T11 and T13, as far as they need no second engine."""
     import torch
 
     from forebay.engines.vllm import identity

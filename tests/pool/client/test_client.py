@@ -14,8 +14,8 @@ from tests.pool_process import PatientClient, exact, made
 
 from forebay.pool.client import Chain, Client, Known, Loaded, Receipt
 from forebay.pool.client.streaming import StreamCall
-from forebay.pool.life import Service
 from forebay.pool.messages import Ready
+from forebay.pool.service import Service
 from forebay.testing import samples
 from forebay.testing.clock import ManualClock
 from forebay.tiers.contract import Miss, MissReason
@@ -93,7 +93,7 @@ def test_another_namespace_does_not_hit(client: Client) -> None:
 def test_more_than_dram_holds_is_stored_until_the_deadline_and_no_longer(service: Service) -> None:
     _, chain = made("large", 64, 1 << 20)
     payload, clock = bytes(1 << 20), CountingClock()
-    with Client(service.place.path, clock) as client:
+    with Client(service.address.path, clock) as client:
         outcome = client.store(chain, [payload] * 64, timeout_s=0.5)
     assert clock.monotonic() < 0.6
     assert outcome.stored > 0
@@ -191,7 +191,7 @@ def test_what_is_read_stays_pinned_when_the_connection_is_lost(
 ) -> None:
     chunks, chain = made("a")
     client.store(chain, [chunk.payload for chunk in chunks])
-    with PatientClient(service.place.path) as reader:
+    with PatientClient(service.address.path) as reader:
         load = reader.load(chain)
         loaded = load.__enter__()
         assert reader._session.connection is not None
@@ -210,7 +210,7 @@ def test_what_is_read_when_its_client_leaves_stays_where_it_is(
 ) -> None:
     chunks, chain = made("a")
     client.store(chain, [chunk.payload for chunk in chunks])
-    reader = PatientClient(service.place.path)
+    reader = PatientClient(service.address.path)
     load = reader.load(chain)
     loaded = load.__enter__()
     reader.close()
@@ -268,7 +268,7 @@ def test_operators_ask_through_it_too(service: Service, client: Client) -> None:
     assert done.sentence.endswith(".")
     chunks, chain = made("a")
     client.store(chain, [chunk.payload for chunk in chunks])
-    with client.load(chain) as loaded, PatientClient(service.place.path) as operator:
+    with client.load(chain) as loaded, PatientClient(service.address.path) as operator:
         done = operator.clear(chain.namespace.hex()[:8])
         assert not isinstance(done, Miss)
         assert done.ok
@@ -283,7 +283,7 @@ def test_a_stream_is_longer_than_the_memory(place: Path) -> None:
     chunks, chain = made("long", 30, 1 << 20)
     with (
         pool_process.serving(place, pool_process.with_disk(place)) as service,
-        PatientClient(service.place.path) as client,
+        PatientClient(service.address.path) as client,
     ):
         payloads = [chunk.payload for chunk in chunks]
         assert client.store(chain, payloads) == Receipt(stored=30)

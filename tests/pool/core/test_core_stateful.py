@@ -15,8 +15,8 @@ from hypothesis.stateful import (
 )
 from tests.core_harness import NAMESPACE, Client, CoreHarness, chain, payload
 
-from forebay.pool.core import stores
 from forebay.pool.core.loading import retention
+from forebay.pool.core.storing import stores
 from forebay.pool.messages import (
     Abort,
     Ask,

@@ -62,11 +62,11 @@ def test_loads_go_first_and_with_commits_overtake_all_else(
     theirs.sendall(b"".join(map(wire.encode, sent)))
     connection.receive()
     connection.fill(64)
-    assert list(connection.loads()) == loads
-    assert list(connection.rest()) == rest
+    assert list(connection.urgent_before_commit()) == loads
+    assert list(connection.urgent()) == rest
     assert not connection.has_messages
     assert connection.has_work is bool(patient)
-    assert list(connection.patient()) == patient
+    assert list(connection.deferred()) == patient
     assert not connection.has_work
 
 
@@ -77,12 +77,12 @@ def test_what_takes_long_is_done_a_little_a_round_and_the_next_waits_for_it(
     theirs.sendall(wire.encode(RESERVE) + wire.encode(ABORT) + wire.encode(LOOKUP))
     connection.receive()
     connection.fill(64)
-    assert [*connection.loads(), next(connection.patient())] == [LOOKUP, RESERVE]
+    assert [*connection.urgent_before_commit(), next(connection.deferred())] == [LOOKUP, RESERVE]
     connection.begin(work([]))
     rounds = 0
-    while not (taken := list(connection.patient())):
+    while not (taken := list(connection.deferred())):
         rounds += 1
-        connection.go_on()
+        connection.resume()
     assert (rounds, taken) == (3, [ABORT])
 
 
@@ -103,15 +103,15 @@ def test_who_has_hung_up_gets_no_slots_but_what_it_gave_back_is_taken(
     theirs.close()
     connection.receive()
     connection.fill(64)
-    assert next(connection.patient()) == RESERVE
+    assert next(connection.deferred()) == RESERVE
     ended: list[bool] = []
     connection.begin(work(ended))
-    connection.go_on()
+    connection.resume()
     assert not ended
     connection.receive()
     assert ended == [True], "nobody would hear of it"
     assert not connection.is_over, "it has given something back"
-    assert list(connection.patient()) == [ABORT]
+    assert list(connection.deferred()) == [ABORT]
     connection.receive()
     assert connection.is_over
 
@@ -124,14 +124,14 @@ def test_no_more_requests_for_slots_wait_than_messages_may(
     for _ in range(3):
         connection.receive()
         connection.fill(4)
-        assert not list(connection.loads())
+        assert not list(connection.urgent_before_commit())
     for _ in range(6):
-        assert next(connection.patient()) == RESERVE
+        assert next(connection.deferred()) == RESERVE
         connection.fill(4)
-    assert not list(connection.loads()), "four wait before it"
-    assert next(connection.patient()) == RESERVE
+    assert not list(connection.urgent_before_commit()), "four wait before it"
+    assert next(connection.deferred()) == RESERVE
     connection.fill(4)
-    assert list(connection.loads()) == [LOOKUP]
+    assert list(connection.urgent_before_commit()) == [LOOKUP]
 
 
 def test_what_waits_is_bounded_in_bytes_too(pair: tuple[Connection, socket.socket]) -> None:
@@ -147,11 +147,11 @@ def test_what_waits_is_bounded_in_bytes_too(pair: tuple[Connection, socket.socke
         connection.receive()
         connection.fill(64)
     assert sent < 8 * len(frame), "no more is read"
-    connection.go_on()
-    connection.go_on()
-    connection.go_on()
+    connection.resume()
+    connection.resume()
+    connection.resume()
     for _ in range(400):
-        taken += sum(message == long for message in connection.patient())
+        taken += sum(message == long for message in connection.deferred())
         connection.receive()
         connection.fill(64)
     assert taken == sent // len(frame), "and then all of it"
@@ -165,7 +165,7 @@ def test_a_round_takes_no_more_than_its_share(pair: tuple[Connection, socket.soc
     connection.receive()
     while connection.has_messages:
         connection.fill(4)
-        taken.append(len(list(connection.loads())))
+        taken.append(len(list(connection.urgent_before_commit())))
         connection.receive()
     assert taken == [4, 4, 2]
 

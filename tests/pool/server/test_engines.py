@@ -9,11 +9,11 @@ import pytest
 from tests import pool_process
 
 from forebay.pool.server.engines import Engines
-from forebay.pool.server.limits import Limits
+from forebay.pool.server.limits import ServerLimits
 from forebay.sys import processes
 from forebay.sys.sockets import Peer
 
-LIMITS = Limits(engines_max=3)
+LIMITS = ServerLimits(engines_max=3)
 GRACE_S, HIDDEN_S = LIMITS.grace_s, LIMITS.hidden_s
 
 

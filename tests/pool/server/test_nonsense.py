@@ -93,7 +93,7 @@ def test_t39_nonsense_is_ignored_and_the_pool_serves(
     settings = pool_process.with_disk(place) if with_disk else pool_process.SMALL
     with (
         pool_process.serving(place, settings) as service,
-        PatientClient(service.place.path) as client,
+        PatientClient(service.address.path) as client,
     ):
         assert client.join()
         assert client.generation is not None
@@ -101,7 +101,7 @@ def test_t39_nonsense_is_ignored_and_the_pool_serves(
             nonsense = Nonsense(seed + turn, client.generation)
             fool = f"fool {turn}"
             with socket.socket(socket.AF_UNIX) as link:
-                link.connect(service.place.path)
+                link.connect(service.address.path)
                 link.sendall(wire.encode(Hello(PROTOCOL, fool)))
                 for _ in range(60):
                     link.sendall(wire.encode(nonsense.message()))

@@ -15,7 +15,6 @@ from tests.pool_process import PatientClient
 
 from forebay.pool import wire
 from forebay.pool.client import Client, Known
-from forebay.pool.life import Service
 from forebay.pool.messages import (
     PROTOCOL,
     Hello,
@@ -26,21 +25,22 @@ from forebay.pool.messages import (
     StatsReply,
     Welcome,
 )
-from forebay.pool.server.limits import Limits
+from forebay.pool.server.limits import ServerLimits
+from forebay.pool.service import Service
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
 from forebay.testing import samples
 from forebay.testing.clock import ManualClock
 
 HELLO = wire.encode(Hello(PROTOCOL, "stranger"))
-LIMITS = Limits(connections_max=8, output_bytes_max=1 << 20)
+LIMITS = ServerLimits(connections_max=8, output_bytes_max=1 << 20)
 
 
 @contextmanager
 def connected(service: Service, data: bytes = b"") -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(pool_process.HANG_S)
-        link.connect(service.place.path)
+        link.connect(service.address.path)
         if data:
             link.sendall(data)
         yield link
@@ -150,7 +150,7 @@ def test_an_allowed_user_may_join(place: Path) -> None:
     settings = replace(pool_process.SMALL, allow_uid=(os.geteuid(),))
     with (
         pool_process.serving(place, settings, world=World(StrangersDisk())) as service,
-        PatientClient(service.place.path) as client,
+        PatientClient(service.address.path) as client,
     ):
         assert client.join()
 
@@ -163,7 +163,7 @@ def test_who_says_nothing_is_let_go(place: Path) -> None:
         connected(service, HELLO) as greeted,
     ):
         assert greeted.recv(1)  # so both have been accepted
-        clock.advance(Limits().hello_s + 0.01)
+        clock.advance(ServerLimits().hello_s + 0.01)
         assert [type(answer) for answer in heard(silent)] == [Refused]
 
 
@@ -173,19 +173,19 @@ def test_one_connection_too_many_is_refused(place: Path) -> None:
         try:
             for link in links:
                 link.settimeout(pool_process.HANG_S)
-                link.connect(service.place.path)
+                link.connect(service.address.path)
             assert [type(answer) for answer in heard(links[-1])] == [Refused]
         finally:
             for link in links:
                 link.close()
-        with PatientClient(service.place.path) as client:
+        with PatientClient(service.address.path) as client:
             pool_process.wait_until(client.join, "the next to be served")
 
 
 def test_who_does_not_read_is_cut_off(place: Path) -> None:
     with (
         pool_process.serving(place, limits=LIMITS) as service,
-        PatientClient(service.place.path) as client,
+        PatientClient(service.address.path) as client,
     ):
         assert client.join()
         question = wire.encode(StatsQuery()) * 100
@@ -215,14 +215,14 @@ def test_a_talker_does_not_keep_others_waiting(place: Path) -> None:
         with pool_process.serving(place, before=ask):
             reply = next(each for each in heard_one_by_one(others[0]) if type(each) is StatsReply)
         handled = json.loads(reply.json)["counters"]["lookups"]
-    assert handled <= 2 * Limits().messages_a_round_max < sent[0]
+    assert handled <= 2 * ServerLimits().messages_a_round_max < sent[0]
 
 
 def test_descriptors_return_to_the_baseline(service: Service, client: Client) -> None:
     assert client.join()
     before = pool_process.descriptors()
     for _ in range(50):
-        with PatientClient(service.place.path) as other:
+        with PatientClient(service.address.path) as other:
             assert other.join()
         with connected(service, HELLO):
             pass

@@ -10,7 +10,6 @@ from tests.core_harness import NAMESPACE, chain
 from tests.pool.server.test_strangers import connected, heard_one_by_one
 
 from forebay.pool import wire
-from forebay.pool.life import Service
 from forebay.pool.messages import (
     PROTOCOL,
     ChunkRun,
@@ -23,6 +22,7 @@ from forebay.pool.messages import (
     StatsQuery,
     StatsReply,
 )
+from forebay.pool.service import Service
 from forebay.record.header import ROOT
 from forebay.record.region import short
 

@@ -1,1 +1,1 @@
-"""One server against another: started, loaded alike, compared; the demo is the smallest such."""
+"""Servers compared under the same load, without and with the pool; the demo is a small case."""

@@ -1,7 +1,7 @@
-"""The same load on every side, side after side, and in the other order when it is repeated.
+"""The same load on every variant, one after the other; repeats turn the order round.
 
-Every side and every repeat begins with empty caches where we start the server; where we do not, no
-text is asked twice. Both sides are asked the same words.
+Every variant and every repeat begins with empty caches where we start the server; where we do not,
+no text is asked twice. All variants are asked the same text.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class AbPlan:
 
 @dataclass(slots=True)
 class _MeasuredVariant:
-    """One side over all repeats."""
+    """One variant over all repeats."""
 
     target: Target | None = None
     commands: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class _MeasuredVariant:
     stateless: list[LoadRun] = field(default_factory=list)
 
 
-Kept = Callable[[str, LoadResult], None]  # a side is done: its name, and its result so far
+Kept = Callable[[str, LoadResult], None]  # a variant is measured: its name, and its result so far
 
 
 @dataclass(slots=True)
@@ -70,19 +70,19 @@ class _Comparison:
         self.show(what, (self.done + share) / total)
 
     def repeat(self, number: int) -> None:
-        """Every side once."""
+        """Every variant once."""
         names = list(self.variants)
         order = tuple(names if number % 2 == 0 else reversed(names))
         for name in order:
-            side = self.plan.variants[name]
-            with side.opened(self.say) as opened:
+            variant = self.plan.variants[name]
+            with variant.opened(self.say) as opened:
                 self.measure(name, opened, number)
             self.done += 1
             self.kept(name, self.result(name))
         self.orders.append(order)
 
     def measure(self, name: str, opened: OpenServer, number: int) -> None:
-        """One side's steps, and then the boundary."""
+        """One variant's steps, and then the stateless workload."""
         label = self.plan.variants[name].name
 
         def show(what: str, share: float) -> None:
@@ -108,17 +108,17 @@ class _Comparison:
             measured.stateless.append(alone)
 
     async def ask(self, opened: OpenServer, load: LoadPlan, run: LoadRun, show: Show) -> None:
-        """One load; whoever is asked has been asked before, so that all are warm."""
+        """One load, after a first question that warms the server up."""
         words = await server.text_of(opened.target)
         self.words = self.words or words
         await steps.measure_with(self.words, opened.target, load, run, show, opened.counted)
 
     def result(self, name: str) -> LoadResult:
-        """One side, over all repeats so far."""
+        """One variant, over all repeats so far."""
         return self._result(name, self.variants[name].runs, self.plan.load)
 
     def stateless(self) -> ResultPair | None:
-        """The boundary, where both sides have it."""
+        """The stateless results, where both variants have them."""
         workload = self.plan.stateless
         pair = [self.variants[name].stateless for name in (OFF, ON)]
         if workload is None or not all(pair):
@@ -163,7 +163,7 @@ class _Comparison:
 
 
 def run(plan: AbPlan, show: Show, kept: Kept) -> AbResult:
-    """Measure every side; a StartupError if one cannot begin in the first round."""
+    """Measure every variant; a StartupError if one cannot begin in the first round."""
     variants = {name: _MeasuredVariant() for name in plan.variants}
     comparison = _Comparison(plan, show, kept, variants)
     for number in range(plan.repeats):
@@ -177,7 +177,7 @@ def run(plan: AbPlan, show: Show, kept: Kept) -> AbResult:
 
 
 def equal(off: Sequence[LoadRun], on: Sequence[LoadRun]) -> EqualAnswers:
-    """How many answers of both sides were the same, word for word."""
+    """How many answers of both variants were the same, word for word."""
     pairs = [
         (text, other[place])
         for one, two in zip(off, on, strict=False)

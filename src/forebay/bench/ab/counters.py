@@ -1,4 +1,4 @@
-"""What a pool counted, as evidence that something moved; asked over its socket, never assumed."""
+"""A pool's own counters, read over its socket: evidence of what was stored and loaded."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -47,7 +47,7 @@ class Counters:
 
 
 def together(pools: Iterable[PoolFigures | None]) -> PoolFigures | None:
-    """All that moved, and what the last one held; None where nobody counted."""
+    """The sums of all, with what the last one held; None where there is no pool."""
     found = [pool for pool in pools if pool is not None]
     if not found:
         return None

@@ -21,7 +21,7 @@ from forebay.bench.ab.variants import OpenServer, StartedServer, VllmServer
 from forebay.bench.load import client
 from forebay.bench.load.client import Completion, Failed
 from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
-from forebay.bench.load.sessions import Dialog, SyntheticText
+from forebay.bench.load.sessions import ChatSession, SyntheticText
 from forebay.bench.load.workloads import Dialogs
 from forebay.bench.processes import PoolProcess, running_pool
 from forebay.bench.result import machine
@@ -120,9 +120,9 @@ class _Demo:
     disk: DiskSetting
     words: SyntheticText = field(default_factory=SyntheticText)
     done: int = 0  # answers
-    dialogs: list[Dialog] = field(default_factory=list)
+    dialogs: list[ChatSession] = field(default_factory=list)
     again: RepeatedTurn | None = None
-    commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by side
+    commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by variant
 
     def say(self, what: str) -> None:
         """What is being done, for whoever watches; a start counts like a few answers."""
@@ -136,21 +136,20 @@ class _Demo:
             first = f"{finished.outcome.ttft_s:.2f} s to its first token"
             self.say(f"{finished.session}, turn {finished.turn + 1}: {first}")
 
-    def make(self) -> list[Dialog]:
+    def make(self) -> list[ChatSession]:
         """The dialogs, before anything is said; the same every time."""
-        queue = self.plan.dialogs.queue(self.words, 1, "demo")
-        return [dialog for dialog in queue if isinstance(dialog, Dialog)]
+        return list(self.plan.dialogs.queue(self.words, 1, "demo"))
 
-    def hold(self, opened: OpenServer, dialogs: list[Dialog], rounds: int) -> ClientsResult:
+    def hold(self, opened: OpenServer, dialogs: list[ChatSession], rounds: int) -> ClientsResult:
         """So many further turns of every dialog, one user after the other."""
         group = ClientGroup(clients=1, hold=len(dialogs), rounds=rounds, patience=1)
         return asyncio.run(run_clients(opened.target, iter(dialogs), group, self.on_finished))
 
     @contextlib.contextmanager
-    def opened(self, side: StartedServer, pool: PoolProcess | None) -> Iterator[OpenServer]:
+    def opened(self, variant: StartedServer, pool: PoolProcess | None) -> Iterator[OpenServer]:
         """An engine on that pool, or on none; warm, and gone afterwards."""
-        with side.on(pool, self.say) as opened:
-            self.commands[side.name] = opened.commands
+        with variant.on(pool, self.say) as opened:
+            self.commands[variant.name] = opened.commands
             hello = [{"role": "user", "content": "Hello"}]
             asyncio.run(client.ask(opened.target, hello, 2))
             yield opened
@@ -267,9 +266,9 @@ def know_weights(model: str) -> None:
         raise StartupError("the demo model's weights cannot be read.") from None
 
 
-def _ask_again(opened: OpenServer, dialog: Dialog) -> Completion:
+def _ask_again(opened: OpenServer, dialog: ChatSession) -> Completion:
     """The last turn of a dialog once more; nothing is added to it."""
-    ask = dialog.ask_of(dialog.turn - 1)
+    ask = dialog.request(dialog.turn - 1)
     answer = asyncio.run(client.ask(opened.target, ask.messages, 1))
     if isinstance(answer, Failed):
         raise StartupError(f"a request failed: {answer.why}.")

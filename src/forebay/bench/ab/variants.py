@@ -1,4 +1,4 @@
-"""The sides of a comparison: a server that we start, without or with a pool, or one that runs."""
+"""What is compared: a server that we start, without or with a pool, or one that runs."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from forebay.bench.ab.counters import Counters
 from forebay.bench.load import client
 from forebay.bench.load.client import Failed, Target
 from forebay.bench.load.sessions import SyntheticText
-from forebay.bench.load.steps import Counted, nobody_counts
+from forebay.bench.load.steps import Counted, no_pool
 from forebay.bench.processes import PoolProcess
 from forebay.bench.result import machine
 from forebay.engines.start import vllm
@@ -25,8 +25,8 @@ from forebay.settings import DiskSetting, Settings
 from forebay.sys.scratch import scratch
 
 Say = Callable[[str], None]  # what is being done, for whoever watches
-_COMPANY_S: Final = 1.0
-_COMPANY_MAX: Final = 0.2
+_OTHER_LOAD_S: Final = 1.0
+_OTHER_LOAD_MAX: Final = 0.2
 _SHARES_S: Final = 900.0  # until an engine shares: it hashes its model's weights first
 _SHARES_LOOK_S: Final = 0.5
 _SHARES_TOKENS: Final = 1600  # more than a chunk
@@ -43,7 +43,7 @@ class OpenServer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """How vLLM is started, the same on every side."""
+    """How vLLM is started, the same in every variant."""
 
     model: str  # a directory or a hub's name
     served_name: str
@@ -60,14 +60,14 @@ class StartedServer:
 
     name: str
     engine: VllmServer
-    arguments: tuple[str, ...] = ()  # of this side alone
+    arguments: tuple[str, ...] = ()  # of this variant alone
     has_pool: bool = False
     disks: tuple[DiskSetting, ...] = ()  # parents: each run has fresh directories inside
 
     @contextlib.contextmanager
     def opened(self, say: Say) -> Iterator[OpenServer]:
         """The server, its caches empty, and its pool; a StartupError says why not."""
-        notes = _company()
+        notes = _other_load()
         with contextlib.ExitStack() as stack:
             pool = None
             if self.has_pool:
@@ -97,10 +97,10 @@ class StartedServer:
             running = processes.running_server(command, variables, port, home / "engine.log")
             endpoint = stack.enter_context(running)
             target = Target(endpoint, wanted.served_name, wanted.timeout_s)
-            counted: Counted = nobody_counts
+            counted: Counted = no_pool
             if watch is not None:
                 counted = Counters(watch)
-                _wait_until_it_shares(target, counted, say)
+                _wait_until_sharing(target, counted, say)
             yield OpenServer(target, counted, (shlex.join(command),))
 
     def _words(self, port: int) -> list[str]:
@@ -125,7 +125,7 @@ class RunningServer:
         """The server; its caches are as they are, which is why no text is asked twice."""
         say(f"asking {self.name}")
         if self.socket is None:
-            yield OpenServer(self.target, nobody_counts)
+            yield OpenServer(self.target, no_pool)
             return
         with Client(self.socket) as watch:
             if not watch.join():
@@ -136,16 +136,16 @@ class RunningServer:
 Variant = StartedServer | RunningServer
 
 
-def _company() -> tuple[str, ...]:
-    """Whether somebody else is using the machine, which no comparison survives unnoticed."""
-    busy = machine.busy_share(_COMPANY_S)
-    if busy <= _COMPANY_MAX:
+def _other_load() -> tuple[str, ...]:
+    """A note where somebody else is using the processors: such a comparison says little."""
+    busy = machine.busy_share(_OTHER_LOAD_S)
+    if busy <= _OTHER_LOAD_MAX:
         return ()
     return (f"{busy:.0%} of the machine was in use by others before it began",)
 
 
-def _wait_until_it_shares(target: Target, counted: Counted, say: Say) -> None:
-    """Until then nothing would be stored, and the measurement would be of something else."""
+def _wait_until_sharing(target: Target, counted: Counted, say: Say) -> None:
+    """Ask until the pool has stored something: an engine hashes its weights first."""
     say("waiting until the engine shares")
     counted()
     until = time.monotonic() + _SHARES_S

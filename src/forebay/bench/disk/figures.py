@@ -24,25 +24,30 @@ class Spread(NamedTuple):
         """Of at least one run."""
         return cls(median(values), min(values), max(values))
 
+    def as_json(self, name: str, digits: int | None = 3) -> dict[str, Any]:
+        """Two flat names."""
+        low, high = round(self.low, digits), round(self.high, digits)
+        return {name: round(self.median, digits), f"{name}_spread": [low, high]}
+
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
 @dataclass(frozen=True, slots=True)
 class RawComparison:
-    """Pairs of raw and ours, each measured back to back, GB/s."""
+    """Raw I/O against Forebay, measured in pairs back to back, GB/s."""
 
-    ours: Spread
+    forebay: Spread
     raw: Spread
     ratio: Spread  # of the pairs
-    pairs: tuple[tuple[float, float], ...]  # raw, ours
-    by_depth: dict[int, tuple[float, float]]  # depth → medians of raw and ours
+    pairs: tuple[tuple[float, float], ...]  # raw, forebay
+    by_depth: dict[int, tuple[float, float]]  # depth → medians of raw and forebay
 
     @classmethod
     def of(cls, rounds: Sequence[dict[int, tuple[float, float]]]) -> Self:
-        """Rounds of depth → (raw, ours); a pair is the best of the depths in one round."""
+        """Rounds of depth → (raw, forebay); a pair is the best of the depths in one round."""
         pairs = tuple(
-            (max(raw for raw, _ in each.values()), max(ours for _, ours in each.values()))
+            (max(raw for raw, _ in each.values()), max(forebay for _, forebay in each.values()))
             for each in rounds
         )
         by_depth = {
@@ -53,9 +58,9 @@ class RawComparison:
             for depth in rounds[0]
         }
         return cls(
-            Spread.of([ours for _, ours in pairs]),
+            Spread.of([forebay for _, forebay in pairs]),
             Spread.of([raw for raw, _ in pairs]),
-            Spread.of([ours / raw for raw, ours in pairs]),
+            Spread.of([forebay / raw for raw, forebay in pairs]),
             pairs,
             by_depth,
         )
@@ -66,16 +71,16 @@ Measure = Callable[[int, float], float]  # depth and seconds → GB/s
 
 
 def compare_in_pairs(
-    depths: Sequence[int], raw: Measure, ours: Measure, slice_s: Callable[[str], float]
+    depths: Sequence[int], raw: Measure, forebay: Measure, slice_s: Callable[[str], float]
 ) -> RawComparison:
-    """A slice of raw and a slice of ours, back to back, in alternating order.
+    """A slice of raw and a slice of Forebay, back to back, in alternating order.
 
     So what else goes on in the machine meets both. `slice_s` is told what comes next, and answers
     with how long it may take.
     """
     rounds = []
     for number in range(PAIRS):
-        order = [("raw", raw), ("ours", ours)]
+        order = [("raw", raw), ("forebay", forebay)]
         if number % 2:
             order.reverse()
         each = {}
@@ -83,7 +88,7 @@ def compare_in_pairs(
             found = {
                 name: measure(depth, slice_s(f"{name}, depth {depth}")) for name, measure in order
             }
-            each[depth] = (found["raw"], found["ours"])
+            each[depth] = (found["raw"], found["forebay"])
         rounds.append(each)
     return RawComparison.of(rounds)
 
@@ -105,7 +110,7 @@ class DiskFigures:
     written_bytes: int  # by all of it, to the drives
     read: RawComparison
     write: RawComparison
-    mixed_ours: tuple[float, float]  # read and write at once, GB/s
+    mixed_forebay: tuple[float, float]  # read and write at once, GB/s
     mixed_raw: tuple[float, float]
     shares: tuple[DirectoryShare, ...]
     misses: int  # of records that were stored and not evicted: 0 unless the drive is broken
@@ -116,28 +121,23 @@ class DiskFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Flat names for programs; docs/bench.md defines each."""
-        reopen = self.reopen_100k_s
+        reopen, name = self.reopen_100k_s, "reopen_100k_s"
         return {
             "record_payload_bytes": self.record_payload_bytes,
             "seconds": round(self.seconds, 1),
             "written_bytes": self.written_bytes,
-            **versus_json("read", self.read),
-            **versus_json("write", self.write),
-            "mixed_read_gbps": round(self.mixed_ours[0], 3),
-            "mixed_write_gbps": round(self.mixed_ours[1], 3),
+            **comparison_json("read", self.read),
+            **comparison_json("write", self.write),
+            "mixed_read_gbps": round(self.mixed_forebay[0], 3),
+            "mixed_write_gbps": round(self.mixed_forebay[1], 3),
             "raw_mixed_read_gbps": round(self.mixed_raw[0], 3),
             "raw_mixed_write_gbps": round(self.mixed_raw[1], 3),
             "directories": [asdict(share) for share in self.shares],
             "misses": self.misses,
             "dropped": self.dropped,
-            "reopen_100k_s": reopen and round(reopen.median, 3),
-            "reopen_100k_s_spread": reopen and [round(reopen.low, 3), round(reopen.high, 3)],
+            **(reopen.as_json(name) if reopen else {name: None, f"{name}_spread": None}),
             "index_bytes_per_record": self.index_bytes_per_record,
-            "keys_100k_ms": round(self.keys_100k_ms.median, 2),
-            "keys_100k_ms_spread": [
-                round(self.keys_100k_ms.low, 2),
-                round(self.keys_100k_ms.high, 2),
-            ],
+            **self.keys_100k_ms.as_json("keys_100k_ms", 2),
             "tokens_per_s": round(tokens_per_s(self)),
             "tokens_per_s_model": MODEL_NAME,
             "verdict": verdict(self),
@@ -146,7 +146,7 @@ class DiskFigures:
 
 def tokens_per_s(figures: DiskFigures) -> float:
     """How many tokens' KV of the named model the drive gives back in a second."""
-    return figures.read.ours.median * 1e9 / MODEL_KV_BYTES
+    return figures.read.forebay.median * 1e9 / MODEL_KV_BYTES
 
 
 def verdict(figures: DiskFigures) -> str:
@@ -154,8 +154,8 @@ def verdict(figures: DiskFigures) -> str:
     tokens = tokens_per_s(figures)
     times = tokens / MODEL_PREFILL_TOKENS
     facts = (
-        f"reads {figures.read.ours.median:.1f} GB/s verified, the KV of {tokens:,.0f} tokens/s of"
-        f" {MODEL_NAME}, {times:.1f} times what one H100 recomputes (computed: "
+        f"reads {figures.read.forebay.median:.1f} GB/s verified, the KV of {tokens:,.0f} tokens/s"
+        f" of {MODEL_NAME}, {times:.1f} times what one H100 recomputes (computed: "
         f"{MODEL_PREFILL_TOKENS:,} tokens/s)"
     )
     if times >= 2:
@@ -168,18 +168,15 @@ def verdict(figures: DiskFigures) -> str:
     )
 
 
-def versus_json(name: str, versus: RawComparison) -> dict[str, Any]:
+def comparison_json(name: str, found: RawComparison) -> dict[str, Any]:
     """Pairs under flat names."""
     return {
-        f"{name}_gbps": round(versus.ours.median, 3),
-        f"{name}_gbps_spread": [round(versus.ours.low, 3), round(versus.ours.high, 3)],
-        f"raw_{name}_gbps": round(versus.raw.median, 3),
-        f"raw_{name}_gbps_spread": [round(versus.raw.low, 3), round(versus.raw.high, 3)],
-        f"{name}_ratio": round(versus.ratio.median, 3),
-        f"{name}_ratio_spread": [round(versus.ratio.low, 3), round(versus.ratio.high, 3)],
-        f"{name}_ratios": [round(ours / raw, 3) for raw, ours in versus.pairs],
+        **found.forebay.as_json(f"{name}_gbps"),
+        **found.raw.as_json(f"raw_{name}_gbps"),
+        **found.ratio.as_json(f"{name}_ratio"),
+        f"{name}_ratios": [round(forebay / raw, 3) for raw, forebay in found.pairs],
         f"{name}_by_depth": {
-            str(depth): {"raw_gbps": round(raw, 3), "gbps": round(ours, 3)}
-            for depth, (raw, ours) in versus.by_depth.items()
+            str(depth): {"raw_gbps": round(raw, 3), "gbps": round(forebay, 3)}
+            for depth, (raw, forebay) in found.by_depth.items()
         },
     }

@@ -1,7 +1,7 @@
 """`forebay bench pool`: the raw drive and Forebay's tier, turn by turn in one run.
 
 Everything happens in fresh directories inside the given ones, within their sizes and within the
-time, and is removed at the end. A pair is a slice of raw and a slice of ours, back to back, in
+time, and is removed at the end. A pair is a slice of raw and a slice of forebay, back to back, in
 alternating order, so that what else goes on in the machine meets both.
 """
 
@@ -80,14 +80,14 @@ def run(plan: DiskBenchPlan, progress: Progress) -> DiskFigures:
             reopen = _reopen(plan, places, start + plan.seconds * _REOPEN_SHARE)
         rest_s = plan.seconds - _CLEANUP_S - (time.monotonic() - start)
         bandwidth = _Bandwidth(plan, places, rest_s, progress)
-        read, write, mixed_raw, mixed_ours = bandwidth.measure()
+        read, write, mixed_raw, mixed_forebay = bandwidth.measure()
     return DiskFigures(
         record_payload_bytes=plan.payload_bytes,
         seconds=time.monotonic() - start,
         written_bytes=bandwidth.written_bytes,
         read=read,
         write=write,
-        mixed_ours=mixed_ours,
+        mixed_forebay=mixed_forebay,
         mixed_raw=mixed_raw,
         shares=bandwidth.shares,
         misses=bandwidth.misses,
@@ -165,21 +165,21 @@ class _Bandwidth:
     def measure(
         self,
     ) -> tuple[RawComparison, RawComparison, tuple[float, float], tuple[float, float]]:
-        """Reads, writes, and both at once: raw and ours."""
+        """Reads, writes, and both at once: raw and forebay."""
         io_bytes = record_bytes(self._plan.payload_bytes)
         slots = raw_slots(self._plan.disks, io_bytes)
         self._progress("writing the raw file once", 0.3)
         with (
             prepared_files(self._places, io_bytes, slots) as raw,
-            self._tier(raw.buffers) as (tier, ours),
+            self._tier(raw.buffers) as (tier, forebay),
         ):
             read = compare_in_pairs(
-                DEPTHS, raw.read, ours.read, lambda what: self._slice(f"reads, {what}")
+                DEPTHS, raw.read, forebay.read, lambda what: self._slice(f"reads, {what}")
             )
             write = compare_in_pairs(
-                DEPTHS, raw.write, ours.write, lambda what: self._slice(f"writes, {what}")
+                DEPTHS, raw.write, forebay.write, lambda what: self._slice(f"writes, {what}")
             )
-            mixed = [self._mixed(raw, ours) for _ in range(PAIRS)]
+            mixed = [self._mixed(raw, forebay) for _ in range(PAIRS)]
             drives = tier.volumes()
             total = sum(drive.written_bytes for drive in drives) or 1
             self.shares = tuple(
@@ -187,13 +187,13 @@ class _Bandwidth:
                 for disk, drive in zip(self._plan.disks, drives, strict=True)
             )
             self.written_bytes = total + raw.written_bytes
-            self.misses, self.dropped = ours.misses, ours.dropped
+            self.misses, self.dropped = forebay.misses, forebay.dropped
         columns = [Spread.of(column).median for column in zip(*mixed, strict=True)]
         return read, write, (columns[0], columns[1]), (columns[2], columns[3])
 
-    def _mixed(self, raw: RawFiles, ours: TierLoad) -> tuple[float, float, float, float]:
+    def _mixed(self, raw: RawFiles, forebay: TierLoad) -> tuple[float, float, float, float]:
         plain = raw.both(MIXED_DEPTH, self._slice("reads and writes at once, raw"))
-        tier = ours.both(MIXED_DEPTH, self._slice("reads and writes at once, ours"))
+        tier = forebay.both(MIXED_DEPTH, self._slice("reads and writes at once, forebay"))
         return (*plain, *tier)
 
     def _slice(self, what: str) -> float:
@@ -215,11 +215,11 @@ class _Bandwidth:
             self._plan.payload_bytes
         )
         tier = DiskTier.open(directories, options)
-        ours = TierLoad(tier, self._plan.payload_bytes, records, buffers)
+        forebay = TierLoad(tier, self._plan.payload_bytes, records, buffers)
         try:
             self._progress("filling the tier once", 0.35)
-            ours.fill(records)
-            yield tier, ours
+            forebay.fill(records)
+            yield tier, forebay
         finally:
             tier.close(_CLOSE_S)
-            ours.release()
+            forebay.release()

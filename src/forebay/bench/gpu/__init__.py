@@ -1,1 +1,1 @@
-"""The GPU's rows: one question each, all its variants in one run of one machine, JSON at once."""
+"""The rows of docs/benchmarks.md: all variants of a row in one run of one machine, as JSON."""

@@ -22,7 +22,7 @@ from forebay.sys.scratch import scratch
 
 
 def main() -> int:
-    """RowRun the rows of the command line."""
+    """Run the rows of the command line."""
     parser = argparse.ArgumentParser(prog="forebay.bench.gpu", description=__doc__)
     parser.add_argument("rows", nargs="+", choices=sorted(ROWS), metavar="ROW")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="where JSON goes")
@@ -97,7 +97,7 @@ def _results(row: str, wanted: argparse.Namespace) -> RowResults:
 
 
 def _keep_logs(place: Path, out: Path, name: str) -> None:
-    """The ends of the engines' logs, for whoever wonders."""
+    """Keep the end of every engine's log beside the results."""
     ends = []
     for log in sorted(place.glob("*.log")):
         text = log.read_text(encoding="utf-8", errors="replace")

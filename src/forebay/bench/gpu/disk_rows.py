@@ -1,4 +1,4 @@
-"""The rows in which NVMe carries the load, and those in which things are started again."""
+"""The rows that read from NVMe, and those in which engines and pools are started again."""
 
 import asyncio
 import time
@@ -48,7 +48,7 @@ async def nvme_32k(run: RowRun) -> None:
         other = requests.prompt(scale, scale.long_tokens, 7000 + number)
         await _store_slowly(run, engine, other)
         await engine.clear_cache()
-        before = await _written(run)
+        before = await run.settled()
         # At this moment, for drives that others use vary; as much, through as much memory.
         raw_gb_s = raw.read_through(_RAW_DEPTH, bytes_wanted)
         begun = time.perf_counter()
@@ -79,7 +79,7 @@ async def nvme_32k(run: RowRun) -> None:
 
 
 def _against_raw(run: RowRun) -> None:
-    """What the repeats say, however many there are."""
+    """The ratios of the repeats so far."""
     for repeat in run.results.repeats:
         repeat["better"] = {
             "ttft_ms": min(repeat[GPU_ONLY]["ttft_ms"], repeat[ALWAYS_LOADS]["ttft_ms"])
@@ -154,7 +154,7 @@ async def restart(run: RowRun) -> None:
             engines[FOREBAY].kill()
         async with run.engines((FOREBAY,), pool.socket) as engines:
             await ask(_FROM_DRAM, FOREBAY, engines[FOREBAY])
-            await _written(run)
+            await run.settled()
         pool.stop(_WRITE_S)
     async with (
         run.pool(scale.dram_bytes, disk_bytes) as pool,
@@ -174,7 +174,7 @@ async def _each(engine: TokenEngine, turns: Sequence[FinalTurn]) -> list[Complet
 def _returned(
     turns: Sequence[FinalTurn], replies: Sequence[Completion], recomputed: Sequence[Completion]
 ) -> dict[str, Any]:
-    """What it took, beside computing the very same turns."""
+    """Times of these turns, and of computing the very same ones."""
     known = sum(turn.known_tokens for turn in turns)
     cached = sum(
         min(reply.cached_tokens or 0, turn.known_tokens)
@@ -244,21 +244,7 @@ async def _store_slowly(run: RowRun, engine: TokenEngine, prompt: list[int]) -> 
     step = -(-len(prompt) // _PIECES)
     for stop in range(step, len(prompt) + step, step):
         await engine.ask(prompt[:stop], 1)
-        await _written(run)
-
-
-async def _written(run: RowRun) -> dict[str, int]:
-    """The counters once the drive has what it is to have."""
-    until = time.monotonic() + _WRITE_S
-    before = -1
-    while time.monotonic() < until:
-        stats = run.stats()
-        now = stats["counters"].get("disk.written", 0) + stats["counters"].get("stored.chunks", 0)
-        if now == before and not stats["dram"]["filling"]:
-            break
-        before = now
-        await asyncio.sleep(0.15)
-    return run.counters()
+        await run.settled()
 
 
 async def _watch(run: RowRun, most: dict[str, int]) -> None:

@@ -54,6 +54,7 @@ class TokenEngine:
         port = free_port()
         fixed = {"host": HOST, "port": port, "served_model_name": _NAME}
         fixed |= {"worker_extension_cls": _EXTENSION, "enable_prompt_tokens_details": True}
+        fixed |= {"disable_uvicorn_access_log": True}
         command = vllm.command(_flags({**fixed, **arguments}), None)
         base = {**os.environ, **_VARIABLES, **(variables or {})}
         server = ServerProcess.start(

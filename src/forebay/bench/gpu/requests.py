@@ -11,9 +11,14 @@ from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.variants import RowScale
 from forebay.bench.load.client import Completion, Failed
 from forebay.bench.load.clients import ClientGroup, ClientsResult, run_clients
-from forebay.bench.load.sessions import ChatSession, Dialog, PromptRequest, SyntheticText
+from forebay.bench.load.sessions import (
+    ChatSession,
+    PromptRequest,
+    SyntheticText,
+    fixed_session,
+)
 from forebay.bench.load.vocabulary import Vocabulary
-from forebay.bench.load.workloads import Dialogs, FixedSession
+from forebay.bench.load.workloads import Dialogs
 from forebay.bench.result.summary import step_of
 from forebay.errors import StartupError
 
@@ -40,7 +45,7 @@ async def stateless(
 ) -> dict[str, Any]:
     """So many clients, each asking something new as soon as it was answered."""
     sessions = (
-        FixedSession(
+        fixed_session(
             f"prompt {number}",
             [PromptRequest([{"role": "user", "content": text}], scale.answer_tokens)],
         )
@@ -66,14 +71,13 @@ async def up_to_final_turn(
     known = {session: tokens for session, _, tokens in _known_after(measured)}
     vocabulary = Vocabulary(scale.config["vocab_size"])
     return [
-        FinalTurn(vocabulary.encode(dialog.text()), known[dialog.name])
-        for dialog in sessions
-        if isinstance(dialog, Dialog)
+        FinalTurn(vocabulary.encode(session.request().text), known[session.name])
+        for session in sessions
     ]
 
 
 def _dialogs(scale: RowScale, hold: int) -> Dialogs:
-    return Dialogs(TURNS, scale.first_tokens, scale.turn_tokens, scale.answer_tokens, hold)
+    return Dialogs(TURNS, scale.first_tokens, scale.turn_tokens, scale.answer_tokens, hold=hold)
 
 
 async def _ask(

@@ -28,7 +28,7 @@ class RowResults:
 
     @property
     def repeats(self) -> list[dict[str, Any]]:
-        """Those that are whole."""
+        """The complete ones."""
         repeats: list[dict[str, Any]] = self.found["repeats"]
         return repeats
 
@@ -44,7 +44,7 @@ class RowResults:
         self._write()
 
     def ratio(self, name: str, figure: str, one: str, other: str) -> None:
-        """One variant's figure over another's, in each repeat: of those there are, and will be."""
+        """One variant's figure over another's in each repeat, now and whenever one is added."""
         self._ratios.append((name, figure, one, other))
         self._divide()
 

@@ -23,7 +23,8 @@ ROW_S: Final = 520.0  # then a row ends; the rest of it is for the next run
 DISK_BYTES_MAX: Final = 40 << 30
 FREE_BYTES_MIN: Final = 15 << 30
 _REACH_S: Final = 90.0
-_SETTLE_S: Final = 20.0
+_SETTLE_S: Final = 30.0
+_SETTLE_POLL_S: Final = 0.2
 _STATS_S: Final = 10.0
 _WARM_SEED: Final = 990_000
 
@@ -57,7 +58,7 @@ class RowRun:
         return self.place / "raw"
 
     def begin_row(self, scale: RowScale, results: RowResults) -> None:
-        """From now on it is about this row."""
+        """Go on with another row."""
         self.scale, self.results, self._slowest_s = scale, results, 0.0
 
     # Time.
@@ -126,7 +127,7 @@ class RowRun:
     async def engines(
         self, names: Sequence[str], socket: str, more: Mapping[str, object] | None = None
     ) -> AsyncIterator[dict[str, TokenEngine]]:
-        """Engines of these variants, all at once on one GPU_ONLY, each asked only in its turn.
+        """Engines of these variants, all at once on one GPU, each asked only in its turn.
 
         The first one fills the compile cache for the others.
         """
@@ -161,15 +162,15 @@ class RowRun:
         return engine
 
     async def warm(self, variant: str, engine: TokenEngine) -> None:
-        """What an engine does for the first time is not measured; ours shares from then on."""
+        """Warm an engine up; with Forebay, until it stores and has registered the slab."""
         small = replace(self.scale, requests=8)
         for _ in range(2):
             await requests.stateless(engine, small, 4, self._seed())
         if variant in {FOREBAY, ALWAYS_LOADS}:
-            await self._shares(engine)
-            await self._reaches(engine)
+            await self._wait_until_sharing(engine)
+            await self._wait_until_registered(engine)
 
-    async def _shares(self, engine: TokenEngine) -> None:
+    async def _wait_until_sharing(self, engine: TokenEngine) -> None:
         """Until Forebay knows the weights, and so what may be shared."""
         until = time.monotonic() + _REACH_S
         before = self.counters().get("stored.chunks", 0)
@@ -180,7 +181,7 @@ class RowRun:
             await requests.stateless(engine, small, 1, self._seed())
             await asyncio.sleep(0.1)
 
-    async def _reaches(self, engine: TokenEngine) -> None:
+    async def _wait_until_registered(self, engine: TokenEngine) -> None:
         """Until the slab is registered."""
         until = time.monotonic() + _REACH_S
         begun = time.monotonic()
@@ -200,12 +201,12 @@ class RowRun:
     # What was counted.
 
     async def counted(self, variant: str, engine: TokenEngine) -> Counted:
-        """By the pool and by the connector, where the variant is ours."""
-        is_ours = variant in {FOREBAY, ALWAYS_LOADS}
-        return (self.counters(), await engine.counts()) if is_ours else ({}, {})
+        """By the pool and by the connector, where the variant has Forebay."""
+        has_forebay = variant in {FOREBAY, ALWAYS_LOADS}
+        return (self.counters(), await engine.counts()) if has_forebay else ({}, {})
 
     async def since(self, before: Counted, variant: str, engine: TokenEngine) -> dict[str, Any]:
-        """What has changed, for a variant's results; nothing where it is not ours."""
+        """What has changed, for a variant's results; nothing where it has no Forebay."""
         after = await self.counted(variant, engine)
         told = {"pool": _more(before[0], after[0]), "connector": _more(before[1], after[1])}
         return {"counters": told} if variant in {FOREBAY, ALWAYS_LOADS} else {}
@@ -221,7 +222,7 @@ class RowRun:
         return int(self.stats()["dram"]["cap_bytes"])
 
     def stats(self) -> dict[str, Any]:
-        """All the pool says."""
+        """All that the pool says of itself."""
         assert self._watch is not None
         stats = self._watch.stats(_STATS_S)
         if isinstance(stats, Miss):
@@ -229,15 +230,15 @@ class RowRun:
         return stats
 
     async def settled(self) -> dict[str, int]:
-        """The counters once no store comes any more."""
+        """The counters once nothing is stored or written any more."""
         until = time.monotonic() + _SETTLE_S
         before: dict[str, int] = {}
         while time.monotonic() < until:
-            now = self.counters()
-            if now == before:
+            stats = self.stats()
+            if stats["counters"] == before and not stats["dram"]["filling"]:
                 break
-            before = now
-            await asyncio.sleep(0.3)
+            before = stats["counters"]
+            await asyncio.sleep(_SETTLE_POLL_S)
         return before
 
     def clear_drive(self) -> None:
@@ -254,6 +255,6 @@ class RowRun:
 
 
 def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """What was counted meanwhile."""
+    """What was counted between the two."""
     more = {name: after[name] - before.get(name, 0) for name in sorted(after)}
     return {name: count for name, count in more.items() if count}

@@ -43,7 +43,6 @@ class RowScale:
 _ENGINE: Final[dict[str, Any]] = {
     "load_format": "dummy",
     "skip_tokenizer_init": True,
-    "disable_uvicorn_access_log": True,
     "generation_config": "vllm",
 }
 FULL: Final = RowScale(

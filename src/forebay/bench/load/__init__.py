@@ -1,1 +1,1 @@
-"""A load on an OpenAI-compatible server: what is asked, by whom at once, and what it takes."""
+"""A load on an OpenAI-compatible server: sessions, concurrent clients, and measured answers."""

@@ -39,7 +39,7 @@ class ClientGroup:
 
 @dataclass(frozen=True, slots=True)
 class ClientsResult:
-    """What came of a step."""
+    """All requests of a step."""
 
     finished: tuple[FinishedRequest, ...]  # in the order of the answers
     seconds: float  # from the first request to the last answer
@@ -48,7 +48,7 @@ class ClientsResult:
 
 
 @dataclass(slots=True)
-class _Step:
+class _ClientsRun:
     """A step under way. Used by one event loop."""
 
     target: Target
@@ -70,15 +70,15 @@ class _Step:
             if not held:
                 return
             session, turns = held.pop(0)
-            if turns == self.group.rounds or not session.left():
+            if turns == self.group.rounds or not session.remaining():
                 continue
             outcome = await self._one(session)
             failed = failed + 1 if isinstance(outcome, Failed) else 0
             held.append((session, turns + 1))
-        self.skipped += sum(session.left() for session, _ in held)
+        self.skipped += sum(session.remaining() for session, _ in held)
 
     async def _one(self, session: ChatSession) -> Completion | Failed:
-        ask = session.ask()
+        ask = session.request()
         if ask.pause_s:
             await asyncio.sleep(ask.pause_s)
         if ask.at_s:
@@ -86,7 +86,7 @@ class _Step:
             self.late += wait_s < 0
             await asyncio.sleep(max(0.0, wait_s))
         outcome = await client.ask(self.target, ask.messages, ask.answer_tokens)
-        session.answered(outcome.text if isinstance(outcome, Completion) else "")
+        session.add_answer(outcome.text if isinstance(outcome, Completion) else "")
         finished = FinishedRequest(session.name, ask.turn, outcome)
         self.finished.append(finished)
         self.on_finished(finished)
@@ -103,13 +103,13 @@ async def run_clients(
     group: ClientGroup,
     on_finished: Callable[[FinishedRequest], None],
 ) -> ClientsResult:
-    """Have every client ask for what it has; `heard` is told of each outcome as it comes."""
+    """Run all clients until nothing is left to ask; `on_finished` hears of each outcome."""
     # What everybody begins with is made before the clock starts: words take time.
     ready = list(islice(queue, group.clients * group.hold))
-    step = _Step(target, chain(ready, queue), group, on_finished)
+    step = _ClientsRun(target, chain(ready, queue), group, on_finished)
     async with asyncio.TaskGroup() as clients:
         for _ in range(group.clients):
             clients.create_task(step.client())
     seconds = time.perf_counter() - step.begun
-    step.skipped += sum(session.left() for session in step.queue)  # where everybody gave up
+    step.skipped += sum(session.remaining() for session in step.queue)  # where everybody gave up
     return ClientsResult(tuple(step.finished), seconds, step.skipped, step.late)

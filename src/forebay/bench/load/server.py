@@ -50,7 +50,7 @@ async def model_of(endpoint: Endpoint) -> str:
 
 
 async def text_of(target: Target) -> SyntheticText:
-    """Words by the server's own count; a StartupError if it does not answer."""
+    """Made-up text sized by the server's own token count; a StartupError if it does not answer."""
     plain = SyntheticText()
     counts = []
     for tokens in _PROBE_TOKENS:
@@ -74,7 +74,7 @@ class MetricsWatch:
 
     samples: list[dict[str, float]] = field(default_factory=list)
 
-    def said(self) -> ServerFigures | None:
+    def figures(self) -> ServerFigures | None:
         """What the samples come to."""
         if not self.samples:
             return None

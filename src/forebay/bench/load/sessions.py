@@ -1,14 +1,14 @@
-"""What users say: made-up words, the same for the same seed, unlike any other; and whole dialogs.
+"""Chat sessions of made-up text: the same for the same seed, and unlike any other.
 
 A dialog's history grows with each turn: what was said before, the answers as they came, and the
 next message. So every turn but the first begins with what the server has seen already.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final
 
 from forebay.bench.load.client import Message
 
@@ -29,20 +29,10 @@ class PromptRequest:
     pause_s: float = 0.0  # to think, after the answer before
     at_s: float = 0.0  # not before this time of the step
 
-
-class ChatSession(Protocol):
-    """Requests that follow one another: each is made when the answer before has come."""
-
-    name: str  # the same on both sides of a comparison
-
-    def left(self) -> int:
-        """How many requests are still to come."""
-
-    def ask(self) -> PromptRequest:
-        """The next request, where one is left."""
-
-    def answered(self, text: str) -> None:
-        """The request is over; the text is empty where it failed."""
+    @property
+    def text(self) -> str:
+        """All that it says, in one line."""
+        return " ".join(message["content"] for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +52,60 @@ class SyntheticText:
         return ". ".join(parts) + "."
 
 
-class Dialog:
-    """One user's conversation, as far as it has come."""
+class ChatSession:
+    """Requests that follow one another: each is made from the answers before it."""
 
-    def __init__(self, name: str, says: Sequence[str], answer_tokens: int) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, requests: int, make: Callable[[Sequence[str]], PromptRequest]
+    ) -> None:
+        self.name = name  # the same in every variant of a comparison
         self.answers: list[str] = []
-        self._says = says
-        self._answer_tokens = answer_tokens
+        self._requests = requests
+        self._make = make
 
     @property
     def turn(self) -> int:
         """The turn that is next, from 0."""
         return len(self.answers)
 
-    def left(self) -> int:
-        """See ChatSession."""
-        return len(self._says) - self.turn
+    def remaining(self) -> int:
+        """How many requests are still to come."""
+        return self._requests - self.turn
 
-    def ask(self) -> PromptRequest:
-        """See ChatSession."""
-        return self.ask_of(self.turn)
+    def request(self, turn: int | None = None) -> PromptRequest:
+        """The next request, or that of a turn that was."""
+        return self._make(self.answers[:turn])
 
-    def ask_of(self, turn: int) -> PromptRequest:
-        """The request of a turn that was, or of the next."""
-        found: list[Message] = []
-        for said, answer in zip(self._says[:turn], self.answers[:turn], strict=True):
-            found.append({"role": "user", "content": said})
-            found.append({"role": "assistant", "content": answer})
-        found.append({"role": "user", "content": self._says[turn]})
-        return PromptRequest(found, self._answer_tokens, turn)
-
-    def answered(self, text: str) -> None:
-        """See ChatSession."""
+    def add_answer(self, text: str) -> None:
+        """The request is over; the text is empty where it failed."""
         self.answers.append(text)
 
-    def text(self) -> str:
-        """All that the next request says."""
-        return " ".join(message["content"] for message in self.ask().messages)
+
+def fixed_session(name: str, requests: Sequence[PromptRequest]) -> ChatSession:
+    """Requests that are known beforehand, whatever the answers are."""
+    return ChatSession(name, len(requests), lambda answers: requests[len(answers)])
+
+
+def dialog(
+    name: str,
+    says: Sequence[str],
+    answer_tokens: int,
+    system: str = "",
+    times_s: Sequence[float] = (),
+) -> ChatSession:
+    """One user's conversation, with a system prompt and a time for every turn where wanted."""
+
+    def make(answers: Sequence[str]) -> PromptRequest:
+        turn = len(answers)
+        messages = [{"role": "system", "content": system}] if system else []
+        for question, answer in zip(says, answers, strict=False):
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": answer})
+        messages.append({"role": "user", "content": says[turn]})
+        at_s = times_s[turn] if times_s else 0.0
+        return PromptRequest(messages, answer_tokens, turn, at_s=at_s)
+
+    return ChatSession(name, len(says), make)
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""A server under rising load: step by step, until the last one or until there is no use in more."""
+"""A server under rising load, step by step, until the last one or until the SLA is long broken."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -60,13 +60,13 @@ class LoadRun:
         }
 
 
-def nobody_counts() -> None:
+def no_pool() -> None:
     """Where there is no pool."""
     return
 
 
 async def measure(
-    target: Target, plan: LoadPlan, run: LoadRun, show: Show, counted: Counted = nobody_counts
+    target: Target, plan: LoadPlan, run: LoadRun, show: Show, counted: Counted = no_pool
 ) -> None:
     """Fill `run` step by step; a StartupError only if the server does not answer at all."""
     words = await server.text_of(target)
@@ -76,7 +76,7 @@ async def measure(
 async def measure_with(  # noqa: PLR0917 - each is another thing
     words: SyntheticText, target: Target, plan: LoadPlan, run: LoadRun, show: Show, counted: Counted
 ) -> None:
-    """The same, for a server whose words are known."""
+    """The same with text whose token count is known."""
     begun = time.perf_counter()
     counted()
     for place, clients in enumerate(plan.clients):
@@ -85,7 +85,7 @@ async def measure_with(  # noqa: PLR0917 - each is another thing
         group = ClientGroup(clients, plan.workload.hold, seconds=plan.seconds)
         async with server.watched(target.endpoint) as watch:
             run.measured[clients] = await run_clients(target, queue, group, on_finished)
-        run.servers[clients] = watch.said()
+        run.servers[clients] = watch.figures()
         run.pools[clients] = counted()
         run.seconds = round(time.perf_counter() - begun, 1)
         run.ended = _why_end(run, plan, clients)

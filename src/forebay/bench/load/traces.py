@@ -5,17 +5,23 @@ are equal exactly where the trace says so. docs/bench.md has the formats.
 """
 
 import lzma
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
 
 from forebay.bench.load.client import Message
-from forebay.bench.load.sessions import ChatSession, Dialog, PromptRequest, SyntheticText
-from forebay.bench.load.workloads import FixedSession
+from forebay.bench.load.sessions import (
+    ChatSession,
+    PromptRequest,
+    SyntheticText,
+    dialog,
+    fixed_session,
+)
+from forebay.bench.load.workloads import Workload
 from forebay.errors import SettingsError
 
 LINES_MAX: Final = 1_000_000
@@ -78,21 +84,28 @@ class _Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentTrace:
-    """Coding agents: a client holds one session after the other and thinks between requests."""
+class _Trace(Workload):
+    """A file, and how it is replayed; clients share its sessions among them."""
 
     path: Path
     replay: ReplayOptions = ReplayOptions()
-    hold: int = 1
-    name: str = "agent"
+
+    def options(self) -> dict[str, Any]:
+        return {"name": self.name, "trace": self.path.name, **asdict(self.replay)}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTrace(_Trace):
+    """Coding agents: a client holds one session after the other and thinks between requests."""
+
+    name: ClassVar = "agent"
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
-        """See Workload."""
-        del clients  # they share the trace's sessions among them
+        del clients
         found = _read(self.path, _AgentSession)
         return _limited(
             (
-                _Blocks(row.id, prompts, block, words, f"{seed}/{row.id}")
+                _session(row.id, prompts, block, _BlockTexts(words, f"{seed}/{row.id}"))
                 for row in found
                 for block in [self.replay.block_tokens or row.block_size]
                 if (prompts := self._prompts(row, block))
@@ -100,10 +113,6 @@ class AgentTrace:
             self.replay.sessions,
             self.path,
         )
-
-    def options(self) -> dict[str, Any]:
-        """See Workload."""
-        return _options(self.name, self.path, self.replay)
 
     def _prompts(self, row: _AgentSession, block_tokens: int) -> list[_Prompt]:
         """In order of time, sub-agents among them; empty where one is too long."""
@@ -123,23 +132,19 @@ class AgentTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatTrace:
+class ChatTrace(_Trace):
     """Chat requests in the order of a trace: clients take one each, none before its time."""
 
-    path: Path
-    replay: ReplayOptions = ReplayOptions()
-    hold: int = 1
-    name: str = "chat"
+    name: ClassVar = "chat"
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
-        """See Workload."""
         del clients
         rows = sorted(_read(self.path, _ChatRequest), key=lambda row: row.timestamp)
         block = self.replay.block_tokens or CHAT_BLOCK_TOKENS
-        shared: dict[int, str] = {}  # an id means the same in every request
+        shared = _BlockTexts(words, seed)  # an id means the same in every request
         return _limited(
             (
-                _Blocks(f"request {number + 1}", [prompt], block, words, seed, shared)
+                _session(f"request {number + 1}", [prompt], block, shared)
                 for number, row in enumerate(rows)
                 for prompt in [self._prompt(row, block)]
                 if _fits([prompt], block, self.replay)
@@ -147,10 +152,6 @@ class ChatTrace:
             self.replay.sessions,
             self.path,
         )
-
-    def options(self) -> dict[str, Any]:
-        """See Workload."""
-        return _options(self.name, self.path, self.replay)
 
     def _prompt(self, row: _ChatRequest, block_tokens: int) -> _Prompt:
         return _Prompt(
@@ -161,24 +162,22 @@ class ChatTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFile:
+class RequestFile(Workload):
     """The user's own requests, one a line: a `prompt`, `messages`, or the user's `turns`."""
 
     path: Path
     answer_tokens: int = 250  # where a line does not say
     sessions: int | None = None
-    hold: int = 1
-    name: str = "file"
+    name: ClassVar = "file"
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
-        """See Workload; the text is the user's, so every step asks the same."""
+        # The text is the user's, so every step asks the same.
         del words, clients, seed
         rows = _read(self.path, _OwnLine)
         made = (self._session(number, row) for number, row in enumerate(rows, 1))
         return _limited(made, self.sessions, self.path)
 
     def options(self) -> dict[str, Any]:
-        """See Workload."""
         return {"name": self.name, "file": self.path.name, "answer_tokens": self.answer_tokens}
 
     def _session(self, number: int, row: _OwnLine) -> ChatSession:
@@ -189,54 +188,42 @@ class RequestFile:
                 f"line {number} of {self.path} must have one of prompt, messages and turns."
             )
         if row.turns is not None:
-            return Dialog(f"line {number}", row.turns, tokens)
+            return dialog(f"line {number}", row.turns, tokens)
         messages = row.messages or [{"role": "user", "content": row.prompt or ""}]
-        return FixedSession(f"line {number}", [PromptRequest(messages, tokens)])
+        return fixed_session(f"line {number}", [PromptRequest(messages, tokens)])
+
+
+def _session(
+    name: str, prompts: Sequence[_Prompt], block_tokens: int, texts: "_BlockTexts"
+) -> ChatSession:
+    """A session of a trace: what is asked next stands there, whatever the answers are."""
+
+    def make(answers: Sequence[str]) -> PromptRequest:
+        turn = len(answers)
+        prompt = prompts[turn]
+        parts = [texts.of(block, block_tokens) for block in prompt.blocks]
+        if prompt.rest_tokens or not parts:
+            own = f"{texts.seed}/{name}/{turn}"
+            parts.append(texts.words.text(own, prompt.rest_tokens))
+        messages = [{"role": "user", "content": "\n".join(parts)}]
+        return PromptRequest(messages, prompt.answer_tokens, turn, prompt.pause_s, prompt.at_s)
+
+    return ChatSession(name, len(prompts), make)
 
 
 @dataclass(slots=True)
-class _Blocks:
-    """A session of a trace; a block's words are made when they are first said."""
+class _BlockTexts:
+    """The made-up words of each block, made when they are first needed."""
 
-    name: str
-    prompts: list[_Prompt]
-    block_tokens: int
     words: SyntheticText
     seed: str
-    texts: dict[int, str] = field(default_factory=dict)
-    turn: int = 0
+    known: dict[int, str] = field(default_factory=dict)
 
-    def left(self) -> int:
-        """See ChatSession."""
-        return len(self.prompts) - self.turn
-
-    def ask(self) -> PromptRequest:
-        """See ChatSession."""
-        prompt = self.prompts[self.turn]
-        parts = [self._text(block) for block in prompt.blocks]
-        if prompt.rest_tokens or not parts:
-            own = f"{self.seed}/{self.name}/{self.turn}"
-            parts.append(self.words.text(own, prompt.rest_tokens))
-        content = "\n".join(parts)
-        return PromptRequest(
-            [{"role": "user", "content": content}],
-            prompt.answer_tokens,
-            self.turn,
-            prompt.pause_s,
-            prompt.at_s,
-        )
-
-    def answered(self, text: str) -> None:
-        """See ChatSession; what is asked next stands in the trace."""
-        del text
-        self.turn += 1
-
-    def _text(self, block: int) -> str:
-        found = self.texts.get(block)
-        if found is None:
-            found = self.words.text(f"{self.seed}/block/{block}", self.block_tokens)
-            self.texts[block] = found
-        return found
+    def of(self, block: int, tokens: int) -> str:
+        """The same for the same block."""
+        if block not in self.known:
+            self.known[block] = self.words.text(f"{self.seed}/block/{block}", tokens)
+        return self.known[block]
 
 
 def _prompt(
@@ -263,11 +250,6 @@ def _flat(requests: list[_AgentRequest], start_s: float) -> Iterator[tuple[float
             yield from _flat(request.requests, at_s)
         else:
             yield at_s, request
-
-
-def _options(name: str, path: Path, replay: ReplayOptions) -> dict[str, Any]:
-    chosen = {key: getattr(replay, key) for key in replay.__dataclass_fields__}
-    return {"name": name, "trace": path.name, **chosen}
 
 
 _Row = TypeVar("_Row")

@@ -5,60 +5,59 @@ Every step has a seed of its own, so that no step finds what another has left in
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
-from forebay.bench.load.sessions import ChatSession, Dialog, PromptRequest, SyntheticText
+from forebay.bench.load.sessions import (
+    ChatSession,
+    PromptRequest,
+    SyntheticText,
+    dialog,
+    fixed_session,
+)
 
 
-class Workload(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload(ABC):
     """What is asked of a server."""
 
-    @property
-    def name(self) -> str:
-        """As the command line has it."""
+    name: ClassVar[str]  # as the command line has it
+    hold: int = 1  # sessions that a client holds at once, turn by turn
 
-    @property
-    def hold(self) -> int:
-        """Sessions that a client holds at once, turn by turn."""
-
+    @abstractmethod
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """The sessions of one step, the same for the same seed."""
 
     def options(self) -> dict[str, Any]:
         """What was chosen, for the report."""
+        return {"name": self.name, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogs:
+class Dialogs(Workload):
     """Dialogs whose history grows; each client has `hold` of them, turn by turn."""
 
     turns: int = 6
     first_tokens: int = 1500
     turn_tokens: int = 500
     answer_tokens: int = 250  # with the others, 5,500 tokens at the end of six turns
-    hold: int = 1
-    name: str = "dialog"
+    name: ClassVar = "dialog"
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
-        """See Workload."""
         for number in range(clients * self.hold):
             yield self.dialog(words, f"dialog {number + 1}", f"{seed}/dialog/{number}")
 
-    def dialog(self, words: SyntheticText, name: str, seed: str) -> Dialog:
+    def dialog(self, words: SyntheticText, name: str, seed: str) -> ChatSession:
         """One of them."""
         sizes = [self.first_tokens, *[self.turn_tokens] * (self.turns - 1)]
         says = [words.text(f"{seed}/{turn}", size) for turn, size in enumerate(sizes)]
-        return Dialog(name, says, self.answer_tokens)
-
-    def options(self) -> dict[str, Any]:
-        """See Workload."""
-        return asdict(self)
+        return dialog(name, says, self.answer_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class Questions(Workload):
     """Users with one system prompt, a long history each, and questions at a rate of all users.
 
     An open loop: a question has its time whatever the server does; only its own user's answer
@@ -71,11 +70,9 @@ class Questions:
     history_tokens: int = 10_000
     question_tokens: int = 50
     answer_tokens: int = 100
-    hold: int = 1
-    name: str = "qa"
+    name: ClassVar = "qa"
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
-        """See Workload."""
         system = words.text(f"{seed}/system", self.system_tokens)
         luck = random.Random(f"{seed}/times")  # noqa: S311 - the same for everyone
         times: list[list[float]] = [[] for _ in range(clients)]
@@ -90,43 +87,11 @@ class Questions:
                 words.text(f"{key}/{turn}", self.question_tokens) for turn in range(self.turns)
             ]
             asked[0] = f"{opening}\n\n{asked[0]}"
-            yield _TimedDialog(
-                Dialog(f"user {number + 1}", asked, self.answer_tokens), system, times[number]
-            )
-
-    def options(self) -> dict[str, Any]:
-        """See Workload."""
-        return asdict(self)
-
-
-class _TimedDialog:
-    """A dialog with a system prompt before it and a time for every turn."""
-
-    def __init__(self, dialog: Dialog, system: str, times: list[float]) -> None:
-        self.name = dialog.name
-        self._dialog = dialog
-        self._system = system
-        self._times = times
-
-    def left(self) -> int:
-        """See ChatSession."""
-        return self._dialog.left()
-
-    def ask(self) -> PromptRequest:
-        """See ChatSession."""
-        found = self._dialog.ask()
-        messages = [{"role": "system", "content": self._system}, *found.messages]
-        return PromptRequest(
-            messages, found.answer_tokens, found.turn, at_s=self._times[found.turn]
-        )
-
-    def answered(self, text: str) -> None:
-        """See ChatSession."""
-        self._dialog.answered(text)
+            yield dialog(f"user {number + 1}", asked, self.answer_tokens, system, times[number])
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class Documents(Workload):
     """Users ask about documents; a few are asked for often, most rarely (Zipf).
 
     With the template, the document stands before what is the user's own, so that users share it.
@@ -139,11 +104,9 @@ class Documents:
     answer_tokens: int = 100
     requests: int = 10  # of each user
     is_template: bool = False
-    hold: int = 1
-    name: str = "document"
+    name: ClassVar = "document"
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
-        """See Workload."""
         texts = [
             words.text(f"{seed}/document/{number}", self.document_tokens)
             for number in range(self.documents)
@@ -160,54 +123,22 @@ class Documents:
                 asks.append(
                     PromptRequest([{"role": "user", "content": content}], self.answer_tokens)
                 )
-            yield FixedSession(f"user {number + 1}", asks)
-
-    def options(self) -> dict[str, Any]:
-        """See Workload."""
-        return asdict(self)
+            yield fixed_session(f"user {number + 1}", asks)
 
 
 @dataclass(frozen=True, slots=True)
-class Stateless:
+class Stateless(Workload):
     """Requests that share nothing with one another: no cache can help, every cache costs."""
 
     prompt_tokens: int = 1000
     answer_tokens: int = 100
     requests: int = 6  # of each client
-    hold: int = 1
-    name: str = "stateless"
+    name: ClassVar = "stateless"
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
-        """See Workload."""
         for number in range(clients):
             asks = []
             for count in range(self.requests):
                 text = words.text(f"{seed}/stateless/{number}/{count}", self.prompt_tokens)
                 asks.append(PromptRequest([{"role": "user", "content": text}], self.answer_tokens))
-            yield FixedSession(f"client {number + 1}", asks)
-
-    def options(self) -> dict[str, Any]:
-        """See Workload."""
-        return asdict(self)
-
-
-class FixedSession:
-    """Requests that are known beforehand, whatever the answers are."""
-
-    def __init__(self, name: str, asks: list[PromptRequest]) -> None:
-        self.name = name
-        self._asks = asks
-        self._next = 0
-
-    def left(self) -> int:
-        """See ChatSession."""
-        return len(self._asks) - self._next
-
-    def ask(self) -> PromptRequest:
-        """See ChatSession."""
-        return self._asks[self._next]
-
-    def answered(self, text: str) -> None:
-        """See ChatSession."""
-        del text
-        self._next += 1
+            yield fixed_session(f"client {number + 1}", asks)

@@ -45,14 +45,14 @@ class BackgroundReport(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def beside(socket: str, neighbour: BackgroundLoad) -> Iterator[BackgroundReport]:
-    """A neighbour that stores meanwhile; its report is complete at the end."""
+def running_beside(socket: str, load: BackgroundLoad) -> Iterator[BackgroundReport]:
+    """A client that stores meanwhile; its report is complete at the end."""
     report = BackgroundReport()
     arguments = [
         socket,
-        str(neighbour.payload_bytes),
-        str(neighbour.chunks),
-        str(neighbour.chunks_per_s / neighbour.chunks),
+        str(load.payload_bytes),
+        str(load.chunks),
+        str(load.chunks_per_s / load.chunks),
     ]
     child = processes.begin_module(
         _MODULE, arguments, stdin=subprocess.PIPE, output=subprocess.PIPE

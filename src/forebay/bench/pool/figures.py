@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from forebay.bench.disk.figures import RawComparison, Spread, versus_json
+from forebay.bench.disk.figures import RawComparison, Spread, comparison_json
 
 
 class Latency(NamedTuple):
@@ -48,7 +48,6 @@ class PoolBenchFigures:
 
     def as_json(self) -> dict[str, Any]:
         """Flat names for programs."""
-        commits = self.commits_per_s
         return {
             "dram_bytes": self.dram_bytes,
             "small_payload_bytes": self.small_payload_bytes,
@@ -59,10 +58,9 @@ class PoolBenchFigures:
             "beside_commits_per_s": round(self.beside_commits_per_s),
             "lookup_chunks": self.lookup_chunks,
             "lookups_not_ready": self.lookups_not_ready,
-            "commits_per_s": round(commits.median),
-            "commits_per_s_spread": [round(commits.low), round(commits.high)],
+            **self.commits_per_s.as_json("commits_per_s", None),
             "commit_batch": self.commit_batch,
-            **versus_json("nvme_to_slab", self.nvme),
+            **comparison_json("nvme_to_slab", self.nvme),
             "nvme_to_slab_misses": self.nvme_misses,
             "stored_records": self.stored,
             "found_records": self.found,
@@ -74,10 +72,8 @@ class PoolBenchFigures:
 
 
 def _latency(name: str, latency: Latency) -> dict[str, Any]:
-    p50 = latency.p50_ms
     return {
-        f"{name}_p50_ms": round(p50.median, 3),
-        f"{name}_p50_ms_spread": [round(p50.low, 3), round(p50.high, 3)],
+        **latency.p50_ms.as_json(f"{name}_p50_ms"),
         f"{name}_p99_ms": round(latency.p99_ms, 3),
         f"{name}_longest_ms": round(latency.longest_ms, 3),
         f"{name}_calls": latency.calls,

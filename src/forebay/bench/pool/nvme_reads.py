@@ -1,4 +1,4 @@
-"""Asks for chains that lie on NVMe, as an engine with a queue of requests makes them."""
+"""Loads of chains that lie on NVMe, several in flight, as an engine with a queue has them."""
 
 import random
 import secrets

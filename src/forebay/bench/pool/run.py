@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from forebay.bench.disk.figures import PAIRS, RawComparison, Spread, compare_in_pairs
 from forebay.bench.disk.raw import RawFiles, pool_bytes, prepared_files, raw_slots
-from forebay.bench.pool.background_client import BackgroundLoad, beside
+from forebay.bench.pool.background_client import BackgroundLoad, running_beside
 from forebay.bench.pool.figures import Latency, PoolBenchFigures
 from forebay.bench.pool.nvme_reads import NvmeReads
 from forebay.bench.pool.stored_chains import StoredChains, new_chain
@@ -114,9 +114,9 @@ class _Measurement:
 
     def run(self, start: float) -> PoolBenchFigures:
         until = start + self._plan.seconds
-        stock = self._fill(until)
+        stored = self._fill(until)
         left_s = max(1.0, until - time.monotonic() - _QUIET_S - _IDLE_S)
-        nvme, misses = self._nvme(stock, 0.45 * left_s)
+        nvme, misses = self._nvme(stored, 0.45 * left_s)
         commits = [self._commits(0.1 * left_s / _ROUNDS) for _ in range(_ROUNDS)]
         raw_gbps = median(self._raw.write(_RAW_DEPTH, 0.03 * left_s) for _ in range(3))
         size = self._plan.payload_bytes
@@ -139,24 +139,24 @@ class _Measurement:
             commit_batch=COMMIT_BATCH,
             nvme=nvme,
             nvme_misses=misses,
-            stored=stock.found + stock.missing,
-            found=stock.found,
-            refused=stock.refused,
+            stored=stored.found + stored.missing,
+            found=stored.found,
+            refused=stored.refused,
             idle_cpu_share=self._idle(),
             seconds=time.monotonic() - start,
         )
 
     def _fill(self, until: float) -> StoredChains:
         self._progress("filling the pool", 0.1)
-        stock = StoredChains(self._client, self._plan.payload_bytes)
+        stored = StoredChains(self._client, self._plan.payload_bytes)
         left_s = until - time.monotonic()
-        stock.fill(self._plan.fill_bytes, time.monotonic() + left_s / 2)
+        stored.fill(self._plan.fill_bytes, time.monotonic() + left_s / 2)
         self._settle()
         self._progress("finding everything again", 0.3)
-        stock.find()
-        return stock
+        stored.find()
+        return stored
 
-    def _nvme(self, stock: StoredChains, seconds: float) -> tuple[RawComparison, int]:
+    def _nvme(self, stored: StoredChains, seconds: float) -> tuple[RawComparison, int]:
         """Pairs of raw reads and asks; the order of the two changes from round to round."""
         slices = 2 * PAIRS * len(DEPTHS)
 
@@ -164,7 +164,7 @@ class _Measurement:
             self._progress(f"NVMe to slab, {what}", 0.5)
             return seconds / slices
 
-        reads = NvmeReads(self._pool.socket, stock.chains)
+        reads = NvmeReads(self._pool.socket, stored.chains)
         try:
             found = compare_in_pairs(DEPTHS, self._raw.read, reads.read, slice_s)
         finally:
@@ -187,7 +187,7 @@ class _Measurement:
         self._settle()
         return rate
 
-    def _lookups(self, neighbour: BackgroundLoad, seconds: float) -> tuple[Latency, float]:
+    def _lookups(self, load: BackgroundLoad, seconds: float) -> tuple[Latency, float]:
         """Lookups of a chain that lies in DRAM, and the chunks a second stored beside them."""
         self._progress("lookups beside a client that stores", 0.7)
         chain = new_chain(LOOKUP_CHUNKS)
@@ -196,7 +196,7 @@ class _Measurement:
         if receipt.stored != LOOKUP_CHUNKS:
             raise StartupError(f"the pool took {receipt.stored} of {LOOKUP_CHUNKS} chunks.")
         rounds: list[list[float]] = []
-        with beside(self._pool.socket, neighbour) as report:
+        with running_beside(self._pool.socket, load) as report:
             for _ in range(_ROUNDS):
                 until = time.monotonic() + seconds / _ROUNDS
                 times: list[float] = []

@@ -1,4 +1,4 @@
-"""The lower half of the page: boundary, evidence, answers, repeats, machine, versions, commands."""
+"""The lower half of the page: answers, evidence, stateless load, repeats, servers, conditions."""
 
 import html
 from collections.abc import Sequence
@@ -106,15 +106,15 @@ def _repeats(repeats: Sequence[RepeatOrder]) -> list[str]:
     if len(repeats) < 2:
         return []
     rows = [
-        [str(count), side, str(step.clients), *_figures(step)]
+        [str(count), name, str(step.clients), *_figures(step)]
         for count, order in enumerate(repeats, 1)
-        for side in order.sides
-        for step in order.results[side].steps
+        for name in order.sides
+        for step in order.results[name].steps
     ]
     return [
         "<h2>Each run by itself</h2>",
-        paragraph("Figures above are over all runs. Here sides are in the order of measuring."),
-        table(["run", "side", "clients", *_FIGURES], rows, names=[1]),
+        paragraph("Figures above are over all runs. Here variants are in the order of measuring."),
+        table(["run", "variant", "clients", *_FIGURES], rows, names=[1]),
     ]
 
 

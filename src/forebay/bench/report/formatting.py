@@ -20,7 +20,7 @@ def points(found: Comparison) -> list[str]:
     off, on = found.off, found.on
     lines = [f"Within {sla_words(found.bounds)}:"]
     if off.point is None or on.point is None:
-        lines += [f"  {_alone(side)}" for side in (off, on)]
+        lines += [f"  {_alone(judged)}" for judged in (off, on)]
         return lines
     rates = f"{on.point.req_s:.2f} against {off.point.req_s:.2f} requests/s at the operating points"
     clients = f"{clients_of(on.point.clients)} against {off.point.clients}"
@@ -35,8 +35,8 @@ def points(found: Comparison) -> list[str]:
 
 
 def violations(found: Comparison) -> str:
-    """Where each side first broke the SLA, the second one first as in the headline."""
-    steps = [side.violation for side in (found.on, found.off)]
+    """Where each variant first broke the SLA, the second one first as in the headline."""
+    steps = [judged.violation for judged in (found.on, found.off)]
     places = " and ".join("none" if step is None else str(step.clients) for step in steps)
     return f"first violation{':' if None in steps else ' at'} {places}"
 
@@ -101,7 +101,7 @@ def times(value: TimeStats | None) -> str:
     return f"{mean_of(value):>8} {number(None if value is None else value.p99):>8}"
 
 
-def _alone(side: JudgedResult) -> str:
-    if side.point is None:
-        return f"{side.name}: no step"
-    return f"{side.name}: {clients_of(side.point.clients)}, {side.point.req_s:.2f} requests/s"
+def _alone(judged: JudgedResult) -> str:
+    if judged.point is None:
+        return f"{judged.name}: no step"
+    return f"{judged.name}: {clients_of(judged.point.clients)}, {judged.point.req_s:.2f} requests/s"

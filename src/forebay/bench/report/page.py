@@ -14,7 +14,13 @@ from forebay.bench.report.formatting import (
     violations,
 )
 from forebay.bench.result import files
-from forebay.bench.result.compare import ComparedStep, Comparison, JudgedResult, compare, side_of
+from forebay.bench.result.compare import (
+    ComparedStep,
+    Comparison,
+    JudgedResult,
+    compare,
+    judged_result,
+)
 from forebay.bench.result.format import AbResult, LoadResult, LoadStep, TimeStats
 from forebay.report.charts import Chart, ChartLine, number
 from forebay.report.page import document, figure, legend
@@ -53,8 +59,8 @@ def _subtitle(ab: AbResult, model: str) -> str:
 def _headline(found: Comparison) -> str:
     def both(figure: Callable[[LoadStep], str]) -> str:
         said = [
-            "no step" if side.point is None else figure(side.point)
-            for side in (found.on, found.off)
+            "no step" if judged.point is None else figure(judged.point)
+            for judged in (found.on, found.off)
         ]
         return " against ".join(said)
 
@@ -87,8 +93,8 @@ def _keys(ab: AbResult, found: Comparison) -> str:
 
 def _charts(ab: AbResult, found: Comparison) -> str:
     def over(value_of: Callable[[LoadStep], float | None]) -> list[ChartLine]:
-        sides = [("off", ab.off), ("on", ab.on), *(("other", each) for each in ab.others)]
-        return [_line(side, result, ab, value_of) for side, result in sides]
+        variants = [("off", ab.off), ("on", ab.on), *(("other", each) for each in ab.others)]
+        return [_line(colour, result, ab, value_of) for colour, result in variants]
 
     ttft_bound = found.bounds.ttft_ms
     charts = [
@@ -115,19 +121,19 @@ def _charts(ab: AbResult, found: Comparison) -> str:
 
 
 def _line(
-    side: str, result: LoadResult, ab: AbResult, value_of: Callable[[LoadStep], float | None]
+    colour: str, result: LoadResult, ab: AbResult, value_of: Callable[[LoadStep], float | None]
 ) -> ChartLine:
     points = [
         (float(step.clients), value)
         for step in result.steps
         if (value := value_of(step)) is not None
     ]
-    point = side_of(result, ab.sla).point
-    return ChartLine(result.name, side, points, None if point is None else float(point.clients))
+    point = judged_result(result, ab.sla).point
+    return ChartLine(result.name, colour, points, None if point is None else float(point.clients))
 
 
 def _per_turn(ab: AbResult, found: Comparison) -> list[Chart]:
-    """At the last step where both sides have turns and the first is within the SLA, or the last."""
+    """Of the last step with turns in both variants that the first carries within the SLA."""
     both = [
         row.clients
         for row in found.rows
@@ -138,8 +144,8 @@ def _per_turn(ab: AbResult, found: Comparison) -> list[Chart]:
     limit = found.off.point.clients if found.off.point else both[-1]
     clients = max([count for count in both if count <= limit] or both[:1])
     curves = []
-    sides = [("off", ab.off), ("on", ab.on), *(("other", each) for each in ab.others)]
-    for side, result in sides:
+    variants = [("off", ab.off), ("on", ab.on), *(("other", each) for each in ab.others)]
+    for colour, result in variants:
         steps = [step for step in result.steps if step.clients == clients]
         points = [
             (float(turn.turn), turn.ttft_ms.mean)
@@ -147,7 +153,7 @@ def _per_turn(ab: AbResult, found: Comparison) -> list[Chart]:
             for turn in step.turns
             if turn.ttft_ms is not None
         ]
-        curves.append(ChartLine(result.name, side, points))
+        curves.append(ChartLine(result.name, colour, points))
     return [Chart(f"TTFT turn by turn, at {clients_of(clients)}", "ms, mean", "turn", curves)]
 
 
@@ -179,7 +185,7 @@ def _table(ab: AbResult, found: Comparison) -> str:
 
 def _row(found: Comparison, row: ComparedStep) -> str:
     steps: Sequence[LoadStep | None] = (row.off, row.on)
-    kinds = [_kind(step, side) for step, side in zip(steps, (found.off, found.on), strict=True)]
+    kinds = [_kind(step, judged) for step, judged in zip(steps, (found.off, found.on), strict=True)]
     cells = [f"<td>{'-' if step is None else f'{step.req_s:.2f}'}</td>" for step in steps]
     kind = "loss" if row.gain is not None and row.gain < 0 else "gain"
     cells.append(f'<td class="{kind}">{gain_of(row.gain)}</td>')
@@ -195,10 +201,10 @@ def _row(found: Comparison, row: ComparedStep) -> str:
     return f"<tr><td>{row.clients}</td>{''.join(cells)}</tr>"
 
 
-def _kind(step: LoadStep | None, side: JudgedResult) -> str:
+def _kind(step: LoadStep | None, judged: JudgedResult) -> str:
     if step is None:
         return ""
-    if step is side.point:
+    if step is judged.point:
         return "point"
-    is_beyond = side.violation is not None and step.clients >= side.violation.clients
+    is_beyond = judged.violation is not None and step.clients >= judged.violation.clients
     return "beyond" if is_beyond else ""

@@ -12,7 +12,7 @@ from forebay.bench.report.formatting import (
     sla_words,
     times,
 )
-from forebay.bench.result.compare import ComparedStep, Comparison, load_of, side_of
+from forebay.bench.result.compare import ComparedStep, Comparison, judged_result, load_of
 from forebay.bench.result.format import AbResult, LoadResult, LoadStep, SlaBounds
 from forebay.plan.measured import FAILED_SHARE_MAX
 from forebay.report.charts import number
@@ -41,20 +41,20 @@ def ab_text(ab: AbResult, found: Comparison) -> str:
 
 def result_text(result: LoadResult, bounds: SlaBounds) -> str:
     """One server under rising load."""
-    side = side_of(result, bounds)
+    judged = judged_result(result, bounds)
     lines = [*_steps(result), ""]
-    if side.point is None:
-        assert side.violation is not None
-        failed_share = load_of(side.violation).failed_share
+    if judged.point is None:
+        assert judged.violation is not None
+        failed_share = load_of(judged.violation).failed_share
         why = ": too many requests failed" if failed_share > FAILED_SHARE_MAX else ""
         lines.append(f"No step is within the SLA of {sla_words(bounds)}{why}.")
     else:
         first = "none is beyond it"
-        if side.violation is not None:
-            first = f"the first violation is at {side.violation.clients}"
+        if judged.violation is not None:
+            first = f"the first violation is at {judged.violation.clients}"
         lines.append(
-            f"Within {sla_words(bounds)}: {clients_of(side.point.clients)},"
-            f" {side.point.req_s:.2f} requests/s; {first}."
+            f"Within {sla_words(bounds)}: {clients_of(judged.point.clients)},"
+            f" {judged.point.req_s:.2f} requests/s; {first}."
         )
     return "\n".join([*lines, *failures(result)])
 
@@ -86,8 +86,8 @@ def _table(found: Comparison) -> list[str]:
 def _row(found: Comparison, row: ComparedStep) -> str:
     off, on = row.off, row.on
     tpots = [
-        mean_of(step.tpot_ms if step else None) + _mark(step, side.point, side.violation)
-        for step, side in ((off, found.off), (on, found.on))
+        mean_of(step.tpot_ms if step else None) + _mark(step, judged.point, judged.violation)
+        for step, judged in ((off, found.off), (on, found.on))
     ]
     return (
         f"{row.clients:>9} {_rate(off):>8} {_rate(on):>8} {gain_of(row.gain):>8}"

@@ -5,7 +5,7 @@ from typing import Any
 
 from forebay.bench.result.format import LoadResult, LoadStep, SlaBounds
 from forebay.plan.measured import Judged, Sla, failed_share, judged
-from forebay.plan.measured import Step as Load
+from forebay.plan.measured import MeasuredStep as Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class JudgedResult:
 
 @dataclass(frozen=True, slots=True)
 class ComparedStep:
-    """One load on both sides; None where a side was not measured at it."""
+    """One load on both variants; None where one was not measured at it."""
 
     clients: int
     off: LoadStep | None
@@ -59,7 +59,7 @@ class Comparison:
     @property
     def ttft_ratio(self) -> float | None:
         """Time to the first token at the operating points: how many times sooner."""
-        times = [side.point.ttft_ms if side.point else None for side in (self.off, self.on)]
+        times = [judged.point.ttft_ms if judged.point else None for judged in (self.off, self.on)]
         if times[0] is None or times[1] is None or not times[1].mean:
             return None
         return times[0].mean / times[1].mean
@@ -68,8 +68,8 @@ class Comparison:
         """Names for programs; docs/bench-format.md has them."""
         return {
             "sla": {"tpot_ms": self.bounds.tpot_ms, "ttft_ms": self.bounds.ttft_ms},
-            "off": _side_json(self.off),
-            "on": _side_json(self.on),
+            "off": _judged_json(self.off),
+            "on": _judged_json(self.on),
             "clients_ratio": _rounded(self.clients_ratio),
             "req_s_ratio": _rounded(self.req_s_ratio),
             "ttft_ratio": _rounded(self.ttft_ratio),
@@ -83,13 +83,13 @@ def compare(off: LoadResult, on: LoadResult, bounds: SlaBounds) -> Comparison:
     clients = sorted(steps[0].keys() | steps[1].keys())
     return Comparison(
         bounds,
-        side_of(off, bounds),
-        side_of(on, bounds),
+        judged_result(off, bounds),
+        judged_result(on, bounds),
         tuple(ComparedStep(count, steps[0].get(count), steps[1].get(count)) for count in clients),
     )
 
 
-def side_of(result: LoadResult, bounds: SlaBounds) -> JudgedResult:
+def judged_result(result: LoadResult, bounds: SlaBounds) -> JudgedResult:
     """A result's operating point and first violation; the planner judges likewise."""
     found = judge(result.steps, bounds)
     steps = {step.clients: step for step in result.steps}
@@ -120,10 +120,10 @@ def load_of(step: LoadStep) -> Load:
     )
 
 
-def _side_json(side: JudgedResult) -> dict[str, Any]:
-    point, violation = side.point, side.violation
+def _judged_json(judged: JudgedResult) -> dict[str, Any]:
+    point, violation = judged.point, judged.violation
     return {
-        "name": side.name,
+        "name": judged.name,
         "clients": None if point is None else point.clients,
         "req_s": None if point is None else point.req_s,
         "ttft_ms": None if point is None or point.ttft_ms is None else point.ttft_ms.mean,

@@ -1,4 +1,4 @@
-"""Results in files: read with a sentence for what is wrong, written whole or not at all."""
+"""Result files: an unreadable one is a SettingsError; one is written whole or not at all."""
 
 import os
 import tempfile

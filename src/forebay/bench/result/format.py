@@ -121,7 +121,7 @@ class SlaBounds(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EqualAnswers(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How many answers of one side were, word for word, those of the other."""
+    """How many answers of one variant were, word for word, those of the other."""
 
     answers: Count
     equal: Count
@@ -140,7 +140,7 @@ class ResultPair(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RepeatOrder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One repeat: which side came first, and what each measured."""
+    """One repeat: which variant came first, and what each measured."""
 
     sides: tuple[str, ...]
     results: dict[str, LoadResult]

@@ -17,7 +17,7 @@ _GPU_S: Final = 10.0
 
 
 def this_machine() -> MachineFacts:
-    """What is under this process."""
+    """The machine that this process runs on."""
     return MachineFacts(
         cpu=_cpu(),
         cores=os.cpu_count() or 0,
@@ -28,7 +28,7 @@ def this_machine() -> MachineFacts:
 
 
 def these_versions() -> dict[str, str]:
-    """Of what is installed beside us and does the work."""
+    """Versions of Python, Forebay, and the packages that do the work."""
     found = {"forebay": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -39,7 +39,7 @@ def these_versions() -> dict[str, str]:
 
 
 def busy_share(seconds: float) -> float:
-    """How much of this machine's processors is in use by whoever it is, 0 to 1; waits that long."""
+    """How busy this machine's processors are over the next `seconds`, 0 to 1."""
     before, idle_before = _ticks()
     time.sleep(seconds)
     after, idle_after = _ticks()

@@ -58,20 +58,20 @@ def _run(parsed: argparse.Namespace) -> int:
     record_bytes = _size("--record", parsed.record)
     shares = 1 if parsed.dram is None else 2  # the drives alone, then the pool on them
     seconds = _seconds(parsed.seconds or str(60 * shares)) / shares
-    served_plan = None
+    pool_plan = None
     if parsed.dram is not None:
-        served_plan = PoolBenchPlan(_size("--dram", parsed.dram), disks, record_bytes, seconds)
-        refuse_impossible(served_plan)
+        pool_plan = PoolBenchPlan(_size("--dram", parsed.dram), disks, record_bytes, seconds)
+        refuse_impossible(pool_plan)
     with progress.shown() as show:
         figures = measure_disks(DiskBenchPlan(disks, record_bytes, seconds), show)
-        served = None if served_plan is None else measure_pool(served_plan, show)
+        pool_figures = None if pool_plan is None else measure_pool(pool_plan, show)
     if parsed.json:
-        more = {} if served is None else served.as_json()
+        more = {} if pool_figures is None else pool_figures.as_json()
         print(json.dumps({**figures.as_json(), **more}, indent=2))
     else:
         print(readable(figures))
-        if served is not None:
-            print(readable_served(served))
+        if pool_figures is not None:
+            print(readable_pool(pool_figures))
         for disk in disks:
             for path in scratch.leftovers(disk.path):
                 print(f"A run that was killed left {path}; remove it with: rm -r {path}")
@@ -104,7 +104,7 @@ def readable(figures: DiskFigures) -> str:
         "              raw                   forebay, verified     ratio",
         _row("read", figures.read),
         _row("write", figures.write),
-        f"  at once     {_both(figures.mixed_raw)} {_both(figures.mixed_ours)}",
+        f"  at once     {_both(figures.mixed_raw)} {_both(figures.mixed_forebay)}",
         "",
         *_small(figures),
     ]
@@ -120,28 +120,28 @@ def readable(figures: DiskFigures) -> str:
     return os.linesep.join(lines)
 
 
-def readable_served(served: PoolBenchFigures) -> str:
+def readable_pool(pool: PoolBenchFigures) -> str:
     """The figures of a running pool, for people."""
-    small, commits = format_size(served.small_payload_bytes), served.commits_per_s
-    half, moved = served.raw_write_gbps / 2, format_size(served.found * served.record_payload_bytes)
+    small, commits = format_size(pool.small_payload_bytes), pool.commits_per_s
+    half, moved = pool.raw_write_gbps / 2, format_size(pool.found * pool.record_payload_bytes)
     rates = f"{commits.median:,.0f} ({commits.low:,.0f} to {commits.high:,.0f})"
     rows = [
-        (f"lookup of {served.lookup_chunks} chunks", _latency(served.lookup)),
-        ("  beside stores", f"{served.lookup_beside_gbps:.2f} GB/s (half of raw: {half:.2f})"),
-        ("the same", _latency(served.lookup_beside_commits)),
-        ("  beside commits", f"{served.beside_commits_per_s:,.0f} a second"),
-        ("commits a second", f"{rates}, {served.commit_batch} chunks of {small} at a time"),
-        ("NVMe to slab, GB/s", f"{served.nvme.ours}, raw {served.nvme.raw}"),
-        ("  ratio", str(served.nvme.ratio)),
-        ("found again", f"{served.found} of {served.stored + served.refused} records, {moved}"),
-        ("CPU of the idle pool", f"{served.idle_cpu_share:.1%} of a core"),
+        (f"lookup of {pool.lookup_chunks} chunks", _latency(pool.lookup)),
+        ("  beside stores", f"{pool.lookup_beside_gbps:.2f} GB/s (half of raw: {half:.2f})"),
+        ("the same", _latency(pool.lookup_beside_commits)),
+        ("  beside commits", f"{pool.beside_commits_per_s:,.0f} a second"),
+        ("commits a second", f"{rates}, {pool.commit_batch} chunks of {small} at a time"),
+        ("NVMe to slab, GB/s", f"{pool.nvme.forebay}, raw {pool.nvme.raw}"),
+        ("  ratio", str(pool.nvme.ratio)),
+        ("found again", f"{pool.found} of {pool.stored + pool.refused} records, {moved}"),
+        ("CPU of the idle pool", f"{pool.idle_cpu_share:.1%} of a core"),
     ]
-    lines = ["", f"a pool with {format_size(served.dram_bytes)} of DRAM, over its socket", ""]
+    lines = ["", f"a pool with {format_size(pool.dram_bytes)} of DRAM, over its socket", ""]
     lines += [f"  {name:<27} {value}" for name, value in rows]
-    if served.lookups_not_ready or served.nvme_misses:
+    if pool.lookups_not_ready or pool.nvme_misses:
         lines.append(
-            f"  {served.lookups_not_ready} lookups found less than everything in DRAM,"
-            f" {served.nvme_misses} chunks that were asked for were not promised"
+            f"  {pool.lookups_not_ready} lookups found less than everything in DRAM,"
+            f" {pool.nvme_misses} chunks that were asked for were not promised"
         )
     return os.linesep.join(lines)
 
@@ -150,12 +150,12 @@ def _latency(latency: Latency) -> str:
     return f"p50 {latency.p50_ms} ms, p99 {latency.p99_ms:.2f} ms"
 
 
-def _depths(versus: RawComparison) -> str:
-    return ", ".join(map(str, versus.by_depth))
+def _depths(comparison: RawComparison) -> str:
+    return ", ".join(map(str, comparison.by_depth))
 
 
-def _row(name: str, versus: RawComparison) -> str:
-    return f"  {name:<11} {versus.raw!s:<21} {versus.ours!s:<21} {versus.ratio}"
+def _row(name: str, comparison: RawComparison) -> str:
+    return f"  {name:<11} {comparison.raw!s:<21} {comparison.forebay!s:<21} {comparison.ratio}"
 
 
 def _both(pair: tuple[float, float]) -> str:

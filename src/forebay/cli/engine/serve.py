@@ -17,7 +17,7 @@ from forebay.cli import flags
 from forebay.cli.flags import Commands
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import SettingsError, StartupError
-from forebay.pool import life
+from forebay.pool import service
 from forebay.settings import Settings
 
 # Where vLLM may be told which model it serves.
@@ -76,13 +76,13 @@ def _pool_path(settings: Settings) -> str:
     Only the engine knows whether it can share, so it is the engine that starts a pool.
     """
     if settings.no_pool != "start":
-        return life.join_or_start(settings)
+        return service.join_or_start(settings)
     for disk in settings.disk:
         if not Path(disk.path).is_dir():
             raise StartupError(
                 f"{disk.path} is not a directory; create it with: mkdir -m 700 {disk.path}"
             )
-    return life.socket_path(settings)
+    return service.socket_path(settings)
 
 
 def settings_of(parsed: argparse.Namespace) -> Settings:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.errors import SettingsError
-from forebay.plan.breakeven import Source
-from forebay.plan.capacity import Machine
+from forebay.plan.breakeven import KvSource
+from forebay.plan.capacity import GpuMachine
 from forebay.plan.measured import AB_SIDES, Sla, ab_sides, operating_point
 from forebay.plan.model.config import KV_BITS, shape_of
 from forebay.plan.model.known import MODELS
 from forebay.plan.model.shape import Shape, model_dim_shape, plain_shape
-from forebay.plan.ssd import DRIVES, Drive, rated_bytes
+from forebay.plan.ssd import DRIVES, SsdModel, rated_bytes
 from forebay.quantity import parse_size
 
 # Clients under the SLA without and with a pool, and where they were measured.
@@ -27,7 +27,7 @@ _WEIGHTS: Final = ("*.safetensors", "*.bin")  # the first that is there; never b
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PlannedModel:
     """A model and, where it is known, what its weights take."""
 
     shape: Shape
@@ -75,7 +75,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
     bits.add_argument("--bits", type=int, metavar="Q", help="of one cached number")
 
 
-def model_of(arguments: argparse.Namespace) -> Model:
+def model_of(arguments: argparse.Namespace) -> PlannedModel:
     """The model that the options of `add_shape` name."""
     bits = KV_BITS[arguments.kv_dtype] if arguments.kv_dtype else arguments.bits
     layers, heads, head_dim = arguments.layers, arguments.heads, arguments.head_dim
@@ -89,15 +89,15 @@ def model_of(arguments: argparse.Namespace) -> Model:
         return read_model(arguments.model, bits)
     bits = 16 if bits is None else bits
     if layers is not None and arguments.model_dim is not None and heads is head_dim is None:
-        return Model(model_dim_shape(layers, arguments.model_dim, bits), None)
+        return PlannedModel(model_dim_shape(layers, arguments.model_dim, bits), None)
     if None not in {layers, heads, head_dim} and arguments.model_dim is None:
-        return Model(plain_shape(layers, heads, head_dim, bits), None)
+        return PlannedModel(plain_shape(layers, heads, head_dim, bits), None)
     raise SettingsError(
         "MODEL is missing; name one, or give --layers with --heads and --head-dim or --model-dim."
     )
 
 
-def machine_of(arguments: argparse.Namespace, model: Model) -> Machine | None:
+def machine_of(arguments: argparse.Namespace, model: PlannedModel) -> GpuMachine | None:
     """The GPUs to fill; none without --gpu-memory."""
     if arguments.gpu_memory is None:
         if arguments.gpus is not None or arguments.weights is not None:
@@ -109,7 +109,7 @@ def machine_of(arguments: argparse.Namespace, model: Model) -> Machine | None:
     if weights_bytes is None:
         raise SettingsError("weights is missing; give --weights, the size of the model's files.")
     gpus = 1 if arguments.gpus is None else arguments.gpus
-    return Machine(
+    return GpuMachine(
         gpus=gpus,
         gpu_memory_bytes=parse_size(arguments.gpu_memory),
         weights_bytes=weights_bytes,
@@ -120,7 +120,7 @@ def machine_of(arguments: argparse.Namespace, model: Model) -> Machine | None:
     )
 
 
-def drive_of(arguments: argparse.Namespace) -> Drive:
+def drive_of(arguments: argparse.Namespace) -> SsdModel:
     """A preset, or a drive from its own figures."""
     capacity_text, random_text = arguments.capacity, arguments.tbw_random
     sequential_text, years = arguments.tbw_sequential, arguments.warranty_years
@@ -137,7 +137,7 @@ def drive_of(arguments: argparse.Namespace) -> Drive:
         raise SettingsError("dwpd or tbw-random: give exactly one of them with --capacity.")
     capacity_bytes = parse_size(capacity_text)
     years = 5.0 if years is None else years
-    return Drive(
+    return SsdModel(
         name=f"{capacity_text} drive",
         capacity_bytes=capacity_bytes,
         random_bytes=rated_bytes(capacity_bytes, arguments.dwpd, years)
@@ -148,12 +148,12 @@ def drive_of(arguments: argparse.Namespace) -> Drive:
     )
 
 
-def measured_source(text: str, latency_us: float) -> Source:
+def measured_source(text: str, latency_us: float) -> KvSource:
     """A tier as NAME=SIZE a second."""
     name, separator, amount = text.partition("=")
     if not separator or not name:
         raise SettingsError(f"bandwidth '{text[:40]}' is not NAME=SIZE; write one as raid=26GB.")
-    return Source(name, parse_size(amount.removesuffix("/s")), latency_us)
+    return KvSource(name, parse_size(amount.removesuffix("/s")), latency_us)
 
 
 def clients_under_sla(results: list[Path], sla: Sla) -> tuple[tuple[int, int], str]:
@@ -187,7 +187,7 @@ def read_json(path: Path) -> object:
         raise SettingsError(f"{path} is not JSON.") from error
 
 
-def read_model(name: str, bits: int | None) -> Model:
+def read_model(name: str, bits: int | None) -> PlannedModel:
     """A model directory, a `config.json`, or one of the built-in shapes."""
     path = Path(name)
     try:
@@ -197,12 +197,12 @@ def read_model(name: str, bits: int | None) -> Model:
     if is_directory:
         config = path / "config.json"
         shape = shape_of(path.resolve().name, str(config), read_json(config), bits)
-        return Model(shape, _weights_bytes(path))
+        return PlannedModel(shape, _weights_bytes(path))
     if exists:
-        return Model(shape_of(path.stem, str(path), read_json(path), bits), None)
+        return PlannedModel(shape_of(path.stem, str(path), read_json(path), bits), None)
     for known, model in MODELS.items():
         if known.lower() == name.lower():
-            return Model(shape_of(known, known, model.config, bits), model.weights_bytes)
+            return PlannedModel(shape_of(known, known, model.config, bits), model.weights_bytes)
     raise SettingsError(
         f"MODEL {name[:80]!r} is neither a directory, a config.json nor one of {', '.join(MODELS)}."
     )

@@ -26,8 +26,8 @@ from forebay.cli.plan.inputs import (
 )
 from forebay.errors import SettingsError
 from forebay.plan.breakeven import SOURCES, breakeven
-from forebay.plan.capacity import Machine, capacity, kv_need
-from forebay.plan.fleet import Load, Server, cost, gpus_required
+from forebay.plan.capacity import GpuMachine, capacity, kv_need
+from forebay.plan.fleet import FleetLoad, ServerSpec, cost, gpus_required
 from forebay.plan.hits import trace_hits
 from forebay.plan.measured import Sla, operating_point
 from forebay.plan.number import whole
@@ -36,6 +36,15 @@ from forebay.plan.ssd import DRIVES, wear
 from forebay.quantity import parse_size
 from forebay.sim.trace import read_trace, schedule
 
+_EPILOG = """\
+examples:
+  forebay plan kv Qwen2.5-32B --tokens 32768
+  forebay plan pool Llama-3.1-70B --users 200 --context 16000
+  forebay plan breakeven Llama-3.1-8B --prefill-tps 38000
+
+Each question has its own help and examples: forebay plan QUESTION --help. Exit status: 0 answered,
+2 what was given is missing something or cannot be meant.
+"""
 Arguments = argparse.Namespace
 Questions = Any  # argparse's own type for a group of sub-commands is private
 
@@ -46,6 +55,7 @@ def add(commands: Questions) -> None:
         "plan",
         help="what to buy: KV size, GPUs, pool, break-even, SSD life, cost",
         description="What must I buy? Arithmetic on model shapes and measured results.",
+        epilog=_EPILOG,
     )
     questions = parser.add_subparsers(title="questions", metavar="QUESTION", required=True)
     for add_question in (_add_kv, _add_gpus, _add_pool, _add_breakeven, _add_ssd, _add_cost):
@@ -92,7 +102,7 @@ def _add_kv(questions: Questions) -> None:
     parser.add_argument("--weights", metavar="SIZE", help="of the model (default: its files)")
     parser.add_argument("--pool", default="1TiB", metavar="SIZE", help="DRAM and NVMe (1TiB)")
     parser.add_argument("--reserve", default="2GiB", metavar="SIZE", help="a GPU, no KV (2GiB)")
-    add_assumptions(parser, Machine, utilization="share of GPU memory the engine uses")
+    add_assumptions(parser, GpuMachine, utilization="share of GPU memory the engine uses")
 
 
 def _run_kv(arguments: Arguments) -> int:
@@ -328,7 +338,7 @@ def _add_cost(questions: Questions) -> None:
     _add_sla(parser)
     add_assumptions(
         parser,
-        Server,
+        ServerSpec,
         server_gpus="GPUs a server",
         rack_units="of a server",
         power_kw_min="of a server",
@@ -340,8 +350,8 @@ def _add_cost(questions: Questions) -> None:
 
 
 def _run_cost(arguments: Arguments) -> int:
-    load = Load(arguments.clients, arguments.baseline_servers)
-    server = Server(**assumed(arguments, Server))
+    load = FleetLoad(arguments.clients, arguments.baseline_servers)
+    server = ServerSpec(**assumed(arguments, ServerSpec))
     sla = _sla(arguments)
     clients, basis = clients_under_sla(arguments.results, sla)
     found = cost(load, *clients, server)

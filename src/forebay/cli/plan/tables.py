@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.plan.breakeven import Breakeven
-from forebay.plan.capacity import Capacity, KvNeed, Machine
-from forebay.plan.fleet import Cost, Fleet, GpuNeed, Server
+from forebay.plan.capacity import Capacity, GpuMachine, KvNeed
+from forebay.plan.fleet import Cost, Fleet, GpuNeed, ServerSpec
 from forebay.plan.hits import TraceHits
 from forebay.plan.pool import Demand, PoolSize
 from forebay.plan.ssd import Wear
@@ -49,7 +49,7 @@ def show_kv(need: KvNeed) -> None:
     )
 
 
-def show_capacity(found: Capacity, machine: Machine) -> None:
+def show_capacity(found: Capacity, machine: GpuMachine) -> None:
     longest = f"{found.longest_context_tokens:,} tokens"
     notes = [
         (
@@ -209,7 +209,7 @@ def show_wear(found: Wear) -> None:
     )
 
 
-def show_cost(found: Cost, server: Server, basis: str) -> None:
+def show_cost(found: Cost, server: ServerSpec, basis: str) -> None:
     def row(label: str, cell: Callable[[Fleet], str]) -> tuple[str, str, str]:
         return label, cell(found.without), cell(found.pooled)
 

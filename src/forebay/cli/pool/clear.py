@@ -3,7 +3,7 @@
 import argparse
 
 from forebay.cli.flags import Commands
-from forebay.cli.pool import joined
+from forebay.cli.pool import running
 from forebay.errors import SettingsError, StartupError
 
 _EPILOG = """\
@@ -27,15 +27,15 @@ def add(commands: Commands) -> None:
         "--namespace", metavar="HEX", help="the first digits of a namespace, at least 8"
     )
     parser.add_argument("--all", action="store_true", help="everything")
-    joined.add_socket(parser)
+    running.add_socket(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:
     if (parsed.namespace is None) != parsed.all or parsed.namespace == "":
         raise SettingsError("say what to delete: either --namespace HEX or --all.")
-    with joined.client_of(parsed) as client:
-        done = joined.answered(client.clear(parsed.namespace or "", joined.TIMEOUT_S))
+    with running.client_of(parsed) as client:
+        done = running.answered(client.clear(parsed.namespace or "", running.TIMEOUT_S))
     if not done.ok:
         raise StartupError(done.sentence)
     print(done.sentence)

@@ -10,7 +10,7 @@ from typing import Final
 from forebay.cli import flags
 from forebay.cli.flags import Commands, Parser
 from forebay.errors import SettingsError
-from forebay.pool.life import LOCK_FLAG, Service
+from forebay.pool.service import LOCK_FLAG, Service
 from forebay.quantity import format_size
 from forebay.settings import Settings
 from forebay.sys import processes
@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
 
 
 def add_flags(parser: Parser) -> None:
-    """What a pool can be told."""
+    """The flags of a pool."""
     flags.add_settings(parser, _SETTINGS)
     parser.add_argument(
         "--linger",
@@ -74,7 +74,7 @@ def _run(parsed: argparse.Namespace) -> int:
 def serve(
     parsed: argparse.Namespace, world: World, begun: Callable[[], None] = lambda: None
 ) -> int:
-    """Run a pool in the foreground until a signal or, with --linger, loneliness ends it."""
+    """Run a pool in the foreground until a signal, or with --linger until no engine is left."""
     linger_s = None if parsed.linger is None else _seconds(parsed.linger)
     settings = flags.read_settings(parsed)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -98,7 +98,7 @@ def _announce(service: Service, settings: Settings) -> None:
     disks = ", ".join(f"{disk.path} {format_size(disk.cap_bytes)}" for disk in settings.disk)
     logging.getLogger(__name__).info(
         "serving at %s: DRAM %s, %s",
-        service.place.path,
+        service.address.path,
         format_size(settings.dram),
         disks or "no disk",
     )

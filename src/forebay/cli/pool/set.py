@@ -4,7 +4,7 @@ import argparse
 import os
 
 from forebay.cli.flags import Commands
-from forebay.cli.pool import joined
+from forebay.cli.pool import running
 from forebay.errors import SettingsError, StartupError
 from forebay.quantity import parse_size
 from forebay.settings import parse_disk
@@ -29,14 +29,14 @@ def add(commands: Commands) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument("caps", nargs="+", metavar="NAME=VALUE", help="dram=SIZE or disk=DIR:SIZE")
-    joined.add_socket(parser)
+    running.add_socket(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:
     dram_bytes, disk = parse_caps(parsed.caps)
-    with joined.client_of(parsed) as client:
-        done = joined.answered(client.resize(dram_bytes, disk, joined.TIMEOUT_S))
+    with running.client_of(parsed) as client:
+        done = running.answered(client.resize(dram_bytes, disk, running.TIMEOUT_S))
     if not done.ok:
         raise StartupError(done.sentence)
     print(done.sentence)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from forebay.cli import flags
 from forebay.cli.flags import Commands
-from forebay.cli.pool import joined
+from forebay.cli.pool import running
 from forebay.quantity import format_size
 
 _EPILOG = """\
@@ -24,14 +24,14 @@ def add(commands: Commands) -> None:
         description="Print the running pool's numbers.",
         epilog=_EPILOG,
     )
-    joined.add_socket(parser)
+    running.add_socket(parser)
     flags.add_json(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    with joined.client_of(parsed) as client:
-        numbers = joined.answered(client.stats(joined.TIMEOUT_S))
+    with running.client_of(parsed) as client:
+        numbers = running.answered(client.stats(running.TIMEOUT_S))
     print(json.dumps(numbers, indent=2) if parsed.json else readable(numbers))
     return 0
 

@@ -28,7 +28,7 @@ from forebay.engines.weights import WeightsHash
 from forebay.engines.worker import WorkerConnector
 from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot
-from forebay.pool import life
+from forebay.pool import service
 from forebay.pool.client.session import PoolSession
 from forebay.settings import Settings, SettingsSource, build, from_environment
 from forebay.sys.clock import Clock
@@ -65,7 +65,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
             self._start_scheduler(vllm_config, clock, directory)
         else:
-            self._worker = WorkerConnector(life.socket_path(self.settings), self._shape, clock)
+            self._worker = WorkerConnector(service.socket_path(self.settings), self._shape, clock)
 
     def _weights_directory(self, config: Any) -> str:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
@@ -85,7 +85,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             _log.warning("Forebay stands aside and shares nothing: %s.", obstacle.sentence)
 
     def _start_scheduler(self, config: Any, clock: Clock, directory: str) -> None:
-        socket_path = life.join_or_start(self.settings)
+        socket_path = service.join_or_start(self.settings)
         self._namespace = identity.Namespace(config, self._cache, self._shape)
         if self.settings.weights_id:
             self._namespace.name_weights(self.settings.weights_id)

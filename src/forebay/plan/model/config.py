@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.errors import SettingsError
-from forebay.plan.model.shape import LAYERS_MAX, VALUES_MAX, Kind, LayerGroup, Shape
+from forebay.plan.model.shape import LAYERS_MAX, VALUES_MAX, LayerGroup, LayerKind, Shape
 from forebay.plan.number import whole
 
 Config = Mapping[str, object]
@@ -71,9 +71,9 @@ _FULL_EVERY: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2,
 _WINDOW_IN_ALL: Final = frozenset({"mistral", "mixtral", "phi3", "phimoe", "starcoder2"})
 _WINDOW_IF_USED: Final = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 _LAYER_TYPES: Final = {
-    "full_attention": Kind.FULL,
-    "sliding_attention": Kind.SLIDING,
-    "linear_attention": Kind.LINEAR,
+    "full_attention": LayerKind.FULL,
+    "sliding_attention": LayerKind.SLIDING,
+    "linear_attention": LayerKind.LINEAR,
 }
 _DTYPE_BITS: Final = {
     "bfloat16": 16,
@@ -158,7 +158,7 @@ def _latent(reader: _Reader, layers: int, heads: int) -> tuple[tuple[LayerGroup,
     rope = reader.whole("qk_rope_head_dim")
     width = reader.whole("kv_lora_rank") + rope
     head_values = reader.whole("qk_nope_head_dim") + rope + reader.whole("v_head_dim")
-    group = LayerGroup(Kind.LATENT, layers, heads=1, head_values=width)
+    group = LayerGroup(LayerKind.LATENT, layers, heads=1, head_values=width)
     return (group,), layers * heads * head_values
 
 
@@ -169,15 +169,15 @@ def _attention(
     kv_heads = _kv_heads(reader, model_type, heads)
     kinds = _layer_kinds(reader, model_type, layers)
     groups = []
-    if count := kinds.count(Kind.FULL):
-        groups.append(LayerGroup(Kind.FULL, count, kv_heads, 2 * head_dim))
-    if count := kinds.count(Kind.SLIDING):
+    if count := kinds.count(LayerKind.FULL):
+        groups.append(LayerGroup(LayerKind.FULL, count, kv_heads, 2 * head_dim))
+    if count := kinds.count(LayerKind.SLIDING):
         window = reader.whole("sliding_window", most=WINDOW_MAX)
-        groups.append(LayerGroup(Kind.SLIDING, count, kv_heads, 2 * head_dim, window))
-    if count := kinds.count(Kind.LINEAR):
+        groups.append(LayerGroup(LayerKind.SLIDING, count, kv_heads, 2 * head_dim, window))
+    if count := kinds.count(LayerKind.LINEAR):
         groups.append(_linear(reader, count))
     # Recurrent layers are no attention layers: the classic estimate leaves them out.
-    classic_layers = layers - kinds.count(Kind.LINEAR)
+    classic_layers = layers - kinds.count(LayerKind.LINEAR)
     return tuple(groups), 2 * classic_layers * heads * head_dim
 
 
@@ -192,7 +192,7 @@ def _linear(reader: _Reader, layers: int) -> LayerGroup:
     matrix_values = value_heads * key_dim * value_dim
     conv_values = (2 * key_heads * key_dim + value_heads * value_dim) * (kernel - 1)
     state_bytes = (matrix_values + conv_values) * STATE_VALUE_BYTES
-    return LayerGroup(Kind.LINEAR, layers, value_heads, head_values=0, state_bytes=state_bytes)
+    return LayerGroup(LayerKind.LINEAR, layers, value_heads, head_values=0, state_bytes=state_bytes)
 
 
 def _head_dim(reader: _Reader, model_type: str, heads: int) -> int:
@@ -224,25 +224,25 @@ def _kv_heads(reader: _Reader, model_type: str, heads: int) -> int:
     return kv_heads
 
 
-def _layer_kinds(reader: _Reader, model_type: str, layers: int) -> list[Kind]:
+def _layer_kinds(reader: _Reader, model_type: str, layers: int) -> list[LayerKind]:
     if reader.fields.get("layer_types") is not None:
         return _listed_kinds(reader, layers)
     if model_type in _FULL_EVERY:
-        other = Kind.LINEAR if model_type == "qwen3_next" else Kind.SLIDING
-        field = "full_attention_interval" if other is Kind.LINEAR else "sliding_window_pattern"
+        other = LayerKind.LINEAR if model_type == "qwen3_next" else LayerKind.SLIDING
+        field = "full_attention_interval" if other is LayerKind.LINEAR else "sliding_window_pattern"
         every = reader.whole(field, _FULL_EVERY[model_type], most=LAYERS_MAX)
-        return [other if (layer + 1) % every else Kind.FULL for layer in range(layers)]
+        return [other if (layer + 1) % every else LayerKind.FULL for layer in range(layers)]
     if reader.fields.get("sliding_window") is None:
-        return [Kind.FULL] * layers
+        return [LayerKind.FULL] * layers
     if model_type in _WINDOW_IN_ALL:
-        return [Kind.SLIDING] * layers
+        return [LayerKind.SLIDING] * layers
     if model_type in _WINDOW_IF_USED and reader.flag("use_sliding_window", default=False):
         full = min(layers, reader.whole("max_window_layers", least=0, most=LAYERS_MAX))
-        return [Kind.FULL] * full + [Kind.SLIDING] * (layers - full)
-    return [Kind.FULL] * layers
+        return [LayerKind.FULL] * full + [LayerKind.SLIDING] * (layers - full)
+    return [LayerKind.FULL] * layers
 
 
-def _listed_kinds(reader: _Reader, layers: int) -> list[Kind]:
+def _listed_kinds(reader: _Reader, layers: int) -> list[LayerKind]:
     listed = reader.fields["layer_types"]
     if not isinstance(listed, list) or len(listed) != layers:
         raise SettingsError(

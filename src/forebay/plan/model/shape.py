@@ -19,7 +19,7 @@ VALUES_MAX: Final = 10**7  # heads, and numbers a head
 RANKS_MAX: Final = 4096
 
 
-class Kind(StrEnum):
+class LayerKind(StrEnum):
     """What a layer keeps of a token."""
 
     FULL = "full"  # K and V of every token
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 class LayerGroup:
     """Layers of one kind and size."""
 
-    kind: Kind
+    kind: LayerKind
     layers: int
     heads: int  # heads that hold KV; tensor parallelism splits them (a latent is one head)
     head_values: int  # numbers a token and head: 2 x head_dim, or the latent's width
@@ -124,7 +124,7 @@ class Shape:
 def plain_shape(layers: int, heads: int, head_dim: int, bits: int) -> Shape:
     """The classic formula without a model: every head keeps K and V of every token."""
     whole("head_dim", head_dim, most=VALUES_MAX // 2)
-    group = LayerGroup(Kind.FULL, layers, heads, 2 * head_dim)
+    group = LayerGroup(LayerKind.FULL, layers, heads, 2 * head_dim)
     name = f"{layers} layers x {heads} heads x {head_dim}"
     return Shape(name, (group,), heads, group.token_values, bits)
 

@@ -46,7 +46,7 @@ class Client:
     """One member of a pool."""
 
     def __init__(self, socket: str, clock: Clock | None = None) -> None:
-        """Nothing is joined yet; `socket` is a path, as `forebay.pool.life.socket_path` has it."""
+        """Nothing is joined yet; `socket` is a path (`forebay.pool.service.socket_path`)."""
         self._clock = clock or Clock()
         self._session = PoolSession(socket, self._clock)
         self._calls = Calls(self._session, self._clock)

@@ -11,12 +11,10 @@ from typing import Final
 
 from forebay.errors import DirectoryError
 from forebay.pool.core.chunks import Chunk, SlotState
-from forebay.pool.core.dram import Dram
-from forebay.pool.core.stack import TierStack
+from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import AdminReply, Clear, Resize
 from forebay.pool.session import Session
 from forebay.quantity import format_size
-from forebay.sys.clock import Clock
 
 NAMESPACE_DIGITS_MIN: Final = 8
 _OPERATIONS_MAX: Final = 4  # under way at once
@@ -35,17 +33,9 @@ class _Clearing:
 class AdminOperations:
     """Resizing and clearing. Owned by the pool's thread."""
 
-    def __init__(
-        self,
-        dram: Dram,
-        stack: TierStack,
-        clock: Clock,
-        complete: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._dram = dram
-        self._stack = stack
-        self._clock = clock
-        self._complete = complete
+    def __init__(self, parts: CoreParts) -> None:
+        self._dram, self._stack = parts.dram, parts.stack
+        self._clock, self._complete = parts.clock, parts.complete
         self._clearing: list[_Clearing] = []
         self._threads: list[threading.Thread] = []
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.dram import Dram
+from forebay.pool.core.parts import Complete
 from forebay.record.header import payload_hash
 
-Complete = Callable[[Callable[[], None]], None]  # have something done on the pool's thread
 _WAITING_MAX: Final = 1024
 _INTERVAL_S: Final = 0.05  # between two steps, at least; a pool that sleeps takes four a second
 _STEP_BYTES: Final = 4 << 20  # so that the idle pool hashes 16 MB/s: 64 GiB in about an hour

@@ -18,9 +18,10 @@ from forebay.pool.core.chunks import ChunkTable
 from forebay.pool.core.dram import Dram
 from forebay.pool.core.hashing import Hasher, Scrubber
 from forebay.pool.core.loading.loads import Loads
+from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.stack import TierOpener, TierStack
-from forebay.pool.core.stores import Stores
-from forebay.pool.core.write_behind import WriteBehind
+from forebay.pool.core.storing.stores import Stores
+from forebay.pool.core.storing.write_behind import WriteBehind
 from forebay.pool.messages import (
     Abort,
     Ask,
@@ -85,31 +86,17 @@ class Pool(Core):
         dram = self._dram = Dram(
             self._slab, chunks, self._stack, policy, counters=counters, now=clock.monotonic
         )
-        complete, generation = self._complete, self.generation
-        hasher = self._hasher = Hasher(complete)
-        self._loads = Loads(
-            dram,
-            self._stack,
-            counters,
-            clock,
-            generation=generation,
-            complete=complete,
-            hasher=hasher if options.verify_dram else None,
-        )
+        parts = CoreParts(dram, self._stack, counters, clock, self._complete, self.generation)
+        hasher = self._hasher = Hasher(self._complete)
+        self._loads = Loads(parts, hasher if options.verify_dram else None)
         self._acquisition = self._loads.acquisition
-        self._write_behind = WriteBehind(dram, self._stack, counters, clock, complete)
-        self._stores = Stores(
-            dram,
-            self._write_behind,
-            hasher,
-            counters,
-            generation=generation,
-            loads_wait=self._acquisition.wait_for_room,
-        )
-        self._preallocator = Preallocator(self._slab, complete)
+        self._write_behind = WriteBehind(parts)
+        loads_wait = self._acquisition.wait_for_room
+        self._stores = Stores(parts, self._write_behind, hasher, loads_wait)
+        self._preallocator = Preallocator(self._slab, self._complete)
         self._preallocator.step()
         self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
-        self._admin = AdminOperations(dram, self._stack, clock, complete)
+        self._admin = AdminOperations(parts)
         self._started = clock.monotonic()
 
     def handle(  # noqa: C901 - a line each

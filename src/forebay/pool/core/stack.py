@@ -30,7 +30,7 @@ from forebay.tiers.contract import (
 )
 
 TierOpener = Callable[[TierListener], Tier]
-Done = Callable[[LoadOutcome], None]
+LoadDone = Callable[[LoadOutcome, int], None]  # with the tier that answered last
 
 
 class TierStatus(NamedTuple):
@@ -111,34 +111,26 @@ class TierStack:
         lengths = (tier.length_of(key) for tier in self._tiers)
         return next((length for length in lengths if length is not None), None)
 
-    def load(self, name: RecordName, target: memoryview, done: Done, deadline: float) -> None:
+    def load(self, name: RecordName, target: memoryview, done: LoadDone, deadline: float) -> None:
         """Load from the nearest tier that can; from the next one if that misses."""
-        sources = [tier for tier in self._tiers if tier.length_of(name.key) is not None]
-        self._load_from(sources, name, target, done, deadline)
+        tiers = enumerate(self._tiers)
+        sources = [number for number, tier in tiers if tier.length_of(name.key) is not None]
 
-    def _load_from(
-        self,
-        sources: list[Tier],
-        name: RecordName,
-        target: memoryview,
-        done: Done,
-        deadline: float,
-    ) -> None:
-        if not sources:
-            done(Miss(MissReason.ABSENT))
-            return
-        nearest, rest = sources[0], sources[1:]
-        if not rest:
-            nearest.submit_load(name, target, done, deadline)
-            return
+        def load_from(position: int) -> None:
+            source = sources[position]
 
-        def ended(outcome: LoadOutcome) -> None:
-            if isinstance(outcome, Miss):
-                self._load_from(rest, name, target, done, deadline)
-            else:
-                done(outcome)
+            def ended(outcome: LoadOutcome) -> None:
+                if isinstance(outcome, Miss) and position + 1 < len(sources):
+                    load_from(position + 1)
+                else:
+                    done(outcome, source)
 
-        nearest.submit_load(name, target, ended, deadline)
+            self._tiers[source].submit_load(name, target, ended, deadline)
+
+        if sources:
+            load_from(0)
+        else:
+            done(Miss(MissReason.ABSENT), 0)
 
     def store(
         self,

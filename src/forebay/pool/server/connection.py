@@ -30,7 +30,7 @@ from forebay.sys.sockets import Peer
 
 # What overtakes offers: somebody waits for it, or looks up next what it has stored.
 _URGENT = (Hello, Lookup, Ask, Release, Cancel, Commit)
-_PATIENT_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
+_DEFERRED_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
 _OPERATOR = {Hello, StatsQuery, Resize, Clear}
 
 
@@ -47,12 +47,12 @@ class Connection(Session):
         self.link = link
         self._reader = wire.client_reader()
         self._inbox: deque[ClientMessage] = deque()
-        self._patient: deque[ClientMessage] = deque()  # what is overtaken, in order
-        self._patient_bytes = 0
+        self._deferred: deque[ClientMessage] = deque()  # what is overtaken, in order
+        self._deferred_bytes = 0
         self._under_way: Work | None = None  # the rest of a message that takes long
         self._output = bytearray()
         self._output_max = output_max
-        self._is_deaf = False  # it left, and what it said before is still to be read
+        self._is_unreachable = False  # it left, and what it said before is still to be read
 
     @property
     def has_joined(self) -> bool:
@@ -72,7 +72,7 @@ class Connection(Session):
     @property
     def has_work(self) -> bool:
         """Whether there is something to do for it, now."""
-        return self.has_messages or bool(self._patient) or self._under_way is not None
+        return self.has_messages or bool(self._deferred) or self._under_way is not None
 
     @property
     def has_output(self) -> bool:
@@ -104,33 +104,33 @@ class Connection(Session):
             if isinstance(message, _URGENT):
                 self._inbox.append(message)
             else:
-                self._patient.append(message)
-                self._patient_bytes += _bytes_of(message)
+                self._deferred.append(message)
+                self._deferred_bytes += _bytes_of(message)
             if self._is_full(count_max):
                 return
 
-    def loads(self) -> Iterator[ClientMessage]:
+    def urgent_before_commit(self) -> Iterator[ClientMessage]:
         """Messages up to the first commit: what it stored may be looked up next."""
         while self._inbox and not isinstance(self._inbox[0], Commit) and not self.is_over:
             yield self._inbox.popleft()
 
-    def rest(self) -> Iterator[ClientMessage]:
+    def urgent(self) -> Iterator[ClientMessage]:
         """What is left of those that overtake the others."""
         while self._inbox and not self.is_over:
             yield self._inbox.popleft()
 
-    def patient(self) -> Iterator[ClientMessage]:
+    def deferred(self) -> Iterator[ClientMessage]:
         """The others, until one of them is under way."""
-        while self._patient and self._under_way is None and not self.is_over:
-            message = self._patient.popleft()
-            self._patient_bytes -= _bytes_of(message)
+        while self._deferred and self._under_way is None and not self.is_over:
+            message = self._deferred.popleft()
+            self._deferred_bytes -= _bytes_of(message)
             yield message
 
     def begin(self, work: Work) -> None:
         """Something is under way for it."""
         self._under_way = work
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Do a little of what is under way."""
         if self._under_way is not None and not self.is_over:
             for _ in self._under_way:
@@ -140,7 +140,7 @@ class Connection(Session):
 
     def send(self, message: PoolMessage) -> None:
         """See Session; what is queued is written by `flush`."""
-        if self.is_over or self._is_deaf:
+        if self.is_over or self._is_unreachable:
             return
         try:
             frame = wire.encode(message)
@@ -178,27 +178,27 @@ class Connection(Session):
                     return
                 del self._output[:count]
         except OSError:
-            self._is_deaf = True
+            self._is_unreachable = True
             self._output.clear()
 
     def close(self) -> None:
         """Hang up."""
         self.is_over = True
         self._inbox.clear()
-        self._patient.clear()
+        self._deferred.clear()
         self._break_off()
         with contextlib.suppress(OSError):
             self.link.close()
 
     def _is_full(self, count_max: int) -> bool:
-        waiting = len(self._inbox) + len(self._patient)
-        return waiting >= count_max or self._patient_bytes >= _PATIENT_BYTES_MAX
+        waiting = len(self._inbox) + len(self._deferred)
+        return waiting >= count_max or self._deferred_bytes >= _DEFERRED_BYTES_MAX
 
     def _hang_up(self) -> None:
         """It has left: nobody hears what it is offered, but what it gave back is taken."""
         self._break_off()
-        self._patient = deque(each for each in self._patient if not isinstance(each, Reserve))
-        self._patient_bytes = sum(map(_bytes_of, self._patient))
+        self._deferred = deque(each for each in self._deferred if not isinstance(each, Reserve))
+        self._deferred_bytes = sum(map(_bytes_of, self._deferred))
         self.is_over = not self.has_work
 
     def _break_off(self) -> None:

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from forebay.pool.server.limits import Limits
+from forebay.pool.server.limits import ServerLimits
 from forebay.sys import processes, sockets
 from forebay.sys.sockets import Peer
 
@@ -38,7 +38,7 @@ class Engines:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: ServerLimits,
         lends: Callable[[str], bool],
         watch: Callable[[int], None],
         unwatch: Callable[[int], None],

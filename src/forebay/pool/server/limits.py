@@ -6,7 +6,7 @@ from forebay.pool.messages import FRAME_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """The defaults suit a host full of engines; tests make them small."""
 
     connections_max: int = 256  # more are refused with a sentence

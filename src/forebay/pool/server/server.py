@@ -30,7 +30,7 @@ from forebay.pool.messages import (
 )
 from forebay.pool.server.connection import Connection
 from forebay.pool.server.engines import Engines
-from forebay.pool.server.limits import Limits
+from forebay.pool.server.limits import ServerLimits
 from forebay.pool.session import Core
 from forebay.pool.trace import Recorder
 from forebay.sys import sockets
@@ -42,7 +42,7 @@ _log: Final = logging.getLogger(__name__)
 _Event = Callable[[int], None]
 
 
-class Server:
+class PoolServer:
     """Serves one core at one socket until it is stopped or nobody has come for `linger_s`."""
 
     def __init__(
@@ -52,12 +52,12 @@ class Server:
         wake: Wake,
         uids: Iterable[int],
         *,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._core, self._listener, self.wake = core, listener, wake
         self._uids = frozenset(uids)
-        self._limits = limits or Limits()
+        self._limits = limits or ServerLimits()
         self._clock = clock or Clock()
         self.recorder: Recorder | None = None  # of requests, where a trace is wanted
         self._selector = selectors.DefaultSelector()
@@ -112,14 +112,14 @@ class Server:
         waiting = [each for each in self._connections if each.has_work]
         for connection in waiting:
             connection.fill(self._limits.messages_a_round_max)
-        self._handle(waiting, Connection.loads)
+        self._handle(waiting, Connection.urgent_before_commit)
         if self._is_woken:
             self._is_woken = False
             self._core.complete()
-        self._handle(waiting, Connection.rest)
-        self._handle(waiting, Connection.patient)
+        self._handle(waiting, Connection.urgent)
+        self._handle(waiting, Connection.deferred)
         for connection in waiting:
-            connection.go_on()
+            connection.resume()
         for connection in waiting:
             if connection.error is not None and not connection.is_over:
                 self._counts["malformed"] += 1

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines.vllm.conftest import made_model
+from tests.engines.vllm.real.models import made_model
 from tests.pool_process import PoolProcess, running_pool, short_directory
 
 

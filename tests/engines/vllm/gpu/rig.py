@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines.vllm.conftest import Tokens, dialogs, stored
+from tests.engines.vllm.real.engine import stored_chunks
+from tests.engines.vllm.real.models import Tokens, dialogs
 from tests.pool_process import PoolProcess
 
 from forebay.bench.gpu.engine import TokenEngine
@@ -80,12 +81,12 @@ async def running(
 
 async def share(engine: TokenEngine, pool: PoolProcess) -> None:
     """Until the engine knows its weights, and the whole slab is in reach."""
-    before = stored(pool)
+    before = stored_chunks(pool)
     for attempt in range(200):
         await ask_all(engine, dialogs(1, 300, 1000 + attempt), 2)
         counts = await engine.counts()
         reach = counts["reach_bytes"] < 0 or counts["reach_bytes"] > 200 << 20
-        if stored(pool) > before and reach:
+        if stored_chunks(pool) > before and reach:
             return
         await asyncio.sleep(0.1)
     raise AssertionError("the engine shares nothing")
@@ -94,7 +95,7 @@ async def share(engine: TokenEngine, pool: PoolProcess) -> None:
 async def settled(pool: PoolProcess) -> None:
     """Until no store comes any more."""
     before = -1
-    while (now := stored(pool)) != before:
+    while (now := stored_chunks(pool)) != before:
         before = now
         await asyncio.sleep(0.5)
 

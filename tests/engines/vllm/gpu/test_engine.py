@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines.vllm.conftest import Tokens, dialogs, stored
 from tests.engines.vllm.gpu import rig
 from tests.engines.vllm.gpu.rig import ANSWER, cached_of
+from tests.engines.vllm.real.engine import stored_chunks
+from tests.engines.vllm.real.models import Tokens, dialogs
 from tests.pool_process import PoolProcess
 
 from forebay.bench.gpu.engine import TokenEngine
@@ -63,7 +64,7 @@ def test_t49_without_registered_memory_the_engine_serves_as_without_us(
             assert await engine.call("refuse")
             said = await talk(engine, 2)
             assert all(len(reply.tokens) == ANSWER for turn in said for reply in turn)
-            assert stored(pool) == 0
+            assert stored_chunks(pool) == 0
         log = (tmp_path / "engine.log").read_text()
         assert log.count("none is left") == 1
 

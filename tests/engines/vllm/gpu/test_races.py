@@ -33,7 +33,7 @@ class Unfenced(CudaDriver):
         pass
 
 
-class MachineFacts:
+class Machine:
     """A KV cache on the GPU, a slab of shared memory, and copies between them."""
 
     def __init__(self, page_bytes: int, *, waits: bool, slow_stores: bool = False) -> None:
@@ -150,7 +150,7 @@ def test_where_no_kernel_can_be_launched_a_copy_engine_brings_it(
 
 
 def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, waits: bool) -> None:
-    machine = MachineFacts(page_bytes, waits=waits)
+    machine = Machine(page_bytes, waits=waits)
     torch.cuda._sleep(LATE)
     machine.chunk(3).fill_(7)
     machine.step(machine.store(3, 0))
@@ -163,7 +163,7 @@ def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, wai
 def test_t14_a_store_reads_before_its_blocks_are_written_again(
     page_bytes: int, waits: bool, when: str
 ) -> None:
-    machine = MachineFacts(page_bytes, waits=waits, slow_stores=True)
+    machine = Machine(page_bytes, waits=waits, slow_stores=True)
     machine.chunk(3).fill_(7)
     torch.cuda.current_stream().synchronize()
     machine.step(machine.store(3, 0, is_freed=when == "freed"), freed=0)
@@ -181,7 +181,7 @@ def test_t14_a_store_reads_before_its_blocks_are_written_again(
 
 
 def test_t14_a_load_does_not_disturb_the_forward_before_it(page_bytes: int, waits: bool) -> None:
-    machine = MachineFacts(page_bytes, waits=waits)
+    machine = Machine(page_bytes, waits=waits)
     machine.chunk(3).fill_(7)
     machine.memory[: machine.chunk_bytes] = 9
     torch.cuda.current_stream().synchronize()
@@ -196,7 +196,7 @@ def test_t14_a_load_does_not_disturb_the_forward_before_it(page_bytes: int, wait
 
 
 def test_t14_a_load_does_not_disturb_a_store(page_bytes: int, waits: bool) -> None:
-    machine = MachineFacts(page_bytes, waits=waits, slow_stores=True)
+    machine = Machine(page_bytes, waits=waits, slow_stores=True)
     machine.chunk(3).fill_(7)
     start = 5 * machine.chunk_bytes
     machine.memory[start : start + machine.chunk_bytes] = 9
@@ -212,7 +212,7 @@ def test_t14_a_load_does_not_disturb_a_store(page_bytes: int, waits: bool) -> No
 def test_t14_a_forward_waits_for_the_coming_load_that_it_is_built_on(
     page_bytes: int, waits: bool, is_used: bool
 ) -> None:
-    machine = MachineFacts(page_bytes, waits=waits)
+    machine = Machine(page_bytes, waits=waits)
     machine.memory[: machine.chunk_bytes] = 9
     with torch.cuda.stream(machine.copies._load_stream):
         torch.cuda._sleep(LATE)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines.vllm.conftest import Tokens, dialogs
 from tests.engines.vllm.gpu import rig
 from tests.engines.vllm.gpu.rig import (
     ANSWER,
@@ -26,6 +25,7 @@ from tests.engines.vllm.gpu.rig import (
     tokens_of,
 )
 from tests.engines.vllm.gpu.yardstick import Yardstick
+from tests.engines.vllm.real.models import Tokens, dialogs
 from tests.pool_process import PoolProcess
 
 from forebay.bench.gpu.engine import TokenEngine

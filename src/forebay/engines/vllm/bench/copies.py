@@ -5,6 +5,7 @@ both. Every byte is compared after the way there and back. Results are written a
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import sys
@@ -20,7 +21,7 @@ import torch
 
 from forebay.engines.copies import cuda
 from forebay.engines.copies.contract import FinishedCopies, LoadPart, Piece, Store, WorkerSlab
-from forebay.engines.copies.driver import Driver, Event, Stream
+from forebay.engines.copies.driver import Driver
 from forebay.engines.copies.pointers import Batch, PageTable
 from forebay.engines.copies.registration import SPAN_BYTES, Registration
 from forebay.engines.copies.streamed import StreamedCopies
@@ -46,60 +47,36 @@ TINY: Final = CopyScale(1 << 30, 64 << 20, "cpu")
 
 
 class HostDriver:
-    """See Driver; without a GPU, so that this can be rehearsed: everything at once, in order."""
+    """A Driver without a GPU, to rehearse with: copies at once, in order, in host memory."""
 
     by = "memmove"
 
-    def enter_thread(self) -> None:
-        """See Driver."""
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """There is no stream, no event and nothing to register."""
 
-    def compute(self) -> Stream:
-        """See Driver."""
+    enter_thread = compute = stream = wait = unregister = _nothing
 
-    def stream(self, *, is_urgent: bool) -> Stream:
-        """See Driver."""
-
-    def record(self, stream: Stream) -> Event:
-        """See Driver."""
-        del stream
+    def record(self, *_: Any) -> bool:
         return True
 
-    def wait(self, stream: Stream, event: Event) -> None:
-        """See Driver."""
+    is_done = record
 
-    def is_done(self, event: Event) -> bool:
-        """See Driver."""
-        return bool(event)
-
-    def seconds(self, begin: Event, end: Event) -> float:
-        """See Driver."""
-        del begin, end
+    def seconds(self, *_: Any) -> float:
         return 0.0
 
-    def copy(self, stream: Stream, batch: Batch, *, inward: bool, by_engine: bool = False) -> None:
-        """See Driver."""
-        del stream, by_engine
+    def register(self, *_: Any) -> str:
+        return ""
+
+    def way(self, *_: Any, **__: Any) -> str:
+        return self.by
+
+    def pages_a_call(self, page_bytes: int, **_: Any) -> int:
+        return max(1, (64 << 20) // page_bytes)
+
+    def copy(self, _stream: Any, batch: Batch, *, inward: bool, **_: Any) -> None:
         for page, slot in zip(batch.pages.tolist(), batch.slots.tolist(), strict=True):
             pair = (page, slot) if inward else (slot, page)
             ctypes.memmove(*pair, batch.page_bytes)
-
-    def way(self, page_bytes: int, *, inward: bool) -> str:
-        """As CudaDriver has it."""
-        del page_bytes, inward
-        return self.by
-
-    def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
-        """See Driver."""
-        del inward
-        return max(1, (64 << 20) // page_bytes)
-
-    def register(self, address: int, length: int) -> str:
-        """See Driver."""
-        del address, length
-        return ""
-
-    def unregister(self, address: int) -> None:
-        """See Driver."""
 
 
 class CopyBench:
@@ -289,17 +266,12 @@ def move(
 
 
 def _keep_moving(moving: PageTransfer, stop: threading.Event) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.set_device(0)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            _moves(moving, stop)
-    else:
-        _moves(moving, stop)
-
-
-def _moves(moving: PageTransfer, stop: threading.Event) -> None:
-    while not stop.is_set():
-        moving.run(out=True, inward=True)
+    with contextlib.ExitStack() as stack:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(0)
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
+        while not stop.is_set():
+            moving.run(out=True, inward=True)
 
 
 def raw(bench: CopyBench) -> dict[str, float]:
@@ -321,9 +293,8 @@ def raw(bench: CopyBench) -> dict[str, float]:
     return rates
 
 
-def cases(scale: CopyScale) -> Iterator[tuple[int, int, int]]:
+def cases() -> Iterator[tuple[int, int, int]]:
     """Page bytes, layers, and below which size the kernel is used."""
-    del scale
     for page_bytes, layers in _SHAPES:
         yield page_bytes, layers, 0
         if page_bytes <= 256 << 10:
@@ -347,7 +318,7 @@ def main() -> int:
     for span_bytes in (256 << 20, SPAN_BYTES, 16 << 20):
         bench.say(f"register_{span_bytes >> 20}", register(bench, span_bytes))
     right = True
-    for page_bytes, layers, gather_below in cases(bench.scale):
+    for page_bytes, layers, gather_below in cases():
         found = move(bench, page_bytes, layers, gather_below)
         kind = "kernel" if gather_below else "dma"
         bench.say(f"pages_{page_bytes >> 10}k_{kind}", found)

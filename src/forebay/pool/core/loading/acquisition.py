@@ -6,24 +6,21 @@ verified, when the budget holds no more (of a stream when it is half full), or a
 what is verified by then. While no ask waits for room, what others have looked up is read ahead.
 """
 
-from collections import Counter
 from functools import partial
 from typing import Final
 
+from forebay.identity.groups import rule_of
 from forebay.pool.core.chunks import Chunk, SlotState
-from forebay.pool.core.dram import Dram
-from forebay.pool.core.groups import rule_of
-from forebay.pool.core.hashing import Complete, Hasher
+from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.loading.orphaned_pins import OrphanedPins
 from forebay.pool.core.loading.promotions import Promotions, Waiting
 from forebay.pool.core.loading.replies import Replies
 from forebay.pool.core.loading.request import LoadRequest, LoadRequests, LoadState
 from forebay.pool.core.loading.retention import Retention
-from forebay.pool.core.stack import TierStack
+from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import Found
 from forebay.pool.session import Session
 from forebay.record.header import ROOT, RecordName
-from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
 
 AHEAD_READS: Final = 8  # in flight at once for who has not asked; who asks waits for no more
@@ -36,27 +33,13 @@ class Acquisition:
     It alone changes a request's state, `next`, `stop`, `held` and `awaited` after the lookup.
     """
 
-    def __init__(
-        self,
-        dram: Dram,
-        stack: TierStack,
-        counters: Counter[str],
-        clock: Clock,
-        *,
-        generation: int,
-        complete: Complete,
-        hasher: Hasher | None,
-    ) -> None:
-        self._dram = dram
-        self._stack = stack
-        self._counters = counters
-        self._clock = clock
-        self._replies = Replies(counters, generation)
-        self._promotions = Promotions(
-            dram, stack, counters, clock, complete=complete, done=self._promoted
-        )
+    def __init__(self, parts: CoreParts, hasher: Hasher | None) -> None:
+        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._clock = parts.clock
+        self._replies = Replies(parts.counters, parts.generation)
+        self._promotions = Promotions(parts, self._promoted)
         self._hasher = hasher  # where everything is hashed again before it is promised
-        self._retention = Retention(dram)
+        self._retention = Retention(parts.dram)
         self.requests = LoadRequests()
         self.orphaned_pins = OrphanedPins()
         self._asked: dict[LoadRequest, None] = {}  # ASKED or PROMISED in part, in order of asking

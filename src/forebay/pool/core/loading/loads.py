@@ -6,18 +6,15 @@ they are unpinned. What was promised may be being read after its connection is o
 `orphaned_pins`. The states of a load are drawn in `request`.
 """
 
-from collections import Counter
 from typing import Final
 
-from forebay.pool.core.dram import Dram
-from forebay.pool.core.hashing import Complete, Hasher
+from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.loading.acquisition import Acquisition
 from forebay.pool.core.loading.request import LoadRequest, LoadState
 from forebay.pool.core.loading.retention import RETAIN_S
-from forebay.pool.core.stack import TierStack
+from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
 from forebay.pool.session import Session
-from forebay.sys.clock import Clock
 
 REQUESTS_MAX: Final = 4096  # a session; more are answered and not followed
 
@@ -25,24 +22,10 @@ REQUESTS_MAX: Final = 4096  # a session; more are answered and not followed
 class Loads:
     """All requests of all sessions. Owned by the pool's thread."""
 
-    def __init__(
-        self,
-        dram: Dram,
-        stack: TierStack,
-        counters: Counter[str],
-        clock: Clock,
-        *,
-        generation: int,
-        complete: Complete,
-        hasher: Hasher | None,
-    ) -> None:
-        self._dram = dram
-        self._stack = stack
-        self._counters = counters
-        self._clock = clock
-        self.acquisition = Acquisition(
-            dram, stack, counters, clock, generation=generation, complete=complete, hasher=hasher
-        )
+    def __init__(self, parts: CoreParts, hasher: Hasher | None) -> None:
+        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._clock = parts.clock
+        self.acquisition = Acquisition(parts, hasher)
         self._requests = self.acquisition.requests
         self._unreported: list[tuple[list[bytes], int]] = []  # lookups the policy is to hear of
 

@@ -4,18 +4,14 @@ A slot is taken when a read begins and counts against the load budget until it h
 is in the table as LOADING all the while, so that others join it instead of reading it again.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from forebay.pool.core.chunks import Chunk
-from forebay.pool.core.dram import Dram
-from forebay.pool.core.hashing import Complete
 from forebay.pool.core.loading.request import LoadRequest
-from forebay.pool.core.stack import TierStack
+from forebay.pool.core.parts import CoreParts
 from forebay.record.header import RecordName
-from forebay.sys.clock import Clock
 from forebay.tiers.contract import Hit, LoadOutcome
 
 READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
@@ -25,21 +21,9 @@ Waiting = list[tuple[LoadRequest, int]]  # who waits for a chunk, and which of t
 class Promotions:
     """All reads in flight. Owned by the pool's thread; `complete` brings them back to it."""
 
-    def __init__(
-        self,
-        dram: Dram,
-        stack: TierStack,
-        counters: Counter[str],
-        clock: Clock,
-        *,
-        complete: Complete,
-        done: Callable[[Chunk, Waiting], None],
-    ) -> None:
-        self._dram = dram
-        self._stack = stack
-        self._counters = counters
-        self._clock = clock
-        self._complete = complete
+    def __init__(self, parts: CoreParts, done: Callable[[Chunk, Waiting], None]) -> None:
+        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._clock, self._complete = parts.clock, parts.complete
         self._done = done  # told of every chunk that is READY, or was dropped
         self._waiting: dict[Chunk, Waiting] = {}
         self._ahead: set[Chunk] = set()
@@ -71,16 +55,17 @@ class Promotions:
         """Wait for a chunk that is LOADING."""
         self._waiting[chunk].append((request, position))
 
-    def _ended_on_thread(self, chunk: Chunk, outcome: LoadOutcome) -> None:
-        self._complete(partial(self._ended, chunk, outcome))
+    def _ended_on_thread(self, chunk: Chunk, outcome: LoadOutcome, tier: int) -> None:
+        self._complete(partial(self._ended, chunk, outcome, tier))
 
-    def _ended(self, chunk: Chunk, outcome: LoadOutcome) -> None:
+    def _ended(self, chunk: Chunk, outcome: LoadOutcome, tier: int) -> None:
         waiting = self._waiting.pop(chunk)
         self._ahead.discard(chunk)
         header = outcome.header if isinstance(outcome, Hit) else None
         if header is not None:
-            self._counters["disk.loaded"] += 1
-            self._counters["disk.loaded_bytes"] += chunk.length
+            name = self._stack.name_of(tier)
+            self._counters[f"{name}.loaded"] += 1
+            self._counters[f"{name}.loaded_bytes"] += chunk.length
         else:
             reason = "io_error" if isinstance(outcome, Hit) else outcome.reason.value
             self._counters[f"misses.{reason}"] += 1

@@ -3,15 +3,11 @@
 What is written, and in which order, is the policy's decision; see `forebay.pool.policy.writing`.
 """
 
-from collections import Counter
 from functools import partial
 from typing import Final
 
 from forebay.pool.core.chunks import Chunk, SlotState
-from forebay.pool.core.dram import Dram
-from forebay.pool.core.hashing import Complete
-from forebay.pool.core.stack import TierStack
-from forebay.sys.clock import Clock
+from forebay.pool.core.parts import CoreParts
 from forebay.tiers.contract import Dropped, DropReason, StoreOutcome
 
 WRITES_MAX: Final = 16  # in flight or queued at a tier; the rest waits in DRAM
@@ -20,20 +16,10 @@ WRITES_MAX: Final = 16  # in flight or queued at a tier; the rest waits in DRAM
 class WriteBehind:
     """All writes to lower tiers. Owned by the pool's thread; `complete` brings them back to it."""
 
-    def __init__(
-        self,
-        dram: Dram,
-        stack: TierStack,
-        counters: Counter[str],
-        clock: Clock,
-        complete: Complete,
-    ) -> None:
-        self._dram = dram
-        self._stack = stack
-        self._counters = counters
-        self._clock = clock
-        self._complete = complete
-        self._in_flight = [0] * len(stack)  # by tier
+    def __init__(self, parts: CoreParts) -> None:
+        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._clock, self._complete = parts.clock, parts.complete
+        self._in_flight = [0] * len(self._stack)  # by tier
 
     @property
     def in_flight(self) -> int:

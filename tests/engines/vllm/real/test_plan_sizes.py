@@ -1,12 +1,12 @@
 """The planner's bytes per token are what vLLM allocates."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engines.vllm.real.engine import Engine
 
 from forebay.plan.model.config import shape_of
 
@@ -59,15 +59,18 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_block_has_the_planned_bytes(tmp_path: Path, kind: str) -> None:
+def test_a_block_has_the_planned_bytes(
+    tmp_path: Path, kind: str, start_engine: Callable[..., Engine]
+) -> None:
     config = {**COMMON, **MODELS[kind]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    said = subprocess.run(
-        [sys.executable, "-m", "tests.engines.vllm.allocation", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
-    line = next(line for line in said.splitlines() if line.startswith("allocated"))
-    block_bytes, block_tokens = map(int, line.split()[1:])
+    engine = start_engine(
+        tmp_path,
+        load_format="dummy",
+        dtype="bfloat16",
+        max_model_len=512,
+        max_num_seqs=2,
+        kv_cache_memory_bytes=32 << 20,
+    )
+    block_bytes, block_tokens = engine.do("block_size")
     assert shape_of(kind, "test", config).token_bytes * block_tokens == block_bytes

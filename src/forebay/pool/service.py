@@ -1,7 +1,7 @@
-"""The life of a pool: begun by an operator, or by the first engine that finds none.
+"""A pool as a service: begun by an operator, or by the first engine that finds none.
 
 A pool that an engine starts runs in a session of its own, outlives that engine, and ends `linger_s`
-after the last one. Its sizes hold for all: who joins later with other wishes finds one log line.
+after the last one. Its sizes hold for all: who joins later with other settings finds one log line.
 """
 
 import contextlib
@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Final, Self
 
 from forebay.errors import StartupError
-from forebay.pool import place as places
+from forebay.pool.address import PoolAddress, create_log, find_address, prepare, take_lock
 from forebay.pool.client import Client
 from forebay.pool.client.session import REFUSED, PoolSession, join
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.core.stack import TierOpener
-from forebay.pool.place import Place
 from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.learned import Learned
-from forebay.pool.server.limits import Limits
-from forebay.pool.server.server import Server
+from forebay.pool.server.limits import ServerLimits
+from forebay.pool.server.server import PoolServer
 from forebay.pool.trace import Recorder
 from forebay.quantity import format_size
 from forebay.settings import Settings, parse_trace
@@ -46,9 +45,14 @@ class Service:
     """A pool that has begun: its core, its socket and its lock. Owned by one thread."""
 
     def __init__(
-        self, place: Place, lock: int, listener: socket.socket, pool: Pool, server: Server
+        self,
+        address: PoolAddress,
+        lock: int,
+        listener: socket.socket,
+        pool: Pool,
+        server: PoolServer,
     ) -> None:
-        self.place = place
+        self.address = address
         self._lock, self._listener, self._pool, self._server = lock, listener, pool, server
 
     @classmethod
@@ -58,18 +62,18 @@ class Service:
         *,
         world: World | None = None,
         lock: int | None = None,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
     ) -> Self:
         """Begin; a StartupError says in one sentence what is in the way.
 
         `lock` is held already where an engine took it before it started us.
         """
-        world, limits = world or World(), limits or Limits()
-        place = places.find_place(settings.socket)
-        places.prepare(place)
-        lock = places.take_lock(place) if lock is None else lock
+        world, limits = world or World(), limits or ServerLimits()
+        address = find_address(settings.socket)
+        prepare(address)
+        lock = take_lock(address) if lock is None else lock
         if lock is None:
-            raise StartupError(f"a pool is running at {place.path} already; stop it first.")
+            raise StartupError(f"a pool is running at {address.path} already; stop it first.")
         with contextlib.ExitStack() as undo:
             undo.callback(processes.close, lock)
             wake = Wake()
@@ -79,12 +83,12 @@ class Service:
                 undo.callback(recorder.close, _TRACE_CLOSE_S)
             pool = Pool(_options(settings, world), _policy(settings), wake, world)
             undo.callback(pool.close, 0.0)
-            listener = _listen(place, 0o666 if settings.allow_uid else 0o600, limits.backlog)
+            listener = _listen(address, 0o666 if settings.allow_uid else 0o600, limits.backlog)
             undo.pop_all()
         uids = {world.disk.user(), *settings.allow_uid}
-        server = Server(pool, listener, wake, uids, limits=limits, clock=world.clock)
+        server = PoolServer(pool, listener, wake, uids, limits=limits, clock=world.clock)
         server.recorder = recorder
-        return cls(place, lock, listener, pool, server)
+        return cls(address, lock, listener, pool, server)
 
     def run(self, linger_s: float | None) -> None:
         """Serve until stopped, or until no engine has been there for `linger_s`."""
@@ -97,7 +101,7 @@ class Service:
     def close(self, timeout_s: float) -> None:
         """Hang up, write what is worth keeping within the time, and let go of everything."""
         self._listener.close()
-        sockets.remove_stale(self.place.path)
+        sockets.remove_stale(self.address.path)
         self._server.close()
         self._pool.close(timeout_s)
         if self._server.recorder is not None:
@@ -108,7 +112,7 @@ class Service:
 
 def socket_path(settings: Settings) -> str:
     """Where these settings' pool is found."""
-    return places.find_place(settings.socket).path
+    return find_address(settings.socket).path
 
 
 def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
@@ -119,46 +123,46 @@ def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
     """
     clock = Clock()
     until = clock.monotonic() + timeout_s
-    place = places.find_place(settings.socket)
+    address = find_address(settings.socket)
     if settings.no_pool != "start":
-        return _join(place, settings.no_pool == "fail" or settings.strict, clock)
-    places.prepare(place)
+        return _join(address, settings.no_pool == "fail" or settings.strict, clock)
+    prepare(address)
     started = False
     while True:
-        if _answers(place, clock):
+        if _answers(address, clock):
             if not started:
-                _compare(place, settings)
-            return place.path
-        lock = places.take_lock(place)
+                _compare(address, settings)
+            return address.path
+        lock = take_lock(address)
         if lock is not None and started:
             processes.close(lock)
-            raise StartupError(f"the pool could not begin: {_last_line(place)}")
+            raise StartupError(f"the pool could not begin: {_last_line(address)}")
         if lock is not None:
-            _start(settings, place, lock)
+            _start(settings, address, lock)
             started = True
         if clock.monotonic() >= until:
-            raise StartupError(f"no pool answered at {place.path} within {timeout_s:.0f} s.")
+            raise StartupError(f"no pool answered at {address.path} within {timeout_s:.0f} s.")
         clock.sleep(_LOOK_S)
 
 
-def _join(place: Place, must_answer: bool, clock: Clock) -> str:
+def _join(address: PoolAddress, must_answer: bool, clock: Clock) -> str:
     """The path of a pool that is there, or of one that may come where that is enough."""
-    if not _answers(place, clock):
+    if not _answers(address, clock):
         if must_answer:
             raise StartupError(
-                f"no pool answers at {place.path}; start one with:"
-                f" forebay pool --socket {place.path}"
+                f"no pool answers at {address.path}; start one with:"
+                f" forebay pool --socket {address.path}"
             )
-        _log.warning("no pool answers at %s; serving without it until one does", place.path)
-    return place.path
+        _log.warning("no pool answers at %s; serving without it until one does", address.path)
+    return address.path
 
 
-def _start(settings: Settings, place: Place, lock: int) -> None:
+def _start(settings: Settings, address: PoolAddress, lock: int) -> None:
     """Run a pool that has our lock from its first instant."""
     log = -1
     try:
-        log = places.create_log(place)
-        arguments = ["pool", *_flags(settings, place), LOCK_FLAG, str(lock)]
+        log = create_log(address)
+        arguments = ["pool", *_flags(settings, address), LOCK_FLAG, str(lock)]
         status = processes.spawn(COMMAND, arguments, [lock], log)
     except OSError as error:
         raise StartupError(f"no pool can be started ({error.strerror}).") from None
@@ -167,12 +171,12 @@ def _start(settings: Settings, place: Place, lock: int) -> None:
         if log >= 0:
             processes.close(log)
     if status:
-        raise StartupError(f"the pool could not begin: {_last_line(place)}")
+        raise StartupError(f"the pool could not begin: {_last_line(address)}")
 
 
-def _flags(settings: Settings, place: Place) -> list[str]:
+def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     """A pool's settings as its command line has them; nothing here is a secret."""
-    flags = ["--socket", place.path, "--dram", str(settings.dram)]
+    flags = ["--socket", address.path, "--dram", str(settings.dram)]
     for disk in settings.disk:
         flags += ["--disk", f"{os.path.abspath(disk.path)}:{disk.cap_bytes}"]  # noqa: PTH100
     for uid in settings.allow_uid:
@@ -206,18 +210,18 @@ def _policy(settings: Settings) -> Learned:
     return Learned([LowerTier(disk_bytes, settings.disk_writes_a_day or None)])
 
 
-def _listen(place: Place, mode: int, backlog: int) -> socket.socket:
+def _listen(address: PoolAddress, mode: int, backlog: int) -> socket.socket:
     try:
-        sockets.remove_stale(place.path)
-        return sockets.listen(place.path, mode, backlog)
+        sockets.remove_stale(address.path)
+        return sockets.listen(address.path, mode, backlog)
     except OSError as error:
         raise StartupError(
-            f"{place.path} cannot be listened at ({error.strerror}); choose another --socket."
+            f"{address.path} cannot be listened at ({error.strerror}); choose another --socket."
         ) from None
 
 
-def _answers(place: Place, clock: Clock) -> bool:
-    session = join(place.path, secrets.token_hex(8), clock, clock.monotonic() + _ANSWER_S)
+def _answers(address: PoolAddress, clock: Clock) -> bool:
+    session = join(address.path, secrets.token_hex(8), clock, clock.monotonic() + _ANSWER_S)
     if isinstance(session, PoolSession):
         session.close()
         return True
@@ -226,9 +230,9 @@ def _answers(place: Place, clock: Clock) -> bool:
     return False
 
 
-def _compare(place: Place, settings: Settings) -> None:
+def _compare(address: PoolAddress, settings: Settings) -> None:
     """One line where the running pool is not what was asked for."""
-    with Client(place.path) as client:
+    with Client(address.path) as client:
         stats = client.stats(_ANSWER_S)
     if not isinstance(stats, dict):
         return
@@ -240,17 +244,17 @@ def _compare(place: Place, settings: Settings) -> None:
         if isinstance(cap_bytes, int) and abs(cap_bytes - wanted_bytes) > wanted_bytes // 4:
             _log.warning(
                 "the pool at %s has %s of %s and keeps it; %s were asked for",
-                place.path,
+                address.path,
                 format_size(cap_bytes),
                 name,
                 format_size(wanted_bytes),
             )
 
 
-def _last_line(place: Place) -> str:
+def _last_line(address: PoolAddress) -> str:
     """What a pool that ended at once had to say."""
     try:
-        with Path(place.log_path).open(encoding="utf-8", errors="replace") as log:
+        with Path(address.log_path).open(encoding="utf-8", errors="replace") as log:
             lines = deque((line.strip()[:1000] for line in log if line.strip()), maxlen=1)
     except OSError:
         lines = deque()

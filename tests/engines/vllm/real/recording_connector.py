@@ -1,8 +1,9 @@
-"""A connector that sees what ours does: the bytes of every page stored and loaded.
+"""Forebay's connector, which also records the bytes of every page that it stores or loads.
 
-It reads pages through vLLM's own tensors, not through our copies, and names a block by vLLM's own
-chained hash of its tokens, not by our keys. Each line of WITNESS_FILE is "stored" or "loaded", that
-name, and a digest of the block's pages in all layers. It can also kill the pool at a named point.
+It reads pages through vLLM's own tensors, not through Forebay's copies, and names a block by vLLM's
+own chained hash of its tokens, not by Forebay's keys. Each line of the file RECORDED_PAGES is
+"stored" or "loaded", that name, and a digest of the block's pages in all layers. It can also kill
+the pool at a named point of a request's life.
 """
 
 import hashlib
@@ -20,28 +21,34 @@ from forebay.engines.vllm.metadata import StepMetadata
 
 
 @dataclass
-class Armed:
-    """A process to be killed at the n-th passing of a point."""
+class Kill:
+    """A process to be killed when a point is passed."""
 
     point: str
-    nth: int
     pid: int
 
 
-ARMED: Armed | None = None
-PREEMPTED = 0
+KILL: Kill | None = None  # until it has happened
+PREEMPTIONS = 0
 
 
 def passing(point: str) -> None:
-    """One of the moments at which a pool may die."""
-    global ARMED  # noqa: PLW0603 - one engine a process
-    if ARMED is None or ARMED.point != point:
+    """One of the points at which the pool may be killed; it has ended when this returns."""
+    global KILL  # noqa: PLW0603 - one engine a process
+    if KILL is None or KILL.point != point:
         return
-    ARMED.nth -= 1
-    if ARMED.nth <= 0:
-        os.kill(ARMED.pid, signal.SIGKILL)
-        time.sleep(0.05)  # for the system to take the pool down
-        ARMED = None
+    os.kill(KILL.pid, signal.SIGKILL)
+    while not _has_ended(KILL.pid):
+        time.sleep(0.001)
+    KILL = None
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for its parent to hear of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 @dataclass(slots=True)
@@ -52,8 +59,8 @@ class NamedStep(StepMetadata):
     loaded: dict[int, str] = field(default_factory=dict)
 
 
-class Witness(ForebayConnector):
-    """Ours, watched."""
+class RecordingConnector(ForebayConnector):
+    """See above."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -74,8 +81,8 @@ class Witness(ForebayConnector):
             passing("allocated")
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        global PREEMPTED  # noqa: PLW0603 - likewise
-        PREEMPTED += len(scheduler_output.preempted_req_ids or ())
+        global PREEMPTIONS  # noqa: PLW0603 - likewise
+        PREEMPTIONS += len(scheduler_output.preempted_req_ids or ())
         offered = len(self._scheduler._stores._batches) if self._scheduler else 0
         step: StepMetadata = super().build_connector_meta(scheduler_output)
         if self._scheduler is None:
@@ -134,7 +141,7 @@ class Witness(ForebayConnector):
 
     def _write(self, what: str, blocks: dict[int, str]) -> None:
         lines = [f"{what} {name} {self._digest(block)}\n" for block, name in blocks.items()]
-        with Path(os.environ["WITNESS_FILE"]).open("a") as file:
+        with Path(os.environ["RECORDED_PAGES"]).open("a") as file:
             file.writelines(lines)
 
     def _digest(self, block: int) -> str:

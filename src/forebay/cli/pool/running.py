@@ -1,4 +1,4 @@
-"""What commands share that speak with a running pool."""
+"""A client of the running pool, for the commands that need one."""
 
 import argparse
 from typing import Final, TypeVar
@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 from forebay.cli import flags
 from forebay.errors import StartupError
 from forebay.pool.client import Client
-from forebay.pool.life import socket_path
+from forebay.pool.service import socket_path
 from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 10.0
@@ -29,7 +29,7 @@ def client_of(parsed: argparse.Namespace) -> Client:
 
 
 def answered(outcome: _Answer | Miss) -> _Answer:
-    """What the pool said; a StartupError if it said nothing."""
+    """The pool's answer; a StartupError if there is none."""
     if isinstance(outcome, Miss):
         late = outcome.reason is MissReason.DEADLINE
         why = f"did not answer within {TIMEOUT_S:.0f} s" if late else "went away"

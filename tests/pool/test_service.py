@@ -14,9 +14,9 @@ from tests import pool_process
 from tests.pool_process import PatientClient, exact, made
 
 from forebay.errors import StartupError
-from forebay.pool import place as places
+from forebay.pool import address
 from forebay.pool.client import Known, Receipt
-from forebay.pool.life import Service, join_or_start, socket_path
+from forebay.pool.service import Service, join_or_start, socket_path
 from forebay.settings import DiskSetting, Settings
 from forebay.sys import sockets
 from forebay.sys.disk import Disk
@@ -24,7 +24,7 @@ from forebay.sys.world import World
 
 STARTER = """
 import sys, time
-from forebay.pool.life import join_or_start
+from forebay.pool.service import join_or_start
 from forebay.settings import Settings
 settings = Settings(dram=16 << 20, socket=sys.argv[1], linger_s=float(sys.argv[2]))
 sys.stdin.readline()
@@ -104,8 +104,8 @@ def test_a_pool_that_cannot_begin_says_why_to_the_engine(socket_at: str) -> None
 def test_another_wish_is_one_log_line(
     service: Service, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Settings(dram=64 << 20, socket=service.place.path)
-    assert join_or_start(settings) == service.place.path
+    settings = Settings(dram=64 << 20, socket=service.address.path)
+    assert join_or_start(settings) == service.address.path
     assert len(caplog.messages) == 1
     assert "64 MiB" in caplog.messages[0]
     caplog.clear()
@@ -125,13 +125,13 @@ def test_an_engine_that_is_refused_hears_why_at_once(place: Path) -> None:
         pool_process.serving(place, world=World(StrangersDisk())) as service,
         pytest.raises(StartupError, match="--allow-uid"),
     ):
-        join_or_start(replace(pool_process.SMALL, socket=service.place.path))
+        join_or_start(replace(pool_process.SMALL, socket=service.address.path))
 
 
 def test_a_second_pool_at_one_socket_is_refused(service: Service, place: Path) -> None:
     with pytest.raises(StartupError, match="already"):
-        Service.open(replace(pool_process.SMALL, socket=service.place.path))
-    with PatientClient(service.place.path) as client:
+        Service.open(replace(pool_process.SMALL, socket=service.address.path))
+    with PatientClient(service.address.path) as client:
         assert client.join()
 
 
@@ -140,7 +140,7 @@ def test_a_socket_left_by_a_killed_pool_is_replaced(place: Path) -> None:
     pool = pool_process.PoolProcess(place, disk=False).start()
     pool.kill()
     assert Path(pool.socket).is_socket()
-    with pool_process.serving(place) as service, PatientClient(service.place.path) as client:
+    with pool_process.serving(place) as service, PatientClient(service.address.path) as client:
         assert client.join()
 
 
@@ -200,11 +200,11 @@ def test_t44_the_socket_is_ours_alone_under_any_umask(place: Path, umask: int) -
 
 
 def test_the_default_socket_is_this_users(place: Path) -> None:
-    found = places.find_place("", {"XDG_RUNTIME_DIR": str(place)})
+    found = address.find_address("", {"XDG_RUNTIME_DIR": str(place)})
     assert found.path == f"{place}/forebay/pool.sock"
-    places.prepare(found)
+    address.prepare(found)
     assert Path(found.directory).stat().st_mode & 0o777 == 0o700
-    found = places.find_place("", {})
+    found = address.find_address("", {})
     assert found.path == f"/tmp/forebay-{os.geteuid()}/pool.sock"
     assert socket_path(Settings(socket="x.sock")) == str(Path.cwd() / "x.sock")
 
@@ -215,24 +215,24 @@ def test_t44_a_directory_that_others_can_use_is_refused(place: Path, mode: int) 
     own.mkdir()
     own.chmod(mode)
     with pytest.raises(StartupError, match="--socket"):
-        places.prepare(places.find_place("", {"XDG_RUNTIME_DIR": str(place)}))
+        address.prepare(address.find_address("", {"XDG_RUNTIME_DIR": str(place)}))
 
 
 def test_t44_a_link_in_place_of_the_directory_is_refused(place: Path) -> None:
     (place / "elsewhere").mkdir(mode=0o700)
     (place / "forebay").symlink_to(place / "elsewhere")
     with pytest.raises(StartupError, match="--socket"):
-        places.prepare(places.find_place("", {"XDG_RUNTIME_DIR": str(place)}))
+        address.prepare(address.find_address("", {"XDG_RUNTIME_DIR": str(place)}))
 
 
 def test_a_path_too_long_for_a_socket_is_a_sentence() -> None:
     with pytest.raises(StartupError, match="107"):
-        places.find_place("/" + "x" * 107)
-    assert places.find_place("/" + "x" * 106)
+        address.find_address("/" + "x" * 107)
+    assert address.find_address("/" + "x" * 106)
 
 
 def test_an_engine_that_shall_not_start_a_pool_joins_one(service: Service) -> None:
-    path = service.place.path
+    path = service.address.path
     for no_pool in ("fail", "serve"):
         assert join_or_start(Settings(socket=path, no_pool=no_pool)) == path
 

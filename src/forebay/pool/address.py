@@ -21,7 +21,7 @@ _NAME: Final = "pool.sock"
 _RUNTIME_VARIABLE: Final = "XDG_RUNTIME_DIR"
 
 
-class Place(NamedTuple):
+class PoolAddress(NamedTuple):
     """A socket's path and whether its directory is ours to make."""
 
     path: str
@@ -38,59 +38,59 @@ class Place(NamedTuple):
         return self.path + ".log"
 
 
-def find_place(socket: str, environment: Mapping[str, str] = os.environ) -> Place:
+def find_address(socket: str, environment: Mapping[str, str] = os.environ) -> PoolAddress:
     """Where the pool is: as configured, or this user's own; a StartupError if it cannot be."""
     if socket:
-        place = Place(os.path.abspath(socket), is_default=False)  # noqa: PTH100
+        address = PoolAddress(os.path.abspath(socket), is_default=False)  # noqa: PTH100
     else:
         runtime = environment.get(_RUNTIME_VARIABLE, "")
         own = os.path.join(runtime, "forebay")  # noqa: PTH118
         usable = runtime.startswith("/") and os.path.isdir(runtime)  # noqa: PTH112
         directory = own if usable else f"/tmp/forebay-{Disk().user()}"  # noqa: S108 - checked
-        place = Place(f"{directory}/{_NAME}", is_default=True)
-    size = len(os.fsencode(place.path))
+        address = PoolAddress(f"{directory}/{_NAME}", is_default=True)
+    size = len(os.fsencode(address.path))
     if size > sockets.PATH_BYTES_MAX:
         raise StartupError(
-            f"{place.path} has {size} bytes and a socket's path at most {sockets.PATH_BYTES_MAX};"
+            f"{address.path} has {size} bytes and a socket's path at most {sockets.PATH_BYTES_MAX};"
             " choose a shorter one with --socket."
         )
-    return place
+    return address
 
 
-def prepare(place: Place) -> None:
+def prepare(address: PoolAddress) -> None:
     """Make sure that nobody else can put something in our socket's place."""
-    if place.is_default:
-        scratch.make_private(place.directory)
+    if address.is_default:
+        scratch.make_private(address.directory)
     else:
-        scratch.refuse_unsafe(place.directory)
+        scratch.refuse_unsafe(address.directory)
 
 
-def take_lock(place: Place, disk: Disk | None = None) -> int | None:
-    """The lock's descriptor, or None while another holds it; prepare the place before."""
+def take_lock(address: PoolAddress, disk: Disk | None = None) -> int | None:
+    """The lock's descriptor, or None while another holds it; prepare the address first."""
     disk = disk or Disk()
-    name = os.path.basename(place.path) + ".lock"  # noqa: PTH119
+    name = os.path.basename(address.path) + ".lock"  # noqa: PTH119
     try:
-        directory = disk.open_directory(os.path.realpath(place.directory))
+        directory = disk.open_directory(os.path.realpath(address.directory))
         try:
             lock = _open_or_create(disk, directory, name)
         finally:
             disk.close(directory)
     except OSError as error:
-        raise StartupError(f"{place.path}.lock cannot be used ({error.strerror}).") from None
+        raise StartupError(f"{address.path}.lock cannot be used ({error.strerror}).") from None
     if disk.status(lock).owner_uid != disk.user():
         disk.close(lock)
-        raise StartupError(f"{place.path}.lock belongs to another user; choose another --socket.")
+        raise StartupError(f"{address.path}.lock belongs to another user; choose another --socket.")
     if disk.try_lock(lock):
         return lock
     disk.close(lock)
     return None
 
 
-def create_log(place: Place, disk: Disk | None = None) -> int:
+def create_log(address: PoolAddress, disk: Disk | None = None) -> int:
     """A new log file in place of an old one; hold the lock before."""
     disk = disk or Disk()
-    name = os.path.basename(place.log_path)  # noqa: PTH119
-    directory = disk.open_directory(os.path.realpath(place.directory))
+    name = os.path.basename(address.log_path)  # noqa: PTH119
+    directory = disk.open_directory(os.path.realpath(address.directory))
     try:
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(directory, name)

@@ -5,16 +5,16 @@ gone: a process that lives may still write there. Nothing waits: an engine that 
 told to come again.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
+from forebay.identity.groups import rule_of
 from forebay.pool.core.chunks import Chunk
-from forebay.pool.core.dram import Dram, Newcomer, NoSlot
-from forebay.pool.core.groups import rule_of
+from forebay.pool.core.dram import Newcomer, NoSlot
 from forebay.pool.core.hashing import Hasher
-from forebay.pool.core.write_behind import WriteBehind
+from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.storing.write_behind import WriteBehind
 from forebay.pool.messages import (
     Abort,
     ChunkRun,
@@ -43,19 +43,15 @@ class Stores:
 
     def __init__(
         self,
-        dram: Dram,
+        parts: CoreParts,
         write_behind: WriteBehind,
         hasher: Hasher,
-        counters: Counter[str],
-        *,
-        generation: int,
         loads_wait: Callable[[], bool],
     ) -> None:
-        self._dram = dram
+        self._dram, self._counters = parts.dram, parts.counters
+        self._generation = parts.generation
         self._write_behind = write_behind
         self._hasher = hasher
-        self._counters = counters
-        self._generation = generation
         self._loads_wait = loads_wait  # whether somebody wants to load more than there is room for
         self._filling: dict[str, dict[int, Chunk]] = {}  # engine → slots it may write into
 

@@ -1,0 +1,23 @@
+"""What the parts of a pool's core work with; made once, when the pool begins."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forebay.pool.core.dram import Dram
+from forebay.pool.core.stack import TierStack
+from forebay.sys.clock import Clock
+
+Complete = Callable[[Callable[[], None]], None]  # have something done on the pool's thread
+
+
+@dataclass(frozen=True, slots=True)
+class CoreParts:
+    """Owned by the pool's thread, but for `complete`, which any thread may call."""
+
+    dram: Dram
+    stack: TierStack
+    counters: Counter[str]
+    clock: Clock
+    complete: Complete
+    generation: int  # of the slab that slots are named in

@@ -1,0 +1,1 @@
+"""From reserve to the lower tiers: slots for engines, commits, and write-behind."""

@@ -1,0 +1,197 @@
+"""The child process of an engine: a real vLLM engine that does what its pipe says.
+
+Each message is the name of a command and its arguments; a public method of `Commands` has its
+name, and what that returns is the reply. The engine ends with the pipe.
+"""
+
+import json
+import os
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+SETTLE_S = 300.0  # a guard against hanging
+
+
+def run(pipe: Connection, wanted: dict[str, Any]) -> None:
+    os.setsid()  # killed with all that it starts
+    if wanted["log"] is not None:
+        os.dup2(os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.dup2(2, 1)
+    commands = Commands(wanted)
+    pipe.send("ready")
+    while True:
+        try:
+            name, arguments = pipe.recv()
+        except EOFError:
+            os._exit(0)  # the test is over, and vLLM takes seconds to end in order
+        pipe.send(getattr(commands, name)(**arguments))
+
+
+def transfer_config(settings: dict[str, Any], *, is_recorded: bool) -> dict[str, Any]:
+    """What a user writes into --kv-transfer-config, or the connector that records pages."""
+    name, module = "ForebayConnector", "forebay.engines.vllm.connector"
+    if is_recorded:
+        name, module = "RecordingConnector", "tests.engines.vllm.real.recording_connector"
+    return {
+        "kv_connector": name,
+        "kv_connector_module_path": module,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": settings,
+    }
+
+
+def know_architecture(model: str) -> None:
+    """Tell vLLM what the model's class can do; else it starts a process of its own to find out."""
+    from vllm import ModelRegistry
+
+    config = json.loads((Path(model) / "config.json").read_text())
+    for name in config["architectures"]:
+        ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+
+
+class Commands:
+    """One engine and what can be asked of it.
+
+    Those that say so need the engine's core in this process, or the recording connector.
+    """
+
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        options = {
+            "dtype": "float32",
+            "max_model_len": 2048,
+            "max_num_seqs": 4,
+            "enforce_eager": True,
+            "skip_tokenizer_init": True,
+            "disable_log_stats": False,
+            **wanted["options"],
+        }
+        is_recorded = wanted["recorded"] is not None
+        if wanted["settings"] is not None:
+            transfer = transfer_config(wanted["settings"], is_recorded=is_recorded)
+            options["kv_transfer_config"] = transfer
+        if is_recorded:
+            os.environ["RECORDED_PAGES"] = wanted["recorded"]
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(wanted["has_core_process"]))
+        know_architecture(options["model"])
+        self.engine = LLM(**options).llm_engine
+        self._requests = 0
+
+    def generate(self, prompts: list[dict[str, Any]], answer: int) -> list[dict[str, Any]]:
+        """Answer all prompts at once; those with "abort" are given up after so many steps."""
+        from vllm import SamplingParams
+
+        told: dict[str, dict[str, Any]] = {}
+        aborts: dict[str, int] = {}
+        for each in prompts:
+            self._requests += 1
+            greedy = SamplingParams(
+                temperature=0, max_tokens=answer, detokenize=False,
+                ignore_eos=True, **each.get("params", {}),
+            )  # fmt: skip
+            salt = {"cache_salt": each["salt"]} if each.get("salt") else {}
+            prompt = {"prompt_token_ids": each["tokens"], **salt}
+            external = f"request-{self._requests}"
+            request = self.engine.add_request(external, prompt, greedy)
+            told[external] = {"tokens": [], "cached": 0, "first_step": 0}
+            if "abort" in each:
+                aborts[external if request is None else request] = each["abort"]
+        step = 0
+        while self.engine.has_unfinished_requests():
+            now = [request for request, at in aborts.items() if at <= step]
+            if now:
+                self.engine.abort_request(now, internal=True)
+            aborts = {request: at for request, at in aborts.items() if at > step}
+            step += 1
+            for result in self.engine.step():
+                reply = told[result.request_id]
+                reply["first_step"] = reply["first_step"] or step
+                reply["tokens"] = list(result.outputs[0].token_ids)
+                reply["cached"] = result.num_cached_tokens or 0
+        return list(told.values())
+
+    def settle(self) -> bool:
+        """Step as a serving engine does until nothing is in flight; with the core in here."""
+        core = self.engine.engine_core.engine_core
+        until = time.monotonic() + SETTLE_S
+        while core.scheduler.has_requests() or self._connector().has_pending_push_work():
+            self.engine.step()
+            time.sleep(0.001)
+            if time.monotonic() > until:
+                return False
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """What the scheduler's side holds and has counted; with the core in here."""
+        side = self._connector()._scheduler
+        return {
+            "counts": dict(side.counts),
+            "tracked": len(side._requests),
+            "asking": len(side._lookups),
+            "copying": len(side._loads) + len(side._stores._copying),
+            "failures": self._connector().boundary.failures,
+            "is_joined": side._pool.is_joined,
+        }
+
+    def kill_at(self, point: str, pid: int) -> bool:
+        """Kill a process when the engine next passes a point; in here, with pages recorded."""
+        from tests.engines.vllm.real import recording_connector
+
+        recording_connector.KILL = recording_connector.Kill(point, pid)
+        return True
+
+    def has_killed(self) -> bool:
+        from tests.engines.vllm.real import recording_connector
+
+        return recording_connector.KILL is None
+
+    def preemptions(self) -> int:
+        """How many requests were preempted so far; in here, with pages recorded."""
+        from tests.engines.vllm.real import recording_connector
+
+        return recording_connector.PREEMPTIONS
+
+    def metrics(self) -> list[str]:
+        """Our lines of what vLLM shows on its /metrics page."""
+        from prometheus_client import REGISTRY, generate_latest
+
+        lines = generate_latest(REGISTRY).decode().splitlines()
+        return [line for line in lines if line.startswith("forebay:")]
+
+    def version(self) -> str:
+        """Of vLLM, without what it says of its build."""
+        import vllm
+
+        return str(vllm.__version__).partition("+")[0]
+
+    def empty_cache(self) -> bool:
+        """Forget all KV of the engine's own; the connector hears nothing of it."""
+        return bool(self.engine.reset_prefix_cache())
+
+    def reset(self) -> bool:
+        """As after new weights were pushed into the model: the connector hears of it."""
+        return bool(self.engine.reset_prefix_cache(False, True))
+
+    def scale_weights(self, factor: float) -> bool:
+        """New weights, in memory: all of them times a factor; with the core in here."""
+        import torch
+
+        core = self.engine.engine_core.engine_core
+        model = core.model_executor.driver_worker.worker.model_runner.model
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(factor)
+        return True
+
+    def block_size(self) -> tuple[int, int]:
+        """Bytes of all KV tensors a block, and its tokens; with the core in here."""
+        core = self.engine.engine_core.engine_core
+        cache = core.model_executor.driver_worker.worker.model_runner.kv_cache_config
+        total = sum(tensor.size for tensor in cache.kv_cache_tensors)
+        return total // cache.num_blocks, cache.kv_cache_groups[0].kv_cache_spec.block_size
+
+    def _connector(self) -> Any:
+        return self.engine.engine_core.engine_core.scheduler.connector

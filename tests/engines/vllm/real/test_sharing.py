@@ -1,0 +1,183 @@
+"""Who shares with whom: the same bytes for the same model, nothing for any other.
+
+Every pair is tried in both directions and has its positive control: that each finds its own.
+"""
+
+import itertools
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engines.vllm.real.engine import HANG_S, Engine, cached_of, tokens_of
+from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs
+from tests.pool_process import PoolProcess, short_directory
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+StartEngine = Callable[..., Engine]
+LENGTH = 600
+KNOWN = 512  # tokens of it that are stored
+SEEDS = itertools.count(1)  # each engine has prompts of its own
+SALTS = ("one", "two", "@", "/", "..", "\0", "søstre", "one ", "x" * 1_000_000)
+
+
+class Sharer:
+    """An engine, and the prompt that it has stored."""
+
+    def __init__(self, engine: Engine, pool: PoolProcess) -> None:
+        self.engine = engine
+        self.prompt = dialogs(1, LENGTH, next(SEEDS))[0]
+        engine.share(pool)
+
+    def store(self) -> None:
+        self.engine.generate([self.prompt], answer=2)
+        self.engine.empty_cache()
+
+    def finds(self, prompt: Tokens) -> int:
+        """Tokens of this prompt that it did not have to compute."""
+        found = cached_of(self.engine.generate([prompt], answer=2))
+        self.engine.empty_cache()
+        return found
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[PoolProcess]:
+    with short_directory() as place:
+        pool = PoolProcess(place, "--dram", "256MiB", disk_bytes=256 << 20).start()
+        yield pool
+        pool.kill()
+
+
+@pytest.fixture(scope="module")
+def first(model: Path, pool: PoolProcess) -> Iterator[Sharer]:
+    """The engine that all others are compared with."""
+    sharer = Sharer(Engine(model, pool), pool)
+    sharer.store()
+    assert sharer.finds(sharer.prompt) == KNOWN
+    yield sharer
+    sharer.engine.kill()
+
+
+def other_config(model: Path, place: Path) -> Path:
+    """The same weights, read with another configuration."""
+    shutil.copytree(model, place / "other")
+    path = place / "other" / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.setdefault("rope_parameters", {"rope_type": "default"})
+    rope["rope_theta"] = 20_000.0
+    path.write_text(json.dumps(config))
+    return place / "other"
+
+
+VARIANTS: dict[str, Callable[[Path, Path, Path], tuple[Path, dict[str, Any]]]] = {
+    "t10 other weights": lambda _model, other, _place: (other, {}),
+    "t10 other rope": lambda model, _other, place: (other_config(model, place), {}),
+    "t11 other block size": lambda model, _other, _place: (model, {"block_size": 64}),
+    "t10 other context": lambda model, _other, _place: (model, {"max_model_len": 1024}),
+}
+if HAS_BFLOAT16:  # else test_config.py alone says so
+    VARIANTS["t10 other dtype"] = lambda model, _other, _place: (model, {"dtype": "bfloat16"})
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(
+    request: pytest.FixtureRequest, model: Path, other_weights: Path, tmp_path: Path
+) -> tuple[Path, dict[str, Any]]:
+    """A model and how it is served, like the first one but for one thing."""
+    return VARIANTS[request.param](model, other_weights, tmp_path)
+
+
+def test_t10_t11_another_engine_shares_nothing(
+    variant: tuple[Path, dict[str, Any]],
+    first: Sharer,
+    pool: PoolProcess,
+    start_engine: StartEngine,
+) -> None:
+    path, options = variant
+    other = Sharer(start_engine(path, pool, **options), pool)
+    assert other.finds(first.prompt) == 0
+    other.store()
+    assert other.finds(other.prompt) >= KNOWN, "the control: it finds its own"
+    assert first.finds(other.prompt) == 0
+    assert first.finds(first.prompt) == KNOWN, "the control: the first finds its own"
+
+
+def test_t35_t36_salts_share_nothing(first: Sharer) -> None:
+    engine = first.engine
+    prompt = dialogs(1, LENGTH, next(SEEDS))[0]
+    plain = tokens_of(engine.generate([prompt]))
+    engine.empty_cache()
+    for salt in SALTS:
+        answers = engine.generate([prompt], salt=salt)
+        assert cached_of(answers) == 0, "nobody else's"
+        assert tokens_of(answers) == plain
+        engine.empty_cache()
+    for salt in SALTS:
+        answers = engine.generate([prompt], answer=2, salt=salt)
+        assert cached_of(answers) == KNOWN, "the control: its own"
+        engine.empty_cache()
+    assert first.finds(prompt) == KNOWN, "and without a salt"
+
+
+def test_a_second_engine_shares_until_a_reset_leaves_everything_behind(
+    model: Path, pool: PoolProcess, start_engine: StartEngine, first: Sharer
+) -> None:
+    """After new weights were pushed into the model, nothing that was stored before may be used."""
+    second = Sharer(start_engine(model, pool), pool)
+    engine = second.engine
+    assert second.finds(first.prompt) == KNOWN
+    second.store()
+    assert first.finds(second.prompt) == KNOWN
+    before = tokens_of(engine.generate([first.prompt]))
+    assert engine.do("scale_weights", factor=1.05)
+    assert engine.do("reset")
+    after = engine.generate([first.prompt])
+    assert cached_of(after) == 0
+    assert tokens_of(after) != before, "the control: the weights are new"
+    engine.empty_cache()
+    again = engine.generate([first.prompt])
+    assert cached_of(again) == KNOWN, "it shares with itself from here on"
+    assert tokens_of(again) == tokens_of(after)
+    assert first.finds(first.prompt) == KNOWN, "and others keep what they had"
+
+
+def test_keep_on_reset_keeps(
+    model: Path, pool: PoolProcess, start_engine: StartEngine, first: Sharer
+) -> None:
+    second = Sharer(start_engine(model, pool, settings={"keep_on_reset": True}), pool)
+    assert second.engine.do("reset")
+    assert second.finds(first.prompt) == KNOWN
+
+
+def test_t29_a_pool_that_hangs_is_left_alone(
+    model: Path,
+    start_engine: StartEngine,
+    start_pool: Callable[..., PoolProcess],
+    without_pool: Engine,
+) -> None:
+    pool = start_pool()
+    deadlines = {"lookup_deadline_ms": 20, "load_deadline_ms": 100}
+    engine = start_engine(model, pool, settings=deadlines)
+    engine.share(pool)
+    prompts = dialogs(12, 300, next(SEEDS))
+    pool.signal(signal.SIGSTOP)
+    for prompt in prompts:
+        answers = engine.generate([prompt], answer=4)
+        assert tokens_of(answers) == tokens_of(without_pool.generate([prompt], answer=4))
+    counts = engine.do("state")["counts"]
+    assert counts["pool.paused"] >= 1
+    assert counts["misses.paused"] >= 1, "later requests are not even looked up"
+    pool.signal(signal.SIGCONT)
+    before, until = stored_by(engine), time.monotonic() + HANG_S
+    while stored_by(engine) == before:
+        assert time.monotonic() < until, "it is never tried again"
+        engine.generate(dialogs(1, 300, next(SEEDS)), answer=4)
+        time.sleep(0.5)
+
+
+def stored_by(engine: Engine) -> int:
+    return int(engine.do("state")["counts"].get("stored.chunks", 0))
