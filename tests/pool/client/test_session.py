@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from forebay.pool.client.session import PoolSession, join
-from forebay.pool.life import Service
+from forebay.pool.service import Service
 from forebay.sys.clock import Clock
 
 
