@@ -9,7 +9,7 @@ from forebay.sys.clock import Clock
 
 
 def joined(service: Service) -> PoolSession:
-    session = PoolSession(service.place.path, Clock(), maps_slab=False)
+    session = PoolSession(service.address.path, Clock(), maps_slab=False)
     assert session.wait_until_joined(time.monotonic() + 20)
     return session
 
