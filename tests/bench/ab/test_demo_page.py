@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from forebay.bench.ab import demo, demo_page
+from forebay.bench.ab import demo_engine, demo_page
 from forebay.bench.ab.demo_report import DemoReport, RepeatedTurn
 from forebay.bench.ab.demo_size import EngineSpeed
 from forebay.bench.ab.figures import ComparedTurn
@@ -62,8 +62,8 @@ def test_speedups_are_of_returning_turns_pair_by_pair() -> None:
 def test_an_engine_that_starts_says_how_far_it_is(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
-    assert demo.stage_of(log) == "importing vLLM"
+    assert demo_engine.stage_of(log) == "importing vLLM"
     log.write_text("INFO Starting to load model m...\n")
-    assert demo.stage_of(log) == "loading weights"
+    assert demo_engine.stage_of(log) == "loading weights"
     log.write_text("INFO Starting to load model m...\nINFO Loading weights took 1.9 seconds\n")
-    assert demo.stage_of(log) == "allocating its KV cache"
+    assert demo_engine.stage_of(log) == "allocating its KV cache"

@@ -8,17 +8,13 @@ greedy and in float32, where equal histories give equal answers.
 
 import asyncio
 import contextlib
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Final
 
-from forebay.bench.ab import demo_size
+from forebay.bench.ab import demo_engine, demo_size
 from forebay.bench.ab.demo_report import ALONE, WITH, DemoReport, RepeatedTurn
 from forebay.bench.ab.demo_size import DemoSize, EngineSpeed
 from forebay.bench.ab.figures import ComparedTurn
@@ -32,31 +28,19 @@ from forebay.bench.result.format import PoolFigures
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import StartupError
 from forebay.quantity import format_size
-from forebay.settings import DiskSetting, Settings
+from forebay.settings import DiskSetting
 from forebay.sys.scratch import scratch
 
 Show = Callable[[str, float], None]  # what is being done, and how much of all is done (0 to 1)
 Note = Callable[[str], None]  # a line that stays
-_TOKEN_BYTES: Final = 46_080  # of KV: 30 layers, 3 heads of 64, keys and values, 4 bytes
 _STOP_S: Final = 60.0  # a pool writes for up to 20 s
-_HASH_S: Final = 300.0
 _QUIET_S: Final = 0.1
 _QUIET_MAX_S: Final = 10.0
-_LOOKUP_MS: Final = 1000.0  # where vLLM computes on every core, the pool may be late to answer
 _WARM_TOKENS: Final = 400  # more than is too short to be stored
 _MARGIN: Final = 0.9  # of the time that is left: machines do not keep their speed
 _OTHER_LOAD_S: Final = 0.5
 _OTHER_LOAD_MAX: Final = 0.2
 _MEMORY_BYTES: Final = 5 << 30  # two engines of 2 GB each, and the chunks
-# How far an engine is, by the lines of its log, the last one first.
-_STAGES: Final = (
-    ("Starting vLLM server", "opening its port"),
-    ("Loading weights took", "allocating its KV cache"),
-    ("Starting to load model", "loading weights"),
-    ("Initializing a V1 LLM engine", "setting up the model"),
-    ("non-default args", "starting its engine process"),
-)
-_FIRST_STAGE: Final = "importing vLLM"
 _READY: Final = 0.2  # of all that is done, when both engines answer
 _BEFORE: Final = 0.75  # and at the restart
 
@@ -122,12 +106,16 @@ class _Demo:
 
     def wait(self, engines: dict[str, StartingServer]) -> None:
         """Until all of them answer, telling how far each is."""
-        stages: dict[str, str] = {}
 
         def look() -> None:
-            stages.update({name: stage_of(each.process.log) for name, each in engines.items()})
-            said = "; ".join(f"{name}: {stage}" for name, stage in stages.items())
-            self.say(f"starting {said}")
+            stages = [demo_engine.stage_of(each.process.log) for each in engines.values()]
+            if len(set(stages)) == 1:
+                self.say(f"starting {' and '.join(engines)}: {stages[0]}")
+            else:
+                each = "; ".join(
+                    f"{name}: {stage}" for name, stage in zip(engines, stages, strict=True)
+                )
+                self.say(f"starting {each}")
 
         for each in engines.values():
             each.process.wait(look)
@@ -175,10 +163,11 @@ class _Demo:
         pool, engine = on
         turns = []
         for at, (one, other) in enumerate(zip(self.alone, self.pooled, strict=True)):
-            self.say(f"turn {number + 1} of {one.name} of {len(self.alone)}")
+            place = f"turn {number + 1} of {one.name} (of {len(self.alone)})"
             answers: dict[str, Completion] = {}
             asks = [(ALONE, alone, one), (WITH, engine, other)]
             for name, server, dialog in asks if (number + at) % 2 == 0 else reversed(asks):
+                self.say(f"{place}: asking {name}")
                 answers[name] = _asked(server, dialog.request())
                 dialog.add_answer(answers[name].text)
                 _wait_until_quiet(pool)
@@ -246,7 +235,7 @@ class _Demo:
                 restarted_moved = _counted(engine)
         return DemoReport(
             dialogs=replace(size.dialogs, turns=last + 1),
-            cache_bytes=_cache_bytes(self.context),
+            cache_bytes=demo_engine.cache_bytes(self.context),
             speed=speed,
             turns=tuple(turns),
             moved=moved,
@@ -271,9 +260,9 @@ def run(plan: DemoPlan, show: Show, note: Note) -> DemoReport:
     show(f"preparing the demo model{once}", 0.0)
     model = demo_model.prepare()
     show("hashing the demo model's weights", 0.0)
-    know_weights(model)
-    context = demo_size.context_tokens(_cores(), has_gpu=bool(machine.gpus()))
-    engine = engine_of(model, _cache_bytes(context), context)
+    demo_engine.know_weights(model)
+    context = demo_size.context_tokens(demo_engine.cores(), has_gpu=bool(machine.gpus()))
+    engine = demo_engine.engine_of(model, demo_engine.cache_bytes(context), context)
     with scratch(plan.parent) as home:
         nvme = home / "nvme"
         nvme.mkdir(mode=0o700)
@@ -282,43 +271,6 @@ def run(plan: DemoPlan, show: Show, note: Note) -> DemoReport:
             demo.remark(remark)
         note(f"Starting {ALONE} and {WITH}, the same small model on both.")
         return demo.course()
-
-
-def engine_of(model: str, kv_cache_bytes: int, context_tokens: int) -> VllmServer:
-    """The demo model on vLLM, on whatever this machine has; its cache must hold one context.
-
-    Nothing is compiled and one process less is started, which is half of the time to start.
-    """
-    return VllmServer(
-        model=model,
-        served_name=demo_model.NAME,
-        arguments=(
-            "--enforce-eager",
-            *("--dtype", "float32", "--max-model-len", str(context_tokens)),
-            *("--max-num-seqs", "4", "--kv-cache-memory-bytes", str(kv_cache_bytes)),
-            *("--block-size", "32", "--gpu-memory-utilization", "0.3"),
-            *("--distributed-executor-backend", "uni"),
-            "--enable-prompt-tokens-details",
-        ),
-        settings=Settings(no_pool="fail", lookup_deadline_ms=_LOOKUP_MS),
-        variables={} if machine.gpus() else _cpu_variables(),
-        is_offline=True,
-    )
-
-
-def know_weights(model: str) -> None:
-    """Have the weights hashed now: an engine shares nothing until it knows them."""
-    command = [sys.executable, "-P", "-m", "forebay.engines.weights", model]
-    try:
-        subprocess.run(command, capture_output=True, timeout=_HASH_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        raise StartupError("the demo model's weights cannot be read.") from None
-
-
-def stage_of(log: Path) -> str:
-    """How far an engine is, by its log."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    return next((stage for line, stage in _STAGES if line in text), _FIRST_STAGE)
 
 
 def line_of(turn: ComparedTurn) -> str:
@@ -341,31 +293,6 @@ def _remarks() -> list[str]:
         free, needed = format_size(free_bytes), format_size(_MEMORY_BYTES)
         found.append(f"Only {free} of memory are available; two engines and a pool need {needed}.")
     return found
-
-
-def _cpu_variables() -> dict[str, str]:
-    """VLLM on CPUs: every core for both variants, and a worker within the engine's process.
-
-    Left to itself vLLM keeps more cores to itself with a connector than without.
-    """
-    return {
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "OMP_NUM_THREADS": str(_cores()),
-    }
-
-
-def _cores() -> int:
-    """Physical cores that this process may use."""
-    with contextlib.suppress(OSError):
-        is_smt = Path("/sys/devices/system/cpu/smt/active").read_text(encoding="ascii").strip()
-        if is_smt == "1":
-            return max(1, len(os.sched_getaffinity(0)) // 2)
-    return len(os.sched_getaffinity(0))
-
-
-def _cache_bytes(context: int) -> int:
-    return demo_size.cache_tokens(context) * _TOKEN_BYTES
 
 
 def _prompt(text: str, answer_tokens: int) -> PromptRequest:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.bench.ab.demo_report import ALONE, MODEL, WITH, DemoReport
-from forebay.bench.ab.figures import ComparedTurn, Spread, returning, spread
+from forebay.bench.ab.figures import ComparedTurn, MedianRange, returning, spread
 from forebay.bench.load.client import Completion
 from forebay.bench.report import details
 from forebay.bench.report.formatting import moved as moves
@@ -94,7 +94,7 @@ def _cards(report: DemoReport) -> str:
     return f'<div class="cards">{inner}</div>'
 
 
-def _pair(turns: Iterable[ComparedTurn], speedups: Spread) -> str:
+def _pair(turns: Iterable[ComparedTurn], speedups: MedianRange) -> str:
     alone = spread([turn.alone.ttft_s for turn in turns]).median
     pool = spread([turn.with_pool.ttft_s for turn in turns]).median
     return (

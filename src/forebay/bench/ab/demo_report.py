@@ -10,7 +10,7 @@ from forebay.bench.ab.demo_size import EngineSpeed
 from forebay.bench.ab.figures import (
     ComparedTurn,
     DemoFigures,
-    Spread,
+    MedianRange,
     alone_of,
     figures_of,
     pool_of,
@@ -67,12 +67,12 @@ class DemoReport:
         return figures_of(pool_of(self.turns))
 
     @property
-    def speedups(self) -> Spread:
+    def speedups(self) -> MedianRange:
         """How many times sooner a returning turn began, pair by pair."""
         return spread([turn.speedup for turn in returning(self.turns)])
 
     @property
-    def restarted_speedups(self) -> Spread:
+    def restarted_speedups(self) -> MedianRange:
         """The same after the restart."""
         return spread([turn.speedup for turn in self.restarted])
 
@@ -143,5 +143,5 @@ class DemoReport:
         )
 
 
-def _rounded(values: Spread) -> dict[str, float]:
+def _rounded(values: MedianRange) -> dict[str, float]:
     return {name: round(value, 2) for name, value in values._asdict().items()}

@@ -28,7 +28,7 @@ class ComparedTurn(NamedTuple):
         return self.alone.text == self.with_pool.text
 
 
-class Spread(NamedTuple):
+class MedianRange(NamedTuple):
     """Some values: their median, the least and the greatest."""
 
     median: float
@@ -97,10 +97,10 @@ def share_equal(turns: Sequence[ComparedTurn]) -> float:
     return fmean(turn.is_equal for turn in turns) if turns else 1.0
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> MedianRange:
     """Zeros where there is no value."""
     found = values or [0.0]
-    return Spread(median(found), min(found), max(found))
+    return MedianRange(median(found), min(found), max(found))
 
 
 def _result(finished: list[FinishedRequest]) -> ClientsResult:

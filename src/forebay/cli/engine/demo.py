@@ -11,7 +11,7 @@ from typing import Final
 from forebay.bench.ab import demo, demo_page
 from forebay.bench.ab.demo import DemoPlan
 from forebay.bench.ab.demo_report import DemoReport
-from forebay.bench.ab.figures import DemoFigures, Spread, returning, share_equal, spread
+from forebay.bench.ab.figures import DemoFigures, MedianRange, returning, share_equal, spread
 from forebay.bench.report.formatting import moved as moves
 from forebay.bench.result.format import PoolFigures
 from forebay.cli import flags, progress
@@ -181,7 +181,7 @@ def _range(values: list[float]) -> str:
     return f"{found.median:.2f} ({found.least:.2f}-{found.most:.2f})"
 
 
-def _sooner(speedups: Spread) -> str:
+def _sooner(speedups: MedianRange) -> str:
     return f"{speedups.median:.1f} times sooner"
 
 
