@@ -1,12 +1,13 @@
 """The demo's report as one HTML file: what was compared, turn by turn, and how."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Final
 
 from forebay.bench.ab.demo_report import ALONE, MODEL, WITH, DemoReport
-from forebay.bench.ab.figures import ComparedTurn, MedianRange, returning, spread
+from forebay.bench.ab.figures import ComparedTurn, returning
+from forebay.bench.disk.figures import Spread
 from forebay.bench.load.client import Completion
 from forebay.bench.report import details
 from forebay.bench.report.formatting import moved as moves
@@ -94,12 +95,12 @@ def _cards(report: DemoReport) -> str:
     return f'<div class="cards">{inner}</div>'
 
 
-def _pair(turns: Iterable[ComparedTurn], speedups: MedianRange) -> str:
-    alone = spread([turn.alone.ttft_s for turn in turns]).median
-    pool = spread([turn.with_pool.ttft_s for turn in turns]).median
+def _pair(turns: Sequence[ComparedTurn], speedups: Spread) -> str:
+    alone = Spread.of([turn.alone.ttft_s for turn in turns]).median
+    pool = Spread.of([turn.with_pool.ttft_s for turn in turns]).median
     return (
-        f"{alone:.2f} s without, {pool:.2f} s with; medians of {len(list(turns))} turns,"
-        f" {speedups.least:.1f} to {speedups.most:.1f} times"
+        f"{alone:.2f} s without, {pool:.2f} s with; medians of {len(turns)} turns,"
+        f" {speedups.low:.1f} to {speedups.high:.1f} times"
     )
 
 

@@ -10,14 +10,13 @@ from forebay.bench.ab.demo_size import EngineSpeed
 from forebay.bench.ab.figures import (
     ComparedTurn,
     DemoFigures,
-    MedianRange,
     alone_of,
     figures_of,
     pool_of,
     returning,
     share_equal,
-    spread,
 )
+from forebay.bench.disk.figures import Spread
 from forebay.bench.load.clients import ClientsResult
 from forebay.bench.load.workloads import Dialogs
 from forebay.bench.result import machine
@@ -67,14 +66,14 @@ class DemoReport:
         return figures_of(pool_of(self.turns))
 
     @property
-    def speedups(self) -> MedianRange:
+    def speedups(self) -> Spread:
         """How many times sooner a returning turn began, pair by pair."""
-        return spread([turn.speedup for turn in returning(self.turns)])
+        return Spread.of([turn.speedup for turn in returning(self.turns)])
 
     @property
-    def restarted_speedups(self) -> MedianRange:
+    def restarted_speedups(self) -> Spread:
         """The same after the restart."""
-        return spread([turn.speedup for turn in self.restarted])
+        return Spread.of([turn.speedup for turn in self.restarted])
 
     @cached_property
     def restarted_without(self) -> DemoFigures:
@@ -143,5 +142,5 @@ class DemoReport:
         )
 
 
-def _rounded(values: MedianRange) -> dict[str, float]:
+def _rounded(values: Spread) -> dict[str, float]:
     return {name: round(value, 2) for name, value in values._asdict().items()}

@@ -28,14 +28,6 @@ class ComparedTurn(NamedTuple):
         return self.alone.text == self.with_pool.text
 
 
-class MedianRange(NamedTuple):
-    """Some values: their median, the least and the greatest."""
-
-    median: float
-    least: float
-    most: float
-
-
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
     """Some turns on one engine."""
@@ -83,8 +75,8 @@ def figures_of(measured: ClientsResult) -> DemoFigures:
     cached = sum(answer.cached_tokens or 0 for answer in answers)
     return DemoFigures(
         requests=len(answers),
-        first_ttft_s=spread([answer.ttft_s for turn, answer in pairs if turn == 0]).median,
-        later_ttft_s=spread([answer.ttft_s for turn, answer in pairs if turn > 0]).median,
+        first_ttft_s=_median([answer.ttft_s for turn, answer in pairs if turn == 0]),
+        later_ttft_s=_median([answer.ttft_s for turn, answer in pairs if turn > 0]),
         tpot_s=median(answer.tpot_s or 0.0 for answer in answers),
         requests_per_s=len(answers) / measured.seconds,
         prompt_tokens=prompt_tokens,
@@ -97,10 +89,8 @@ def share_equal(turns: Sequence[ComparedTurn]) -> float:
     return fmean(turn.is_equal for turn in turns) if turns else 1.0
 
 
-def spread(values: Sequence[float]) -> MedianRange:
-    """Zeros where there is no value."""
-    found = values or [0.0]
-    return MedianRange(median(found), min(found), max(found))
+def _median(values: list[float]) -> float:
+    return median(values or [0.0])
 
 
 def _result(finished: list[FinishedRequest]) -> ClientsResult:

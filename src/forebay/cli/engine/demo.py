@@ -11,7 +11,8 @@ from typing import Final
 from forebay.bench.ab import demo, demo_page
 from forebay.bench.ab.demo import DemoPlan
 from forebay.bench.ab.demo_report import DemoReport
-from forebay.bench.ab.figures import DemoFigures, MedianRange, returning, share_equal, spread
+from forebay.bench.ab.figures import DemoFigures, returning, share_equal
+from forebay.bench.disk.figures import Spread
 from forebay.bench.report.formatting import moved as moves
 from forebay.bench.result.format import PoolFigures
 from forebay.cli import flags, progress
@@ -177,11 +178,11 @@ def _row(what: str, alone: str, ours: str, remark: str = "") -> str:
 
 
 def _range(values: list[float]) -> str:
-    found = spread(values)
-    return f"{found.median:.2f} ({found.least:.2f}-{found.most:.2f})"
+    found = Spread.of(values)
+    return f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f})"
 
 
-def _sooner(speedups: MedianRange) -> str:
+def _sooner(speedups: Spread) -> str:
     return f"{speedups.median:.1f} times sooner"
 
 
