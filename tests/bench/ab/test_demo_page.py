@@ -43,7 +43,7 @@ def report() -> DemoReport:
 def test_every_turn_is_on_the_page(tmp_path: Path) -> None:
     path = demo_page.write(tmp_path, report())
     text = path.read_text(encoding="utf-8")
-    assert text.count('<td class="name">dialog 1, turn ') == 4
+    assert text.count("dialog\N{NO-BREAK SPACE}1") == 4
     for words in ("after the restart", "3 of 4", "5 MiB", "become slower", "--kv-transfer-config"):
         assert words in text
     ab = files.read(tmp_path / "ab.json")

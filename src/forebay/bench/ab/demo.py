@@ -36,7 +36,7 @@ Note = Callable[[str], None]  # a line that stays
 _STOP_S: Final = 60.0  # a pool writes for up to 20 s
 _QUIET_S: Final = 0.1
 _QUIET_MAX_S: Final = 10.0
-_WARM_TOKENS: Final = 400  # more than is too short to be stored
+_WARM_TOKENS: Final = 320  # more than is too short to be stored
 _MARGIN: Final = 0.9  # of the time that is left: machines do not keep their speed
 _OTHER_LOAD_S: Final = 0.5
 _OTHER_LOAD_MAX: Final = 0.2
@@ -126,7 +126,6 @@ class _Demo:
         wait_until_sharing(engine.target, engine.counted, self.say, _WARM_TOKENS)
         self.say(f"warming up {ALONE}, and measuring how fast it reads a prompt")
         hello = _asked(alone, _prompt("Hello", 2))
-        _asked(alone, _prompt(SyntheticText().text("warm", _WARM_TOKENS), 2))
         text = SyntheticText().text("speed", _WARM_TOKENS)
         answer = _asked(alone, _prompt(text, demo_size.ANSWER_TOKENS))
         more = answer.prompt_tokens - hello.prompt_tokens

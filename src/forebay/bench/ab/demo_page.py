@@ -17,6 +17,7 @@ from forebay.report.charts import Chart, ChartLine
 from forebay.report.page import document, figure, legend, paragraph, table
 
 _TIMES: Final = "\N{MULTIPLICATION SIGN}"
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _LIMITS: Final = (
     "A model of 135 million parameters on this machine's processors, one request at a time: the"
     " factor depends on how long a history takes to compute and to read, and grows with its"
@@ -41,16 +42,11 @@ def page(report: DemoReport) -> str:
         _turns(report),
         "<h2>What else was measured</h2>",
         _others(report),
-        "<h2>After the restart: what the pool itself counted</h2>",
-        table(
-            ["", "chunks", "bytes"],
-            [
-                [name, f"{chunks:,}", format_size(size)]
-                for name, chunks, size in moves(report.restarted_moved)
-            ],
-            names=[0],
-        ),
-        *details.sections(ab),
+        "<h2>Evidence: what the pool itself counted</h2>",
+        _evidence(report),
+        "<h2>Remarks</h2>",
+        *map(paragraph, report.notes),
+        *details.conditions(ab),
         "<h2>What this does not show</h2>",
         paragraph(_LIMITS),
     ]
@@ -109,8 +105,9 @@ def _course(report: DemoReport) -> str:
     return (
         f"{dialogs.hold} dialogs of {dialogs.turns} turns, each with a history of about"
         f" {dialogs.first_tokens:,} tokens. Two vLLM engines with the same options ran at the same"
-        f" time; one of them had Forebay's pool. Every turn was asked of both, one after the other,"
-        f" who was first changing each time, and never while anything else was being computed."
+        " time; one of them had Forebay's pool. Every turn was asked of both, one after the other,"
+        " who was first changing each time, and never while another process of this measurement"
+        " was computing."
         f" Each engine's own KV cache has {format_size(report.cache_bytes)}, too little for all"
         f" dialogs: vLLM alone has lost a dialog when it comes back and computes it from its first"
         f" token. Before turn {dialogs.turns} the engine with Forebay and its pool were ended and"
@@ -126,7 +123,7 @@ def _charts(report: DemoReport) -> str:
             ChartLine(ALONE, "off", _numbered(value_of(turn.alone) for turn in turns)),
             ChartLine(WITH, "on", _numbered(value_of(turn.with_pool) for turn in turns)),
         ]
-        return Chart(title, unit, "request", lines)
+        return Chart(title, unit, "request", lines, is_even=True)
 
     charts = [
         chart("Time to the first token", "seconds", lambda answer: answer.ttft_s),
@@ -153,7 +150,7 @@ def _turns(report: DemoReport) -> str:
         rows.append(
             [
                 str(at),
-                f"{turn.dialog}, turn {turn.number + 1}",
+                f"{turn.dialog}, turn {turn.number + 1}".replace(" ", _NO_BREAK),
                 after if turn.number else "new",
                 f"{turn.alone.prompt_tokens:,}",
                 f"{computed(turn.alone):,}",
@@ -164,9 +161,20 @@ def _turns(report: DemoReport) -> str:
                 "yes" if turn.is_equal else "no",
             ]
         )
-    head = ["request", "", "", "prompt tokens", f"computed, {ALONE}", f"computed, {WITH}"]
-    head += [f"first token, s, {ALONE}", f"first token, s, {WITH}", "sooner", "same answer"]
+    head = ["request", "", "", "prompt tokens", "computed alone", "computed with Forebay"]
+    head += ["first token alone, s", "first token with Forebay, s", "sooner", "same answer"]
     return table(head, rows, names=[1, 2])
+
+
+def _evidence(report: DemoReport) -> str:
+    rows = [
+        (name, f"{chunks:,}", format_size(size), f"{later:,}", format_size(later_size))
+        for (name, chunks, size), (_, later, later_size) in zip(
+            moves(report.moved), moves(report.restarted_moved), strict=True
+        )
+    ]
+    head = ["", "before the restart: chunks", "bytes", "after it: chunks", "bytes"]
+    return table(head, rows, names=[0])
 
 
 def _others(report: DemoReport) -> str:

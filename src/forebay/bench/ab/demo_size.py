@@ -82,11 +82,12 @@ def seconds_of(dialogs: Dialogs, speed: EngineSpeed) -> float:
     rate = speed.prompt_tokens_per_s
     answer_s = dialogs.answer_tokens * speed.token_s + _PAUSE_S
     computed_s = dialogs.first_tokens / rate + answer_s
-    returned_s = _RETURN_TOKENS / rate + _RETURN_S + answer_s
+    loaded_s = _RETURN_TOKENS / rate + _RETURN_S
     computed = dialogs.hold * (dialogs.turns + 1)  # all turns alone, and first ones with the pool
-    # Two more at the end, from the pool and from vLLM's own cache.
-    returned = dialogs.hold * (dialogs.turns - 1 + 2)
-    return computed * computed_s + returned * returned_s + speed.start_s + _STOP_S
+    returned = dialogs.hold * (dialogs.turns - 1)
+    once_more = dialogs.hold * 2  # from the pool and from vLLM's own cache, a token each
+    turns_s = computed * computed_s + returned * (loaded_s + answer_s) + once_more * loaded_s
+    return turns_s + speed.start_s + _STOP_S
 
 
 def _most_tokens(context: int, turns: int) -> int:

@@ -36,7 +36,7 @@ def sections(ab: AbResult) -> list[str]:
         *_repeats(ab.repeats),
         *_remarks(results),
         *_servers(results),
-        *_conditions(ab, results),
+        *conditions(ab),
     ]
 
 
@@ -150,14 +150,15 @@ def _servers(results: Sequence[LoadResult]) -> list[str]:
     return ["<h2>What the servers said of themselves</h2>", table(head, rows, names=[0])]
 
 
-def _conditions(ab: AbResult, results: Sequence[LoadResult]) -> list[str]:
+def conditions(ab: AbResult) -> list[str]:
+    """The machine, versions, workload and commands, as far as they are known."""
     facts = [
         *_machine(ab.on.machine or ab.off.machine),
         *sorted((ab.off.versions | ab.on.versions).items()),
         *((f"workload: {name}", str(value)) for name, value in ab.on.workload.items()),
     ]
     parts = [table(["", ""], facts, names=[0, 1])] if facts else []
-    for result in results:
+    for result in (ab.off, ab.on, *ab.others):
         if result.commands:
             text = "\n".join(result.commands)
             parts.append(f"<h3>{html.escape(result.name)}</h3><pre>{html.escape(text)}</pre>")
