@@ -17,7 +17,7 @@ from typing import Final
 from forebay.bench.ab import demo_engine, demo_size
 from forebay.bench.ab.demo_report import ALONE, WITH, DemoReport, RepeatedTurn
 from forebay.bench.ab.demo_size import DemoSize, EngineSpeed
-from forebay.bench.ab.figures import ComparedTurn
+from forebay.bench.ab.figures import ComparedTurn, in_words
 from forebay.bench.ab.variants import StartedServer, StartingServer, VllmServer, wait_until_sharing
 from forebay.bench.load import client
 from forebay.bench.load.client import Completion, Failed
@@ -278,7 +278,7 @@ def line_of(turn: ComparedTurn) -> str:
     what = f"turn {turn.number + 1} of {turn.dialog}"
     if turn.number == 0:
         return f"{what}: {times} (new to both)"
-    return f"{what}: {times} ({turn.speedup:.1f} times sooner)"
+    return f"{what}: {times} ({in_words(turn.speedup)})"
 
 
 def _remarks() -> list[str]:

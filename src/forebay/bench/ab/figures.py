@@ -89,6 +89,11 @@ def share_equal(turns: Sequence[ComparedTurn]) -> float:
     return fmean(turn.is_equal for turn in turns) if turns else 1.0
 
 
+def in_words(speedup: float) -> str:
+    """Such as 6.5 times sooner."""
+    return f"{speedup:.1f} times sooner" if speedup >= 1 else f"{1 / speedup:.1f} times later"
+
+
 def _median(values: list[float]) -> float:
     return median(values or [0.0])
 

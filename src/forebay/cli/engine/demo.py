@@ -11,7 +11,7 @@ from typing import Final
 from forebay.bench.ab import demo, demo_page
 from forebay.bench.ab.demo import DemoPlan
 from forebay.bench.ab.demo_report import DemoReport
-from forebay.bench.ab.figures import DemoFigures, returning, share_equal
+from forebay.bench.ab.figures import DemoFigures, in_words, returning, share_equal
 from forebay.bench.disk.figures import Spread
 from forebay.bench.report.formatting import moved as moves
 from forebay.bench.result.format import PoolFigures
@@ -110,7 +110,7 @@ def readable(report: DemoReport) -> str:
     """The table for people."""
     dialogs, after = report.dialogs, report.restarted
     minutes = f"{report.seconds / 60:.1f} minutes on {os.cpu_count()} cores"
-    sooner, still = report.speedups.median, report.restarted_speedups.median
+    sooner, still = (in_words(each.median) for each in (report.speedups, report.restarted_speedups))
     history = f"about {dialogs.first_tokens:,} tokens of history each"
     cache = f"a KV cache of {format_size(report.cache_bytes)}, too small for all of them"
     lines = [
@@ -126,7 +126,7 @@ def readable(report: DemoReport) -> str:
             "to the first token, s",
             _range([turn.alone.ttft_s for turn in after]),
             _range([turn.with_pool.ttft_s for turn in after]),
-            _sooner(report.restarted_speedups),
+            in_words(report.restarted_speedups.median),
         ),
         _row(
             "prompt tokens recomputed",
@@ -137,8 +137,8 @@ def readable(report: DemoReport) -> str:
         _row("answers equal to those alone", "", f"{share_equal(after):.0%}"),
         "",
         f"Measured in {minutes}; times are medians (least to most).",
-        f"A dialog that comes back begins to be answered {sooner:.1f} times sooner: its history is",
-        f"loaded, not computed. After the restart it is {still:.1f} times: loaded from NVMe.",
+        f"The first token of a dialog that comes back is there {sooner}, because its history",
+        f"is loaded and not computed; {still} after the restart, loaded from NVMe.",
     ]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -160,7 +160,7 @@ def _measured(report: DemoReport) -> list[str]:
             "later turns, to the first token, s",
             _range([turn.alone.ttft_s for turn in back]),
             _range([turn.with_pool.ttft_s for turn in back]),
-            _sooner(report.speedups),
+            in_words(report.speedups.median),
         ),
         _row("own prefix cache, or the pool, s", _s(hit.own_ttft_s), _s(hit.pool_ttft_s), longer),
         _row("a token after the first", _ms(before.tpot_s), _ms(after.tpot_s)),
@@ -180,10 +180,6 @@ def _row(what: str, alone: str, ours: str, remark: str = "") -> str:
 def _range(values: list[float]) -> str:
     found = Spread.of(values)
     return f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f})"
-
-
-def _sooner(speedups: Spread) -> str:
-    return f"{speedups.median:.1f} times sooner"
 
 
 def _s(seconds: float) -> str:
