@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from forebay.bench.load import client
 from forebay.bench.load.client import Endpoint
@@ -25,12 +25,15 @@ from forebay.pool.client import Client
 from forebay.pool.service import COMMAND
 from forebay.settings import VARIABLE_PREFIX, DiskSetting
 from forebay.sys.scratch import scratch
+from forebay.tiers.contract import Miss
 
 HOST: Final = "127.0.0.1"
 _POOL_LINGER_S: Final = 20
 _POOL_START_S: Final = 60.0
 _POOL_POLL_S: Final = 0.02
 _POOL_END_S: Final = 5.0
+_POOL_SETTLE_S: Final = 60.0
+_POOL_STATS_S: Final = 10.0
 _SERVER_START_S: Final = 400.0  # vLLM takes 25 to 55 s on two cores that have nothing else to do
 _SERVER_POLL_S: Final = 0.25
 _SERVER_END_S: Final = 30.0
@@ -105,6 +108,29 @@ class PoolProcess:
         text = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")
         fields = text.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def pool_stats(watch: Client) -> dict[str, Any]:
+    """All that a pool says of itself."""
+    stats = watch.stats(_POOL_STATS_S)
+    if isinstance(stats, Miss):
+        raise StartupError(f"the pool went away: {watch.why}")
+    return stats
+
+
+def settled(watch: Client, quiet_s: float) -> dict[str, int]:
+    """A pool's counters once none has changed for so long and nothing is being stored."""
+    until = time.monotonic() + _POOL_SETTLE_S
+    counters: dict[str, int] = {}
+    since = time.monotonic()
+    while time.monotonic() < until:
+        stats = pool_stats(watch)
+        if stats["counters"] != counters or stats["dram"]["filling"]:
+            counters, since = stats["counters"], time.monotonic()
+        elif time.monotonic() - since >= quiet_s:
+            break
+        time.sleep(quiet_s / 5)
+    return counters
 
 
 @contextlib.contextmanager

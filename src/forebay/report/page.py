@@ -5,11 +5,11 @@ Text that is given to these functions is escaped; `body` and what they return is
 
 import html
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.report.charts import Chart, svg
 
-_NAME: Final = ' class="name"'
+Cell = str | tuple[str, str]  # text, or text and its class in the style below
 STYLE: Final = """
 :root{color-scheme:light dark;--ground:#fbfbfa;--card:#fff;--ink:#1b1f24;--soft:#5b6470;
 --rule:#e1e4e8;--off:#7a8594;--on:#0b7285;--other:#b7791f;--fourth:#7048a8;--fifth:#2b8a3e;
@@ -64,6 +64,15 @@ th,td{padding:3px 5px}.wide{overflow:visible}
 """
 
 
+class Table(NamedTuple):
+    """Text in rows."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    names: Sequence[int] = ()  # columns that hold words, not figures
+    groups: Sequence[tuple[str, int]] = ()  # above the head, so many columns each
+
+
 def document(title: str, subtitle: str, body: Iterable[str]) -> str:
     """The whole file, with its title as a heading."""
     parts = [f"<h1>{html.escape(title)}</h1>", f'<p class="soft">{html.escape(subtitle)}</p>']
@@ -98,21 +107,27 @@ def legend(names: Iterable[tuple[str, str]], remark: str = "") -> str:
 
 
 def paragraph(text: str) -> str:
-    """Text."""
     return f"<p>{html.escape(text)}</p>"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], names: Sequence[int] = ()) -> str:
-    """A head and rows of text; `names` are the columns that hold words, not figures."""
-    top = _row("th", head, names)
-    body = "".join(_row("td", row, names) for row in rows)
-    above = f"<thead>{top}</thead>" if any(head) else ""
-    return f'<div class="wide"><table>{above}<tbody>{body}</tbody></table></div>'
-
-
-def _row(tag: str, cells: Sequence[str], names: Sequence[int]) -> str:
-    inner = "".join(
-        f"<{tag}{_NAME if at in names else ''}>{html.escape(cell)}</{tag}>"
-        for at, cell in enumerate(cells)
+def table(shown: Table) -> str:
+    """Rows under their head, and under their groups where they have some."""
+    groups = "".join(
+        f'<th colspan="{span}">{html.escape(name)}</th>' for name, span in shown.groups
     )
+    above = f"<tr>{groups}</tr>" if groups else ""
+    if any(shown.head):
+        above += _row("th", shown.head, shown.names)
+    body = "".join(_row("td", row, shown.names) for row in shown.rows)
+    head = f"<thead>{above}</thead>" if above else ""
+    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def _row(tag: str, cells: Sequence[Cell], names: Sequence[int]) -> str:
+    inner = ""
+    for at, cell in enumerate(cells):
+        text, kind = (cell, "") if isinstance(cell, str) else cell
+        kind = "name" if at in names else kind
+        said = f' class="{kind}"' if kind else ""
+        inner += f"<{tag}{said}>{html.escape(text)}</{tag}>"
     return f"<tr>{inner}</tr>"

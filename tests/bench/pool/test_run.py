@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.pool_process import wait_until
 
-from forebay.bench.pool.background_client import BackgroundLoad, running_beside
-from forebay.bench.pool.figures import Latency
+from forebay.bench.disk.figures import latency
+from forebay.bench.pool.background_client import running_beside
 from forebay.bench.pool.stored_chains import StoredChains
 from forebay.bench.processes import running_pool
 from forebay.pool.client import Client
@@ -44,10 +44,10 @@ def test_what_is_stored_beyond_dram_is_found_and_the_pool_ends(home: Path) -> No
 def test_a_neighbour_stores_at_its_rate_until_told(home: Path) -> None:
     disks = [DiskSetting(str(home), 64 << 20)]
     with running_pool(4 << 20, disks) as pool, pool.client() as client:
-        with running_beside(pool.socket, BackgroundLoad(4096, 8, 200.0)) as report:
+        with running_beside(pool.socket, 4096, 8, 200.0) as report:
             wait_until(lambda: stored_chunks(client), "it to store")
-        assert 0 < report.stored <= 201 * report.seconds + 8
-        assert report.refused == 0
+        assert 0 < report["stored"] <= 201 * report["seconds"] + 8
+        assert report["refused"] == 0
 
 
 def stored_chunks(client: Client) -> int:
@@ -59,11 +59,9 @@ def stored_chunks(client: Client) -> int:
 
 
 def test_latency_is_the_median_of_medians_and_the_p99_of_all() -> None:
-    latency = Latency.of([[0.001] * 99 + [0.5], [0.002] * 100, [0.003] * 100])
-    assert latency.p50_ms == pytest.approx((2.0, 1.0, 3.0))
-    assert latency.p99_ms == pytest.approx(3.0)
-    assert latency.longest_ms == pytest.approx(500.0)
-    assert latency.calls == 300
+    found = latency("x", [[0.001] * 99 + [0.5], [0.002] * 100, [0.003] * 100])
+    assert (found["x_p50_ms"], found["x_p50_ms_spread"]) == (2.0, [1.0, 3.0])
+    assert (found["x_p99_ms"], found["x_longest_ms"], found["x_calls"]) == (3.0, 500.0, 300)
 
 
 @pytest.mark.slow

@@ -41,9 +41,11 @@ def test_the_reference_table_for_people(
 ) -> None:
     assert main(["bench", "compare", *pair]) == 0
     out = capsys.readouterr().out
-    assert "64 clients against 16, 4.0 \N{MULTIPLICATION SIGN};" in out
+    assert (
+        "4.0 \N{MULTIPLICATION SIGN} clients within the SLA (64 against 16; first violation" in out
+    )
     assert "first violation at 128 and 32" in out
-    assert "12.27 against 3.47 requests/s at the operating points" in out
+    assert "requests a second at the operating points (12.27 against 3.47)" in out
     for gain in ("+8 %", "+54 %", "+77 %", "+116 %", "+159 %", "+206 %"):
         assert f" {gain} " in out
     assert max(map(len, out.splitlines())) <= 100
@@ -80,7 +82,7 @@ def test_sides_with_other_steps_and_without_an_operating_point(
     assert found["clients_ratio"] is None
     assert [row["gain_percent"] for row in found["rows"]][:4] == [None] * 4
     assert main(["bench", "compare", *map(str, paths)]) == 0
-    assert "off: no step" in capsys.readouterr().out
+    assert "(16 against no step;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

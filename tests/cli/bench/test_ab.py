@@ -53,9 +53,8 @@ def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert ab.stateless is not None
     assert ab.stateless.on.steps[0].clients == 2
     assert ab.pool is None
-    assert "with: 2 clients" in out
-    assert "without: no step" in out
-    assert "nothing reusable, 2 clients" in out
+    assert "(2 against no step;" in out
+    assert "2 clients with requests that share nothing" in out
     assert str(tmp_path / "report.html") in out
     assert (tmp_path / "third.json").exists()
 

@@ -1,20 +1,19 @@
 """The demo's report as one HTML file: what was compared, turn by turn, and how."""
 
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Final
 
 from forebay.bench.ab.demo_report import ALONE, MODEL, WITH, DemoReport
-from forebay.bench.ab.figures import ComparedTurn, returning
-from forebay.bench.disk.figures import Spread
+from forebay.bench.ab.figures import ComparedTurn, Spread, returning
 from forebay.bench.load.client import Completion
-from forebay.bench.report import details
 from forebay.bench.report.formatting import moved as moves
+from forebay.bench.report.page import cards, shown
+from forebay.bench.report.sections import Section, conditions
 from forebay.bench.result import files
 from forebay.quantity import format_size
 from forebay.report.charts import Chart, ChartLine
-from forebay.report.page import document, figure, legend, paragraph, table
+from forebay.report.page import Table, document, figure, legend, paragraph
 
 _TIMES: Final = "\N{MULTIPLICATION SIGN}"
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
@@ -34,22 +33,20 @@ def page(report: DemoReport) -> str:
     facts = ab.on.machine
     where = f"{facts.cpu}, {facts.cores} cores" if facts else ""
     parts = [
-        _cards(report),
+        cards(_headline(report)),
         paragraph(_course(report)),
         legend(names, "each point is one request, in the order of asking"),
         _charts(report),
-        "<h2>Every turn</h2>",
-        _turns(report),
-        "<h2>What else was measured</h2>",
-        _others(report),
-        "<h2>Evidence: what the pool itself counted</h2>",
-        _evidence(report),
-        "<h2>Remarks</h2>",
-        *map(paragraph, report.notes),
-        *details.conditions(ab),
-        "<h2>What this does not show</h2>",
-        paragraph(_LIMITS),
     ]
+    for section in (
+        Section("Every turn", "", _turns(report)),
+        Section("What else was measured", "", _others(report)),
+        Section("Evidence: what the pool itself counted", "", _evidence(report)),
+        Section("Remarks", lines=report.notes),
+        *conditions(ab),
+        Section("What this does not show", _LIMITS),
+    ):
+        parts += shown(section)
     title = "The same model, without and with Forebay"
     return document(title, " · ".join(part for part in (MODEL, where) if part), parts)
 
@@ -62,11 +59,11 @@ def write(directory: Path, report: DemoReport) -> Path:
     return path
 
 
-def _cards(report: DemoReport) -> str:
+def _headline(report: DemoReport) -> list[tuple[str, str, str]]:
     back, after = returning(report.turns), report.restarted
     everything = [*report.turns, *after]
     equal = sum(turn.is_equal for turn in everything)
-    cards = [
+    return [
         (
             f"{report.speedups.median:.1f} {_TIMES}",
             "sooner to the first token when a dialog comes back",
@@ -83,12 +80,6 @@ def _cards(report: DemoReport) -> str:
             "the pool gives back what vLLM computed, or nothing",
         ),
     ]
-    inner = "".join(
-        f'<div class="card"><b>{escape(value)}</b>{escape(name)}'
-        f'<div class="soft">{escape(more)}</div></div>'
-        for value, name, more in cards
-    )
-    return f'<div class="cards">{inner}</div>'
 
 
 def _pair(turns: Sequence[ComparedTurn], speedups: Spread) -> str:
@@ -143,7 +134,7 @@ def computed(answer: Completion) -> int:
     return answer.prompt_tokens - (answer.cached_tokens or 0)
 
 
-def _turns(report: DemoReport) -> str:
+def _turns(report: DemoReport) -> Table:
     rows = []
     for at, turn in enumerate([*report.turns, *report.restarted], 1):
         after = "after the restart" if at > len(report.turns) else "returns"
@@ -163,10 +154,10 @@ def _turns(report: DemoReport) -> str:
         )
     head = ["request", "", "", "prompt tokens", "computed alone", "computed with Forebay"]
     head += ["first token alone, s", "first token with Forebay, s", "sooner", "same answer"]
-    return table(head, rows, names=[1, 2])
+    return Table(head, rows, [1, 2])
 
 
-def _evidence(report: DemoReport) -> str:
+def _evidence(report: DemoReport) -> Table:
     rows = [
         (name, f"{chunks:,}", format_size(size), f"{later:,}", format_size(later_size))
         for (name, chunks, size), (_, later, later_size) in zip(
@@ -174,10 +165,10 @@ def _evidence(report: DemoReport) -> str:
         )
     ]
     head = ["", "before the restart: chunks", "bytes", "after it: chunks", "bytes"]
-    return table(head, rows, names=[0])
+    return Table(head, rows, [0])
 
 
-def _others(report: DemoReport) -> str:
+def _others(report: DemoReport) -> Table:
     before, after, hit = report.without, report.with_pool, report.again
     once_more = "the last request of each dialog once more"
     before_restart = "all turns before the restart"
@@ -193,4 +184,4 @@ def _others(report: DemoReport) -> str:
         ("requests a second", before.requests_per_s, after.requests_per_s, before_restart),
     ]
     cells = [(name, f"{one:.2f}", f"{two:.2f}", remark) for name, one, two, remark in rows]
-    return table(["", ALONE, WITH, ""], cells, names=[0, 3])
+    return Table(["", ALONE, WITH, ""], cells, [0, 3])

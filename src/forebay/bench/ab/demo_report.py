@@ -10,13 +10,13 @@ from forebay.bench.ab.demo_size import EngineSpeed
 from forebay.bench.ab.figures import (
     ComparedTurn,
     DemoFigures,
+    Spread,
     alone_of,
     figures_of,
     pool_of,
     returning,
     share_equal,
 )
-from forebay.bench.disk.figures import Spread
 from forebay.bench.load.clients import ClientsResult
 from forebay.bench.load.workloads import Dialogs
 from forebay.bench.result import machine

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from forebay.bench.load.client import Completion
 from forebay.bench.load.clients import ClientsResult, FinishedRequest
@@ -26,6 +26,19 @@ class ComparedTurn(NamedTuple):
     def is_equal(self) -> bool:
         """Whether both gave the same answer, word for word."""
         return self.alone.text == self.with_pool.text
+
+
+class Spread(NamedTuple):
+    """A median, and how far the values lie apart."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Of at least one value."""
+        return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Final
 
-from forebay.bench.disk.figures import Spread
 from forebay.bench.disk.tier_load import new_name
 from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot, KeyChain
@@ -43,10 +42,10 @@ def reopen_bytes() -> int:
 
 def reopen(
     directories: Sequence[Directory], times: int, until: float, records: int = REOPEN_RECORDS
-) -> Spread | None:
-    """Seconds until a tier with so many records is open again, everything indexed.
+) -> list[float]:
+    """Seconds until a tier with so many records is open again, everything indexed, each time.
 
-    None if they could not be stored by `until` (monotonic).
+    None at all if they could not be stored by `until` (monotonic).
     """
     tier = DiskTier.open(directories, Options())
     try:
@@ -54,7 +53,7 @@ def reopen(
     finally:
         tier.close(_CLOSE_S)
     if stored < records:
-        return None
+        return []
     seconds = []
     for _ in range(times):
         start = time.monotonic()
@@ -64,7 +63,7 @@ def reopen(
         tier.close(_CLOSE_S)
         if found != stored:
             raise StartupError(f"{stored} records were stored and {found} found again.")
-    return Spread.of(seconds)
+    return seconds
 
 
 def _store_chains(tier: DiskTier, records: int, until: float) -> int:
@@ -114,7 +113,7 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def keys_ms(times: int = 41) -> Spread:
+def keys_ms(times: int = 41) -> list[float]:
     """Thread CPU time of the key chain over 100,000 tokens in chunks of 16, in milliseconds."""
     tokens = [number * 7919 % 150_000 for number in range(KEY_TOKENS)]
     root = ChainRoot(bytes(32), KEY_CHUNK_TOKENS, salt="tenant")
@@ -124,7 +123,7 @@ def keys_ms(times: int = 41) -> Spread:
         KeyChain(root).extend(tokens)
         return (time.thread_time() - start) * 1e3
 
-    return Spread.of([once() for _ in range(times)])
+    return [once() for _ in range(times)]
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +22,11 @@ from forebay.sys.disk import Disk
 from forebay.sys.shared import SharedMemory
 
 FILE_NAME: Final = "raw"
-_JOIN_S: Final = 60.0
 DEPTH_MAX: Final = 8
 USED_BYTES_MAX: Final = 8 << 30  # of a directory; more would only take longer to fill
 RAW_SHARE: Final = 4  # one part in so many is the raw file's
+
+Move = Callable[[memoryview], int]  # an I/O with this buffer; the bytes that it moved
 
 
 def used_bytes(disk: DiskSetting) -> int:
@@ -44,26 +46,18 @@ def raw_slots(disks: Sequence[DiskSetting], io_bytes: int) -> int:
 
 @dataclass(slots=True)
 class RawFiles:
-    """Threads on preallocated files. Used by one thread; `close` removes the files."""
+    """Threads on preallocated files, the caller's. Used by one thread."""
 
     disk: Disk
-    directories: list[int]  # descriptors, the caller's
+    files: list[int]
     io_bytes: int
     slots: int  # I/Os that fit in each file
     buffers: list[memoryview]  # as many as I/Os are ever in flight; the caller's
-    _files: list[int] = field(default_factory=list)
-    _written: int = 0  # slots written so far; the next write takes the slot after them
-
-    def prepare(self) -> None:
-        """Create the files and write every byte of them once."""
-        for directory in self.directories:
-            self._files.append(_create(self.disk, directory))
-            self.disk.preallocate(self._files[-1], self.slots * self.io_bytes)
-        self._run([(self._write_slot, DEPTH_MAX)], times=self.slots * len(self._files))
+    written: int = 0  # slots written so far; the next write takes the slot after them
 
     def read(self, depth: int, seconds: float) -> float:
         """Read random slots, `depth` at once."""
-        return self._run([(self._read_slot, depth)], seconds)[0]
+        return sum(self._rates([self._read_slot] * depth, seconds))
 
     def read_through(self, depth: int, size_bytes: int) -> float:
         """Read so much, `depth` at once, each I/O into the buffer that was used longest ago.
@@ -80,90 +74,59 @@ class RawFiles:
             finally:
                 oldest.append(buffer)
 
-        gb_s = self._run([(read, depth)], times=size_bytes // self.io_bytes)[0]
+        rates = self._rates([read] * depth, times=size_bytes // self.io_bytes)
         self.buffers[:] = oldest
-        return gb_s
+        return sum(rates)
 
     def write(self, depth: int, seconds: float) -> float:
         """Write slots in order, `depth` at once."""
-        return self._run([(self._write_slot, depth)], seconds)[0]
+        return sum(self._rates([self._write_slot] * depth, seconds))
+
+    def write_all(self) -> None:
+        """Every byte once."""
+        self._rates([self._write_slot] * DEPTH_MAX, times=self.slots * len(self.files))
 
     def both(self, depth: int, seconds: float) -> tuple[float, float]:
         """Read and write at once, `depth` each."""
-        read, write = self._run([(self._read_slot, depth), (self._write_slot, depth)], seconds)
-        return read, write
-
-    @property
-    def written_bytes(self) -> int:
-        """Written so far, with the preparation."""
-        return self._written * self.io_bytes
-
-    def close(self) -> None:
-        """Remove the files."""
-        for directory, descriptor in zip(self.directories, self._files, strict=False):
-            self.disk.close(descriptor)
-            self.disk.unlink(directory, FILE_NAME)
-        self._files.clear()
+        rates = self._rates([self._read_slot] * depth + [self._write_slot] * depth, seconds)
+        return sum(rates[:depth]), sum(rates[depth:])
 
     def _read_slot(self, buffer: memoryview) -> int:
-        number = random.randrange(self.slots * len(self._files))  # noqa: S311 - a place to read
+        number = random.randrange(self.slots * len(self.files))  # noqa: S311 - a place to read
         return self.disk.read(*self._place(buffer, number))
 
     def _write_slot(self, buffer: memoryview) -> int:
-        number = self._written = self._written + 1
+        number = self.written = self.written + 1
         return self.disk.write(*self._place(buffer, number))
 
     def _place(self, buffer: memoryview, number: int) -> tuple[int, list[memoryview], int]:
         """Neighbouring numbers lie in different directories."""
-        file = self._files[number % len(self._files)]
-        return file, [buffer], number // len(self._files) % self.slots * self.io_bytes
+        file = self.files[number % len(self.files)]
+        return file, [buffer], number // len(self.files) % self.slots * self.io_bytes
 
-    def _run(
-        self,
-        kinds: list[tuple[Callable[[memoryview], int], int]],
-        seconds: float = 3600.0,
-        times: int = 1 << 60,
+    def _rates(
+        self, moves: Sequence[Move], seconds: float = 3600.0, times: int = 1 << 60
     ) -> list[float]:
-        """GB/s (10^9) of threads that repeat an I/O for so long or so often."""
+        """GB/s (10^9) of a thread for each of these, that repeats it for so long or so often."""
         stop = threading.Event()
-        moved = [[0] * depth for _, depth in kinds]
-        failures: list[OSError] = []
         turns = iter(range(times))
         start = time.monotonic()
 
-        def work(
-            move: Callable[[memoryview], int], kind: int, number: int, mine: memoryview
-        ) -> None:
-            try:
-                while next(turns, None) is not None:
-                    moved[kind][number] += move(mine)
-                    if stop.is_set() or time.monotonic() - start >= seconds:
-                        break
-            except OSError as error:
-                failures.append(error)
+        def work(move: Move, mine: memoryview) -> int:
+            moved = 0
+            while next(turns, None) is not None:
+                moved += move(mine)
+                if stop.is_set() or time.monotonic() - start >= seconds:
+                    break
+            return moved
 
-        buffers = iter(self.buffers)
-        threads = [
-            threading.Thread(
-                target=work, args=(move, kind, number, next(buffers)), name="bench-raw"
-            )
-            for kind, (move, depth) in enumerate(kinds)
-            for number in range(depth)
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(seconds + _JOIN_S)
-        finally:
-            stop.set()
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join(_JOIN_S)
-        if failures:
-            raise failures[0]
+        with ThreadPoolExecutor(len(moves), "bench-raw") as threads:
+            try:
+                moved = list(threads.map(work, moves, self.buffers))
+            finally:
+                stop.set()
         elapsed = time.monotonic() - start
-        return [sum(each) / elapsed / 1e9 for each in moved]
+        return [each / elapsed / 1e9 for each in moved]
 
 
 @contextlib.contextmanager
@@ -178,9 +141,9 @@ def prepared_files(
     """
     disk = Disk()
     with contextlib.ExitStack() as stack:
-        directories = [disk.open_directory(str(place)) for place in places]
-        for directory in directories:
-            stack.callback(disk.close, directory)
+        files = [stack.enter_context(_created(disk, str(place))) for place in places]
+        for file in files:
+            disk.preallocate(file, slots * io_bytes)
         shared = SharedMemory(max(2 * DEPTH_MAX, memory_bytes // io_bytes) * io_bytes)
         stack.callback(shared.close)
         shared.allocate(0, shared.size_bytes)
@@ -189,20 +152,29 @@ def prepared_files(
         for buffer in buffers:
             stack.callback(buffer.release)
             buffer[:] = noise
-        raw = RawFiles(disk, directories, io_bytes, slots, buffers)
-        stack.callback(raw.close)
-        raw.prepare()
+        raw = RawFiles(disk, files, io_bytes, slots, buffers)
+        raw.write_all()
         yield raw
 
 
-def _create(disk: Disk, directory: int) -> int:
-    """A new file, with O_DIRECT where the file system has it."""
+@contextlib.contextmanager
+def _created(disk: Disk, place: str) -> Iterator[int]:
+    """A new file, with O_DIRECT where the file system has it; removed afterwards."""
+    directory = disk.open_directory(place)
     try:
-        return disk.open(directory, FILE_NAME, create=True, direct=True, write=True)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    # The failed O_DIRECT open may have left the file behind.
-    if FILE_NAME in disk.names(directory):
-        disk.unlink(directory, FILE_NAME)
-    return disk.open(directory, FILE_NAME, create=True, direct=False, write=True)
+        try:
+            file = disk.open(directory, FILE_NAME, create=True, direct=True, write=True)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # The failed O_DIRECT open may have left the file behind.
+            if FILE_NAME in disk.names(directory):
+                disk.unlink(directory, FILE_NAME)
+            file = disk.open(directory, FILE_NAME, create=True, direct=False, write=True)
+        try:
+            yield file
+        finally:
+            disk.close(file)
+            disk.unlink(directory, FILE_NAME)
+    finally:
+        disk.close(directory)

@@ -39,10 +39,8 @@ def main() -> int:
         if wanted.scale == "full":
             _require_driver()
         with scratch(wanted.dir) as place:
-            results = _results(wanted.rows[0], wanted)
-            run = RowRun(SCALES[wanted.scale], results, place, begun + wanted.seconds, say)
             try:
-                return asyncio.run(_run(run, wanted))
+                return asyncio.run(_run(RowRun(place, begun + wanted.seconds, say), wanted))
             finally:
                 _keep_logs(place, wanted.out, "-".join(wanted.rows))
     except ForebayError as error:
@@ -71,18 +69,15 @@ async def _run(run: RowRun, wanted: argparse.Namespace) -> int:
     try:
         for row in wanted.rows:
             run.say(f"row {row}")
-            results = _results(row, wanted)
+            results = RowResults(wanted.out / f"{row}.json", row, wanted.scale)
             run.begin_row(SCALES[wanted.scale], results)
             try:
                 async with asyncio.timeout(run.until - time.monotonic()):
                     await ROWS[row](run)
-            except TimeoutError:
-                run.say(f"{row}: the time is up; run it again")
-                status = 1
-                await run.clear_stage()
-            except ForebayError as error:
-                run.say(f"{row}: {error}")
-                status = 2
+            except (TimeoutError, ForebayError) as error:
+                is_late = isinstance(error, TimeoutError)
+                run.say(f"{row}: {'the time is up; run it again' if is_late else error}")
+                status = 1 if is_late else 2
                 await run.clear_stage()
             finally:
                 run.clear_drive()
@@ -90,10 +85,6 @@ async def _run(run: RowRun, wanted: argparse.Namespace) -> int:
     finally:
         await run.clear_stage()
     return status
-
-
-def _results(row: str, wanted: argparse.Namespace) -> RowResults:
-    return RowResults(wanted.out / f"{row}.json", row, wanted.scale)
 
 
 def _keep_logs(place: Path, out: Path, name: str) -> None:

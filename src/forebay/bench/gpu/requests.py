@@ -4,21 +4,15 @@ A word is a token here; see `Vocabulary`. A request that fails is a StartupError
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.variants import RowScale
 from forebay.bench.load.client import Completion, Failed
 from forebay.bench.load.clients import ClientGroup, ClientsResult, run_clients
-from forebay.bench.load.sessions import (
-    ChatSession,
-    PromptRequest,
-    SyntheticText,
-    fixed_session,
-)
+from forebay.bench.load.sessions import ChatSession, SyntheticText
 from forebay.bench.load.vocabulary import Vocabulary
-from forebay.bench.load.workloads import Dialogs
+from forebay.bench.load.workloads import Dialogs, Stateless
 from forebay.bench.result.summary import step_of
 from forebay.errors import StartupError
 
@@ -27,8 +21,7 @@ DIALOGS_A_CLIENT: Final = 2
 _PROSE: Final = SyntheticText(tokens_a_word=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class FinalTurn:
+class FinalTurn(NamedTuple):
     """The next turn of a dialog: all of it so far, and something new."""
 
     prompt: list[int]
@@ -44,22 +37,16 @@ async def stateless(
     engine: TokenEngine, scale: RowScale, clients: int, seed: int
 ) -> dict[str, Any]:
     """So many clients, each asking something new as soon as it was answered."""
-    sessions = (
-        fixed_session(
-            f"prompt {number}",
-            [PromptRequest([{"role": "user", "content": text}], scale.answer_tokens)],
-        )
-        for number in range(scale.requests)
-        for text in [_PROSE.text(f"{seed}/{number}", scale.prompt_tokens)]
-    )
-    return _figures(await _ask(engine, sessions, ClientGroup(clients, patience=1)), clients)
+    alone = Stateless(scale.prompt_tokens, scale.answer_tokens, requests=1)
+    queue = alone.queue(_PROSE, scale.requests, str(seed))
+    return _figures(await _ask(engine, queue, ClientGroup(clients, patience=1)), clients)
 
 
-async def dialogs(engine: TokenEngine, scale: RowScale, clients: int, seed: int) -> dict[str, Any]:
-    """So many clients, each holding two dialogs turn by turn."""
-    queue = _dialogs(scale, DIALOGS_A_CLIENT).queue(_PROSE, clients, str(seed))
-    group = ClientGroup(clients, DIALOGS_A_CLIENT, patience=1)
-    return _figures(await _ask(engine, queue, group), clients)
+async def dialogs(engine: TokenEngine, scale: RowScale, seed: int) -> dict[str, Any]:
+    """The scale's clients, each holding two dialogs turn by turn."""
+    queue = _dialogs(scale, DIALOGS_A_CLIENT).queue(_PROSE, scale.clients, str(seed))
+    group = ClientGroup(scale.clients, DIALOGS_A_CLIENT, patience=1)
+    return _figures(await _ask(engine, queue, group), scale.clients)
 
 
 async def up_to_final_turn(
@@ -68,10 +55,10 @@ async def up_to_final_turn(
     """So many dialogs, held at once up to their last turn; that one is left to ask."""
     sessions = list(_dialogs(scale, 1).queue(_PROSE, count, str(seed)))
     measured = await _ask(engine, iter(sessions), ClientGroup(count, rounds=TURNS - 1, patience=1))
-    known = {session: tokens for session, _, tokens in _known_after(measured)}
+    said = _said(measured)
     vocabulary = Vocabulary(scale.config["vocab_size"])
     return [
-        FinalTurn(vocabulary.encode(session.request().text), known[session.name])
+        FinalTurn(vocabulary.encode(session.request().text), said[session.name, TURNS - 2])
         for session in sessions
     ]
 
@@ -90,13 +77,13 @@ async def _ask(
     return measured
 
 
-def _known_after(measured: ClientsResult) -> list[tuple[str, int, int]]:
-    """Session, turn, and the tokens that were said in it by the end of that turn."""
-    return [
-        (each.session, each.turn, each.outcome.prompt_tokens + each.outcome.answer_tokens)
+def _said(measured: ClientsResult) -> dict[tuple[str, int], int]:
+    """By session and turn, the tokens that were said in it by the end of that turn."""
+    return {
+        (each.session, each.turn): each.outcome.prompt_tokens + each.outcome.answer_tokens
         for each in measured.finished
         if isinstance(each.outcome, Completion)
-    ]
+    }
 
 
 def _figures(measured: ClientsResult, clients: int) -> dict[str, Any]:
@@ -104,11 +91,11 @@ def _figures(measured: ClientsResult, clients: int) -> dict[str, Any]:
     step = step_of(clients, [measured])
     assert step.ttft_ms is not None
     assert step.tpot_ms is not None
-    after = {(session, turn): tokens for session, turn, tokens in _known_after(measured)}
+    said = _said(measured)
     known = cached = 0
     for each in measured.finished:
         assert isinstance(each.outcome, Completion)
-        before = after.get((each.session, each.turn - 1), 0)
+        before = said.get((each.session, each.turn - 1), 0)
         known += before
         # What an engine had of a dialog; it may have more in common than was said before.
         cached += min(each.outcome.cached_tokens or 0, before)

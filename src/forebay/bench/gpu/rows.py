@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from forebay.bench.gpu import disk_rows, model, requests
+from forebay.bench.gpu.disk_rows import DIALOG_FIGURES, REPEATS, milliseconds
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, VLLM_CPU
 from forebay.errors import StartupError
 
-REPEATS: Final = 3
 _CLIENTS_STATELESS: Final = 2  # times the clients of dialogs
 _CEILING_BYTES: Final = 40 << 30
 _COPIES_MODULE: Final = "forebay.engines.vllm.bench.copies"
@@ -23,19 +23,20 @@ async def nothing_to_reuse(run: RowRun) -> None:
     clients = _CLIENTS_STATELESS * run.scale.clients
 
     async def measure(variant: str, engine: TokenEngine, number: int) -> dict[str, Any]:
-        before = await run.settled() if variant == FOREBAY else {}
+        if variant != FOREBAY:
+            return await requests.stateless(engine, run.scale, clients, number)
+        before = run.settled()
         found = await requests.stateless(engine, run.scale, clients, number)
-        if variant == FOREBAY:
-            after = await run.settled()
-            chunks = after.get("stored.chunks", 0) - before.get("stored.chunks", 0)
-            found["stored_chunks"] = chunks
-            found["stored_bytes"] = after.get("stored.bytes", 0) - before.get("stored.bytes", 0)
-            # Of each request all but its last token is computed; what is no whole chunk stays.
-            each = run.scale.prompt_tokens + run.scale.answer_tokens - 1
-            size = found["stored_bytes"] // max(1, chunks) // run.scale.token_bytes
-            found["full_chunks"] = run.scale.requests * (each // max(1, size))
-            found["stored_share"] = round(chunks / max(1, found["full_chunks"]), 4)
-        return found
+        after = run.settled()
+        chunks, size = (
+            after.get(name, 0) - before.get(name, 0) for name in ("stored.chunks", "stored.bytes")
+        )
+        # Of each request all but its last token is computed; what is no whole chunk stays.
+        each = run.scale.prompt_tokens + run.scale.answer_tokens - 1
+        chunk_tokens = size // max(1, chunks) // run.scale.token_bytes
+        full = run.scale.requests * (each // max(1, chunk_tokens))
+        found |= {"stored_chunks": chunks, "stored_bytes": size, "full_chunks": full}
+        return {**found, "stored_share": round(chunks / max(1, full), 4)}
 
     for name in (FOREBAY, VLLM_CPU):
         run.results.ratio(f"{name}_requests_per_s", "requests_per_s", name, GPU_ONLY)
@@ -46,16 +47,13 @@ async def nothing_to_reuse(run: RowRun) -> None:
 
 async def dialogs(run: RowRun) -> None:
     """Dialogs that do not fit the GPU and fit DRAM; beside them a GPU that holds them all."""
-
-    async def measure(variant: str, engine: TokenEngine, number: int) -> dict[str, Any]:
-        del variant
-        return await requests.dialogs(engine, run.scale, run.scale.clients, number)
-
-    for figure in ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms"):
+    for figure in DIALOG_FIGURES:
         run.results.ratio(f"forebay_to_gpu_{figure}", figure, FOREBAY, GPU_ONLY)
         run.results.ratio(f"forebay_to_vllm_{figure}", figure, FOREBAY, VLLM_CPU)
     engines = await run.stage(run.scale.variants, run.scale.dram_bytes)
-    await run.repeat(engines, measure, REPEATS)
+    await run.repeat(
+        engines, lambda _, engine, number: requests.dialogs(engine, run.scale, number), REPEATS
+    )
     if run.has_time(120) and len(run.results.repeats) >= REPEATS:
         await _ceiling(run)
 
@@ -65,35 +63,28 @@ async def _ceiling(run: RowRun) -> None:
     await run.clear_stage()
     bytes_wanted = _CEILING_BYTES if run.scale.name == "full" else 64 << 20
     async with run.engines((GPU_ONLY,), "", {"kv_cache_memory_bytes": bytes_wanted}) as engines:
-        found = await requests.dialogs(engines[GPU_ONLY], run.scale, run.scale.clients, 77)
+        found = await requests.dialogs(engines[GPU_ONLY], run.scale, 77)
     run.results.beside("gpu_only_that_holds_all", found)
     run.say(f"a GPU that holds all: {found}")
 
 
-async def dram_32k(run: RowRun) -> None:
-    """One long prompt, computed, stored, and loaded from DRAM."""
-    await _one_prompt(run)
-
-
 async def small_pages(run: RowRun) -> None:
-    """The same with pages so small that copy engines do not pay."""
+    """The same as `dram-32k` with pages so small that copy engines do not pay."""
     if run.scale.name == "full":
-        config = model.SMALL_PAGES
-        arguments = {**run.scale.arguments, "block_size": 16}
         run.scale = replace(
             run.scale,
-            config=config,
-            arguments=arguments,
-            token_bytes=model.token_bytes(config, 2),
+            config=model.SMALL_PAGES,
+            arguments={**run.scale.arguments, "block_size": 16},
+            token_bytes=model.token_bytes(model.SMALL_PAGES, 2),
         )
-    await _one_prompt(run)
+    await dram_32k(run)
 
 
-async def _one_prompt(run: RowRun) -> None:
-    scale = run.scale
+async def dram_32k(run: RowRun) -> None:
+    """One long prompt, computed, stored, and loaded from DRAM."""
 
     async def measure(variant: str, engine: TokenEngine, number: int) -> dict[str, Any]:
-        prompt = requests.prompt(scale, scale.long_tokens, 5000 + number)
+        prompt = requests.prompt(run.scale, run.scale.long_tokens, 5000 + number)
         computed = await engine.ask(prompt, 1)
         await asyncio.sleep(1.0)  # what is stored behind the answer is stored by then
         before = await engine.counts()
@@ -102,21 +93,27 @@ async def _one_prompt(run: RowRun) -> None:
         after = await engine.counts()
         own = await engine.ask(prompt, 1)
         found = {
-            "computed_ttft_ms": round(computed.ttft_s * 1000, 2),
-            "loaded_ttft_ms": round(loaded.ttft_s * 1000, 2),
-            "own_cache_ttft_ms": round(own.ttft_s * 1000, 2),
+            "computed_ttft_ms": milliseconds(computed),
+            "loaded_ttft_ms": milliseconds(loaded),
+            "own_cache_ttft_ms": milliseconds(own),
             "loaded_cached": loaded.cached_tokens,
             "tokens_equal": computed.tokens == loaded.tokens == own.tokens,
         }
         if variant == FOREBAY:
-            found["load_gb_s"] = _rate(before, after, "load")
-            found["store_gb_s"] = _rate({}, before, "store")
+            found["load_gb_s"] = _rate(before, after, "loaded.bytes", "load_us")
+            found["store_gb_s"] = _rate({}, before, "stored.bytes", "store_us")
         return found
 
     run.results.ratio("loaded_ttft_forebay_to_vllm", "loaded_ttft_ms", FOREBAY, VLLM_CPU)
     run.results.ratio("loaded_ttft_forebay_to_gpu_only", "loaded_ttft_ms", FOREBAY, GPU_ONLY)
     engines = await run.stage(run.scale.variants, run.scale.dram_bytes)
     await run.repeat(engines, measure, 2 * REPEATS)
+
+
+def _rate(before: dict[str, int], after: dict[str, int], moved: str, took: str) -> float:
+    """Gigabytes a second of device time, of a worker's copies."""
+    size, took_us = (after.get(name, 0) - before.get(name, 0) for name in (moved, took))
+    return round(size / took_us / 1000, 2) if took_us else 0.0
 
 
 async def copies(run: RowRun) -> None:
@@ -137,14 +134,6 @@ async def copies(run: RowRun) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-def _rate(before: dict[str, int], after: dict[str, int], way: str) -> float:
-    """Gigabytes a second of device time, of a worker's copies."""
-    done = {"load": "loaded.bytes", "store": "stored.bytes"}[way]
-    moved = after.get(done, 0) - before.get(done, 0)
-    took_us = after.get(f"{way}_us", 0) - before.get(f"{way}_us", 0)
-    return round(moved / took_us / 1000, 2) if took_us else 0.0
 
 
 ROWS: Final[dict[str, Callable[[RowRun], Coroutine[None, None, None]]]] = {

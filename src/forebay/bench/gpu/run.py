@@ -4,58 +4,46 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.bench import processes
 from forebay.bench.gpu import model, requests, variants
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.results import RowResults
 from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, RowScale
-from forebay.bench.processes import PoolProcess, running_pool
+from forebay.bench.processes import PoolProcess
 from forebay.errors import StartupError
 from forebay.pool.client import Client
 from forebay.settings import DiskSetting
-from forebay.tiers.contract import Miss
 
 ROW_S: Final = 520.0  # then a row ends; the rest of it is for the next run
 DISK_BYTES_MAX: Final = 40 << 30
 FREE_BYTES_MIN: Final = 15 << 30
 _REACH_S: Final = 90.0
-_SETTLE_S: Final = 30.0
-_SETTLE_POLL_S: Final = 0.2
-_STATS_S: Final = 10.0
+_QUIET_S: Final = 0.2
 _WARM_SEED: Final = 990_000
 
-
-Counted = tuple[dict[str, int], dict[str, int]]  # by the pool, by the connector
+Counted = dict[str, dict[str, int]]  # by the pool, by the connector; empty without Forebay
+Measure = Callable[[str, Any, int], Awaitable[dict[str, Any]]]  # variant, engine, repeat
 
 
 @dataclass(slots=True)
 class RowRun:
-    """One run of one row."""
+    """One run of one row after the other."""
 
-    scale: RowScale
-    results: RowResults
     place: Path  # private, on the drive to measure; gone afterwards
     until: float  # monotonic
     say: Callable[[str], None]
+    scale: RowScale = field(init=False)
+    results: RowResults = field(init=False)
     _slowest_s: float = 0.0  # of a repeat so far
     _warmed: int = 0
     _watch: Client | None = None
     _stage: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     _staged: tuple[object, dict[str, TokenEngine]] | None = None
-
-    @property
-    def nvme(self) -> Path:
-        """Where the pool's regions lie."""
-        return self.place / "nvme"
-
-    @property
-    def raw(self) -> Path:
-        """Where the drive is measured bare."""
-        return self.place / "raw"
 
     def begin_row(self, scale: RowScale, results: RowResults) -> None:
         """Go on with another row."""
@@ -68,12 +56,12 @@ class RowRun:
         return time.monotonic() + max(seconds, 1.2 * self._slowest_s) < self.until
 
     async def repeat(
-        self,
-        engines: Mapping[str, TokenEngine],
-        measure: Callable[[str, TokenEngine, int], Any],
-        count: int,
+        self, engines: Mapping[str, TokenEngine | None], measure: Measure, count: int
     ) -> None:
-        """So many repeats in all, each with all variants, in turn begun by another one."""
+        """So many repeats in all, each with all variants, in turn begun by another one.
+
+        A variant without an engine is started by `measure`, and counts for itself.
+        """
         names = list(engines)
         while len(self.results.repeats) < count:
             number = len(self.results.repeats)
@@ -114,9 +102,8 @@ class RowRun:
         disks = []
         if disk_bytes:
             self._require_room(disk_bytes)
-            self.nvme.mkdir(mode=0o700, exist_ok=True)
-            disks = [DiskSetting(str(self.nvme), disk_bytes)]
-        with running_pool(dram_bytes, disks) as pool, pool.client() as watch:
+            disks = [DiskSetting(str(self.directory("nvme")), disk_bytes)]
+        with processes.running_pool(dram_bytes, disks) as pool, pool.client() as watch:
             self._watch = watch  # a pool without anyone would end meanwhile
             try:
                 yield pool
@@ -132,7 +119,6 @@ class RowRun:
         The first one fills the compile cache for the others.
         """
         started: dict[str, TokenEngine] = {}
-        begun = time.monotonic()
 
         async def begin(name: str) -> None:
             started[name] = await self.start(name, socket, more)
@@ -140,7 +126,6 @@ class RowRun:
         try:
             await begin(names[0])
             await asyncio.gather(*map(begin, names[1:]))
-            self.say(f"{', '.join(names)} up after {time.monotonic() - begun:.0f} s")
             for name, engine in started.items():
                 await self.warm(name, engine)
             yield {name: started[name] for name in names}
@@ -163,88 +148,77 @@ class RowRun:
 
     async def warm(self, variant: str, engine: TokenEngine) -> None:
         """Warm an engine up; with Forebay, until it stores and has registered the slab."""
-        small = replace(self.scale, requests=8)
         for _ in range(2):
-            await requests.stateless(engine, small, 4, self._seed())
-        if variant in {FOREBAY, ALWAYS_LOADS}:
-            await self._wait_until_sharing(engine)
-            await self._wait_until_registered(engine)
-
-    async def _wait_until_sharing(self, engine: TokenEngine) -> None:
-        """Until Forebay knows the weights, and so what may be shared."""
-        until = time.monotonic() + _REACH_S
-        before = self.counters().get("stored.chunks", 0)
-        small = replace(self.scale, requests=1)
+            await self._ask_something(engine, 8)
+        if variant not in {FOREBAY, ALWAYS_LOADS}:
+            return
+        begun, before = time.monotonic(), self.counters().get("stored.chunks", 0)
+        # An engine shares nothing before it knows its weights.
         while self.counters().get("stored.chunks", 0) <= before:
-            if time.monotonic() > until:
+            if time.monotonic() > begun + _REACH_S:
                 raise StartupError("the engine shares nothing.")
-            await requests.stateless(engine, small, 1, self._seed())
-            await asyncio.sleep(0.1)
-
-    async def _wait_until_registered(self, engine: TokenEngine) -> None:
-        """Until the slab is registered."""
-        until = time.monotonic() + _REACH_S
-        begun = time.monotonic()
-        small = replace(self.scale, requests=1)
-        while time.monotonic() < until:
+            await self._ask_something(engine)
+        slab_bytes = self.stats()["dram"]["cap_bytes"]
+        while time.monotonic() < begun + 2 * _REACH_S:
             reach_bytes = (await engine.counts())["reach_bytes"]
-            if reach_bytes < 0 or reach_bytes >= self.dram_cap_bytes():
+            if reach_bytes < 0 or reach_bytes >= slab_bytes:
                 break
-            await requests.stateless(engine, small, 1, self._seed())
-            await asyncio.sleep(0.2)
-        self.say(f"the slab is in reach {time.monotonic() - begun:.1f} s after the first store")
+            await self._ask_something(engine)
+        self.say(
+            f"{variant} shares, with its slab in reach, {time.monotonic() - begun:.1f} s later"
+        )
 
-    def _seed(self) -> int:
+    async def _ask_something(self, engine: TokenEngine, count: int = 1) -> None:
         self._warmed += 1
-        return _WARM_SEED + self._warmed
+        small = replace(self.scale, requests=count)
+        await requests.stateless(engine, small, min(count, 4), _WARM_SEED + self._warmed)
+        await asyncio.sleep(0.1)
 
     # What was counted.
 
-    async def counted(self, variant: str, engine: TokenEngine) -> Counted:
+    async def counted(self, variant: str, engine: TokenEngine | None) -> Counted:
         """By the pool and by the connector, where the variant has Forebay."""
-        has_forebay = variant in {FOREBAY, ALWAYS_LOADS}
-        return (self.counters(), await engine.counts()) if has_forebay else ({}, {})
+        if engine is None or variant not in {FOREBAY, ALWAYS_LOADS}:
+            return {}
+        return {"pool": self.counters(), "connector": await engine.counts()}
 
-    async def since(self, before: Counted, variant: str, engine: TokenEngine) -> dict[str, Any]:
+    async def since(
+        self, before: Counted, variant: str, engine: TokenEngine | None
+    ) -> dict[str, Any]:
         """What has changed, for a variant's results; nothing where it has no Forebay."""
-        after = await self.counted(variant, engine)
-        told = {"pool": _more(before[0], after[0]), "connector": _more(before[1], after[1])}
-        return {"counters": told} if variant in {FOREBAY, ALWAYS_LOADS} else {}
-
-    def counters(self) -> dict[str, int]:
-        """What the pool has counted."""
-        found = self.stats()["counters"]
-        assert isinstance(found, dict)
-        return found
-
-    def dram_cap_bytes(self) -> int:
-        """What the pool keeps in memory at most."""
-        return int(self.stats()["dram"]["cap_bytes"])
+        more = {}
+        for who, counts in (await self.counted(variant, engine)).items():
+            grown = {name: counts[name] - before[who].get(name, 0) for name in sorted(counts)}
+            more[who] = {name: count for name, count in grown.items() if count}
+        return {"counters": more} if more else {}
 
     def stats(self) -> dict[str, Any]:
         """All that the pool says of itself."""
         assert self._watch is not None
-        stats = self._watch.stats(_STATS_S)
-        if isinstance(stats, Miss):
-            raise StartupError("the pool went away.")
-        return stats
+        return processes.pool_stats(self._watch)
 
-    async def settled(self) -> dict[str, int]:
+    def counters(self) -> dict[str, int]:
+        """What the pool has counted."""
+        found: dict[str, int] = self.stats()["counters"]
+        return found
+
+    def settled(self) -> dict[str, int]:
         """The counters once nothing is stored or written any more."""
-        until = time.monotonic() + _SETTLE_S
-        before: dict[str, int] = {}
-        while time.monotonic() < until:
-            stats = self.stats()
-            if stats["counters"] == before and not stats["dram"]["filling"]:
-                break
-            before = stats["counters"]
-            await asyncio.sleep(_SETTLE_POLL_S)
-        return before
+        assert self._watch is not None
+        return processes.settled(self._watch, _QUIET_S)
+
+    # The drive.
+
+    def directory(self, name: str) -> Path:
+        """One on the drive to measure."""
+        path = self.place / name
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
 
     def clear_drive(self) -> None:
         """Remove what the row has put on the drive."""
-        for home in (self.nvme, self.raw):
-            shutil.rmtree(home, ignore_errors=True)
+        for name in ("nvme", "raw"):
+            shutil.rmtree(self.place / name, ignore_errors=True)
 
     def _require_room(self, disk_bytes: int) -> None:
         if disk_bytes > DISK_BYTES_MAX:
@@ -252,9 +226,3 @@ class RowRun:
         free = shutil.disk_usage(self.place).free
         if free < FREE_BYTES_MIN + disk_bytes:
             raise StartupError(f"only {free >> 30} GiB are free; a row leaves 15 GiB of them.")
-
-
-def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """What was counted between the two."""
-    more = {name: after[name] - before.get(name, 0) for name in sorted(after)}
-    return {name: count for name, count in more.items() if count}

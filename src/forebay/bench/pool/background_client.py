@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -27,33 +26,16 @@ _BEGIN_S: Final = 30.0
 _END_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundLoad:
-    """What it stores."""
-
-    payload_bytes: int  # of a chunk
-    chunks: int  # of a chain, stored by one call
-    chunks_per_s: float
-
-
-class BackgroundReport(msgspec.Struct):
-    """What it has done."""
-
-    stored: int = 0  # chunks
-    refused: int = 0
-    seconds: float = 0.0
-
-
 @contextlib.contextmanager
-def running_beside(socket: str, load: BackgroundLoad) -> Iterator[BackgroundReport]:
-    """A client that stores meanwhile; its report is complete at the end."""
-    report = BackgroundReport()
-    arguments = [
-        socket,
-        str(load.payload_bytes),
-        str(load.chunks),
-        str(load.chunks_per_s / load.chunks),
-    ]
+def running_beside(
+    socket: str, payload_bytes: int, chunks: int, chunks_per_s: float
+) -> Iterator[dict[str, float]]:
+    """A client that stores chains of so many chunks meanwhile.
+
+    At the end it says how many chunks it `stored`, how many were `refused`, in how many `seconds`.
+    """
+    report: dict[str, float] = {}
+    arguments = [socket, str(payload_bytes), str(chunks), str(chunks_per_s / chunks)]
     child = processes.begin_module(
         _MODULE, arguments, stdin=subprocess.PIPE, output=subprocess.PIPE
     )
@@ -65,10 +47,9 @@ def running_beside(socket: str, load: BackgroundLoad) -> Iterator[BackgroundRepo
         yield report
         output, _ = child.communicate(timeout=_END_S)
         try:
-            done = msgspec.json.decode(output, type=BackgroundReport)
+            report |= msgspec.json.decode(output, type=dict[str, float])
         except msgspec.DecodeError:
             raise StartupError(f"the client beside failed: {output[-200:]!r}") from None
-        report.stored, report.refused, report.seconds = done.stored, done.refused, done.seconds
     finally:
         processes.end(child)
 
@@ -78,18 +59,17 @@ def main() -> None:
     socket, payload_bytes, chunks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     chains_per_s = float(sys.argv[4])
     payloads = [memoryview(os.urandom(payload_bytes))] * chunks
-    report = BackgroundReport()
     print("begun", flush=True)  # noqa: T201
     start = time.monotonic()
-    chains = 0
+    chains = stored = refused = 0
     with Client(socket) as client:
         while not _told_to_end(start + chains / chains_per_s):
             receipt = client.store(new_chain(chunks), payloads, timeout_s=_STORE_S)
-            report.stored += receipt.stored
-            report.refused += chunks - receipt.stored
+            stored += receipt.stored
+            refused += chunks - receipt.stored
             # Late chains are not caught up with: the rate is a limit, never a burst.
             chains = max(chains + 1, int((time.monotonic() - start) * chains_per_s))
-    report.seconds = time.monotonic() - start
+    report = {"stored": stored, "refused": refused, "seconds": time.monotonic() - start}
     print(msgspec.json.encode(report).decode())  # noqa: T201
 
 

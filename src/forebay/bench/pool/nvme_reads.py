@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import msgspec
-
 from forebay.bench.pool.stored_chains import CHAIN_RECORDS
+from forebay.bench.processes import PoolProcess, pool_stats
 from forebay.errors import StartupError
+from forebay.pool.client import Client
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.session import join
-from forebay.pool.messages import Ask, Found, Lookup, Promise, Release, StatsQuery, StatsReply
+from forebay.pool.messages import Ask, Found, Lookup, Promise, Release
 from forebay.sys.clock import Clock
 
 _DEADLINE_MS: Final = 20_000
@@ -22,11 +22,12 @@ _WAIT_S: Final = 30.0
 class NvmeReads:
     """A client that keeps several requests in flight. Used by one thread."""
 
-    def __init__(self, socket: str, chains: Sequence[Chain]) -> None:
-        link = join(socket, secrets.token_hex(8), Clock(), time.monotonic() + _WAIT_S)
+    def __init__(self, pool: PoolProcess, watch: Client, chains: Sequence[Chain]) -> None:
+        link = join(pool.socket, secrets.token_hex(8), Clock(), time.monotonic() + _WAIT_S)
         if isinstance(link, str):
             raise StartupError(f"the pool cannot be joined: {link}")
         self._link = link
+        self._watch = watch
         self._order = _round(chains)
         self._number = 0
         self.misses = 0  # chunks that were asked for and not promised
@@ -55,7 +56,6 @@ class NvmeReads:
         return (self._loaded_bytes() - before) / elapsed / 1e9
 
     def close(self) -> None:
-        """Leave the pool."""
         self._link.close()
 
     def _ask(self) -> None:
@@ -73,12 +73,7 @@ class NvmeReads:
         raise StartupError("the pool did not answer an ask in time.")
 
     def _loaded_bytes(self) -> int:
-        self._link.post(StatsQuery())
-        reply = self._link.take(time.monotonic() + _WAIT_S)
-        if not isinstance(reply, StatsReply):
-            raise StartupError("the pool went away.")
-        counters = msgspec.json.decode(reply.json)["counters"]
-        return int(counters.get("disk.loaded_bytes", 0))
+        return int(pool_stats(self._watch)["counters"].get("disk.loaded_bytes", 0))
 
 
 def _round(chains: Sequence[Chain]) -> Iterator[Chain]:

@@ -3,19 +3,23 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
-from forebay.bench.disk.figures import PAIRS, RawComparison, Spread, compare_in_pairs
+from forebay.bench.disk.figures import (
+    PAIRS,
+    Figures,
+    PoolBenchPlan,
+    Progress,
+    compare_in_pairs,
+    latency,
+    spread,
+)
 from forebay.bench.disk.raw import RawFiles, pool_bytes, prepared_files, raw_slots
-from forebay.bench.pool.background_client import BackgroundLoad, running_beside
-from forebay.bench.pool.figures import Latency, PoolBenchFigures
+from forebay.bench.pool.background_client import running_beside
 from forebay.bench.pool.nvme_reads import NvmeReads
 from forebay.bench.pool.stored_chains import StoredChains, new_chain
-from forebay.bench.processes import PoolProcess, running_pool
+from forebay.bench.processes import PoolProcess, running_pool, settled
 from forebay.errors import SettingsError, StartupError
 from forebay.pool.client import Client
 from forebay.pool.client.outcomes import Known
@@ -42,24 +46,6 @@ _QUIET_S: Final = 1.5  # until it ticks as slowly as it does all night
 _IDLE_S: Final = 2.0
 _TIMEOUT_S: Final = 60.0
 
-Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class PoolBenchPlan:
-    """What to measure."""
-
-    dram_bytes: int
-    disks: tuple[DiskSetting, ...]
-    payload_bytes: int  # of a record
-    seconds: float
-
-    @property
-    def fill_bytes(self) -> int:
-        """What is stored and found again."""
-        room = int(sum(map(pool_bytes, self.disks)) * _FILL_SHARE)
-        return min(room, _FILL_TIMES * self.dram_bytes)
-
 
 def refuse_impossible(plan: PoolBenchPlan) -> None:
     """A SettingsError if these sizes could show nothing."""
@@ -69,16 +55,16 @@ def refuse_impossible(plan: PoolBenchPlan) -> None:
             f"--dram: {format_size(plan.dram_bytes)} is too small for records of"
             f" {format_size(plan.payload_bytes)}; give it at least {format_size(least)}."
         )
-    room = sum(map(pool_bytes, plan.disks))
-    if int(room * _FILL_SHARE) < DRAM_TIMES_MIN * plan.dram_bytes:
-        most = int(room * _FILL_SHARE) // DRAM_TIMES_MIN
+    most = _fill_bytes_max(plan) // DRAM_TIMES_MIN
+    if plan.dram_bytes > most:
+        room = format_size(sum(map(pool_bytes, plan.disks)))
         raise SettingsError(
-            f"--dram: the benchmark takes {format_size(room)} of the drives for its pool and wants"
+            f"--dram: the benchmark takes {room} of the drives for its pool and wants"
             f" several times the DRAM there; give it at most {format_size(most)}."
         )
 
 
-def run(plan: PoolBenchPlan, progress: Progress) -> PoolBenchFigures:
+def run(plan: PoolBenchPlan, progress: Progress) -> Figures:
     """Measure; blocks for about `plan.seconds`, or as long as filling takes."""
     refuse_impossible(plan)
     start = time.monotonic()
@@ -88,13 +74,18 @@ def run(plan: PoolBenchPlan, progress: Progress) -> PoolBenchFigures:
         io_bytes = record_bytes(plan.payload_bytes)
         slots = raw_slots(plan.disks, io_bytes)
         raw = stack.enter_context(prepared_files(places, io_bytes, slots))
-        disks = [
-            DiskSetting(str(_home(place)), pool_bytes(disk))
-            for disk, place in zip(plan.disks, places, strict=True)
-        ]
+        disks = []
+        for disk, place in zip(plan.disks, places, strict=True):
+            (place / "pool").mkdir(mode=0o700)
+            disks.append(DiskSetting(str(place / "pool"), pool_bytes(disk)))
         pool = stack.enter_context(running_pool(plan.dram_bytes, disks))
         client = stack.enter_context(pool.client())
-        return _Measurement(plan, pool, client, raw, progress).run(start)
+        found = _Measurement(plan, pool, client, raw, progress).run(start)
+        return {**found, "pool_seconds": round(time.monotonic() - start, 1)}
+
+
+def _fill_bytes_max(plan: PoolBenchPlan) -> int:
+    return int(sum(map(pool_bytes, plan.disks)) * _FILL_SHARE)
 
 
 class _Measurement:
@@ -112,64 +103,60 @@ class _Measurement:
         self._progress = progress
         self._not_ready = 0
 
-    def run(self, start: float) -> PoolBenchFigures:
+    def run(self, start: float) -> Figures:
         until = start + self._plan.seconds
         stored = self._fill(until)
         left_s = max(1.0, until - time.monotonic() - _QUIET_S - _IDLE_S)
-        nvme, misses = self._nvme(stored, 0.45 * left_s)
+        nvme = self._nvme(stored, 0.45 * left_s)
         commits = [self._commits(0.1 * left_s / _ROUNDS) for _ in range(_ROUNDS)]
         raw_gbps = median(self._raw.write(_RAW_DEPTH, 0.03 * left_s) for _ in range(3))
-        size = self._plan.payload_bytes
-        storing = BackgroundLoad(size, _BESIDE_CHAIN, raw_gbps / 2 * 1e9 / size)
-        lookup, stored_per_s = self._lookups(storing, 0.18 * left_s)
-        committing = BackgroundLoad(SMALL_PAYLOAD_BYTES, COMMIT_BATCH, BESIDE_COMMITS_PER_S)
-        beside_commits, committed_per_s = self._lookups(committing, 0.18 * left_s)
-        return PoolBenchFigures(
-            dram_bytes=self._plan.dram_bytes,
-            record_payload_bytes=self._plan.payload_bytes,
-            small_payload_bytes=SMALL_PAYLOAD_BYTES,
-            raw_write_gbps=raw_gbps,
-            lookup=lookup,
-            lookup_beside_gbps=stored_per_s * size / 1e9,
-            lookup_beside_commits=beside_commits,
-            beside_commits_per_s=committed_per_s,
-            lookup_chunks=LOOKUP_CHUNKS,
-            lookups_not_ready=self._not_ready,
-            commits_per_s=Spread.of(commits),
-            commit_batch=COMMIT_BATCH,
-            nvme=nvme,
-            nvme_misses=misses,
-            stored=stored.found + stored.missing,
-            found=stored.found,
-            refused=stored.refused,
-            idle_cpu_share=self._idle(),
-            seconds=time.monotonic() - start,
-        )
+        size, name, each_s = self._plan.payload_bytes, "lookup_500", 0.18 * left_s
+        storing = (size, _BESIDE_CHAIN, raw_gbps / 2 * 1e9 / size)
+        lookup, stored_per_s = self._lookups(name, storing, each_s)
+        committing = (SMALL_PAYLOAD_BYTES, COMMIT_BATCH, BESIDE_COMMITS_PER_S)
+        beside, committed_per_s = self._lookups(f"{name}_beside_commits", committing, each_s)
+        return {
+            "dram_bytes": self._plan.dram_bytes,
+            "small_payload_bytes": SMALL_PAYLOAD_BYTES,
+            "pool_raw_write_gbps": round(raw_gbps, 3),
+            **lookup,
+            "lookup_beside_gbps": round(stored_per_s * size / 1e9, 3),
+            **beside,
+            "beside_commits_per_s": round(committed_per_s),
+            "lookup_chunks": LOOKUP_CHUNKS,
+            "lookups_not_ready": self._not_ready,
+            **spread("commits_per_s", commits, None),
+            "commit_batch": COMMIT_BATCH,
+            **nvme,
+            "stored_records": stored.found + stored.missing,
+            "found_records": stored.found,
+            "refused_records": stored.refused,
+            "everything_found": not stored.missing and not stored.refused,
+            "pool_idle_cpu_share": round(self._idle(), 4),
+        }
 
     def _fill(self, until: float) -> StoredChains:
         self._progress("filling the pool", 0.1)
         stored = StoredChains(self._client, self._plan.payload_bytes)
         left_s = until - time.monotonic()
-        stored.fill(self._plan.fill_bytes, time.monotonic() + left_s / 2)
-        self._settle()
+        wanted_bytes = min(_fill_bytes_max(self._plan), _FILL_TIMES * self._plan.dram_bytes)
+        stored.fill(wanted_bytes, time.monotonic() + left_s / 2)
+        settled(self._client, _SETTLED_S)
         self._progress("finding everything again", 0.3)
         stored.find()
         return stored
 
-    def _nvme(self, stored: StoredChains, seconds: float) -> tuple[RawComparison, int]:
+    def _nvme(self, stored: StoredChains, seconds: float) -> Figures:
         """Pairs of raw reads and asks; the order of the two changes from round to round."""
-        slices = 2 * PAIRS * len(DEPTHS)
 
         def slice_s(what: str) -> float:
             self._progress(f"NVMe to slab, {what}", 0.5)
-            return seconds / slices
+            return seconds / (2 * PAIRS * len(DEPTHS))
 
-        reads = NvmeReads(self._pool.socket, stored.chains)
-        try:
-            found = compare_in_pairs(DEPTHS, self._raw.read, reads.read, slice_s)
-        finally:
-            reads.close()
-        return found, reads.misses
+        name = "nvme_to_slab"
+        with contextlib.closing(NvmeReads(self._pool, self._client, stored.chains)) as reads:
+            found = compare_in_pairs(name, DEPTHS, self._raw.read, reads.read, slice_s)
+            return {**found, f"{name}_misses": reads.misses}
 
     def _commits(self, seconds: float) -> float:
         """Small chunks reserved, filled and committed a second, by one client."""
@@ -184,10 +171,12 @@ class _Measurement:
             if time.monotonic() - start >= seconds:
                 break
         rate = stored / (time.monotonic() - start)
-        self._settle()
+        settled(self._client, _SETTLED_S)
         return rate
 
-    def _lookups(self, load: BackgroundLoad, seconds: float) -> tuple[Latency, float]:
+    def _lookups(
+        self, name: str, load: tuple[int, int, float], seconds: float
+    ) -> tuple[Figures, float]:
         """Lookups of a chain that lies in DRAM, and the chunks a second stored beside them."""
         self._progress("lookups beside a client that stores", 0.7)
         chain = new_chain(LOOKUP_CHUNKS)
@@ -196,7 +185,7 @@ class _Measurement:
         if receipt.stored != LOOKUP_CHUNKS:
             raise StartupError(f"the pool took {receipt.stored} of {LOOKUP_CHUNKS} chunks.")
         rounds: list[list[float]] = []
-        with running_beside(self._pool.socket, load) as report:
+        with running_beside(self._pool.socket, *load) as report:
             for _ in range(_ROUNDS):
                 until = time.monotonic() + seconds / _ROUNDS
                 times: list[float] = []
@@ -207,35 +196,13 @@ class _Measurement:
                     times.append(time.perf_counter() - start)
                     self._not_ready += known != Known(LOOKUP_CHUNKS, LOOKUP_CHUNKS)
                 rounds.append(times)
-        self._settle()
-        return Latency.of(rounds), report.stored / report.seconds
+        settled(self._client, _SETTLED_S)
+        return latency(name, rounds), report["stored"] / report["seconds"]
 
     def _idle(self) -> float:
         self._progress("doing nothing", 0.95)
-        self._settle()
+        settled(self._client, _SETTLED_S)
         time.sleep(_QUIET_S)
         before, start = self._pool.cpu_s(), time.monotonic()
         time.sleep(_IDLE_S)
         return (self._pool.cpu_s() - before) / (time.monotonic() - start)
-
-    def _settle(self) -> None:
-        """Wait until the pool has written what it wanted to."""
-        until = time.monotonic() + _TIMEOUT_S
-        before, since = -1, time.monotonic()
-        while time.monotonic() < until and time.monotonic() - since < _SETTLED_S:
-            written = self._written()
-            if written != before:
-                before, since = written, time.monotonic()
-            time.sleep(_SETTLED_S / 10)
-
-    def _written(self) -> int:
-        stats: Any = self._client.stats()
-        if not isinstance(stats, dict):
-            raise StartupError(f"the pool went away: {self._client.why}")
-        return int(stats["counters"].get("disk.written", 0))
-
-
-def _home(place: Path) -> Path:
-    home = place / "pool"
-    home.mkdir(mode=0o700)
-    return home

@@ -2,14 +2,11 @@
 
 import argparse
 import json
-import os
+from dataclasses import replace
 
-from forebay.bench.disk.figures import DiskFigures, RawComparison, tokens_per_s, verdict
-from forebay.bench.disk.run import DiskBenchPlan
-from forebay.bench.disk.run import run as measure_disks
-from forebay.bench.pool.figures import Latency, PoolBenchFigures
-from forebay.bench.pool.run import PoolBenchPlan, refuse_impossible
-from forebay.bench.pool.run import run as measure_pool
+from forebay.bench.disk import run as disks
+from forebay.bench.disk.figures import Figures, PoolBenchPlan
+from forebay.bench.pool import run as pool
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
 from forebay.errors import SettingsError
@@ -52,29 +49,28 @@ def add(kinds: Commands) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    disks = flags.read_settings(parsed).disk
-    if not disks:
+    settings = flags.read_settings(parsed)
+    if not settings.disk:
         raise SettingsError("--disk is needed, as DIR:SIZE, for example --disk /mnt/nvme:20GiB.")
-    record_bytes = _size("--record", parsed.record)
     shares = 1 if parsed.dram is None else 2  # the drives alone, then the pool on them
     seconds = _seconds(parsed.seconds or str(60 * shares)) / shares
-    pool_plan = None
+    plan = PoolBenchPlan(settings.disk, _size("--record", parsed.record), seconds)
     if parsed.dram is not None:
-        pool_plan = PoolBenchPlan(_size("--dram", parsed.dram), disks, record_bytes, seconds)
-        refuse_impossible(pool_plan)
+        plan = replace(plan, dram_bytes=_size("--dram", parsed.dram))
+        pool.refuse_impossible(plan)
     with progress.shown() as show:
-        figures = measure_disks(DiskBenchPlan(disks, record_bytes, seconds), show)
-        pool_figures = None if pool_plan is None else measure_pool(pool_plan, show)
+        found = disks.run(plan, show)
+        if parsed.dram is not None:
+            found |= pool.run(plan, show)
     if parsed.json:
-        more = {} if pool_figures is None else pool_figures.as_json()
-        print(json.dumps({**figures.as_json(), **more}, indent=2))
-    else:
-        print(readable(figures))
-        if pool_figures is not None:
-            print(readable_pool(pool_figures))
-        for disk in disks:
-            for path in scratch.leftovers(disk.path):
-                print(f"A run that was killed left {path}; remove it with: rm -r {path}")
+        print(json.dumps(found, indent=2))
+        return 0
+    print(readable(found))
+    if parsed.dram is not None:
+        print(readable_pool(found))
+    for disk in settings.disk:
+        for path in scratch.leftovers(disk.path):
+            print(f"A run that was killed left {path}; remove it with: rm -r {path}")
     return 0
 
 
@@ -92,84 +88,86 @@ def _seconds(text: str) -> float:
         raise SettingsError(f"--seconds: '{text[:40]}' is not a number.") from None
 
 
-def readable(figures: DiskFigures) -> str:
+def readable(found: Figures) -> str:
     """The figures for people."""
+    size, depths = format_size(found["record_payload_bytes"]), ", ".join(found["read_by_depth"])
     heading = (
-        f"records of {format_size(figures.record_payload_bytes)}, GB/s, medians (lowest to highest"
-        f" of {len(figures.read.pairs)} pairs), best of depths {_depths(figures.read)}"
+        f"records of {size}, GB/s, medians (lowest to highest of {len(found['read_ratios'])}"
+        f" pairs), best of depths {depths}"
     )
-    lines = [
-        heading,
-        "",
-        "              raw                   forebay, verified     ratio",
-        _row("read", figures.read),
-        _row("write", figures.write),
-        f"  at once     {_both(figures.mixed_raw)} {_both(figures.mixed_forebay)}",
-        "",
-        *_small(figures),
-    ]
-    if len(figures.shares) > 1:
-        lines += [f"  {share.path} carried {share.share:.1%}" for share in figures.shares]
-    if figures.misses or figures.dropped:
-        lines.append(f"  {figures.misses} loads missed and {figures.dropped} stores were dropped")
-    lines += [
-        f"  {format_size(figures.written_bytes)} written in {figures.seconds:.0f} s, all removed",
-        "",
-        verdict(figures),
-    ]
-    return os.linesep.join(lines)
-
-
-def readable_pool(pool: PoolBenchFigures) -> str:
-    """The figures of a running pool, for people."""
-    small, commits = format_size(pool.small_payload_bytes), pool.commits_per_s
-    half, moved = pool.raw_write_gbps / 2, format_size(pool.found * pool.record_payload_bytes)
-    rates = f"{commits.median:,.0f} ({commits.low:,.0f} to {commits.high:,.0f})"
-    rows = [
-        (f"lookup of {pool.lookup_chunks} chunks", _latency(pool.lookup)),
-        ("  beside stores", f"{pool.lookup_beside_gbps:.2f} GB/s (half of raw: {half:.2f})"),
-        ("the same", _latency(pool.lookup_beside_commits)),
-        ("  beside commits", f"{pool.beside_commits_per_s:,.0f} a second"),
-        ("commits a second", f"{rates}, {pool.commit_batch} chunks of {small} at a time"),
-        ("NVMe to slab, GB/s", f"{pool.nvme.forebay}, raw {pool.nvme.raw}"),
-        ("  ratio", str(pool.nvme.ratio)),
-        ("found again", f"{pool.found} of {pool.stored + pool.refused} records, {moved}"),
-        ("CPU of the idle pool", f"{pool.idle_cpu_share:.1%} of a core"),
-    ]
-    lines = ["", f"a pool with {format_size(pool.dram_bytes)} of DRAM, over its socket", ""]
-    lines += [f"  {name:<27} {value}" for name, value in rows]
-    if pool.lookups_not_ready or pool.nvme_misses:
+    lines = [heading, "", "              raw                   forebay, verified     ratio"]
+    for name in ("read", "write"):
+        columns = [_spread(found, key) for key in (f"raw_{name}_gbps", f"{name}_gbps")]
         lines.append(
-            f"  {pool.lookups_not_ready} lookups found less than everything in DRAM,"
-            f" {pool.nvme_misses} chunks that were asked for were not promised"
+            f"  {name:<11} {columns[0]:<21} {columns[1]:<21} {_spread(found, f'{name}_ratio')}"
         )
-    return os.linesep.join(lines)
+    lines += [
+        f"  at once     {_both(found, 'raw_mixed')} {_both(found, 'mixed')}",
+        "",
+        *_small(found),
+    ]
+    if len(found["directories"]) > 1:
+        lines += [f"  {each['path']} carried {each['share']:.1%}" for each in found["directories"]]
+    if found["misses"] or found["dropped"]:
+        lines.append(f"  {found['misses']} loads missed and {found['dropped']} stores were dropped")
+    written = format_size(found["written_bytes"])
+    lines += [
+        f"  {written} written in {found['seconds']:.0f} s, all removed",
+        "",
+        found["verdict"],
+    ]
+    return "\n".join(lines)
 
 
-def _latency(latency: Latency) -> str:
-    return f"p50 {latency.p50_ms} ms, p99 {latency.p99_ms:.2f} ms"
+def readable_pool(found: Figures) -> str:
+    """The figures of a running pool, for people."""
+    small, half = format_size(found["small_payload_bytes"]), found["pool_raw_write_gbps"] / 2
+    moved = format_size(found["found_records"] * found["record_payload_bytes"])
+    all_records = found["stored_records"] + found["refused_records"]
+    commits, nvme = _spread(found, "commits_per_s", ",.0f"), _spread(found, "nvme_to_slab_gbps")
+    rows = [
+        (f"lookup of {found['lookup_chunks']} chunks", _latency(found, "lookup_500")),
+        ("  beside stores", f"{found['lookup_beside_gbps']:.2f} GB/s (half of raw: {half:.2f})"),
+        ("the same", _latency(found, "lookup_500_beside_commits")),
+        ("  beside commits", f"{found['beside_commits_per_s']:,} a second"),
+        ("commits a second", f"{commits}, {found['commit_batch']} chunks of {small} at a time"),
+        ("NVMe to slab, GB/s", f"{nvme}, raw {_spread(found, 'raw_nvme_to_slab_gbps')}"),
+        ("  ratio", _spread(found, "nvme_to_slab_ratio")),
+        ("found again", f"{found['found_records']} of {all_records} records, {moved}"),
+        ("CPU of the idle pool", f"{found['pool_idle_cpu_share']:.1%} of a core"),
+    ]
+    lines = ["", f"a pool with {format_size(found['dram_bytes'])} of DRAM, over its socket", ""]
+    lines += [f"  {name:<27} {value}" for name, value in rows]
+    if found["lookups_not_ready"] or found["nvme_to_slab_misses"]:
+        lines.append(
+            f"  {found['lookups_not_ready']} lookups found less than everything in DRAM,"
+            f" {found['nvme_to_slab_misses']} chunks that were asked for were not promised"
+        )
+    return "\n".join(lines)
 
 
-def _depths(comparison: RawComparison) -> str:
-    return ", ".join(map(str, comparison.by_depth))
+def _spread(found: Figures, name: str, form: str = ".2f") -> str:
+    low, high = found[f"{name}_spread"]
+    return f"{found[name]:{form}} ({low:{form}} to {high:{form}})"
 
 
-def _row(name: str, comparison: RawComparison) -> str:
-    return f"  {name:<11} {comparison.raw!s:<21} {comparison.forebay!s:<21} {comparison.ratio}"
+def _latency(found: Figures, name: str) -> str:
+    return f"p50 {_spread(found, f'{name}_p50_ms')} ms, p99 {found[f'{name}_p99_ms']:.2f} ms"
 
 
-def _both(pair: tuple[float, float]) -> str:
-    return f"{f'{pair[0]:.2f} read {pair[1]:.2f} write':<21}"
+def _both(found: Figures, name: str) -> str:
+    rates = f"{found[f'{name}_read_gbps']:.2f} read {found[f'{name}_write_gbps']:.2f} write"
+    return f"{rates:<21}"
 
 
-def _small(figures: DiskFigures) -> list[str]:
+def _small(found: Figures) -> list[str]:
     lines = []
-    if figures.reopen_100k_s is not None:
-        lines.append(f"  reopening 100,000 records   {figures.reopen_100k_s} s")
-    if figures.index_bytes_per_record is not None:
-        lines.append(f"  index, a record             {figures.index_bytes_per_record:.0f} bytes")
+    if found["reopen_100k_s"] is not None:
+        lines.append(f"  reopening 100,000 records   {_spread(found, 'reopen_100k_s')} s")
+    if found["index_bytes_per_record"] is not None:
+        lines.append(f"  index, a record             {found['index_bytes_per_record']:.0f} bytes")
     if len(lines) < 2:
         lines.append("  what is missing here wants more time or space: docs/bench.md")
-    lines.append(f"  keys of 100,000 tokens      {figures.keys_100k_ms} ms of CPU")
-    lines.append(f"  KV read back                {tokens_per_s(figures):,.0f} tokens/s")
+    lines.append(f"  keys of 100,000 tokens      {_spread(found, 'keys_100k_ms')} ms of CPU")
+    lines.append(f"  KV read back                {found['tokens_per_s']:,} tokens/s")
     return lines

@@ -11,8 +11,7 @@ from typing import Final
 from forebay.bench.ab import demo, demo_page
 from forebay.bench.ab.demo import DemoPlan
 from forebay.bench.ab.demo_report import DemoReport
-from forebay.bench.ab.figures import DemoFigures, in_words, returning, share_equal
-from forebay.bench.disk.figures import Spread
+from forebay.bench.ab.figures import DemoFigures, Spread, in_words, returning, share_equal
 from forebay.bench.report.formatting import moved as moves
 from forebay.bench.result.format import PoolFigures
 from forebay.cli import flags, progress
