@@ -12,7 +12,7 @@ from forebay.bench.load.workloads import Dialogs
 LEAST_DIALOGS: Final = 3
 MOST_DIALOGS: Final = 5
 TURN_TOKENS: Final = 32
-ANSWER_TOKENS: Final = 16
+ANSWER_TOKENS: Final = 8
 _TURNS: Final = (4, 3)  # the last one comes after the restart; fewer where there is no time
 _TEMPLATE_TOKENS: Final = 24  # around a question and its answer
 _BLOCK_TOKENS: Final = 64  # a cache ends within a block, and keeps one for itself
