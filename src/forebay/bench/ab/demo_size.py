@@ -19,6 +19,7 @@ _BLOCK_TOKENS: Final = 64  # a cache ends within a block, and keeps one for itse
 # A turn that returns: what the pool cannot have (the question, part of a chunk), and the load.
 _RETURN_TOKENS: Final = 128
 _RETURN_S: Final = 0.2
+_LONGER: Final = 0.8  # of the speed that was measured on a short prompt: longer ones go slower
 _PAUSE_S: Final = 0.2  # after each turn, until the pool has written
 _STOP_S: Final = 5.0  # an engine and a pool end before they start again
 _CONTEXT_TOKENS: Final = 1536
@@ -79,7 +80,7 @@ def least_tokens(context: int) -> int:
 
 def seconds_of(dialogs: Dialogs, speed: EngineSpeed) -> float:
     """What these dialogs take on both engines, with the restart."""
-    rate = speed.prompt_tokens_per_s
+    rate = _LONGER * speed.prompt_tokens_per_s
     answer_s = dialogs.answer_tokens * speed.token_s + _PAUSE_S
     computed_s = dialogs.first_tokens / rate + answer_s
     loaded_s = _RETURN_TOKENS / rate + _RETURN_S
