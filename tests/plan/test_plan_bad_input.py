@@ -156,7 +156,7 @@ STEP = {"clients": 1, "req_s": 1.0, "tpot_ms": {"mean": 20.0}}
         ({"off": {"steps": [STEP | {"clients": 0}]}, "on": {}}, "steps[0].clients"),
         ({"off": {"steps": [STEP | {"req_s": -1}]}, "on": {}}, "steps[0].req_s"),
         ({"off": {"steps": [STEP | {"tpot_ms": 20}]}, "on": {}}, "steps[0].tpot_ms"),
-        ({"off": {"steps": [{"clients": 1, "req_s": 1}]}, "on": {}}, "steps[0].tpot_ms"),
+        ({"off": {"steps": [{"clients": 1, "req_s": 1}]}, "on": {}}, "`tpot_ms`"),
         ({"off": {"steps": [STEP | {"tpot_ms": None}]}, "on": {}}, "it had no answer"),
         ({"off": {"steps": [STEP | {"errors": -1}]}, "on": {}}, "steps[0].errors"),
         ({"off": {"steps": [STEP | {"errors": 1}]}, "on": {}}, "100% of requests failed"),

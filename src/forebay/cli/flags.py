@@ -2,12 +2,15 @@
 
 import argparse
 import os
-from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import NoReturn, Protocol, TypeVar
 
 from forebay import settings
 from forebay.errors import SettingsError
 from forebay.settings import Settings
+
+_Value = TypeVar("_Value")
+Typed = Callable[[str], _Value]
 
 
 class Commands(Protocol):
@@ -59,6 +62,21 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """What argparse found wrong, as the start-up error that it is."""
         raise SettingsError(f"{message.rstrip('.')}; see {self.prog} --help.")
+
+
+def typed(parse: Callable[[str], _Value], what: str) -> "Typed[_Value]":
+    """A type of argparse's: what `parse` refuses is a sentence that names the flag."""
+
+    def checked(text: str) -> _Value:
+        try:
+            return parse(text)
+        except SettingsError as error:
+            said = str(error).removesuffix(".")
+        except ValueError:
+            said = f"'{text[:40]}' is not {what}"
+        raise argparse.ArgumentTypeError(said)
+
+    return checked
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

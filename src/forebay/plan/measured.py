@@ -7,14 +7,19 @@ operating point is the last step before the first violation; the benchmark's rep
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Annotated, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from forebay.errors import SettingsError
-from forebay.plan.number import real, whole
+from forebay.plan.number import real
 
 STEPS_MAX: Final = 10_000
 AB_SIDES: Final = ("off", "on")
 FAILED_SHARE_MAX: Final = 0.01  # of a step's requests; what refuses more serves nobody
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+Real = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +39,61 @@ class Sla:
         return f"mean TPOT <= {self.tpot_ms:g} ms{ttft}"
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredStep:
-    """One load of one benchmark."""
+class TimeStats(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A time over requests, in ms."""
 
-    clients: int
-    req_s: float
-    tpot_ms: float | None  # None: no request was answered
-    ttft_ms: float | None
-    output_tok_s: float | None
-    failed_share: float = 0.0  # of all requests
+    mean: Real
+    p50: Real | None = None
+    p95: Real | None = None
+    p99: Real | None = None
+
+
+class MeasuredStep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One load of one benchmark: so many clients at once."""
+
+    clients: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+    req_s: Real
+    tpot_ms: TimeStats | None  # None: no request was answered
+    ttft_ms: TimeStats | None = None
+    errors: Count = 0
+    requests: Count | None = None  # that were answered
+    output_tok_s: Real | None = None
+
+    @property
+    def failed_share(self) -> float:
+        """Of all requests; where nobody says how many were answered, one error counts as all."""
+        if not self.errors:
+            return 0.0
+        return 1.0 if self.requests is None else self.errors / (self.errors + self.requests)
 
     def meets(self, sla: Sla) -> bool:
         """Whether the step is within the SLA; a bound on a time that was not measured is broken."""
-        if self.tpot_ms is None or self.tpot_ms > sla.tpot_ms:
+        if self.tpot_ms is None or self.tpot_ms.mean > sla.tpot_ms:
             return False
         if self.failed_share > FAILED_SHARE_MAX:
             return False
-        return sla.ttft_ms is None or (self.ttft_ms is not None and self.ttft_ms <= sla.ttft_ms)
+        if sla.ttft_ms is None:
+            return True
+        return self.ttft_ms is not None and self.ttft_ms.mean <= sla.ttft_ms
 
 
-class Judged(NamedTuple):
+class _Result(msgspec.Struct):
+    """As much of a benchmark's result as is needed here."""
+
+    steps: Annotated[list[MeasuredStep], msgspec.Meta(min_length=1, max_length=STEPS_MAX)]
+
+
+_Step = TypeVar("_Step", bound=MeasuredStep)
+
+
+class Judged(NamedTuple, Generic[_Step]):
     """The steps of a benchmark between which its SLA is broken."""
 
-    point: MeasuredStep | None  # the operating point: the last step before the first violation
-    violation: MeasuredStep | None  # the first one
+    point: _Step | None  # the operating point: the last step before the first violation
+    violation: _Step | None  # the first one
 
 
-def judged(steps: Iterable[MeasuredStep], sla: Sla) -> Judged:
+def judged(steps: Iterable[_Step], sla: Sla) -> Judged[_Step]:
     """The operating point and the first violation, where there are such."""
     point = None
     for step in sorted(steps, key=lambda step: step.clients):
@@ -69,13 +101,6 @@ def judged(steps: Iterable[MeasuredStep], sla: Sla) -> Judged:
             return Judged(point, step)
         point = step
     return Judged(point, None)
-
-
-def failed_share(errors: int, answered: int | None) -> float:
-    """Of all requests; where nobody says how many were answered, one error counts as all."""
-    if not errors:
-        return 0.0
-    return 1.0 if answered is None else errors / (errors + answered)
 
 
 def ab_sides(source: str, document: object) -> tuple[object, object]:
@@ -89,51 +114,18 @@ def ab_sides(source: str, document: object) -> tuple[object, object]:
 
 def operating_point(source: str, document: object, sla: Sla) -> MeasuredStep:
     """The last step before the first violation; an error if not even the first one is within."""
-    point, first = judged(_steps(source, document), sla)
+    try:
+        steps = msgspec.convert(document, _Result).steps
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{source} is no benchmark result: {error}.") from None
+    point, first = judged(steps, sla)
     if point is None:
         assert first is not None
-        tpot = "no answer" if first.tpot_ms is None else f"TPOT {first.tpot_ms:g} ms"
-        ttft = "" if first.ttft_ms is None else f" and TTFT {first.ttft_ms:g} ms"
+        tpot = "no answer" if first.tpot_ms is None else f"TPOT {first.tpot_ms.mean:g} ms"
+        ttft = "" if first.ttft_ms is None else f" and TTFT {first.ttft_ms.mean:g} ms"
         failed = f" and {first.failed_share:.0%} of requests failed" if first.failed_share else ""
         raise SettingsError(
             f"no step of {source} is within the SLA of {sla}: at {first.clients} clients it had"
             f" {tpot}{ttft}{failed}; raise --tpot-ms or --ttft-ms."
         )
     return point
-
-
-def _steps(source: str, document: object) -> list[MeasuredStep]:
-    listed = document.get("steps") if isinstance(document, Mapping) else None
-    if not isinstance(listed, list) or not 0 < len(listed) <= STEPS_MAX:
-        raise SettingsError(f"steps is missing or empty in {source}: it is no benchmark result.")
-    return [_step(f"steps[{place}]", source, entry) for place, entry in enumerate(listed)]
-
-
-def _step(place: str, source: str, entry: object) -> MeasuredStep:
-    if not isinstance(entry, Mapping):
-        raise SettingsError(f"{place} in {source} must be an object.")
-    if "tpot_ms" not in entry:  # null is another matter: nothing was answered
-        raise SettingsError(f"{place}.tpot_ms is missing in {source}.")
-    tokens = entry.get("output_tok_s")
-    errors = whole(f"{place}.errors in {source}", entry.get("errors", 0), least=0)
-    answered = entry.get("requests")
-    if answered is not None:
-        answered = whole(f"{place}.requests in {source}", answered, least=0)
-    return MeasuredStep(
-        clients=whole(f"{place}.clients in {source}", entry.get("clients"), most=10**9),
-        req_s=real(f"{place}.req_s in {source}", entry.get("req_s"), zero=True),
-        tpot_ms=_mean(f"{place}.tpot_ms", source, entry["tpot_ms"]),
-        ttft_ms=_mean(f"{place}.ttft_ms", source, entry.get("ttft_ms")),
-        output_tok_s=None
-        if tokens is None
-        else real(f"{place}.output_tok_s in {source}", tokens, zero=True),
-        failed_share=failed_share(errors, answered),
-    )
-
-
-def _mean(place: str, source: str, times: object) -> float | None:
-    if times is None:
-        return None
-    if not isinstance(times, Mapping):
-        raise SettingsError(f"{place} in {source} must be an object with 'mean'.")
-    return real(f"{place}.mean in {source}", times.get("mean"), zero=True)

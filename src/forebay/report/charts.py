@@ -17,8 +17,6 @@ COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes o
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One line."""
-
     name: str
     colour: str  # one of COLOURS
     points: Sequence[tuple[float, float]]  # ascending in x
@@ -27,8 +25,6 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One picture."""
-
     title: str
     unit: str
     across: str  # what x is
@@ -40,15 +36,12 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """From figures to places."""
-
     low: float
     high: float
     top: float
     is_log: bool
 
     def x(self, value: float) -> float:
-        """From the left."""
         low, high, at = self.low, self.high, value
         if self.is_log:
             low, high, at = math.log(low), math.log(high), math.log(value)
@@ -56,7 +49,6 @@ class _Axes:
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """From the top."""
         return HEIGHT - BOTTOM - value / self.top * (HEIGHT - TOP - BOTTOM)
 
 
@@ -69,9 +61,7 @@ def svg(chart: Chart) -> str:
     top = _ceiling(max([*values, chart.bound or 0.0]))
     is_log = not chart.is_even and places[-1] / places[0] >= _LOG_FROM
     scale = _Axes(places[0], places[-1], top, is_log)
-    parts = [*_grid(chart, scale, places)]
-    if chart.bound is not None:
-        parts += _bound(chart, scale)
+    parts = _grid(chart, scale, places)
     for line in chart.lines:
         parts += _line(line, chart.unit, chart.across, scale)
     body = "\n".join(parts)
@@ -85,63 +75,51 @@ def _ceiling(value: float) -> float:
         return 1.0
     step = value / _TICKS
     size = 10.0 ** math.floor(math.log10(step))
-    for factor in (1.0, 2.0, 2.5, 5.0, 10.0):
-        if factor * size >= step:
-            return factor * size * _TICKS
-    return 10.0 * size * _TICKS
+    factor = next((each for each in (1.0, 2.0, 2.5, 5.0) if each * size >= step), 10.0)
+    return factor * size * _TICKS
 
 
 def _grid(chart: Chart, scale: _Axes, places: Sequence[float]) -> list[str]:
     parts = []
-    for tick in range(_TICKS + 1):
-        value = scale.top * tick / _TICKS
-        y = scale.y(value)
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
-        )
+    for value in (scale.top * tick / _TICKS for tick in range(_TICKS + 1)):
+        parts += [
+            _across("grid", scale.y(value)),
+            _text(LEFT - 8, scale.y(value) + 4, f"{value:g}"),
+        ]
     last = -math.inf
     for place in places:
-        x = scale.x(place)
-        if x - last < _LABEL_GAP:
-            continue
-        last = x
-        parts.append(
-            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{place:g}</text>'
-        )
+        if scale.x(place) - last >= _LABEL_GAP:
+            last = scale.x(place)
+            parts.append(_text(last, HEIGHT - BOTTOM + 18, f"{place:g}", "middle"))
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
-    parts.append(
-        f'<text class="axis" x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">'
-        f"{html.escape(chart.across)}</text>"
-    )
+    parts.append(_text(middle, HEIGHT - 6, chart.across, "middle", "axis"))
+    if chart.bound is not None:
+        y = scale.y(chart.bound)
+        parts += [_across("sla", y), _text(LEFT + 6, y - 5, chart.bound_name, "start", "sla")]
     return parts
 
 
-def _bound(chart: Chart, scale: _Axes) -> list[str]:
-    assert chart.bound is not None
-    y = scale.y(chart.bound)
-    return [
-        f'<line class="sla" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>',
-        f'<text class="sla" x="{LEFT + 6}" y="{y - 5:.1f}">{html.escape(chart.bound_name)}</text>',
-    ]
+def _across(kind: str, y: float) -> str:
+    return f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "end", kind: str = "") -> str:
+    said = f'class="{kind}" ' if kind else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f"<text {said}{place}>{html.escape(text)}</text>"
 
 
 def _line(line: ChartLine, unit: str, across: str, scale: _Axes) -> list[str]:
     path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
     parts = [f'<polyline class="curve {line.colour}" points="{path}"/>']
     for x, y in line.points:
-        is_marked = x == line.mark
+        place = f'cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
         said = f"{line.name}: {number(y)} {unit} at {x:g} {across}"
-        said += ", the operating point" if is_marked else ""
-        if is_marked:
-            parts.append(
-                f'<circle class="ring {line.colour}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
-                ' r="8"/>'
-            )
-        parts.append(
-            f'<circle class="dot {line.colour}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="4">'
-            f"<title>{html.escape(said)}</title></circle>"
-        )
+        if x == line.mark:
+            said += ", the operating point"
+            parts.append(f'<circle class="ring {line.colour}" {place} r="8"/>')
+        title = f"<title>{html.escape(said)}</title>"
+        parts.append(f'<circle class="dot {line.colour}" {place} r="4">{title}</circle>')
     return parts
 
 

@@ -14,7 +14,7 @@ STYLE: Final = """
 :root{color-scheme:light dark;--ground:#fbfbfa;--card:#fff;--ink:#1b1f24;--soft:#5b6470;
 --rule:#e1e4e8;--off:#7a8594;--on:#0b7285;--other:#b7791f;--fourth:#7048a8;--fifth:#2b8a3e;
 --sixth:#c2255c;--sla:#c92a2a;--good:#2b8a3e}
-@media (prefers-color-scheme:dark){:root{--ground:#14171a;--card:#1c2126;--ink:#e8eaed;
+@media screen and (prefers-color-scheme:dark){:root{--ground:#14171a;--card:#1c2126;--ink:#e8eaed;
 --soft:#9aa4b0;--rule:#2f363d;--off:#8b96a5;--on:#3bc9db;--other:#e9b44c;--fourth:#b197fc;
 --fifth:#8ce99a;--sixth:#faa2c1;--sla:#ff8787;--good:#69db7c}}
 .off{--line:var(--off)}.on{--line:var(--on)}.other{--line:var(--other)}
@@ -53,9 +53,7 @@ td.beyond{color:var(--sla)}
 td.point{font-weight:700;color:var(--on)}
 pre{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:12px;
 white-space:pre-wrap;overflow-wrap:anywhere;font:12.5px/1.5 ui-monospace,Menlo,Consolas,monospace}
-@media print{:root{--ground:#fff;--card:#fff;--ink:#000;--soft:#444;--rule:#ccc;--off:#777;
---on:#0b7285;--other:#b7791f;--fourth:#7048a8;--fifth:#2b8a3e;--sixth:#c2255c;--sla:#c92a2a;
---good:#2b8a3e}
+@media print{:root{--ground:#fff;--ink:#000;--soft:#444}
 main{max-width:none;padding:0}body{font-size:11px}
 .charts{grid-template-columns:1fr 1fr}.cards{grid-template-columns:repeat(3,1fr)}
 th,td{padding:3px 5px}.wide{overflow:visible}
@@ -74,7 +72,6 @@ class Table(NamedTuple):
 
 
 def document(title: str, subtitle: str, body: Iterable[str]) -> str:
-    """The whole file, with its title as a heading."""
     parts = [f"<h1>{html.escape(title)}</h1>", f'<p class="soft">{html.escape(subtitle)}</p>']
     content = "\n".join(part for part in [*parts, *body] if part)
     return (
@@ -110,17 +107,20 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
-def table(shown: Table) -> str:
-    """Rows under their head, and under their groups where they have some."""
-    groups = "".join(
-        f'<th colspan="{span}">{html.escape(name)}</th>' for name, span in shown.groups
-    )
-    above = f"<tr>{groups}</tr>" if groups else ""
-    if any(shown.head):
-        above += _row("th", shown.head, shown.names)
-    body = "".join(_row("td", row, shown.names) for row in shown.rows)
-    head = f"<thead>{above}</thead>" if above else ""
-    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    names: Sequence[int] = (),
+    groups: Sequence[tuple[str, int]] = (),
+) -> str:
+    """Rows under their head, and under their groups where they have some; see Table."""
+    above = "".join(f'<th colspan="{span}">{html.escape(name)}</th>' for name, span in groups)
+    above = f"<tr>{above}</tr>" if groups else ""
+    if any(head):
+        above += _row("th", head, names)
+    body = "".join(_row("td", row, names) for row in rows)
+    above = f"<thead>{above}</thead>" if above else ""
+    return f'<div class="wide"><table>{above}<tbody>{body}</tbody></table></div>'
 
 
 def _row(tag: str, cells: Sequence[Cell], names: Sequence[int]) -> str:

@@ -18,9 +18,9 @@ from forebay.bench.load.sessions import (
 )
 from forebay.bench.load.steps import LoadPlan, LoadRun, _why_end
 from forebay.bench.load.workloads import Dialogs, Questions, Stateless
-from forebay.bench.result.format import SlaBounds
 from forebay.bench.result.summary import percentile, step_of
 from forebay.errors import StartupError
+from forebay.plan.measured import Sla
 
 DIALOGS = Dialogs(turns=3, first_tokens=40, turn_tokens=10, answer_tokens=4, hold=3)
 
@@ -127,7 +127,7 @@ def test_it_ends_when_the_sla_is_broken_by_far_or_for_long() -> None:
         answer = Completion("t", 0.1, 0.1 + 10 * tpot_s, 100, 0, 11)
         return ClientsResult((FinishedRequest("d", 0, answer),), 2.0)
 
-    plan = LoadPlan((1, 2, 3, 4, 5), DIALOGS, SlaBounds(tpot_ms=30))
+    plan = LoadPlan((1, 2, 3, 4, 5), DIALOGS, Sla(tpot_ms=30))
     assert not _why_end(run_of(0.031, 0.031), plan, 2)
     assert _why_end(run_of(0.031, 0.031, 0.031), plan, 3) == "the SLA was long broken at 3 clients"
     assert not _why_end(run_of(0.029, 0.031, 0.031), plan, 3)

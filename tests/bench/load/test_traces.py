@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
-from forebay.bench.load.traces import AgentTrace, ChatTrace, ReplayOptions, RequestFile
+from forebay.bench.load.traces import AgentTrace, ChatTrace, RequestFile
 from forebay.errors import SettingsError
 
 ROOT = Path(__file__).parents[3]
@@ -62,7 +62,7 @@ def test_agents_say_the_same_where_blocks_are_equal(tmp_path: Path) -> None:
         ],
     }
     path = write(tmp_path / "t.jsonl", session, {**session, "id": "b"})
-    one, two = map(asks, AgentTrace(path, ReplayOptions(think=0.5)).queue(PROSE, 2, "s"))
+    one, two = map(asks, AgentTrace(path, think=0.5).queue(PROSE, 2, "s"))
     assert [ask.turn for ask in one] == [0, 1, 2, 3]  # the sub-agent's in order of time
     assert [ask.pause_s for ask in one] == [2.0] * 4
     assert {ask.answer_tokens for ask in one} == {9}
@@ -80,7 +80,7 @@ def test_chat_shares_blocks_between_requests_and_keeps_time(tmp_path: Path) -> N
         {"timestamp": 0, "input_length": 1536, "output_length": 7, "hash_ids": [1, 2, 4]},
     ]
     path = write(tmp_path / "t.jsonl", *rows)
-    workload = ChatTrace(path, ReplayOptions(think=0.1, block_tokens=64, answer_tokens=3))
+    workload = ChatTrace(path, think=0.1, block_tokens=64, answer_tokens=3)
     first, second = (asks(session)[0] for session in workload.queue(PROSE, 2, "s"))
     assert (first.at_s, second.at_s) == (0.0, 0.2)
     assert first.answer_tokens == second.answer_tokens == 3
@@ -93,14 +93,14 @@ def test_chat_shares_blocks_between_requests_and_keeps_time(tmp_path: Path) -> N
 def test_the_samples_can_be_replayed(name: str) -> None:
     path = TRACES / SAMPLES[name]
     kind: type[AgentTrace | ChatTrace] = AgentTrace if name == "agent" else ChatTrace
-    replay = ReplayOptions(prompt_tokens_max=4000, block_tokens=4, sessions=5)
-    sessions = list(kind(path, replay).queue(PROSE, 2, "s"))
+    workload = kind(path, prompt_tokens_max=4000, block_tokens=4, sessions=5)
+    sessions = list(workload.queue(PROSE, 2, "s"))
     assert len(sessions) == 5
     found = [ask for session in sessions for ask in asks(session)]
     assert all(1 <= len(ask.messages[0]["content"].split()) <= 2100 for ask in found)
-    assert kind(path, replay).options()["trace"] == path.name
+    assert workload.options()["trace"] == path.name
     with pytest.raises(SettingsError, match="nothing to ask"):
-        kind(path, ReplayOptions(prompt_tokens_max=1)).queue(PROSE, 1, "s")
+        kind(path, prompt_tokens_max=1).queue(PROSE, 1, "s")
 
 
 def test_lines_of_the_users_own(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from forebay.bench.report.page import page, write
 from forebay.bench.report.text import ab_text, result_text
 from forebay.bench.result import files
 from forebay.bench.result.compare import compare
-from forebay.bench.result.format import AbResult, LoadResult, SlaBounds
+from forebay.bench.result.format import AbResult, LoadResult
+from forebay.plan.measured import Sla
 from forebay.report.page import STYLE
 
 VOID = {"meta", "link", "br", "line", "circle", "polyline"}
@@ -91,7 +92,7 @@ def test_the_terminal_says_the_same() -> None:
     for words in ("+206 %", "198 of 200", "stored in DRAM", "nothing comes back", "another", "429"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 130
-    alone = result_text(ab.off, SlaBounds())
+    alone = result_text(ab.off, Sla())
     assert "16 clients, 3.47 requests/s; the first violation is at 32" in alone
 
 

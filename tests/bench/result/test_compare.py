@@ -94,7 +94,7 @@ def test_sides_with_other_steps_and_without_an_operating_point(
         ('{"steps": [{"clients": 1, "req_s": 1}]}', "tpot_ms"),
         ('{"steps": [{"clients": 0, "req_s": 1, "tpot_ms": {"mean": 1}}]}', "clients"),
         ('{"steps": [{"clients": 1, "req_s": -1, "tpot_ms": {"mean": 1}}]}', "req_s"),
-        ('{"steps": [{"clients": 1, "req_s": 1e999, "tpot_ms": {"mean": 1}}]}', "out of range"),
+        ('{"steps": [{"clients": 1, "req_s": 1e999, "tpot_ms": {"mean": 1}}]}', "req_s"),
         (json.dumps({"steps": document(ON)["steps"] * 2}), "two steps"),
         (json.dumps({"off": document(ON), "on": document(ON)}), "compare it by itself"),
     ],

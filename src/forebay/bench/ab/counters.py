@@ -1,7 +1,7 @@
 """A pool's own counters, read over its socket: evidence of what was stored and loaded."""
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import msgspec
 
@@ -32,18 +32,14 @@ class Counters:
 
     def __call__(self) -> PoolFigures | None:
         """What was counted since the last call, and what is held now; None if the pool is gone."""
-        stats = self._watch.stats(_STATS_S)
+        stats: Any = self._watch.stats(_STATS_S)
         if isinstance(stats, Miss):
             return None
-        counted = _numbers(stats.get("counters"))
-        now = {field: counted.get(name, 0) for field, name in _NAMES.items()}
+        now = {field: stats["counters"].get(name, 0) for field, name in _NAMES.items()}
         moved = {field: max(0, count - self._before.get(field, 0)) for field, count in now.items()}
         self._before = now
-        return PoolFigures(
-            **moved,
-            dram_bytes=_numbers(stats.get("dram")).get("taken_bytes", 0),
-            nvme_bytes=_numbers(stats.get("disk")).get("used_bytes", 0),
-        )
+        nvme_bytes = (stats.get("disk") or {}).get("used_bytes", 0)
+        return PoolFigures(**moved, dram_bytes=stats["dram"]["taken_bytes"], nvme_bytes=nvme_bytes)
 
 
 def together(pools: Iterable[PoolFigures | None]) -> PoolFigures | None:
@@ -53,9 +49,3 @@ def together(pools: Iterable[PoolFigures | None]) -> PoolFigures | None:
         return None
     sums = {field: sum(getattr(pool, field) for pool in found) for field in _NAMES}
     return msgspec.structs.replace(found[-1], **sums)
-
-
-def _numbers(value: object) -> dict[str, int]:
-    if not isinstance(value, Mapping):
-        return {}
-    return {str(name): count for name, count in value.items() if isinstance(count, int)}

@@ -22,8 +22,6 @@ Round = dict[int, tuple[float, float]]  # depth → GB/s of raw and of Forebay
 
 @dataclass(frozen=True, slots=True)
 class PoolBenchPlan:
-    """What to measure."""
-
     disks: tuple[DiskSetting, ...]
     payload_bytes: int  # of a record
     seconds: float  # for the drives, and as much for a pool on them

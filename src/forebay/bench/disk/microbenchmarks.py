@@ -1,24 +1,22 @@
 """Figures that no bandwidth shows: reopening, memory of the index, time of the key chain."""
 
 import gc
-import json
 import os
-import subprocess
-import sys
 import time
-from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
-from threading import Semaphore
 from typing import Final
 
-from forebay.bench.disk.tier_load import new_name
+from forebay.bench.disk.raw import DEPTH_MAX
+from forebay.bench.disk.tier_load import CHAIN_RECORDS, TierLoad
 from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot, KeyChain
-from forebay.record.header import ROOT, record_bytes
+from forebay.record.header import record_bytes
 from forebay.record.region import ENTRY_BYTES
 from forebay.sys import memory
-from forebay.tiers.contract import Stored, StoreOutcome
 from forebay.tiers.disk import Directory, DiskTier, Options
 from forebay.tiers.disk.index import Index, RecordPlace
 
@@ -27,11 +25,8 @@ REOPEN_PAYLOAD_BYTES: Final = 4096
 INDEX_RECORDS: Final = 1_000_000
 KEY_TOKENS: Final = 100_000
 KEY_CHUNK_TOKENS: Final = 16
-_CHAIN_RECORDS: Final = 64  # a dialog's worth of chunks between two roots
-_IN_FLIGHT: Final = 64
 _CHILD_TIMEOUT_S: Final = 120
 _CLOSE_S: Final = 60.0
-_MODULE: Final = "forebay.bench.disk.microbenchmarks"
 
 
 def reopen_bytes() -> int:
@@ -48,8 +43,10 @@ def reopen(
     None at all if they could not be stored by `until` (monotonic).
     """
     tier = DiskTier.open(directories, Options())
+    buffers = [memory.allocate(REOPEN_PAYLOAD_BYTES) for _ in range(2 * DEPTH_MAX)]
     try:
-        stored = _store_chains(tier, records, until)
+        load = TierLoad(tier, REOPEN_PAYLOAD_BYTES, records, buffers)
+        stored = load.fill(records, until - time.monotonic())
     finally:
         tier.close(_CLOSE_S)
     if stored < records:
@@ -61,54 +58,37 @@ def reopen(
         seconds.append(time.monotonic() - start)
         found = tier.usage().records
         tier.close(_CLOSE_S)
-        if found != stored:
+        if found < stored:
             raise StartupError(f"{stored} records were stored and {found} found again.")
     return seconds
 
 
-def _store_chains(tier: DiskTier, records: int, until: float) -> int:
-    """Store chains of small records; how many arrived."""
-    free = deque(memory.allocate(REOPEN_PAYLOAD_BYTES) for _ in range(_IN_FLIGHT))
-    slots = Semaphore(_IN_FLIGHT)
-    arrived: deque[None] = deque()
-
-    def submit(source: memoryview, parent: bytes) -> bytes:
-        def done(outcome: StoreOutcome) -> None:
-            if isinstance(outcome, Stored):
-                arrived.append(None)
-            free.append(source)
-            slots.release()
-
-        name = new_name(parent)
-        tier.submit_store(name, source, REOPEN_PAYLOAD_BYTES, done)
-        return name.key
-
-    parent = ROOT
-    for number in range(records):
-        slots.acquire()
-        if time.monotonic() > until:
-            slots.release()
-            break
-        parent = submit(free.popleft(), ROOT if number % _CHAIN_RECORDS == 0 else parent)
-    for _ in range(_IN_FLIGHT):
-        slots.acquire()
-    return len(arrived)
-
-
 def index_bytes_per_record(records: int = INDEX_RECORDS) -> float:
     """Growth of resident memory a record, over so many records, in a process of its own."""
-    command = [sys.executable, "-m", _MODULE, str(records)]
-    try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=True
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise StartupError(f"the index could not be measured: {error}.") from None
-    return float(json.loads(ended.stdout)["bytes_per_record"])
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
+        try:
+            return child.submit(_grown_bytes, records).result(_CHILD_TIMEOUT_S) / records
+        except (TimeoutError, BrokenProcessPool) as error:
+            raise StartupError(f"the index could not be measured: {error!r}.") from None
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process."""
+def _grown_bytes(records: int) -> int:
+    """What an index of so many records takes in this process."""
+    index = Index()
+    gc.collect()
+    before = _resident_bytes()
+    parent: bytes | None = None
+    for number in range(records):
+        key = os.urandom(16)
+        if number % CHAIN_RECORDS == 0:
+            parent = None
+        index.reserve(key, parent, bytes(32))
+        index.settle(key, RecordPlace(number // 4096, number * 4096, 4096))
+        parent = key
+    return _resident_bytes() - before
+
+
+def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -124,25 +104,3 @@ def keys_ms(times: int = 41) -> list[float]:
         return (time.thread_time() - start) * 1e3
 
     return [once() for _ in range(times)]
-
-
-def main() -> None:
-    """Run as a child process: fill an index with so many records, print its memory a record."""
-    records = int(sys.argv[1])
-    index = Index()
-    gc.collect()
-    before = resident_bytes()
-    parent: bytes | None = None
-    for number in range(records):
-        key = os.urandom(16)
-        if number % _CHAIN_RECORDS == 0:
-            parent = None
-        index.reserve(key, parent, bytes(32))
-        index.settle(key, RecordPlace(number // 4096, number * 4096, 4096))
-        parent = key
-    grown = resident_bytes() - before
-    print(json.dumps({"bytes_per_record": grown / records}))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -83,11 +83,9 @@ class RawFiles:
         return sum(self._rates([self._write_slot] * depth, seconds))
 
     def write_all(self) -> None:
-        """Every byte once."""
         self._rates([self._write_slot] * DEPTH_MAX, times=self.slots * len(self.files))
 
     def both(self, depth: int, seconds: float) -> tuple[float, float]:
-        """Read and write at once, `depth` each."""
         rates = self._rates([self._read_slot] * depth + [self._write_slot] * depth, seconds)
         return sum(rates[:depth]), sum(rates[depth:])
 

@@ -124,8 +124,6 @@ def _homes(places: Sequence[Path], name: str, sizes: Sequence[int]) -> list[Dire
 
 
 class _Bandwidth:
-    """The pairs of one run."""
-
     def __init__(
         self, plan: PoolBenchPlan, places: Sequence[Path], seconds: float, progress: Progress
     ) -> None:
@@ -136,7 +134,6 @@ class _Bandwidth:
         self._slices_done = 0
 
     def measure(self) -> Figures:
-        """Reads, writes, and both at once."""
         io_bytes = record_bytes(self._plan.payload_bytes)
         self._progress("writing the raw file once", 0.3)
         with (

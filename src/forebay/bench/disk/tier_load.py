@@ -5,7 +5,6 @@ import queue
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.bench.disk.raw import DEPTH_MAX
@@ -16,26 +15,16 @@ from forebay.tiers.contract import Dropped, Hit, LoadOutcome, Miss, Stored, Stor
 
 _NAMESPACE: Final = bytes(32)
 _WAIT_S: Final = 60.0  # longer than any transfer takes unless the drive is gone
+CHAIN_RECORDS: Final = 64  # a dialog's worth of chunks between two roots
+_Ended = tuple[memoryview, RecordName, LoadOutcome | StoreOutcome]
 _KEEP_SHARE: Final = 0.6  # of the tier's records are read: the rest may be evicted meanwhile
 
 
-def new_name(parent: bytes = ROOT) -> RecordName:
-    """A name that no other record has."""
-    return RecordName(_NAMESPACE, 0, os.urandom(32), parent)
-
-
-@dataclass(slots=True)
-class Transfer:
-    """A buffer, and the transfer that has it now."""
-
-    buffer: memoryview
-    is_store: bool
-    name: RecordName = field(default_factory=new_name)
-    outcome: LoadOutcome | StoreOutcome | None = None
-
-
 class TierLoad:
-    """Keeps a tier busy. Used by one thread; the tier stays the caller's."""
+    """Loads of random records and stores of new ones, as `RawFiles` has reads and writes.
+
+    Used by one thread; the tier stays the caller's.
+    """
 
     def __init__(
         self, tier: Tier, payload_bytes: int, records: int, buffers: list[memoryview]
@@ -43,86 +32,86 @@ class TierLoad:
         self._tier = tier
         self._payload_bytes = payload_bytes
         self._names: deque[RecordName] = deque(maxlen=max(1, int(records * _KEEP_SHARE)))
-        self._ended: queue.SimpleQueue[Transfer] = queue.SimpleQueue()
-        self._transfers = [
-            Transfer(buffer[: memory.padded(payload_bytes)], is_store=number >= DEPTH_MAX)
-            for number, buffer in enumerate(buffers)
-        ]
+        self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+        self._buffers = [buffer[: memory.padded(payload_bytes)] for buffer in buffers]
+        self._begun = self._stored = 0  # stores
+        self._last_key = ROOT
         self.misses = 0
         self.dropped = 0
 
-    def fill(self, records: int) -> None:
-        """Store this many records, so that every block of the regions was written once."""
-        self._run(0, DEPTH_MAX, _WAIT_S * 60, records)
+    def fill(self, records: int, seconds: float = 60 * _WAIT_S) -> int:
+        """Store this many records, or what there is time for; how many were stored."""
+        before = self._stored
+        self._run(0, DEPTH_MAX, seconds, records)
+        return self._stored - before
 
     def read(self, depth: int, seconds: float) -> float:
-        """Load random records, `depth` at once."""
         return self._run(depth, 0, seconds)[0]
 
     def write(self, depth: int, seconds: float) -> float:
-        """Store new records, `depth` at once."""
         return self._run(0, depth, seconds)[1]
 
     def both(self, depth: int, seconds: float) -> tuple[float, float]:
-        """Load and store at once, `depth` each."""
         return self._run(depth, depth, seconds)
 
     def release(self) -> None:
         """Let go of the buffers; the tier is closed."""
-        for transfer in self._transfers:
-            transfer.buffer.release()
+        for buffer in self._buffers:
+            buffer.release()
 
     def _run(
         self, loads: int, stores: int, seconds: float, times: int = 1 << 60
     ) -> tuple[float, float]:
         """GB/s (10^9) of payload loaded and stored, for so long or so often."""
-        moved = [0, 0]
+        loaded = stored = 0
         start = time.monotonic()
-        flying = 0
-        for transfer in (
-            *self._transfers[:loads],
-            *self._transfers[DEPTH_MAX : DEPTH_MAX + stores],
-        ):
-            self._begin(transfer)
-            flying += 1
+        for buffer in self._buffers[:loads]:
+            self._load(buffer)
+        for buffer in self._buffers[DEPTH_MAX : DEPTH_MAX + stores]:
+            self._store(buffer)
+        flying = loads + stores
         while flying:
-            transfer = self._next_ended()
-            moved[transfer.is_store] += self._account(transfer)
+            buffer, name, outcome = self._next_ended()
+            match outcome:
+                case Hit(length):
+                    loaded += length
+                case Stored():
+                    self._names.append(name)
+                    self._stored += 1
+                    stored += self._payload_bytes
+                case Dropped():
+                    self.dropped += 1
+                case Miss():
+                    self.misses += 1
             times -= 1
-            if times >= flying and time.monotonic() - start < seconds:
-                self._begin(transfer)
-            else:
+            if times < flying or time.monotonic() - start >= seconds:
                 flying -= 1
+            elif isinstance(outcome, Stored | Dropped):
+                self._store(buffer)
+            else:
+                self._load(buffer)
         elapsed = time.monotonic() - start
-        return moved[0] / elapsed / 1e9, moved[1] / elapsed / 1e9
+        return loaded / elapsed / 1e9, stored / elapsed / 1e9
 
-    def _begin(self, transfer: Transfer) -> None:
-        def done(outcome: LoadOutcome | StoreOutcome) -> None:
-            transfer.outcome = outcome
-            self._ended.put(transfer)
+    def _load(self, buffer: memoryview) -> None:
+        name = random.choice(self._names)  # noqa: S311 - a record to read
+        until = time.monotonic() + _WAIT_S
+        self._tier.submit_load(
+            name, buffer, lambda outcome: self._ended.put((buffer, name, outcome)), until
+        )
 
-        if transfer.is_store:
-            transfer.name = new_name()
-            self._tier.submit_store(transfer.name, transfer.buffer, self._payload_bytes, done)
-        else:
-            transfer.name = random.choice(self._names)  # noqa: S311 - a record to read
-            self._tier.submit_load(transfer.name, transfer.buffer, done, time.monotonic() + _WAIT_S)
+    def _store(self, buffer: memoryview) -> None:
+        parent = self._last_key if self._begun % CHAIN_RECORDS else ROOT
+        self._begun, self._last_key = self._begun + 1, os.urandom(32)
+        name = RecordName(_NAMESPACE, 0, self._last_key, parent)
+        self._tier.submit_store(
+            name,
+            buffer,
+            self._payload_bytes,
+            lambda outcome: self._ended.put((buffer, name, outcome)),
+        )
 
-    def _account(self, transfer: Transfer) -> int:
-        """Payload bytes that really moved."""
-        match transfer.outcome:
-            case Hit(length):
-                return length
-            case Stored():
-                self._names.append(transfer.name)
-                return self._payload_bytes
-            case Dropped():
-                self.dropped += 1
-            case Miss() | None:
-                self.misses += 1
-        return 0
-
-    def _next_ended(self) -> Transfer:
+    def _next_ended(self) -> _Ended:
         try:
             return self._ended.get(timeout=_WAIT_S)
         except queue.Empty:

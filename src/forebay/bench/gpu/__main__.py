@@ -22,7 +22,6 @@ from forebay.sys.scratch import scratch
 
 
 def main() -> int:
-    """Run the rows of the command line."""
     parser = argparse.ArgumentParser(prog="forebay.bench.gpu", description=__doc__)
     parser.add_argument("rows", nargs="+", choices=sorted(ROWS), metavar="ROW")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="where JSON goes")

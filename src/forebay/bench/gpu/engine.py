@@ -77,7 +77,6 @@ class TokenEngine:
         return answer
 
     async def clear_cache(self) -> None:
-        """Empty vLLM's own prefix cache."""
         for _ in range(_CLEAR_TRIES):
             # Blocks of a request that has just been answered may still be in use.
             if (await self._post("/reset_prefix_cache"))["success"]:
@@ -100,11 +99,9 @@ class TokenEngine:
         return (await self._post("/collective_rpc", {"method": method}))["results"][0]
 
     async def stop(self) -> None:
-        """End it, and everything it started."""
         await asyncio.to_thread(self._server.end)
 
     def kill(self) -> None:
-        """As an engine dies: with all of its processes, at once."""
         self._server.kill()
 
     async def _post(self, path: str, body: object = None) -> dict[str, Any]:

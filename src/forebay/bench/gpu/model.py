@@ -13,40 +13,30 @@ _COMMON: Final[dict[str, Any]] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
     "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "max_position_embeddings": 40_960,
-    "vocab_size": 151_936,
 }
-QWEN3_8B: Final[dict[str, Any]] = {
-    **_COMMON,
-    "hidden_size": 4096,
-    "intermediate_size": 12_288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
+
+
+def _shape(  # noqa: PLR0917 - as a model's card lists them
+    hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, head_dim: int
+) -> dict[str, Any]:
+    return {
+        **_COMMON,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 151_936,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+
+
+QWEN3_8B: Final = _shape(4096, 12_288, 36, 32, 8, 128)
 # One KV head and blocks of 16 tokens: pages of 8 KiB.
-SMALL_PAGES: Final[dict[str, Any]] = {
-    **_COMMON,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 1,
-    "head_dim": 128,
-}
-TINY: Final[dict[str, Any]] = {
-    **_COMMON,
-    "torch_dtype": "float32",
-    "vocab_size": 2048,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
+SMALL_PAGES: Final = _shape(2048, 6144, 48, 16, 1, 128)
+TINY: Final = {**_shape(128, 256, 3, 4, 2, 32), "torch_dtype": "float32", "vocab_size": 2048}
 
 
 def write(parent: Path, config: dict[str, Any]) -> str:
@@ -57,12 +47,11 @@ def write(parent: Path, config: dict[str, Any]) -> str:
     place = parent / f"forebay-model-{zlib.crc32(json.dumps(config).encode()):08x}"
     place.mkdir(mode=0o700, exist_ok=True)
     (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    # What Forebay hashes to know the weights: these are made of the shape alone.
-    (place / "made-up.safetensors").write_text(json.dumps(config), encoding="utf-8")
     return str(place)
 
 
-def token_bytes(config: dict[str, Any], element_bytes: int) -> int:
-    """KV bytes a token."""
+def token_bytes(config: dict[str, Any]) -> int:
+    """KV a token."""
     heads = config["num_key_value_heads"] * config["head_dim"]
+    element_bytes = 4 if config["torch_dtype"] == "float32" else 2
     return 2 * int(heads) * int(config["num_hidden_layers"]) * element_bytes

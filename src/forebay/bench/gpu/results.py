@@ -14,8 +14,6 @@ from forebay.bench.result.machine import gpus
 
 
 class RowResults:
-    """One row's file."""
-
     def __init__(self, path: Path, row: str, scale: str) -> None:
         self.path = path
         self._ratios: list[tuple[str, str, str, str]] = []
@@ -28,12 +26,10 @@ class RowResults:
 
     @property
     def repeats(self) -> list[dict[str, Any]]:
-        """The complete ones."""
         repeats: list[dict[str, Any]] = self.found["repeats"]
         return repeats
 
     def keep(self, repeat: Mapping[str, Any]) -> None:
-        """One more, with all its variants."""
         self.repeats.append(dict(repeat))
         self._divide()
         self._write()
@@ -72,6 +68,5 @@ class RowResults:
 
 
 def machine() -> dict[str, str]:
-    """What it was measured on."""
     found = {"day": time.strftime("%Y-%m-%d", time.gmtime())}
     return {**found, "gpu": "\n".join(gpus())} if gpus() else found

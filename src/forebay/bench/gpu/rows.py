@@ -75,7 +75,6 @@ async def small_pages(run: RowRun) -> None:
             run.scale,
             config=model.SMALL_PAGES,
             arguments={**run.scale.arguments, "block_size": 16},
-            token_bytes=model.token_bytes(model.SMALL_PAGES, 2),
         )
     await dram_32k(run)
 

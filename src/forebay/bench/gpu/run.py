@@ -46,7 +46,6 @@ class RowRun:
     _staged: tuple[object, dict[str, TokenEngine]] | None = None
 
     def begin_row(self, scale: RowScale, results: RowResults) -> None:
-        """Go on with another row."""
         self.scale, self.results, self._slowest_s = scale, results, 0.0
 
     # Time.
@@ -193,12 +192,10 @@ class RowRun:
         return {"counters": more} if more else {}
 
     def stats(self) -> dict[str, Any]:
-        """All that the pool says of itself."""
         assert self._watch is not None
         return processes.pool_stats(self._watch)
 
     def counters(self) -> dict[str, int]:
-        """What the pool has counted."""
         found: dict[str, int] = self.stats()["counters"]
         return found
 
@@ -210,13 +207,11 @@ class RowRun:
     # The drive.
 
     def directory(self, name: str) -> Path:
-        """One on the drive to measure."""
         path = self.place / name
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
     def clear_drive(self) -> None:
-        """Remove what the row has put on the drive."""
         for name in ("nvme", "raw"):
             shutil.rmtree(self.place / name, ignore_errors=True)
 

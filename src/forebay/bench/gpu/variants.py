@@ -18,12 +18,9 @@ VLLM_CPU: Final = "vllm_cpu"
 
 @dataclass(frozen=True, slots=True)
 class RowScale:
-    """How large a row is."""
-
     name: str
     config: dict[str, Any]  # the model's
     arguments: dict[str, Any]  # of every engine
-    token_bytes: int
     clients: int
     requests: int  # stateless ones, a repeat
     prompt_tokens: int  # of these
@@ -38,6 +35,10 @@ class RowScale:
     variables: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # Forebay's, beside the defaults
     variants: tuple[str, ...] = (GPU_ONLY, FOREBAY, VLLM_CPU)
+
+    @property
+    def token_bytes(self) -> int:
+        return model.token_bytes(self.config)
 
 
 _ENGINE: Final[dict[str, Any]] = {
@@ -57,7 +58,6 @@ FULL: Final = RowScale(
         "max_num_seqs": 64,
         "max_num_batched_tokens": 8192,
     },
-    token_bytes=model.token_bytes(model.QWEN3_8B, 2),
     clients=16,
     requests=192,
     prompt_tokens=2000,
@@ -83,7 +83,6 @@ TINY: Final = RowScale(
         "max_num_batched_tokens": 2048,
         "enforce_eager": True,
     },
-    token_bytes=model.token_bytes(model.TINY, 4),
     clients=2,
     requests=6,
     prompt_tokens=300,

@@ -7,8 +7,7 @@ Answer, or as Failed with its kind. Only a missing aiohttp is a StartupError.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -32,8 +31,6 @@ _END: Final = b"[DONE]"
 
 
 class Endpoint(NamedTuple):
-    """Where a server listens."""
-
     host: str
     port: int
     base: str = "/v1"  # of the API; /metrics and /health lie beside it
@@ -42,7 +39,6 @@ class Endpoint(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The URL of the server itself."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}"
 
@@ -61,8 +57,6 @@ class Failed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer and what it took."""
-
     text: str
     ttft_s: float
     seconds: float  # to the last token
@@ -83,8 +77,6 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model on a server, and how it is asked."""
-
     endpoint: Endpoint
     model: str
     timeout_s: float = REQUEST_S  # of a whole request
@@ -143,15 +135,18 @@ async def ask_tokens(
 async def fetch(
     endpoint: Endpoint, path: str, timeout_s: float, method: str = "GET", body: object = None
 ) -> bytes | Failed:
-    """The body at a path, whole."""
     data = b"" if body is None else msgspec.json.encode(body)
-    found = _Body()
-    ended = await _exchange(endpoint, (method, path, data), timeout_s, found)
-    return ended if isinstance(ended, Failed) else bytes(found.content)
+    content = bytearray()
+
+    def feed(more: bytes, _now: float) -> bool:
+        content.extend(more)
+        return len(content) > _BODY_BYTES_MAX
+
+    ended = await _exchange(endpoint, (method, path, data), timeout_s, feed)
+    return ended if isinstance(ended, Failed) else bytes(content)
 
 
 async def is_up(endpoint: Endpoint) -> bool:
-    """Whether the server answers."""
     return not isinstance(await fetch(endpoint, "/health", _HEALTH_S), Failed)
 
 
@@ -171,7 +166,7 @@ async def _ask(
     endpoint = target.endpoint
     request = ("POST", endpoint.base + path, msgspec.json.encode(body))
     stream = _Stream()
-    begun = await _exchange(endpoint, request, target.timeout_s, stream)
+    begun = await _exchange(endpoint, request, target.timeout_s, stream.feed)
     if stream.error is not None:  # it gave its reason, and may have broken off then
         why = "the server broke off with an error"
         return _failed("error", why, stream.error, endpoint.key)
@@ -213,19 +208,6 @@ _decoder: Final = msgspec.json.Decoder(_Event)
 
 
 @dataclass(slots=True)
-class _Body:
-    """A response that is wanted whole."""
-
-    content: bytearray = field(default_factory=bytearray)
-
-    def feed(self, data: bytes, now: float) -> bool:
-        """More of it; whether that is enough."""
-        del now
-        self.content += data
-        return len(self.content) > _BODY_BYTES_MAX
-
-
-@dataclass(slots=True)
 class _Stream:
     """An answer as far as it has come; `feed` is called for every token, so it does little."""
 
@@ -257,7 +239,6 @@ class _Stream:
         return False
 
     def answer(self, begun: float) -> Completion | Failed:
-        """What all of it comes to."""
         if not self.has_events:
             return Failed("garbage", "the server streamed what is no answer")
         if not self.is_finished:
@@ -312,34 +293,47 @@ def _failed(kind: str, why: str, reason: object, secret: str) -> Failed:
     return Failed(kind, f"{why}: {text}" if text else why)
 
 
-def _refused(status: int, body: bytes, secret: str) -> Failed:
-    """What a server made of a request that it did not serve."""
-    try:
-        reason = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        reason = body.decode(errors="replace")
-    return _failed(f"http_{status}", f"the server answered {status}", reason, secret)
-
-
 async def _exchange(
-    endpoint: Endpoint, request: tuple[str, str, bytes], timeout_s: float, sink: _Body | _Stream
+    endpoint: Endpoint,
+    request: tuple[str, str, bytes],
+    timeout_s: float,
+    feed: Callable[[bytes, float], bool],
 ) -> float | Failed:
-    """Send a request and hand on what comes; when the connection was open, by `perf_counter`."""
+    """Send a request and hand on what comes, until `feed` has enough.
+
+    When its connection, one of its own, was open, by `perf_counter`.
+    """
     require()
     import aiohttp  # noqa: PLC0415 - see require
 
+    begun: list[float] = []
+
+    async def opened(*_: Any) -> None:  # noqa: ANN401 - as aiohttp calls it
+        begun.append(time.perf_counter())
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(opened)
+    method, path, data = request
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    if endpoint.key:
+        headers["Authorization"] = f"Bearer {endpoint.key}"
     try:
-        async with asyncio.timeout(timeout_s), _sent(endpoint, *request) as (response, begun):
+        async with (
+            asyncio.timeout(timeout_s),
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True),
+                timeout=aiohttp.ClientTimeout(total=None),
+                trace_configs=[trace],
+                headers=headers,
+            ) as session,
+            session.request(
+                method, endpoint.root + path, data=data, allow_redirects=False
+            ) as response,
+        ):
             if response.status != 200:
-                body = _Body()
-                async for data in response.content.iter_any():
-                    body.feed(data, 0.0)
-                    if len(body.content) >= _REASON_BYTES_MAX:
-                        break
-                content = bytes(body.content[:_REASON_BYTES_MAX])
-                return _refused(response.status, content, endpoint.key)
-            async for data in response.content.iter_any():
-                if sink.feed(data, time.perf_counter()):
+                return await _refused(response, endpoint.key)
+            async for more in response.content.iter_any():
+                if feed(more, time.perf_counter()):
                     break
             return begun[0]
     except TimeoutError:
@@ -352,31 +346,16 @@ async def _exchange(
         return Failed("garbage", "the server streamed what is no answer")
 
 
-@asynccontextmanager
-async def _sent(
-    endpoint: Endpoint, method: str, path: str, body: bytes
-) -> AsyncIterator[tuple["aiohttp.ClientResponse", list[float]]]:
-    """The response to a request on a connection of its own, and when that was open."""
-    import aiohttp  # noqa: PLC0415 - see require
-
-    begun: list[float] = []
-
-    async def opened(*_: Any) -> None:  # noqa: ANN401 - as aiohttp calls it
-        begun.append(time.perf_counter())
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_create_end.append(opened)
-    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-    if endpoint.key:
-        headers["Authorization"] = f"Bearer {endpoint.key}"
-    async with (
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True),
-            timeout=aiohttp.ClientTimeout(total=None),
-            trace_configs=[trace],
-        ) as session,
-        session.request(
-            method, endpoint.root + path, data=body, headers=headers, allow_redirects=False
-        ) as response,
-    ):
-        yield response, begun
+async def _refused(response: "aiohttp.ClientResponse", secret: str) -> Failed:
+    """What a server made of a request that it did not serve, by the beginning of what it says."""
+    body = b""
+    async for more in response.content.iter_any():
+        body = (body + more)[:_REASON_BYTES_MAX]
+        if len(body) == _REASON_BYTES_MAX:
+            break
+    try:
+        reason = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        reason = body.decode(errors="replace")
+    status = response.status
+    return _failed(f"http_{status}", f"the server answered {status}", reason, secret)

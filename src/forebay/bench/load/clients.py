@@ -13,14 +13,13 @@ from itertools import chain, islice
 from forebay.bench.load import client
 from forebay.bench.load.client import Completion, Failed, Target
 from forebay.bench.load.sessions import ChatSession
+from forebay.bench.result.format import PoolFigures, ServerFigures
 
 GIVES_UP_AFTER = 3  # failures in a row; a server that is gone would be asked for everything else
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """One request that was made, and what came of it."""
-
     session: str
     turn: int  # from 0
     outcome: Completion | Failed
@@ -28,8 +27,6 @@ class FinishedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClientGroup:
-    """Who asks, and for how long."""
-
     clients: int
     hold: int = 1  # sessions a client holds at once
     rounds: int | None = None  # turns of each session at most; None: until it is over
@@ -39,12 +36,12 @@ class ClientGroup:
 
 @dataclass(frozen=True, slots=True)
 class ClientsResult:
-    """All requests of a step."""
-
     finished: tuple[FinishedRequest, ...]  # in the order of the answers
     seconds: float  # from the first request to the last answer
     skipped: int = 0  # clients' requests that were not made any more
     late: int = 0  # requests sent behind their time
+    server: ServerFigures | None = None  # what the server said of itself meanwhile
+    pool: PoolFigures | None = None  # and a pool beneath it
 
 
 @dataclass(slots=True)

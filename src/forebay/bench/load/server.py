@@ -6,12 +6,12 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from forebay.bench.load import client
-from forebay.bench.load.client import Completion, Endpoint, Failed, Target
+from forebay.bench.load.client import Endpoint, Failed, Target
 from forebay.bench.load.sessions import SyntheticText
 from forebay.bench.result.format import ServerFigures
 from forebay.errors import StartupError
@@ -34,7 +34,7 @@ class _Model(msgspec.Struct):
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: Annotated[list[_Model], msgspec.Meta(min_length=1)]
 
 
 async def model_of(endpoint: Endpoint) -> str:
@@ -42,11 +42,12 @@ async def model_of(endpoint: Endpoint) -> str:
     found = await client.fetch(endpoint, endpoint.base + "/models", _FETCH_S)
     if isinstance(found, Failed):
         raise StartupError(f"the server at {endpoint.url} does not name its model: {found.why}.")
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-        models = msgspec.json.decode(found, type=_Models).data
-        if models:
-            return models[0].id
-    raise StartupError(f"the server at {endpoint.url} has no model; name one with --model.")
+    try:
+        return msgspec.json.decode(found, type=_Models).data[0].id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise StartupError(
+            f"the server at {endpoint.url} has no model; name one with --model."
+        ) from None
 
 
 async def text_of(target: Target) -> SyntheticText:
@@ -58,14 +59,9 @@ async def text_of(target: Target) -> SyntheticText:
         answer = await client.ask(target, [{"role": "user", "content": text}], 2)
         if isinstance(answer, Failed):
             raise StartupError(f"the server does not answer a first question: {answer.why}.")
-        counts.append(answer)
-    return _calibrated(counts)
-
-
-def _calibrated(answers: list[Completion]) -> SyntheticText:
-    tokens = answers[1].prompt_tokens - answers[0].prompt_tokens
-    words = (_PROBE_TOKENS[1] - _PROBE_TOKENS[0]) / SyntheticText().tokens_a_word
-    return SyntheticText(tokens / words) if tokens > 0 else SyntheticText()
+        counts.append(answer.prompt_tokens)
+    words = (_PROBE_TOKENS[1] - _PROBE_TOKENS[0]) / plain.tokens_a_word
+    return SyntheticText((counts[1] - counts[0]) / words) if counts[1] > counts[0] else plain
 
 
 @dataclass(slots=True)
@@ -75,7 +71,6 @@ class MetricsWatch:
     samples: list[dict[str, float]] = field(default_factory=list)
 
     def figures(self) -> ServerFigures | None:
-        """What the samples come to."""
         if not self.samples:
             return None
         kv_use = [value for name in _SHARES for value in self._values(name)]
@@ -103,22 +98,21 @@ class MetricsWatch:
 async def watched(endpoint: Endpoint) -> AsyncIterator[MetricsWatch]:
     """Look at the metrics now, every second, and at the end."""
     watch = MetricsWatch()
+
+    async def keep_looking() -> None:
+        while watch.samples:
+            await asyncio.sleep(_LOOK_S)
+            await _look(endpoint, watch)
+
     await _look(endpoint, watch)
-    looking = asyncio.create_task(_keep_looking(endpoint, watch)) if watch.samples else None
+    looking = asyncio.create_task(keep_looking())
     try:
         yield watch
     finally:
-        if looking is not None:
-            looking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await looking
+        looking.cancel()
+        await asyncio.wait([looking])
+        if watch.samples:
             await _look(endpoint, watch)
-
-
-async def _keep_looking(endpoint: Endpoint, watch: MetricsWatch) -> None:
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        await _look(endpoint, watch)
 
 
 async def _look(endpoint: Endpoint, watch: MetricsWatch) -> None:

@@ -21,8 +21,6 @@ TOKENS_A_WORD: Final = 2.0  # of these words, where no server has been asked
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """One request."""
-
     messages: Sequence[Message]
     answer_tokens: int
     turn: int = 0  # of its session, from 0
@@ -69,7 +67,6 @@ class ChatSession:
         return len(self.answers)
 
     def remaining(self) -> int:
-        """How many requests are still to come."""
         return self._requests - self.turn
 
     def request(self, turn: int | None = None) -> PromptRequest:
@@ -79,6 +76,11 @@ class ChatSession:
     def add_answer(self, text: str) -> None:
         """The request is over; the text is empty where it failed."""
         self.answers.append(text)
+
+
+def question(text: str, answer_tokens: int) -> PromptRequest:
+    """A request of one message."""
+    return PromptRequest([{"role": "user", "content": text}], answer_tokens)
 
 
 def fixed_session(name: str, requests: Sequence[PromptRequest]) -> ChatSession:

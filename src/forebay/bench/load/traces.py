@@ -6,7 +6,7 @@ are equal exactly where the trace says so. docs/bench.md has the formats.
 
 import lzma
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeVar
@@ -62,20 +62,7 @@ class _OwnLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """How a trace is replayed."""
-
-    think: float = 1.0  # factor on pauses and times; 0: none
-    prompt_tokens_max: int | None = None  # what is longer is left out, with all of its session
-    block_tokens: int | None = None  # that a block of the trace stands for; None: as it says
-    answer_tokens: int | None = None  # None: as the trace says
-    sessions: int | None = None  # of a step; None: all
-
-
-@dataclass(frozen=True, slots=True)
 class _Prompt:
-    """One request of a trace."""
-
     blocks: tuple[int, ...]
     rest_tokens: int  # behind the last whole block
     answer_tokens: int
@@ -87,11 +74,28 @@ class _Prompt:
 class _Trace(Workload):
     """A file, and how it is replayed; clients share its sessions among them."""
 
-    path: Path
-    replay: ReplayOptions = ReplayOptions()
+    trace: Path
+    think: float = 1.0  # factor on pauses and times; 0: none
+    prompt_tokens_max: int | None = None  # what is longer is left out, with all of its session
+    block_tokens: int | None = None  # that a block of the trace stands for; None: as it says
+    answer_tokens: int | None = None  # None: as the trace says
+    sessions: int | None = None  # of a step; None: all
 
     def options(self) -> dict[str, Any]:
-        return {"name": self.name, "trace": self.path.name, **asdict(self.replay)}
+        return {"name": self.name, **asdict(self), "trace": self.trace.name}
+
+    def _prompt(
+        self, ids: Iterable[int], tokens: int, answer_tokens: int, block_tokens: int
+    ) -> _Prompt:
+        """The whole blocks of a prompt, and what is left, at the size that it is shown in."""
+        blocks = tuple(islice(ids, tokens // block_tokens))
+        rest = tokens % block_tokens * (self.block_tokens or block_tokens) // block_tokens
+        return _Prompt(blocks, rest, self.answer_tokens or max(1, answer_tokens))
+
+    def _fit(self, prompts: list[_Prompt], block_tokens: int) -> bool:
+        most = self.prompt_tokens_max
+        sizes = [len(each.blocks) * block_tokens + each.rest_tokens for each in prompts]
+        return most is None or max(sizes, default=0) <= most
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,33 +106,22 @@ class AgentTrace(_Trace):
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         del clients
-        found = _read(self.path, _AgentSession)
-        return _limited(
-            (
-                _session(row.id, prompts, block, _BlockTexts(words, f"{seed}/{row.id}"))
-                for row in found
-                for block in [self.replay.block_tokens or row.block_size]
-                if (prompts := self._prompts(row, block))
-            ),
-            self.replay.sessions,
-            self.path,
+        found = (
+            _session(row.id, prompts, block, _BlockTexts(words, f"{seed}/{row.id}"))
+            for row in _read(self.trace, _AgentSession)
+            for block in [self.block_tokens or row.block_size]
+            if (prompts := self._prompts(row)) and self._fit(prompts, block)
         )
+        return _limited(found, self.sessions, self.trace)
 
-    def _prompts(self, row: _AgentSession, block_tokens: int) -> list[_Prompt]:
-        """In order of time, sub-agents among them; empty where one is too long."""
-        flat = sorted(_flat(row.requests, 0.0), key=lambda pair: pair[0])
+    def _prompts(self, row: _AgentSession) -> list[_Prompt]:
+        """In order of time, sub-agents among them."""
         prompts = []
-        for _, request in flat:
+        for _, request in sorted(_flat(row.requests, 0.0), key=lambda pair: pair[0]):
             ids = chain.from_iterable(range(low, high + 1) for low, high in request.hash_ranges)
-            prompt = _prompt(ids, request.tokens, row.block_size, block_tokens)
-            prompts.append(
-                _Prompt(
-                    *prompt,
-                    answer_tokens=self.replay.answer_tokens or max(1, request.out_tokens),
-                    pause_s=request.think_time * self.replay.think,
-                )
-            )
-        return prompts if _fits(prompts, block_tokens, self.replay) else []
+            prompt = self._prompt(ids, request.tokens, request.out_tokens, row.block_size)
+            prompts.append(replace(prompt, pause_s=request.think_time * self.think))
+        return prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,33 +132,27 @@ class ChatTrace(_Trace):
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         del clients
-        rows = sorted(_read(self.path, _ChatRequest), key=lambda row: row.timestamp)
-        block = self.replay.block_tokens or CHAT_BLOCK_TOKENS
+        rows = sorted(_read(self.trace, _ChatRequest), key=lambda row: row.timestamp)
+        block = self.block_tokens or CHAT_BLOCK_TOKENS
         shared = _BlockTexts(words, seed)  # an id means the same in every request
-        return _limited(
-            (
-                _session(f"request {number + 1}", [prompt], block, shared)
-                for number, row in enumerate(rows)
-                for prompt in [self._prompt(row, block)]
-                if _fits([prompt], block, self.replay)
-            ),
-            self.replay.sessions,
-            self.path,
+        found = (
+            _session(f"request {number}", [prompt], block, shared)
+            for number, prompt in enumerate(map(self._timed, rows), 1)
+            if self._fit([prompt], block)
         )
+        return _limited(found, self.sessions, self.trace)
 
-    def _prompt(self, row: _ChatRequest, block_tokens: int) -> _Prompt:
-        return _Prompt(
-            *_prompt(row.hash_ids, row.input_length, CHAT_BLOCK_TOKENS, block_tokens),
-            answer_tokens=self.replay.answer_tokens or max(1, row.output_length),
-            at_s=row.timestamp / 1000 * self.replay.think,
-        )
+    def _timed(self, row: _ChatRequest) -> _Prompt:
+        lengths = row.input_length, row.output_length
+        prompt = self._prompt(row.hash_ids, *lengths, CHAT_BLOCK_TOKENS)
+        return replace(prompt, at_s=row.timestamp / 1000 * self.think)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFile(Workload):
     """The user's own requests, one a line: a `prompt`, `messages`, or the user's `turns`."""
 
-    path: Path
+    file: Path
     answer_tokens: int = 250  # where a line does not say
     sessions: int | None = None
     name: ClassVar = "file"
@@ -173,19 +160,19 @@ class RequestFile(Workload):
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         # The text is the user's, so every step asks the same.
         del words, clients, seed
-        rows = _read(self.path, _OwnLine)
+        rows = _read(self.file, _OwnLine)
         made = (self._session(number, row) for number, row in enumerate(rows, 1))
-        return _limited(made, self.sessions, self.path)
+        return _limited(made, self.sessions, self.file)
 
     def options(self) -> dict[str, Any]:
-        return {"name": self.name, "file": self.path.name, "answer_tokens": self.answer_tokens}
+        return {"name": self.name, "file": self.file.name, "answer_tokens": self.answer_tokens}
 
     def _session(self, number: int, row: _OwnLine) -> ChatSession:
         tokens = row.answer_tokens or self.answer_tokens
         said = [part is not None for part in (row.prompt, row.messages, row.turns)]
         if sum(said) != 1:
             raise SettingsError(
-                f"line {number} of {self.path} must have one of prompt, messages and turns."
+                f"line {number} of {self.file} must have one of prompt, messages and turns."
             )
         if row.turns is not None:
             return dialog(f"line {number}", row.turns, tokens)
@@ -220,27 +207,9 @@ class _BlockTexts:
     known: dict[int, str] = field(default_factory=dict)
 
     def of(self, block: int, tokens: int) -> str:
-        """The same for the same block."""
         if block not in self.known:
             self.known[block] = self.words.text(f"{self.seed}/block/{block}", tokens)
         return self.known[block]
-
-
-def _prompt(
-    ids: Iterable[int], tokens: int, block_tokens: int, shown_tokens: int
-) -> tuple[tuple[int, ...], int]:
-    """The whole blocks of a prompt, and what is left, both at the size they are shown in."""
-    whole = tuple(islice(ids, tokens // block_tokens))
-    return whole, tokens % block_tokens * shown_tokens // block_tokens
-
-
-def _fits(prompts: list[_Prompt], block_tokens: int, replay: ReplayOptions) -> bool:
-    if replay.prompt_tokens_max is None:
-        return True
-    longest = max(
-        (len(each.blocks) * block_tokens + each.rest_tokens for each in prompts), default=0
-    )
-    return longest <= replay.prompt_tokens_max
 
 
 def _flat(requests: list[_AgentRequest], start_s: float) -> Iterator[tuple[float, _AgentRequest]]:
@@ -260,15 +229,7 @@ def _limited(found: Iterator[ChatSession], count: int | None, path: Path) -> Ite
     first = next(found, None)
     if first is None:
         raise SettingsError(f"{path} has nothing to ask within --prompt-tokens-max.")
-
-    def rest() -> Iterator[ChatSession]:
-        yield first
-        for number, session in enumerate(found, 2):
-            if count is not None and number > count:
-                return
-            yield session
-
-    return rest()
+    return islice(chain([first], found), count)
 
 
 def _read(path: Path, kind: type[_Row]) -> list[_Row]:

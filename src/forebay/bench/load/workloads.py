@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from forebay.bench.load.sessions import (
     ChatSession,
-    PromptRequest,
     SyntheticText,
     dialog,
     fixed_session,
+    question,
 )
 
 
@@ -31,7 +31,6 @@ class Workload(ABC):
         """The sessions of one step, the same for the same seed."""
 
     def options(self) -> dict[str, Any]:
-        """What was chosen, for the report."""
         return {"name": self.name, **asdict(self)}
 
 
@@ -50,7 +49,6 @@ class Dialogs(Workload):
             yield self.dialog(words, f"dialog {number + 1}", f"{seed}/dialog/{number}")
 
     def dialog(self, words: SyntheticText, name: str, seed: str) -> ChatSession:
-        """One of them."""
         sizes = [self.first_tokens, *[self.turn_tokens] * (self.turns - 1)]
         says = [words.text(f"{seed}/{turn}", size) for turn, size in enumerate(sizes)]
         return dialog(name, says, self.answer_tokens)
@@ -119,10 +117,7 @@ class Documents(Workload):
             for count, document in enumerate(chosen):
                 own = words.text(f"{seed}/reader/{number}/{count}", self.question_tokens)
                 parts = [document, own] if self.is_template else [own, document]
-                content = "\n\n".join(parts)
-                asks.append(
-                    PromptRequest([{"role": "user", "content": content}], self.answer_tokens)
-                )
+                asks.append(question("\n\n".join(parts), self.answer_tokens))
             yield fixed_session(f"user {number + 1}", asks)
 
 
@@ -137,8 +132,7 @@ class Stateless(Workload):
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         for number in range(clients):
-            asks = []
-            for count in range(self.requests):
-                text = words.text(f"{seed}/stateless/{number}/{count}", self.prompt_tokens)
-                asks.append(PromptRequest([{"role": "user", "content": text}], self.answer_tokens))
+            seeds = [f"{seed}/stateless/{number}/{count}" for count in range(self.requests)]
+            texts = [words.text(each, self.prompt_tokens) for each in seeds]
+            asks = [question(text, self.answer_tokens) for text in texts]
             yield fixed_session(f"client {number + 1}", asks)

@@ -89,8 +89,6 @@ def _fill_bytes_max(plan: PoolBenchPlan) -> int:
 
 
 class _Measurement:
-    """The turns of one run."""
-
     def __init__(
         self,
         plan: PoolBenchPlan,

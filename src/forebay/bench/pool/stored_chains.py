@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +19,6 @@ _STAMP_BYTES: Final = KEY_BYTES
 
 
 def new_chain(chunks: int) -> Chain:
-    """A chain that no other has."""
     return Chain(NAMESPACE, [os.urandom(KEY_BYTES) for _ in range(chunks)])
 
 
@@ -55,20 +53,16 @@ class StoredChains:
     def find(self) -> None:
         """Load everything again, in order, and look at every stamp."""
         for chain in self.chains:
-            for key, stamp in zip(chain.keys, self._stamps(chain), strict=False):
-                self.found += stamp == key[: self.payload_bytes]
+            first = 0
+            while stamps := self._stamps(chain, first):
+                for key, stamp in zip(chain.keys[first:], stamps, strict=False):
+                    self.found += stamp == key[: self.payload_bytes]
+                first += len(stamps)
         self.missing = len(self.chains) * CHAIN_RECORDS - self.refused - self.found
 
-    def _stamps(self, chain: Chain) -> Iterator[bytes]:
-        first = 0
-        while first < CHAIN_RECORDS:
-            with self.client.load(chain, first, _LOAD_S) as loaded:
-                stamps = (
-                    [bytes(chunk[:_STAMP_BYTES]) for chunk in loaded.chunks]
-                    if isinstance(loaded, Loaded)
-                    else []
-                )
-            if not stamps:
-                return
-            yield from stamps
-            first += len(stamps)
+    def _stamps(self, chain: Chain, first: int) -> list[bytes]:
+        if first >= CHAIN_RECORDS:
+            return []
+        with self.client.load(chain, first, _LOAD_S) as loaded:
+            chunks = loaded.chunks if isinstance(loaded, Loaded) else []
+            return [bytes(chunk[:_STAMP_BYTES]) for chunk in chunks]

@@ -1,6 +1,7 @@
 """Figures as people read them, the same in the terminal and on the page."""
 
-from forebay.bench.result.format import PoolFigures, TimeStats
+from forebay.bench.result.format import PoolFigures
+from forebay.plan.measured import TimeStats
 from forebay.report.charts import number
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from forebay.bench.report.formatting import clients_of
 from forebay.bench.report.sections import Section, compared, details, findings, headline
 from forebay.bench.result import files
-from forebay.bench.result.compare import Comparison, compare, judged_result, sla_of
+from forebay.bench.result.compare import Comparison, compare, judged_result
 from forebay.bench.result.format import AbResult, LoadResult, LoadStep
 from forebay.report.charts import Chart, ChartLine
 from forebay.report.page import document, figure, legend, paragraph, table
@@ -19,7 +19,6 @@ _KEY = (
 
 
 def page(ab: AbResult) -> str:
-    """The whole file."""
     found = compare(ab.off, ab.on, ab.sla)
     title = f"{found.on.name} against {found.off.name}"
     colours = [("off", ab.off), ("on", ab.on), *(("other", each) for each in ab.others)]
@@ -29,9 +28,12 @@ def page(ab: AbResult) -> str:
         '<div class="charts">' + "".join(map(figure, _charts(colours, found))) + "</div>",
         *shown(Section("Step by step", _KEY, compared(found, [found.off.name, found.on.name]))),
     ]
-    for section in (*findings(ab), *details(ab)):
-        parts += shown(section)
-    return document(title, _subtitle(ab), parts)
+    return document(title, _subtitle(ab), [*parts, *sections(ab)])
+
+
+def sections(ab: AbResult) -> list[str]:
+    """All that stands below the steps, as HTML."""
+    return [part for each in (*findings(ab), *details(ab)) for part in shown(each)]
 
 
 def write(directory: Path, ab: AbResult) -> Path:
@@ -45,7 +47,7 @@ def write(directory: Path, ab: AbResult) -> Path:
 def _subtitle(ab: AbResult) -> str:
     workload = ab.on.workload.get("name")
     said = [ab.on.model or ab.off.model, f"workload {workload}" if workload else ""]
-    said += [ab.on.begun[:10], f"SLA: {sla_of(ab.sla)}"]
+    said += [ab.on.begun[:10], f"SLA: {ab.sla}"]
     return " · ".join(part for part in said if part)
 
 
@@ -67,7 +69,7 @@ def shown(section: Section) -> Iterator[str]:
     if section.lines:
         yield f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in section.lines)}</ul>"
     if section.table:
-        yield table(section.table)
+        yield table(*section.table)
     if section.commands:
         yield f"<pre>{html.escape(section.commands)}</pre>"
 
@@ -81,8 +83,8 @@ def _charts(colours: _Colours, found: Comparison) -> Iterator[Chart]:
 
     yield Chart("Requests a second", "requests/s", "clients", over(lambda step: step.req_s))
     for title, times_of, bound in (
-        ("Time per output token (TPOT), mean", _tpot, found.bounds.tpot_ms),
-        ("Time to the first token (TTFT), mean", _ttft, found.bounds.ttft_ms),
+        ("Time per output token (TPOT), mean", _tpot, found.sla.tpot_ms),
+        ("Time to the first token (TTFT), mean", _ttft, found.sla.ttft_ms),
     ):
         name = "" if bound is None else f"SLA {bound:g} ms"
         yield Chart(title, "ms", "clients", over(times_of), bound, name)
@@ -100,7 +102,7 @@ def _line(
         for step in result.steps
         if (value := value_of(step)) is not None
     ]
-    point = judged_result(result, found.bounds).point
+    point = judged_result(result, found.sla).point
     return ChartLine(result.name, colour, points, None if point is None else float(point.clients))
 
 

@@ -28,8 +28,6 @@ _FIGURES: Final = ("requests/s", "TTFT, mean ms", "TPOT, mean ms", "errors")
 
 
 class Section(NamedTuple):
-    """One part under its heading."""
-
     title: str
     text: str = ""
     table: Table | None = None
@@ -47,21 +45,21 @@ def headline(found: Comparison) -> list[tuple[str, str, str]]:
     steps = [judged.violation for judged in (found.on, found.off)]
     places = " and ".join("none" if step is None else str(step.clients) for step in steps)
     violations = f"first violation{':' if None in steps else ' at'} {places}"
-    point = found.on.point
-    first = "-" if point is None or point.ttft_ms is None else f"{mean_of(point.ttft_ms)} ms"
+    figures = found.as_json()
+    ttft_ms = figures["on"]["ttft_ms"]
     return [
         (
-            ratio(found.clients_ratio),
+            ratio(figures["clients_ratio"]),
             "clients within the SLA",
             f"{both(lambda step: str(step.clients))}; {violations}",
         ),
         (
-            ratio(found.req_s_ratio),
+            ratio(figures["req_s_ratio"]),
             "requests a second at the operating points",
             both(lambda step: f"{step.req_s:.2f}"),
         ),
         (
-            first,
+            "-" if ttft_ms is None else f"{number(ttft_ms)} ms",
             "to the first token at the operating point",
             both(lambda step: f"{mean_of(step.ttft_ms)} ms"),
         ),

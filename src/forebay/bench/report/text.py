@@ -5,9 +5,9 @@ from typing import Final
 
 from forebay.bench.report.formatting import clients_of
 from forebay.bench.report.sections import compared, failures, findings, headline, steps_of
-from forebay.bench.result.compare import Comparison, judged_result, load_of, sla_of
-from forebay.bench.result.format import AbResult, LoadResult, SlaBounds
-from forebay.plan.measured import FAILED_SHARE_MAX
+from forebay.bench.result.compare import Comparison, judged_result
+from forebay.bench.result.format import AbResult, LoadResult
+from forebay.plan.measured import FAILED_SHARE_MAX, Sla
 from forebay.report.page import Cell, Table
 
 _MARKS: Final = {"point": " <", "beyond": " !"}
@@ -17,7 +17,7 @@ _WIDTH_MIN: Final = 6  # of a column, so that what stands above two of them fits
 
 def comparison_text(found: Comparison) -> str:
     """The headline and the table."""
-    lines = [f"Within {sla_of(found.bounds)}:"]
+    lines = [f"Within {found.sla}:"]
     lines += [f"  {value} {name} ({more})" for value, name, more in headline(found)]
     lines += ["", f"A: {found.off.name}   B: {found.on.name}", ""]
     lines += [*_plain(compared(found, ["A", "B"])), "  < operating point   ! beyond the SLA"]
@@ -33,21 +33,21 @@ def ab_text(ab: AbResult, found: Comparison) -> str:
     return "\n".join(lines)
 
 
-def result_text(result: LoadResult, bounds: SlaBounds) -> str:
+def result_text(result: LoadResult, bounds: Sla) -> str:
     """One server under rising load."""
     judged = judged_result(result, bounds)
     lines = [*_plain(steps_of(result)), ""]
     if judged.point is None:
         assert judged.violation is not None
-        failed_share = load_of(judged.violation).failed_share
+        failed_share = judged.violation.failed_share
         why = ": too many requests failed" if failed_share > FAILED_SHARE_MAX else ""
-        lines.append(f"No step is within the SLA of {sla_of(bounds)}{why}.")
+        lines.append(f"No step is within the SLA of {bounds}{why}.")
     else:
         first = "none is beyond it"
         if judged.violation is not None:
             first = f"the first violation is at {judged.violation.clients}"
         lines.append(
-            f"Within {sla_of(bounds)}: {clients_of(judged.point.clients)},"
+            f"Within {bounds}: {clients_of(judged.point.clients)},"
             f" {judged.point.req_s:.2f} requests/s; {first}."
         )
     return "\n".join([*lines, *failures(result)])

@@ -1,9 +1,10 @@
 """Result files: an unreadable one is a SettingsError; one is written whole or not at all."""
 
+import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -11,28 +12,22 @@ from forebay.bench.result.format import AbResult, LoadResult
 from forebay.errors import SettingsError, StartupError
 
 FILE_BYTES_MAX: Final = 256 << 20
-_NONE: Final = msgspec.Raw()
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
-
-
-class _Kind(msgspec.Struct):
-    """Enough of a document to see what it is."""
-
-    steps: msgspec.Raw = _NONE
-    off: msgspec.Raw = _NONE
-    on: msgspec.Raw = _NONE
 
 
 def read(path: Path) -> LoadResult | AbResult:
     """One result, or a pair of them; steps in ascending order of clients."""
-    content = _content(path)
-    kind = _decoded(path, content, _Kind)
-    if not bytes(kind.steps) and bytes(kind.off) and bytes(kind.on):
-        ab = _decoded(path, content, AbResult)
-        return msgspec.structs.replace(
-            ab, off=_named(path, ab.off, "off"), on=_named(path, ab.on, "on")
-        )
-    return _named(path, _decoded(path, content, LoadResult), path.stem)
+    document = read_json(path)
+    is_pair = isinstance(document, dict) and "steps" not in document
+    try:
+        if is_pair and {"off", "on"} <= document.keys():
+            ab = msgspec.convert(document, AbResult)
+            pair = {"off": _named(path, ab.off, "off"), "on": _named(path, ab.on, "on")}
+            return msgspec.structs.replace(ab, **pair)
+        return _named(path, msgspec.convert(document, LoadResult), path.stem)
+    except msgspec.ValidationError as error:
+        raise SettingsError(
+            f"{path} is no benchmark result: {error}; docs/bench-format.md has its fields."
+        ) from None
 
 
 def write(path: Path, content: str) -> None:
@@ -53,29 +48,20 @@ def write(path: Path, content: str) -> None:
 
 
 def as_text(result: LoadResult | AbResult) -> str:
-    """The file's content."""
     return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
 
 
-def _content(path: Path) -> bytes:
+def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever stands there
+    """The content of a JSON file; a SettingsError if it has none."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise SettingsError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
+        return json.loads(content)
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}.") from None
-    if len(content) > FILE_BYTES_MAX:
-        raise SettingsError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
-    return content
-
-
-def _decoded(path: Path, content: bytes, kind: type[_Struct]) -> _Struct:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.ValidationError as error:
-        raise SettingsError(
-            f"{path} is no benchmark result: {error}; docs/bench-format.md has its fields."
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise SettingsError(f"{path} is not JSON.") from None
 
 

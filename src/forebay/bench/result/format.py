@@ -8,19 +8,10 @@ from typing import Annotated, Final
 
 import msgspec
 
+from forebay.plan.measured import STEPS_MAX, Count, MeasuredStep, Real, Sla, TimeStats
+
 FORMAT: Final = "forebay-bench/1"
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
-Real = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-
-
-class TimeStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A time over requests, in ms."""
-
-    mean: Real
-    p50: Real | None = None
-    p95: Real | None = None
-    p99: Real | None = None
+SlaBounds = Sla
 
 
 class TurnFigures(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,21 +52,15 @@ class PoolFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     nvme_bytes: Count = 0
 
 
-class LoadStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One load: so many clients at once."""
+class LoadStep(MeasuredStep, frozen=True, omit_defaults=True):
+    """One load, with all that is known of it."""
 
-    clients: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-    req_s: Real
-    tpot_ms: TimeStats | None
-    ttft_ms: TimeStats | None = None
     e2e_ms: TimeStats | None = None
-    errors: Count = 0
-    errors_by_kind: dict[str, Count] = {}
-    error_reasons: dict[str, str] = {}  # of each kind the first one's, as the server gave it
-    requests: Count | None = None  # that were answered
+    errors_by_kind: dict[str, Count] = msgspec.field(default_factory=dict)
+    # Of each kind the first one's, as the server gave it.
+    error_reasons: dict[str, str] = msgspec.field(default_factory=dict)
     skipped: Count = 0  # that were never sent because their client had given up
     seconds: Real | None = None
-    output_tok_s: Real | None = None
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
     cached_tokens: Count | None = None  # of the prompts; None where the server does not say
@@ -86,8 +71,6 @@ class LoadStep(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where it was measured."""
-
     cpu: str = ""
     cores: Count = 0
     memory_bytes: Count = 0
@@ -98,7 +81,7 @@ class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 class LoadResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """One server under rising load."""
 
-    steps: Annotated[tuple[LoadStep, ...], msgspec.Meta(min_length=1, max_length=10_000)]
+    steps: Annotated[tuple[LoadStep, ...], msgspec.Meta(min_length=1, max_length=STEPS_MAX)]
     format: str = FORMAT
     name: str = ""  # for people
     url: str = ""
@@ -111,13 +94,6 @@ class LoadResult(msgspec.Struct, frozen=True, omit_defaults=True):
     commands: tuple[str, ...] = ()
     machine: MachineFacts | None = None
     versions: dict[str, str] = {}
-
-
-class SlaBounds(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The SLA, on means."""
-
-    tpot_ms: Real = 50.0
-    ttft_ms: Real | None = None
 
 
 class EqualAnswers(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -147,12 +123,10 @@ class RepeatOrder(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AbResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A whole comparison."""
-
     off: LoadResult
     on: LoadResult
     format: str = FORMAT
-    sla: SlaBounds = SlaBounds()
+    sla: Sla = Sla()
     others: tuple[LoadResult, ...] = ()  # further configurations
     equal: EqualAnswers | None = None
     stateless: ResultPair | None = None  # nothing comes back: what the pool costs then

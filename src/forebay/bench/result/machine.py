@@ -17,7 +17,6 @@ _GPU_S: Final = 10.0
 
 
 def this_machine() -> MachineFacts:
-    """The machine that this process runs on."""
     return MachineFacts(
         cpu=_cpu(),
         cores=os.cpu_count() or 0,
@@ -28,7 +27,6 @@ def this_machine() -> MachineFacts:
 
 
 def these_versions() -> dict[str, str]:
-    """Versions of Python, Forebay, and the packages that do the work."""
     found = {"forebay": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

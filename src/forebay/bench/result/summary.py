@@ -1,21 +1,22 @@
 """From requests to figures: a step's means, percentiles, rates and errors."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from forebay.bench.load.client import Completion, Failed
 from forebay.bench.load.clients import ClientsResult, FinishedRequest
-from forebay.bench.result.format import LoadStep, PoolFigures, ServerFigures, TimeStats, TurnFigures
+from forebay.bench.result.format import LoadStep, PoolFigures, TurnFigures
+from forebay.plan.measured import TimeStats
 
 
 def step_of(
-    clients: int,
-    measured: Sequence[ClientsResult],
-    server: ServerFigures | None = None,
-    pool: PoolFigures | None = None,
+    clients: int, measured: Sequence[ClientsResult], pool: PoolFigures | None = None
 ) -> LoadStep:
-    """One step, over one run of it or several."""
+    """One step, over one run of it or several.
+
+    What a server or a pool says of itself cannot be summed: the last run's stands.
+    """
     finished = [each for run in measured for each in run.finished]
     answers = [each.outcome for each in finished if isinstance(each.outcome, Completion)]
     failures = [each.outcome for each in finished if isinstance(each.outcome, Failed)]
@@ -29,9 +30,7 @@ def step_of(
         seconds=round(seconds, 3),
         req_s=_rate(len(answers), seconds),
         output_tok_s=_rate(output_tokens, seconds),
-        ttft_ms=_ttft(answers),
-        tpot_ms=_tpot(answers),
-        e2e_ms=_e2e(answers),
+        **_times(answers),
         errors=failed.total(),
         errors_by_kind=dict(sorted(failed.items())),
         error_reasons={each.kind: each.why for each in reversed(failures)},
@@ -41,8 +40,8 @@ def step_of(
         output_tokens=output_tokens,
         cached_tokens=sum(cached) if cached else None,
         turns=_turns(finished),
-        server=server,
-        pool=pool,
+        server=measured[-1].server,
+        pool=pool or measured[-1].pool,
     )
 
 
@@ -62,33 +61,25 @@ def _turns(finished: Iterable[FinishedRequest]) -> tuple[TurnFigures, ...]:
     if by_turn.keys() <= {0}:
         return ()  # there are no dialogs
     return tuple(
-        TurnFigures(turn + 1, len(answers), _ttft(answers), _tpot(answers), _e2e(answers))
+        TurnFigures(turn + 1, len(answers), **_times(answers))
         for turn, answers in sorted(by_turn.items())
     )
 
 
-def _ttft(answers: Sequence[Completion]) -> TimeStats | None:
-    return _times(answers, lambda answer: answer.ttft_s)
+def _times(answers: Sequence[Completion]) -> dict[str, TimeStats | None]:
+    return {
+        "ttft_ms": _stats(answer.ttft_s for answer in answers),
+        "tpot_ms": _stats(answer.tpot_s for answer in answers),
+        "e2e_ms": _stats(answer.seconds for answer in answers),
+    }
 
 
-def _tpot(answers: Sequence[Completion]) -> TimeStats | None:
-    return _times(answers, lambda answer: answer.tpot_s)
-
-
-def _e2e(answers: Sequence[Completion]) -> TimeStats | None:
-    return _times(answers, lambda answer: answer.seconds)
-
-
-def _times(
-    answers: Sequence[Completion], of: Callable[[Completion], float | None]
-) -> TimeStats | None:
-    values = sorted(1e3 * value for each in answers if (value := of(each)) is not None)
+def _stats(seconds: Iterable[float | None]) -> TimeStats | None:
+    values = sorted(1e3 * value for value in seconds if value is not None)
     if not values:
         return None
-    shares = (0.50, 0.95, 0.99)
-    return TimeStats(
-        round(fmean(values), 3), *(round(percentile(values, share), 3) for share in shares)
-    )
+    shares = (percentile(values, share) for share in (0.50, 0.95, 0.99))
+    return TimeStats(round(fmean(values), 3), *(round(value, 3) for value in shares))
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -7,7 +7,6 @@ __all__ = ["add"]
 
 
 def add(commands: Commands) -> None:
-    """Register the command and what it measures."""
     bench = commands.add_parser("bench", help="measure this machine, or a server")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     for module in (ab, serve, compare, pool):

@@ -13,13 +13,12 @@ import msgspec
 from forebay.bench.ab import comparison, demo_engine
 from forebay.bench.ab.comparison import OFF, ON, AbPlan
 from forebay.bench.ab.variants import RunningServer, StartedServer, Variant, VllmServer
-from forebay.bench.load.steps import LoadPlan
 from forebay.bench.load.workloads import Dialogs, Stateless, Workload
 from forebay.bench.report import page as report
 from forebay.bench.report.text import ab_text
 from forebay.bench.result import files
 from forebay.bench.result.compare import compare
-from forebay.bench.result.format import LoadResult, SlaBounds
+from forebay.bench.result.format import LoadResult
 from forebay.cli import flags, progress
 from forebay.cli.bench import loads, sla
 from forebay.cli.bench.serve import complete, target_of
@@ -27,14 +26,13 @@ from forebay.cli.engine.demo import cache_directory
 from forebay.cli.flags import Commands
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import SettingsError
-from forebay.plan.number import whole
 from forebay.settings import DiskSetting
 
 # A load that two cores carry in a few minutes, with more history than the engine's cache holds.
 _DEMO_CLIENTS: Final = "1,2,4"
 _DEMO_DIALOGS: Final = Dialogs(turns=3, first_tokens=720, turn_tokens=40, answer_tokens=16, hold=4)
 _DEMO_STATELESS: Final = Stateless(prompt_tokens=400, answer_tokens=16, requests=4)
-_DEMO_BOUNDS: Final = SlaBounds(tpot_ms=100.0)
+_DEMO_TPOT_MS: Final = 100.0
 _DEMO_KV_BYTES: Final = 128 << 20  # 46 KB a token: 2,900 tokens, not four dialogs
 _DEMO_CONTEXT_TOKENS: Final = 2048
 _DEMO_DRAM_BYTES: Final = 512 << 20  # less than the dialogs take: some come back from the drive
@@ -58,7 +56,6 @@ not begin.
 
 
 def add(kinds: Commands) -> None:
-    """Register the command."""
     parser = kinds.add_parser(
         "ab",
         help="a server without and with the pool",
@@ -79,10 +76,13 @@ def add(kinds: Commands) -> None:
         default=[],
         help="one more configuration: vLLM with these arguments and no pool, or a URL",
     )
-    sides.add_argument("--repeat", metavar="N", default="1", help="runs, in turned order (1)")
+    sides.add_argument(
+        "--repeat", metavar="N", type=loads.count_of(), default=1, help="runs, in turned order (1)"
+    )
     sides.add_argument(
         "--stateless",
         metavar="CLIENTS",
+        type=loads.count_of(0),
         help="clients of the boundary where nothing comes back; 0: none (the middle of --clients)",
     )
     sides.add_argument(
@@ -114,27 +114,18 @@ def _run(parsed: argparse.Namespace) -> int:
 
 def _plan(parsed: argparse.Namespace) -> AbPlan:
     is_demo = parsed.model is None and parsed.off is None and parsed.on is None
-    clients = loads.clients_of(parsed.clients or (_DEMO_CLIENTS if is_demo else loads.DOUBLED))
-    bounds = sla.bounds(parsed)
+    parsed.clients = parsed.clients or loads.clients_of(_DEMO_CLIENTS if is_demo else loads.DOUBLED)
     if is_demo and parsed.tpot_ms is None:
-        bounds = msgspec.structs.replace(bounds, tpot_ms=_DEMO_BOUNDS.tpot_ms)
-    load = LoadPlan(
-        clients=clients,
-        workload=loads.workload_of(parsed, _DEMO_DIALOGS if is_demo else None),
-        bounds=bounds,
-        seed=parsed.seed,
-        seconds=None if parsed.seconds is None else loads.seconds_of("--seconds", parsed.seconds),
-    )
-    middle = clients[len(clients) // 2]
-    stateless = middle if parsed.stateless is None else _count("--stateless", parsed.stateless, 0)
-    repeats = _count("--repeat", parsed.repeat, 1)
+        parsed.tpot_ms = _DEMO_TPOT_MS
+    load = loads.plan_of(parsed, _DEMO_DIALOGS if is_demo else None)
+    middle = load.clients[len(load.clients) // 2]
+    stateless = middle if parsed.stateless is None else parsed.stateless
     boundary = _DEMO_STATELESS if is_demo else _boundary(load.workload)
     return AbPlan(
         load=load,
         variants=_variants(parsed, is_demo=is_demo),
-        repeats=repeats,
-        stateless=boundary if stateless else None,
-        stateless_clients=stateless or 1,
+        repeats=parsed.repeat,
+        stateless=replace(load, workload=boundary, clients=(stateless,)) if stateless else None,
     )
 
 
@@ -160,12 +151,9 @@ def _variants(parsed: argparse.Namespace, *, is_demo: bool) -> dict[str, Variant
         ON: StartedServer(_WITH, engine, has_pool=True, disks=disks),
     }
     for name, words in _also(parsed):
-        is_url = words[0].startswith(("http://", "https://"))
-        found[name] = (
-            RunningServer(name, asyncio.run(target_of(parsed, words[0], None)))
-            if is_url
-            else StartedServer(name, engine, arguments=tuple(words))
-        )
+        found[name] = StartedServer(name, engine, arguments=tuple(words))
+        if words[0].startswith(("http://", "https://")):
+            found[name] = _server(parsed, name, words[0])
     return found
 
 
@@ -173,13 +161,16 @@ def _running(parsed: argparse.Namespace) -> dict[str, Variant]:
     if parsed.model is not None or parsed.passed_on:
         word = parsed.model or parsed.passed_on[0]
         raise SettingsError(f"with --off and --on no server is started; '{word[:40]}' has no use.")
-    urls = [(OFF, "without", parsed.off), (ON, "with", parsed.on)]
-    urls += [(name, name, words[0]) for name, words in _also(parsed)]
-    found: dict[str, Variant] = {}
-    for key, name, url in urls:
-        target = asyncio.run(target_of(parsed, url, None))
-        found[key] = RunningServer(name, target, parsed.pool if key == ON else None)
-    return found
+    others = _also(parsed)
+    found: dict[str, Variant] = {
+        OFF: _server(parsed, "without", parsed.off),
+        ON: replace(_server(parsed, "with", parsed.on), socket=parsed.pool),
+    }
+    return found | {name: _server(parsed, name, words[0]) for name, words in others}
+
+
+def _server(parsed: argparse.Namespace, name: str, url: str) -> RunningServer:
+    return RunningServer(name, asyncio.run(target_of(parsed, url, None)))
 
 
 def _also(parsed: argparse.Namespace) -> list[tuple[str, list[str]]]:
@@ -205,7 +196,7 @@ def _engine(parsed: argparse.Namespace) -> VllmServer:
         served_name=parsed.model,
         arguments=("--enable-prompt-tokens-details", *parsed.passed_on),
         settings=replace(flags.read_settings(parsed), disk=(), no_pool="fail"),
-        timeout_s=loads.seconds_of("--timeout", parsed.timeout),
+        timeout_s=parsed.timeout,
     )
 
 
@@ -221,7 +212,7 @@ def _demo_engine(parsed: argparse.Namespace) -> VllmServer:
         engine,
         arguments=(*engine.arguments, *parsed.passed_on),
         settings=replace(engine.settings, dram=dram),
-        timeout_s=loads.seconds_of("--timeout", parsed.timeout),
+        timeout_s=parsed.timeout,
     )
 
 
@@ -229,9 +220,3 @@ def _keep(parsed: argparse.Namespace, name: str, result: LoadResult) -> None:
     """A side's own result: what was measured outlives whatever comes after."""
     safe = "".join(letter if letter.isalnum() else "-" for letter in name)
     files.write(parsed.out / f"{safe}.json", files.as_text(complete(result, parsed)))
-
-
-def _count(flag: str, text: str, least: int) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise SettingsError(f"{flag}: '{text[:40]}' is not a whole number.")
-    return whole(flag, int(text), least=least, most=loads.CLIENTS_MAX)

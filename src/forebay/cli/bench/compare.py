@@ -4,6 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
+import msgspec
+
 from forebay.bench.report.page import page
 from forebay.bench.report.text import ab_text, comparison_text
 from forebay.bench.result import files
@@ -27,7 +29,6 @@ what the figures mean. Exit status: 0 compared, 2 a file cannot be read.
 
 
 def add(kinds: Commands) -> None:
-    """Register the command."""
     parser = kinds.add_parser(
         "compare",
         help="two results side by side",
@@ -60,7 +61,7 @@ def _pair(parsed: argparse.Namespace) -> AbResult:
     if parsed.on is None:
         if isinstance(first, LoadResult):
             raise SettingsError(f"{parsed.off} is one result; name another to compare it with.")
-        return sla.replaced(first, parsed)
+        return msgspec.structs.replace(first, sla=sla.bounds(parsed, first.sla))
     second = files.read(parsed.on)
     if not isinstance(first, LoadResult) or not isinstance(second, LoadResult):
         raise SettingsError("an A/B result holds both sides; compare it by itself.")

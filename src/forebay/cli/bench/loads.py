@@ -2,95 +2,52 @@
 
 import argparse
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Final
 
 from forebay.bench.load.client import REQUEST_S
-from forebay.bench.load.traces import AgentTrace, ChatTrace, ReplayOptions, RequestFile
+from forebay.bench.load.steps import LoadPlan
+from forebay.bench.load.traces import AgentTrace, ChatTrace, RequestFile
 from forebay.bench.load.workloads import Dialogs, Documents, Questions, Stateless, Workload
+from forebay.cli import flags
+from forebay.cli.bench import sla
 from forebay.errors import SettingsError
 from forebay.plan.number import real, whole
 
 CLIENTS_MAX: Final = 10_000
 STEPS_MAX: Final = 100
 DOUBLED: Final = "1,2,4,...,128"
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """A flag of some workloads, and what it is called there."""
-
-    flag: str
-    fields: dict[str, str]  # by workload
-    doc: str
-    kind: str = "count"  # count, real, path, switch
-
-
-def _fields(field: str, *workloads: str) -> dict[str, str]:
-    return dict.fromkeys(workloads, field)
-
-
-_TRACES: Final = ("agent", "chat")
-_OPTIONS: Final = (
-    _Option("--turns", _fields("turns", "dialog", "qa"), "turns of a dialog (6; qa 5)"),
-    _Option("--first-tokens", _fields("first_tokens", "dialog"), "its first message (1500)"),
-    _Option("--turn-tokens", _fields("turn_tokens", "dialog"), "every later message (500)"),
-    _Option(
-        "--answer-tokens",
-        _fields("answer_tokens", "dialog", "qa", "document", "stateless", "file", *_TRACES),
-        "an answer, exactly (dialog, file 250; traces: as they say; else 100)",
-    ),
-    _Option(
-        "--interleave",
-        _fields("hold", "dialog"),
-        "dialogs that each client holds turn by turn, so that history leaves the GPU (1)",
-    ),
-    _Option("--rate", _fields("rate", "qa"), "questions a second of all users (1)", "real"),
-    _Option("--system-tokens", _fields("system_tokens", "qa"), "the shared system prompt (1000)"),
-    _Option("--history-tokens", _fields("history_tokens", "qa"), "each user's history (10000)"),
-    _Option("--question-tokens", _fields("question_tokens", "qa", "document"), "a question (50)"),
-    _Option("--documents", _fields("documents", "document"), "documents (20)"),
-    _Option("--document-tokens", _fields("document_tokens", "document"), "a document (8000)"),
-    _Option(
-        "--skew", _fields("skew", "document"), "popularity of the n-th: n ** -SKEW (1)", "zero"
-    ),
-    _Option(
-        "--template",
-        _fields("is_template", "document"),
-        "the document before what is the user's own, so that it is shared",
-        "switch",
-    ),
-    _Option("--prompt-tokens", _fields("prompt_tokens", "stateless"), "a prompt (1000)"),
-    _Option(
-        "--requests",
-        _fields("requests", "document", "stateless"),
-        "of each client (10; stateless 6)",
-    ),
-    _Option("--trace", _fields("path", *_TRACES), "agent sessions or chat requests", "path"),
-    _Option("--file", _fields("path", "file"), "your own requests, JSONL", "path"),
-    _Option("--think", _fields("think", *_TRACES), "factor on pauses and times (1)", "zero"),
-    _Option(
-        "--prompt-tokens-max",
-        _fields("prompt_tokens_max", *_TRACES),
-        "leave out sessions with a longer prompt",
-    ),
-    _Option(
-        "--block-tokens",
-        _fields("block_tokens", *_TRACES),
-        "tokens that stand for a block of the trace (as it says); less for a small model",
-    ),
-    _Option("--sessions", _fields("sessions", "file", *_TRACES), "at most so many of the file"),
-)
-_MAKERS: Final[dict[str, Callable[..., Workload]]] = {
-    "dialog": Dialogs,
-    "qa": Questions,
-    "document": Documents,
-    "agent": lambda path, **rest: AgentTrace(path, ReplayOptions(**rest)),
-    "chat": lambda path, **rest: ChatTrace(path, ReplayOptions(**rest)),
-    "stateless": Stateless,
-    "file": RequestFile,
+_NUMBER: Final = "a number"
+_WORKLOADS: Final[dict[str, type[Workload]]] = {
+    kind.name: kind
+    for kind in (Dialogs, Questions, Documents, AgentTrace, ChatTrace, Stateless, RequestFile)
+}
+# Every field of a workload is a flag of that name, but for these two.
+_RENAMED: Final = {"hold": "interleave", "is_template": "template"}
+_MAY_BE_ZERO: Final = {"skew", "think"}
+_DOCS: Final = {
+    "turns": "turns of a dialog",
+    "first_tokens": "its first message",
+    "turn_tokens": "every later message",
+    "answer_tokens": "an answer, exactly; without it, traces have their own",
+    "hold": "dialogs that each client holds turn by turn, so that history leaves the GPU",
+    "rate": "questions a second of all users",
+    "system_tokens": "the shared system prompt",
+    "history_tokens": "each user's history",
+    "question_tokens": "a question",
+    "documents": "how many there are",
+    "document_tokens": "a document",
+    "skew": "popularity of the n-th document: n ** -SKEW",
+    "is_template": "the document before what is the user's own, so that it is shared",
+    "prompt_tokens": "a prompt",
+    "requests": "of each client",
+    "trace": "agent sessions or chat requests",
+    "file": "your own requests, JSONL",
+    "think": "factor on pauses and times",
+    "prompt_tokens_max": "leave out sessions with a longer prompt",
+    "block_tokens": "tokens that stand for a block of the trace; less for a small model",
+    "sessions": "at most so many of the file",
 }
 
 
@@ -100,55 +57,95 @@ def add(parser: argparse.ArgumentParser, clients: str | None = DOUBLED) -> None:
     load.add_argument(
         "--clients",
         metavar="LIST",
+        type=clients_of,
         default=clients,
         help=f"how many at once, step by step; 24,48,72 or with ... between (default: {DOUBLED})",
     )
-    load.add_argument("--seconds", metavar="N", help="of a step; after that no request begins")
+    seconds = flags.typed(lambda text: real("it", float(text)), _NUMBER)
+    load.add_argument(
+        "--seconds", metavar="N", type=seconds, help="of a step; after that no request begins"
+    )
     load.add_argument(
         "--seed", metavar="TEXT", default="0", help="of all made-up text (default: 0)"
     )
     load.add_argument(
         "--timeout",
         metavar="SECONDS",
-        default=str(REQUEST_S),
+        type=seconds,
+        default=REQUEST_S,
         help=f"until a request counts as failed (default: {REQUEST_S:g})",
     )
     load.add_argument(
         "--plain", action="store_true", help="send standard parameters only: no ignore_eos"
     )
     group = parser.add_argument_group("workload")
-    group.add_argument(
-        "--workload", metavar="NAME", choices=sorted(_MAKERS), help=", ".join(_MAKERS)
-    )
-    for option in _OPTIONS:
-        doc = f"{', '.join(option.fields)}: {option.doc}"
-        if option.kind == "switch":
-            group.add_argument(option.flag, action="store_true", default=None, help=doc)
-        else:
-            shown = {"path": "FILE", "count": "N"}.get(option.kind, "X")
-            group.add_argument(option.flag, metavar=shown, help=doc)
+    group.add_argument("--workload", choices=_WORKLOADS, help="(default: dialog)")
+    for name, doc in _DOCS.items():
+        _add_option(group, name, doc)
+
+
+def _add_option(group: "argparse._ArgumentGroup", name: str, doc: str) -> None:
+    """The flag of a field, with the workloads that have it and their defaults."""
+    having = {kind: found for kind in _WORKLOADS if (found := _field(kind, name)) is not None}
+    shown = [
+        kind if found.default in {None, MISSING, False} else f"{kind} {found.default:g}"
+        for kind, found in having.items()
+    ]
+    options: dict[str, Any] = {"help": f"{doc} ({'; '.join(shown)})", "dest": name}
+    kind = next(iter(having.values())).type
+    if kind is bool:
+        options |= {"action": "store_true", "default": None}
+    elif kind is Path:
+        options |= {"metavar": "FILE", "type": Path}
+    elif kind is float:
+        zero = name in _MAY_BE_ZERO
+        check = flags.typed(lambda text: real("it", float(text), zero=zero), _NUMBER)
+        options |= {"metavar": "X", "type": check}
+    else:
+        options |= {"metavar": "N", "type": count_of()}
+    group.add_argument(_flag(name), **options)
+
+
+def _field(workload: str, name: str) -> "Field[Any] | None":
+    if name == "hold" and workload != Dialogs.name:
+        return None
+    return next((each for each in fields(_WORKLOADS[workload]) if each.name == name), None)
+
+
+def _flag(name: str) -> str:
+    return "--" + _RENAMED.get(name, name).replace("_", "-")
 
 
 def workload_of(parsed: argparse.Namespace, default: Workload | None = None) -> Workload:
     """The workload as the flags say it; a SettingsError for one that another workload has."""
-    given = [
-        (option, value)
-        for option in _OPTIONS
-        if (value := getattr(parsed, option.flag[2:].replace("-", "_"))) is not None
-    ]
+    given = {name: value for name in _DOCS if (value := getattr(parsed, name)) is not None}
     if parsed.workload is None and not given and default is not None:
         return default
-    name = parsed.workload or "dialog"
-    values: dict[str, Any] = {}
-    for option, value in given:
-        if name not in option.fields:
-            having = " and ".join(option.fields)
-            raise SettingsError(f"{option.flag} is for workload {having}, not for {name}.")
-        values[option.fields[name]] = _value(option, value)
-    needs = {"agent": "--trace", "chat": "--trace", "file": "--file"}.get(name)
-    if needs is not None and "path" not in values:
-        raise SettingsError(f"workload {name} needs {needs} FILE.")
-    return _MAKERS[name](**values)
+    workload = parsed.workload or Dialogs.name
+    for name in given:
+        if _field(workload, name) is None:
+            having = " and ".join(kind for kind in _WORKLOADS if _field(kind, name) is not None)
+            raise SettingsError(f"{_flag(name)} is for workload {having}, not for {workload}.")
+    for each in fields(_WORKLOADS[workload]):
+        if each.type is Path and each.name not in given:
+            raise SettingsError(f"workload {workload} needs --{each.name} FILE.")
+    return _WORKLOADS[workload](**given)
+
+
+def plan_of(
+    parsed: argparse.Namespace, default: Workload | None = None, *, stops_early: bool = True
+) -> LoadPlan:
+    """What is asked of a server, as the flags say it."""
+    workload = workload_of(parsed, default)
+    return LoadPlan(
+        parsed.clients, workload, sla.bounds(parsed), parsed.seed, parsed.seconds, stops_early
+    )
+
+
+def count_of(least: int = 1) -> "flags.Typed[int]":
+    return flags.typed(
+        lambda text: whole("it", int(text), least=least, most=10**9), "a whole number"
+    )
 
 
 def clients_of(text: str) -> tuple[int, ...]:
@@ -169,11 +166,6 @@ def clients_of(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def seconds_of(flag: str, text: str) -> float:
-    """A time in seconds."""
-    return _number(flag, text)
-
-
 def _between(last: list[int], end: int, text: str) -> list[int]:
     one, two, three = last
     found: list[int] = []
@@ -192,22 +184,3 @@ def _client(word: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", word):
         raise SettingsError(f"--clients: '{word[:40]}' is not a number of clients.")
     return whole("--clients", int(word), most=CLIENTS_MAX)
-
-
-def _value(option: _Option, text: str) -> object:
-    if option.kind == "switch":
-        return True
-    if option.kind == "path":
-        return Path(text)
-    if option.kind == "count":
-        if not re.fullmatch(r"[0-9]{1,9}", text):
-            raise SettingsError(f"{option.flag}: '{text[:40]}' is not a whole number.")
-        return whole(option.flag, int(text))
-    return _number(option.flag, text, zero=option.kind == "zero")
-
-
-def _number(flag: str, text: str, *, zero: bool = False) -> float:
-    try:
-        return real(flag, float(text), zero=zero)
-    except ValueError:
-        raise SettingsError(f"{flag}: '{text[:40]}' is not a number.") from None

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import replace
 
 from forebay.bench.disk import run as disks
 from forebay.bench.disk.figures import Figures, PoolBenchPlan
@@ -26,7 +25,6 @@ touched. docs/bench.md defines every figure. Exit status: 0 measured, 2 could no
 
 
 def add(kinds: Commands) -> None:
-    """Register the command."""
     parser = kinds.add_parser(
         "pool",
         help="a drive: raw O_DIRECT against Forebay's verified tier",
@@ -35,14 +33,18 @@ def add(kinds: Commands) -> None:
         epilog=_EPILOG,
     )
     flags.add_settings(parser, ["disk"])
+    size = flags.typed(parse_size, "a size")
     parser.add_argument(
-        "--dram", metavar="SIZE", help="also measure a running pool with this much DRAM"
+        "--dram", metavar="SIZE", type=size, help="also measure a running pool with this much DRAM"
     )
     parser.add_argument(
-        "--record", metavar="SIZE", default="4MiB", help="payload of a record (default: 4MiB)"
+        "--record", metavar="SIZE", type=size, default="4MiB", help="a record's payload (4MiB)"
     )
     parser.add_argument(
-        "--seconds", metavar="N", help="time for everything (default: 60, with --dram 120)"
+        "--seconds",
+        metavar="N",
+        type=flags.typed(float, "a number"),
+        help="time for everything (default: 60, with --dram 120)",
     )
     flags.add_json(parser)
     parser.set_defaults(run=_run)
@@ -53,10 +55,9 @@ def _run(parsed: argparse.Namespace) -> int:
     if not settings.disk:
         raise SettingsError("--disk is needed, as DIR:SIZE, for example --disk /mnt/nvme:20GiB.")
     shares = 1 if parsed.dram is None else 2  # the drives alone, then the pool on them
-    seconds = _seconds(parsed.seconds or str(60 * shares)) / shares
-    plan = PoolBenchPlan(settings.disk, _size("--record", parsed.record), seconds)
+    seconds = 60.0 if parsed.seconds is None else parsed.seconds / shares
+    plan = PoolBenchPlan(settings.disk, parsed.record, seconds, parsed.dram or 0)
     if parsed.dram is not None:
-        plan = replace(plan, dram_bytes=_size("--dram", parsed.dram))
         pool.refuse_impossible(plan)
     with progress.shown() as show:
         found = disks.run(plan, show)
@@ -74,22 +75,7 @@ def _run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _size(flag: str, text: str) -> int:
-    try:
-        return parse_size(text)
-    except SettingsError as error:
-        raise SettingsError(f"{flag}: {error}") from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise SettingsError(f"--seconds: '{text[:40]}' is not a number.") from None
-
-
 def readable(found: Figures) -> str:
-    """The figures for people."""
     size, depths = format_size(found["record_payload_bytes"]), ", ".join(found["read_by_depth"])
     heading = (
         f"records of {size}, GB/s, medians (lowest to highest of {len(found['read_ratios'])}"
@@ -120,7 +106,6 @@ def readable(found: Figures) -> str:
 
 
 def readable_pool(found: Figures) -> str:
-    """The figures of a running pool, for people."""
     small, half = format_size(found["small_payload_bytes"]), found["pool_raw_write_gbps"] / 2
     moved = format_size(found["found_records"] * found["record_payload_bytes"])
     all_records = found["stored_records"] + found["refused_records"]

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.bench.load import server, steps
 from forebay.bench.load.client import Target, endpoint_of
-from forebay.bench.load.steps import LoadPlan, LoadRun
+from forebay.bench.load.steps import LoadRun
 from forebay.bench.report.text import result_text
 from forebay.bench.result import files, machine
 from forebay.bench.result.format import LoadResult
@@ -33,7 +33,6 @@ measured, 1 measured but requests failed, 2 could not begin.
 
 
 def add(kinds: Commands) -> None:
-    """Register the command."""
     parser = kinds.add_parser(
         "serve",
         help="a rising load on a server",
@@ -56,20 +55,14 @@ def add(kinds: Commands) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    plan = LoadPlan(
-        clients=loads.clients_of(parsed.clients),
-        workload=loads.workload_of(parsed),
-        bounds=sla.bounds(parsed),
-        seed=parsed.seed,
-        seconds=None if parsed.seconds is None else loads.seconds_of("--seconds", parsed.seconds),
-        stops_early=parsed.stop_early,
-    )
+    plan = loads.plan_of(parsed, stops_early=parsed.stop_early)
     target = asyncio.run(target_of(parsed, parsed.url, parsed.model))
     run = LoadRun()
     status = 0
     with progress.shown() as show:
         try:
-            asyncio.run(steps.measure(target, plan, run, show))
+            words = asyncio.run(server.text_of(target))
+            asyncio.run(steps.measure(words, target, plan, run, show))
         except KeyboardInterrupt:
             if not run.measured:
                 raise
@@ -85,13 +78,11 @@ def _run(parsed: argparse.Namespace) -> int:
 
 async def target_of(parsed: argparse.Namespace, url: str, model: str | None) -> Target:
     """The model on the server behind a URL; a StartupError if there is none."""
-    timeout_s = loads.seconds_of("--timeout", parsed.timeout)
     endpoint = endpoint_of(url, os.environ.get("OPENAI_API_KEY", ""))
-    return Target(endpoint, model or await server.model_of(endpoint), timeout_s, parsed.plain)
+    return Target(endpoint, model or await server.model_of(endpoint), parsed.timeout, parsed.plain)
 
 
 def complete(result: LoadResult, parsed: argparse.Namespace) -> LoadResult:
-    """With where and how it was measured."""
     ours = shlex.join(["forebay", *parsed.words])
     return msgspec.structs.replace(
         result,

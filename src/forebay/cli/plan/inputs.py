@@ -4,11 +4,11 @@ Every error is one sentence that names the option, the field or the file.
 """
 
 import argparse
-import json
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.bench.result.files import read_json
 from forebay.errors import SettingsError
 from forebay.plan.breakeven import KvSource
 from forebay.plan.capacity import GpuMachine
@@ -22,7 +22,6 @@ from forebay.quantity import parse_size
 # Clients under the SLA without and with a pool, and where they were measured.
 REFERENCE_CLIENTS: Final = (16, 64)
 REFERENCE: Final = "the reference result: 8 x H200, vLLM, DeepSeek-V3, NVMe tier"
-FILE_BYTES_MAX: Final = 64 << 20
 _WEIGHTS: Final = ("*.safetensors", "*.bin")  # the first that is there; never both of a checkpoint
 
 
@@ -171,20 +170,6 @@ def clients_under_sla(results: list[Path], sla: Sla) -> tuple[tuple[int, int], s
         sources = [f"{side} in {sources[0]}" for side in AB_SIDES]
     points = [operating_point(*pair, sla) for pair in zip(sources, documents, strict=True)]
     return (points[0].clients, points[1].clients), f"{' and '.join(sources)} ({sla})"
-
-
-def read_json(path: Path) -> object:
-    """The parsed content of a JSON file."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise SettingsError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
-        return json.loads(content)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} is not JSON.") from error
 
 
 def read_model(name: str, bits: int | None) -> PlannedModel:

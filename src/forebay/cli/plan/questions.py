@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from forebay.bench.result.files import read_json
 from forebay.cli.plan import tables
 from forebay.cli.plan.inputs import (
     REFERENCE,
@@ -22,7 +23,6 @@ from forebay.cli.plan.inputs import (
     machine_of,
     measured_source,
     model_of,
-    read_json,
 )
 from forebay.errors import SettingsError
 from forebay.plan.breakeven import SOURCES, breakeven

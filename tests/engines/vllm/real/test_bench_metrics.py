@@ -14,8 +14,8 @@ from tests.engines.vllm.real import forked
 
 from forebay.bench.load.client import Completion
 from forebay.bench.load.clients import ClientsResult, FinishedRequest
-from forebay.bench.result.format import TimeStats
 from forebay.bench.result.summary import step_of
+from forebay.plan.measured import TimeStats
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 SECONDS = 12.5  # of the whole run

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -34,18 +34,6 @@ _REPEATS: Final = 3
 _SHAPES: Final = ((8 << 10, 256), (16 << 10, 128), (64 << 10, 36), (256 << 10, 9), (4 << 20, 1))
 
 
-class CopyScale(NamedTuple):
-    """How much is moved."""
-
-    slab_bytes: int
-    moved_bytes: int  # each way, each time
-    device: str
-
-
-FULL: Final = CopyScale(8 << 30, 2 << 30, "cuda")
-TINY: Final = CopyScale(1 << 30, 64 << 20, "cpu")
-
-
 class HostDriver:
     """A Driver without a GPU, to rehearse with: copies at once, in order, in host memory."""
 
@@ -54,12 +42,11 @@ class HostDriver:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """There is no stream, no event and nothing to register."""
 
-    enter_thread = compute = stream = wait = unregister = _nothing
-
-    def record(self, *_: Any) -> bool:
+    def _done(self, *_: Any) -> bool:
         return True
 
-    is_done = record
+    enter_thread = compute = stream = wait = unregister = _nothing
+    record = is_done = _done
 
     def seconds(self, *_: Any) -> float:
         return 0.0
@@ -80,15 +67,15 @@ class HostDriver:
 
 
 class CopyBench:
-    """A slab, and what is measured on it."""
-
-    def __init__(self, scale: CopyScale, out: Path) -> None:
-        self.scale = scale
+    def __init__(self, out: Path, *, is_tiny: bool) -> None:
         self.out = out
+        self.device = "cpu" if is_tiny else "cuda"
+        self.slab_bytes = (1 if is_tiny else 8) << 30
+        self.moved_bytes = 64 << 20 if is_tiny else 2 << 30  # each way, each time
         self.found: dict[str, Any] = {}
-        self.shared = SharedMemory(scale.slab_bytes)
-        self.memory = np.frombuffer(self.shared.view, dtype=np.uint8)
-        self.slab = WorkerSlab(1, self.memory, _ARENA_BYTES, scale.slab_bytes)
+        self.shared = SharedMemory(self.slab_bytes)
+        memory = np.frombuffer(self.shared.view, dtype=np.uint8)
+        self.slab = WorkerSlab(1, memory, _ARENA_BYTES, self.slab_bytes)
 
     def say(self, name: str, value: Any) -> None:
         """A result, written at once."""
@@ -97,8 +84,7 @@ class CopyBench:
         print(name, json.dumps(value), flush=True)  # noqa: T201 - whoever runs it watches
 
     def driver(self, gather_below: int | None = None, *, with_operator: bool = True) -> Any:
-        """The device."""
-        if self.scale.device == "cpu":
+        if self.device == "cpu":
             return HostDriver()
         return cuda.CudaDriver("cuda:0", gather_below, with_operator=with_operator)
 
@@ -112,8 +98,8 @@ def register(bench: CopyBench, span_bytes: int) -> dict[str, Any]:
     slot_bytes = 64 << 10
     with changed:
         registration = Registration(driver, bench.slab, slot_bytes, changed, span_bytes)
-    busy = launches(bench, lambda: registration.ready_bytes < bench.scale.slab_bytes, 300)
-    while registration.ready_bytes < bench.scale.slab_bytes and not registration.why:
+    busy = launches(bench, lambda: registration.ready_bytes < bench.slab_bytes, 300)
+    while registration.ready_bytes < bench.slab_bytes and not registration.why:
         time.sleep(0.001)
     seconds = time.perf_counter() - begun
     begun = time.perf_counter()
@@ -124,8 +110,8 @@ def register(bench: CopyBench, span_bytes: int) -> dict[str, Any]:
     return {
         "why": registration.why,
         "span_mib": span_bytes >> 20,
-        "register_s_a_gib": seconds / (bench.scale.slab_bytes >> 30),
-        "unregister_s_a_gib": (time.perf_counter() - begun) / (bench.scale.slab_bytes >> 30),
+        "register_s_a_gib": seconds / (bench.slab_bytes >> 30),
+        "unregister_s_a_gib": (time.perf_counter() - begun) / (bench.slab_bytes >> 30),
         "launch_ms_calm": calm,
         "launch_ms_meanwhile": busy,
     }
@@ -133,7 +119,7 @@ def register(bench: CopyBench, span_bytes: int) -> dict[str, Any]:
 
 def launches(bench: CopyBench, goes_on: Callable[[], bool], least: int) -> dict[str, float]:
     """Milliseconds that a small kernel takes from launch to end, as an engine's step would."""
-    if bench.scale.device == "cpu":
+    if bench.device == "cpu":
         return {}
     small = torch.zeros(1024, device="cuda")
     took: list[float] = []
@@ -156,10 +142,10 @@ class PageTransfer:
     def __init__(self, bench: CopyBench, driver: Driver, page_bytes: int, layers: int) -> None:
         self._bench = bench
         self.block_bytes = page_bytes * layers
-        self.chunks = bench.scale.moved_bytes // self.block_bytes
+        self.chunks = bench.moved_bytes // self.block_bytes
         self._blocks = 2 * self.chunks
         shape = (layers, self._blocks, page_bytes // 8)
-        device = bench.scale.device
+        device = bench.device
         self.cache = torch.empty(shape, dtype=torch.int64, device=device).random_()
         bases = [(layer.data_ptr(), page_bytes) for layer in self.cache]
         # A slot a chunk: whole pages of the system, so that spans are.
@@ -171,7 +157,7 @@ class PageTransfer:
         order = luck.permutation(self._blocks).tolist()
         self.out_blocks, self.in_blocks = order[: self.chunks], order[self.chunks :]
         an_arena = _ARENA_BYTES // self.block_bytes
-        slots = luck.permutation(bench.scale.slab_bytes // _ARENA_BYTES * an_arena)[: self.chunks]
+        slots = luck.permutation(bench.slab_bytes // _ARENA_BYTES * an_arena)[: self.chunks]
         self.offsets = (
             slots // an_arena * _ARENA_BYTES + slots % an_arena * self.block_bytes
         ).tolist()
@@ -185,26 +171,16 @@ class PageTransfer:
             assert not registration.why, registration.why
             time.sleep(0.005)
 
-    def stores(self) -> list[Store]:
-        """Everything out."""
-        pairs = zip(self.offsets, self.out_blocks, strict=True)
-        return [Store(1, Piece(offset, 0, [block])) for offset, block in pairs]
-
-    def load(self) -> LoadPart:
-        """Everything in, into other blocks."""
-        pairs = zip(self.offsets, self.in_blocks, strict=True)
-        return LoadPart(
-            "all", 1, [Piece(offset, 0, [block]) for offset, block in pairs], is_last=True
-        )
-
     def run(self, *, out: bool, inward: bool) -> float:
         """Gigabytes a second, as a step would move them, until the last one is done."""
-        stores = self.stores() if out else []
-        load = self.load()
+        pairs = zip(self.offsets, self.out_blocks, strict=True)
+        stores = [Store(1, Piece(offset, 0, [block])) for offset, block in pairs] if out else []
+        pairs = zip(self.offsets, self.in_blocks, strict=True)  # into other blocks
+        pieces = [Piece(offset, 0, [block]) for offset, block in pairs]
         begun = time.perf_counter()
         self.copies.begin(1, stores, loads=inward, freed=0)
         if inward:
-            self.copies.load(load)
+            self.copies.load(LoadPart("all", 1, pieces, is_last=True))
         left = len(stores) + inward
         while left:
             done: FinishedCopies = self.copies.take_done()
@@ -226,17 +202,15 @@ class PageTransfer:
         )
 
     def close(self) -> None:
-        """Let go."""
         self.copies.close()
         del self.cache
-        if self._bench.scale.device != "cpu":
+        if self._bench.device != "cpu":
             torch.cuda.empty_cache()
 
 
 def move(
     bench: CopyBench, page_bytes: int, layers: int, gather_below: int, *, with_operator: bool = True
 ) -> dict[str, Any]:
-    """One page size, one way of copying."""
     driver = bench.driver(gather_below, with_operator=with_operator)
     moving = PageTransfer(bench, driver, page_bytes, layers)
     try:
@@ -276,7 +250,7 @@ def _keep_moving(moving: PageTransfer, stop: threading.Event) -> None:
 
 def raw(bench: CopyBench) -> dict[str, float]:
     """What the wire gives to one large copy of pinned memory."""
-    if bench.scale.device == "cpu":
+    if bench.device == "cpu":
         return {}
     host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -293,39 +267,33 @@ def raw(bench: CopyBench) -> dict[str, float]:
     return rates
 
 
-def cases() -> Iterator[tuple[int, int, int]]:
-    """Page bytes, layers, and below which size the kernel is used."""
+def cases() -> Iterator[tuple[str, tuple[int, int, int], bool]]:
+    """A name; page bytes, layers, and below which size the kernel is used; with vLLM's operator."""
     for page_bytes, layers in _SHAPES:
-        yield page_bytes, layers, 0
+        name = f"pages_{page_bytes >> 10}k"
+        yield f"{name}_dma", (page_bytes, layers, 0), True
         if page_bytes <= 256 << 10:
-            yield page_bytes, layers, page_bytes + 1
+            yield f"{name}_kernel", (page_bytes, layers, page_bytes + 1), True
+    yield "pages_64k_libcuda", (64 << 10, 36, 0), False
 
 
 def main() -> int:
     """Measure, writing what is known after each part."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--library", help="vLLM's operators, where vLLM itself is not installed")
     parser.add_argument("--tiny", action="store_true", help="without a GPU: a rehearsal")
     wanted = parser.parse_args()
-    if wanted.library:
-        torch.ops.load_library(wanted.library)
-    bench = CopyBench(TINY if wanted.tiny else FULL, wanted.out)
+    bench = CopyBench(wanted.out, is_tiny=wanted.tiny)
     device = "none" if wanted.tiny else torch.cuda.get_device_name(0)
     bench.say("machine", {"device": device, "torch": torch.__version__, "by": bench.driver().by})
     bench.say("raw_gb_s", raw(bench))
     bench.say("register_first_touch", register(bench, SPAN_BYTES))
     for span_bytes in (256 << 20, SPAN_BYTES, 16 << 20):
         bench.say(f"register_{span_bytes >> 20}", register(bench, span_bytes))
-    right = True
-    for page_bytes, layers, gather_below in cases():
-        found = move(bench, page_bytes, layers, gather_below)
-        kind = "kernel" if gather_below else "dma"
-        bench.say(f"pages_{page_bytes >> 10}k_{kind}", found)
-        right = right and found["bytes_equal"]
-    found = move(bench, 64 << 10, 36, 0, with_operator=False)
-    bench.say("pages_64k_libcuda", found)
-    return 0 if right and found["bytes_equal"] else 1
+    for name, case, with_operator in cases():
+        bench.say(name, move(bench, *case, with_operator=with_operator))
+    pages = [value for name, value in bench.found.items() if name.startswith("pages_")]
+    return 0 if all(each["bytes_equal"] for each in pages) else 1
 
 
 if __name__ == "__main__":
