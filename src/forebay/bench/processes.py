@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -188,12 +188,13 @@ class ServerProcess:
             )
         return cls(process, Endpoint(HOST, port), log)
 
-    def wait(self) -> None:
+    def wait(self, on_look: Callable[[], None] = lambda: None) -> None:
         """Until it answers; a StartupError with its last lines if it does not. Not in a loop."""
         until = time.monotonic() + _SERVER_START_S
         while not asyncio.run(client.is_up(self.endpoint)):
             if self.process.poll() is not None or time.monotonic() > until:
                 raise StartupError(f"the engine could not begin; {self.last_lines()}")
+            on_look()
             time.sleep(_SERVER_POLL_S)
 
     def last_lines(self) -> str:
@@ -209,19 +210,6 @@ class ServerProcess:
     def end(self) -> None:
         """End it, and everything it started."""
         end(self.process, _SERVER_END_S)
-
-
-@contextlib.contextmanager
-def running_server(
-    command: Sequence[str], variables: Mapping[str, str], port: int, log: Path
-) -> Iterator[Endpoint]:
-    """A server that answers at `port`; it and everything it started is gone afterwards."""
-    server = ServerProcess.start(command, variables, port, log)
-    try:
-        server.wait()
-        yield server.endpoint
-    finally:
-        server.end()
 
 
 def _last_lines(log: Path) -> list[str]:

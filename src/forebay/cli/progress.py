@@ -14,7 +14,7 @@ from forebay.sys.clock import Clock
 Show = Callable[[str, float], None]  # what is being done, and how much of all is done (0 to 1)
 _LOOK_S: Final = 1.0  # from the start to the first line; work that is done sooner prints none
 _NEW_S: Final = 5.0  # between two lines
-_REPEAT_S: Final = 15.0  # until the same line is printed again, so that nobody takes it for a hang
+_REPEAT_S: Final = 10.0  # until the same line is printed again, so that nobody takes it for a hang
 
 
 @contextlib.contextmanager

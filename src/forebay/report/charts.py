@@ -31,6 +31,7 @@ class Chart:
     lines: Sequence[ChartLine]
     bound: float | None = None  # the SLA
     bound_name: str = ""
+    is_even: bool = False  # x is a number in a row: equal steps, never its logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ def svg(chart: Chart) -> str:
         return ""
     values = [y for line in chart.lines for _, y in line.points]
     top = _ceiling(max([*values, chart.bound or 0.0]))
-    scale = _Axes(places[0], places[-1], top, places[-1] / places[0] >= _LOG_FROM)
+    is_log = not chart.is_even and places[-1] / places[0] >= _LOG_FROM
+    scale = _Axes(places[0], places[-1], top, is_log)
     parts = _grid(chart, scale, places)
     for line in chart.lines:
         parts += _line(line, chart.unit, chart.across, scale)

@@ -11,7 +11,7 @@ from tests.pool_process import PoolProcess, running_pool, short_directory, wait_
 from forebay.engines.boundary import Boundary
 from forebay.engines.geometry import Geometry
 from forebay.engines.scheduling.lookups import LoadLimits
-from forebay.engines.scheduling.request_load import RequestLoadState
+from forebay.engines.scheduling.request_load import ASKED
 from forebay.engines.step import EVERYTHING
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.engines.vllm.scheduler import SchedulerConnector
@@ -98,7 +98,7 @@ def both_promised(side: SchedulerConnector, tokens: tuple[int, int]) -> list[Any
     while any(side._requests[each.request_id].load.promise is None for each in requests):
         assert time.monotonic() < until
         for each in requests:
-            if side._requests[each.request_id].load.state is not RequestLoadState.ASKED:
+            if side._requests[each.request_id].load.state is not ASKED:
                 side.matched(each, 0)
         side.begin_step(Output)
     return requests

@@ -1,113 +1,58 @@
-"""The demo: the same dialogs against vLLM without and with the pool, then after both restart.
+"""The demo: the same dialogs against vLLM without and with the pool, then after a restart.
 
-The engine's KV cache is too small for the dialogs, so without the pool every turn is computed from
-its first token. Answers are greedy and in float32, where equal histories give equal answers.
+Both engines run at once, but only one is asked at a time, and the next request waits until the pool
+has nothing left to do; so nothing of ours computes beside a measurement. Each engine's KV cache is
+too small for the dialogs: without the pool every turn is computed from its first token. Answers are
+greedy and in float32, where equal histories give equal answers.
 """
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-import msgspec
-
-from forebay.bench.ab.figures import DemoFigures, figures_of, share_equal, turns_of
-from forebay.bench.ab.variants import OpenServer, StartedServer, VllmServer
+from forebay.bench.ab import demo_engine, demo_size
+from forebay.bench.ab.demo_report import ALONE, WITH, DemoReport, RepeatedTurn
+from forebay.bench.ab.demo_size import DemoSize, EngineSpeed
+from forebay.bench.ab.figures import ComparedTurn, in_words
+from forebay.bench.ab.variants import StartedServer, StartingServer, VllmServer, wait_until_sharing
 from forebay.bench.load import client
 from forebay.bench.load.client import Completion, Failed
-from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
-from forebay.bench.load.sessions import ChatSession, SyntheticText
-from forebay.bench.load.workloads import Dialogs
+from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
 from forebay.bench.processes import PoolProcess, running_pool
 from forebay.bench.result import machine
-from forebay.bench.result.format import AbResult, EqualAnswers, LoadResult, PoolFigures, SlaBounds
-from forebay.bench.result.summary import step_of
+from forebay.bench.result.format import PoolFigures
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import StartupError
-from forebay.settings import DiskSetting, Settings
+from forebay.quantity import format_size
+from forebay.settings import DiskSetting
 from forebay.sys.scratch import scratch
 
 Show = Callable[[str, float], None]  # what is being done, and how much of all is done (0 to 1)
+Note = Callable[[str], None]  # a line that stays
 _STOP_S: Final = 60.0  # a pool writes for up to 20 s
-_CONTEXT_TOKENS: Final = 4096
-_HASH_S: Final = 300.0
-_LOOKUP_MS: Final = 1000.0  # where vLLM computes on every core, the pool may be late to answer
-# On CPU, vLLM keeps more cores to itself with a connector than without; both get all of them here.
-_ALL_CORES: Final = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-# Of one user there is no SLA; this one is far beyond what a token takes on any machine.
-_BOUNDS: Final = SlaBounds(tpot_ms=1000.0)
-_ALONE: Final = "vLLM alone"
-_WITH: Final = "vLLM with Forebay"
-
-DIALOGS: Final = Dialogs(turns=4, first_tokens=2650, turn_tokens=50, answer_tokens=16, hold=5)
+_QUIET_S: Final = 0.1
+_QUIET_MAX_S: Final = 10.0
+_WARM_TOKENS: Final = 320  # more than is too short to be stored
+_MARGIN: Final = 0.9  # of the time that is left: machines do not keep their speed
+_OTHER_LOAD_S: Final = 0.5
+_OTHER_LOAD_MAX: Final = 0.2
+_MEMORY_BYTES: Final = 5 << 30  # two engines of 2 GB each, and the chunks
+_READY: Final = 0.2  # of all that is done, when both engines answer
+_BEFORE: Final = 0.75  # and at the restart
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What the demo does; the last turn of every dialog comes after the restart."""
+    """What the demo may use."""
 
     parent: str  # a directory on the drive that stands for NVMe
-    dialogs: Dialogs = DIALOGS
-    kv_cache_bytes: int = 192 << 20  # 46 KB a token: not two dialogs
+    minutes: float = 3.0
     dram_bytes: int = 1 << 30
     disk_bytes: int = 2 << 30
-
-
-class RepeatedTurn(NamedTuple):
-    """The last turn of every dialog once more, medians: the pool against vLLM's own cache."""
-
-    pool_ttft_s: float  # after all others, from the pool
-    own_ttft_s: float  # and at once again
-
-
-@dataclass(frozen=True, slots=True)
-class DemoReport:
-    """Everything that was measured."""
-
-    dialogs: Dialogs
-    cache_bytes: int  # the engine's own KV cache
-    without: DemoFigures
-    with_pool: DemoFigures
-    moved: PoolFigures
-    again: RepeatedTurn
-    equal: float  # share of answers, word for word
-    next_without_ttft_s: float  # median of the turn after the restart, had there been no pool
-    restarted: DemoFigures
-    restarted_moved: PoolFigures
-    restarted_equal: float
-    seconds: float
-    ab: AbResult  # the dialogs before the restart, as every comparison has them
-
-    @property
-    def speedup(self) -> float:
-        """How many times sooner a returning turn begins."""
-        return self.without.later_ttft_s / self.with_pool.later_ttft_s
-
-    def as_json(self) -> dict[str, Any]:
-        """Names for programs."""
-        return {
-            "dialogs": self.dialogs.hold,
-            "turns": self.dialogs.turns,
-            "kv_cache_bytes": self.cache_bytes,
-            "without": self.without.as_json(),
-            "with": {**self.with_pool.as_json(), **msgspec.structs.asdict(self.moved)},
-            "again_pool_ttft_s": round(self.again.pool_ttft_s, 4),
-            "again_own_cache_ttft_s": round(self.again.own_ttft_s, 4),
-            "answers_equal": self.equal,
-            "later_ttft_speedup": round(self.speedup, 2),
-            "restarted": {
-                **self.restarted.as_json(),
-                **msgspec.structs.asdict(self.restarted_moved),
-            },
-            "restarted_answers_equal": self.restarted_equal,
-            "restarted_without_ttft_s": round(self.next_without_ttft_s, 4),
-            "seconds": round(self.seconds, 1),
-        }
 
 
 @dataclass(slots=True)
@@ -116,160 +61,264 @@ class _Demo:
 
     plan: DemoPlan
     show: Show
+    note: Note
     engine: VllmServer
+    context: int
     disk: DiskSetting
-    words: SyntheticText = field(default_factory=SyntheticText)
-    done: int = 0  # answers
-    dialogs: list[ChatSession] = field(default_factory=list)
-    again: RepeatedTurn | None = None
+    begun: float = field(default_factory=time.monotonic)
+    ready_s: float = 0.0  # since it began: both engines answer
+    first_s: float = 0.0  # and: the first turn that returned was compared
+    done: float = 0.0  # 0 to 1
+    words: SyntheticText = field(default_factory=SyntheticText)  # by the engine's own count
+    notes: list[str] = field(default_factory=list)
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by variant
+    alone: list[ChatSession] = field(default_factory=list)
+    pooled: list[ChatSession] = field(default_factory=list)
 
     def say(self, what: str) -> None:
-        """What is being done, for whoever watches; a start counts like a few answers."""
-        total = 2 * self.plan.dialogs.hold * self.plan.dialogs.turns
-        self.show(what, min(1.0, self.done / total))
+        """What is being done, for whoever watches."""
+        self.show(what, self.done)
 
-    def on_finished(self, finished: FinishedRequest) -> None:
-        """An answer has come."""
-        self.done += 1
-        if isinstance(finished.outcome, Completion):
-            first = f"{finished.outcome.ttft_s:.2f} s to its first token"
-            self.say(f"{finished.session}, turn {finished.turn + 1}: {first}")
+    def remark(self, text: str) -> None:
+        """A line that also goes into the report."""
+        self.notes.append(text)
+        self.note(text)
 
-    def make(self) -> list[ChatSession]:
-        """The dialogs, before anything is said; the same every time."""
-        return list(self.plan.dialogs.queue(self.words, 1, "demo"))
+    def elapsed(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.begun
 
-    def hold(self, opened: OpenServer, dialogs: list[ChatSession], rounds: int) -> ClientsResult:
-        """So many further turns of every dialog, one user after the other."""
-        group = ClientGroup(clients=1, hold=len(dialogs), rounds=rounds, patience=1)
-        return asyncio.run(run_clients(opened.target, iter(dialogs), group, self.on_finished))
+    def left(self) -> float:
+        """Of the time that this may take."""
+        return self.plan.minutes * 60 - self.elapsed()
 
     @contextlib.contextmanager
-    def opened(self, variant: StartedServer, pool: PoolProcess | None) -> Iterator[OpenServer]:
-        """An engine on that pool, or on none; warm, and gone afterwards."""
-        with variant.on(pool, self.say) as opened:
-            self.commands[variant.name] = opened.commands
-            hello = [{"role": "user", "content": "Hello"}]
-            asyncio.run(client.ask(opened.target, hello, 2))
-            yield opened
-
-    def without(self) -> tuple[ClientsResult, ClientsResult]:
-        """All dialogs on vLLM alone: those before the restart, and the turn after it."""
-        dialogs = self.make()
-        with self.opened(StartedServer(_ALONE, self.engine), None) as opened:
-            held = self.hold(opened, dialogs, self.plan.dialogs.turns - 1)
-            return held, self.hold(opened, dialogs, 1)
-
-    def with_pool(self, rounds: int) -> tuple[ClientsResult, PoolFigures]:
-        """So many further turns of every dialog on a pool that begins, and ends, with them."""
+    def on_pool(self) -> Iterator[tuple[PoolProcess, StartingServer]]:
+        """A pool and an engine that joins it; at the end both are over and chunks are on NVMe."""
         self.say("starting a pool")
         with running_pool(self.plan.dram_bytes, [self.disk]) as pool:
-            with self.opened(StartedServer(_WITH, self.engine), pool) as opened:
-                opened.counted()
-                held = self.hold(opened, self.dialogs, rounds)
-                moved = opened.counted()
-                if moved is None:
-                    raise StartupError("the pool went away.")
-                if self.again is None:  # the second time, drive and DRAM would be mixed
-                    self.again = self.once_more(opened)
-            self.say("ending the pool")
+            with StartedServer(WITH, self.engine).starting(pool) as engine:
+                self.commands[WITH] = engine.commands
+                yield pool, engine
+                self.say("ending the engine")
+            self.say("ending the pool: it writes what is not on NVMe yet")
             pool.stop(_STOP_S)
-        return held, moved
 
-    def once_more(self, opened: OpenServer) -> RepeatedTurn:
+    def wait(self, engines: dict[str, StartingServer]) -> None:
+        """Until all of them answer, telling how far each is."""
+
+        def look() -> None:
+            stages = [demo_engine.stage_of(each.process.log) for each in engines.values()]
+            if len(set(stages)) == 1:
+                self.say(f"starting {' and '.join(engines)}: {stages[0]}")
+            else:
+                each = "; ".join(
+                    f"{name}: {stage}" for name, stage in zip(engines, stages, strict=True)
+                )
+                self.say(f"starting {each}")
+
+        for each in engines.values():
+            each.process.wait(look)
+
+    def measure_speed(self, alone: StartingServer, engine: StartingServer) -> EngineSpeed:
+        """Warm both engines up, and see how fast this machine is; makes the dialogs' words."""
+        self.say(f"warming up {WITH}")
+        wait_until_sharing(engine.target, engine.counted, self.say, _WARM_TOKENS)
+        self.say(f"warming up {ALONE}, and measuring how fast it reads a prompt")
+        hello = _asked(alone, _prompt("Hello", 2))
+        text = SyntheticText().text("speed", _WARM_TOKENS)
+        answer = _asked(alone, _prompt(text, demo_size.ANSWER_TOKENS))
+        more = answer.prompt_tokens - hello.prompt_tokens
+        self.words = SyntheticText(max(1.0, more / len(text.split())))
+        return EngineSpeed(answer.prompt_tokens / answer.ttft_s, answer.tpot_s or 0.0, self.ready_s)
+
+    def size(self, speed: EngineSpeed) -> DemoSize:
+        """What fits into the time, and say so."""
+        found = demo_size.sized(speed, self.context, _MARGIN * self.left())
+        dialogs = found.dialogs
+        self.alone, self.pooled = (
+            list(dialogs.queue(self.words, 1, "demo")) for _ in ("alone", "with the pool")
+        )
+        said = (
+            f"This machine reads {speed.prompt_tokens_per_s:,.0f} prompt tokens a second:"
+            f" {dialogs.hold} dialogs of {dialogs.turns} turns, with a history of"
+            f" {dialogs.first_tokens:,} tokens each"
+        )
+        minutes = f"{self.plan.minutes:g} minutes"
+        if found.fits:
+            self.remark(f"{said}, fit into {minutes}.")
+        else:
+            needed = (self.elapsed() + found.expected_s) / 60
+            self.remark(
+                f"{said}, are the least that shows anything; they take about {needed:.0f} minutes,"
+                f" more than {minutes}."
+            )
+        return found
+
+    def round(
+        self, number: int, alone: StartingServer, on: tuple[PoolProcess, StartingServer]
+    ) -> list[ComparedTurn]:
+        """One turn of every dialog, asked of both; who is asked first changes each time."""
+        pool, engine = on
+        turns = []
+        for at, (one, other) in enumerate(zip(self.alone, self.pooled, strict=True)):
+            place = f"turn {number + 1} of {one.name} (of {len(self.alone)})"
+            answers: dict[str, Completion] = {}
+            asks = [(ALONE, alone, one), (WITH, engine, other)]
+            for name, server, dialog in asks if (number + at) % 2 == 0 else reversed(asks):
+                self.say(f"{place}: asking {name}")
+                answers[name] = _asked(server, dialog.request())
+                dialog.add_answer(answers[name].text)
+                _wait_until_quiet(pool)
+            turn = ComparedTurn(one.name, number, answers[ALONE], answers[WITH])
+            turns.append(turn)
+            self.note(line_of(turn))
+            if number and not self.first_s:
+                self.first_s = self.elapsed()
+        return turns
+
+    def before_restart(
+        self, size: DemoSize, alone: StartingServer, on: tuple[PoolProcess, StartingServer]
+    ) -> list[ComparedTurn]:
+        """All turns but the last; fewer where the machine has become slower meanwhile."""
+        turns: list[ComparedTurn] = []
+        rounds = size.dialogs.turns - 1
+        for number in range(rounds):
+            begun = self.elapsed()
+            turns += self.round(number, alone, on)
+            self.done = _READY + (_BEFORE - _READY) * (number + 1) / rounds
+            took = self.elapsed() - begun
+            if 1 <= number < rounds - 1 and self.left() < 2 * took + self.ready_s:
+                self.remark(
+                    f"The machine has become slower, so turns {number + 2} to {rounds} are left"
+                    " out; after the restart each dialog goes on."
+                )
+                break
+        return turns
+
+    def once_more(self, engine: StartingServer) -> RepeatedTurn:
         """What a hit in the pool costs over one in vLLM's own cache."""
         self.say("asking once more, from the pool and from vLLM's own cache")
-        pairs = [(_ask_again(opened, each), _ask_again(opened, each)) for each in self.dialogs]
-        return RepeatedTurn(
-            median(first.ttft_s for first, _ in pairs), median(own.ttft_s for _, own in pairs)
+        pairs = []
+        for dialog in self.pooled:
+            ask = replace(dialog.request(dialog.turn - 1), answer_tokens=1)
+            pairs.append((_asked(engine, ask).ttft_s, _asked(engine, ask).ttft_s))
+        return RepeatedTurn(median(pool for pool, _ in pairs), median(own for _, own in pairs))
+
+    def course(self) -> DemoReport:
+        """Everything, one after the other."""
+        with StartedServer(ALONE, self.engine).starting(None) as alone:
+            self.commands[ALONE] = alone.commands
+            if machine.gpus():  # engines that begin at once disagree about its free memory
+                self.wait({ALONE: alone})
+            with self.on_pool() as on:
+                pool, engine = on
+                self.wait({ALONE: alone, WITH: engine})
+                self.ready_s, self.done = self.elapsed(), _READY
+                self.note(f"Both engines answer after {self.ready_s:.0f} s.")
+                speed = self.measure_speed(alone, engine)
+                size = self.size(speed)
+                engine.counted()
+                turns = self.before_restart(size, alone, on)
+                moved = _counted(engine)
+                again = self.once_more(engine)
+            self.note("Restarting the engine with Forebay and its pool; DRAM is lost, NVMe stays.")
+            with self.on_pool() as on:
+                pool, engine = on
+                self.wait({WITH: engine})
+                wait_until_sharing(engine.target, engine.counted, self.say, _WARM_TOKENS)
+                _wait_until_quiet(pool)
+                engine.counted()
+                last = self.alone[0].turn
+                restarted = self.round(last, alone, on)
+                restarted_moved = _counted(engine)
+        return DemoReport(
+            dialogs=replace(size.dialogs, turns=last + 1),
+            cache_bytes=demo_engine.cache_bytes(self.context),
+            speed=speed,
+            turns=tuple(turns),
+            moved=moved,
+            again=again,
+            restarted=tuple(restarted),
+            restarted_moved=restarted_moved,
+            ready_s=self.ready_s,
+            first_s=self.first_s,
+            seconds=self.elapsed(),
+            notes=tuple(self.notes),
+            commands=(self.commands[ALONE], self.commands[WITH]),
         )
 
-    def result(self, name: str, held: ClientsResult, moved: PoolFigures | None) -> LoadResult:
-        """The dialogs before the restart, as every comparison has them."""
-        return LoadResult(
-            steps=(step_of(1, [held], pool=moved),),
-            name=name,
-            model="SmolLM2-135M-Instruct, float32",
-            workload=self.plan.dialogs.options(),
-            commands=self.commands[name],
-            machine=machine.this_machine(),
-            versions=machine.these_versions(),
-        )
 
+def run(plan: DemoPlan, show: Show, note: Note) -> DemoReport:
+    """Hold all dialogs; minutes. A StartupError says in a sentence what is in the way.
 
-def run(plan: DemoPlan, show: Show) -> DemoReport:
-    """Hold all dialogs; minutes. A StartupError says in a sentence what is in the way."""
-    begun = time.monotonic()
+    The time of the plan begins when the model is there: converting it happens once.
+    """
     vllm.require()
-    show("preparing the demo model", 0.0)
+    once = "" if demo_model.is_ready() else " (converting it, once)"
+    show(f"preparing the demo model{once}", 0.0)
     model = demo_model.prepare()
-    know_weights(model)
+    show("hashing the demo model's weights", 0.0)
+    demo_engine.know_weights(model)
+    context = demo_size.context_tokens(demo_engine.cores(), has_gpu=bool(machine.gpus()))
+    engine = demo_engine.engine_of(model, demo_engine.cache_bytes(context), context)
     with scratch(plan.parent) as home:
         nvme = home / "nvme"
         nvme.mkdir(mode=0o700)
-        disk = DiskSetting(str(nvme), plan.disk_bytes)
-        demo = _Demo(plan, show, engine_of(model, plan.kv_cache_bytes), disk)
-        demo.dialogs = demo.make()
-        before, after = demo.without()
-        held, moved = demo.with_pool(plan.dialogs.turns - 1)
-        restarted, restarted_moved = demo.with_pool(1)
-    assert demo.again is not None
-    turns, others = turns_of(held), turns_of(before)
-    same = share_equal(turns, others)
-    return DemoReport(
-        dialogs=plan.dialogs,
-        cache_bytes=plan.kv_cache_bytes,
-        without=figures_of(before),
-        with_pool=figures_of(held),
-        moved=moved,
-        again=demo.again,
-        equal=same,
-        next_without_ttft_s=figures_of(after).later_ttft_s,
-        restarted=figures_of(restarted),
-        restarted_moved=restarted_moved,
-        restarted_equal=share_equal(turns_of(restarted), turns_of(after)),
-        seconds=time.monotonic() - begun,
-        ab=AbResult(
-            off=demo.result(_ALONE, before, None),
-            on=demo.result(_WITH, held, moved),
-            sla=_BOUNDS,
-            equal=EqualAnswers(len(turns), round(same * len(turns))),
-            pool=moved,
-        ),
-    )
+        demo = _Demo(plan, show, note, engine, context, DiskSetting(str(nvme), plan.disk_bytes))
+        for remark in _remarks():
+            demo.remark(remark)
+        note(f"Starting {ALONE} and {WITH}, the same small model on both.")
+        return demo.course()
 
 
-def engine_of(model: str, kv_cache_bytes: int, context_tokens: int = _CONTEXT_TOKENS) -> VllmServer:
-    """The demo model on vLLM, on whatever this machine has; its cache must hold one context."""
-    return VllmServer(
-        model=model,
-        served_name=demo_model.NAME,
-        arguments=(
-            "--enforce-eager",
-            *("--dtype", "float32", "--max-model-len", str(context_tokens)),
-            *("--max-num-seqs", "4", "--kv-cache-memory-bytes", str(kv_cache_bytes)),
-            "--enable-prompt-tokens-details",
-        ),
-        settings=Settings(no_pool="fail", lookup_deadline_ms=_LOOKUP_MS),
-        variables=_ALL_CORES,
-        is_offline=True,
-    )
+def line_of(turn: ComparedTurn) -> str:
+    """One comparison, for whoever watches."""
+    times = f"{turn.alone.ttft_s:.2f} s without, {turn.with_pool.ttft_s:.2f} s with the pool"
+    what = f"turn {turn.number + 1} of {turn.dialog}"
+    if turn.number == 0:
+        return f"{what}: {times} (new to both)"
+    return f"{what}: {times} ({in_words(turn.speedup)})"
 
 
-def know_weights(model: str) -> None:
-    """Have the weights hashed now: an engine shares nothing until it knows them."""
-    command = [sys.executable, "-P", "-m", "forebay.engines.weights", model]
-    try:
-        subprocess.run(command, capture_output=True, timeout=_HASH_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        raise StartupError("the demo model's weights cannot be read.") from None
+def _remarks() -> list[str]:
+    """What a reader of the figures must know of this machine."""
+    found = []
+    busy = machine.busy_share(_OTHER_LOAD_S)
+    if busy > _OTHER_LOAD_MAX:
+        found.append(f"Others use {busy:.0%} of this machine's processors; times will vary.")
+    free_bytes = machine.available_memory_bytes()
+    if free_bytes < _MEMORY_BYTES:
+        free, needed = format_size(free_bytes), format_size(_MEMORY_BYTES)
+        found.append(f"Only {free} of memory are available; two engines and a pool need {needed}.")
+    return found
 
 
-def _ask_again(opened: OpenServer, dialog: ChatSession) -> Completion:
-    """The last turn of a dialog once more; nothing is added to it."""
-    ask = dialog.request(dialog.turn - 1)
-    answer = asyncio.run(client.ask(opened.target, ask.messages, 1))
+def _prompt(text: str, answer_tokens: int) -> PromptRequest:
+    return PromptRequest([{"role": "user", "content": text}], answer_tokens)
+
+
+def _asked(server: StartingServer, ask: PromptRequest) -> Completion:
+    """An answer; a StartupError where it fails: a demo that fails shows nothing."""
+    answer = asyncio.run(client.ask(server.target, ask.messages, ask.answer_tokens))
     if isinstance(answer, Failed):
         raise StartupError(f"a request failed: {answer.why}.")
     return answer
+
+
+def _counted(engine: StartingServer) -> PoolFigures:
+    moved = engine.counted()
+    if moved is None:
+        raise StartupError("the pool went away.")
+    return moved
+
+
+def _wait_until_quiet(pool: PoolProcess) -> None:
+    """Until the pool computes nothing, or for `_QUIET_MAX_S`."""
+    before, until = pool.cpu_s(), time.monotonic() + _QUIET_MAX_S
+    while time.monotonic() < until:
+        time.sleep(_QUIET_S)
+        now = pool.cpu_s()
+        if now == before:
+            return
+        before = now

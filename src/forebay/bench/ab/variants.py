@@ -16,7 +16,7 @@ from forebay.bench.load import client
 from forebay.bench.load.client import Failed, Target
 from forebay.bench.load.sessions import SyntheticText
 from forebay.bench.load.steps import Counted, no_pool
-from forebay.bench.processes import PoolProcess
+from forebay.bench.processes import PoolProcess, ServerProcess
 from forebay.bench.result import machine
 from forebay.engines.start import vllm
 from forebay.errors import StartupError
@@ -39,6 +39,19 @@ class OpenServer(NamedTuple):
     counted: Counted
     commands: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+class StartingServer(NamedTuple):
+    """A server that was started and may not answer yet."""
+
+    process: ServerProcess
+    target: Target
+    counted: Counted
+    commands: tuple[str, ...]
+
+    def opened(self) -> OpenServer:
+        """The same, once it answers."""
+        return OpenServer(self.target, self.counted, self.commands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,16 @@ class StartedServer:
     @contextlib.contextmanager
     def on(self, pool: PoolProcess | None, say: Say) -> Iterator[OpenServer]:
         """The server on a pool that runs, or on none."""
+        say(f"starting {self.name}")
+        with self.starting(pool) as begun:
+            begun.process.wait()
+            if pool is not None:
+                wait_until_sharing(begun.target, begun.counted, say)
+            yield begun.opened()
+
+    @contextlib.contextmanager
+    def starting(self, pool: PoolProcess | None) -> Iterator[StartingServer]:
+        """The same before it answers: several may load their models at the same time."""
         port = processes.free_port()
         wanted = self.engine
         transfer = None if pool is None else vllm.transfer_config(wanted.settings, pool.socket)
@@ -93,15 +116,11 @@ class StartedServer:
             # A pool that nobody has joined would end by itself while a model is loaded.
             watch = None if pool is None else stack.enter_context(pool.client())
             home = stack.enter_context(scratch(tempfile.gettempdir()))
-            say(f"starting {self.name}")
-            running = processes.running_server(command, variables, port, home / "engine.log")
-            endpoint = stack.enter_context(running)
-            target = Target(endpoint, wanted.served_name, wanted.timeout_s)
-            counted: Counted = no_pool
-            if watch is not None:
-                counted = Counters(watch)
-                _wait_until_sharing(target, counted, say)
-            yield OpenServer(target, counted, (shlex.join(command),))
+            process = ServerProcess.start(command, variables, port, home / "engine.log")
+            stack.callback(process.end)
+            target = Target(process.endpoint, wanted.served_name, wanted.timeout_s)
+            counted: Counted = no_pool if watch is None else Counters(watch)
+            yield StartingServer(process, target, counted, (shlex.join(command),))
 
     def _words(self, port: int) -> list[str]:
         return [
@@ -144,14 +163,16 @@ def _other_load() -> tuple[str, ...]:
     return (f"{busy:.0%} of the machine was in use by others before it began",)
 
 
-def _wait_until_sharing(target: Target, counted: Counted, say: Say) -> None:
+def wait_until_sharing(
+    target: Target, counted: Counted, say: Say, tokens: int = _SHARES_TOKENS
+) -> None:
     """Ask until the pool has stored something: an engine hashes its weights first."""
     say("waiting until the engine shares")
     counted()
     until = time.monotonic() + _SHARES_S
     attempt = 0
     while time.monotonic() < until:
-        text = SyntheticText().text(f"sharing/{attempt}", _SHARES_TOKENS)
+        text = SyntheticText().text(f"sharing/{attempt}", tokens)
         answer = asyncio.run(client.ask(target, [{"role": "user", "content": text}], 2))
         if isinstance(answer, Failed):
             raise StartupError(f"the server does not answer a first question: {answer.why}.")

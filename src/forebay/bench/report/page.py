@@ -23,17 +23,17 @@ def page(ab: AbResult) -> str:
     title = f"{found.on.name} against {found.off.name}"
     colours = [("off", ab.off), ("on", ab.on), *(("other", each) for each in ab.others)]
     parts = [
-        _cards(found),
+        cards(headline(found)),
         legend([(colour, result.name) for colour, result in colours], "ring: operating point"),
         '<div class="charts">' + "".join(map(figure, _charts(colours, found))) + "</div>",
-        *_shown(Section("Step by step", _KEY, compared(found, [found.off.name, found.on.name]))),
+        *shown(Section("Step by step", _KEY, compared(found, [found.off.name, found.on.name]))),
     ]
     return document(title, _subtitle(ab), [*parts, *sections(ab)])
 
 
 def sections(ab: AbResult) -> list[str]:
     """All that stands below the steps, as HTML."""
-    return [part for each in (*findings(ab), *details(ab)) for part in _shown(each)]
+    return [part for each in (*findings(ab), *details(ab)) for part in shown(each)]
 
 
 def write(directory: Path, ab: AbResult) -> Path:
@@ -51,16 +51,18 @@ def _subtitle(ab: AbResult) -> str:
     return " · ".join(part for part in said if part)
 
 
-def _cards(found: Comparison) -> str:
+def cards(figures: Iterable[tuple[str, str, str]]) -> str:
+    """What counts: a figure, what it is, and what it is made of."""
     inner = "".join(
         f'<div class="card"><b>{html.escape(value)}</b>{html.escape(name)}'
         f'<div class="soft">{html.escape(more)}</div></div>'
-        for value, name, more in headline(found)
+        for value, name, more in figures
     )
     return f'<div class="cards">{inner}</div>'
 
 
-def _shown(section: Section) -> Iterator[str]:
+def shown(section: Section) -> Iterator[str]:
+    """One part under its heading."""
     yield f"<h2>{html.escape(section.title)}</h2>"
     if section.text:
         yield paragraph(section.text)

@@ -175,10 +175,7 @@ def details(ab: AbResult) -> Iterator[Section]:
         table = Table(["run", "variant", "clients", *_FIGURES], rows, [1])
         yield Section("Each run by itself", text, table)
     yield from _servers(results)
-    yield from _conditions(ab)
-    for result in results:
-        if result.commands:
-            yield Section(f"Commands: {result.name}", commands="\n".join(result.commands))
+    yield from conditions(ab)
 
 
 def failures(result: LoadResult) -> list[str]:
@@ -225,7 +222,8 @@ def _servers(results: Sequence[LoadResult]) -> Iterator[Section]:
         yield Section("What the servers said of themselves", "", Table(head, rows, [0]))
 
 
-def _conditions(ab: AbResult) -> Iterator[Section]:
+def conditions(ab: AbResult) -> Iterator[Section]:
+    """The machine, versions, workload and commands, as far as they are known."""
     facts: list[tuple[str, str]] = []
     if machine := ab.on.machine or ab.off.machine:
         facts = [
@@ -238,3 +236,6 @@ def _conditions(ab: AbResult) -> Iterator[Section]:
     facts += [(f"workload: {name}", str(value)) for name, value in ab.on.workload.items()]
     if facts:
         yield Section("Conditions", "", Table(["", ""], facts, [0, 1]))
+    for result in (ab.off, ab.on, *ab.others):
+        if result.commands:
+            yield Section(f"Commands: {result.name}", commands="\n".join(result.commands))

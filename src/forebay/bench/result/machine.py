@@ -44,6 +44,13 @@ def busy_share(seconds: float) -> float:
     return 1 - (idle_after - idle_before) / max(1, after - before)
 
 
+def available_memory_bytes() -> int:
+    """What programs may still take, by the kernel's own estimate."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    found = [line for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(found[0].split()[1]) if found else total_memory_bytes()
+
+
 def _ticks() -> tuple[int, int]:
     """Of all processors since they began: all, and those with nothing to do."""
     line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]

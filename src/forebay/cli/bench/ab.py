@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.bench.ab import comparison, demo
+from forebay.bench.ab import comparison, demo_engine
 from forebay.bench.ab.comparison import OFF, ON, AbPlan
 from forebay.bench.ab.variants import RunningServer, StartedServer, Variant, VllmServer
 from forebay.bench.load.workloads import Dialogs, Stateless, Workload
@@ -205,8 +205,8 @@ def _demo_engine(parsed: argparse.Namespace) -> VllmServer:
     if not demo_model.is_ready():
         print("forebay: converting the demo model, once", file=sys.stderr)
     model = demo_model.prepare()
-    demo.know_weights(model)
-    engine = demo.engine_of(model, _DEMO_KV_BYTES, _DEMO_CONTEXT_TOKENS)
+    demo_engine.know_weights(model)
+    engine = demo_engine.engine_of(model, _DEMO_KV_BYTES, _DEMO_CONTEXT_TOKENS)
     dram = flags.read_settings(parsed).dram if parsed.dram is not None else _DEMO_DRAM_BYTES
     return replace(
         engine,

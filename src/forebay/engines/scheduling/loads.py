@@ -18,7 +18,7 @@ from forebay.engines.copies.contract import LoadPart
 from forebay.engines.geometry import Geometry
 from forebay.engines.scheduling.lookups import Lookups
 from forebay.engines.scheduling.request import TrackedRequest
-from forebay.engines.scheduling.request_load import LoadProgress, RequestLoadState
+from forebay.engines.scheduling.request_load import FAILED, LOADING, LoadProgress
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Promise, Release
 from forebay.record.region import short
@@ -92,7 +92,7 @@ class EngineLoads:
         now = time.monotonic()
         for request_id, tracked in requests.items():
             load = tracked.load
-            if load.state is not RequestLoadState.LOADING:
+            if load.state is not LOADING:
                 continue
             progress = load.progress
             assert progress is not None
@@ -130,7 +130,7 @@ class EngineLoads:
         progress = tracked.load.end(failed=failed)
         owner = tracked.request.request_id
         self._copying = {key: each for key, each in self._copying.items() if each != owner}
-        has_failed = tracked.load.state is RequestLoadState.FAILED
+        has_failed = tracked.load.state is FAILED
         if has_failed:
             tracked.store.lacks(progress.stop)
             self._counts["misses.load_failed"] += 1

@@ -19,7 +19,14 @@ from forebay.engines.scheduling.load_or_recompute import (
     worth_reading,
 )
 from forebay.engines.scheduling.request import TrackedRequest
-from forebay.engines.scheduling.request_load import RequestLoad, RequestLoadState
+from forebay.engines.scheduling.request_load import (
+    ASKED,
+    FOUND,
+    LOOKED_UP,
+    NONE,
+    PROMISED,
+    RequestLoad,
+)
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import is_promise_for, is_ready_for
 from forebay.pool.messages import Ask, Cancel, Found, Lookup, Promise, Ready
@@ -92,7 +99,7 @@ class Lookups:
     def look_up(self, tracked: TrackedRequest) -> None:
         """See how much of a request is known."""
         load = tracked.load
-        if not (load.is_wanted and load.state is RequestLoadState.NONE and self._pool.is_joined):
+        if not (load.is_wanted and load.state is NONE and self._pool.is_joined):
             return
         tracked.extend()
         load.is_short = len(tracked.keys) * self._shape.chunk_tokens < self._limits.min_tokens
@@ -113,20 +120,20 @@ class Lookups:
         load = tracked.load
         if not self._pool.is_joined:
             return self._missed(load, "no_pool")
-        if load.state is RequestLoadState.NONE:
+        if load.state is NONE:
             self.look_up(tracked)
-        if load.state is RequestLoadState.NONE:
+        if load.state is NONE:
             return self._missed(load, "short" if load.is_short else "paused")
-        if load.state is RequestLoadState.LOOKED_UP:
-            wait(lambda: load.state is not RequestLoadState.LOOKED_UP)
-        if load.state is RequestLoadState.LOOKED_UP:
+        if load.state is LOOKED_UP:
+            wait(lambda: load.state is not LOOKED_UP)
+        if load.state is LOOKED_UP:
             return self._unanswered(load)
         if load.known * self._shape.chunk_tokens - computed < self._limits.min_tokens:
             return self._missed(load, "not_worth" if load.known else "unknown")
         load.computed = computed
         first = computed // self._shape.chunk_tokens
         if self._is_copied_for_another(tracked, first, copying):
-            if load.state is RequestLoadState.PROMISED:
+            if load.state is PROMISED:
                 self.cancel(tracked)  # the other may need the room
             self._counts["asked_again.copying"] += 1
             return None, False
@@ -203,18 +210,16 @@ class Lookups:
 
     def _promised(self, tracked: TrackedRequest, first: int, wait: Wait) -> Matched:
         load, limits = tracked.load, self._limits
-        if load.state is RequestLoadState.FOUND:
+        if load.state is FOUND:
             if not self._may_wait(load.computed):
                 return self._missed(load, "too_many_asking")
             known = self._wanted(tracked, first)
             if known * self._shape.chunk_tokens - load.computed < limits.min_tokens:
                 return self._missed(load, "computed_sooner")
             self._ask(load, first, known)
-        if load.state is RequestLoadState.ASKED and load.number not in self._estimate:
-            wait(
-                lambda: load.state is not RequestLoadState.ASKED
-            )  # drives take longer than we may wait
-        if load.state is RequestLoadState.ASKED:
+        if load.state is ASKED and load.number not in self._estimate:
+            wait(lambda: load.state is not ASKED)  # drives take longer than we may wait
+        if load.state is ASKED:
             if time.monotonic() < load.asked_at + limits.promise_s:
                 self._counts["asked_again.reading"] += 1
                 return None, False
@@ -241,8 +246,7 @@ class Lookups:
 
     def _may_wait(self, computed: int) -> bool:
         """Whether one more request may be told to ask again."""
-        loads = (each.load for each in self._by_number.values())
-        asking = [load for load in loads if load.state is RequestLoadState.ASKED]
+        asking = [each.load for each in self._by_number.values() if each.load.state is ASKED]
         if len(asking) < _AGAIN_FEW:
             return True
         tokens = computed + sum(load.computed for load in asking)
@@ -267,7 +271,7 @@ class Lookups:
         others = [
             each
             for each in self._requests.values()
-            if each is not tracked and not (each.load.is_loading or each.load.is_asking)
+            if each is not tracked and each.load.state < ASKED
         ]
         tokens = sum(map(_uncomputed, others)) + self._estimate.computing(now)
         return OtherWork(tokens, len(others))

@@ -45,6 +45,10 @@ class StoreState(Enum):
     DROPPED = auto()  # it cannot be copied any more
 
 
+# A member that is read through its class costs ten times as much before Python 3.12.
+OFFERED, HAS_SLOT, COPYING, DROPPED = StoreState
+
+
 @dataclass(slots=True)
 class _Offer:
     """One chunk that the pool was asked a slot for."""
@@ -52,7 +56,7 @@ class _Offer:
     tracked: TrackedRequest
     chunk: int
     piece: Piece  # its offset is filled in by the answer
-    state: StoreState = StoreState.OFFERED
+    state: StoreState = OFFERED
     is_freed: bool = False  # its blocks are free: it is copied in the next step or never
     deadline: float = 0.0  # monotonic; of COPYING
 
@@ -84,7 +88,7 @@ class EngineStores:
         """Whether a later step is needed to finish what was begun."""
         now = time.monotonic()
         waiting = any(
-            batch.deadline > now and any(_is_offered(offer) for offer in batch.offers)
+            batch.deadline > now and any(offer.state is OFFERED for offer in batch.offers)
             for batch in self._batches
         )
         return bool(waiting or self._with_slot or self._copying)
@@ -93,7 +97,7 @@ class EngineStores:
     def must_wait(self) -> bool:
         """Whether an answer is wanted before this step, or its chunk is lost."""
         offers = (offer for batch in self._batches for offer in batch.offers)
-        return any(offer.is_freed and _is_offered(offer) for offer in offers)
+        return any(offer.is_freed and offer.state is OFFERED for offer in offers)
 
     def completed(self, computed: Iterable[tuple[TrackedRequest, int]]) -> Iterator[TrackedRequest]:
         """Requests with a new whole chunk, given those of a step and the tokens they have then."""
@@ -145,12 +149,12 @@ class EngineStores:
             store = offer.tracked.store
             if answer >= 0 or answer == ReserveAnswer.HAVE:
                 store.offer_chunks = min(OFFER_CHUNKS_MAX, 2 * store.offer_chunks)
-            if offer.state is StoreState.DROPPED:
+            if offer.state is DROPPED:
                 self._pool.abort(message.generation, [answer])
             elif answer >= 0:
                 piece = offer.piece
                 offer.piece = Piece(answer, piece.first, piece.blocks)
-                offer.state = StoreState.HAS_SLOT
+                offer.state = HAS_SLOT
                 self._with_slot.append(offer)
             elif answer == ReserveAnswer.LATER:
                 self._offer_later(offer)
@@ -161,11 +165,15 @@ class EngineStores:
 
     def next_stores(self, step: int) -> list[Store]:
         """What the workers have to copy in this step; what can no longer be copied is dropped."""
-        self._counts["stores.too_late"] += self._drop_offered(lambda offer: offer.is_freed)
+        for batch in self._batches:
+            for offer in batch.offers:
+                if offer.is_freed and offer.state is OFFERED:
+                    offer.state = DROPPED
+                    self._counts["stores.too_late"] += 1
         generation, now = self._pool.generation, time.monotonic()
         stores = []
         for offer in self._with_slot:
-            offer.state, offer.deadline = StoreState.COPYING, now + _COPY_S
+            offer.state, offer.deadline = COPYING, now + _COPY_S
             self._copying[generation, offer.piece.offset] = offer
             stores.append(Store(generation, offer.piece, offer.is_freed))
             if not offer.is_freed:
@@ -227,15 +235,10 @@ class EngineStores:
         gone = [offer for offer in self._with_slot if is_over(offer)]
         self._with_slot = [offer for offer in self._with_slot if not is_over(offer)]
         self._pool.abort(self._pool.generation, [offer.piece.offset for offer in gone])
-        self._drop_offered(is_over)
-
-    def _drop_offered(self, is_over: Callable[[_Offer], bool]) -> int:
-        """OFFERED → DROPPED; how many."""
-        offers = (offer for batch in self._batches for offer in batch.offers)
-        gone = [offer for offer in offers if _is_offered(offer) and is_over(offer)]
-        for offer in gone:
-            offer.state = StoreState.DROPPED
-        return len(gone)
+        for batch in self._batches:
+            for offer in batch.offers:
+                if is_over(offer):
+                    offer.state = DROPPED
 
     def _give_up(self, now: float) -> None:
         """No worker has said what became of these copies: whoever made them is long done."""
@@ -245,7 +248,3 @@ class EngineStores:
         self._counts["stores.unreported"] += len(lost)
         mine = [offset for generation, offset in lost if generation == self._pool.generation]
         self._pool.abort(self._pool.generation, mine)
-
-
-def _is_offered(offer: _Offer) -> bool:
-    return offer.state is StoreState.OFFERED

@@ -16,6 +16,6 @@ def shared_group(cache: Any) -> Any:
     return cache.kv_cache_groups[GROUP]
 
 
-def shared_blocks(block_ids: Sequence[Sequence[int]] | None) -> list[int]:
-    """Its blocks, of what vLLM gave to a request in every group; None: nothing."""
-    return list(block_ids[GROUP]) if block_ids else []
+def shared_blocks(block_ids: Sequence[Sequence[int]]) -> list[int]:
+    """Its blocks, of what vLLM gave to a request in every group."""
+    return list(block_ids[GROUP])

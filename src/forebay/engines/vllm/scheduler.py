@@ -18,10 +18,10 @@ from forebay.engines.scheduling.error_budget import ErrorBudget
 from forebay.engines.scheduling.loads import EngineLoads
 from forebay.engines.scheduling.lookups import LoadLimits, Lookups, Matched
 from forebay.engines.scheduling.request import TrackedRequest
-from forebay.engines.scheduling.request_load import RequestLoadState
+from forebay.engines.scheduling.request_load import FAILED
 from forebay.engines.scheduling.stores import EngineStores
 from forebay.engines.step import WorkerReport, by_all
-from forebay.engines.vllm.groups import shared_blocks
+from forebay.engines.vllm.groups import GROUP, shared_blocks
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
@@ -90,7 +90,7 @@ class SchedulerConnector:
         tracked = self._requests.get(request.request_id)
         if tracked is None or not tracked.load.is_wanted:
             return 0, False
-        if tracked.load.state is RequestLoadState.FAILED:
+        if tracked.load.state is FAILED:
             return 0, False
         if not self._has_listened:
             self._listen()  # a step is long: what was read meanwhile need not be computed
@@ -167,8 +167,9 @@ class SchedulerConnector:
     @property
     def has_work(self) -> bool:
         """Whether the engine must go on stepping though it has nothing to compute."""
-        loading = any(tracked.load.is_loading for tracked in self._requests.values())
-        return loading or self._loads.is_landing or self._stores.has_work
+        if self._loads.is_landing or self._stores.has_work:
+            return True
+        return any(tracked.load.progress is not None for tracked in self._requests.values())
 
     def take_counts(self) -> dict[str, int]:
         """What was counted since the last call."""
@@ -237,7 +238,8 @@ class SchedulerConnector:
             if request_id in cached.resumed_req_ids:
                 tracked.blocks = []
                 self._is_computed(tracked)
-            tracked.blocks += shared_blocks(added)
+            if added:
+                tracked.blocks += added[GROUP]
 
     def _is_computed(self, tracked: TrackedRequest) -> None:
         """The engine computes this request: the pool need not keep anything for it."""
