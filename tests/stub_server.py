@@ -164,9 +164,9 @@ class Stub:
             if at == tokens // 2 and fault:
                 await self.go_wrong(fault, writer)
                 return None
-            piece(writer, choice({"content": f"w{at} "}, "length" if at == tokens - 1 else None))
-            last = time.perf_counter()
+            last = time.perf_counter()  # before it leaves: no client can have it sooner
             first = first or last
+            piece(writer, choice({"content": f"w{at} "}, "length" if at == tokens - 1 else None))
             due += self.options.tpot_ms / 1e3
         return first, last
 
