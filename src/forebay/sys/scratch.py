@@ -2,9 +2,9 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -52,20 +52,30 @@ def make_private(path: str) -> None:
 def scratch(parent: str) -> Iterator[Path]:
     """A fresh directory of mode 0700 in `parent`, removed with all in it, also after Ctrl-C."""
     refuse_unsafe(parent)
+    path = Path(parent, PREFIX + secrets.token_hex(6))  # known before it is made: a signal may come
     try:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        _make(path, parent)
+        yield path
+    finally:
+        try:
+            _remove(path)
+        except KeyboardInterrupt:  # an impatient second Ctrl-C must not leave gigabytes behind
+            _remove(path)
+            raise
+
+
+def _make(path: Path, parent: str) -> None:
+    try:
+        path.mkdir(mode=0o700)
     except OSError as error:
         raise DirectoryError(
             f"{parent} cannot be written ({error.strerror}); choose a directory of your own."
         ) from None
-    try:
-        yield path
-    finally:
-        try:
-            shutil.rmtree(path)
-        except KeyboardInterrupt:  # an impatient second Ctrl-C must not leave gigabytes behind
-            shutil.rmtree(path)
-            raise
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
 
 
 def leftovers(parent: str) -> list[str]:

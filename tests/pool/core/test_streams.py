@@ -110,6 +110,7 @@ def test_what_an_engine_has_itself_needs_no_room(place: Path) -> None:
     core = CoreHarness(8 * MIB, place, 64 * MIB)
     for each in (keys, chain("other", 118), held):
         core.store(client, each)
+        core.settle()  # no slot is busy for being written
     holds, _ = core.lookup(other, held)
     assert len(core.ask(other, holds, held).offsets) == 10
     number, _ = core.lookup(client, keys)
