@@ -47,6 +47,22 @@ def test_reads_outlive_their_session_and_are_told_of_once_they_end(service: Serv
     session.close()
 
 
+def test_a_read_begun_before_the_loss_is_known_belongs_to_the_lost_session(
+    service: Service,
+) -> None:
+    session = joined(service)
+    session.poll()
+    lose(session)
+    session.take(time.monotonic() + 20)  # notices the loss; its user hears of it by `poll`
+    session.begin_read(1)
+    assert session.poll(), "now it is known"
+    assert session.wait_until_joined(time.monotonic() + 20)
+    seen = [session.has_lost_reads]  # so nothing was said to be settled
+    session.end_read(1)
+    assert [*seen, session.has_lost_reads] == [True, False]
+    session.close()
+
+
 def test_without_a_pool_there_is_a_sentence_at_once(place: Path) -> None:
     why = join(str(place / "none.sock"), "engine", Clock(), time.monotonic() + 20)
     assert isinstance(why, str)

@@ -9,7 +9,7 @@ from tests.core_harness import LENGTH, Client, CoreHarness, chain
 from tests.disk_harness import flip, records
 from tests.tiers.slow_memory import SlowMemoryTier
 
-from forebay.pool.messages import Found
+from forebay.pool.messages import AdminReply, Clear, Found
 from forebay.record.header import HEADER_BYTES
 from forebay.record.region import short
 from forebay.tiers.contract import Prefix, Tier
@@ -92,6 +92,21 @@ def test_a_record_that_the_nearest_tier_cannot_give_comes_from_the_next(
     assert core.load(client, keys) == len(keys)
     assert core.number("counters", "slow_memory.loaded") == len(keys)
     core.settle()
+    assert core.pool.violations() == []
+    core.pool.close(5)
+
+
+def test_what_was_cleared_while_it_was_filled_is_found_nowhere(
+    three_tiers: Callable[..., CoreHarness],
+) -> None:
+    core, client, keys = three_tiers(SlowMemoryTier), Client("e"), chain("cleared", 4)
+    offsets = core.reserve(client, keys)
+    core.pool.handle(client, Clear(""))
+    assert core.receive(client, AdminReply).ok
+    assert core.commit(client, offsets) == 0
+    core.settle()
+    assert core.lookup(client, keys)[1].known == 0
+    assert core.number("disk", "records") == core.number("slow_memory", "records") == 0
     assert core.pool.violations() == []
     core.pool.close(5)
 

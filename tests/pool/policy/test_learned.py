@@ -306,6 +306,17 @@ def test_while_a_budget_is_exhausted_unwritten_chunks_are_like_others() -> None:
     assert policy.victim(hour_s, 1, spare_unwritten=True) is None
 
 
+def test_a_further_tier_that_takes_nothing_holds_up_no_eviction() -> None:
+    policy = Learned([LowerTier(1000, 24), LowerTier(1000)])
+    keys = [key(number) for number in range(8)]
+    policy.requested(keys, 0, 0.0)
+    for at, each in enumerate(keys):
+        policy.stored(each, keys[at - 1] if at else None, 1, 0.0)
+    while (offered := policy.next_write(0, 0.0, idle=True)) is not None:
+        policy.in_tiers(offered, {0})
+    assert policy.victim(0.0, 1, spare_unwritten=True) == keys[7], "though it waits for the other"
+
+
 def test_t32_the_budget_holds_in_every_24_hours_of_a_week() -> None:
     budget = 300 * CHUNK
     driven = model(dram=20, disk=200, budget=budget)

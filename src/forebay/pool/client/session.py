@@ -136,8 +136,12 @@ class PoolSession:
     # What is read of what was promised, where it is not by views of the slab in this process.
 
     def begin_read(self, serial: int) -> None:
-        """Somebody was told to read slots that were promised in this session."""
-        self._reads.add(serial)
+        """Somebody was told to read slots that were promised in this session.
+
+        It may be lost by now and its user not know yet: then they were promised in the lost one.
+        """
+        reads = self._reads if self.is_joined else self._lost_reads.get(self.engine, self._reads)
+        reads.add(serial)
 
     def end_read(self, serial: int) -> None:
         """Nobody reads them any more; with the last of a lost session's, the pool hears of it."""

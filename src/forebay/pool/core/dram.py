@@ -79,9 +79,10 @@ class Dram:
         return chunk
 
     def commit(self, chunk: Chunk) -> bool:
-        """An engine has filled a slot; False if the chunk before it is gone, and so this one."""
+        """An engine has filled a slot; False if it was cleared, or the chunk before it is gone."""
         self._end_fill(chunk)
-        if not self.is_known(chunk.name.parent):
+        if chunk in self._condemned or not self.is_known(chunk.name.parent):
+            self._condemned.discard(chunk)
             self.drop(chunk)
             return False
         self._set_ready(chunk)
@@ -168,6 +169,8 @@ class Dram:
 
     def end_write(self, chunk: Chunk, tier: int, *, is_stored: bool) -> None:
         """A lower tier has read the slot, and has the chunk or has not."""
+        # A record may have left again before we heard that it was stored.
+        is_stored = is_stored and tier in self._stack.tiers_of(chunk.key)
         tiers = chunk.tiers | {tier} if is_stored else chunk.tiers
         self._move(chunk, tiers, chunk.writing_to - {tier})
         self.policy.unpin(chunk.key)
@@ -229,6 +232,10 @@ class Dram:
         self._condemned |= condemned
         self.sweep()
         return len(condemned & self._condemned)
+
+    def is_condemned(self, chunk: Chunk) -> bool:
+        """Whether a chunk was cleared while it was in use."""
+        return chunk in self._condemned
 
     def sweep(self) -> None:
         """Drop what was condemned and is not in use any more."""

@@ -166,7 +166,7 @@ class Pool(Core):
         self._dram.shrink()
         self._admin.tick(now)
         self._preallocator.step()
-        idle = not self._is_moving
+        idle = not (self._acquisition.reads_in_flight or self._write_behind.nearest_in_flight)
         self._write_behind.run(idle=idle)
         if idle:
             self._scrubber.step(now)
@@ -231,7 +231,7 @@ class Pool(Core):
         while len(self._stack) and self._clock.monotonic() < until:
             self.complete()
             self._write_behind.run(idle=True)
-            if not self._write_behind.in_flight:
+            if not self._write_behind.nearest_in_flight:
                 break
             pause.wait(_FLUSH_STEP_S)
         left_s = max(0.1, until - self._clock.monotonic())

@@ -15,7 +15,7 @@ REFUSED: Final = 4  # not to be written
 QUEUED: Final = 8  # to be decided
 # What is lost when a chunk leaves DRAM.
 UNSAVED: Final = 0  # the chunk: no lower tier has it or will
-PENDING: Final = 1  # the chunk, which is to be written to a lower tier
+PENDING: Final = 1  # the chunk, which is to be written to the nearest lower tier
 SAVED: Final = 2  # nothing: a lower tier has it
 SAFETIES: Final = 3
 
@@ -99,7 +99,8 @@ class Forest:
         flags = 0
         for column in self.flags:
             flags |= column[row]
-        pending = flags & (OFFERED | QUEUED)
+        # Only the nearest tier is waited for: a further copy holds up nothing.
+        pending = self.flags[0][row] & (OFFERED | QUEUED) if self.flags else 0
         self.safety[row] = SAVED if flags & HELD else PENDING if pending else UNSAVED
         is_queued = pending == QUEUED and not flags & HELD
         if is_queued != self._is_queued[row]:

@@ -163,8 +163,8 @@ class Learned(Policy):
 
     @property
     def _can_write(self) -> bool:
-        """Whether some tier can take more of what waits for it."""
-        return any(writing.can_write for writing in self._writing)
+        """Whether the nearest tier can take more of what waits for it."""
+        return bool(self._writing) and self._writing[0].can_write
 
     def _mark(self, tier: int, row: int, flags: int) -> None:
         """Give a chunk other flags, and its visit the queue that follows from them."""

@@ -61,13 +61,14 @@ class Promotions:
     def _ended(self, chunk: Chunk, outcome: LoadOutcome, tier: int) -> None:
         waiting = self._waiting.pop(chunk)
         self._ahead.discard(chunk)
-        header = outcome.header if isinstance(outcome, Hit) else None
+        is_whole = isinstance(outcome, Hit) and outcome.length == chunk.length
+        header = outcome.header if isinstance(outcome, Hit) and is_whole else None
         if header is not None:
             name = self._stack.name_of(tier)
             self._counters[f"{name}.loaded"] += 1
             self._counters[f"{name}.loaded_bytes"] += chunk.length
         else:
-            reason = "io_error" if isinstance(outcome, Hit) else outcome.reason.value
+            reason = "wrong_record" if isinstance(outcome, Hit) else outcome.reason.value
             self._counters[f"misses.{reason}"] += 1
         self._dram.end_load(chunk, header)
         self._done(chunk, waiting)

@@ -26,6 +26,11 @@ class WriteBehind:
         """Writes that tiers have not answered yet."""
         return sum(self._in_flight)
 
+    @property
+    def nearest_in_flight(self) -> int:
+        """Of these, to the nearest tier: what a further one takes its time for holds up nothing."""
+        return self._in_flight[0] if self._in_flight else 0
+
     def run(self, *, idle: bool = False) -> None:
         """Hand to every tier what the policy offers for it, while there is room."""
         for tier in range(len(self._stack)):
@@ -47,7 +52,7 @@ class WriteBehind:
         if key is None:
             return False
         chunk = dram.chunks.get(key)
-        if chunk is None or chunk.state is not SlotState.READY or tier in chunk.writing_to:
+        if chunk is None or not self._is_writable(chunk, tier):
             dram.policy.write_failed(key, tier)
             return True
         dram.begin_write(chunk, tier)
@@ -56,6 +61,11 @@ class WriteBehind:
         done = partial(self._ended_on_thread, tier, chunk)
         self._stack.store(tier, chunk.name, source, chunk.length, done=done, digest=chunk.digest)
         return True
+
+    def _is_writable(self, chunk: Chunk, tier: int) -> bool:
+        if chunk.state is not SlotState.READY or tier in chunk.writing_to:
+            return False
+        return not self._dram.is_condemned(chunk)
 
     def _ended_on_thread(self, tier: int, chunk: Chunk, outcome: StoreOutcome) -> None:
         self._complete(partial(self._ended, tier, chunk, outcome))
