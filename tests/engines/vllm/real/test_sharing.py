@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 StartEngine = Callable[..., Engine]
 LENGTH = 600
 KNOWN = 512  # tokens of it that are stored
+TRIES = 30  # on a machine so busy that the pool answers late
 SEEDS = itertools.count(1)  # each engine has prompts of its own
 SALTS = ("one", "two", "@", "/", "..", "\0", "søstre", "one ", "x" * 1_000_000)
 
@@ -34,8 +35,13 @@ class Sharer:
         engine.share(pool)
 
     def store(self) -> None:
-        self.engine.generate([self.prompt], answer=2)
-        self.engine.empty_cache()
+        """Store the prompt; a pool that answers after its blocks were freed has not got it."""
+        for _ in range(TRIES):
+            self.engine.generate([self.prompt], answer=2)
+            self.engine.empty_cache()
+            if self.finds(self.prompt) == KNOWN:
+                return
+        raise AssertionError("it is never stored whole")
 
     def finds(self, prompt: Tokens) -> int:
         """Tokens of this prompt that it did not have to compute."""
@@ -57,7 +63,6 @@ def first(model: Path, pool: PoolProcess) -> Iterator[Sharer]:
     """The engine that all others are compared with."""
     sharer = Sharer(Engine(model, pool), pool)
     sharer.store()
-    assert sharer.finds(sharer.prompt) == KNOWN
     yield sharer
     sharer.engine.kill()
 
