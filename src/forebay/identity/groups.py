@@ -18,10 +18,6 @@ class GroupRule(StrEnum):
         """The record without which the one after `previous` is of no use; ROOT: none."""
         return previous
 
-    def needed(self, chunks: int) -> range:
-        """The records that a hit of so many chunks needs."""
-        return range(chunks)
-
 
 def rule_of(group: int) -> GroupRule:  # noqa: ARG001 - one rule holds for every group so far
     """The rule of a group, by its number in the engine."""
