@@ -18,9 +18,9 @@ _SETTINGS_HEAD = """\
 
 Every setting can be given as a flag (`--min-tokens 512`), as an environment variable
 (`FOREBAY_MIN_TOKENS=512`) or as a key of the file that `--config FILE.toml` names
-(`min_tokens = 512`). A flag overrides a variable, and a variable overrides the file. An unknown name
-is an error in all three. Each command accepts only the flags that concern it; variables and the file
-may hold any setting.
+(`min_tokens = 512`). A flag overrides a variable, and a variable overrides the file. An unknown
+name is an error in all three. Each command accepts only the flags that concern it; variables and
+the file may hold any setting.
 
 Sizes are written as `512MiB`, `64GiB` (powers of 1024), `500GB`, `1TB` (powers of 1000) or in
 bytes. A switch is `true` or `false`; its flag is `--name` or `--no-name`.
