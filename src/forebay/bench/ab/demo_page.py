@@ -18,13 +18,13 @@ from forebay.bench.ab.demo_report import (
 from forebay.bench.load.client import Completion
 from forebay.bench.report.formatting import moved, ratio
 from forebay.bench.report.page import cards, shown
-from forebay.bench.report.sections import Section, conditions
-from forebay.bench.report.text import LINE_LETTERS, sections_text
+from forebay.bench.report.sections import conditions
 from forebay.bench.result import files
 from forebay.bench.result.format import LoadStep
 from forebay.quantity import format_size
 from forebay.report.charts import Chart, ChartLine
 from forebay.report.page import Table, document, figure, legend, paragraph
+from forebay.report.text import LINE_LETTERS, Section, sections_text
 
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _LIMITS: Final = (
@@ -124,7 +124,7 @@ def _figures(report: DemoReport) -> Table:
     ):
         alone, pool = (str(Spread.of(column)) for column in zip(*_ttft(turns), strict=True))
         rows.append((f"to the first token, {name}, s", alone, pool, remark))
-    own = (f"{again.own_ttft_s:.2f}", f"{again.pool_ttft_s:.2f}", "the last turns once more")
+    own = (f"{again.own_ttft_s:.2f}", f"{again.pool_ttft_s:.2f}", "last turns once more")
     rows += [
         ("own prefix cache, or the pool, s", *own),
         ("a token after the first, ms", _tpot(off), _tpot(on), "median"),

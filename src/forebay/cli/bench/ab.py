@@ -20,7 +20,7 @@ from forebay.bench.result import files
 from forebay.bench.result.compare import compare
 from forebay.bench.result.format import LoadResult
 from forebay.cli import flags, progress
-from forebay.cli.bench import loads, sla
+from forebay.cli.bench import loads
 from forebay.cli.bench.serve import complete, target_of
 from forebay.cli.engine.demo import cache_directory
 from forebay.cli.flags import Commands
@@ -90,7 +90,7 @@ def add(kinds: Commands) -> None:
     )
     # No --config: vLLM has one of its own.
     flags.add_settings(parser, ["dram", "disk"], has_file=False)
-    sla.add(parser)
+    flags.add_sla(parser)
     loads.add(parser, None)
     flags.add_json(parser)
     parser.set_defaults(run=_run)

@@ -11,7 +11,6 @@ from forebay.bench.load.steps import LoadPlan
 from forebay.bench.load.traces import AgentTrace, ChatTrace, RequestFile
 from forebay.bench.load.workloads import Dialogs, Documents, Questions, Stateless, Workload
 from forebay.cli import flags
-from forebay.cli.bench import sla
 from forebay.errors import SettingsError
 from forebay.plan.number import real, whole
 
@@ -138,7 +137,7 @@ def plan_of(
     """What is asked of a server, as the flags say it."""
     workload = workload_of(parsed, default)
     return LoadPlan(
-        parsed.clients, workload, sla.bounds(parsed), parsed.seed, parsed.seconds, stops_early
+        parsed.clients, workload, flags.read_sla(parsed), parsed.seed, parsed.seconds, stops_early
     )
 
 
