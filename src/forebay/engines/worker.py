@@ -137,8 +137,9 @@ class WorkerConnector:
         if self._copies is None:
             return
         done = self._copies.take_done()
-        for store in done.stored:
+        for store, digest in done.stored:
             self._report.stored[store.generation, store.piece.offset] = 1
+            self._report.digests[store.generation, store.piece.offset] = digest
             self.counts["stored.bytes"] += self._shape.chunk_bytes
         self.counts["store_us"] += round(done.store_s * 1e6)
         self.counts["load_us"] += round(done.load_s * 1e6)
