@@ -6,7 +6,6 @@ because the last of them may be torn.
 """
 
 import logging
-import os
 import stat
 from typing import Final, NamedTuple
 
@@ -14,7 +13,7 @@ from forebay.errors import DirectoryError
 from forebay.quantity import format_size
 from forebay.record import region as layout
 from forebay.record.header import Damage
-from forebay.sys.disk import Disk
+from forebay.sys.disk import Disk, printable
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.sys.world import World
 from forebay.tiers.disk.catalog import Catalog
@@ -152,8 +151,7 @@ def _leave_alone(disk: Disk, recovered: RecoveredDirectory, name: str, why: str)
         return
     except OSError:
         size_bytes = recovered.region_log.region_bytes  # unknown: as much as one of ours
-    shown = os.fsencode(name).decode(errors="replace")
-    _log.warning("%s/%s is left alone (%s)", recovered.directory.path, shown, why)
+    _log.warning("%s/%s is left alone (%s)", recovered.directory.path, printable(name), why)
     recovered.region_log.leave_alone(name, size_bytes)
 
 
