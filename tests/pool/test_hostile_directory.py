@@ -31,6 +31,7 @@ from tests.pool_process import (
 
 from forebay.record import region as layout
 
+pytestmark = pytest.mark.slow
 PAGE: Final = 4096
 CAP_BYTES: Final = 12 << 20
 CHUNKS, CHAIN = made("kept", count=40)
