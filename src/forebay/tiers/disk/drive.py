@@ -21,7 +21,7 @@ from forebay.record.header import (
 from forebay.record.region import Position, short, unpack_record
 from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
-from forebay.sys.transfer import read_whole, write_whole
+from forebay.sys.transfer import read_whole, write_whole, zero_whole
 from forebay.sys.world import World
 from forebay.tiers.contract import (
     Dropped,
@@ -34,7 +34,7 @@ from forebay.tiers.contract import (
     StoreOutcome,
 )
 from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.erasure import Eraser, wipe
+from forebay.tiers.disk.erasure import Eraser, wipe_header
 from forebay.tiers.disk.health import Health
 from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
@@ -184,7 +184,7 @@ class Drive:
             refused = self._settle(region, header, offset)
         else:
             self._catalog.abandon(key)
-        self.region_log.end_use(region)
+        self.region_log.end_use(region, offset)
         return Stored() if refused is None else Dropped(refused)
 
     def _settle(self, region: Region, header: RecordHeader, offset: int) -> DropReason | None:
@@ -195,7 +195,9 @@ class Drive:
             return None
         # Forgotten while it was written: a walk must not find it.
         try:
-            wipe(self._disk, region, offset)
+            wipe_header(self._disk, region, offset)
+            payload_at = offset + PAGE_BYTES
+            zero_whole(self._disk, region.descriptor, payload_at, memory.padded(header.length))
         except OSError:
             self._failed()
         else:
@@ -205,7 +207,9 @@ class Drive:
     def _write(
         self, job: StoreJob, page: memoryview, region: Region, offset: int
     ) -> DropReason | None:
-        buffers = [page, job.source[: memory.padded(job.length)]]
+        padded = memory.padded(job.length)
+        job.source[job.length : padded] = bytes(padded - job.length)  # else another's, perhaps
+        buffers = [page, job.source[:padded]]
         try:
             write_whole(self._disk, region.descriptor, buffers, offset)
         except OSError as error:

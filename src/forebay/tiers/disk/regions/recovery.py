@@ -229,17 +229,15 @@ def _resume(disk: Disk, recovered: RecoveredDirectory) -> None:
     for region, found in recovered.found:
         is_youngest = region is recovered.found[-1][0]
         free_bytes = region.size_bytes - region.end
-        # A sparse file would take blocks that were not counted: nothing is written into it.
-        is_sparse = region.file_bytes < region.size_bytes
         is_roomy = free_bytes > region.size_bytes // _RESUME_SHARE
-        resume = is_youngest and is_roomy and not is_sparse
+        resume = is_youngest and is_roomy and not region.is_sparse
         region.contents = bytearray(found.packed)
         region.is_sealed = found.is_sealed
         try:
             if resume and found.is_sealed:
                 regions.unseal(disk, region)
                 region.is_sealed = False
-            elif not (resume or is_sparse or found.is_sealed):
+            elif not (resume or region.is_sparse or found.is_sealed):
                 regions.seal(disk, region)
                 region.is_sealed = True
         except OSError as error:
