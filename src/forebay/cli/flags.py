@@ -122,7 +122,7 @@ def add_settings(
     parser.set_defaults(setting_names=tuple(names))
     parser.set_defaults(config=None)
     if has_file:
-        parser.add_argument("--config", metavar="FILE.toml", help="settings; flags go before it")
+        parser.add_argument("--config", metavar="FILE.toml", help="settings; flags override it")
 
 
 def read_settings(parsed: argparse.Namespace) -> Settings:

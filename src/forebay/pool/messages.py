@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.record.region import SHORT_KEY_BYTES
 
-PROTOCOL: Final = 2  # a message more is a number more: an unknown tag ends a connection
+PROTOCOL: Final = 3  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
 SENTENCE_MAX: Final = 400
 _KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a fifth each
@@ -154,10 +154,16 @@ class Reserved(_Message, frozen=True, tag="reserved"):
 
 
 class Commit(_Message, frozen=True, tag="commit"):
-    """These reserved slots are filled; their chunks can be found from now on."""
+    """These reserved slots are filled; their chunks can be found from now on.
+
+    The digests are computed by whoever filled the slots, before this is said: what is written
+    there afterwards, by anyone who maps the slab, does not have them. A commit without a digest for
+    each slot gives the slots back.
+    """
 
     generation: int
     offsets: list[int]
+    digests: bytes  # joined, one a slot: the payload hash as it stands in a record
 
 
 class Committed(_Message, frozen=True, tag="committed"):

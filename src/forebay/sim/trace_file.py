@@ -74,7 +74,8 @@ def _flat(requests: list[AgentRequest], start_s: float) -> Iterator[tuple[float,
 
 def read_trace_lines(path: Path) -> list[ConversationRequest] | list[AgentSession]:
     """Every line of a trace, in whichever format it is."""
-    if b'"hash_ids"' in next(_lines(path), b""):
+    _, first = next(_lines(path), (0, b""))
+    if b'"hash_ids"' in first:
         return read_lines(path, ConversationRequest)
     return read_lines(path, AgentSession)
 
@@ -83,26 +84,28 @@ def read_lines(path: Path, kind: type[_Row]) -> list[_Row]:
     """Every line of a file, each an object of this kind."""
     decode: Callable[[bytes], _Row] = msgspec.json.Decoder(kind).decode
     rows: list[_Row] = []
-    for line in _lines(path):
-        if len(rows) == LINES_MAX:
-            raise SettingsError(f"{path} has more than {LINES_MAX:,} lines.")
+    for number, line in _lines(path):
+        if number > LINES_MAX:
+            raise SettingsError(f"'{path}' has more than {LINES_MAX:,} lines.")
         try:
             rows.append(decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SettingsError(
-                f"line {len(rows) + 1} of {path} is not as docs/bench.md says: {error}."
+                f"line {number} of '{path}' is not as docs/bench.md says: {error}."
             ) from None
     if not rows:
-        raise SettingsError(f"{path} is empty.")
+        raise SettingsError(f"'{path}' is empty.")
     return rows
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Lines that are not blank."""
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers."""
     try:
         with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
-            for line in iter(lambda: file.readline(LINE_BYTES_MAX), b""):
+            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX), b""), 1):
                 if line.strip():
-                    yield line
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise SettingsError(f"{path} cannot be read ({error}).") from None
+                    yield number, line
+    except OSError as error:
+        raise SettingsError(f"'{path}' cannot be read: {error.strerror}.") from None
+    except (EOFError, lzma.LZMAError):
+        raise SettingsError(f"'{path}' cannot be read: it is no complete .xz file.") from None

@@ -14,6 +14,7 @@ from tests.pool_process import PoolProcess
 HANG_S = 300.0  # a wait that takes longer is one that does not end, however busy the machine is
 ANSWER = 24  # tokens
 KV_BYTES = 6 << 20  # of an engine's own KV cache: 4096 tokens of the first model
+SHIPPED_STEP_WAIT_S = 0.001  # for which a step waits for the pool, where users run it
 # What is tested here is not how soon a busy machine answers, nor which is sooner, a disk or a model
 # as small as these.
 NO_DEADLINES = {
@@ -43,6 +44,7 @@ class Engine:
         recorded: Path | None = None,
         settings: dict[str, Any] | None = None,  # of the connector; they may name a pool as well
         log: Path | None = None,  # of what it prints; else that belongs to the test
+        step_wait_s: float = HANG_S,  # a chunk whose blocks are free waits so long for its slot
         **options: Any,
     ) -> None:
         if pool is not None:
@@ -52,6 +54,7 @@ class Engine:
             "has_core_process": has_core_process,
             "recorded": None if recorded is None else str(recorded),
             "log": None if log is None else str(log),
+            "step_wait_s": step_wait_s,
             "options": {"model": str(model), "kv_cache_memory_bytes": KV_BYTES, **options},
         }
         self.process, self._pipe = forked.start(engine_process.run, wanted)

@@ -10,6 +10,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 SETTLE_S = 300.0  # a guard against hanging
 
@@ -60,6 +61,10 @@ class Commands:
     def __init__(self, wanted: dict[str, Any]) -> None:
         from vllm import LLM
 
+        from forebay.engines.vllm import scheduler
+
+        # A core process is forked, and has it too.
+        patch.object(scheduler, "_STEP_WAIT_S", wanted["step_wait_s"]).start()
         options = {
             "dtype": "float32",
             "max_model_len": 2048,

@@ -17,6 +17,7 @@ from tests.engines.vllm.real.engine import (
     Engine,
     RecordedPages,
     cached_of,
+    stored_chunks,
     tokens_of,
 )
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs, next_turn
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 StartEngine = Callable[..., Engine]
 StartPool = Callable[..., PoolProcess]
 TURNS = 3
+CHUNK = 256  # tokens
 ALL = slice(None)
 SIZE = 6  # dialogs: more than an engine's own KV cache has room for
 FIRST = 600  # tokens of their first prompt
@@ -78,7 +80,10 @@ def test_t50_answers_and_pages_are_equal_through_dram_restarts_and_nvme(
     pool = start_pool(*ROOMY)
     engine = start_engine(model, pool, recorded=pages.file, has_core_process=True)
     engine.share(pool)
+    before = stored_chunks(pool)
     assert conversation.take_turns(engine) >= SIZE * 512, "later turns come from the pool"
+    stored = before + SIZE * 768 // CHUNK
+    wait_until(lambda: stored_chunks(pool) >= stored, "the commit of the last chunk", HANG_S)
     engine.kill()
     second = start_engine(model, pool, recorded=pages.file)
     second.share(pool)

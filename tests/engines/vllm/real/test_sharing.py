@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines.vllm.real.engine import HANG_S, Engine, cached_of, tokens_of
+from tests.engines.vllm.real.engine import (
+    HANG_S,
+    SHIPPED_STEP_WAIT_S,
+    Engine,
+    cached_of,
+    tokens_of,
+)
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs
 from tests.pool_process import PoolProcess, short_directory
 
@@ -21,7 +27,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 StartEngine = Callable[..., Engine]
 LENGTH = 600
 KNOWN = 512  # tokens of it that are stored
-TRIES = 30  # on a machine so busy that the pool answers late
 SEEDS = itertools.count(1)  # each engine has prompts of its own
 SALTS = ("one", "two", "@", "/", "..", "\0", "søstre", "one ", "x" * 1_000_000)
 
@@ -35,13 +40,8 @@ class Sharer:
         engine.share(pool)
 
     def store(self) -> None:
-        """Store the prompt; a pool that answers after its blocks were freed has not got it."""
-        for _ in range(TRIES):
-            self.engine.generate([self.prompt], answer=2)
-            self.engine.empty_cache()
-            if self.finds(self.prompt) == KNOWN:
-                return
-        raise AssertionError("it is never stored whole")
+        self.engine.generate([self.prompt], answer=2)
+        self.engine.empty_cache()
 
     def finds(self, prompt: Tokens) -> int:
         """Tokens of this prompt that it did not have to compute."""
@@ -166,7 +166,7 @@ def test_t29_a_pool_that_hangs_is_left_alone(
 ) -> None:
     pool = start_pool()
     deadlines = {"lookup_deadline_ms": 20, "load_deadline_ms": 100}
-    engine = start_engine(model, pool, settings=deadlines)
+    engine = start_engine(model, pool, settings=deadlines, step_wait_s=SHIPPED_STEP_WAIT_S)
     engine.share(pool)
     prompts = dialogs(12, 300, next(SEEDS))
     pool.signal(signal.SIGSTOP)
