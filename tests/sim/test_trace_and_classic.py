@@ -141,7 +141,7 @@ def test_what_cannot_be_opened_or_holds_nothing_is_refused_with_a_sentence(tmp_p
     with pytest.raises(SettingsError, match=r"/none' cannot be read: No such file or directory.$"):
         read_trace(tmp_path / "none")
     (tmp_path / "empty").touch()
-    with pytest.raises(SettingsError, match="/empty' is empty."):
+    with pytest.raises(SettingsError, match="/empty' is empty"):
         read_trace(tmp_path / "empty")
 
 
