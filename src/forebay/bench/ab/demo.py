@@ -134,7 +134,7 @@ class _Demo:
             list(dialogs.queue(self.words, 1, "demo")) for _ in ("alone", "with the pool")
         )
         said = (
-            f"This machine reads {speed.prompt_tokens_per_s:,.0f} prompt tokens a second:"
+            f"This machine reads {speed.prompt_tokens_per_s:,.0f} prompt tokens per second:"
             f" {dialogs.hold} dialogs of {dialogs.turns} turns, with a history of"
             f" {dialogs.first_tokens:,} tokens each"
         )
