@@ -12,7 +12,7 @@ from typing import Final
 
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.dram import Dram
-from forebay.pool.core.parts import Complete
+from forebay.pool.core.parts import CoreParts
 from forebay.record.header import payload_hash
 
 _WAITING_MAX: Final = 1024
@@ -24,8 +24,8 @@ _STEP_CHUNKS_MAX: Final = 64
 class Hasher:
     """Hashes what it is given, in order; answers through the pool's completions."""
 
-    def __init__(self, complete: Complete) -> None:
-        self._complete = complete
+    def __init__(self, parts: CoreParts) -> None:
+        self._complete, self._barrier = parts.complete, parts.barrier
         self._jobs: queue.Queue[tuple[list[memoryview], Callable[[list[bytes]], None]] | None]
         self._jobs = queue.Queue(_WAITING_MAX)
         self._under_way = 0  # counted by the pool's thread alone
@@ -33,7 +33,10 @@ class Hasher:
         self._thread.start()
 
     def submit(self, payloads: list[memoryview], done: Callable[[list[bytes]], None]) -> bool:
-        """Hash payloads; `done` is called on the pool's thread. False: too much is waiting."""
+        """Hash payloads; `done` is called on the pool's thread. False: too much is waiting.
+
+        Where hashing failed, `done` hears of no digest at all.
+        """
         try:
             self._jobs.put_nowait((payloads, done))
         except queue.Full:
@@ -57,13 +60,18 @@ class Hasher:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             payloads, done = job
-            digests = [payload_hash(payload) for payload in payloads]
+            none: list[bytes] = []
+            digests = self._barrier.result("hashing", none, _digests, payloads)
             self._complete(partial(self._answer, done, digests))
 
     def _answer(self, done: Callable[[list[bytes]], None], digests: list[bytes]) -> None:
         """On the pool's thread again."""
         self._under_way -= 1
         done(digests)
+
+
+def _digests(payloads: list[memoryview]) -> list[bytes]:
+    return [payload_hash(payload) for payload in payloads]
 
 
 class Scrubber:
@@ -100,7 +108,7 @@ class Scrubber:
 
     def _checked(self, chunks: list[Chunk], digests: list[bytes]) -> None:
         self.checked += len(chunks)
-        for chunk, digest in zip(chunks, digests, strict=True):
+        for chunk, digest in zip(chunks, digests, strict=False):
             is_here = self._dram.chunks.get(chunk.key) is chunk  # else its slot may be another's
             if is_here and digest != chunk.digest:  # verify: scrubbed hash
                 self._damaged(chunk)

@@ -80,9 +80,9 @@ class Acquisition:
 
     def answered(self) -> None:
         """A promise was sent: what was retained for it need not be any more."""
-        if self._answering is not None:
-            self._retention.end(self._answering)
-            self._answering = None
+        request, self._answering = self._answering, None
+        if request is not None:
+            self._retention.end(request)
 
     def expire(self, now: float) -> None:
         """Cut promises whose deadline has come, and stop retaining what was not asked for."""

@@ -100,9 +100,9 @@ class Loads:
         self.acquisition.answered()
         if self._unreported:
             now = self._clock.monotonic()
-            for keys, known in self._unreported:
+            unreported, self._unreported = self._unreported, []
+            for keys, known in unreported:
                 self._dram.policy.requested(keys, known, now)
-            self._unreported.clear()
 
     def tick(self, now: float) -> None:
         """Look at deadlines; then whoever waited for room may go on."""

@@ -177,7 +177,7 @@ class Stores:
             self._hasher.submit(payloads, partial(self._hashed, chunks))
 
     def _hashed(self, chunks: list[Chunk], digests: list[bytes]) -> None:
-        for chunk, digest in zip(chunks, digests, strict=True):
+        for chunk, digest in zip(chunks, digests, strict=False):
             if self._dram.chunks.get(chunk.key) is chunk:  # else its slot may be another's
                 chunk.digest = digest
 
