@@ -7,7 +7,7 @@ calls `complete`.
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -266,12 +266,12 @@ class Pool(Core):
         """Called by a tier's threads."""
         self._complete(lambda: self._dram.tier_removed(tier, records))
 
-    def _tier_learned(self) -> None:
+    def _tier_learned(self, keys: Sequence[bytes]) -> None:
         """Called by a tier's threads."""
-        self._complete(self._learned)
+        self._complete(partial(self._learned, frozenset(keys)))
 
-    def _learned(self) -> None:
-        self._acquisition.learned()
+    def _learned(self, keys: frozenset[bytes]) -> None:
+        self._acquisition.learned(keys)
 
 
 def _shared_memory(options: PoolOptions) -> SharedMemory:

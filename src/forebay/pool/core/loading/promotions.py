@@ -38,9 +38,9 @@ class Promotions:
         """Of these, for requests that had not asked when they began."""
         return len(self._ahead)
 
-    def begin(self, name: RecordName, length: int, *, ahead: bool) -> Chunk | None:
+    def begin(self, engine: str, name: RecordName, length: int, *, ahead: bool) -> Chunk | None:
         """Begin to read a chunk that a lower tier has; None if there is no slot for it."""
-        chunk = self._dram.begin_load(name, length)
+        chunk = self._dram.begin_load(engine, name, length)
         if chunk is None:
             return None
         self._waiting[chunk] = []

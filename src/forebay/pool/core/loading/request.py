@@ -60,6 +60,7 @@ class LoadRequest:
     __slots__ = (
         "awaited",
         "deadline",
+        "engine",
         "first",
         "group",
         "half_time",
@@ -77,12 +78,14 @@ class LoadRequest:
         "stream",
         "told",
         "unknown_keys",
+        "waits_since",
     )
 
     def __init__(
         self, session: Session, number: int, name: tuple[bytes, int], keys: list[bytes]
     ) -> None:
         self.session = session
+        self.engine = session.engine
         self.number = number
         self.namespace, self.group = name
         self.keys = keys
@@ -96,6 +99,7 @@ class LoadRequest:
         self.in_dram = 0  # chunks that lay in DRAM when it came to them
         self.half_time = 0.0  # of the time until its deadline
         self.deadline = 0.0  # of the ask; before it, how long things are retained for it
+        self.waits_since: float | None = None  # for room that other engines hold
         self.stream = False
         self.held: dict[int, Chunk] = {}
         self.awaited: set[int] = set()
