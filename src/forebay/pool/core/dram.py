@@ -136,6 +136,13 @@ class Dram:
         chunk.digest = header.payload_hash
         self._set_ready(chunk)
 
+    def charge_load(self, chunk: Chunk, engine: str) -> None:
+        """A slot that is being loaded is another engine's from now on, or nobody's."""
+        assert chunk.state is SlotState.LOADING
+        self.load_budget.give(chunk.engine, chunk.slot_bytes)
+        chunk.engine = engine
+        self.load_budget.take(engine, chunk.slot_bytes)
+
     # The life of a slot: pinned, and written to lower tiers.
 
     def pin(self, *chunks: Chunk) -> None:

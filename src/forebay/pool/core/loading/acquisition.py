@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from forebay.identity.groups import rule_of
+from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.loading.asks import Asks
@@ -94,6 +95,7 @@ class Acquisition:
         for request in [each for each in waiting if each.deadline <= now]:
             self._counters["promises.cut_by_deadline"] += 1
             self._guarded(request, partial(self._promise, request, request.contiguous()))
+            self._promotions.disown()
         for request in [each for each in self._retention.arrived() if each.deadline <= now]:
             self._guarded(request, partial(self.stop_retaining, request))
 
@@ -249,6 +251,8 @@ class Acquisition:
         elif chunk.state is SlotState.READY and not self._pin_ready(request, position, chunk):
             return False
         if chunk.state is SlotState.LOADING:
+            if chunk.engine == NOBODY and not self._fits(request, chunk.slot_bytes):
+                return False
             self._promotions.join(chunk, request, position)
             request.awaited.add(position)
         request.next = position + 1
@@ -426,8 +430,9 @@ class Acquisition:
     def stop_retaining(self, request: LoadRequest) -> None:
         """Retain nothing for a request; what it holds since it asked stays."""
         self._retention.end(request)
-        if request.state is LoadState.ARRIVED:
+        if request.state is LoadState.ARRIVED and request.awaited:
             request.awaited.clear()
+            self._promotions.disown()
 
     # Promises, and the end.
 
@@ -466,9 +471,12 @@ class Acquisition:
         for chunk in request.held.values():
             self._dram.unpin_for_load(request.engine, chunk)
         request.held.clear()
+        had_awaited = bool(request.awaited)
         request.awaited.clear()
         request.stop = request.next = 0
         request.state = LoadState.OVER
         self._retention.end(request)
         self._asked.remove(request)
         self.requests.remove(request)
+        if had_awaited:
+            self._promotions.disown()

@@ -17,7 +17,6 @@ from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
 from forebay.pool.session import Session
 
 DEADLINE_S_MAX: Final = 60.0  # of an ask; a later one is taken for this
-REQUESTS_MAX: Final = 4096  # a session; more are answered and not followed
 
 
 class Loads:
@@ -45,12 +44,16 @@ class Loads:
         self._counters["lookup.chunks"] += len(keys)
         self._counters["lookup.known"] += known
         is_new = self._requests.get(session, message.request) is None
-        if (known or is_unknown) and is_new and self._requests.count(session) < REQUESTS_MAX:
+        followed = len(keys) if is_unknown else known
+        if followed and is_new and not self._requests.admits(session, followed):
+            self._counters["lookups.not_followed"] += 1
+        elif followed and is_new:
             name = (message.namespace, message.group)
             request = LoadRequest(session, message.request, name, keys[:known])
             request.next = request.told = ready
             request.deadline = self._clock.monotonic() + RETAIN_S
             request.unknown_keys = keys[known:] if is_unknown else []
+            request.keys_counted = followed
             self.acquisition.add(request)
 
     def _can_be_loaded(self, key: bytes) -> bool:
