@@ -176,7 +176,7 @@ class PoolProcess:
             **{name: dram[name] for name in names},
             "requests": stats["requests"],
             "connections": stats["server"]["connections"] - 1,
-            "engines": stats["server"]["engines"] - 1,
+            "engines": stats["server"]["engines"],
             "descriptors": descriptors(self.pid),
         }
 

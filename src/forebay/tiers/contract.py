@@ -102,6 +102,7 @@ class VolumeStatus:
     written_bytes: int
     allocated_bytes: int
     evictions: int  # regions, or whatever this medium evicts at once
+    left_alone: int = 0  # files that are there and not ours; their bytes count
 
 
 class Prefix(NamedTuple):
@@ -201,8 +202,8 @@ class Tier(ABC):
         """No other tier has this chunk any more: forget what is here only as its continuation."""
 
     @abstractmethod
-    def namespaces(self) -> list[bytes]:
-        """Every namespace that has, or had, records here."""
+    def namespaces(self) -> dict[bytes, int]:
+        """The payload bytes of every namespace that has, or had, records here."""
 
     @abstractmethod
     def erase(self, namespace: bytes | None) -> int:

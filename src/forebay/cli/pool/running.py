@@ -1,11 +1,13 @@
 """A client of the running pool, for the commands that need one."""
 
 import argparse
+import shlex
 from typing import Final, TypeVar
 
 from forebay.cli import flags
 from forebay.errors import StartupError
 from forebay.pool.client import Client
+from forebay.pool.client.session import REFUSED
 from forebay.pool.service import socket_path
 from forebay.tiers.contract import Miss, MissReason
 
@@ -20,12 +22,16 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 
 def client_of(parsed: argparse.Namespace) -> Client:
     """A client of the pool that the settings name; a StartupError if there is none."""
-    client = Client(socket_path(flags.read_settings(parsed)))
-    if not client.join(TIMEOUT_S):
-        why = client.why.rstrip(".")
-        client.close()
-        raise StartupError(f"{why}; start one with: forebay pool")
-    return client
+    settings = flags.read_settings(parsed)
+    client = Client(socket_path(settings))
+    if client.join(TIMEOUT_S):
+        return client
+    why = client.why
+    client.close()
+    if why.startswith(REFUSED):
+        raise StartupError(why)
+    start = ["forebay", "pool", *(["--socket", settings.socket] if settings.socket else [])]
+    raise StartupError(f"{why.rstrip('.')}; start one with: {shlex.join(start)}")
 
 
 def answered(outcome: _Answer | Miss) -> _Answer:

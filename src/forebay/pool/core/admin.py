@@ -99,7 +99,11 @@ class AdminOperations:
             )
             return
         thread = threading.Thread(target=run, name="forebay-admin", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread for us now
+            session.send(AdminReply(ok=False, sentence="no thread can be had now; try again."))
+            return
         self._threads.append(thread)
 
     def _resize(self, message: Resize) -> AdminReply:

@@ -29,7 +29,7 @@ from forebay.pool.core.chunks import Chunk
 from forebay.pool.session import Session
 
 REQUESTS_MAX: Final = 4096  # a session; more are answered and not followed
-KEYS_MAX: Final = 1 << 19  # of an engine that is alone; likewise. Some 200 bytes each
+KEYS_FOLLOWED: Final = 1 << 19  # of an engine that is alone; likewise. Some 200 bytes each
 
 
 class LoadState(IntEnum):
@@ -134,7 +134,7 @@ class LoadRequests:
 
     def __init__(self) -> None:
         self._by_session: dict[Session, dict[int, LoadRequest]] = {}
-        self._keys = Budget(lambda: KEYS_MAX)  # counted, not in bytes
+        self._keys = Budget(lambda: KEYS_FOLLOWED)  # counted, not in bytes
 
     def __iter__(self) -> Iterator[LoadRequest]:
         for mine in self._by_session.values():
