@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "forebay"
 
 # Lower numbers are lower layers. Siblings of one layer do not import each other, unless listed.
 LAYERS = {
+    "barrier": 0,
     "errors": 0,
     "quantity": 0,
     "report": 0,
