@@ -276,7 +276,11 @@ class Settings:
     )
     allow_uid: tuple[int, ...] = field(
         default=(),
-        metadata=_setting("User ids, besides the pool's own, that may join it.", _uids),
+        metadata=_setting(
+            "User ids, besides one's own, at the other end of the socket: of engines that a pool"
+            " lets load and store, and of pools that an engine or a command joins.",
+            _uids,
+        ),
     )
     keep_on_reset: bool = field(
         default=False,

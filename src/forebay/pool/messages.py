@@ -5,6 +5,7 @@ docs/protocol.md has every message with golden bytes. Keys are 16 bytes here (`s
 message's `generation`; a slot of another generation means nothing and is never touched.
 """
 
+import re
 import struct
 from enum import IntEnum
 from typing import Final
@@ -13,9 +14,11 @@ import msgspec
 
 from forebay.record.region import SHORT_KEY_BYTES
 
-PROTOCOL: Final = 2  # a message more is a number more: an unknown tag ends a connection
+PROTOCOL: Final = 3  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
 SENTENCE_MAX: Final = 400
+NAMESPACE_RULE: Final = "a namespace is named by 8 to 64 hex digits and nothing else."
+_NAMESPACE: Final = re.compile(r"[0-9a-fA-F]{8,64}")
 _KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a fifth each
 
 
@@ -27,11 +30,12 @@ class Hello(_Message, frozen=True, tag="hello"):
     """First of all: who joins. Every process of one engine says the same `engine`."""
 
     protocol: int
-    engine: str  # random; names the engine in leases and statistics, nothing else
+    engine: str  # random, and told to nobody else: whoever says it acts for this engine
+    is_operator: bool = False  # wants to look, clear and resize: gets no slab, and no loads
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The answer to Hello; the slab's descriptor comes with it."""
+    """The answer to Hello; the slab's descriptor comes with it, but for an operator."""
 
     protocol: int
     generation: int  # of the slab, random
@@ -191,9 +195,9 @@ class Resize(_Message, frozen=True, tag="resize"):
 
 
 class Clear(_Message, frozen=True, tag="clear"):
-    """Delete one namespace's records (hex prefix of it, at least 8 digits), or everything: ''."""
+    """Delete the records of a namespace, named by its first 8 to 64 hex digits, or of all."""
 
-    namespace: str
+    namespace: str | None  # None: all
 
 
 class AdminReply(_Message, frozen=True, tag="done"):
@@ -201,6 +205,11 @@ class AdminReply(_Message, frozen=True, tag="done"):
 
     ok: bool
     sentence: str
+
+
+def is_namespace(digits: str) -> bool:
+    """Whether this names a namespace, or several that begin so, and nothing else."""
+    return _NAMESPACE.fullmatch(digits) is not None  # verify: a namespace's digits
 
 
 def short_keys(joined: bytes) -> list[bytes]:

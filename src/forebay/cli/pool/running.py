@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 from forebay.cli import flags
 from forebay.errors import StartupError
 from forebay.pool.client import Client
+from forebay.pool.client.session import REFUSED, UNTRUSTED
 from forebay.pool.service import socket_path
 from forebay.tiers.contract import Miss, MissReason
 
@@ -14,17 +15,20 @@ _Answer = TypeVar("_Answer")
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
-    """`--socket` and `--config`."""
-    flags.add_settings(parser, ["socket"])
+    """`--socket`, `--allow-uid` and `--config`."""
+    flags.add_settings(parser, ["socket", "allow_uid"])
 
 
 def client_of(parsed: argparse.Namespace) -> Client:
     """A client of the pool that the settings name; a StartupError if there is none."""
-    client = Client(socket_path(flags.read_settings(parsed)))
+    settings = flags.read_settings(parsed)
+    client = Client(socket_path(settings), pool_uids=settings.allow_uid, is_operator=True)
     if not client.join(TIMEOUT_S):
-        why = client.why.rstrip(".")
+        why = client.why
         client.close()
-        raise StartupError(f"{why}; start one with: forebay pool")
+        if why.startswith((REFUSED, UNTRUSTED)):
+            raise StartupError(why)
+        raise StartupError(f"{why.rstrip('.')}; start one with: forebay pool")
     return client
 
 
