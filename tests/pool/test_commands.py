@@ -1,10 +1,11 @@
 """The commands of a running pool: what they print, and one sentence for what cannot be meant."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from tests.pool_process import made, wait_until
+from tests.pool_process import PatientClient, made, serving, wait_until, with_disk
 
 from forebay.cli.main import main
 from forebay.pool.client import Client, Known
@@ -25,6 +26,57 @@ def test_stats(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     assert "dram.cap_bytes" in capsys.readouterr().out
     assert run("stats", "--json", "--socket", service.address.path) == 0
     assert json.loads(capsys.readouterr().out)["dram"]["chunks"] == 0
+
+
+def test_stats_show_the_documented_counters_at_zero(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    rows = [row for row in text.splitlines() if row.startswith("| `counters.")]
+    names = [name for row in rows for name in re.findall(r"`([a-z_.]+)`", row.split("|")[1])]
+    assert "counters.disk.loaded" in names
+    with serving(place, with_disk(place)) as service:
+        assert run("stats", "--json", "--socket", service.address.path) == 0
+        counters = json.loads(capsys.readouterr().out)["counters"]
+        assert {counters.get(name.removeprefix("counters.")) for name in names} == {0}
+        assert run("stats", "--socket", service.address.path) == 0
+        assert re.search(r"^counters.lookup.known +0$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_stats_do_not_count_themselves_as_an_engine(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def engines() -> int:
+        assert run("stats", "--json", "--socket", service.address.path) == 0
+        return int(json.loads(capsys.readouterr().out)["server"]["engines"])
+
+    assert engines() == 0
+    with Client(service.address.path) as client:
+        assert client.join()
+        assert engines() == 1
+
+
+def test_stats_show_each_namespace_as_clear_takes_it(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(place, with_disk(place)) as service, PatientClient(service.address.path) as client:
+        chunks, chain = made("a")
+        client.store(chain, [chunk.payload for chunk in chunks])
+        size_bytes = sum(len(chunk.payload) for chunk in chunks)
+        path = service.address.path
+
+        def namespaces() -> dict[str, dict[str, int]]:
+            assert run("stats", "--json", "--socket", path) == 0
+            found: dict[str, dict[str, int]] = json.loads(capsys.readouterr().out)["namespaces"]
+            return found
+
+        (name,) = namespaces()
+        assert chain.namespace.hex().startswith(name)
+        everywhere = {name: {"dram_bytes": size_bytes, "disk_bytes": size_bytes}}
+        wait_until(lambda: namespaces() == everywhere, "the chunks to be on disk")
+        assert run("clear", "--namespace", name, "--socket", path) == 0
+        capsys.readouterr()
+        assert namespaces() == {}
 
 
 def test_set_and_clear(
@@ -81,8 +133,9 @@ def test_bad_input_is_one_sentence(
 def test_no_pool_is_one_sentence(
     words: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*words, "--socket", str(place / "none.sock")) == 2
-    assert "forebay pool" in one_sentence(capsys)
+    path = str(place / "none.sock")
+    assert run(*words, "--socket", path) == 2
+    assert one_sentence(capsys).endswith(f"start one with: forebay pool --socket {path}\n")
 
 
 @pytest.mark.parametrize(

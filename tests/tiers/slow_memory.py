@@ -121,7 +121,7 @@ class SlowMemoryTier(contract.Tier):
     def lost(self, key: bytes) -> None:
         self._catalog.lost(short(key))
 
-    def namespaces(self) -> list[bytes]:
+    def namespaces(self) -> dict[bytes, int]:
         return self._catalog.namespaces()
 
     def erase(self, namespace: bytes | None) -> int:

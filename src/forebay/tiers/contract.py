@@ -201,8 +201,8 @@ class Tier(ABC):
         """No other tier has this chunk any more: forget what is here only as its continuation."""
 
     @abstractmethod
-    def namespaces(self) -> list[bytes]:
-        """Every namespace that has, or had, records here."""
+    def namespaces(self) -> dict[bytes, int]:
+        """The payload bytes of every namespace that has, or had, records here."""
 
     @abstractmethod
     def erase(self, namespace: bytes | None) -> int:

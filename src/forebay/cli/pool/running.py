@@ -1,6 +1,7 @@
 """A client of the running pool, for the commands that need one."""
 
 import argparse
+import shlex
 from typing import Final, TypeVar
 
 from forebay.cli import flags
@@ -23,13 +24,14 @@ def client_of(parsed: argparse.Namespace) -> Client:
     """A client of the pool that the settings name; a StartupError if there is none."""
     settings = flags.read_settings(parsed)
     client = Client(socket_path(settings), pool_uids=settings.allow_uid, is_operator=True)
-    if not client.join(TIMEOUT_S):
-        why = client.why
-        client.close()
-        if why.startswith((REFUSED, UNTRUSTED)):
-            raise StartupError(why)
-        raise StartupError(f"{why.rstrip('.')}; start one with: forebay pool")
-    return client
+    if client.join(TIMEOUT_S):
+        return client
+    why = client.why
+    client.close()
+    if why.startswith((REFUSED, UNTRUSTED)):
+        raise StartupError(why)
+    start = ["forebay", "pool", *(["--socket", settings.socket] if settings.socket else [])]
+    raise StartupError(f"{why.rstrip('.')}; start one with: {shlex.join(start)}")
 
 
 def answered(outcome: _Answer | Miss) -> _Answer:

@@ -42,11 +42,37 @@ from forebay.pool.session import Core, Session, Work
 from forebay.quantity import format_size
 from forebay.sys.shared import SharedMemory, total_memory_bytes
 from forebay.sys.world import World
-from forebay.tiers.contract import Removed
+from forebay.tiers.contract import MissReason, Removed
 from forebay.tiers.dram.preallocator import Preallocator
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 
 _FLUSH_STEP_S: Final = 0.002
+# What `forebay stats` shows even at 0: docs/operating.md explains each.
+_COUNTERS: Final = (
+    "dram.evicted",
+    "loaded.bytes",
+    "loaded.chunks",
+    "lookup.chunks",
+    "lookup.known",
+    "lookups",
+    "misses.dram_corrupt",
+    *(f"misses.{reason}" for reason in MissReason if reason is not MissReason.NO_POOL),
+    "promises.cut_by_deadline",
+    "stored.bytes",
+    "stored.chunks",
+    "stores.declined",
+    "stores.later",
+)
+_NAMESPACES_MAX: Final = 100  # that `stats` shows, the largest
+_NAMESPACE_DIGITS: Final = 16  # of 64 hex digits: more than enough to tell them apart
+_TIER_COUNTERS: Final = (
+    "dropped.busy",
+    "dropped.no_space",
+    "loaded",
+    "loaded_bytes",
+    "written",
+    "written_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +106,12 @@ class Pool(Core):
         self.slab_bytes = memory.size_bytes
         self.slab_descriptor = memory.descriptor
         self._slab = Slab(memory, self.arena_bytes, options.dram_bytes)
-        counters = self._counters = Counter[str]()
         chunks = ChunkTable()
         self._stack = TierStack(chunks, options.tiers, self._tier_removed, self._tier_learned)
+        counters = self._counters = Counter[str](dict.fromkeys(_COUNTERS, 0))
+        for tier in range(len(self._stack)):
+            name = self._stack.name_of(tier)
+            counters.update({f"{name}.{event}": 0 for event in _TIER_COUNTERS})
         dram = self._dram = Dram(
             self._slab, chunks, self._stack, policy, counters=counters, now=clock.monotonic
         )
@@ -220,9 +249,25 @@ class Pool(Core):
                 }
                 for tier in self._stack.status()
             },
+            "namespaces": self._namespaces(),
             "requests": len(self._acquisition.requests),
             "counters": dict(sorted(self._counters.items())),
         }
+
+    def _namespaces(self) -> dict[str, dict[str, int]]:
+        """Bytes of each namespace by tier, the largest first, by what `clear --namespace` takes."""
+        sizes = [("dram", chunk.name.namespace, chunk.length) for chunk in self._dram.chunks]
+        for tier, namespaces in self._stack.namespaces():
+            sizes += [(tier, namespace, count) for namespace, count in namespaces.items() if count]
+        columns = ["dram", *map(self._stack.name_of, range(len(self._stack)))]
+        found: dict[str, dict[str, int]] = {}
+        for tier, namespace, count in sizes:
+            row = found.setdefault(
+                namespace.hex()[:_NAMESPACE_DIGITS], {f"{column}_bytes": 0 for column in columns}
+            )
+            row[f"{tier}_bytes"] += count
+        largest = sorted(found.items(), key=lambda item: -sum(item[1].values()))
+        return dict(largest[:_NAMESPACES_MAX])
 
     def close(self, timeout_s: float) -> None:
         """See Core."""

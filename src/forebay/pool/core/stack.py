@@ -165,6 +165,10 @@ class TierStack:
         """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""
         return any(tier.resize(path, cap_bytes) for tier in self._tiers)
 
+    def namespaces(self) -> list[tuple[str, dict[bytes, int]]]:
+        """Each tier's name and the payload bytes of its namespaces, the nearest tier first."""
+        return [(tier.name, tier.namespaces()) for tier in self._tiers]
+
     def status(self) -> list[TierStatus]:
         """Every lower tier, the nearest first."""
         return [TierStatus(tier.name, tier.usage(), tier.volumes()) for tier in self._tiers]

@@ -101,10 +101,12 @@ class PoolServer:
         self._selector.close()
 
     def counts(self) -> dict[str, int]:
-        """What `forebay stats` shows of the sockets."""
+        """What `forebay stats` shows of the sockets; an operator's command is no engine."""
+        engines = {each.engine for each in self._connections if each.is_engine}
+        operators = {each.engine for each in self._connections if each.has_joined} - engines
         return {
             "connections": len(self._connections),
-            "engines": len(self._engines),
+            "engines": len(self._engines) - len(operators),
             **{name: self._counts[name] for name in _COUNTS},
         }
 

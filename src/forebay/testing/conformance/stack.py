@@ -140,10 +140,11 @@ class StackConformance(ConformanceHooks):
         with self.opened(tmp_path, listener) as tier:
             for sample in (*ours, *others):
                 store(tier, sample)
-            assert set(tier.namespaces()) == {NAMESPACE, OTHER}
+            assert tier.namespaces() == {NAMESPACE: 9000, OTHER: 8000}
             assert tier.erase(b"?" * 32) == 0
             assert tier.erase(NAMESPACE) == 3
             assert tier.erase(NAMESPACE) == 0
+            assert tier.namespaces()[NAMESPACE] == 0
             assert [tier.has(key) for key in keys(ours)] == [False] * 3
             assert prefix_of(tier, keys(others)) == 2
             eventually(lambda: len(listener.gone) == 3)

@@ -115,8 +115,8 @@ class Catalog:
         if removed:
             self._listener.removed(removed)
 
-    def namespaces(self) -> list[bytes]:
-        """Every namespace that has, or had, records here."""
+    def namespaces(self) -> dict[bytes, int]:
+        """The payload bytes of every namespace that has, or had, records here."""
         with self._lock:
             return self._index.namespaces()
 

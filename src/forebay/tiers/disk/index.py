@@ -52,6 +52,7 @@ class Index:
         self._previous_sibling = array("i")
         self._free = array("i")
         self._namespace_numbers: dict[bytes, int] = {}
+        self._namespace_bytes: list[int] = []  # payload bytes of settled records, by that number
         self.records = 0  # settled
         self.payload_bytes = 0  # of settled records
 
@@ -95,9 +96,7 @@ class Index:
                 return False
         row = self._new_row(key)
         self._region[row] = _PENDING
-        self._namespace[row] = self._namespace_numbers.setdefault(
-            namespace, len(self._namespace_numbers)
-        )
+        self._namespace[row] = self._number_of(namespace)
         if parent_row != _NONE:
             self._link(row, parent_row)
         return True
@@ -109,7 +108,7 @@ class Index:
             return None
         self._region[row], self._offset[row], self._length[row] = place
         self.records += 1
-        self.payload_bytes += place.length
+        self._add_bytes(row, place.length)
         return row
 
     def restore(self, region: int, entry: ContentsEntry) -> int | None:
@@ -132,19 +131,22 @@ class Index:
         self._region[row] = region
         self._offset[row] = offset
         self._length[row] = length
-        numbers = self._namespace_numbers
-        self._namespace[row] = numbers.setdefault(namespace, len(numbers))
+        number = self._namespace_numbers.get(namespace)
+        if number is None:
+            number = self._number_of(namespace)
+        self._namespace[row] = number
         if parent_row != _NONE:
             self._link(row, parent_row)
         self.records += 1
         self.payload_bytes += length
+        self._namespace_bytes[number] += length
         return row
 
     def move(self, key: bytes, place: RecordPlace) -> int:
         """Let a settled row point to another record of the same key; the row."""
         row = self._rows[key]
         assert self._region[row] >= 0
-        self.payload_bytes += place.length - self._length[row]
+        self._add_bytes(row, place.length - self._length[row])
         self._region[row], self._offset[row], self._length[row] = place
         return row
 
@@ -189,9 +191,19 @@ class Index:
             if number is None or self._namespace[row] == number:
                 yield key
 
-    def namespaces(self) -> list[bytes]:
-        """Every namespace ever seen."""
-        return list(self._namespace_numbers)
+    def namespaces(self) -> dict[bytes, int]:
+        """The payload bytes of every namespace ever seen."""
+        return dict(zip(self._namespace_numbers, self._namespace_bytes, strict=True))
+
+    def _number_of(self, namespace: bytes) -> int:
+        number = self._namespace_numbers.setdefault(namespace, len(self._namespace_numbers))
+        if number == len(self._namespace_bytes):
+            self._namespace_bytes.append(0)
+        return number
+
+    def _add_bytes(self, row: int, count: int) -> None:
+        self.payload_bytes += count
+        self._namespace_bytes[self._namespace[row]] += count
 
     def _new_row(self, key: bytes) -> int:
         if self._free:
@@ -256,7 +268,7 @@ class Index:
         if self._region[row] < 0:
             return []
         self.records -= 1
-        self.payload_bytes -= self._length[row]
+        self._add_bytes(row, -self._length[row])
         return [Removed(self._keys[row], self._length[row], self._read[row] == 1)]
 
     def _highest(self, row: int) -> int:

@@ -162,7 +162,7 @@ class DiskTier(Tier):
             return None
         return found[1].length
 
-    def namespaces(self) -> list[bytes]:
+    def namespaces(self) -> dict[bytes, int]:
         """See Tier."""
         return self._catalog.namespaces()
 
