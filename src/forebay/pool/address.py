@@ -23,6 +23,7 @@ from forebay.sys import scratch, sockets
 from forebay.sys.disk import Disk
 
 _NAME: Final = "pool.sock"
+_FALLBACK: Final = "/tmp/forebay"  # noqa: S108 - and the user's id; it is made 0700 and checked
 _RUNTIME_VARIABLE: Final = "XDG_RUNTIME_DIR"
 
 
@@ -50,7 +51,7 @@ def find_address(socket: str, environment: Mapping[str, str] = os.environ) -> Po
     else:
         runtime = environment.get(_RUNTIME_VARIABLE, "")
         own = os.path.join(runtime, "forebay")  # noqa: PTH118
-        directory = own if _is_ours(runtime) else f"/tmp/forebay-{Disk().user()}"  # noqa: S108 - checked
+        directory = own if _is_ours(runtime) else f"{_FALLBACK}-{Disk().user()}"
         address = PoolAddress(f"{directory}/{_NAME}", is_default=True)
     size = len(os.fsencode(address.path))
     if size > sockets.PATH_BYTES_MAX:

@@ -61,9 +61,8 @@ class Client:
         looks, clears and resizes: it neither loads nor stores, and maps no memory.
         """
         self._clock = clock or Clock()
-        self._session = PoolSession(
-            socket, self._clock, is_operator=is_operator, pool_uids=pool_uids
-        )
+        self._session = PoolSession(socket, self._clock, pool_uids=pool_uids)
+        self._session.is_operator = is_operator
         self._calls = Calls(self._session, self._clock)
         self._process = os.getpid()
 

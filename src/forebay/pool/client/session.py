@@ -52,25 +52,23 @@ class PoolSession:
         *,
         engine: str = "",
         maps_slab: bool = True,
-        is_operator: bool = False,
         retry_s: float = 0.0,
         pool_uids: Collection[int] = (),
     ) -> None:
         """Nothing is joined yet. `engine` is the name to join under; empty: a new one each time.
 
-        An operator neither loads nor stores, and has no slab to map. `pool_uids` are users,
-        besides this one and root, whose pool is trusted.
+        `pool_uids` are users, besides this one and root, whose pool is trusted.
         """
         self.why = ""  # in one sentence, while there is no pool
         self.engine = ""  # our name in the pool
         self.generation = 0  # of its slab; 0: not joined
         self.slab: MappedSlab | None = None  # while it is mapped, also after the session is lost
         self.connection: PoolConnection | None = None
+        self.is_operator = False  # set before joining: it only looks, clears and resizes
         self._socket_path = socket_path
         self._clock = clock
         self._name = engine
-        self._maps_slab = maps_slab and not is_operator
-        self._is_operator = is_operator
+        self._maps_slab = maps_slab
         self._pool_uids = frozenset(pool_uids)
         self._retry_s = retry_s  # between attempts to join
         self._retry_at = 0.0
@@ -186,7 +184,7 @@ class PoolSession:
         self.why = "the pool has not answered yet."
         self.engine = self._name or secrets.token_hex(16)
         self.connection, self._connected_at = PoolConnection(connection, self._clock), now
-        self.post(Hello(PROTOCOL, self.engine, self._is_operator))
+        self.post(Hello(PROTOCOL, self.engine, self.is_operator))
 
     def _trusted_connection(self) -> socket.socket | str:
         """A connection to a pool that may be believed, or in one sentence why there is none."""
@@ -205,7 +203,9 @@ class PoolSession:
         return connection
 
     def _welcomed(self, connection: PoolConnection, welcome: Welcome) -> None:
-        slab = map_slab(welcome, connection.fds) if self._maps_slab else None
+        slab = (
+            map_slab(welcome, connection.fds) if self._maps_slab and not self.is_operator else None
+        )
         while connection.fds:
             os.close(connection.fds.pop())
         if isinstance(slab, str):
