@@ -175,7 +175,7 @@ class PoolProcess:
             **{name: dram[name] for name in names},
             "requests": stats["requests"],
             "connections": stats["server"]["connections"] - 1,
-            "engines": stats["server"]["engines"] - 1,
+            "engines": stats["server"]["engines"],  # a look at it is none
             "descriptors": descriptors(self.pid),
         }
 
