@@ -32,7 +32,7 @@ from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.contract import Policy
 from forebay.pool.policy.learned import Learned
 from forebay.pool.session import Session, Work
-from forebay.record.header import ROOT
+from forebay.record.header import HASH_BYTES, ROOT, payload_hash
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -82,6 +82,7 @@ class CoreHarness:
     ) -> None:
         self._woken = threading.Event()
         self._numbers = 0
+        self._digests: dict[int, bytes] = {}  # of what was filled in, by slot
         world = world or World(clock=ManualClock())  # no deadline passes unless a test says so
         tiers: list[TierOpener] = []
         if place is not None:
@@ -156,9 +157,15 @@ class CoreHarness:
 
     def fill(self, offset: int, data: bytes) -> None:
         self.pool.view(offset, len(data))[:] = data
+        self._digests[offset] = payload_hash(data)
+
+    def commit_of(self, offsets: list[int]) -> Commit:
+        """The message, with digests of what was last filled in; of what was not, zeros."""
+        digests = (self._digests.get(offset, bytes(HASH_BYTES)) for offset in offsets)
+        return Commit(self.pool.generation, offsets, b"".join(digests))
 
     def commit(self, client: Client, offsets: list[int]) -> int:
-        self.pool.handle(client, Commit(self.pool.generation, offsets))
+        self.pool.handle(client, self.commit_of(offsets))
         return self.receive(client, Committed).count
 
     def store(self, client: Client, keys: list[bytes], timeout_s: float = 60.0) -> None:

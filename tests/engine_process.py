@@ -20,6 +20,7 @@ from forebay.pool.client import Known, Loaded
 from forebay.pool.client.session import PoolSession, join
 from forebay.pool.client.slab import MappedSlab
 from forebay.pool.messages import Ask, Commit, Found, Lookup, Promise, Reserve, Reserved
+from forebay.record.header import payload_hash
 
 CHUNKS: Final = 4
 LENGTH: Final = 100_000
@@ -137,7 +138,9 @@ class Engine:
         self.stop.set()
         if self.writer is not None:
             self.writer.join(pool_process.HANG_S)
-        self.link.post(Commit(self.link.generation, self.offsets))
+        views = [self.slab.view(offset, LENGTH) for offset in self.offsets]
+        digests = b"".join(payload_hash(view) for view in views if view is not None)
+        self.link.post(Commit(self.link.generation, self.offsets, digests))
         return type(self.link.take(self.clock.monotonic() + TIMEOUT_S)).__name__
 
     def _promised(self) -> str:

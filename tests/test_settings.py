@@ -59,12 +59,15 @@ def test_a_list_is_replaced_whole_never_merged() -> None:
 
 def test_an_unknown_name_is_refused_with_its_origin_and_the_nearest_one(tmp_path: Path) -> None:
     assert refused(from_environment({"FOREBAY_DRAMM": "1"})) == (
-        "FOREBAY_DRAMM is not a setting; the nearest is FOREBAY_DRAM."
+        "FOREBAY_DRAMM is not a setting; did you mean FOREBAY_DRAM?"
     )
     path = tmp_path / "forebay.toml"
     path.write_text("min_token = 3\n")
     sentence = refused(from_file(str(path)))
-    assert sentence == f"{path}: min_token is not a setting; the nearest is {path}: min_tokens."
+    assert sentence == f"{path}: min_token is not a setting; did you mean {path}: min_tokens?"
+    assert refused(from_environment({"FOREBAY_POOL": "1"})) == (
+        "FOREBAY_POOL is not a setting; docs/settings.md lists them all."
+    )
     extra = settings.SettingsSource({"zzz": 1}, "kv_connector_extra_config['{}']".format)
     assert refused(extra).startswith("kv_connector_extra_config['zzz'] is not a setting;")
 
@@ -104,9 +107,9 @@ def test_what_cannot_be_meant_is_one_sentence(name: str, value: Any) -> None:
 
 
 def test_typed_values_are_taken_as_they_are() -> None:
-    extra = {"dram": 1024, "allow_uid": [1, 2], "linger_s": 0, "keep_on_reset": False}
+    extra = {"dram": 8 << 20, "allow_uid": [1, 2], "linger_s": 0, "keep_on_reset": False}
     found = build([settings.SettingsSource(extra, str)])
-    assert (found.dram, found.allow_uid, found.linger_s) == (1024, (1, 2), 0.0)
+    assert (found.dram, found.allow_uid, found.linger_s) == (8 << 20, (1, 2), 0.0)
     assert build([from_environment({"FOREBAY_ALLOW_UID": "1000"})]).allow_uid == (1000,)
     assert build([from_environment({"FOREBAY_HUGE_PAGES": "off"})]).huge_pages is False
 

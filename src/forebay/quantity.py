@@ -32,11 +32,11 @@ def parse_size(text: str) -> int:
     return size_bytes
 
 
-def format_size(size_bytes: int) -> str:
-    """A size for people, in binary units with at most one decimal: `1.5 GiB`."""
-    amount = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+def format_size(size_bytes: float, digits: int = 1) -> str:
+    """A size for people, in binary units with so many decimals or none: `1.5 GiB`, `1 GiB`."""
+    amount, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(amount) < 1024:
-            return f"{amount:.1f} {unit}".replace(".0 ", " ")
-        amount /= 1024
-    return f"{amount:.1f} TiB".replace(".0 ", " ")
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:,.{digits}f} {unit}".replace(f".{'0' * digits} ", " ")

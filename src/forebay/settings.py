@@ -21,6 +21,9 @@ from forebay.quantity import parse_size
 VARIABLE_PREFIX: Final = "FOREBAY_"
 ABSENT: Final = ("start", "fail", "serve")  # what an engine may do where no pool answers
 TRACE_BYTES: Final = 1 << 30  # where a trace ends unless it is said otherwise
+DRAM_BYTES_MIN: Final = 4 << 20
+DISK_BYTES_MIN: Final = 64 << 20
+_NEAR: Final = 0.75  # how alike two names are, of 1, for one to be a slip of the other
 _DOC: Final = "doc"
 _PARSE: Final = "parse"
 _SHOW: Final = "show"
@@ -55,6 +58,15 @@ def _size(value: object) -> int:
     if isinstance(value, str):
         return parse_size(value)
     raise SettingsError(f"{_quoted(value)} is not a size; write one as 512MiB, 64GiB or 1TB.")
+
+
+def parse_dram(value: object) -> int:
+    """Bytes of host memory; a SettingsError if too few to hold chunks."""
+    if (size_bytes := _size(value)) < DRAM_BYTES_MIN:
+        raise SettingsError(
+            f"{_quoted(value)} is too small; write {_size_plain(DRAM_BYTES_MIN)} or more."
+        )
+    return size_bytes
 
 
 def _count(value: object) -> int:
@@ -131,8 +143,10 @@ def parse_disk(text: str) -> DiskSetting:
             f"{_quoted(text)} is not DIR:SIZE; write it as /mnt/nvme/forebay:500GiB."
         )
     cap_bytes = parse_size(size)
-    if cap_bytes == 0:
-        raise SettingsError(f"{_quoted(text)} gives the directory no space; write a size above 0.")
+    if cap_bytes < DISK_BYTES_MIN:
+        raise SettingsError(
+            f"{_quoted(text)} is too small; write {_size_plain(DISK_BYTES_MIN)} or more."
+        )
     return DiskSetting(path, cap_bytes)
 
 
@@ -180,30 +194,30 @@ class Settings:
     dram: int = field(
         default=4 << 30,
         metadata=_setting(
-            "Host memory for chunks, allocated as it is needed; 0 keeps none.",
-            _size,
+            "Host memory for chunks, allocated as it is needed; at least 4MiB.",
+            parse_dram,
             _size_plain,
         ),
     )
     disk: tuple[DiskSetting, ...] = field(
         default=(),
         metadata=_setting(
-            "Directories for chunks, each with its hard cap, as DIR:SIZE; the flag may be repeated,"
-            " the variable separates with commas.",
+            "Directories for chunks, each with its hard cap, as DIR:SIZE, at least 64MiB; the flag"
+            " may be repeated, the variable separates with commas.",
             _disks,
         ),
     )
     socket: str = field(
         default="",
         metadata=_setting(
-            "Path of the pool's Unix socket; none: one of this user's, in the runtime directory.",
+            "Path of the pool's Unix socket; none: pool.sock in this user's runtime directory.",
             _text,
         ),
     )
     no_pool: str = field(
         default="start",
         metadata=_setting(
-            "What an engine does where no pool answers: start one, fail, or serve without it until"
+            "What an engine does if no pool answers: start one, fail, or serve without it until"
             " there is one.",
             _absent,
         ),
@@ -220,8 +234,8 @@ class Settings:
         default="",
         metadata=_setting(
             "A name for the engine's weights, used instead of the hash of their files: for loaders"
-            " that read no local files. Engines with one name share; weights that differ need"
-            " different names.",
+            " that read no local files. Engines with the same name share chunks, so different"
+            " weights need different names.",
             _text,
         ),
     )
@@ -242,16 +256,16 @@ class Settings:
     lookup_deadline_ms: float = field(
         default=50.0,
         metadata=_setting(
-            "How long a request is put off while the pool has not said what it knows, in"
-            " milliseconds; all requests of a step are waited for 1 ms at most.",
+            "How long a request may be postponed until the pool has answered its lookup, in"
+            " milliseconds; the scheduler itself never waits longer than 1 ms per step.",
             _duration,
         ),
     )
     load_deadline_ms: float = field(
         default=2000.0,
         metadata=_setting(
-            "Longest time from a request's first ask until its load is promised, in milliseconds;"
-            " what is not verified by then is recomputed.",
+            "Longest time that a request waits for its load to be promised, in milliseconds; what"
+            " is not verified by then is recomputed.",
             _duration,
         ),
     )
@@ -285,8 +299,8 @@ class Settings:
     keep_on_reset: bool = field(
         default=False,
         metadata=_setting(
-            "Keep the namespace when the engine resets its cache: only for those who sleep and wake"
-            " with the same weights.",
+            "Keep the namespace when the engine resets its cache: only for engines that sleep and"
+            " wake up with the same weights.",
             _switch,
         ),
     )
@@ -308,8 +322,8 @@ class Settings:
     trace: str = field(
         default="",
         metadata=_setting(
-            "File that gets a line a request, without anything derived from text, as FILE or"
-            " FILE:SIZE; it ends at SIZE, 1GiB where none is given. none: no trace.",
+            "File to which one line per request is written, with nothing derived from text, as FILE"
+            " or FILE:SIZE; it ends at SIZE, by default 1GiB. none: no trace.",
             _trace,
         ),
     )
@@ -380,6 +394,6 @@ def from_file(path: str) -> SettingsSource:
 
 
 def _unknown(name: str, source: SettingsSource) -> str:
-    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
-    hint = f"the nearest is {source.spell(near[0])}" if near else "docs/settings.md has all of them"
-    return f"{source.spell(name)} is not a setting; {hint}."
+    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=_NEAR)
+    hint = f"did you mean {source.spell(near[0])}?" if near else "docs/settings.md lists them all."
+    return f"{source.spell(name)} is not a setting; {hint}"

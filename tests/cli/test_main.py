@@ -61,7 +61,7 @@ def test_an_unknown_variable_is_refused_by_every_command_that_reads_settings(
 ) -> None:
     monkeypatch.setenv("FOREBAY_DISKS", "x")
     assert main(["bench", "pool", "--disk", f"{tmp_path}:1GiB"]) == 2
-    assert "FOREBAY_DISKS is not a setting; the nearest is FOREBAY_DISK." in capsys.readouterr().err
+    assert "FOREBAY_DISKS is not a setting; did you mean FOREBAY_DISK?" in capsys.readouterr().err
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.bench.result import files
 from forebay.cli.main import main
 from forebay.errors import SettingsError
 from forebay.plan.breakeven import SOURCES, breakeven
 from forebay.plan.capacity import GpuMachine, capacity, kv_need
 from forebay.plan.fleet import FleetLoad, ServerSpec, cost, gpus_required
-from forebay.plan.measured import Sla, ab_sides, operating_point
+from forebay.plan.measured import Sla, operating_point
 from forebay.plan.model.config import shape_of
 from forebay.plan.pool import Demand, pool_size
 from forebay.plan.ssd import DRIVES, wear
@@ -151,16 +153,22 @@ STEP = {"clients": 1, "req_s": 1.0, "tpot_ms": {"mean": 20.0}}
         ([], "'off' and 'on'"),
         ({"off": {"steps": [STEP]}}, "'off' and 'on'"),
         ({"off": {}, "on": {}}, "steps"),
-        ({"off": {"steps": []}, "on": {}}, "steps"),
-        ({"off": {"steps": [1]}, "on": {}}, "steps[0]"),
-        ({"off": {"steps": [STEP | {"clients": 0}]}, "on": {}}, "steps[0].clients"),
-        ({"off": {"steps": [STEP | {"req_s": -1}]}, "on": {}}, "steps[0].req_s"),
-        ({"off": {"steps": [STEP | {"tpot_ms": 20}]}, "on": {}}, "steps[0].tpot_ms"),
-        ({"off": {"steps": [{"clients": 1, "req_s": 1}]}, "on": {}}, "`tpot_ms`"),
-        ({"off": {"steps": [STEP | {"tpot_ms": None}]}, "on": {}}, "it had no answer"),
-        ({"off": {"steps": [STEP | {"errors": -1}]}, "on": {}}, "steps[0].errors"),
-        ({"off": {"steps": [STEP | {"errors": 1}]}, "on": {}}, "100% of requests failed"),
-        ({"off": {"steps": [STEP | {"tpot_ms": {"mean": 60}}]}, "on": {}}, "SLA"),
+        ({"off": {"steps": []}, "on": {"steps": [STEP]}}, "steps"),
+        ({"off": {"steps": [1]}, "on": {"steps": [STEP]}}, "steps[0]"),
+        ({"off": {"steps": [STEP | {"clients": 0}]}, "on": {"steps": [STEP]}}, "steps[0].clients"),
+        ({"off": {"steps": [STEP | {"req_s": -1}]}, "on": {"steps": [STEP]}}, "steps[0].req_s"),
+        ({"off": {"steps": [STEP | {"tpot_ms": 20}]}, "on": {"steps": [STEP]}}, "steps[0].tpot_ms"),
+        ({"off": {"steps": [{"clients": 1, "req_s": 1}]}, "on": {"steps": [STEP]}}, "`tpot_ms`"),
+        (
+            {"off": {"steps": [STEP | {"tpot_ms": None}]}, "on": {"steps": [STEP]}},
+            "it had no answer",
+        ),
+        ({"off": {"steps": [STEP | {"errors": -1}]}, "on": {"steps": [STEP]}}, "steps[0].errors"),
+        (
+            {"off": {"steps": [STEP | {"errors": 1}]}, "on": {"steps": [STEP]}},
+            "100% of requests failed",
+        ),
+        ({"off": {"steps": [STEP | {"tpot_ms": {"mean": 60}}]}, "on": {"steps": [STEP]}}, "SLA"),
     ],
 )
 def test_a_result_that_cannot_be_used(
@@ -266,11 +274,13 @@ def test_random_numbers_are_answered_or_refused(one: Any, two: Any, three: Any, 
 
 @given(ANYTHING, st.lists(st.dictionaries(st.sampled_from([*STEP, "ttft_ms"]), ANYTHING)))
 def test_random_results_are_read_or_refused(document: object, steps: list[object]) -> None:
-    for one in (document, {"steps": steps}, {"steps": [STEP, *steps]}):
-        with contextlib.suppress(SettingsError):
-            operating_point("result", one, Sla())
-        with contextlib.suppress(SettingsError):
-            ab_sides("result", one)
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "result.json"
+        for one in (document, {"steps": steps}, {"steps": [STEP, *steps]}):
+            for content in (one, {"off": one, "on": {"steps": [STEP]}}):
+                path.write_text(json.dumps(content))
+                with contextlib.suppress(SettingsError):
+                    operating_point("off", files.read_pair(path).off.steps, Sla())
 
 
 WORDS = st.sampled_from(

@@ -79,6 +79,21 @@ def test_stats_show_each_namespace_as_clear_takes_it(
         assert namespaces() == {}
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pool", "--dram", "1KiB"), "--dram: '1KiB' is too small; write 4MiB or more."),
+        (("pool", "--disk", "/d:9MB"), "--disk: '/d:9MB' is too small; write 64MiB or more."),
+        (("set", "dram=0"), "'0' is too small; write 4MiB or more."),
+    ],
+)
+def test_too_small_a_size_is_refused_with_the_smallest(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    assert one_sentence(capsys) == f"forebay: {said}\n"
+
+
 def test_set_and_clear(
     service: Service, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ CLIENT: dict[str, ClientMessage] = {
     "Cancel": messages.Cancel(7),
     "Settled": messages.Settled("e7b1"),
     "Reserve": messages.Reserve(3, [RUN]),
-    "Commit": messages.Commit(11, [4096, 8192]),
+    "Commit": messages.Commit(11, [4096, 8192], KEY),
     "Abort": messages.Abort(11, [4096]),
     "StatsQuery": messages.StatsQuery(),
     "Resize": messages.Resize(-1, [("/mnt/nvme/forebay", 1 << 40)]),

@@ -62,7 +62,8 @@ def tiny(start: int, n: int) -> Sample:
 def workload(place: Path, disk: FaultDisk) -> tuple[int, int] | None:
     """Fill, evict, load, close; trim to a lower cap, go on: every kind of call there is.
 
-    Answers how many stores were taken after each start, or None if it refused to begin.
+    Answers how many stores were taken after each start, or None if it refused to begin, or served
+    without the directory.
     """
     stored = []
     for start, (cap_bytes, stores) in enumerate(STARTS):
@@ -70,6 +71,10 @@ def workload(place: Path, disk: FaultDisk) -> tuple[int, int] | None:
             tier = open_tier(place, disk, options=ORDERLY, cap_bytes=cap_bytes)
         except DirectoryError as error:
             assert_sentence(error, place)
+            return None
+        if not tier.volumes()[0].is_on:
+            assert store(tier, tiny(start, 0)) == Dropped(DropReason.TIER_OFF)
+            tier.close(CLOSE_S)
             return None
         outcomes = Outcomes(tier)
         for n in range(stores):

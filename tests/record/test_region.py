@@ -9,10 +9,11 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forebay.record.header import Damage, RecordHeader, RecordName, pack
+from forebay.record.header import PAYLOAD_BYTES_MAX, Damage, RecordHeader, RecordName, pack
 from forebay.record.region import (
     ENTRY_BYTES,
     FIRST_RECORD,
+    GENERATION_MAX,
     ContentsEntry,
     Footer,
     Position,
@@ -54,7 +55,7 @@ def rehashed(page: bytes | bytearray) -> bytes:
     return bytes(page[:-16]) + xxhash.xxh3_128_digest(bytes(page[:-16]))
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+@given(st.integers(0, GENERATION_MAX), st.integers(0, 2**64 - 1))
 def test_a_header_is_unpacked_as_packed(generation: int, size_bytes: int) -> None:
     header = RegionHeader(generation, size_bytes)
     assert unpack_header(pack_header(header)) == header
@@ -104,7 +105,35 @@ def test_t4_a_page_cut_at_every_byte_is_damage(unpack: Unpack, page: bytes) -> N
 
 def test_t4_contents_cut_at_every_byte_are_damage() -> None:
     for cut in range(len(CONTENTS)):
-        assert unpack_contents(CONTENTS[:cut], FOOTER) is Damage.PAYLOAD_HASH
+        assert unpack_contents(CONTENTS[:cut], FOOTER) is Damage.CUT
+        footer = FOOTER._replace(contents_hash=contents_hash(CONTENTS[:cut]))
+        assert unpack_contents(CONTENTS[:cut], footer) is Damage.CUT
+    changed = CONTENTS[:-1] + b"x"
+    assert unpack_contents(changed, FOOTER) is Damage.PAYLOAD_HASH
+
+
+@pytest.mark.parametrize("generation", [GENERATION_MAX + 1, 2**63, 2**64 - 1])
+def test_t60_an_impossible_generation_is_damage(generation: int) -> None:
+    page = pack_header(RegionHeader(generation, 1 << 20))
+    assert unpack_header(page) is Damage.GENERATION
+
+
+@pytest.mark.parametrize("length", [0, PAYLOAD_BYTES_MAX + 1, 2**32 - 1])
+@pytest.mark.parametrize("number", range(len(RECORDS)))
+def test_t56_an_impossible_length_in_a_table_is_damage(number: int, length: int) -> None:
+    """F2: its hashes are right; a slot for a payload of no bytes ended the pool."""
+    contents = bytearray(CONTENTS)
+    struct.pack_into("<I", contents, number * ENTRY_BYTES + 84, length)
+    footer = FOOTER._replace(contents_hash=contents_hash(bytes(contents)))
+    assert unpack_contents(bytes(contents), footer) is Damage.LENGTH
+    assert unpack_contents(memoryview(contents), footer) is Damage.LENGTH
+
+
+def test_an_empty_table_is_sound() -> None:
+    footer = FOOTER._replace(records=0, contents_hash=contents_hash(b""))
+    entries = unpack_contents(b"", footer)
+    assert not isinstance(entries, Damage)
+    assert list(entries) == []
 
 
 @both

@@ -132,13 +132,25 @@ def test_capacity_is_never_exceeded(make: Callable[[int], Any]) -> None:
 )
 def test_what_is_no_trace_is_refused_with_a_sentence(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_bytes(line + b"\n")
-    with pytest.raises(SettingsError):
+    path.write_bytes(b"\n" + line + b"\n")
+    with pytest.raises(
+        SettingsError, match=f"^line 2 of '{path}' is neither a request nor a session;"
+    ):
         read_trace(path)
+
+
+def test_what_cannot_be_opened_or_holds_nothing_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"/none' cannot be read: No such file or directory.$"):
+        read_trace(tmp_path / "none")
+    (tmp_path / "empty").touch()
+    with pytest.raises(SettingsError, match="/empty' has no requests; forebay sim --help"):
+        read_trace(tmp_path / "empty")
 
 
 def test_a_trace_that_was_cut_is_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl.xz"
-    path.write_bytes(lzma.compress(b'{"timestamp": 0}\n' * 1000)[:-20])
-    with pytest.raises(SettingsError):
+    path.write_bytes(
+        lzma.compress(b'{"timestamp": 0, "input_length": 9, "hash_ids": []}\n' * 1000)[:-20]
+    )
+    with pytest.raises(SettingsError, match=r"is not a complete \.xz file"):
         read_trace(path)

@@ -1,12 +1,14 @@
-"""Flags that commands share: settings by name, `--config`, `--json`."""
+"""Flags that commands share: settings by name, `--config`, `--json`, the SLA."""
 
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NoReturn, Protocol, TypeVar
 
 from forebay import settings
 from forebay.errors import SettingsError
+from forebay.plan.measured import Sla
 from forebay.settings import Settings
 
 _Value = TypeVar("_Value")
@@ -84,6 +86,23 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
+def add_sla(parser: argparse.ArgumentParser) -> None:
+    """`--tpot-ms` and `--ttft-ms`."""
+    parser.add_argument(
+        "--tpot-ms", metavar="N", type=float, help="SLA: bound of the mean TPOT (default: 50)"
+    )
+    parser.add_argument(
+        "--ttft-ms", metavar="N", type=float, help="SLA: bound of the mean TTFT (default: none)"
+    )
+
+
+def read_sla(parsed: argparse.Namespace, found: Sla | None = None) -> Sla:
+    """The SLA as the flags say it, else as it was; a SettingsError if it cannot be meant."""
+    said = {"tpot_ms": parsed.tpot_ms, "ttft_ms": parsed.ttft_ms}
+    given = {name: value for name, value in said.items() if value is not None}
+    return replace(found or Sla(), **given)
+
+
 def add_settings(
     parser: argparse.ArgumentParser, names: Sequence[str], *, has_file: bool = True
 ) -> None:
@@ -103,7 +122,7 @@ def add_settings(
     parser.set_defaults(setting_names=tuple(names))
     parser.set_defaults(config=None)
     if has_file:
-        parser.add_argument("--config", metavar="FILE.toml", help="settings; flags go before it")
+        parser.add_argument("--config", metavar="FILE.toml", help="settings; flags override it")
 
 
 def read_settings(parsed: argparse.Namespace) -> Settings:

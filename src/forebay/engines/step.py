@@ -35,6 +35,7 @@ class WorkerReport:
     stored: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, offset) → ranks
     missed: dict[tuple[int, int], int] = field(default_factory=dict)  # not copied: give them back
     over: dict[int, int] = field(default_factory=dict)  # a part's serial → ranks; slots are free
+    digests: dict[tuple[int, int], bytes] = field(default_factory=dict)  # of what was stored
 
     def add(self, other: "WorkerReport") -> None:
         """Take another worker's report into this one."""
@@ -47,6 +48,7 @@ class WorkerReport:
         for mine, theirs in both:
             for what, ranks in theirs.items():
                 mine[what] = mine.get(what, 0) + ranks
+        self.digests |= other.digests
 
 
 def by_all(reported: Mapping[_Copied, int]) -> list[_Copied]:

@@ -22,8 +22,9 @@ from forebay.engines.geometry import Geometry
 from forebay.engines.step import StepPlan, WorkerReport
 from forebay.pool.client.session import PoolSession, join
 from forebay.pool.messages import StatsQuery, StatsReply
+from forebay.quantity import format_size
 from forebay.sys.clock import Clock
-from forebay.tiers.dram.slab import slot_bytes_for
+from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
 
 _JOIN_S: Final = 1.0
 _log: Final = logging.getLogger("forebay")
@@ -139,8 +140,9 @@ class WorkerConnector:
         if self._copies is None:
             return
         done = self._copies.take_done()
-        for store in done.stored:
+        for store, digest in done.stored:
             self._report.stored[store.generation, store.piece.offset] = 1
+            self._report.digests[store.generation, store.piece.offset] = digest
             self.counts["stored.bytes"] += self._shape.chunk_bytes
         self.counts["store_us"] += round(done.store_s * 1e6)
         self.counts["load_us"] += round(done.load_s * 1e6)
@@ -208,6 +210,14 @@ class WorkerConnector:
         self._is_leaving = False
         slab = session.slab
         assert slab is not None
+        slot_bytes = slot_bytes_for(self._shape.chunk_bytes)
+        if slot_bytes > slab.arena_bytes:
+            _log.warning(
+                "the pool's DRAM is too small for this model: a chunk has %s, so nothing is stored;"
+                " start the pool with --dram %s or more",
+                format_size(self._shape.chunk_bytes),
+                format_size(cap_bytes_for(slot_bytes)).replace(" ", ""),
+            )
         memory = np.frombuffer(slab.memory, dtype=np.uint8)
         cap_bytes = _cap_bytes(session, until)
         self._copies.attach(WorkerSlab(self._generation, memory, slab.arena_bytes, cap_bytes))

@@ -13,7 +13,7 @@ from typing import Final
 from forebay.errors import SettingsError
 from forebay.plan.model.shape import Shape
 from forebay.plan.number import whole
-from forebay.sim.classic import Cache, Lru, Optimum
+from forebay.sim.replay import Sizes, simulate
 from forebay.sim.trace import CHUNK_TOKENS, Request
 
 SIZES_MAX: Final = 32
@@ -51,25 +51,18 @@ def trace_hits(
     distinct = len({key for request in requests for key in request.keys})
     sizes = sizes_bytes or [-(-distinct // share) * chunk_bytes for share in _SHARES]
     whole("number of sizes", len(sizes), most=SIZES_MAX)
-    prompt_tokens = sum(request.tokens for request in requests)
     return TraceHits(
         requests=len(requests),
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=sum(request.tokens for request in requests),
         chunk_bytes=chunk_bytes,
         distinct_bytes=distinct * chunk_bytes,
         rates=tuple(
             HitRate(
                 size_bytes=size_bytes,
-                lru=_hit_rate(Lru(size_bytes // chunk_bytes), requests, prompt_tokens),
-                optimum=_hit_rate(
-                    Optimum(size_bytes // chunk_bytes, requests), requests, prompt_tokens
-                ),
+                lru=simulate("lru", requests, pool).hit_rate,
+                optimum=simulate("optimum", requests, pool).hit_rate,
             )
             for size_bytes in sorted(set(sizes))
+            for pool in [Sizes(size_bytes // chunk_bytes)]
         ),
     )
-
-
-def _hit_rate(cache: Cache, requests: Sequence[Request], prompt_tokens: int) -> float:
-    found = sum(cache.serve(request.keys) for request in requests)
-    return found * CHUNK_TOKENS / max(1, prompt_tokens)

@@ -1,11 +1,9 @@
-"""Benchmark results, as far as the planner needs them: the operating point under an SLA.
+"""Steps of a benchmark, as far as the planner needs them: the operating point under an SLA.
 
-A result is `{"steps": [{"clients": 16, "req_s": 3.47, "ttft_ms": {"mean": 246}, "tpot_ms":
-{"mean": 38.8}}, ...]}`; an A/B result holds two of them, `{"off": {...}, "on": {...}}`. The
-operating point is the last step before the first violation; the benchmark's report asks here too.
+That is the last step before the first violation; the benchmark's report asks here too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
@@ -15,7 +13,6 @@ from forebay.errors import SettingsError
 from forebay.plan.number import real
 
 STEPS_MAX: Final = 10_000
-AB_SIDES: Final = ("off", "on")
 FAILED_SHARE_MAX: Final = 0.01  # of a step's requests; what refuses more serves nobody
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
@@ -77,12 +74,6 @@ class MeasuredStep(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.ttft_ms is not None and self.ttft_ms.mean <= sla.ttft_ms
 
 
-class _Result(msgspec.Struct):
-    """As much of a benchmark's result as is needed here."""
-
-    steps: Annotated[list[MeasuredStep], msgspec.Meta(min_length=1, max_length=STEPS_MAX)]
-
-
 _Step = TypeVar("_Step", bound=MeasuredStep)
 
 
@@ -96,21 +87,8 @@ def judged(steps: Iterable[_Step], sla: Sla) -> tuple[_Step | None, _Step | None
     return point, None
 
 
-def ab_sides(source: str, document: object) -> tuple[object, object]:
-    """The two results of an A/B document: without and with the pool."""
-    if not isinstance(document, Mapping) or not all(side in document for side in AB_SIDES):
-        raise SettingsError(
-            f"{source} is not an A/B result: it must hold 'off' and 'on', each with 'steps'."
-        )
-    return document["off"], document["on"]
-
-
-def operating_point(source: str, document: object, sla: Sla) -> MeasuredStep:
+def operating_point(source: str, steps: Iterable[MeasuredStep], sla: Sla) -> MeasuredStep:
     """The last step before the first violation; an error if not even the first one is within."""
-    try:
-        steps = msgspec.convert(document, _Result).steps
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{source} is no benchmark result: {error}.") from None
     point, first = judged(steps, sla)
     if point is None:
         assert first is not None

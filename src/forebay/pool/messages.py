@@ -158,10 +158,16 @@ class Reserved(_Message, frozen=True, tag="reserved"):
 
 
 class Commit(_Message, frozen=True, tag="commit"):
-    """These reserved slots are filled; their chunks can be found from now on."""
+    """These reserved slots are filled; their chunks can be found from now on.
+
+    The digests are computed by whoever filled the slots, before this is said: what is written
+    there afterwards, by anyone who maps the slab, does not have them. A commit without a digest for
+    each slot gives the slots back.
+    """
 
     generation: int
     offsets: list[int]
+    digests: bytes  # joined, one a slot: the payload hash as it stands in a record
 
 
 class Committed(_Message, frozen=True, tag="committed"):

@@ -52,6 +52,7 @@ class Damage(StrEnum):
     KEY = "another key"
     PAYLOAD_HASH = "payload hash"
     CUT = "cut short"
+    GENERATION = "impossible generation"
 
 
 @dataclass(frozen=True, slots=True)

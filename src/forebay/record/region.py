@@ -19,6 +19,7 @@ import xxhash
 from forebay.record.header import (
     HASH_BYTES,
     HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
     VERSION,
     Damage,
     RecordHeader,
@@ -29,6 +30,10 @@ from forebay.sys.memory import PAGE_BYTES, padded
 
 SHORT_KEY_BYTES: Final = 16  # of a key, on the wire and in the index; the record has all 32
 FIRST_RECORD: Final = PAGE_BYTES
+REGION_BYTES_MAX: Final = 256 << 20  # a larger file is no region
+GENERATION_MAX: Final = (
+    1 << 48
+) - 1  # no directory gets there: 8,900 regions a second for 1000 years
 _MAGIC_HEADER: Final = b"FOREBAYG"
 _MAGIC_FOOTER: Final = b"FOREBAYT"
 _HEADER: Final = struct.Struct("<8sHHIQQ")  # magic, version, 0, 0, generation, size
@@ -36,6 +41,8 @@ _HEADER: Final = struct.Struct("<8sHHIQQ")  # magic, version, 0, 0, generation, 
 _FOOTER: Final = struct.Struct("<8sHHIQQQ16s")
 _ENTRY: Final = struct.Struct("<32s32s16sIIII")  # key, namespace, parent, page, length, group, 0
 ENTRY_BYTES: Final = _ENTRY.size
+_ENTRY_WORDS: Final = ENTRY_BYTES // 4
+_LENGTH_WORD: Final = 84 // 4  # of an entry
 _POSITION: Final = struct.Struct("<QQ")  # generation, offset
 _HASH_AT: Final = PAGE_BYTES - HASH_BYTES
 
@@ -90,6 +97,11 @@ def pack_header(header: RegionHeader) -> bytes:
     return _with_hash(fields)
 
 
+def begins_region(head: memoryview | bytes) -> bool:
+    """Whether a file that begins so was once a region of ours, whatever is left of it."""
+    return head[: len(_MAGIC_HEADER)] == _MAGIC_HEADER
+
+
 def unpack_header(page: memoryview | bytes) -> RegionHeader | Damage:
     """What a region's first page says, or why it says nothing."""
     if len(page) != PAGE_BYTES:
@@ -101,6 +113,8 @@ def unpack_header(page: memoryview | bytes) -> RegionHeader | Damage:
         return Damage.NEWER_VERSION
     if not _hash_holds(page):  # verify: region header hash
         return Damage.HEADER_HASH
+    if generation > GENERATION_MAX:  # verify: generation bounds
+        return Damage.GENERATION
     return RegionHeader(generation, size_bytes)
 
 
@@ -167,8 +181,14 @@ def unpack_contents(
 ) -> Iterator[ContentsEntry] | Damage:
     """The entries of a table of contents, or why it cannot be believed."""
     contents = contents[: footer.records * ENTRY_BYTES]
+    if len(contents) < footer.records * ENTRY_BYTES:
+        return Damage.CUT
     if contents_hash(contents) != footer.contents_hash:  # verify: contents hash
         return Damage.PAYLOAD_HASH
+    lengths = memoryview(contents).cast("B").cast("I")[_LENGTH_WORD::_ENTRY_WORDS]
+    shortest, longest = min(lengths, default=1), max(lengths, default=1)
+    if not 0 < shortest <= longest <= PAYLOAD_BYTES_MAX:  # verify: listed length bounds
+        return Damage.LENGTH
     return unpack_entries(contents)
 
 

@@ -107,19 +107,16 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
-def table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[Cell]],
-    names: Sequence[int] = (),
-    groups: Sequence[tuple[str, int]] = (),
-) -> str:
-    """Rows under their head, and under their groups where they have some; see Table."""
-    above = "".join(f'<th colspan="{span}">{html.escape(name)}</th>' for name, span in groups)
-    above = f"<tr>{above}</tr>" if groups else ""
-    if any(head):
-        above += _row("th", head, names)
-    body = "".join(_row("td", row, names) for row in rows)
+def table(shown: Table) -> str:
+    """Rows under their head, and under their groups where they have some."""
+    groups = "".join(
+        f'<th colspan="{span}">{html.escape(name)}</th>' for name, span in shown.groups
+    )
+    above = f"<tr>{groups}</tr>" if groups else ""
+    if any(shown.head):
+        above += _row("th", shown.head, shown.names)
     above = f"<thead>{above}</thead>" if above else ""
+    body = "".join(_row("td", row, shown.names) for row in shown.rows)
     return f'<div class="wide"><table>{above}<tbody>{body}</tbody></table></div>'
 
 

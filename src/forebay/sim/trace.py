@@ -23,6 +23,7 @@ from forebay.errors import SettingsError
 
 CHUNK_TOKENS: Final = 512
 LINE_BYTES_MAX: Final = 64 << 20
+_FORMATS: Final = "forebay sim --help describes both formats"
 
 
 class Request(NamedTuple):
@@ -55,16 +56,11 @@ def read_trace(path: Path, prompt_tokens_max: int | None = None) -> Trace:
     """The trace in `path`; sessions with a prompt beyond `prompt_tokens_max` are left out."""
     try:
         with _open(path) as file:
-            lines = (
-                line for line in iter(lambda: file.readline(LINE_BYTES_MAX), b"") if line.strip()
-            )
-            trace = _parse(lines)
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise SettingsError(f"Trace '{path}' cannot be read: {error}.") from error
-    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
-        raise SettingsError(
-            f"'{path}' is no trace: {error!r}; forebay sim --help names the two formats."
-        ) from error
+            trace = _parse(path, iter(lambda: file.readline(LINE_BYTES_MAX), b""))
+    except OSError as error:
+        raise SettingsError(f"'{path}' cannot be read: {error.strerror}.") from None
+    except (EOFError, lzma.LZMAError):
+        raise SettingsError(f"'{path}' is not a complete .xz file; make it again.") from None
     if prompt_tokens_max is None or trace.open_loop:
         return trace
     kept = [s for s in trace.sessions if max(r.tokens for r in s) <= prompt_tokens_max]
@@ -117,20 +113,26 @@ def _open(path: Path) -> BinaryIO:
     return cast("BinaryIO", lzma.open(path) if path.suffix == ".xz" else path.open("rb"))
 
 
-def _parse(lines: Iterable[bytes]) -> Trace:
+def _parse(path: Path, lines: Iterable[bytes]) -> Trace:
     names = _Names()
     sessions: list[list[Request]] = []
     timed: list[Request] = []
-    for line in lines:
-        row = json.loads(line)
-        if "hash_ids" in row:
-            timed.append(_conversation_request(row, names))
-        else:
-            session = _agent_session(row, names)
-            if session:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if "hash_ids" in row:
+                timed.append(_conversation_request(row, names))
+            elif session := _agent_session(row, names):
                 sessions.append(session)
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+            raise SettingsError(
+                f"line {number} of '{path}' is neither a request nor a session; {_FORMATS}."
+            ) from None
     if bool(timed) == bool(sessions):
-        raise ValueError("no requests" if not timed else "two formats in one file")
+        wrong = "mixes requests and sessions" if timed else "has no requests"
+        raise SettingsError(f"'{path}' {wrong}; {_FORMATS}.")
     timed.sort(key=lambda request: request.at_s)
     return Trace([timed], open_loop=True) if timed else Trace(sessions, open_loop=False)
 

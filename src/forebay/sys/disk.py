@@ -5,12 +5,15 @@ subclasses this to lose, tear, misdirect and delay; production code reaches file
 Paths are names relative to a directory descriptor, never followed through a symbolic link.
 """
 
+import ctypes
 import fcntl
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 FILE_MODE = 0o600
+_FALLOC_KEEP_SIZE: Final = 1
+_FALLOC_ZERO_RANGE: Final = 16
 
 
 class FileStatus(NamedTuple):
@@ -33,7 +36,12 @@ class Disk:
     """The real file system."""
 
     def open_directory(self, path: str) -> int:
-        """A descriptor of an existing directory; the last component must not be a symbolic link."""
+        """A descriptor of an existing directory; the last component must not be a symbolic link.
+
+        What the kernel would take for a name inside of a link, "link/" or "link/.", is none here.
+        """
+        while len(path) > 1 and (path.endswith(("/", "/."))):
+            path = path.removesuffix(".").rstrip("/") or "/"
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open(self, directory: int, name: str, *, create: bool, direct: bool, write: bool) -> int:
@@ -61,6 +69,16 @@ class Disk:
         """Reserve every block of a file now, so that a later write needs none."""
         os.posix_fallocate(descriptor, 0, size_bytes)
 
+    def zero(self, descriptor: int, offset: int, size_bytes: int) -> None:
+        """Let a range read as zeros; its blocks stay allocated. OSError where that is unknown."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        call = libc.fallocate
+        call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        mode = _FALLOC_ZERO_RANGE | _FALLOC_KEEP_SIZE
+        if call(descriptor, mode, offset, size_bytes):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
     def rename(self, directory: int, source: str, target: str) -> None:
         """Rename within one directory, atomically."""
         os.rename(source, target, src_dir_fd=directory, dst_dir_fd=directory)
@@ -75,8 +93,11 @@ class Disk:
 
     def status(self, descriptor: int) -> FileStatus:
         """Size, allocation, owner and mode of an open file or directory."""
-        found = os.fstat(descriptor)
-        return FileStatus(found.st_size, found.st_blocks * 512, found.st_uid, found.st_mode)
+        return _status(os.fstat(descriptor))
+
+    def status_of(self, directory: int, name: str) -> FileStatus:
+        """The same of whatever has this name, opened or not; a link itself, not its target."""
+        return _status(os.stat(name, dir_fd=directory, follow_symlinks=False))
 
     def set_mode(self, descriptor: int, mode: int) -> None:
         """Change who may do what with an open file."""
@@ -98,3 +119,7 @@ class Disk:
     def user(self) -> int:
         """The effective user, whose files and directories are trusted."""
         return os.geteuid()
+
+
+def _status(found: os.stat_result) -> FileStatus:
+    return FileStatus(found.st_size, found.st_blocks * 512, found.st_uid, found.st_mode)

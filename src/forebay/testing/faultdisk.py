@@ -120,6 +120,13 @@ class FaultDisk(Disk):
                 self._journal.resize(descriptor)
             super().preallocate(descriptor, size_bytes)
 
+    def zero(self, descriptor: int, offset: int, size_bytes: int) -> None:
+        """As the real one."""
+        with self._call(Operation.ZERO, self._path(descriptor)), self._changing():
+            if self._journal:
+                self._journal.write(descriptor, bytes(size_bytes), offset)
+            super().zero(descriptor, offset, size_bytes)
+
     def rename(self, directory: int, source: str, target: str) -> None:
         """As the real one."""
         with self._call(Operation.RENAME, self._path(directory)), self._changing():
@@ -143,6 +150,11 @@ class FaultDisk(Disk):
         """As the real one."""
         with self._call(Operation.STATUS, self._path(descriptor)):
             return super().status(descriptor)
+
+    def status_of(self, directory: int, name: str) -> FileStatus:
+        """As the real one."""
+        with self._call(Operation.STATUS, self._path(directory)):
+            return super().status_of(directory, name)
 
     def space(self, directory: int) -> Space:
         """As the real one."""

@@ -37,6 +37,7 @@ class Operation(StrEnum):
     UNLINK = "unlink"
     NAMES = "names"
     STATUS = "status"
+    ZERO = "zero"
     SPACE = "space"
     LOCK = "lock"
 
@@ -47,6 +48,7 @@ MUTATING: Final = frozenset(
         Operation.OPEN,
         Operation.WRITE,
         Operation.PREALLOCATE,
+        Operation.ZERO,
         Operation.RENAME,
         Operation.UNLINK,
     }

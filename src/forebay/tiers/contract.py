@@ -102,6 +102,7 @@ class VolumeStatus:
     written_bytes: int
     allocated_bytes: int
     evictions: int  # regions, or whatever this medium evicts at once
+    left_alone: int = 0  # files that are there and not ours; their bytes count
 
 
 class Prefix(NamedTuple):

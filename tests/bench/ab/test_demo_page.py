@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from forebay.bench.ab import demo_engine, demo_page
-from forebay.bench.ab.demo_report import DemoReport, RepeatedTurn
+from forebay.bench.ab.demo_report import ComparedTurn, DemoPhase, DemoReport, RepeatedTurn
 from forebay.bench.ab.demo_size import EngineSpeed
-from forebay.bench.ab.figures import ComparedTurn
 from forebay.bench.load.client import Completion
 from forebay.bench.load.workloads import Dialogs
 from forebay.bench.result import files
@@ -27,11 +26,14 @@ def report() -> DemoReport:
         dialogs=Dialogs(hold=1, turns=4, first_tokens=1000, turn_tokens=32, answer_tokens=16),
         cache_bytes=64 << 20,
         speed=EngineSpeed(180.0, 0.03, 30.0),
-        turns=(turn(0, 6.0), turn(1, 1.0), turn(2, 0.5, text="<no>")),
-        moved=PoolFigures(stored_chunks=7, stored_bytes=7 << 20),
+        before=DemoPhase(
+            (turn(0, 6.0), turn(1, 1.0), turn(2, 0.5, text="<no>")),
+            PoolFigures(stored_chunks=7, stored_bytes=7 << 20),
+        ),
         again=RepeatedTurn(0.4, 0.2),
-        restarted=(turn(3, 2.0),),
-        restarted_moved=PoolFigures(read_nvme_chunks=5, read_nvme_bytes=5 << 20),
+        restarted=DemoPhase(
+            (turn(3, 2.0),), PoolFigures(read_nvme_chunks=5, read_nvme_bytes=5 << 20)
+        ),
         ready_s=30.0,
         first_s=70.0,
         seconds=170.0,
@@ -54,9 +56,17 @@ def test_every_turn_is_on_the_page(tmp_path: Path) -> None:
 
 def test_speedups_are_of_returning_turns_pair_by_pair() -> None:
     found = report()
-    assert found.speedups == (9.0, 6.0, 12.0)
-    assert found.restarted_speedups == (3.0, 3.0, 3.0)
-    assert found.with_pool.recomputed_tokens == 1000 + 100 + 100
+    assert found.before.speedups == (9.0, 6.0, 12.0)
+    assert found.restarted.speedups == (3.0, 3.0, 3.0)
+
+
+def test_the_terminal_has_the_same_figures() -> None:
+    text = demo_page.text(report())
+    assert max(map(len, text.splitlines())) <= 100
+    for words in ("9.0 \N{MULTIPLICATION SIGN} sooner", "3 of 4 answers", "3,000 of 3,000"):
+        assert words in text
+    for words in ("1,200 of 3,000", "100 of 1,000", "5 MiB", "become slower"):
+        assert words in text
 
 
 def test_an_engine_that_starts_says_how_far_it_is(tmp_path: Path) -> None:

@@ -168,5 +168,7 @@ def test_a_server_tells_its_model_and_the_size_of_words(served: StubProcess) -> 
     assert asyncio.run(model_of(target.endpoint)) == "stub"
     assert asyncio.run(text_of(target)).tokens_a_word == pytest.approx(2.0)
     nowhere = endpoint_of(served.url + "/other")
-    with pytest.raises(StartupError, match="does not name its model"):
+    with pytest.raises(
+        StartupError, match="/models does not list the server's models: the server answered"
+    ):
         asyncio.run(model_of(nowhere))

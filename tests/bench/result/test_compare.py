@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.bench.result.reference import OFF, ON, document
 
+from forebay.bench.result import files
 from forebay.cli.main import main
 from forebay.plan.measured import Sla, operating_point
 
@@ -56,11 +57,12 @@ def test_the_planner_finds_the_same_operating_points(
 ) -> None:
     both = tmp_path / "ab.json"
     both.write_text(json.dumps({"off": document(OFF), "on": document(ON)}))
+    ab = files.read_pair(both)
     for bounds, sla in (([], Sla()), (["--tpot-ms", "70", "--ttft-ms", "100"], Sla(70, 100))):
         found = compared(capsys, str(both), *bounds)
-        assert found["on"]["clients"] == operating_point("on", document(ON), sla).clients
+        assert found["on"]["clients"] == operating_point("on", ab.on.steps, sla).clients
         if "--ttft-ms" not in bounds:
-            assert found["off"]["clients"] == operating_point("off", document(OFF), sla).clients
+            assert found["off"]["clients"] == operating_point("off", ab.off.steps, sla).clients
     assert main(["plan", "cost", str(both), "--clients", "640"]) == 0
 
 
@@ -96,7 +98,7 @@ def test_sides_with_other_steps_and_without_an_operating_point(
         ('{"steps": [{"clients": 1, "req_s": -1, "tpot_ms": {"mean": 1}}]}', "req_s"),
         ('{"steps": [{"clients": 1, "req_s": 1e999, "tpot_ms": {"mean": 1}}]}', "req_s"),
         (json.dumps({"steps": document(ON)["steps"] * 2}), "two steps"),
-        (json.dumps({"off": document(ON), "on": document(ON)}), "compare it by itself"),
+        (json.dumps({"off": document(ON), "on": document(ON)}), "name it by itself"),
     ],
 )
 def test_a_file_that_cannot_be_used(

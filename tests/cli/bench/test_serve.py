@@ -18,6 +18,7 @@ from forebay.cli.bench import loads
 from forebay.cli.main import build_parser, main
 from forebay.errors import SettingsError
 
+ABSENT = "forebay: no server answers at http://127.0.0.1:9/v1 (Connection refused).\n"
 SMALL = ("--turns", "3", "--first-tokens", "60", "--turn-tokens", "20", "--answer-tokens", "5")
 
 
@@ -201,8 +202,8 @@ def test_options_are_of_one_workload() -> None:
         (("--timeout", "soon"), "--timeout: 'soon' is not a number"),
         (("--tpot-ms", "0"), "tpot_ms"),
         (("--url", "ftp://a"), "is no URL"),
-        (("--url", "http://127.0.0.1:9"), "does not name its model"),
-        (("--url", "http://127.0.0.1:9", "--model", "m"), "does not answer a first question"),
+        (("--url", "http://127.0.0.1:9"), ABSENT),
+        (("--url", "http://127.0.0.1:9", "--model", "m"), ABSENT),
     ],
 )
 def test_what_cannot_begin_is_one_sentence(

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -46,6 +47,9 @@ class Slab:
         """Start and length of each that is registered, in the order in which they were."""
         start = self.memory.ctypes.data
         return [(each - start, size) for each, size in list(self.driver.registered.items())]
+
+    def has_registered(self, spans: int) -> bool:
+        return len(self.spans) >= spans
 
     def rest(self) -> None:
         with self.changed:
@@ -127,92 +131,116 @@ def test_arenas_too_small_for_a_slot_are_left_alone() -> None:
     driver.end()
 
 
-def test_what_nothing_wants_rests_when_something_is_loaded(begin: Begin) -> None:
-    slab = begin(arenas=40)
-    slab.rest()  # as early as can be
-    before = len(slab.spans)
-    slab.want(39 * ARENA + SLOT)
-    registered, waits = len(slab.spans), slab.changed.waits
-    assert registered <= before + 2, "what it was at, and what was wanted"
-    slab.rest()
-    time.sleep(registration._REST_S / 2)
-    assert len(slab.spans) <= registered + 1, "it did not rest"
-    assert slab.changed.waits <= waits + 3, "it rests asleep"
-    wait_until(lambda: len(slab.spans) > registered + 10, "what is left, afterwards")
+class Clock:
+    """The registration's time, which passes only where a test lets it."""
 
+    def __init__(self) -> None:
+        self.now = 100.0
 
-def test_loads_without_end_let_one_span_through_now_and_then(begin: Begin) -> None:
-    slab = begin(arenas=40)
-    slab.rest()
-    begun, before = time.monotonic(), len(slab.spans)
-    while time.monotonic() < begun + 3.5 * registration._AT_LEAST_S:
-        slab.rest()
-        time.sleep(0.01)
-    assert 2 <= len(slab.spans) - before <= 5
-
-
-class Stamped(SimulatedDriver):
-    """Notes when each span was begun, and when a load was submitted."""
-
-    def __init__(self, submit_s: float = 0.0) -> None:
-        super().__init__(register_s=0.02)
-        self.begun: list[float] = []
-        self.launched: list[float] = []
-        self.submit_s = submit_s
-        self.on_submitted = self._note
-
-    def register(self, address: int, length: int) -> str:
-        self.begun.append(time.monotonic())
-        return super().register(address, length)
-
-    def between(self, start: float, stop: float) -> int:
-        return sum(start < each < stop for each in self.begun)
-
-    def _note(self) -> None:
-        time.sleep(self.submit_s)
-        self.launched.append(time.monotonic())
+    def monotonic(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def load() -> Iterator[Callable[[Stamped, int, int], float]]:
-    """Load from so many arenas of a slab, from this one on; when it was told."""
-    made: list[tuple[StreamedCopies, Stamped, object]] = []
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(registration, "time", made)
+    return made
 
-    def begin(driver: Stamped, first: int, count: int) -> float:
+
+def test_what_nothing_wants_rests_when_something_is_loaded(begin: Begin, clock: Clock) -> None:
+    slab = begin(arenas=40)
+    slab.rest()
+    before = len(slab.spans)
+    slab.want(39 * ARENA + SLOT)
+    registered, waits, begun = len(slab.spans), slab.changed.waits, time.monotonic()
+    assert registered <= before + 2, "what it was at, and what was wanted"
+    time.sleep(2 * registration._REST_S)
+    assert len(slab.spans) == registered, "it did not rest"
+    naps = (time.monotonic() - begun) / registration._REST_S
+    assert slab.changed.waits <= waits + naps + 2, "it rests asleep"
+    clock.now += registration._REST_S
+    wait_until(lambda: len(slab.spans) > registered + 10, "what is left, afterwards")
+
+
+def test_loads_without_end_let_one_span_through_now_and_then(begin: Begin, clock: Clock) -> None:
+    slab = begin(arenas=40)
+    slab.rest()
+    slab.want(39 * ARENA + SLOT)  # it is not at any other when this is registered
+    before = len(slab.spans)
+    for so_many in range(before + 1, before + 5):
+        with slab.changed:
+            clock.now += registration._AT_LEAST_S
+            slab.registration.rest()
+        wait_until(partial(slab.has_registered, so_many), "one span")
+        time.sleep(0.02)
+        assert len(slab.spans) == so_many
+
+
+class Noted(SimulatedDriver):
+    """Counts spans that were begun, and has time pass while it registers one."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(register_s=0.002)
+        self.clock = clock
+        self.begun = 0
+        self.rested_at: list[int] = []  # spans begun when it was told to rest
+        self.launches = 0
+        self.on_submitted = self._note
+
+    def register(self, address: int, length: int) -> str:
+        self.begun += 1
+        self.clock.now += 0.02
+        return super().register(address, length)
+
+    def _note(self) -> None:
+        self.launches += 1
+
+
+@pytest.fixture
+def load(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Noted]]:
+    """Load from so many arenas of a slab, from this one on; what was noted of it."""
+    made: list[tuple[StreamedCopies, object]] = []
+    driver, rest = Noted(clock), Registration.rest
+
+    def noted_rest(self: Registration) -> None:
+        driver.rested_at.append(driver.begun)
+        rest(self)
+
+    def begin(first: int, count: int) -> Noted:
+        monkeypatch.setattr(Registration, "rest", noted_rest)
         cache = np.zeros((1, 8, SLOT), dtype=np.uint8)
         copies = StreamedCopies(driver, PageTable.of([(cache.ctypes.data, SLOT)], SLOT, 8), SLOT)
-        made.append((copies, driver, cache))  # as long as it is copied into
+        made.append((copies, cache))  # as long as it is copied into
         memory = np.zeros(40 * ARENA, dtype=np.uint8)
         copies.attach(WorkerSlab(1, memory, ARENA, memory.nbytes))
         wait_until(lambda: copies.reach_bytes > 0, "the first span")
         copies.begin(1, [], loads=True, freed=0)
         pieces = [Piece((first + n) * ARENA, 0, [n % 8]) for n in range(count)]
-        told = time.monotonic()
         copies.load(LoadPart("r", 1, pieces, True))
-        wait_until(lambda: bool(driver.launched), "a load on the wire")
-        return told
+        wait_until(lambda: driver.launches, "a load on the wire")
+        return driver
 
     yield begin
-    for copies, driver, _ in made:
+    for copies, _ in made:
         copies.close()
-        driver.end()
+    driver.end()
 
 
 def test_a_load_is_submitted_without_registering_beside_it(
-    load: Callable[[Stamped, int, int], float],
+    load: Callable[[int, int], Noted],
 ) -> None:
-    driver = Stamped(submit_s=0.08)
-    told = load(driver, 0, 1)
-    assert driver.between(told, told + 0.08) <= 1
+    driver = load(0, 1)
+    time.sleep(2 * registration._REST_S)
+    assert driver.begun - driver.rested_at[0] <= 1
 
 
 def test_a_load_that_waited_for_its_spans_has_its_forward_left_alone(
-    load: Callable[[Stamped, int, int], float],
+    load: Callable[[int, int], Noted],
 ) -> None:
     """The rest that began when it was told is over when it is submitted: another one begins."""
-    driver = Stamped()
-    told = load(driver, 20, 15)  # far from the start, in spans that take three rests
-    launched = driver.launched[0]
-    assert driver.between(told, launched) <= 17, "hardly more than it needs"
-    time.sleep(0.8 * registration._REST_S)
-    assert driver.between(launched, time.monotonic()) <= 1
+    driver = load(20, 15)  # far from the start, in spans that take three rests
+    assert driver.begun - driver.rested_at[0] >= 15, "the control: it had to wait for them"
+    time.sleep(2 * registration._REST_S)
+    assert len(driver.rested_at) > 1
+    assert driver.begun - driver.rested_at[-1] <= 1

@@ -25,8 +25,20 @@ from tests.pool_process import wait_until
 
 from forebay.engines.copies import streamed
 from forebay.engines.copies.contract import LoadPart, Piece, Store
+from forebay.record.header import payload_hash
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
+
+
+def test_a_store_is_told_of_with_the_digest_of_what_has_landed(make: Make) -> None:
+    """F8: it goes with the commit, so that nobody believes what is written there later."""
+    machine = make()
+    for number in range(6):
+        machine.driver.compute().put(machine.write(number, 7 + number))
+        machine.step(machine.store(number, number))
+    found = {store.piece.offset: digest for store, digest in machine.done(6).stored}
+    machine.memory[:] = 0
+    assert found == {slot(n): payload_hash(bytes([7 + n]) * CHUNK) for n in range(6)}
 
 
 def test_bytes_come_back(make: Make) -> None:
@@ -266,7 +278,7 @@ def test_a_store_into_memory_out_of_reach_is_missed_and_then_reached(make: Make)
     machine.step(machine.store(3, far))
     assert len(machine.done(1).missed) == 1
     until = time.monotonic() + 5
-    stored: list[Store] = []
+    stored: list[tuple[Store, bytes]] = []
     while not stored and time.monotonic() < until:
         machine.step(machine.store(3, far))
         stored = machine.done(1).stored

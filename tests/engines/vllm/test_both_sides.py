@@ -301,3 +301,14 @@ def test_a_promise_of_which_no_worker_knew_fails_with_its_connection(pool: PoolP
         assert both.worker.take_failed_blocks() == set(range(BLOCKS))
         both.rejoin()
         wait_until(lambda: both.pinned_chunks() == 0, "the pool to hear that nobody reads")
+
+
+def test_a_pool_too_small_for_a_chunk_is_told_with_the_size_it_needs(
+    pool: PoolProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Both(pool, copy_s=0) as both:
+        both.worker._shape = replace(SHAPE, chunk_blocks=(3 << 20) // SHAPE.block_bytes)
+        both.step()
+    (line,) = [line for line in caplog.messages if "too small" in line]
+    assert "a chunk has 3 MiB" in line
+    assert line.endswith("--dram 32MiB or more")

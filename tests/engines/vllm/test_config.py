@@ -1,7 +1,10 @@
 """What the connector makes of a configuration, in vLLM's own objects: join, decline, refuse."""
 
 import copy
+import io
+import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -79,8 +82,33 @@ def test_an_ordinary_model_joins(config: Any, place: Path) -> None:
     with running_pool(place) as pool:
         made = connector(config, caches(full()), socket=pool.socket)
         assert made.obstacle is None
-        assert pool.stats()["server"]["engines"] == 2  # and the one that asks
+        assert pool.stats()["server"]["engines"] == 1
         made.shutdown()
+
+
+def test_our_lines_appear_in_vllms_log(
+    config: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in an engine: pytest has some
+    ours, theirs = logging.getLogger("forebay"), logging.getLogger("vllm")
+    for logger in (ours, theirs):
+        monkeypatch.setattr(logger, "handlers", [])
+        monkeypatch.setattr(logger, "level", logger.level)
+    log = io.StringIO()
+    theirs.setLevel(logging.INFO)
+    theirs.addHandler(logging.StreamHandler(log))
+    with running_pool(place) as pool:
+        made = connector(config, caches(full()), socket=pool.socket, weights_id="a")
+        made.shutdown()
+    ours.setLevel(logging.NOTSET)
+    shared = re.search(
+        r"^Forebay shares chunks of \d+ tokens of (\S+) in namespace (\w+)$",
+        log.getvalue(),
+        re.MULTILINE,
+    )
+    assert shared is not None, log.getvalue()
+    assert shared[1] == config.model_config.model
+    assert made._namespace.name.hex().startswith(shared[2])
 
 
 def declined_caches() -> dict[str, Any]:
@@ -104,7 +132,7 @@ def test_other_kinds_of_attention_are_declined(
     config: Any, place: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = connector(config, declined_caches()[kind], socket=str(place / "nobody"))
-    stands_aside(made, caplog)
+    is_disabled(made, caplog)
 
 
 DECLINED: dict[str, tuple[str, str, Any]] = {
@@ -129,12 +157,12 @@ def test_other_ways_to_run_are_declined(
         object.__setattr__(config, part, changed)
     else:
         object.__setattr__(config, name, value)
-    stands_aside(connector(config, caches(full()), socket=str(place / "nobody")), caplog)
+    is_disabled(connector(config, caches(full()), socket=str(place / "nobody")), caplog)
 
 
-def stands_aside(made: Any, caplog: pytest.LogCaptureFixture, state: str = "declined") -> None:
+def is_disabled(made: Any, caplog: pytest.LogCaptureFixture, state: str = "declined") -> None:
     """One line in the log, a gauge, and every hook does nothing."""
-    lines = [line for line in caplog.messages if "stands aside" in line]
+    lines = [line for line in caplog.messages if "Forebay is disabled for this engine" in line]
     assert len(lines) == 1, caplog.messages
     assert made.get_num_new_matched_tokens(None, 0) == (0, False)
     assert made.request_finished_all_groups(None, ()) == (False, None)
@@ -175,7 +203,7 @@ def test_unknown_weights_share_nothing_unless_they_are_named(
     changed = no_files(config, **{"model": str(place), **UNKNOWN[why]})
     socket = str(place / "nobody")
     made = connector(changed, caches(full()), socket=socket)
-    stands_aside(made, caplog, "weights_unknown")
+    is_disabled(made, caplog, "weights_unknown")
     assert why in caplog.text
     assert not list(place.iterdir()), "no pool is started for nothing"
     with pytest.raises(StartupError, match=r"strict .*weights_id"):
@@ -199,7 +227,7 @@ def test_weights_that_cannot_be_read_are_told_when_that_is_known(
         made.build_connector_meta(None)
         assert made.get_kv_connector_stats().data["state"] == "weights_unknown"
         made.shutdown()
-    (line,) = [line for line in caplog.messages if "shares nothing" in line]
+    (line,) = [line for line in caplog.messages if "Forebay is disabled for this engine" in line]
     assert "weights_id" in line
 
 

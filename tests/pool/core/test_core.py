@@ -1,7 +1,6 @@
 """The pool's core, driven directly: what is stored comes back, whatever the sizes."""
 
 import itertools
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from forebay.pool.messages import (
     Reserved,
     Resize,
 )
-from forebay.record.header import ROOT, payload_hash
+from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -210,7 +209,7 @@ def test_nonsense_is_refused(core: CoreHarness) -> None:
     for length in (0, -1, 1 << 40, 4 * MIB):
         assert core.reserve(client, keys, length=length) == [ReserveAnswer.NO]
     assert core.reserve(client, keys, parent=b"short") == [ReserveAnswer.NO]
-    core.pool.handle(client, Commit(core.pool.generation + 1, [0]))
+    core.pool.handle(client, Commit(core.pool.generation + 1, [0], bytes(16)))
     assert core.receive(client, Committed).count == 0
     core.pool.handle(client, Release(99, [1, 2]))
     core.pool.handle(client, Cancel(99))
@@ -301,24 +300,6 @@ def test_t6_a_rotten_slot_is_found_by_the_idle_scrubber(core: CoreHarness) -> No
     core.pool.handle(client, Release(number, []))
     core.pool.view(offset, 1)[0] ^= 1
     core.pass_time_until(lambda: core.lookup(client, keys)[1].known == 2)
-
-
-def test_what_waits_for_its_hash_can_leave_and_gets_nobody_elses(core: CoreHarness) -> None:
-    gate = threading.Event()
-
-    def slow() -> Iterator[bytes]:
-        gate.wait(100)  # longer than a store waits
-        yield b""
-
-    core.pool._hasher.submit(slow(), lambda _: None)  # type: ignore[arg-type]
-    client = Client("e")
-    for number in range(40):  # three times what DRAM holds
-        core.store(client, chain(str(number), 5))
-    assert all(chunk.digest is None for chunk in core.pool._dram.chunks)
-    gate.set()
-    core.settle()
-    for chunk in core.pool._dram.chunks:
-        assert chunk.digest == payload_hash(payload(chunk.name.key))
 
 
 def test_everything_goes_through_a_small_dram(place: Path) -> None:

@@ -104,7 +104,10 @@ class PoolMachine(RuleBasedStateMachine):
     def commit_or_abort(self, engine: str, count: int, kind: type[Commit | Abort]) -> None:
         offsets = self._filled[engine][:count]
         del self._filled[engine][:count]
-        self._desk.pool.handle(self._clients[engine], kind(self._desk.pool.generation, offsets))
+        generation = self._desk.pool.generation
+        is_commit = kind is Commit
+        message = self._desk.commit_of(offsets) if is_commit else Abort(generation, offsets)
+        self._desk.pool.handle(self._clients[engine], message)
 
     @rule(engine=engines, dialog=dialogs, number=requests)
     def lookup(self, engine: str, dialog: int, number: int) -> None:

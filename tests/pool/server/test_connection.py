@@ -26,7 +26,7 @@ from forebay.sys.sockets import Peer
 LOOKUP = Lookup(1, bytes(32), 0, b"")
 ASK = Ask(1, 0, 1, 10, stream=False)
 RESERVE = Reserve(1, [])
-COMMIT = Commit(1, [])
+COMMIT = Commit(1, [], b"")
 ABORT = Abort(1, [])
 STATS = StatsQuery()
 

@@ -45,7 +45,9 @@ class Nonsense:
             case 5 | 6:
                 return messages.Reserve(number, [self.run() for _ in range(draw((0, 1, 2)))])
             case 7:
-                return messages.Commit(self.slab(), self.offsets())
+                return messages.Commit(
+                    self.slab(), self.offsets(), draw((b"", bytes(16), b"x" * 33))
+                )
             case 8:
                 return messages.Abort(self.slab(), self.offsets())
             case _:

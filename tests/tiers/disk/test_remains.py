@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.disk_harness import BadSectors, allocated, open_tier, opened, regions
 
-from forebay.errors import DirectoryError
 from forebay.sys.disk import Disk, FileStatus
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
@@ -100,13 +99,20 @@ def test_what_is_left_of_a_region_without_records_is_removed(swift_path: Path, s
         assert not oldest.exists()
 
 
-def test_a_file_of_odd_size_that_is_not_ours_is_refused(swift_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, 241, 1001])
+def test_t60_a_file_that_is_not_ours_is_left_alone_and_counted(
+    swift_path: Path, times: int
+) -> None:
+    """F5: opening was refused."""
     foreign = swift_path / "region-0000000000000001"
-    swift_path.chmod(0o700)
-    foreign.write_bytes(b"somebody's diary " * 1001)
-    with pytest.raises(DirectoryError, match="not a region"):
-        open_tier(swift_path, options=ORDERLY, cap_bytes=CAP_BYTES)
-    assert foreign.read_bytes() == b"somebody's diary " * 1001
+    foreign.write_bytes(b"somebody's diary " * times)
+    for name in ("notes.txt", "region-1", "region-10000000000000000"):
+        (swift_path / name).write_bytes(bytes(3 * PAGE))
+    with opened(swift_path, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert tier.usage().used_bytes == foreign.stat().st_blocks * 512 + 9 * PAGE
+        assert tier.volumes()[0].left_alone == 4
+        write_until_evicted(tier, swift_path)
+    assert foreign.read_bytes() == b"somebody's diary " * times
 
 
 @pytest.mark.parametrize(
@@ -210,8 +216,7 @@ def test_a_stillborn_region_that_cannot_be_removed_at_start_is_removed_later(
 ) -> None:
     fill(swift_path, 1)
     stillborn = swift_path / "region-00000000000000ff"
-    stillborn.touch(mode=0o600)
-    os.truncate(stillborn, REGION_BYTES)
+    stillborn.write_bytes(bytes(REGION_BYTES))
     disk = FaultDisk("unlink:errno=EIO@1")
     with opened(swift_path, disk, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
         assert tier.usage().used_bytes == 2 * REGION_BYTES

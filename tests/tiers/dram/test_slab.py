@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.shared import SharedMemory
-from forebay.tiers.dram.slab import ARENA_BYTES_MAX, Slab, arena_bytes_for, slot_bytes_for
+from forebay.tiers.dram.slab import (
+    ARENA_BYTES_MAX,
+    Slab,
+    arena_bytes_for,
+    cap_bytes_for,
+    slot_bytes_for,
+)
 
 ARENA = 8 * PAGE_BYTES
 ARENAS = 4
@@ -58,6 +64,15 @@ def test_an_arena_is_a_power_of_two_and_several_fit_the_cap(cap_bytes: int) -> N
     assert size & (size - 1) == 0
     assert PAGE_BYTES <= size <= ARENA_BYTES_MAX
     assert size * 8 <= cap_bytes or size == PAGE_BYTES
+
+
+@given(st.integers(1, ARENA_BYTES_MAX))
+def test_the_smallest_cap_for_a_slot_has_arenas_that_hold_it(length: int) -> None:
+    slot = slot_bytes_for(length)
+    if slot <= ARENA_BYTES_MAX:
+        cap_bytes = cap_bytes_for(slot)
+        assert arena_bytes_for(cap_bytes) >= slot
+        assert cap_bytes == 8 * PAGE_BYTES or arena_bytes_for(cap_bytes - 1) < slot
 
 
 @given(st.integers(1, 1 << 30))

@@ -15,16 +15,22 @@ from statistics import median
 from typing import Final
 
 from forebay.bench.ab import demo_engine, demo_size
-from forebay.bench.ab.demo_report import ALONE, WITH, DemoReport, RepeatedTurn
+from forebay.bench.ab.demo_report import (
+    ALONE,
+    WITH,
+    ComparedTurn,
+    DemoPhase,
+    DemoReport,
+    RepeatedTurn,
+    in_words,
+)
 from forebay.bench.ab.demo_size import DemoSize, EngineSpeed
-from forebay.bench.ab.figures import ComparedTurn, in_words
 from forebay.bench.ab.variants import StartedServer, StartingServer, VllmServer, wait_until_sharing
 from forebay.bench.load import client
 from forebay.bench.load.client import Completion, Failed
-from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
+from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText, question
 from forebay.bench.processes import PoolProcess, running_pool
 from forebay.bench.result import machine
-from forebay.bench.result.format import PoolFigures
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import StartupError
 from forebay.quantity import format_size
@@ -40,26 +46,18 @@ _WARM_TOKENS: Final = 320  # more than is too short to be stored
 _MARGIN: Final = 0.9  # of the time that is left: machines do not keep their speed
 _OTHER_LOAD_S: Final = 0.5
 _OTHER_LOAD_MAX: Final = 0.2
+_DRAM_BYTES: Final = 1 << 30
+_DISK_BYTES: Final = 2 << 30
 _MEMORY_BYTES: Final = 5 << 30  # two engines of 2 GB each, and the chunks
 _READY: Final = 0.2  # of all that is done, when both engines answer
 _BEFORE: Final = 0.75  # and at the restart
-
-
-@dataclass(frozen=True, slots=True)
-class DemoPlan:
-    """What the demo may use."""
-
-    parent: str  # a directory on the drive that stands for NVMe
-    minutes: float = 3.0
-    dram_bytes: int = 1 << 30
-    disk_bytes: int = 2 << 30
 
 
 @dataclass(slots=True)
 class _Demo:
     """A demo under way. Used by one thread."""
 
-    plan: DemoPlan
+    minutes: float  # that it may take
     show: Show
     note: Note
     engine: VllmServer
@@ -90,13 +88,13 @@ class _Demo:
 
     def left(self) -> float:
         """Of the time that this may take."""
-        return self.plan.minutes * 60 - self.elapsed()
+        return self.minutes * 60 - self.elapsed()
 
     @contextlib.contextmanager
     def on_pool(self) -> Iterator[tuple[PoolProcess, StartingServer]]:
         """A pool and an engine that joins it; at the end both are over and chunks are on NVMe."""
         self.say("starting a pool")
-        with running_pool(self.plan.dram_bytes, [self.disk]) as pool:
+        with running_pool(_DRAM_BYTES, [self.disk]) as pool:
             with StartedServer(WITH, self.engine).starting(pool) as engine:
                 self.commands[WITH] = engine.commands
                 yield pool, engine
@@ -125,9 +123,9 @@ class _Demo:
         self.say(f"warming up {WITH}")
         wait_until_sharing(engine.target, engine.counted, self.say, _WARM_TOKENS)
         self.say(f"warming up {ALONE}, and measuring how fast it reads a prompt")
-        hello = _asked(alone, _prompt("Hello", 2))
+        hello = _asked(alone, question("Hello", 2))
         text = SyntheticText().text("speed", _WARM_TOKENS)
-        answer = _asked(alone, _prompt(text, demo_size.ANSWER_TOKENS))
+        answer = _asked(alone, question(text, demo_size.ANSWER_TOKENS))
         more = answer.prompt_tokens - hello.prompt_tokens
         self.words = SyntheticText(max(1.0, more / len(text.split())))
         return EngineSpeed(answer.prompt_tokens / answer.ttft_s, answer.tpot_s or 0.0, self.ready_s)
@@ -144,7 +142,7 @@ class _Demo:
             f" {dialogs.hold} dialogs of {dialogs.turns} turns, with a history of"
             f" {dialogs.first_tokens:,} tokens each"
         )
-        minutes = f"{self.plan.minutes:g} minutes"
+        minutes = f"{self.minutes:g} minutes"
         if found.fits:
             self.remark(f"{said}, fit into {minutes}.")
         else:
@@ -219,8 +217,7 @@ class _Demo:
                 speed = self.measure_speed(alone, engine)
                 size = self.size(speed)
                 engine.counted()
-                turns = self.before_restart(size, alone, on)
-                moved = _counted(engine)
+                before = _phase(self.before_restart(size, alone, on), engine)
                 again = self.once_more(engine)
             self.note("Restarting the engine with Forebay and its pool; DRAM is lost, NVMe stays.")
             with self.on_pool() as on:
@@ -230,17 +227,14 @@ class _Demo:
                 _wait_until_quiet(pool)
                 engine.counted()
                 last = self.alone[0].turn
-                restarted = self.round(last, alone, on)
-                restarted_moved = _counted(engine)
+                restarted = _phase(self.round(last, alone, on), engine)
         return DemoReport(
             dialogs=replace(size.dialogs, turns=last + 1),
             cache_bytes=demo_engine.cache_bytes(self.context),
             speed=speed,
-            turns=tuple(turns),
-            moved=moved,
+            before=before,
             again=again,
-            restarted=tuple(restarted),
-            restarted_moved=restarted_moved,
+            restarted=restarted,
             ready_s=self.ready_s,
             first_s=self.first_s,
             seconds=self.elapsed(),
@@ -249,10 +243,11 @@ class _Demo:
         )
 
 
-def run(plan: DemoPlan, show: Show, note: Note) -> DemoReport:
-    """Hold all dialogs; minutes. A StartupError says in a sentence what is in the way.
+def run(parent: str, minutes: float, show: Show, note: Note) -> DemoReport:
+    """Hold all dialogs; a StartupError says in a sentence what is in the way.
 
-    The time of the plan begins when the model is there: converting it happens once.
+    `parent` is a directory on the drive that stands for NVMe. The time begins when the model is
+    there: converting it happens once.
     """
     vllm.require()
     once = "" if demo_model.is_ready() else " (converting it, once)"
@@ -262,10 +257,10 @@ def run(plan: DemoPlan, show: Show, note: Note) -> DemoReport:
     demo_engine.know_weights(model)
     context = demo_size.context_tokens(demo_engine.cores(), has_gpu=bool(machine.gpus()))
     engine = demo_engine.engine_of(model, demo_engine.cache_bytes(context), context)
-    with scratch(plan.parent) as home:
+    with scratch(parent) as home:
         nvme = home / "nvme"
         nvme.mkdir(mode=0o700)
-        demo = _Demo(plan, show, note, engine, context, DiskSetting(str(nvme), plan.disk_bytes))
+        demo = _Demo(minutes, show, note, engine, context, DiskSetting(str(nvme), _DISK_BYTES))
         for remark in _remarks():
             demo.remark(remark)
         note(f"Starting {ALONE} and {WITH}, the same small model on both.")
@@ -294,10 +289,6 @@ def _remarks() -> list[str]:
     return found
 
 
-def _prompt(text: str, answer_tokens: int) -> PromptRequest:
-    return PromptRequest([{"role": "user", "content": text}], answer_tokens)
-
-
 def _asked(server: StartingServer, ask: PromptRequest) -> Completion:
     """An answer; a StartupError where it fails: a demo that fails shows nothing."""
     answer = asyncio.run(client.ask(server.target, ask.messages, ask.answer_tokens))
@@ -306,11 +297,12 @@ def _asked(server: StartingServer, ask: PromptRequest) -> Completion:
     return answer
 
 
-def _counted(engine: StartingServer) -> PoolFigures:
+def _phase(turns: list[ComparedTurn], engine: StartingServer) -> DemoPhase:
+    """These turns, with what the pool has counted since the last look."""
     moved = engine.counted()
     if moved is None:
         raise StartupError("the pool went away.")
-    return moved
+    return DemoPhase(tuple(turns), moved)
 
 
 def _wait_until_quiet(pool: PoolProcess) -> None:

@@ -1,21 +1,31 @@
-"""The demo's report as one HTML file: what was compared, turn by turn, and how."""
+"""The demo's report, for the terminal and as one HTML file: both have the same figures."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
-from forebay.bench.ab.demo_report import ALONE, MODEL, WITH, DemoReport
-from forebay.bench.ab.figures import ComparedTurn, Spread, returning
+from forebay.bench.ab.demo_report import (
+    ALONE,
+    MODEL,
+    WITH,
+    ComparedTurn,
+    DemoPhase,
+    DemoReport,
+    Spread,
+    in_words,
+)
 from forebay.bench.load.client import Completion
-from forebay.bench.report.formatting import moved as moves
+from forebay.bench.report.formatting import moved, ratio
 from forebay.bench.report.page import cards, shown
-from forebay.bench.report.sections import Section, conditions
+from forebay.bench.report.sections import conditions
 from forebay.bench.result import files
+from forebay.bench.result.format import LoadStep
 from forebay.quantity import format_size
 from forebay.report.charts import Chart, ChartLine
 from forebay.report.page import Table, document, figure, legend, paragraph
+from forebay.report.text import LINE_LETTERS, Section, sections_text
 
-_TIMES: Final = "\N{MULTIPLICATION SIGN}"
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _LIMITS: Final = (
     "A model of 135 million parameters on this machine's processors, one request at a time: the"
@@ -29,26 +39,26 @@ _LIMITS: Final = (
 def page(report: DemoReport) -> str:
     """The whole file."""
     ab = report.ab()
+    where = f"{ab.on.machine.cpu}, {ab.on.machine.cores} cores" if ab.on.machine else ""
     names = [("off", ALONE), ("on", WITH)]
-    facts = ab.on.machine
-    where = f"{facts.cpu}, {facts.cores} cores" if facts else ""
     parts = [
         cards(_headline(report)),
         paragraph(_course(report)),
         legend(names, "each point is one request, in the order of asking"),
         _charts(report),
     ]
-    for section in (
-        Section("Every turn", "", _turns(report)),
-        Section("What else was measured", "", _others(report)),
-        Section("Evidence: what the pool itself counted", "", _evidence(report)),
-        Section("Remarks", lines=report.notes),
-        *conditions(ab),
-        Section("What this does not show", _LIMITS),
-    ):
-        parts += shown(section)
+    sections = [Section("Every turn", "", _turns(report)), *_sections(report), *conditions(ab)]
+    parts += [part for section in sections for part in shown(section)]
     title = "The same model, without and with Forebay"
     return document(title, " · ".join(part for part in (MODEL, where) if part), parts)
+
+
+def text(report: DemoReport) -> str:
+    """The same for a terminal, without what is long."""
+    lines = [*wrap(_course(report), LINE_LETTERS), ""]
+    for value, name, more in _headline(report):
+        lines += [f"  {value} {name}", f"      {more}"]
+    return "\n".join([*lines, *sections_text(_sections(report))])
 
 
 def write(directory: Path, report: DemoReport) -> Path:
@@ -60,128 +70,134 @@ def write(directory: Path, report: DemoReport) -> Path:
 
 
 def _headline(report: DemoReport) -> list[tuple[str, str, str]]:
-    back, after = returning(report.turns), report.restarted
-    everything = [*report.turns, *after]
-    equal = sum(turn.is_equal for turn in everything)
+    def sooner(phase: DemoPhase, what: str) -> tuple[str, str, str]:
+        back, times = phase.returning, phase.speedups
+        alone, pool = (Spread.of(column).median for column in zip(*_ttft(back), strict=True))
+        more = f"{alone:.2f} s without, {pool:.2f} s with; medians of {len(back)} turns,"
+        return ratio(times.median), what, f"{more} {times.low:.1f} to {times.high:.1f} times"
+
+    turns = [*report.before.turns, *report.restarted.turns]
+    equal = sum(turn.is_equal for turn in turns)
     return [
+        sooner(report.before, "sooner to the first token when a dialog comes back"),
+        sooner(report.restarted, "sooner after engine and pool were restarted, from NVMe"),
         (
-            f"{report.speedups.median:.1f} {_TIMES}",
-            "sooner to the first token when a dialog comes back",
-            _pair(back, report.speedups),
-        ),
-        (
-            f"{report.restarted_speedups.median:.1f} {_TIMES}",
-            "sooner after engine and pool were restarted, from NVMe",
-            _pair(after, report.restarted_speedups),
-        ),
-        (
-            f"{equal} of {len(everything)}",
+            f"{equal} of {len(turns)}",
             "answers are the same, word for word",
             "the pool gives back what vLLM computed, or nothing",
         ),
     ]
 
 
-def _pair(turns: Sequence[ComparedTurn], speedups: Spread) -> str:
-    alone = Spread.of([turn.alone.ttft_s for turn in turns]).median
-    pool = Spread.of([turn.with_pool.ttft_s for turn in turns]).median
-    return (
-        f"{alone:.2f} s without, {pool:.2f} s with; medians of {len(turns)} turns,"
-        f" {speedups.low:.1f} to {speedups.high:.1f} times"
-    )
-
-
 def _course(report: DemoReport) -> str:
     dialogs = report.dialogs
     return (
         f"{dialogs.hold} dialogs of {dialogs.turns} turns, each with a history of about"
-        f" {dialogs.first_tokens:,} tokens. Two vLLM engines with the same options ran at the same"
-        " time; one of them had Forebay's pool. Every turn was asked of both, one after the other,"
-        " who was first changing each time, and never while another process of this measurement"
-        " was computing."
+        f" {dialogs.first_tokens:,} tokens, in {report.seconds / 60:.1f} minutes. Two vLLM engines"
+        " with the same options ran at the same time; one of them had Forebay's pool. Every turn"
+        " was asked of both, one after the other, who was first changing each time, and never"
+        " while another process of this measurement was computing."
         f" Each engine's own KV cache has {format_size(report.cache_bytes)}, too little for all"
-        f" dialogs: vLLM alone has lost a dialog when it comes back and computes it from its first"
+        " dialogs: vLLM alone has lost a dialog when it comes back and computes it from its first"
         f" token. Before turn {dialogs.turns} the engine with Forebay and its pool were ended and"
-        f" started again: what it loads then comes from NVMe. Answers are greedy, in float32."
+        " started again: what it loads then comes from NVMe. Answers are greedy, in float32."
     )
 
 
+def _sections(report: DemoReport) -> Iterable[Section]:
+    yield Section("What was measured", "", _figures(report))
+    yield Section("Evidence: what the pool itself counted", "", _evidence(report))
+    if report.notes:
+        yield Section("Remarks", lines=report.notes)
+    yield Section("What this does not show", _LIMITS)
+
+
+def _figures(report: DemoReport) -> Table:
+    before, after, again = report.before, report.restarted, report.again
+    off, on = before.off, before.on
+    first = [turn for turn in before.turns if turn.number == 0]
+    rows = []
+    for name, turns, remark in (
+        ("first turn", first, "new to both"),
+        ("later turns", before.returning, in_words(before.speedups.median)),
+        ("after restart", after.turns, in_words(after.speedups.median)),
+    ):
+        alone, pool = (str(Spread.of(column)) for column in zip(*_ttft(turns), strict=True))
+        rows.append((f"to the first token, {name}, s", alone, pool, remark))
+    own = (f"{again.own_ttft_s:.2f}", f"{again.pool_ttft_s:.2f}", "last turns once more")
+    rows += [
+        ("own prefix cache, or the pool, s", *own),
+        ("a token after the first, ms", _tpot(off), _tpot(on), "median"),
+        ("requests a second", f"{off.req_s:.2f}", f"{on.req_s:.2f}", "before the restart"),
+        ("prompt tokens recomputed", _recomputed(off), _recomputed(on), "before the restart"),
+        ("", _recomputed(after.off), _recomputed(after.on), "after it"),
+    ]
+    return Table(["", ALONE, WITH, ""], rows, [0, 3])
+
+
+def _ttft(turns: Iterable[ComparedTurn]) -> list[tuple[float, float]]:
+    """Of each turn, the seconds to its first token without and with the pool."""
+    return [(turn.alone.ttft_s, turn.with_pool.ttft_s) for turn in turns]
+
+
+def _tpot(step: LoadStep) -> str:
+    return f"{step.tpot_ms.p50:.0f}" if step.tpot_ms and step.tpot_ms.p50 else "-"
+
+
+def _recomputed(step: LoadStep) -> str:
+    prompts = step.prompt_tokens or 0
+    return f"{prompts - (step.cached_tokens or 0):,} of {prompts:,}"
+
+
 def _charts(report: DemoReport) -> str:
-    turns = [*report.turns, *report.restarted]
+    turns = [*report.before.turns, *report.restarted.turns]
 
     def chart(title: str, unit: str, value_of: Callable[[Completion], float]) -> Chart:
-        lines = [
-            ChartLine(ALONE, "off", _numbered(value_of(turn.alone) for turn in turns)),
-            ChartLine(WITH, "on", _numbered(value_of(turn.with_pool) for turn in turns)),
-        ]
+        pairs = [(value_of(turn.alone), value_of(turn.with_pool)) for turn in turns]
+        alone, pool = ([*enumerate(column, 1)] for column in zip(*pairs, strict=True))
+        lines = [ChartLine(ALONE, "off", alone), ChartLine(WITH, "on", pool)]
         return Chart(title, unit, "request", lines, is_even=True)
 
     charts = [
         chart("Time to the first token", "seconds", lambda answer: answer.ttft_s),
-        chart(
-            "Prompt tokens that had to be computed", "tokens", lambda each: float(computed(each))
-        ),
+        chart("Prompt tokens that had to be computed", "tokens", _computed),
     ]
     return '<div class="charts">' + "".join(figure(each) for each in charts) + "</div>"
 
 
-def _numbered(values: Iterable[float]) -> list[tuple[float, float]]:
-    return [(float(at), value) for at, value in enumerate(values, 1)]
-
-
-def computed(answer: Completion) -> int:
+def _computed(answer: Completion) -> int:
     """Prompt tokens that came from no cache."""
     return answer.prompt_tokens - (answer.cached_tokens or 0)
 
 
 def _turns(report: DemoReport) -> Table:
-    rows = []
-    for at, turn in enumerate([*report.turns, *report.restarted], 1):
-        after = "after the restart" if at > len(report.turns) else "returns"
-        rows.append(
-            [
-                str(at),
-                f"{turn.dialog}, turn {turn.number + 1}".replace(" ", _NO_BREAK),
-                after if turn.number else "new",
-                f"{turn.alone.prompt_tokens:,}",
-                f"{computed(turn.alone):,}",
-                f"{computed(turn.with_pool):,}",
-                f"{turn.alone.ttft_s:.2f}",
-                f"{turn.with_pool.ttft_s:.2f}",
-                f"{turn.speedup:.1f} {_TIMES}",
-                "yes" if turn.is_equal else "no",
-            ]
-        )
-    head = ["request", "", "", "prompt tokens", "computed alone", "computed with Forebay"]
-    head += ["first token alone, s", "first token with Forebay, s", "sooner", "same answer"]
-    return Table(head, rows, [1, 2])
+    phases = [("returns", report.before.turns), ("after the restart", report.restarted.turns)]
+    rows = [
+        [
+            f"{turn.dialog}, turn {turn.number + 1}".replace(" ", _NO_BREAK),
+            what if turn.number else "new",
+            f"{turn.alone.prompt_tokens:,}",
+            f"{_computed(turn.alone):,}",
+            f"{_computed(turn.with_pool):,}",
+            f"{turn.alone.ttft_s:.2f}",
+            f"{turn.with_pool.ttft_s:.2f}",
+            ratio(turn.speedup),
+            "yes" if turn.is_equal else "no",
+        ]
+        for what, turns in phases
+        for turn in turns
+    ]
+    groups = [("", 2), ("prompt tokens", 3), ("first token, s", 2), ("", 2)]
+    head = ["", "", "in all", *["computed alone", "with Forebay"], "alone", "with Forebay"]
+    return Table([*head, "sooner", "same answer"], rows, [0, 1], groups)
 
 
 def _evidence(report: DemoReport) -> Table:
     rows = [
         (name, f"{chunks:,}", format_size(size), f"{later:,}", format_size(later_size))
         for (name, chunks, size), (_, later, later_size) in zip(
-            moves(report.moved), moves(report.restarted_moved), strict=True
+            moved(report.before.moved), moved(report.restarted.moved), strict=True
         )
     ]
-    head = ["", "before the restart: chunks", "bytes", "after it: chunks", "bytes"]
-    return Table(head, rows, [0])
-
-
-def _others(report: DemoReport) -> Table:
-    before, after, hit = report.without, report.with_pool, report.again
-    once_more = "the last request of each dialog once more"
-    before_restart = "all turns before the restart"
-    rows = [
-        (
-            "first turns, to the first token, s",
-            before.first_ttft_s,
-            after.first_ttft_s,
-            "new to both",
-        ),
-        ("a token after the first, ms", 1e3 * before.tpot_s, 1e3 * after.tpot_s, ""),
-        ("vLLM's own cache, or the pool, s", hit.own_ttft_s, hit.pool_ttft_s, once_more),
-        ("requests a second", before.requests_per_s, after.requests_per_s, before_restart),
-    ]
-    cells = [(name, f"{one:.2f}", f"{two:.2f}", remark) for name, one, two, remark in rows]
-    return Table(["", ALONE, WITH, ""], cells, [0, 3])
+    groups = [("", 1), ("before the restart", 2), ("after it", 2)]
+    return Table(["", "chunks", "bytes", "chunks", "bytes"], rows, [0], groups)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from forebay.bench import processes
 from forebay.bench.ab.counters import Counters
-from forebay.bench.load import client
+from forebay.bench.load import client, server
 from forebay.bench.load.client import Failed, Target
 from forebay.bench.load.sessions import SyntheticText
 from forebay.bench.load.steps import Counted, no_pool
@@ -175,7 +175,7 @@ def wait_until_sharing(
         text = SyntheticText().text(f"sharing/{attempt}", tokens)
         answer = asyncio.run(client.ask(target, [{"role": "user", "content": text}], 2))
         if isinstance(answer, Failed):
-            raise StartupError(f"the server does not answer a first question: {answer.why}.")
+            raise server.cannot_begin(answer, "a first test request failed")
         moved = counted()
         if moved is None:
             raise StartupError("the pool went away.")

@@ -1,7 +1,6 @@
 """The rows: what each one measures, in the words of docs/benchmarks.md."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
@@ -11,11 +10,9 @@ from forebay.bench.gpu.disk_rows import DIALOG_FIGURES, REPEATS, milliseconds
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, VLLM_CPU
-from forebay.errors import StartupError
 
 _CLIENTS_STATELESS: Final = 2  # times the clients of dialogs
 _CEILING_BYTES: Final = 40 << 30
-_COPIES_MODULE: Final = "forebay.engines.vllm.bench.copies"
 
 
 async def nothing_to_reuse(run: RowRun) -> None:
@@ -115,26 +112,6 @@ def _rate(before: dict[str, int], after: dict[str, int], moved: str, took: str) 
     return round(size / took_us / 1000, 2) if took_us else 0.0
 
 
-async def copies(run: RowRun) -> None:
-    """The connector's copies between slab and GPU pages, without an engine; a process of its own.
-
-    It writes the row's file itself, after each part.
-    """
-    await run.clear_stage()
-    run.results.path.parent.mkdir(parents=True, exist_ok=True)
-    is_tiny = ("--tiny",) if run.scale.name == "tiny" else ()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", _COPIES_MODULE, str(run.results.path), *is_tiny
-    )
-    try:
-        if await process.wait():
-            raise StartupError("a copy failed, or gave other bytes; see above.")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
 ROWS: Final[dict[str, Callable[[RowRun], Coroutine[None, None, None]]]] = {
     "nothing-to-reuse": nothing_to_reuse,
     "dialogs": dialogs,
@@ -144,5 +121,4 @@ ROWS: Final[dict[str, Callable[[RowRun], Coroutine[None, None, None]]]] = {
     "disk-carries": disk_rows.disk_carries,
     "restart": disk_rows.restart,
     "start-up": disk_rows.start_up,
-    "copies": copies,
 }

@@ -6,6 +6,7 @@ Answer, or as Failed with its kind. Only a missing aiohttp is a StartupError.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]  # role and content, as the protocol has it
 REQUEST_S: Final = 300.0
+UNREACHABLE: Final = "refused"  # the kind of failure where no connection can be made
 _HEALTH_S: Final = 5.0
 _REASON_LETTERS_MAX: Final = 200  # of a server's reason,
 _REASON_BYTES_MAX: Final = 16 << 10  # of so much that is looked at
@@ -339,7 +341,9 @@ async def _exchange(
     except TimeoutError:
         return Failed("timeout", f"the server did not answer within {timeout_s:g} s")
     except aiohttp.ClientConnectorError as error:
-        return Failed("refused", f"{endpoint.url} cannot be reached ({type(error).__name__})")
+        code = error.os_error.errno or 0
+        why = os.strerror(code) if code > 0 else error.os_error.strerror or "no connection"
+        return Failed(UNREACHABLE, f"no server answers at {endpoint.url} ({why})")
     except (aiohttp.ClientPayloadError, OSError, aiohttp.ClientConnectionError) as error:
         return Failed("broken_off", f"the server broke off ({type(error).__name__})")
     except (aiohttp.ClientError, ValueError, msgspec.DecodeError, RecursionError):
@@ -356,6 +360,6 @@ async def _refused(response: "aiohttp.ClientResponse", secret: str) -> Failed:
     try:
         reason = msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        reason = body.decode(errors="replace")
+        reason = "" if body.lstrip().startswith(b"<") else body.decode(errors="replace")
     status = response.status
     return _failed(f"http_{status}", f"the server answered {status}", reason, secret)

@@ -41,13 +41,19 @@ async def model_of(endpoint: Endpoint) -> str:
     """The first model that the server has; a StartupError if it does not say."""
     found = await client.fetch(endpoint, endpoint.base + "/models", _FETCH_S)
     if isinstance(found, Failed):
-        raise StartupError(f"the server at {endpoint.url} does not name its model: {found.why}.")
+        raise cannot_begin(found, f"{endpoint.url}/models does not list the server's models")
     try:
         return msgspec.json.decode(found, type=_Models).data[0].id
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise StartupError(
-            f"the server at {endpoint.url} has no model; name one with --model."
+            f"{endpoint.url}/models lists no model; name one with --model."
         ) from None
+
+
+def cannot_begin(failed: Failed, what: str) -> StartupError:
+    """In one sentence: no server is there, or what of it does not work, and why."""
+    is_absent = failed.kind == client.UNREACHABLE
+    return StartupError(f"{failed.why}." if is_absent else f"{what}: {failed.why}.")
 
 
 async def text_of(target: Target) -> SyntheticText:
@@ -58,7 +64,7 @@ async def text_of(target: Target) -> SyntheticText:
         text = plain.text(f"probe/{tokens}", tokens)
         answer = await client.ask(target, [{"role": "user", "content": text}], 2)
         if isinstance(answer, Failed):
-            raise StartupError(f"the server does not answer a first question: {answer.why}.")
+            raise cannot_begin(answer, "a first test request failed")
         counts.append(answer.prompt_tokens)
     words = (_PROBE_TOKENS[1] - _PROBE_TOKENS[0]) / plain.tokens_a_word
     return SyntheticText((counts[1] - counts[0]) / words) if counts[1] > counts[0] else plain

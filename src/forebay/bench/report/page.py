@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from forebay.bench.report.formatting import clients_of
-from forebay.bench.report.sections import Section, compared, details, findings, headline
+from forebay.bench.report.sections import compared, details, findings, headline
 from forebay.bench.result import files
 from forebay.bench.result.compare import Comparison, compare, judged_result
 from forebay.bench.result.format import AbResult, LoadResult, LoadStep
 from forebay.report.charts import Chart, ChartLine
 from forebay.report.page import document, figure, legend, paragraph, table
+from forebay.report.text import Section
 
 _KEY = (
     "Bold: operating point, the last step before the first violation. Red: beyond the SLA. Gain:"
@@ -66,10 +67,10 @@ def shown(section: Section) -> Iterator[str]:
     yield f"<h2>{html.escape(section.title)}</h2>"
     if section.text:
         yield paragraph(section.text)
+    if section.table:
+        yield table(section.table)
     if section.lines:
         yield f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in section.lines)}</ul>"
-    if section.table:
-        yield table(*section.table)
     if section.commands:
         yield f"<pre>{html.escape(section.commands)}</pre>"
 

@@ -1,7 +1,7 @@
 """What a result says, part by part, for the terminal and for the page alike."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from forebay.bench.report.formatting import (
     clients_of,
@@ -18,6 +18,7 @@ from forebay.bench.result.format import AbResult, LoadResult, LoadStep
 from forebay.quantity import format_size
 from forebay.report.charts import number
 from forebay.report.page import Cell, Table
+from forebay.report.text import Section
 
 _EQUAL: Final = (
     "Answers are greedy. An engine that batches does not always repeat itself: where several are"
@@ -25,14 +26,6 @@ _EQUAL: Final = (
     " later turns do."
 )
 _FIGURES: Final = ("requests/s", "TTFT, mean ms", "TPOT, mean ms", "errors")
-
-
-class Section(NamedTuple):
-    title: str
-    text: str = ""
-    table: Table | None = None
-    lines: Sequence[str] = ()  # each a remark of its own
-    commands: str = ""
 
 
 def headline(found: Comparison) -> list[tuple[str, str, str]]:

@@ -1,18 +1,11 @@
 """A comparison, or one server's result, for the terminal."""
 
-from textwrap import wrap
-from typing import Final
-
 from forebay.bench.report.formatting import clients_of
 from forebay.bench.report.sections import compared, failures, findings, headline, steps_of
 from forebay.bench.result.compare import Comparison, judged_result
 from forebay.bench.result.format import AbResult, LoadResult
 from forebay.plan.measured import FAILED_SHARE_MAX, Sla
-from forebay.report.page import Cell, Table
-
-_MARKS: Final = {"point": " <", "beyond": " !"}
-_LINE: Final = 100
-_WIDTH_MIN: Final = 6  # of a column, so that what stands above two of them fits
+from forebay.report.text import plain, sections_text
 
 
 def comparison_text(found: Comparison) -> str:
@@ -26,11 +19,7 @@ def comparison_text(found: Comparison) -> str:
 
 def ab_text(ab: AbResult, found: Comparison) -> str:
     """What the report says, without its charts and its details."""
-    lines = [comparison_text(found)]
-    for section in findings(ab):
-        lines += ["", section.title, *wrap(section.text, _LINE), *section.lines]
-        lines += plain(section.table) if section.table else []
-    return "\n".join(lines)
+    return "\n".join([comparison_text(found), *sections_text(findings(ab))])
 
 
 def result_text(result: LoadResult, bounds: Sla) -> str:
@@ -51,29 +40,3 @@ def result_text(result: LoadResult, bounds: Sla) -> str:
             f" {judged.point.req_s:.2f} requests/s; {first}."
         )
     return "\n".join([*lines, *failures(result)])
-
-
-def plain(table: Table) -> list[str]:
-    """Columns with a space between them."""
-    rows = [[_text(cell) for cell in row] for row in table.rows]
-    rows = [list(table.head), *rows] if any(table.head) else rows
-    widths = [max(_WIDTH_MIN, *map(len, column)) for column in zip(*rows, strict=True)]
-    lines, at = [""] if table.groups else [], 0
-    for name, span in table.groups:
-        lines[0] += " " + name.center(sum(widths[at : at + span]) + span - 1)
-        at += span
-    for row in rows:
-        cells = [
-            f"{cell:<{width}}" if at in table.names else f"{cell:>{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(" " + " ".join(cells))
-    return [line.rstrip() for line in lines]
-
-
-def _text(cell: Cell) -> str:
-    """A cell with its mark; cells that may have one keep its place."""
-    if isinstance(cell, str):
-        return cell
-    text, kind = cell
-    return text if kind in {"gain", "loss"} else text + _MARKS.get(kind, "  ")

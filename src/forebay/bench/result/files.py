@@ -26,8 +26,24 @@ def read(path: Path) -> LoadResult | AbResult:
         return _named(path, msgspec.convert(document, LoadResult), path.stem)
     except msgspec.ValidationError as error:
         raise SettingsError(
-            f"{path} is no benchmark result: {error}; docs/bench-format.md has its fields."
+            f"{path} is no benchmark result: {error}; it must hold 'steps', or 'off' and 'on' with"
+            " 'steps' each (docs/bench-format.md)."
         ) from None
+
+
+def read_pair(first: Path, second: Path | None = None) -> AbResult:
+    """An A/B result, or two results, the first without and the second with the pool."""
+    one = read(first)
+    if second is None:
+        if isinstance(one, LoadResult):
+            raise SettingsError(
+                f"{first} is one result, without 'off' and 'on'; name another to compare it with."
+            )
+        return one
+    other = read(second)
+    if not isinstance(one, LoadResult) or not isinstance(other, LoadResult):
+        raise SettingsError("an A/B result holds both sides; name it by itself.")
+    return AbResult(off=one, on=other)
 
 
 def write(path: Path, content: str) -> None:

@@ -11,7 +11,6 @@ import msgspec
 from forebay.plan.measured import STEPS_MAX, Count, MeasuredStep, Real, Sla, TimeStats
 
 FORMAT: Final = "forebay-bench/1"
-SlaBounds = Sla
 
 
 class TurnFigures(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,11 +10,8 @@ from forebay.bench.report.page import page
 from forebay.bench.report.text import ab_text, comparison_text
 from forebay.bench.result import files
 from forebay.bench.result.compare import compare
-from forebay.bench.result.format import AbResult, LoadResult
 from forebay.cli import flags
-from forebay.cli.bench import sla
 from forebay.cli.flags import Commands
-from forebay.errors import SettingsError
 
 _EPILOG = """\
 examples:
@@ -38,14 +35,15 @@ def add(kinds: Commands) -> None:
     )
     parser.add_argument("off", metavar="A.json", type=Path, help="without; or a whole A/B result")
     parser.add_argument("on", metavar="B.json", type=Path, nargs="?", help="with")
-    sla.add(parser)
+    flags.add_sla(parser)
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write the report")
     flags.add_json(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    ab = _pair(parsed)
+    pair = files.read_pair(parsed.off, parsed.on)
+    ab = msgspec.structs.replace(pair, sla=flags.read_sla(parsed, pair.sla))
     found = compare(ab.off, ab.on, ab.sla)
     if parsed.html is not None:
         files.write(parsed.html, page(ab))
@@ -54,15 +52,3 @@ def _run(parsed: argparse.Namespace) -> int:
     else:
         print(comparison_text(found) if parsed.on else ab_text(ab, found))
     return 0
-
-
-def _pair(parsed: argparse.Namespace) -> AbResult:
-    first = files.read(parsed.off)
-    if parsed.on is None:
-        if isinstance(first, LoadResult):
-            raise SettingsError(f"{parsed.off} is one result; name another to compare it with.")
-        return msgspec.structs.replace(first, sla=sla.bounds(parsed, first.sla))
-    second = files.read(parsed.on)
-    if not isinstance(first, LoadResult) or not isinstance(second, LoadResult):
-        raise SettingsError("an A/B result holds both sides; compare it by itself.")
-    return AbResult(off=first, on=second, sla=sla.bounds(parsed))

@@ -11,7 +11,6 @@ from forebay.bench.load.steps import LoadPlan
 from forebay.bench.load.traces import AgentTrace, ChatTrace, RequestFile
 from forebay.bench.load.workloads import Dialogs, Documents, Questions, Stateless, Workload
 from forebay.cli import flags
-from forebay.cli.bench import sla
 from forebay.errors import SettingsError
 from forebay.plan.number import real, whole
 
@@ -51,14 +50,14 @@ _DOCS: Final = {
 }
 
 
-def add(parser: argparse.ArgumentParser, clients: str | None = DOUBLED) -> None:
-    """Every flag of a load; without `clients` the command has a default of its own."""
+def add(parser: argparse.ArgumentParser) -> None:
+    """Every flag of a load."""
     load = parser.add_argument_group("load")
     load.add_argument(
         "--clients",
         metavar="LIST",
         type=clients_of,
-        default=clients,
+        default=DOUBLED,
         help=f"how many at once, step by step; 24,48,72 or with ... between (default: {DOUBLED})",
     )
     seconds = flags.typed(lambda text: real("it", float(text)), _NUMBER)
@@ -116,11 +115,9 @@ def _flag(name: str) -> str:
     return "--" + _RENAMED.get(name, name).replace("_", "-")
 
 
-def workload_of(parsed: argparse.Namespace, default: Workload | None = None) -> Workload:
+def workload_of(parsed: argparse.Namespace) -> Workload:
     """The workload as the flags say it; a SettingsError for one that another workload has."""
     given = {name: value for name in _DOCS if (value := getattr(parsed, name)) is not None}
-    if parsed.workload is None and not given and default is not None:
-        return default
     workload = parsed.workload or Dialogs.name
     for name in given:
         if _field(workload, name) is None:
@@ -132,13 +129,11 @@ def workload_of(parsed: argparse.Namespace, default: Workload | None = None) -> 
     return _WORKLOADS[workload](**given)
 
 
-def plan_of(
-    parsed: argparse.Namespace, default: Workload | None = None, *, stops_early: bool = True
-) -> LoadPlan:
+def plan_of(parsed: argparse.Namespace, *, stops_early: bool = True) -> LoadPlan:
     """What is asked of a server, as the flags say it."""
-    workload = workload_of(parsed, default)
+    workload = workload_of(parsed)
     return LoadPlan(
-        parsed.clients, workload, sla.bounds(parsed), parsed.seed, parsed.seconds, stops_early
+        parsed.clients, workload, flags.read_sla(parsed), parsed.seed, parsed.seconds, stops_early
     )
 
 

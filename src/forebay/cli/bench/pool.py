@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from forebay.bench.disk import run as disks
 from forebay.bench.disk.figures import Figures, PoolBenchPlan
 from forebay.bench.pool import run as pool
-from forebay.bench.report.text import plain
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
 from forebay.errors import SettingsError
 from forebay.quantity import format_size, parse_size
 from forebay.report.page import Table
+from forebay.report.text import plain
 from forebay.sys import scratch
 
 _EPILOG = """\

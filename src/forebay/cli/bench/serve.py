@@ -15,7 +15,7 @@ from forebay.bench.report.text import result_text
 from forebay.bench.result import files, machine
 from forebay.bench.result.format import LoadResult
 from forebay.cli import flags, progress
-from forebay.cli.bench import loads, sla
+from forebay.cli.bench import loads
 from forebay.cli.flags import Commands
 
 _EPILOG = """\
@@ -48,7 +48,7 @@ def add(kinds: Commands) -> None:
     parser.add_argument(
         "--stop-early", action="store_true", help="end once the SLA has long been broken"
     )
-    sla.add(parser)
+    flags.add_sla(parser)
     loads.add(parser)
     flags.add_json(parser)
     parser.set_defaults(run=_run)

@@ -8,11 +8,11 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.bench.result.files import read_json
+from forebay.bench.result.files import read_json, read_pair
 from forebay.errors import SettingsError
 from forebay.plan.breakeven import KvSource
 from forebay.plan.capacity import GpuMachine
-from forebay.plan.measured import AB_SIDES, Sla, ab_sides, operating_point
+from forebay.plan.measured import Sla, operating_point
 from forebay.plan.model.config import KV_BITS, shape_of
 from forebay.plan.model.known import MODELS
 from forebay.plan.model.shape import Shape, model_dim_shape, plain_shape
@@ -163,13 +163,12 @@ def clients_under_sla(results: list[Path], sla: Sla) -> tuple[tuple[int, int], s
         return REFERENCE_CLIENTS, f"{REFERENCE} ({sla})"
     if len(results) > 2:
         raise SettingsError("RESULT may be given once (A/B) or twice (without, with).")
-    documents = [read_json(path) for path in results]
-    sources = [str(path) for path in results]
-    if len(documents) == 1:
-        documents = list(ab_sides(sources[0], documents[0]))
-        sources = [f"{side} in {sources[0]}" for side in AB_SIDES]
-    points = [operating_point(*pair, sla) for pair in zip(sources, documents, strict=True)]
-    return (points[0].clients, points[1].clients), f"{' and '.join(sources)} ({sla})"
+    pair = read_pair(*results)
+    names = [str(path) for path in results]
+    sources = names if len(names) == 2 else [f"{side} in {names[0]}" for side in ("off", "on")]
+    without = operating_point(sources[0], pair.off.steps, sla).clients
+    pooled = operating_point(sources[1], pair.on.steps, sla).clients
+    return (without, pooled), f"{' and '.join(sources)} ({sla})"
 
 
 def read_model(name: str, bits: int | None) -> PlannedModel:

@@ -1,17 +1,22 @@
 """`forebay plan`: what to buy, from model shapes and measured results.
 
-Six questions, each answered with a table or with `--json`. Nothing is computed here: arguments
-become values of `forebay.plan`, its answers become tables.
+Six questions, each answered with a table or with `--json`; the help of each is the docstring of its
+answer. Nothing is computed here: arguments become values of `forebay.plan`, its answers become
+tables.
 """
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict
+from inspect import cleandoc
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
-from forebay.bench.result.files import read_json
+from forebay.bench.result.files import read
+from forebay.bench.result.format import AbResult
+from forebay.cli import flags
+from forebay.cli.flags import Commands, Parser
 from forebay.cli.plan import tables
 from forebay.cli.plan.inputs import (
     REFERENCE,
@@ -29,11 +34,12 @@ from forebay.plan.breakeven import SOURCES, breakeven
 from forebay.plan.capacity import GpuMachine, capacity, kv_need
 from forebay.plan.fleet import FleetLoad, ServerSpec, cost, gpus_required
 from forebay.plan.hits import trace_hits
-from forebay.plan.measured import Sla, operating_point
+from forebay.plan.measured import operating_point
 from forebay.plan.number import whole
 from forebay.plan.pool import Demand, pool_size
 from forebay.plan.ssd import DRIVES, wear
 from forebay.quantity import parse_size
+from forebay.report.text import Section, sections_text
 from forebay.sim.trace import read_trace, schedule
 
 _EPILOG = """\
@@ -46,10 +52,10 @@ Each question has its own help and examples: forebay plan QUESTION --help. Exit 
 2 what was given is missing something or cannot be meant.
 """
 Arguments = argparse.Namespace
-Questions = Any  # argparse's own type for a group of sub-commands is private
+Answer = tuple[dict[str, Any], list[Section]]  # for programs, and for people
 
 
-def add(commands: Questions) -> None:
+def add(commands: Commands) -> None:
     """Add `plan` and its six questions."""
     parser = commands.add_parser(
         "plan",
@@ -58,41 +64,35 @@ def add(commands: Questions) -> None:
         epilog=_EPILOG,
     )
     questions = parser.add_subparsers(title="questions", metavar="QUESTION", required=True)
-    for add_question in (_add_kv, _add_gpus, _add_pool, _add_breakeven, _add_ssd, _add_cost):
-        add_question(questions)
+    for name, add_options, answer in (
+        ("kv", _add_kv, _kv),
+        ("gpus", _add_gpus, _gpus),
+        ("pool", _add_pool, _pool),
+        ("breakeven", _add_breakeven, _breakeven),
+        ("ssd", _add_ssd, _ssd),
+        ("cost", _add_cost, _cost),
+    ):
+        summary, _, examples = cleandoc(answer.__doc__ or "").partition("\n\n")
+        question = questions.add_parser(
+            name,
+            help=summary.removesuffix("."),
+            description=summary,
+            epilog="examples:\n" + indent(examples, "  "),
+        )
+        add_options(question)
+        flags.add_json(question)
+        question.set_defaults(run=_run, answer=answer)
 
 
-def _question(
-    questions: Questions, name: str, run: Callable[[Arguments], int], summary: str, examples: str
-) -> argparse.ArgumentParser:
-    lines = "\n".join(f"  forebay plan {name} {line}" for line in examples.splitlines())
-    parser: argparse.ArgumentParser = questions.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=f"examples:\n{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(run=run)
-    return parser
+def _run(arguments: Arguments) -> int:
+    facts, sections = arguments.answer(arguments)
+    text = "\n".join(sections_text(sections)).lstrip("\n")
+    # A file's name need not be UTF-8; a terminal wants it so.
+    print(json.dumps(facts, indent=2) if arguments.json else text.encode(errors="replace").decode())
+    return 0
 
 
-def _print_json(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer, indent=2))
-
-
-def _add_kv(questions: Questions) -> None:
-    parser = _question(
-        questions,
-        "kv",
-        _run_kv,
-        "bytes of KV for a model: a token, in all, and what fits on GPUs",
-        "Qwen2.5-32B --tokens 792000\n"
-        "DeepSeek-V3 --batch 64 --tokens 8192 --tp 8 --kv-dtype fp8\n"
-        "--layers 32 --heads 8 --head-dim 128 --bits 16 --tokens 4096\n"
-        "Llama-3.1-70B --tokens 32768 --gpu-memory 141GB --gpus 8 --pool 4TiB",
-    )
+def _add_kv(parser: Parser) -> None:
     add_shape(parser)
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="sequences (1)")
     parser.add_argument("--tokens", type=int, default=8192, metavar="S", help="of each (8192)")
@@ -105,32 +105,27 @@ def _add_kv(questions: Questions) -> None:
     add_assumptions(parser, GpuMachine, utilization="share of GPU memory the engine uses")
 
 
-def _run_kv(arguments: Arguments) -> int:
+def _kv(arguments: Arguments) -> Answer:
+    """Bytes of KV for a model: a token, in all, and what fits on GPUs.
+
+    forebay plan kv Qwen2.5-32B --tokens 792000
+    forebay plan kv DeepSeek-V3 --batch 64 --tokens 8192 --tp 8 --kv-dtype fp8
+    forebay plan kv --layers 32 --heads 8 --head-dim 128 --bits 16 --tokens 4096
+    forebay plan kv Llama-3.1-70B --tokens 32768 --gpu-memory 141GB --gpus 8 --pool 4TiB
+    """
     model = model_of(arguments)
     machine = machine_of(arguments, model)
     tp = 1 if arguments.tp is None else arguments.tp
     need = kv_need(model.shape, arguments.batch, arguments.tokens, machine.tp if machine else tp)
     found = capacity(model.shape, machine, arguments.tokens) if machine else None
-    if arguments.json:
-        fits = {"machine": asdict(machine), "capacity": asdict(found)} if machine and found else {}
-        _print_json({**asdict(need), **fits})
-        return 0
-    tables.show_kv(need)
+    facts, sections = asdict(need), [tables.kv_section(need)]
     if machine and found:
-        print()
-        tables.show_capacity(found, machine)
-    return 0
+        facts |= {"machine": asdict(machine), "capacity": asdict(found)}
+        sections.append(tables.capacity_section(found, machine))
+    return facts, sections
 
 
-def _add_gpus(questions: Questions) -> None:
-    parser = _question(
-        questions,
-        "gpus",
-        _run_gpus,
-        "GPUs for a target rate, from a measured one",
-        "--target-tps 100000 --measured-tps 12000 --measured-gpus 8 --utilization 0.8\n"
-        "--target-req-s 40 --bench result.json --measured-gpus 8",
-    )
+def _add_gpus(parser: Parser) -> None:
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--target-tps", type=float, metavar="T", help="output tokens a second")
     target.add_argument("--target-req-s", type=float, metavar="R", help="requests a second")
@@ -141,10 +136,15 @@ def _add_gpus(questions: Questions) -> None:
     parser.add_argument(
         "--utilization", type=float, default=0.8, metavar="U", help="share of the peak (0.8)"
     )
-    _add_sla(parser)
+    flags.add_sla(parser)
 
 
-def _run_gpus(arguments: Arguments) -> int:
+def _gpus(arguments: Arguments) -> Answer:
+    """GPUs for a target rate, from a measured one.
+
+    forebay plan gpus --target-tps 100000 --measured-tps 12000 --measured-gpus 8 --utilization 0.8
+    forebay plan gpus --target-req-s 40 --bench result.json --measured-gpus 8
+    """
     tokens = arguments.target_tps is not None
     unit = "tokens/s" if tokens else "requests/s"
     if arguments.bench is None:
@@ -153,42 +153,19 @@ def _run_gpus(arguments: Arguments) -> int:
         rate = arguments.measured_tps
     else:
         source = str(arguments.bench)
-        step = operating_point(source, read_json(arguments.bench), _sla(arguments))
+        result = read(arguments.bench)
+        if isinstance(result, AbResult):
+            raise SettingsError(f"bench: {source} holds two results; name one of them.")
+        step = operating_point(source, result.steps, flags.read_sla(arguments))
         rate = step.output_tok_s if tokens else step.req_s
         if rate is None:
             raise SettingsError(f"output_tok_s is missing in {source}; give --target-req-s.")
     target = arguments.target_tps if tokens else arguments.target_req_s
     need = gpus_required(target, rate, arguments.measured_gpus, arguments.utilization)
-    if arguments.json:
-        _print_json({"unit": unit, **asdict(need)})
-    else:
-        tables.show_gpus(need, unit)
-    return 0
+    return {"unit": unit, **asdict(need)}, [tables.gpus_section(need, unit)]
 
 
-def _add_sla(parser: argparse.ArgumentParser) -> None:
-    add_assumptions(
-        parser,
-        Sla,
-        tpot_ms="SLA: mean time per output token",
-        ttft_ms="SLA: mean time to the first token",
-    )
-
-
-def _sla(arguments: Arguments) -> Sla:
-    return Sla(**assumed(arguments, Sla))
-
-
-def _add_pool(questions: Questions) -> None:
-    parser = _question(
-        questions,
-        "pool",
-        _run_pool,
-        "DRAM and NVMe for users x context x how long a context should live",
-        "Llama-3.1-70B --users 200 --context 16000 --live-hours 24\n"
-        "Qwen3-8B --users 1000 --context 4000 --session-minutes 15 --live-hours 8\n"
-        "Qwen3-8B --trace conversation.jsonl.xz --sizes 64GiB,512GiB,4TiB",
-    )
+def _add_pool(parser: Parser) -> None:
     add_shape(parser)
     parser.add_argument("--users", type=int, metavar="U", help="active at once")
     parser.add_argument("--context", type=int, metavar="S", help="tokens of each")
@@ -210,9 +187,15 @@ def _add_pool(questions: Questions) -> None:
     group.add_argument("--sizes", metavar="SIZE,...", help="of the pool (shares of the trace)")
 
 
-def _run_pool(arguments: Arguments) -> int:
+def _pool(arguments: Arguments) -> Answer:
+    """DRAM and NVMe for users x context x how long a context should live.
+
+    forebay plan pool Llama-3.1-70B --users 200 --context 16000 --live-hours 24
+    forebay plan pool Qwen3-8B --users 1000 --context 4000 --session-minutes 15 --live-hours 8
+    forebay plan pool Qwen3-8B --trace conversation.jsonl.xz --sizes 64GiB,512GiB,4TiB
+    """
     if arguments.trace is not None:
-        return _run_trace(arguments)
+        return _trace(arguments)
     for name in ("users", "context"):
         if getattr(arguments, name) is None:
             raise SettingsError(f"{name} is missing; give --users and --context, or --trace.")
@@ -220,14 +203,10 @@ def _run_pool(arguments: Arguments) -> int:
         raise SettingsError("trace is missing; --sizes needs --trace.")
     demand = Demand(arguments.users, arguments.context, **assumed(arguments, Demand))
     found = pool_size(model_of(arguments).shape, demand)
-    if arguments.json:
-        _print_json({"demand": asdict(demand), **asdict(found)})
-    else:
-        tables.show_pool(found, demand)
-    return 0
+    return {"demand": asdict(demand), **asdict(found)}, [tables.pool_section(found, demand)]
 
 
-def _run_trace(arguments: Arguments) -> int:
+def _trace(arguments: Arguments) -> Answer:
     if arguments.context is not None:
         raise SettingsError("context is in the trace; leave --context out.")
     users = 0 if arguments.users is None else whole("users", arguments.users)
@@ -235,23 +214,12 @@ def _run_trace(arguments: Arguments) -> int:
     shape = model_of(arguments).shape
     requests = list(schedule(read_trace(arguments.trace), users))
     found = trace_hits(shape, requests, sizes_bytes)
-    if arguments.json:
-        _print_json({"model": shape.name, "trace": str(arguments.trace), **asdict(found)})
-    else:
-        tables.show_hits(found, f"{arguments.trace.name} with {shape.name}")
-    return 0
+    return {"model": shape.name, "trace": str(arguments.trace), **asdict(found)}, [
+        tables.hits_section(found, f"{arguments.trace.name} with {shape.name}")
+    ]
 
 
-def _add_breakeven(questions: Questions) -> None:
-    parser = _question(
-        questions,
-        "breakeven",
-        _run_breakeven,
-        "tokens and bandwidth at which loading beats recomputing, per tier",
-        "Llama-3.1-8B --prefill-tps 38000\n"
-        "Llama-3.1-70B --prefill-tps 6700 --tokens 32000 --tier nvme-gen5 --tier 100gbe\n"
-        "Qwen3-8B --prefill-tps 20000 --bandwidth raid=26GB --latency-us 150",
-    )
+def _add_breakeven(parser: Parser) -> None:
     add_shape(parser)
     parser.add_argument(
         "--prefill-tps", type=float, required=True, metavar="P", help="measured prompt tokens/s"
@@ -268,29 +236,22 @@ def _add_breakeven(questions: Questions) -> None:
     )
 
 
-def _run_breakeven(arguments: Arguments) -> int:
+def _breakeven(arguments: Arguments) -> Answer:
+    """Tokens and bandwidth at which loading beats recomputing, per tier.
+
+    forebay plan breakeven Llama-3.1-8B --prefill-tps 38000
+    forebay plan breakeven Llama-3.1-70B --prefill-tps 6700 --tier nvme-gen5 --tier 100gbe
+    forebay plan breakeven Qwen3-8B --prefill-tps 20000 --bandwidth raid=26GB --latency-us 150
+    """
     measured = [measured_source(text, arguments.latency_us) for text in arguments.bandwidth]
     names = arguments.tier or ([] if measured else list(SOURCES))
     sources = [*(SOURCES[name] for name in names), *measured]
     shape = model_of(arguments).shape
     found = breakeven(shape, arguments.prefill_tps, arguments.tokens, sources)
-    if arguments.json:
-        _print_json(asdict(found))
-    else:
-        tables.show_breakeven(found)
-    return 0
+    return asdict(found), [tables.breakeven_section(found)]
 
 
-def _add_ssd(questions: Questions) -> None:
-    parser = _question(
-        questions,
-        "ssd",
-        _run_ssd,
-        "DWPD and years of life for a day's writes",
-        "--writes-per-day 60TB --drive nvme-gen5 --drives 4\n"
-        "--writes-per-day 10TB --capacity 7.68TB --dwpd 1\n"
-        "--writes-per-day 10TB --capacity 6.4TB --tbw-random 35040TB --tbw-sequential 74200TB",
-    )
+def _add_ssd(parser: Parser) -> None:
     parser.add_argument("--writes-per-day", required=True, metavar="SIZE", help="over all drives")
     parser.add_argument("--drives", type=int, default=1, metavar="N", help="that share them (1)")
     drives = ", ".join(f"{key} = {drive.name}" for key, drive in DRIVES.items())
@@ -303,27 +264,19 @@ def _add_ssd(questions: Questions) -> None:
     group.add_argument("--warranty-years", type=float, metavar="N", help="of the rating (5)")
 
 
-def _run_ssd(arguments: Arguments) -> int:
+def _ssd(arguments: Arguments) -> Answer:
+    """DWPD and years of life for a day's writes.
+
+    forebay plan ssd --writes-per-day 60TB --drive nvme-gen5 --drives 4
+    forebay plan ssd --writes-per-day 10TB --capacity 7.68TB --dwpd 1
+    forebay plan ssd --writes-per-day 10TB --capacity 6.4TB --tbw-random 35040TB
+    """
     writes_per_day_bytes = parse_size(arguments.writes_per_day)
     found = wear(drive_of(arguments), arguments.drives, writes_per_day_bytes)
-    if arguments.json:
-        _print_json(asdict(found))
-    else:
-        tables.show_wear(found)
-    return 0
+    return asdict(found), [tables.wear_section(found)]
 
 
-def _add_cost(questions: Questions) -> None:
-    parser = _question(
-        questions,
-        "cost",
-        _run_cost,
-        "GPU-only against pool for the same load: servers, power, price",
-        "--clients 64\n"
-        "--clients 64 --baseline-servers 2\n"
-        "ab.json --clients 500 --price 320000 --pool-price 20000\n"
-        "without.json with.json --clients 500 --tpot-ms 30",
-    )
+def _add_cost(parser: Parser) -> None:
     parser.add_argument(
         "results",
         nargs="*",
@@ -335,7 +288,7 @@ def _add_cost(questions: Questions) -> None:
     parser.add_argument(
         "--baseline-servers", type=int, metavar="N", help="what GPU-only takes, if you know it"
     )
-    _add_sla(parser)
+    flags.add_sla(parser)
     add_assumptions(
         parser,
         ServerSpec,
@@ -349,14 +302,19 @@ def _add_cost(questions: Questions) -> None:
     )
 
 
-def _run_cost(arguments: Arguments) -> int:
+def _cost(arguments: Arguments) -> Answer:
+    """GPU-only against pool for the same load: servers, power, price.
+
+    forebay plan cost --clients 64
+    forebay plan cost --clients 64 --baseline-servers 2
+    forebay plan cost ab.json --clients 500 --price 320000 --pool-price 20000
+    forebay plan cost without.json with.json --clients 500 --tpot-ms 30
+    """
     load = FleetLoad(arguments.clients, arguments.baseline_servers)
     server = ServerSpec(**assumed(arguments, ServerSpec))
-    sla = _sla(arguments)
+    sla = flags.read_sla(arguments)
     clients, basis = clients_under_sla(arguments.results, sla)
     found = cost(load, *clients, server)
-    if arguments.json:
-        _print_json({"basis": basis, "server": asdict(server), **asdict(found)})
-    else:
-        tables.show_cost(found, server, f"Clients under the SLA from {basis}.")
-    return 0
+    return {"basis": basis, "server": asdict(server), **asdict(found)}, [
+        tables.cost_section(found, server, f"Clients under the SLA from {basis}.")
+    ]

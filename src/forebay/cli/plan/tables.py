@@ -1,10 +1,6 @@
-"""Results of the planner for people: a title, a table, and the lines beneath that explain it."""
+"""Answers of the planner for people: a title, a table, and the lines beneath that explain it."""
 
-from collections.abc import Callable, Iterable, Sequence
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Callable, Sequence
 
 from forebay.plan.breakeven import Breakeven
 from forebay.plan.capacity import Capacity, GpuMachine, KvNeed
@@ -12,16 +8,14 @@ from forebay.plan.fleet import Cost, Fleet, GpuNeed, ServerSpec
 from forebay.plan.hits import TraceHits
 from forebay.plan.pool import Demand, PoolSize
 from forebay.plan.ssd import Wear
+from forebay.quantity import format_size
+from forebay.report.page import Table
+from forebay.report.text import Section
 
 
 def size(size_bytes: float) -> str:
     """Memory, in binary units: `193.36 GiB`."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size_bytes < 1024:
-            break
-        size_bytes, unit = size_bytes / 1024, larger
-    return f"{size_bytes:,.2f} {unit}".replace(".00 ", " ")
+    return format_size(size_bytes, digits=2)
 
 
 def drive_size(size_bytes: float) -> str:
@@ -31,7 +25,7 @@ def drive_size(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:,.2f} GB"
 
 
-def show_kv(need: KvNeed) -> None:
+def kv_section(need: KvNeed) -> Section:
     rows = [("a token", f"{need.token_bytes:,} bytes", f"{need.classic_token_bytes:,} bytes")]
     if need.growing_token_bytes != need.token_bytes:
         rows.append(("a token past the window", f"{need.growing_token_bytes:,} bytes", ""))
@@ -41,7 +35,7 @@ def show_kv(need: KvNeed) -> None:
     notes = [f"{group.layers} {group.kind} layers: {group.formula}" for group in need.groups]
     if need.classic_total_bytes != need.total_bytes:
         notes.append(f"The classic MHA estimate is {need.classic_factor:.2f} times the true size.")
-    _show(
+    return _section(
         f"{need.model}: {need.batch:,} x {need.tokens:,} tokens at {need.bits} bit",
         ("KV", "true", "classic MHA estimate"),
         rows,
@@ -49,7 +43,7 @@ def show_kv(need: KvNeed) -> None:
     )
 
 
-def show_capacity(found: Capacity, machine: GpuMachine) -> None:
+def capacity_section(found: Capacity, machine: GpuMachine) -> Section:
     longest = f"{found.longest_context_tokens:,} tokens"
     notes = [
         (
@@ -65,7 +59,7 @@ def show_capacity(found: Capacity, machine: GpuMachine) -> None:
     ]
     if not found.room_bytes:
         notes.append("The weights leave no room for KV: more GPUs, a larger tp or smaller weights.")
-    _show(
+    return _section(
         f"{machine.gpus:,} GPU(s) of {size(machine.gpu_memory_bytes)}",
         ("fits", "without a pool", "with a pool"),
         [
@@ -91,8 +85,8 @@ def show_capacity(found: Capacity, machine: GpuMachine) -> None:
     )
 
 
-def show_gpus(need: GpuNeed, unit: str) -> None:
-    _show(
+def gpus_section(need: GpuNeed, unit: str) -> Section:
+    return _section(
         f"{need.gpus:,} GPUs for {need.target_rate:,.6g} {unit}",
         ("", "value"),
         [
@@ -111,8 +105,8 @@ def show_gpus(need: GpuNeed, unit: str) -> None:
     )
 
 
-def show_pool(found: PoolSize, demand: Demand) -> None:
-    _show(
+def pool_section(found: PoolSize, demand: Demand) -> Section:
+    return _section(
         f"A pool for {demand.users:,} users of {demand.context_tokens:,} tokens",
         ("tier", "contexts kept", "size"),
         [
@@ -138,8 +132,8 @@ def show_pool(found: PoolSize, demand: Demand) -> None:
     )
 
 
-def show_hits(found: TraceHits, title: str) -> None:
-    _show(
+def hits_section(found: TraceHits, title: str) -> Section:
+    return _section(
         title,
         ("pool", "LRU", "optimum"),
         [(size(rate.size_bytes), f"{rate.lru:.1%}", f"{rate.optimum:.1%}") for rate in found.rates],
@@ -157,7 +151,7 @@ def show_hits(found: TraceHits, title: str) -> None:
     )
 
 
-def show_breakeven(found: Breakeven) -> None:
+def breakeven_section(found: Breakeven) -> Section:
     rows = []
     for contest in found.contests:
         wins = contest.wins_from_tokens
@@ -170,7 +164,7 @@ def show_breakeven(found: Breakeven) -> None:
                 f"{contest.speedup:.2f}",
             )
         )
-    _show(
+    return _section(
         f"Loading against recomputing at {found.prefill_tps:,.6g} tokens/s",
         ("from", "bandwidth", "loading wins from", f"load {found.tokens:,} tokens", "faster by"),
         rows,
@@ -185,13 +179,13 @@ def show_breakeven(found: Breakeven) -> None:
     )
 
 
-def show_wear(found: Wear) -> None:
+def wear_section(found: Wear) -> Section:
     def life(dwpd: float | None, years: float | None) -> tuple[str, str]:
         if dwpd is None or years is None:
             return "not published", "not published"
         return f"{dwpd:.2f}", f"{years:,.1f}"
 
-    _show(
+    return _section(
         f"{drive_size(found.writes_per_day_bytes)} a day on {found.drives:,} x {found.drive}",
         ("endurance", "rated DWPD", "years of life"),
         [
@@ -209,7 +203,7 @@ def show_wear(found: Wear) -> None:
     )
 
 
-def show_cost(found: Cost, server: ServerSpec, basis: str) -> None:
+def cost_section(found: Cost, server: ServerSpec, basis: str) -> Section:
     def row(label: str, cell: Callable[[Fleet], str]) -> tuple[str, str, str]:
         return label, cell(found.without), cell(found.pooled)
 
@@ -228,7 +222,7 @@ def show_cost(found: Cost, server: ServerSpec, basis: str) -> None:
         notes.append(
             f"The GPU-only servers carry {carried:,} clients under the SLA, not {found.clients:,}."
         )
-    _show(
+    return _section(
         f"{found.clients:,} clients",
         ("", "GPU only", "with a pool"),
         [
@@ -256,22 +250,7 @@ def _price(dollars: float) -> str:
     return f"${dollars / 1e6:,.2f}M".replace("0M", "M")
 
 
-def _show(
-    title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]
-) -> None:
-    # Names come from users and files: they are text, never markup.
-    console = Console(markup=False, emoji=False, highlight=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for place, header in enumerate(headers):
-        table.add_column(header, justify="right" if place else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(_printable, row))
-    console.print(_printable(title), soft_wrap=True)
-    console.print(table)
-    for note in notes:
-        console.print(_printable(note), soft_wrap=True)
-
-
-def _printable(text: str) -> str:
-    # A file's name need not be UTF-8; a terminal wants it so.
-    return text.encode("utf-8", "replace").decode("utf-8")
+def _section(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]
+) -> Section:
+    return Section(title, table=Table(head, rows, [0]), lines=notes)

@@ -6,8 +6,7 @@ import os
 from forebay.cli.flags import Commands
 from forebay.cli.pool import running
 from forebay.errors import SettingsError, StartupError
-from forebay.quantity import parse_size
-from forebay.settings import parse_disk
+from forebay.settings import parse_disk, parse_dram
 
 _EPILOG = """\
 examples:
@@ -50,7 +49,7 @@ def parse_caps(caps: list[str]) -> tuple[int | None, list[tuple[str, int]]]:
     for text in caps:
         name, equals, value = text.partition("=")
         if name == "dram" and equals and dram_bytes is None:
-            dram_bytes = parse_size(value)
+            dram_bytes = parse_dram(value)
         elif name == "disk" and equals:
             wanted = parse_disk(value)
             path = os.path.abspath(wanted.path)  # noqa: PTH100 - as the pool names it

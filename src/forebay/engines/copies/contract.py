@@ -11,7 +11,8 @@ written by the forward of the very step that learns of it. So:
   blocks are free already (`is_freed`) is read before the forward of N writes.
 * A load of step N writes after every forward before N has read, and after every store has read
   whose blocks may have been freed by then: they may be the load's now.
-* Loads go before stores. A load or a store is done when its bytes are there, not before.
+* Loads go before stores. A load or a store is done when its bytes are there, not before; a store
+  is told of with the digest of what lies in its slot then.
 * The engine hears of a load when it is *coming*, which is soon done, and may give its blocks to a
   forward, or, if its request has ended, to anyone. So the forward of every step that was built
   after the engine heard of it waits for it (`await_loads`): whoever uses or writes these blocks is
@@ -79,7 +80,7 @@ class WorkerSlab:
 class FinishedCopies:
     """What has ended, or is coming, since the last time."""
 
-    stored: list[Store] = field(default_factory=list)
+    stored: list[tuple[Store, bytes]] = field(default_factory=list)  # with their digests
     missed: list[Store] = field(default_factory=list)  # not copied, and not being copied
     coming: list[LoadPart] = field(
         default_factory=list

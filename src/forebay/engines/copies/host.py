@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from forebay.engines.copies.contract import FinishedCopies, LoadPart, Store, WorkerSlab
 from forebay.engines.copies.pages import Pages
+from forebay.engines.digests import digest_of
 
 
 class HostCopies:
@@ -30,7 +31,8 @@ class HostCopies:
         for store in stores:
             assert self._slab is not None
             self._pages.copy_out(store.piece, self._slab.memory)
-            self._done.stored.append(store)
+            digest = digest_of(store, self._slab.memory, self._pages.block_bytes)
+            self._done.stored.append((store, digest))
 
     def load(self, load: LoadPart) -> None:
         """See Copies."""

@@ -28,6 +28,11 @@ class Pages:
             for layer in geometry.layers
         ]
 
+    @property
+    def block_bytes(self) -> int:
+        """Of a block, in all layers."""
+        return self._geometry.block_bytes
+
     def copy_out(self, piece: Piece, slab: Bytes) -> None:
         """From the KV cache into a slot."""
         slot = self._slot(piece, slab)

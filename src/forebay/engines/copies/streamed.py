@@ -21,6 +21,7 @@ from forebay.engines.copies.contract import FinishedCopies, LoadPart, Store, Wor
 from forebay.engines.copies.driver import Driver, Event, Stream
 from forebay.engines.copies.pointers import JobBlocks, PageTable
 from forebay.engines.copies.registration import Registration
+from forebay.engines.digests import StoreDigests
 
 _SUBMIT_S: Final = 5.0  # a thread that has not submitted by then is given up, and the tier with it
 _REACH_S: Final = 20.0  # a load whose memory is not registered by then has failed
@@ -76,6 +77,7 @@ class StreamedCopies:
         self._loading: deque[_Job] = deque()  # loads that are submitted, in order
         self._broken: list[_Job] = []  # loads that failed though the engine had heard of them
         self._done = FinishedCopies()
+        self._digests = StoreDigests(page_table.block_bytes)
         self._is_off = False  # given up for good
         self._is_closing = False
         # Of the model's thread alone.
@@ -98,6 +100,8 @@ class StreamedCopies:
         self._land()
         with self._changed:
             if self._loads or self._stores or self._storing or self._loading or self._broken:
+                return False
+            if not self._digests.is_idle:
                 return False
             if self._registration is not None:
                 self._registration.leave()
@@ -173,7 +177,7 @@ class StreamedCopies:
         self._land()
         with self._changed:
             self._announce()
-            done, self._done = self._done, FinishedCopies()
+            done, self._done = self._done, FinishedCopies(stored=self._digests.take_done())
         return done
 
     def close(self) -> None:
@@ -185,6 +189,7 @@ class StreamedCopies:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join(max(0.1, until - time.monotonic()))
+        self._digests.close(max(0.1, until - time.monotonic()))
 
     # Of the model's thread.
 
@@ -305,7 +310,11 @@ class StreamedCopies:
             done.load_s += took_s
             done.submit_s += max(0.0, job.submitted - job.queued)
         else:
-            (done.missed if job.failed else done.stored).extend(job.stores)
+            if job.failed:
+                done.missed += job.stores
+            else:
+                assert self._slab is not None
+                self._digests.submit(job.stores, self._slab.memory)
             done.store_s += took_s
 
     # Of the thread that submits.

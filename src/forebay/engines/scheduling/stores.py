@@ -17,7 +17,7 @@ forward of the very next step; if the pool has not answered by then, it is dropp
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
@@ -26,7 +26,7 @@ from forebay.engines.copies.contract import Piece, Store
 from forebay.engines.geometry import Geometry
 from forebay.engines.scheduling.request import OFFER_CHUNKS_MAX, TrackedRequest
 from forebay.pool.client.session import PoolSession
-from forebay.pool.messages import Abort, ChunkRun, Commit, Reserve, ReserveAnswer, Reserved
+from forebay.pool.messages import ChunkRun, Commit, Reserve, ReserveAnswer, Reserved
 from forebay.record.header import ROOT
 
 Slot: TypeAlias = tuple[int, int]  # generation of the slab, offset in it
@@ -202,20 +202,24 @@ class EngineStores:
                 if offer.tracked.request.request_id == request_id:
                     offer.is_freed = True
 
-    def copied(self, stored: Collection[Slot], missed: Collection[Slot]) -> None:
-        """The workers have copied into these slots, and could not copy into those."""
-        for slots, message in ((stored, Commit), (missed, Abort)):
-            mine = [slot for slot in slots if slot in self._copying]
-            for slot in mine:
-                del self._copying[slot]
-            offsets = [offset for made, offset in mine if made == self._pool.generation]
-            if offsets:
-                self._pool.post(message(self._pool.generation, offsets))
+    def copied(self, stored: Mapping[Slot, bytes], missed: Collection[Slot]) -> None:
+        """The workers have copied into these slots, with these digests, and not into those."""
+        generation = self._pool.generation
+        filled = self._end_copies(stored)
+        if filled:
+            digests = b"".join(stored[generation, offset] for offset in filled)
+            self._pool.post(Commit(generation, filled, digests))
+        self._pool.abort(generation, self._end_copies(missed))
 
     def session_changed(self) -> None:
         """The pool is another one, or none: only what the workers copy goes on."""
         self._batches.clear()
         self._with_slot.clear()
+
+    def _end_copies(self, slots: Iterable[Slot]) -> list[int]:
+        """The workers are done with these; the offsets of those that the pool of now has lent."""
+        mine = [slot for slot in slots if self._copying.pop(slot, None) is not None]
+        return [offset for made, offset in mine if made == self._pool.generation]
 
     def _awaits(self, tracked: TrackedRequest) -> bool:
         """Whether an offer of this request's chunks has not been answered."""

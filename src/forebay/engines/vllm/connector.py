@@ -35,6 +35,8 @@ from forebay.sys.clock import Clock
 
 _ALWAYS_LOAD: Final = "always_load"
 _RETRY_S: Final = 0.25  # between attempts to join a pool
+_DISABLED: Final = "Forebay is disabled for this engine: %s."
+_NAMESPACE_DIGITS: Final = 16  # as `forebay stats` shows a namespace
 _log: Final = logging.getLogger("forebay")
 
 
@@ -43,6 +45,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        _log_with_vllm()
         self.boundary = Boundary(self._failed)
         self._reported_failures = 0
         self._reported_state: SharingState | None = None
@@ -57,7 +60,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self.obstacle = identity.declined(vllm_config, kv_cache_config)
         directory = self._weights_directory(vllm_config) if self._is_scheduler else ""
         if self.obstacle is not None:
-            self._stand_aside(self.obstacle)
+            self._disable(self.obstacle)
             return
         self._shape = identity.geometry(vllm_config, kv_cache_config, self.settings.chunk_tokens)
         clock = Clock()
@@ -77,15 +80,16 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self.obstacle = found
         return ""
 
-    def _stand_aside(self, obstacle: Obstacle) -> None:
-        """Serve as without the tier: no pool is joined or started. StartupError where strict."""
+    def _disable(self, obstacle: Obstacle) -> None:
+        """Serve as without Forebay: no pool is joined or started. StartupError where strict."""
         if self.settings.strict:
             raise StartupError(f"Forebay is strict and cannot share: {obstacle.sentence}.")
         if self._is_scheduler:
-            _log.warning("Forebay stands aside and shares nothing: %s.", obstacle.sentence)
+            _log.warning(_DISABLED, obstacle.sentence)
 
     def _start_scheduler(self, config: Any, clock: Clock, directory: str) -> None:
         socket_path = service.join_or_start(self.settings)
+        self._model = str(config.model_config.model)
         self._namespace = identity.Namespace(config, self._cache, self._shape)
         if self.settings.weights_id:
             self._namespace.name_weights(self.settings.weights_id)
@@ -327,13 +331,27 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         elif self._weights is not None and self._weights.why:
             sentence = f"{self._weights.why}; set weights_id, or mend the files and start again"
             self.obstacle = Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence)
-            _log.warning("Forebay shares nothing: %s.", sentence)
+            _log.warning(_DISABLED, sentence)
         if self._namespace.name is None:
             return
         scheduler.root = ChainRoot(
             self._namespace.name, self._shape.chunk_tokens, GROUP, self.settings.realm
         )
-        _log.info("Forebay shares chunks of %d tokens", self._shape.chunk_tokens)
+        _log.info(
+            "Forebay shares chunks of %d tokens of %s in namespace %s",
+            self._shape.chunk_tokens,
+            self._model,
+            self._namespace.name.hex()[:_NAMESPACE_DIGITS],
+        )
+
+
+def _log_with_vllm() -> None:
+    """Let our lines appear in vLLM's log, at its level, unless the root logger has a handler."""
+    if not _log.hasHandlers():
+        theirs = logging.getLogger("vllm")
+        _log.setLevel(theirs.level)
+        for handler in theirs.handlers:
+            _log.addHandler(handler)
 
 
 def _always_load(config: Any) -> bool:

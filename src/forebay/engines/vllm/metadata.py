@@ -22,7 +22,7 @@ class ReportMetadata(WorkerReport, KVConnectorWorkerMetadata):
     @classmethod
     def of(cls, report: WorkerReport) -> "ReportMetadata":
         """One worker's report."""
-        return cls(report.step, report.stored, report.missed, report.over)
+        return cls(report.step, report.stored, report.missed, report.over, report.digests)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "ReportMetadata":
         """Both workers' reports as one."""

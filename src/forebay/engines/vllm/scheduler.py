@@ -154,7 +154,8 @@ class SchedulerConnector:
         self._reported_step = max(self._reported_step, step)
         if report is not None:
             self._lookups.estimate.reported(time.monotonic(), report.step)
-            self._stores.copied(by_all(report.stored), by_all(report.missed))
+            stored = {slot: report.digests[slot] for slot in by_all(report.stored)}
+            self._stores.copied(stored, by_all(report.missed))
             self._loads.copied(by_all(report.over))
         for request_id in received:
             self._load_ended(request_id, failed)

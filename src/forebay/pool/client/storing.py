@@ -1,4 +1,7 @@
-"""One store: reserve, copy, commit, in windows, until all is in or the time is over."""
+"""One store: reserve, copy, commit, in windows, until all is in or the time is over.
+
+The digest that goes with a commit is of the caller's payload, never of the slot: others map that.
+"""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -9,6 +12,7 @@ from forebay.pool.client.calls import Calls
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.outcomes import Receipt
 from forebay.pool.messages import Commit, Committed, Reserve, ReserveAnswer, Reserved
+from forebay.record.header import payload_hash
 from forebay.tiers.contract import Miss, MissReason
 
 _WINDOW: Final = 32  # chunks reserved at once
@@ -64,13 +68,16 @@ class StoreCall:
         self, window: list[int], answers: list[int], until: float, counts: Counter[str]
     ) -> list[int]:
         """Fill and commit what has a slot; the chunks to ask for again."""
-        filled: list[int] = []
+        filled: dict[int, bytes] = {}  # slot → digest of its payload
         unfilled: list[int] = []
         again: list[int] = []
         for index, answer in zip(window, answers, strict=True):
             if answer >= 0:
                 in_time = self.calls.clock.monotonic() < until
-                (filled if in_time and self._copy(index, answer) else unfilled).append(answer)
+                if in_time and self._copy(index, answer):
+                    filled[answer] = payload_hash(self.payloads[index])
+                else:
+                    unfilled.append(answer)
             elif answer == ReserveAnswer.HAVE:
                 counts["had"] += 1
             elif (
@@ -95,8 +102,9 @@ class StoreCall:
             slot[:] = payload
         return True
 
-    def _commit(self, offsets: list[int], until: float, counts: Counter[str]) -> None:
-        commit = Commit(self.calls.session.generation, offsets)
+    def _commit(self, filled: dict[int, bytes], until: float, counts: Counter[str]) -> None:
+        offsets = list(filled)
+        commit = Commit(self.calls.session.generation, offsets, b"".join(filled.values()))
         committed = self.calls.call(commit, Committed, until)
         if isinstance(committed, Miss):
             late = committed.reason is MissReason.DEADLINE

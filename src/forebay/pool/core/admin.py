@@ -96,8 +96,12 @@ class AdminOperations:
             )
             return
         thread = threading.Thread(target=run, name="forebay-admin", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread for us now
+            session.send(AdminReply(ok=False, sentence="no thread can be had now; try again."))
+            return
         self._threads.append(thread)
-        thread.start()
 
     def _resize(self, message: Resize) -> AdminReply:
         for path, cap_bytes in message.disk:

@@ -64,7 +64,7 @@ class Chunk:
         self.tiers = NO_TIERS  # lower tiers that have it as well, by number
         self.writing_to = NO_TIERS  # lower tiers that it is being written to
         self.engine = ""  # that fills it
-        self.digest: bytes | None = None  # payload hash, once known
+        self.digest = b""  # payload hash, of a READY one: as its producer, or its record, says
 
     @property
     def parent(self) -> bytes | None:

@@ -78,9 +78,10 @@ class Dram:
         self.store_budget.take(chunk.slot_bytes)
         return chunk
 
-    def commit(self, chunk: Chunk) -> bool:
+    def commit(self, chunk: Chunk, digest: bytes) -> bool:
         """An engine has filled a slot; False if it was cleared, or the chunk before it is gone."""
         self._end_fill(chunk)
+        chunk.digest = digest
         if chunk in self._condemned or not self.is_known(chunk.name.parent):
             self._condemned.discard(chunk)
             self.drop(chunk)

@@ -1,5 +1,7 @@
-"""Hashing slots: after a commit, before a promise if so configured, and when the pool is idle.
+"""Hashing slots: before a promise if so configured, and when the pool is idle.
 
+What a slot must hold is what its producer said when it committed, or what the record says that was
+read into it. Hashing lets go of the interpreter: 14 GB/s a core were measured for 4 MiB.
 Nothing is pinned for being hashed: what was hashed of a slot that is another chunk's by now is
 thrown away. A chunk is the same object as long as it has its slot.
 """
@@ -15,31 +17,30 @@ from forebay.pool.core.dram import Dram
 from forebay.pool.core.parts import Complete
 from forebay.record.header import payload_hash
 
-_WAITING_MAX: Final = 1024
 _INTERVAL_S: Final = 0.05  # between two steps, at least; a pool that sleeps takes four a second
 _STEP_BYTES: Final = 4 << 20  # so that the idle pool hashes 16 MB/s: 64 GiB in about an hour
 _STEP_CHUNKS_MAX: Final = 64
 
 
 class Hasher:
-    """Hashes what it is given, in order; answers through the pool's completions."""
+    """Hashes what it is given, in order; answers through the pool's completions.
+
+    What waits is bounded by those who submit: chunks pinned for a load, and one step of scrubbing.
+    """
 
     def __init__(self, complete: Complete) -> None:
         self._complete = complete
-        self._jobs: queue.Queue[tuple[list[memoryview], Callable[[list[bytes]], None]] | None]
-        self._jobs = queue.Queue(_WAITING_MAX)
+        self._jobs: queue.SimpleQueue[
+            tuple[list[memoryview], Callable[[list[bytes]], None]] | None
+        ] = queue.SimpleQueue()
         self._under_way = 0  # counted by the pool's thread alone
         self._thread = threading.Thread(target=self._run, name="forebay-hash", daemon=True)
         self._thread.start()
 
-    def submit(self, payloads: list[memoryview], done: Callable[[list[bytes]], None]) -> bool:
-        """Hash payloads; `done` is called on the pool's thread. False: too much is waiting."""
-        try:
-            self._jobs.put_nowait((payloads, done))
-        except queue.Full:
-            return False
+    def submit(self, payloads: list[memoryview], done: Callable[[list[bytes]], None]) -> None:
+        """Hash payloads; `done` is called on the pool's thread."""
         self._under_way += 1
-        return True
+        self._jobs.put((payloads, done))
 
     @property
     def is_idle(self) -> bool:
@@ -48,10 +49,7 @@ class Hasher:
 
     def close(self, timeout_s: float) -> None:
         """Finish what waits, as far as the time allows."""
-        try:
-            self._jobs.put(None, timeout=timeout_s)
-        except queue.Full:
-            return
+        self._jobs.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -83,7 +81,7 @@ class Scrubber:
             return
         self._next_at = now + _INTERVAL_S
         if not self._round:
-            self._round = [chunk for chunk in self._dram.chunks if chunk.digest is not None]
+            self._round = list(self._dram.chunks)
         chunks: list[Chunk] = []
         size = 0
         while self._round and size < _STEP_BYTES and len(chunks) < _STEP_CHUNKS_MAX:

@@ -121,7 +121,7 @@ class Pool(Core):
         self._acquisition = self._loads.acquisition
         self._write_behind = WriteBehind(parts)
         loads_wait = self._acquisition.wait_for_room
-        self._stores = Stores(parts, self._write_behind, hasher, loads_wait)
+        self._stores = Stores(parts, self._write_behind, loads_wait)
         self._preallocator = Preallocator(self._slab, self._complete)
         self._preallocator.step()
         self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)

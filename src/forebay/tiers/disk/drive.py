@@ -105,8 +105,7 @@ class Drive:
         if not self.health.is_on:
             self._answer_waiting()
             if not self._is_probing and self.health.probe_due(now):
-                self._is_probing = True
-                threading.Thread(target=self._probe, name="forebay-probe", daemon=True).start()
+                self._begin_probe()
 
     def close(self, timeout_s: float) -> None:
         """Finish what was accepted, seal, and close what no thread can touch any more."""
@@ -229,6 +228,13 @@ class Drive:
         for job in self._queue.flush():
             self._catalog.abandon(short(job.name.key))
             drop(job, DropReason.TIER_OFF)
+
+    def _begin_probe(self) -> None:
+        self._is_probing = True
+        try:
+            threading.Thread(target=self._probe, name="forebay-probe", daemon=True).start()
+        except RuntimeError:  # no thread can be had now: tried again with the next probe
+            self._is_probing = False
 
     def _probe(self) -> None:
         """Try one write and one read of the lock file's first page."""

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Self
 
-from forebay.errors import DirectoryError
+from forebay.errors import DirectoryError, MediumError, StartupError
 from forebay.record.header import RecordName
 from forebay.record.region import short
 from forebay.sys import memory
@@ -52,6 +52,7 @@ class DiskTier(Tier):
         clock: Clock,
     ) -> None:
         self._drives = drives
+        self._missing: list[str] = []  # directories that could not be opened
         self._caps_bytes = caps_bytes
         self._catalog = catalog
         self._options = options
@@ -71,33 +72,30 @@ class DiskTier(Tier):
     ) -> Self:
         """Open the directories and find what they hold; DirectoryError if one cannot be used.
 
-        A record whose parent is evicted stays while the listener says that another tier has the
-        parent's chunk, until `lost`.
+        One whose medium fails is left out until the next start. A record whose parent is evicted
+        stays while the listener says that another tier has the parent's chunk, until `lost`.
         """
         options, world = options or Options(), world or World()
         catalog = Catalog(listener)
-        opened: list[RecoveredDirectory] = []
-        try:
-            for number, wanted in enumerate(directories):
-                opened.append(recover_directory(wanted, number, catalog, options, world))
-        except DirectoryError:
-            for taken in opened:
-                close_directory(world.disk, taken)
-            raise
+        opened, missing = _recover(directories, catalog, options, world)
         orphans = catalog.restore(
-            (region, found.entries()) for taken in opened for region, found in taken.found
+            (region, found.entries()) for taken in opened.values() for region, found in taken.found
         )
         if orphans:
             _log.info("%d records have lost their prefix and are forgotten", orphans)
         drives = [
-            Drive(taken.directory, taken.region_log, catalog, options, world) for taken in opened
+            Drive(taken.directory, taken.region_log, catalog, options, world)
+            for taken in opened.values()
         ]
-        tier = cls(
-            drives, [wanted.cap_bytes for wanted in directories], catalog, options, world.clock
-        )
-        for drive in drives:
-            drive.start()
-        tier._watch.start()
+        caps_bytes = [wanted.cap_bytes for wanted in opened]
+        tier = cls(drives, caps_bytes, catalog, options, world.clock)
+        tier._missing = missing
+        try:
+            for drive in drives:
+                drive.start()
+            tier._watch.start()
+        except RuntimeError as error:
+            raise StartupError(f"the pool cannot have its threads ({error}).") from None
         return tier
 
     def prefix(self, keys: Sequence[bytes]) -> Prefix:
@@ -198,9 +196,10 @@ class DiskTier(Tier):
                 drive.written_bytes,
                 drive.region_log.allocated_bytes,
                 drive.region_log.evicted_regions,
+                drive.region_log.left_alone,
             )
             for drive in self._drives
-        ]
+        ] + [VolumeStatus(path, False, 1, 0, 0, 0, 0) for path in self._missing]
 
     def close(self, timeout_s: float) -> None:
         """See Tier."""
@@ -236,3 +235,22 @@ class DiskTier(Tier):
                     region.number for drive in off for region in drive.region_log.regions()
                 ]
                 self._catalog.set_unavailable(unavailable)
+
+
+def _recover(
+    directories: Sequence[Directory], catalog: Catalog, options: Options, world: World
+) -> tuple[dict[Directory, RecoveredDirectory], list[str]]:
+    """Open directories; also the paths of those whose medium fails. DirectoryError: none is."""
+    opened: dict[Directory, RecoveredDirectory] = {}
+    missing: list[str] = []
+    for wanted in directories:
+        try:
+            opened[wanted] = recover_directory(wanted, len(opened), catalog, options, world)
+        except MediumError as error:
+            _log.warning("%s Serving without it until the next start.", error)
+            missing.append(wanted.path)
+        except DirectoryError:
+            for taken in opened.values():
+                close_directory(world.disk, taken)
+            raise
+    return opened, missing

@@ -27,6 +27,11 @@ def arena_bytes_for(cap_bytes: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
+def cap_bytes_for(slot_bytes: int) -> int:
+    """The smallest cap of a slab whose arenas hold a slot of this size."""
+    return _ARENAS_MIN << (slot_bytes - 1).bit_length()
+
+
 def slot_bytes_for(length: int) -> int:
     """The slot that a payload takes: whole pages, in classes an eighth of a doubling apart."""
     size = padded(length)

@@ -1,1 +1,1 @@
-"""What benchmarks need of vLLM and torch: counters of its worker, and the copies by themselves."""
+"""What benchmarks need inside vLLM: the counters of its worker."""

@@ -232,13 +232,13 @@ class Acquisition:
             return False
         self._dram.pin_for_load(chunk)
         request.in_dram += 1
-        if self._hasher is not None and chunk.digest is not None:
-            check = partial(self._hashed, request, position, chunk)
-            payload = self._dram.slab.payload(chunk.offset, chunk.length)
-            if self._hasher.submit([payload], check):
-                request.awaited.add(position)
-                return True
-        self._hold(request, position, chunk)
+        if self._hasher is None:
+            self._hold(request, position, chunk)
+            return True
+        check = partial(self._hashed, request, position, chunk)
+        payload = self._dram.slab.payload(chunk.offset, chunk.length)
+        self._hasher.submit([payload], check)
+        request.awaited.add(position)
         return True
 
     def _hold(self, request: LoadRequest, position: int, chunk: Chunk) -> None:

@@ -3,16 +3,20 @@
 A slot given to an engine is that engine's until it commits, aborts, or all of its processes are
 gone: a process that lives may still write there. Nothing waits: an engine that finds no slot is
 told to come again.
+
+The digest of a chunk is its producer's, from the commit on: it goes into the record as it is, and
+whoever loads the record, or hashes the slot, compares. Nothing is hashed here, nor on the way to a
+drive, since bytes could change between that and the write. What no longer has its digest is a miss.
+A producer that lies about a digest makes its own chunk a miss; one that lies about the bytes could
+as well have stored them with the right digest: engines that share a namespace trust each other.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final
 
 from forebay.identity.groups import rule_of
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.dram import Newcomer, NoSlot
-from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.storing.write_behind import WriteBehind
 from forebay.pool.messages import (
@@ -26,6 +30,7 @@ from forebay.pool.messages import (
 )
 from forebay.pool.session import Session, Work
 from forebay.record.header import (
+    HASH_BYTES,
     KEY_BYTES,
     NAMESPACE_BYTES,
     PAYLOAD_BYTES_MAX,
@@ -45,13 +50,11 @@ class Stores:
         self,
         parts: CoreParts,
         write_behind: WriteBehind,
-        hasher: Hasher,
         loads_wait: Callable[[], bool],
     ) -> None:
         self._dram, self._counters = parts.dram, parts.counters
         self._generation = parts.generation
         self._write_behind = write_behind
-        self._hasher = hasher
         self._loads_wait = loads_wait  # whether somebody wants to load more than there is room for
         self._filling: dict[str, dict[int, Chunk]] = {}  # engine → slots it may write into
 
@@ -76,16 +79,15 @@ class Stores:
         committed: list[Chunk] = []
         if message.generation == self._generation:
             mine = self._filling.get(session.engine, {})
-            for offset in message.offsets:
+            for offset, digest in _digests(message):
                 chunk = mine.pop(offset, None)
-                if chunk is not None and self._dram.commit(chunk):
+                if chunk is not None and self._dram.commit(chunk, digest):
                     committed.append(chunk)
+            self._take_back(session.engine, message.offsets)  # of what has no digest
         self._counters["stored.commits"] += len(committed)
         self._counters["stored.chunks"] += len(committed)
         self._counters["stored.bytes"] += sum(chunk.length for chunk in committed)
         session.send(Committed(len(committed)))
-        # Whoever writes or checks them later need not compute it again.
-        self._hash(committed)
 
     def abort(self, session: Session, message: Abort) -> None:
         """Take slots back that an engine will not fill."""
@@ -170,16 +172,14 @@ class Stores:
         self._counters["stores.slots"] += 1
         return chunk.offset
 
-    def _hash(self, chunks: list[Chunk]) -> None:
-        """Have the digests of a commit's chunks computed; one that leaves meanwhile needs none."""
-        if chunks:
-            payloads = [self._dram.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
-            self._hasher.submit(payloads, partial(self._hashed, chunks))
 
-    def _hashed(self, chunks: list[Chunk], digests: list[bytes]) -> None:
-        for chunk, digest in zip(chunks, digests, strict=True):
-            if self._dram.chunks.get(chunk.key) is chunk:  # else its slot may be another's
-                chunk.digest = digest
+def _digests(commit: Commit) -> Iterator[tuple[int, bytes]]:
+    """The slots of a commit, each with its digest; none where there is not one for each."""
+    size = HASH_BYTES
+    if len(commit.digests) != len(commit.offsets) * size:  # verify: a digest a slot
+        return
+    for number, offset in enumerate(commit.offsets):
+        yield offset, commit.digests[number * size : (number + 1) * size]
 
 
 def _short_or_none(parent: bytes) -> bytes | None:

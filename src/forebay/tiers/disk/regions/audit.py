@@ -95,8 +95,8 @@ class Audit:
 class LockedDirectory(NamedTuple):
     """A directory whose lock this process holds."""
 
-    descriptor: int
-    lock: int | None  # None: no pool was ever here
+    descriptor: int  # locked
+    lock: int | None  # the lock file, locked too; None: there is none
 
 
 def lock_directory(disk: Disk, path: str) -> LockedDirectory:
@@ -106,6 +106,7 @@ def lock_directory(disk: Disk, path: str) -> LockedDirectory:
     except OSError as error:
         raise DirectoryError(f"{path} cannot be checked ({error.strerror}).") from None
     try:
+        _take(disk, path, descriptor)
         return LockedDirectory(descriptor, _lock(disk, path, descriptor))
     except DirectoryError:
         disk.close(descriptor)
@@ -132,10 +133,17 @@ def _lock(disk: Disk, path: str, directory: int) -> int | None:
         raise DirectoryError(
             f"{path} cannot be locked ({error.strerror}); run this as its owner."
         ) from None
-    if not disk.try_lock(lock):
+    try:
+        _take(disk, path, lock)
+    except DirectoryError:
         disk.close(lock)
-        raise DirectoryError(f"{path} is in use by a pool; stop it first.")
+        raise
     return lock
+
+
+def _take(disk: Disk, path: str, descriptor: int) -> None:
+    if not disk.try_lock(descriptor):
+        raise DirectoryError(f"{path} is in use by a pool; stop it first.")
 
 
 def audit(disk: Disk, locked: LockedDirectory, on_bytes: Callable[[int, int], None]) -> Audit:
@@ -203,7 +211,12 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
     if status.mode & ~_SAFE_MODE & 0o777:
         found.add(FindingKind.MODE, f"mode {stat.S_IMODE(status.mode):o}, where 600 is safe")
     # Of a file that ends within a page, whole pages are looked at.
-    found.size_bytes = status.size_bytes - status.size_bytes % PAGE_BYTES
+    size_bytes = status.size_bytes - status.size_bytes % PAGE_BYTES
+    if size_bytes > layout.REGION_BYTES_MAX:  # verify: audited size
+        found.is_ours = False
+        found.add(FindingKind.FOREIGN, f"{size_bytes} bytes, larger than a region can be")
+        return
+    found.size_bytes = size_bytes
     reader = RegionReader(disk, descriptor, found.size_bytes)
     head = reader.first_page()
     header = layout.unpack_header(head)
@@ -218,17 +231,19 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
                 FindingKind.SIZE,
                 f"{status.size_bytes} bytes long, its header says {header.size_bytes}",
             )
-    if found.size_bytes > PAGE_BYTES:
+    is_possible = found.generation <= layout.GENERATION_MAX and header is not Damage.GENERATION
+    if is_possible and found.size_bytes > PAGE_BYTES:
         _records(reader, found)
     if isinstance(header, Damage):
-        _judge_header(found, header, blank=not any(head))
+        _judge_header(found, header, head)
 
 
-def _judge_header(found: RegionAudit, damage: Damage, *, blank: bool) -> None:
+def _judge_header(found: RegionAudit, damage: Damage, head: memoryview) -> None:
     """A region's first page says nothing; what else was found tells what the file is."""
-    if found.records or damage is not Damage.NOT_A_RECORD:
+    is_cut = damage is Damage.CUT and layout.begins_region(head)
+    if found.records or is_cut or damage in {Damage.HEADER_HASH, Damage.GENERATION}:
         found.add(FindingKind.HEADER, damage, 0)
-    elif not blank:  # a blank one was never begun: the next start removes it
+    elif any(head):  # a blank one was never begun: the next start removes it
         found.is_ours = False
         found.findings[:] = [Finding(FindingKind.FOREIGN, found.name, "not a region of Forebay")]
 

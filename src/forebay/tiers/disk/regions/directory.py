@@ -7,7 +7,7 @@ import re
 import stat
 from typing import Final, NamedTuple
 
-from forebay.errors import DirectoryError
+from forebay.errors import DirectoryError, MediumError
 from forebay.quantity import format_size
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
@@ -19,15 +19,17 @@ REGIONS_MIN: Final = 8  # a directory; evicting one of fewer would forget too mu
 REGION_BYTES_MIN: Final = 16 * PAGE_BYTES
 _OVERHEAD_BYTES: Final = 64 * 1024  # the directory itself and the lock file, as du counts them
 _OVERHEAD_SHARE: Final = 4096  # one part in so many: the file system's extent blocks
+# Not the operator's mistake: what the directory is on fails, is full, or was remounted read-only.
+_MEDIUM_ERRNOS: Final = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
 _log: Final = logging.getLogger(__name__)
 
 
 class OpenDirectory(NamedTuple):
-    """A directory held by this process until its lock is closed."""
+    """A directory held by this process until its descriptor is closed."""
 
     path: str
-    descriptor: int
-    lock: int
+    descriptor: int  # locked
+    lock: int  # the lock file, locked too: for pools that know no other lock, and to probe with
     direct: bool  # whether its file system has O_DIRECT
 
 
@@ -66,28 +68,47 @@ def region_bytes(wanted: Directory, region_bytes_max: int) -> int:
 
 
 def open_directory(disk: Disk, path: str) -> OpenDirectory:
-    """Check and lock a directory; a DirectoryError says in one sentence what is wrong with it."""
+    """Check and lock a directory; a DirectoryError says in one sentence what is wrong with it.
+
+    The lock is on the directory itself, so that it cannot be removed from under its holder.
+    """
     try:
         descriptor = disk.open_directory(path)
     except OSError as error:
-        raise DirectoryError(_cannot_open(path, error)) from None
+        raise _cannot_open(path, error) from None
     try:
         _refuse_unsafe(disk, path, descriptor)
+        _take(disk, path, descriptor)
         lock, direct = _open_lock(disk, path, descriptor)
     except (DirectoryError, OSError) as error:
         disk.close(descriptor)
         if isinstance(error, DirectoryError):
             raise
-        raise DirectoryError(_cannot_open(path, error)) from None
+        raise _cannot_open(path, error) from None
     return OpenDirectory(path, descriptor, lock, direct)
 
 
-def _cannot_open(path: str, error: OSError) -> str:
+def medium_error(path: str, error: OSError) -> MediumError:
+    """The sentence for a directory whose medium fails."""
+    return MediumError(f"{path} cannot be used now ({error.strerror}).")
+
+
+def _cannot_open(path: str, error: OSError) -> DirectoryError:
+    if error.errno in _MEDIUM_ERRNOS:
+        return medium_error(path, error)
+    sentence = f"{path} cannot be opened ({error.strerror}); choose a directory of your own."
     if error.errno == errno.ENOENT:
-        return f"{path} does not exist; create it with: mkdir -m 700 {path}"
-    if error.errno in {errno.ENOTDIR, errno.ELOOP}:
-        return f"{path} is not a directory, or is a symbolic link; name a directory itself."
-    return f"{path} cannot be opened ({error.strerror}); choose a directory of your own."
+        sentence = f"{path} does not exist; create it with: mkdir -m 700 {path}"
+    elif error.errno in {errno.ENOTDIR, errno.ELOOP}:
+        sentence = f"{path} is not a directory, or is a symbolic link; name a directory itself."
+    return DirectoryError(sentence)
+
+
+def _take(disk: Disk, path: str, descriptor: int) -> None:
+    if not disk.try_lock(descriptor):
+        raise DirectoryError(
+            f"{path} is in use by another pool; stop it or name another directory."
+        )
 
 
 def _refuse_unsafe(disk: Disk, path: str, descriptor: int) -> None:
@@ -109,6 +130,8 @@ def _open_lock(disk: Disk, path: str, directory: int) -> tuple[int, bool]:
             direct = False
             lock = _open_or_create(disk, directory, direct=False)
     except OSError as error:
+        if error.errno in _MEDIUM_ERRNOS:
+            raise
         raise DirectoryError(
             f"{path} cannot be written ({os.strerror(error.errno or 0)}); "
             "choose a directory of your own on a writable file system."
@@ -118,13 +141,11 @@ def _open_lock(disk: Disk, path: str, directory: int) -> tuple[int, bool]:
             "%s is on a file system without O_DIRECT; records go through the page cache", path
         )
     try:
-        if disk.try_lock(lock):
-            return lock, direct
-    except OSError:
+        _take(disk, path, lock)
+    except (DirectoryError, OSError):
         disk.close(lock)
         raise
-    disk.close(lock)
-    raise DirectoryError(f"{path} is in use by another pool; stop it or name another directory.")
+    return lock, direct
 
 
 def _open_or_create(disk: Disk, directory: int, *, direct: bool) -> int:

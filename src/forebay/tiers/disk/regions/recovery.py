@@ -5,8 +5,9 @@ without one was open when its process died: it is walked and every record in it 
 because the last of them may be torn.
 """
 
-import errno
 import logging
+import os
+import stat
 from typing import Final, NamedTuple
 
 from forebay.errors import DirectoryError
@@ -20,7 +21,9 @@ from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.regions import region as regions
 from forebay.tiers.disk.regions.directory import (
+    LOCK_NAME,
     OpenDirectory,
+    medium_error,
     open_directory,
     region_bytes,
     region_names,
@@ -49,14 +52,18 @@ class _File(NamedTuple):
     generation: int  # in its name
     name: str
     descriptor: int
-    size_bytes: int = 0  # whole pages of it
-    file_bytes: int = 0  # what it counts for
+    size_bytes: int  # whole pages of it
+    file_bytes: int  # what it counts for
 
 
 def recover_directory(
     wanted: Directory, drive: int, catalog: Catalog, options: Options, world: World
 ) -> RecoveredDirectory:
-    """Open and lock one directory; a DirectoryError says in one sentence why that cannot be."""
+    """Open and lock one directory; a DirectoryError says in one sentence why that cannot be.
+
+    What is found in it, whatever it is, is no reason: it is used, removed, or left alone and
+    counted. A MediumError: the directory cannot be used now, and nobody could have known.
+    """
     disk = world.disk
     new_bytes = region_bytes(wanted, options.region_bytes)
     directory = open_directory(disk, wanted.path)
@@ -66,10 +73,10 @@ def recover_directory(
     recovered = RecoveredDirectory(directory, region_log, [])
     files: list[_File] = []  # open, and not yet a region
     try:
-        left_alone_bytes = _open_files(disk, recovered, files, new_bytes)
-        usable -= left_alone_bytes
-        _trim(disk, directory, files, usable)
-        _refuse_too_much(disk, recovered, usable - sum(file.file_bytes for file in files))
+        _refuse_too_large(disk, recovered, wanted.cap_bytes)
+        _open_files(disk, recovered, files)
+        _trim(disk, recovered, files, usable)
+        _warn_of_little_space(disk, recovered, files, usable)
         while files:
             _recover_region(disk, recovered, catalog.number(), files.pop(0))
         _resume(disk, recovered)
@@ -79,7 +86,7 @@ def recover_directory(
         close_directory(disk, recovered)
         if isinstance(error, DirectoryError):
             raise
-        raise DirectoryError(f"{wanted.path} cannot be read ({error.strerror}).") from None
+        raise medium_error(wanted.path, error) from None
     return recovered
 
 
@@ -91,41 +98,73 @@ def close_directory(disk: Disk, recovered: RecoveredDirectory) -> None:
     disk.close(recovered.directory.descriptor)
 
 
-def _open_files(
-    disk: Disk, recovered: RecoveredDirectory, files: list[_File], new_bytes: int
-) -> int:
-    """Open every region file, oldest first; the bytes of those that cannot be opened.
+def _open_files(disk: Disk, recovered: RecoveredDirectory, files: list[_File]) -> None:
+    """Open every region file, oldest first; what else is in the directory is counted."""
+    place = recovered.directory.descriptor
+    named = region_names(disk, place)
+    for name in set(disk.names(place)) - {name for _, name in named} - {LOCK_NAME}:
+        _leave_alone(disk, recovered, name, "not a region of Forebay")
+    for generation, name in named:
+        opened = _open_file(disk, recovered.directory, generation, name)
+        if isinstance(opened, _File):
+            files.append(opened)
+        else:
+            _leave_alone(disk, recovered, name, opened)
 
-    Those are left alone, but neither their name nor their bytes are given away: how many they have
-    cannot be asked, so they count as one of ours.
+
+def _open_file(disk: Disk, directory: OpenDirectory, generation: int, name: str) -> _File | str:
+    """A file under a region's name, or why it is none."""
+    try:
+        descriptor = disk.open(
+            directory.descriptor, name, create=False, direct=directory.direct, write=True
+        )
+    except OSError as error:
+        return error.strerror or "cannot be opened"
+    try:
+        found = _measure(disk, descriptor)
+    except OSError as error:
+        found = error.strerror or "cannot be measured"
+    if isinstance(found, str):
+        disk.close(descriptor)
+        return found
+    return _File(generation, name, descriptor, *found)
+
+
+def _measure(disk: Disk, descriptor: int) -> tuple[int, int] | str:
+    """The whole pages of a file, and what it counts for; or why it is no region.
+
+    It counts for the blocks that it has: a sparse file must not drive others out.
     """
-    directory = recovered.directory
-    left_alone_bytes = 0
-    for generation, name in region_names(disk, directory.descriptor):
-        try:
-            descriptor = disk.open(
-                directory.descriptor, name, create=False, direct=directory.direct, write=True
-            )
-        except OSError as error:
-            _log.warning("%s/%s is left alone (%s)", directory.path, name, error.strerror)
-            recovered.region_log.reserve_generation(generation, new_bytes)
-            left_alone_bytes += new_bytes
-            continue
-        files.append(_File(generation, name, descriptor))
-        size = disk.status(descriptor).size_bytes
-        files[-1] = files[-1]._replace(size_bytes=size - size % PAGE_BYTES, file_bytes=padded(size))
-    return left_alone_bytes
+    status = disk.status(descriptor)
+    if not stat.S_ISREG(status.mode):
+        return "not a file"
+    size_bytes = status.size_bytes - status.size_bytes % PAGE_BYTES
+    if size_bytes > layout.REGION_BYTES_MAX:  # verify: region size
+        return "larger than a region can be"
+    return size_bytes, min(padded(status.size_bytes), status.allocated_bytes)
 
 
-def _trim(disk: Disk, directory: OpenDirectory, files: list[_File], usable: int) -> None:
-    """Remove the oldest until the rest fits the cap."""
-    while files and sum(file.file_bytes for file in files) > usable:
-        _remove(disk, directory, files.pop(0))
+def _leave_alone(disk: Disk, recovered: RecoveredDirectory, name: str, why: str) -> None:
+    """Count what is not ours: neither its name nor its bytes are given away."""
+    try:
+        size_bytes = disk.status_of(recovered.directory.descriptor, name).allocated_bytes
+    except FileNotFoundError:
+        return
+    except OSError:
+        size_bytes = recovered.region_log.region_bytes  # unknown: as much as one of ours
+    shown = os.fsencode(name).decode(errors="replace")
+    _log.warning("%s/%s is left alone (%s)", recovered.directory.path, shown, why)
+    recovered.region_log.leave_alone(name, size_bytes)
 
 
-def _remove(disk: Disk, directory: OpenDirectory, file: _File) -> None:
-    disk.close(file.descriptor)
-    disk.unlink(directory.descriptor, file.name)
+def _trim(disk: Disk, recovered: RecoveredDirectory, files: list[_File], usable: int) -> None:
+    """Remove the oldest until all that is in the directory fits the cap."""
+    while files and _counted_bytes(recovered, files) > usable:
+        _remove_or_count(disk, recovered, files.pop(0))
+
+
+def _counted_bytes(recovered: RecoveredDirectory, files: list[_File]) -> int:
+    return recovered.region_log.allocated_bytes + sum(file.file_bytes for file in files)
 
 
 def _remove_or_count(disk: Disk, recovered: RecoveredDirectory, file: _File) -> None:
@@ -134,40 +173,49 @@ def _remove_or_count(disk: Disk, recovered: RecoveredDirectory, file: _File) -> 
         disk.unlink(recovered.directory.descriptor, file.name)
     except OSError as error:
         _log.warning("%s cannot be removed yet (%s)", file.name, error.strerror)
-        recovered.region_log.reserve_generation(file.generation, 0)
         recovered.region_log.remove_later(file.name, file.file_bytes)
 
 
-def _refuse_too_much(disk: Disk, recovered: RecoveredDirectory, missing_bytes: int) -> None:
+def _refuse_too_large(disk: Disk, recovered: RecoveredDirectory, cap_bytes: int) -> None:
+    """A cap that no free space could ever fill is a mistake."""
+    total_bytes = disk.space(recovered.directory.descriptor).total_bytes
+    if cap_bytes > total_bytes:
+        raise DirectoryError(
+            f"{recovered.directory.path} is on a file system of {format_size(total_bytes)} and "
+            f"cannot have {format_size(cap_bytes)}; lower its cap."
+        )
+
+
+def _warn_of_little_space(
+    disk: Disk, recovered: RecoveredDirectory, files: list[_File], usable: int
+) -> None:
+    """Nothing is written yet: what is here is served, and regions are made while there is space."""
+    missing_bytes = usable - _counted_bytes(recovered, files)
     free_bytes = disk.space(recovered.directory.descriptor).free_bytes
     if missing_bytes > free_bytes:
-        raise DirectoryError(
-            f"{recovered.directory.path} has {format_size(free_bytes)} free and would need "
-            f"{format_size(missing_bytes)} more; lower its cap or free some space."
+        _log.warning(
+            "%s has %s free and may take %s more; lower its cap or free some space",
+            recovered.directory.path,
+            format_size(free_bytes),
+            format_size(missing_bytes),
         )
 
 
 def _recover_region(disk: Disk, recovered: RecoveredDirectory, number: int, file: _File) -> None:
-    path = f"{recovered.directory.path}/{file.name}"
     try:
         found = recover(RegionReader(disk, file.descriptor, file.size_bytes), file.generation)
     except OSError as error:
-        _log.warning(
-            "%s cannot be read (%s) and is left alone; forebay check --repair removes it",
-            path,
-            error.strerror,
-        )
-        found = Damage.NEWER_VERSION
+        disk.close(file.descriptor)
+        why = f"{error.strerror}; forebay check --repair removes it"
+        _leave_alone(disk, recovered, file.name, why)
+        return
     if found is None:
+        _log.warning("%s holds nothing that can be used and is removed", file.name)
         _remove_or_count(disk, recovered, file)
         return
     if isinstance(found, Damage):
         disk.close(file.descriptor)
-        if found is not Damage.NEWER_VERSION:
-            raise DirectoryError(
-                f"{path} is not a region of Forebay; move it away, or name another directory."
-            )
-        recovered.region_log.reserve_generation(file.generation, file.file_bytes)
+        _leave_alone(disk, recovered, file.name, found)
         return
     region = Region(number, file.name, found.generation, file.descriptor, file.size_bytes)
     region.drive = recovered.region_log.drive
@@ -183,19 +231,21 @@ def _resume(disk: Disk, recovered: RecoveredDirectory) -> None:
     for region, found in recovered.found:
         is_youngest = region is recovered.found[-1][0]
         free_bytes = region.size_bytes - region.end
-        resume = is_youngest and free_bytes > region.size_bytes // _RESUME_SHARE
+        # A sparse file would take blocks that were not counted: nothing is written into it.
+        is_sparse = region.file_bytes < region.size_bytes
+        is_roomy = free_bytes > region.size_bytes // _RESUME_SHARE
+        resume = is_youngest and is_roomy and not is_sparse
         region.contents = bytearray(found.packed)
         region.is_sealed = found.is_sealed
         try:
             if resume and found.is_sealed:
                 regions.unseal(disk, region)
                 region.is_sealed = False
-            elif not resume and not found.is_sealed:
+            elif not (resume or is_sparse or found.is_sealed):
                 regions.seal(disk, region)
                 region.is_sealed = True
         except OSError as error:
-            if error.errno not in {errno.EIO, errno.ENOSPC, errno.EROFS}:
-                raise
+            _log.warning("%s has no table of contents (%s)", region.name, error.strerror)
             resume = False
         if region.is_sealed:
             region.contents = bytearray()
@@ -205,10 +255,11 @@ def _resume(disk: Disk, recovered: RecoveredDirectory) -> None:
 def recover(reader: RegionReader, named: int) -> RegionContents | Damage | None:
     """Read one region; `named` is the generation in its file's name.
 
-    A region whose header is damaged is still walked, by the generation in its name. None: its first
-    header was never written whole, or too little is left of it. Damage is returned only for a file
-    that holds nothing of ours: it may be another's (NOT_A_RECORD) or a later Forebay's
-    (NEWER_VERSION). OSError: its header cannot be read, and nothing else tells whose it is.
+    A region whose header is damaged is still walked, by the generation in its name. None: it is
+    ours and of no use: its first header was never written whole, too little is left of it, or its
+    generation is impossible. Damage is returned only for a file that holds nothing of ours: it may
+    be another's (NOT_A_RECORD, CUT) or a later Forebay's (NEWER_VERSION). OSError: its header
+    cannot be read, and nothing else tells whose it is.
     """
     unreadable: OSError | None = None
     try:
@@ -219,7 +270,10 @@ def recover(reader: RegionReader, named: int) -> RegionContents | Damage | None:
     if header is Damage.NEWER_VERSION:
         return header
     generation = named if isinstance(header, Damage) else header.generation
-    if reader.size_bytes >= layout.FIRST_RECORD + PAGE_BYTES:  # room for a footer at least
+    is_possible = generation <= layout.GENERATION_MAX and header is not Damage.GENERATION
+    if (
+        is_possible and reader.size_bytes >= layout.FIRST_RECORD + PAGE_BYTES
+    ):  # room for a footer at least
         found = reader.contents(generation)
         if found.packed or found.is_sealed or not isinstance(header, Damage):
             return found
@@ -229,11 +283,13 @@ def recover(reader: RegionReader, named: int) -> RegionContents | Damage | None:
 
 
 def _judge(header: layout.RegionHeader | Damage, head: memoryview) -> Damage | None:
-    """What a file is that holds no record: one of ours that was never begun, or another's."""
+    """What a file is that holds no record: one of ours that is of no use, or another's."""
     # Created, perhaps preallocated, but the sector with its magic never reached the medium.
     if not any(head[:_SECTOR_BYTES]):
         return None
-    # Our magic without our hash is a header torn while it was written, by creation or eviction.
-    if header is Damage.HEADER_HASH or not isinstance(header, Damage):
+    # Ours beyond doubt, but torn while it was written, cut, or of an impossible generation.
+    if not isinstance(header, Damage) or header in {Damage.HEADER_HASH, Damage.GENERATION}:
+        return None
+    if header is Damage.CUT and layout.begins_region(head):
         return None
     return header

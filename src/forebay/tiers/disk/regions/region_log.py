@@ -58,19 +58,27 @@ class RegionLog:
         self._pause = (DropReason.NO_SPACE, 0.0)  # why, and until when, no region is opened
         self._unlinked: list[int] = []  # descriptors of files that are gone
         self._to_remove: list[tuple[str, int]] = []  # files to remove, and what they count for
+        self._taken_names: set[str] = set()  # of files found at the start; never given away
         self._pins = 0  # regions that are being erased in
         self._is_closed = False
         self.allocated_bytes = 0
         self.evicted_regions = 0
+        self.left_alone = 0  # files that are not ours, or not of this version
 
     @property
     def drive(self) -> int:
         """The directory's number in the tier."""
         return self._limits.drive
 
+    @property
+    def region_bytes(self) -> int:
+        """The size of a new region."""
+        return self._limits.region_bytes
+
     def add(self, region: Region, *, resume: bool) -> None:
         """Add a region found at a start, oldest first; the last may be filled further."""
-        self._generation = max(self._generation, region.generation, generation_in(region.name))
+        self._generation = max(self._generation, region.generation)
+        self._taken_names.add(region.name)
         self.allocated_bytes += region.file_bytes
         if resume:
             self._open = region
@@ -78,13 +86,15 @@ class RegionLog:
             region.full = True
             self._full.append(region)
 
-    def reserve_generation(self, generation: int, size_bytes: int) -> None:
-        """Count a file that is left alone: neither its name nor its bytes are given away."""
-        self._generation = max(self._generation, generation)
+    def leave_alone(self, name: str, size_bytes: int) -> None:
+        """Count a file that is not ours: neither its name nor its bytes are given away."""
+        self._taken_names.add(name)
+        self.left_alone += 1
         self.allocated_bytes += size_bytes
 
     def remove_later(self, name: str, size_bytes: int) -> None:
         """Count a file that should be gone but is not; its removal is tried again before a roll."""
+        self._taken_names.add(name)
         self._to_remove.append((name, size_bytes))
         self.allocated_bytes += size_bytes
 
@@ -291,22 +301,23 @@ class RegionLog:
 
     def _create(self) -> Region:
         """A new file, every block of it allocated before its first record."""
-        name = self._next_name()
+        name, size_bytes = self._next_name(), self._limits.region_bytes
         place = self._directory.descriptor
         descriptor = self._disk.open(
             place, name, create=True, direct=self._directory.direct, write=True
         )
-        self.allocated_bytes += (
-            self._limits.region_bytes
-        )  # from before it is until after it is gone
+        # Counted, and to be removed, until it has become a region: whatever goes wrong in between.
+        self._to_remove.append((name, size_bytes))
+        self.allocated_bytes += size_bytes
         try:
-            self._disk.preallocate(descriptor, self._limits.region_bytes)
-            return self._begin(name, descriptor)
+            self._disk.preallocate(descriptor, size_bytes)
+            region = self._begin(name, descriptor)
         except OSError:
             self._disk.close(descriptor)
-            self._to_remove.append((name, self._limits.region_bytes))
             self._remove_leftovers()
             raise
+        self._to_remove.remove((name, size_bytes))
+        return region
 
     def _recycle(self, oldest: Region) -> Region:
         """The oldest region's file under a new name: no block is freed, none allocated."""
@@ -327,6 +338,8 @@ class RegionLog:
 
     def _next_name(self) -> str:
         self._generation += 1
+        while region_name(self._generation) in self._taken_names:
+            self._generation += 1
         return region_name(self._generation)
 
     def _begin(self, name: str, descriptor: int) -> Region:

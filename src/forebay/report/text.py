@@ -1,0 +1,62 @@
+"""Sections of a report for the terminal; `page` has the same as HTML."""
+
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+from typing import Final, NamedTuple
+
+from forebay.report.page import Cell, Table
+
+LINE_LETTERS: Final = 100
+_MARKS: Final = {"point": " <", "beyond": " !"}
+
+
+class Section(NamedTuple):
+    """One part of a report: its text, its table, and then each line as a remark of its own."""
+
+    title: str
+    text: str = ""
+    table: Table | None = None
+    lines: Sequence[str] = ()
+    commands: str = ""  # to copy; on a page alone
+
+
+def sections_text(sections: Iterable[Section]) -> list[str]:
+    """Lines of at most `LINE_LETTERS`, but for tables that are wider."""
+    lines = []
+    for section in sections:
+        lines += ["", section.title]
+        lines += wrap(section.text, LINE_LETTERS)
+        lines += plain(section.table) if section.table else []
+        for line in section.lines:
+            lines += wrap(line, LINE_LETTERS)
+    return lines
+
+
+def plain(table: Table) -> list[str]:
+    """Columns beside each other, closer where there are so many that they stand in groups."""
+    gap = " " if table.groups else "  "
+    rows = [[_text(cell) for cell in row] for row in table.rows]
+    rows = [list(table.head), *rows] if any(table.head) else rows
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines, at = [""] if table.groups else [], 0
+    for name, span in table.groups:
+        # A name that is longer than its columns widens all of them alike.
+        least = -(-(len(name) + 1) // span) - 1
+        widths[at : at + span] = (max(least, width) for width in widths[at : at + span])
+        lines[0] += " " + name.center(sum(widths[at : at + span]) + span - 1)
+        at += span
+    for row in rows:
+        cells = [
+            f"{cell:<{width}}" if at in table.names else f"{cell:>{width}}"
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(" " + gap.join(cells))
+    return [line.rstrip() for line in lines]
+
+
+def _text(cell: Cell) -> str:
+    """A cell with its mark; cells that may have one keep its place."""
+    if isinstance(cell, str):
+        return cell
+    text, kind = cell
+    return text if kind in {"gain", "loss"} else text + _MARKS.get(kind, "  ")
