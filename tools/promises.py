@@ -77,6 +77,25 @@ PROMISES: Final = {
     48: ("fork, spawn, signals → refused, or works", "signals in an engine: not tested"),
     49: ("memory pressure → a smaller pool or a sentence", "a full NUMA node: not tested"),
     50: ("end to end: outputs with a cache equal outputs without", ""),
+    51: ("a rank dies or is late → whole on every rank, or absent", "several ranks: not built"),
+    52: ("blocks freed and granted again during a store → dropped", "window groups: not built"),
+    53: ("adapters and images of one name, other content → never a hit", "not built"),
+    54: ("sleep, wake or reset while offers are unanswered → nothing of before is copied", ""),
+    55: ("a pool that is not ours → nothing is sent to it, nothing of it is believed", ""),
+    56: ("an exception in one message or job → the pool lives, counts, answers others", ""),
+    57: (
+        "an engine that is stopped, greedy, or asks for what cannot fit → others keep their shares",
+        "not tested under this number yet",
+    ),
+    58: (
+        "writes into a slot after its commit → never served as truth",
+        "not tested under this number yet",
+    ),
+    59: (
+        "a client touches all of the slab → never more memory than the cap",
+        "not tested under this number yet",
+    ),
+    60: ("opening what a crash, an operator or a full drive left → serves, counts every byte", ""),
 }
 
 _HEAD: Final = """\
