@@ -252,7 +252,10 @@ class Settings:
         600.0, _duration, "Seconds that a pool started by an engine outlives its last engine."
     )
     allow_uid: tuple[int, ...] = _setting(
-        (), _uids, "User ids, besides the pool's own, that may join it."
+        (),
+        _uids,
+        "User ids, besides one's own, at the other end of the socket: of engines that a pool lets"
+        " load and store, and of pools that an engine or a command joins.",
     )
     keep_on_reset: bool = _setting(
         False,
