@@ -29,7 +29,7 @@ from forebay.engines.scheduling.request_load import (
 )
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import is_promise_for, is_ready_for
-from forebay.pool.messages import Ask, Cancel, Found, Lookup, Promise, Ready
+from forebay.pool.messages import KEYS_MAX, Ask, Cancel, Found, Lookup, Promise, Ready
 from forebay.record.region import short
 
 _GRACE_S: Final = 0.5
@@ -108,7 +108,7 @@ class Lookups:
         self._numbers += 1
         load.look_up(self._numbers, time.monotonic())
         self._by_number[load.number] = tracked
-        keys = b"".join(map(short, tracked.keys))
+        keys = b"".join(map(short, tracked.keys[:KEYS_MAX]))
         root = tracked.root
         self._pool.post(Lookup(load.number, root.namespace, root.group, keys))
         self._counts["lookups"] += 1
