@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tests.clocks import SlowClock
 
+from forebay.barrier import FAULT
 from forebay.pool.client import Chain, Client, Loaded
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.service import Service
@@ -128,6 +129,7 @@ class PoolProcess:
             (place / "disk").mkdir(mode=0o700, exist_ok=True)
             self.command += ["--disk", f"{place / 'disk'}:{disk_bytes}"]
         self.process: subprocess.Popen[bytes] | None = None
+        self.expects_faults = False  # by a test of the barrier itself
 
     def start(self) -> "PoolProcess":
         """Start, and wait until it answers."""
@@ -152,12 +154,23 @@ class PoolProcess:
         assert self.process is not None
         self.process.kill()
         self.process.wait(HANG_S)
+        self._check_faults()
 
     def stop(self) -> int:
         """SIGTERM; its exit status."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(HANG_S)
+        status = self.process.wait(HANG_S)
+        self._check_faults()
+        return status
+
+    def faults(self) -> int:
+        """How many kinds of bugs its barrier has caught; a test that expects some says so."""
+        return self.log.read_text(errors="replace").count(FAULT)
+
+    def _check_faults(self) -> None:
+        if not self.expects_faults:
+            assert not self.faults(), self.log.read_text(errors="replace")[-8000:]
 
     def stats(self) -> dict[str, Any]:
         """What it says of itself."""

@@ -375,7 +375,7 @@ def test_what_comes_for_an_ask_behind_another_is_held_once(
 
 
 def test_an_ask_does_not_wait_for_what_was_read_ahead_for_one_behind_it(place: Path) -> None:
-    first, behind = Client("a"), Client("b")
+    first, behind = Client("a"), Client("a")
     core = CoreHarness(SLOTS * LENGTH, place, 64 * MIB)
     for name in ("a", "b"):
         core.store(first, chain(name, SLOTS // 2))

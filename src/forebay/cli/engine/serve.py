@@ -18,6 +18,7 @@ from forebay.cli.flags import Commands
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import SettingsError, StartupError
 from forebay.pool import service
+from forebay.pool.address import find_address, prepare
 from forebay.settings import Settings
 
 # Where vLLM may be told which model it serves.
@@ -84,7 +85,9 @@ def _pool_path(settings: Settings) -> str:
             raise StartupError(
                 f"{disk.path} is not a directory; create it with: mkdir -m 700 {disk.path}"
             )
-    return service.socket_path(settings)
+    address = find_address(settings.socket)
+    prepare(address)  # the engine is told the path, so it would not make a default directory
+    return address.path
 
 
 def settings_of(parsed: argparse.Namespace) -> Settings:

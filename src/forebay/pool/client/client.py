@@ -5,12 +5,11 @@ it anew. A client belongs to one thread. After a fork, the child's copy joins fo
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
-
-import msgspec
 
 from forebay.pool import messages
 from forebay.pool.client.calls import Calls
@@ -156,9 +155,10 @@ class Client:
         if isinstance(reply, Miss):
             return reply
         try:
-            return msgspec.json.decode(reply.json, type=dict[str, object])
-        except msgspec.MsgspecError:
+            numbers = json.loads(reply.json)
+        except (ValueError, RecursionError):
             return Miss(MissReason.CORRUPT)
+        return numbers if isinstance(numbers, dict) else Miss(MissReason.CORRUPT)
 
     def resize(
         self,

@@ -31,6 +31,7 @@ from forebay.pool.messages import (
     Refused,
     Settled,
     Welcome,
+    in_batches,
 )
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
@@ -114,8 +115,7 @@ class PoolSession:
 
     def abort(self, generation: int, answers: Iterable[int]) -> None:
         """Give back the slots among these answers to a `Reserve`: they will not be filled."""
-        offsets = [answer for answer in answers if answer >= 0]
-        if offsets:
+        for offsets in in_batches([answer for answer in answers if answer >= 0]):
             self.post(Abort(generation, offsets))
 
     def take(self, until: float) -> PoolMessage | None:

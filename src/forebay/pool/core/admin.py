@@ -40,6 +40,7 @@ class AdminOperations:
     def __init__(self, parts: CoreParts) -> None:
         self._dram, self._stack = parts.dram, parts.stack
         self._clock, self._complete = parts.clock, parts.complete
+        self._barrier = parts.barrier
         self._clearing: list[_Clearing] = []
         self._threads: list[threading.Thread] = []
 
@@ -85,7 +86,9 @@ class AdminOperations:
 
     def _in_background(self, session: Session, work: Callable[[], AdminReply]) -> None:
         def run() -> None:
-            self._complete(partial(session.send, work()))
+            failed = AdminReply(ok=False, sentence="the pool failed at it; its log says why.")
+            reply = self._barrier.result("an admin operation", failed, work)
+            self._complete(partial(session.send, reply))
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= _OPERATIONS_MAX:

@@ -50,7 +50,7 @@ class TierStack:
         chunks: ChunkTable,
         openers: Sequence[TierOpener],
         on_removed: Callable[[int, list[Removed]], None],
-        on_learned: Callable[[], None],
+        on_learned: Callable[[Sequence[bytes]], None],
     ) -> None:
         """Open the tiers, the nearest first; a StartupError if one cannot be had.
 
@@ -191,7 +191,7 @@ class _Listener(TierListener):
         stack: TierStack,
         number: int,
         on_removed: Callable[[int, list[Removed]], None],
-        on_learned: Callable[[], None],
+        on_learned: Callable[[Sequence[bytes]], None],
     ) -> None:
         self._removed = partial(on_removed, number)
         self._holds = partial(stack.holds, other_than=number)
@@ -200,8 +200,8 @@ class _Listener(TierListener):
     def removed(self, records: list[Removed]) -> None:
         self._removed(records)
 
-    def learned(self, keys: Sequence[bytes]) -> None:  # noqa: ARG002 - all that wait ask again
-        self._learned()
+    def learned(self, keys: Sequence[bytes]) -> None:
+        self._learned(keys)
 
     def holds(self, key: bytes) -> bool:
         return self._holds(key)

@@ -8,13 +8,14 @@ client: what it sends is bounded before it is read, and what it does not read is
 is cut off.
 """
 
+import json
 import logging
 import selectors
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -113,10 +114,10 @@ class PoolServer:
     def _round(self, linger_s: float | None) -> None:
         for key, mask in self._selector.select(self._timeout(linger_s)):
             event: _Event = key.data
-            event(mask)
+            self._core.barrier.call("a socket's event", event, mask)
         waiting = [each for each in self._connections if each.has_work]
         for connection in waiting:
-            connection.fill(self._limits.messages_a_round_max)
+            self._serve(connection, connection.fill, self._limits.messages_a_round_max)
         self._handle(waiting, Connection.urgent_before_commit)
         if self._is_woken:
             self._is_woken = False
@@ -124,7 +125,7 @@ class PoolServer:
         self._handle(waiting, Connection.urgent)
         self._handle(waiting, Connection.deferred)
         for connection in waiting:
-            connection.resume()
+            self._serve(connection, connection.resume)
         for connection in waiting:
             if connection.error is not None and not connection.is_over:
                 self._counts["malformed"] += 1
@@ -143,13 +144,23 @@ class PoolServer:
             handled = False
             for message in take(connection):
                 handled = True
-                if connection.has_joined and not isinstance(message, Hello):
-                    self._pass_on(connection, message)
-                else:
-                    self._greet(connection, message)
+                is_first = not connection.has_joined or isinstance(message, Hello)
+                act = self._greet if is_first else self._pass_on
+                self._serve(connection, act, connection, message)
             if handled:
                 connection.flush()
                 self._core.answered()
+
+    def _serve(
+        self,
+        connection: Connection,
+        work: Callable[..., object],
+        *arguments: Any,  # noqa: ANN401
+    ) -> None:
+        """Do something for one connection; an exception ends that connection alone."""
+        what = type(arguments[-1]).__name__ if arguments else "a message that takes long"
+        if not self._core.barrier.call(what, work, *arguments):
+            connection.refuse("the pool could not act on this message; its log says why.")
 
     def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
         if not self._may_say(connection, message):
@@ -159,7 +170,9 @@ class PoolServer:
             self.recorder.request(message.keys, self._clock.monotonic())
         if isinstance(message, StatsQuery):
             numbers = {**self._core.stats(), "server": self.counts()}
-            connection.send(StatsReply(msgspec.json.encode(numbers)))
+            # Paths need not be UTF-8: escaped, they come back as they were.
+            text = json.dumps(msgspec.to_builtins(numbers))
+            connection.send(StatsReply(text.encode()))
         else:
             work = self._core.handle(connection, message)
             if work is not None:
@@ -305,8 +318,9 @@ class PoolServer:
             self._counts["cut_off"] += 1
         connection.close()
         if connection.has_joined:
-            self._core.disconnected(connection)
-            self._engines.leave(connection.engine, now)
+            call = self._core.barrier.call
+            call("the end of a session", self._core.disconnected, connection)
+            call("the end of a session", self._engines.leave, connection.engine, now)
             self._busy_until = now + self._limits.busy_s
         if connection.is_engine:
             self._alone_since = now
@@ -314,7 +328,7 @@ class PoolServer:
     def _keep_time(self) -> None:
         now = self._clock.monotonic()
         for engine in self._engines.take_due(now):
-            self._core.exited(engine)
+            self._core.barrier.call("the end of an engine", self._core.exited, engine)
         if now >= self._next_tick:
             self._core.tick(now)
             self._next_tick = now + self._limits.idle_tick_s
