@@ -124,9 +124,9 @@ def talk(link: socket.socket, *messages: ClientMessage) -> Iterator[PoolMessage]
     reader = wire.pool_reader()
     while data := link.recv(1 << 16):
         reader.feed(data)
-        for message in reader.messages():
-            assert not isinstance(message, wire.FrameError)
-            yield message
+        for answer in reader.messages():
+            assert not isinstance(answer, wire.FrameError)
+            yield answer
 
 
 @contextmanager
