@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.core_harness import LENGTH, Client, CoreHarness, chain
+from tests.core_harness import LENGTH, Client, CoreHarness, chain, payload
 
 from forebay.pool.core.loading.acquisition import PATIENCE_S
+from forebay.pool.core.loading.request import KEYS_FOLLOWED
 from forebay.pool.messages import Ask, Cancel, Promise, Release
+from forebay.record.header import ROOT
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
 from forebay.testing.faultdisk import FaultDisk
@@ -148,4 +150,41 @@ def test_writes_to_a_hung_tier_pin_an_eighth_of_dram(tmp_path: Path) -> None:
     assert core.pool._write_behind.in_flight == 3, "the last begins while an eighth is not exceeded"
     hang.disarm()
     core.settle()
+    core.pool.close(5)
+
+
+def test_records_that_no_slot_can_hold_are_absent(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    large, client = chain("large", 2), Client("e")
+    core = CoreHarness(64 * MIB, tmp_path, 64 * MIB)
+    offsets = core.reserve(client, large, length=MIB)
+    for offset, key in zip(offsets, large, strict=True):
+        core.fill(offset, payload(key, MIB))
+    assert core.commit(client, offsets) == 2
+    core.pool.close(5)
+    core = CoreHarness(SLOTS * LENGTH, tmp_path, 64 * MIB)
+    assert core.number("disk", "records") == 2
+    assert core.lookup(client, large)[1].known == 0
+    core.pool.close(5)
+
+
+def test_more_keys_than_an_engine_may_have_looked_up_are_not_followed() -> None:
+    core, keys = CoreHarness(1000 * 4096 * 2), chain("short", 1000)
+    client, other = Client("e"), Client("f")
+    for start in range(0, 1000, 500):
+        parent = keys[start - 1] if start else ROOT
+        offsets = core.reserve(client, keys[start : start + 500], parent, length=4096)
+        core.commit(client, offsets)
+    for _ in range(KEYS_FOLLOWED // 1000):
+        core.lookup(client, keys)
+    assert not core.number("counters", "lookups.not_followed")
+    number, found = core.lookup(client, keys)
+    assert found.known == 1000
+    assert core.number("counters", "lookups.not_followed") == 1
+    assert core.ask(client, number, keys[:0]).total == 0, "not followed"
+    number, _ = core.lookup(other, keys)
+    core.pool.handle(other, Ask(number, 0, 1, 10_000, stream=False))
+    assert promised(other) == [1], "another has its share"
+    core.pool.disconnected(client)
+    core.pool.disconnected(other)
     core.pool.close(5)
