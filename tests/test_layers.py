@@ -27,7 +27,7 @@ LAYERS = {
     "testing": 8,
 }
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
-SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan")}
+SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}
 # What only some layers may import from outside.
 ONLY_IN = {
     "torch": {"engines"},

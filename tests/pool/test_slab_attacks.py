@@ -82,7 +82,7 @@ def served(pool: PoolProcess, chunks: list[Sample], chain: Chain) -> int:
         return count_exact(loaded, chunks)
 
 
-def test_t1_what_is_written_behind_a_commit_is_never_served_from_disk(place: Path) -> None:
+def test_t58_what_is_written_behind_a_commit_is_never_served_from_disk(place: Path) -> None:
     """F8: such bytes were hashed as truth, and served after a restart, 380 of 380."""
     with running_pool(place) as pool:
         with attacker(pool) as link:
@@ -97,7 +97,7 @@ def test_t1_what_is_written_behind_a_commit_is_never_served_from_disk(place: Pat
         assert served(pool, honest, honest_chain) == CHUNKS
 
 
-def test_t1_what_is_written_behind_a_commit_is_never_served_by_verify_dram(place: Path) -> None:
+def test_t58_what_is_written_behind_a_commit_is_never_served_by_verify_dram(place: Path) -> None:
     """F8: with `--verify-dram` too: the digest was of what had been overwritten."""
     with running_pool(place, "--verify-dram", disk=False) as pool:
         with attacker(pool) as link:

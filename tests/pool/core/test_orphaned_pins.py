@@ -130,7 +130,7 @@ def test_operators_do_not_free_it(core: CoreHarness) -> None:
     keys = chain("a", 8)
     offsets = lost(core, keys)
     operator = Client("operator")
-    core.pool.handle(operator, Clear(""))
+    core.pool.handle(operator, Clear(None))
     assert core.receive(operator, AdminReply).ok
     core.pool.handle(operator, Resize(MIB, []))
     for _ in range(5):

@@ -215,7 +215,7 @@ class Lookups:
                 return self._missed(load, "too_many_asking")
             known = self._wanted(tracked, first)
             if known * self._shape.chunk_tokens - load.computed < limits.min_tokens:
-                return self._missed(load, "computed_sooner")
+                return self._missed(load, "computing_is_faster")
             self._ask(load, first, known)
         if load.state is ASKED and load.number not in self._estimate:
             wait(lambda: load.state is not ASKED)  # drives take longer than we may wait
