@@ -99,7 +99,9 @@ class Crowd:
             return
         if now >= self.due[0]:
             self._replace(0)
-            self.others[0].stdout.readline()  # it has what it can get
+            output = self.others[0].stdout
+            assert output is not None
+            output.readline()  # it has what it can get
             self.others[0].send_signal(signal.SIGSTOP)
             self.due[0] = now + STOPPED_S
         if now >= self.due[1]:
