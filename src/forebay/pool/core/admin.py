@@ -56,7 +56,7 @@ class AdminOperations:
     def clear(self, session: Session, message: Clear) -> None:
         """Delete one namespace, or all, from every tier."""
         name = message.namespace
-        if name is not None and not is_namespace(name):
+        if name is not None and not is_namespace(name):  # verify: a namespace's digits
             session.send(AdminReply(ok=False, sentence=NAMESPACE_RULE))
             return
         deadline = self._clock.monotonic() + _CLEAR_S
