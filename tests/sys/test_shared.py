@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.sys.memory import PAGE_BYTES
-from forebay.sys.shared import SharedMemory, total_memory_bytes
+from forebay.sys.shared import SharedMemory, memory_limit_bytes, total_memory_bytes
 
 
 def allocated(memory: SharedMemory) -> int:
@@ -82,3 +82,36 @@ def test_huge_pages_are_had_or_refused() -> None:
 
 def test_the_machine_has_memory() -> None:
     assert total_memory_bytes() > 1 << 28
+
+
+CGROUPS = {
+    "none": ("", {}, None),
+    "v2": ("0::/a/b", {"a/b/memory.max": "300\n"}, 300),
+    "v2, of a parent": ("0::/a/b", {"a/b/memory.max": "max\n", "a/memory.max": "400\n"}, 400),
+    "v2, the least": ("0::/a", {"a/memory.max": "500\n", "memory.max": "450\n"}, 450),
+    "v2, of a container": ("0::/gone/far", {"memory.max": "600\n"}, 600),
+    "hybrid": ("1:cpu:/\n0::/a", {"unified/a/memory.max": "700\n"}, 700),
+    "v1": ("3:cpu:/\n4:memory:/a", {"memory/a/memory.limit_in_bytes": "800\n"}, 800),
+    "v1, unlimited": (
+        "4:memory:/",
+        {"memory/memory.limit_in_bytes": "9223372036854771712\n"},
+        None,
+    ),
+    "another controller": ("4:cpu:/a", {"memory/a/memory.limit_in_bytes": "1\n"}, None),
+}
+
+
+@pytest.mark.parametrize("kind", CGROUPS)
+def test_t49_the_memory_limits_of_cgroups_are_known(tmp_path: Path, kind: str) -> None:
+    said, files, wanted = CGROUPS[kind]
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(said)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert memory_limit_bytes(tmp_path) == (wanted or total_memory_bytes())
+
+
+def test_t49_where_nothing_is_said_the_machine_is_the_limit(tmp_path: Path) -> None:
+    assert memory_limit_bytes(tmp_path) == total_memory_bytes()

@@ -10,6 +10,8 @@ import ctypes
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
+from pathlib import Path, PurePath
 from typing import Final
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -59,3 +61,32 @@ class SharedMemory:
 def total_memory_bytes() -> int:
     """The machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int:
+    """What this process may use before it is killed: of the machine, or of its cgroups, the least.
+
+    Both versions of cgroups are understood; where none can be read, there is none.
+    """
+    return min([total_memory_bytes(), *_cgroup_limits(root)])
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            files = [("sys/fs/cgroup/memory", "memory.limit_in_bytes")]
+        elif not controllers:
+            files = [(f"sys/fs/cgroup{unified}", "memory.max") for unified in ("", "/unified")]
+        else:
+            continue
+        place = PurePath(path.lstrip("/"))
+        # Without a namespace of its own a container sees its limit at the top.
+        for directory, name in files:
+            for part in (place, *place.parents):
+                with contextlib.suppress(OSError, ValueError):  # ValueError: it says "max"
+                    yield int((root / directory / part / name).read_text())

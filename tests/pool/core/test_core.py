@@ -10,6 +10,7 @@ from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain, pa
 from tests.oldest_first import OldestFirst
 from tests.pool_process import NO_NAMESPACES
 
+from forebay.errors import StartupError
 from forebay.pool.core.dram import Dram
 from forebay.pool.messages import (
     Abort,
@@ -563,3 +564,11 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     core.settle()
     assert core.pool.violations() == []
     core.pool.close(5)
+
+
+def test_t49_more_dram_than_the_cgroup_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F9: in a cgroup of 300 MiB a pool of 1 GiB was killed at 130 MiB."""
+    monkeypatch.setattr("forebay.pool.core.pool.memory_limit_bytes", lambda: 300 << 20)
+    with pytest.raises(StartupError, match=r"1 GiB of DRAM .* limit is 300 MiB.*; lower --dram"):
+        CoreHarness(1 << 30)
+    CoreHarness(200 << 20).pool.close(5)

@@ -41,13 +41,14 @@ from forebay.pool.messages import (
 from forebay.pool.policy.contract import Policy
 from forebay.pool.session import Core, Session, Work
 from forebay.quantity import format_size
-from forebay.sys.shared import SharedMemory, total_memory_bytes
+from forebay.sys.shared import SharedMemory, memory_limit_bytes, total_memory_bytes
 from forebay.sys.world import World
 from forebay.tiers.contract import MissReason, Removed
 from forebay.tiers.dram.preallocator import Preallocator
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 
 _FLUSH_STEP_S: Final = 0.002
+_OWN_BYTES: Final = 64 << 20  # that a pool takes besides DRAM, at least
 # What `forebay stats` shows even at 0: docs/operating.md explains each.
 _COUNTERS: Final = (
     "dram.evicted",
@@ -323,12 +324,18 @@ class Pool(Core):
 
 def _shared_memory(options: PoolOptions) -> SharedMemory:
     """The slab's memory: as large as the machine's, so that the cap can be raised while running."""
-    total = total_memory_bytes()
+    total, limit = total_memory_bytes(), memory_limit_bytes()
     wanted = options.dram_bytes
     if wanted > total:
         raise StartupError(
             f"{format_size(wanted)} of DRAM are asked for and this machine has "
             f"{format_size(total)}; lower --dram."
+        )
+    if wanted + _OWN_BYTES > limit < total:  # verify: cgroup
+        raise StartupError(
+            f"{format_size(wanted)} of DRAM are asked for and this cgroup's memory limit is "
+            f"{format_size(limit)}, of which the pool needs {format_size(_OWN_BYTES)} for itself; "
+            "lower --dram or raise the limit."
         )
     size = wanted if options.huge_pages else max(wanted, total)
     arena = arena_bytes_for(wanted)
