@@ -194,7 +194,7 @@ class Settings:
     dram: int = field(
         default=4 << 30,
         metadata=_setting(
-            "Host memory for chunks, allocated as it is needed; at least 4MiB.",
+            "Host memory for chunks, all of it taken at the start; at least 4MiB.",
             parse_dram,
             _size_plain,
         ),

@@ -21,6 +21,7 @@ from forebay.pool.messages import (
     PROTOCOL,
     Abort,
     ClientMessage,
+    Grown,
     Hello,
     PoolMessage,
     Refused,
@@ -29,6 +30,7 @@ from forebay.pool.messages import (
 )
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
+from forebay.sys.shared import Segment
 
 REFUSED: Final = "the pool refuses: "  # begins `why` where asking again is no use
 _WELCOME_S: Final = 2.0  # a pool that has not welcomed us by then is left alone
@@ -112,6 +114,8 @@ class PoolSession:
         if connection is None:
             return None
         message = connection.take(until)
+        while isinstance(message, Grown) and self._has_grown(connection, message):
+            message = connection.take(until)
         if message is None and connection.is_lost:
             self._lose("the pool went away.", self._retry_s)
         elif isinstance(message, Welcome):
@@ -176,9 +180,10 @@ class PoolSession:
         self.post(Hello(PROTOCOL, self.engine))
 
     def _welcomed(self, connection: PoolConnection, welcome: Welcome) -> None:
-        slab = map_slab(welcome, connection.fds) if self._maps_slab else None
-        while connection.fds:
-            os.close(connection.fds.pop())
+        descriptors = connection.take_fds(len(welcome.segments))
+        slab = map_slab(welcome, descriptors) if self._maps_slab else None
+        for descriptor in descriptors:
+            os.close(descriptor)
         if isinstance(slab, str):
             self._lose(slab, self._retry_s)
             return
@@ -186,6 +191,17 @@ class PoolSession:
         for name, serials in self._lost_reads.items():
             if not serials:
                 self.post(Settled(name))
+
+    def _has_grown(self, connection: PoolConnection, grown: Grown) -> bool:
+        """Map a new segment of the slab; without it there is no session, since slots lie in it."""
+        why = "" if self.slab is None else "the pool sent no slab."
+        for descriptor in connection.take_fds(1):
+            if self.slab is not None:
+                why = self.slab.add(Segment(descriptor, grown.size_bytes))
+            os.close(descriptor)
+        if why:
+            self._lose(why, self._retry_s)
+        return not why
 
     def _lose(self, why: str, pause_s: float) -> None:
         if self.is_joined:

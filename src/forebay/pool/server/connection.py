@@ -3,7 +3,7 @@
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from forebay.pool import wire
 from forebay.pool.messages import (
@@ -21,7 +21,6 @@ from forebay.pool.messages import (
     Reserve,
     Resize,
     StatsQuery,
-    Welcome,
 )
 from forebay.pool.session import Session, Work
 from forebay.pool.wire import FrameError
@@ -51,6 +50,7 @@ class Connection(Session):
         self._deferred_bytes = 0
         self._under_way: Work | None = None  # the rest of a message that takes long
         self._output = bytearray()
+        self._descriptors: list[int] = []  # not ours; they go out before any of the output does
         self._output_max = output_max
         self._is_unreachable = False  # it left, and what it said before is still to be read
 
@@ -138,8 +138,8 @@ class Connection(Session):
             self._under_way = None
             self.flush()
 
-    def send(self, message: PoolMessage) -> None:
-        """See Session; what is queued is written by `flush`."""
+    def send(self, message: PoolMessage, descriptors: Sequence[int] = ()) -> None:
+        """See Session; what is queued is written by `flush`, descriptors with its next byte."""
         if self.is_over or self._is_unreachable:
             return
         try:
@@ -151,16 +151,7 @@ class Connection(Session):
             self.is_over = True  # it does not read
             return
         self._output += frame
-
-    def welcome(self, message: Welcome, descriptor: int) -> None:
-        """The first message, with the slab."""
-        frame = wire.encode(message)
-        try:
-            count = sockets.send(self.link, frame, [descriptor])
-        except OSError:
-            count = 0
-        self.is_over = self.is_over or count == 0
-        self._output += frame[count:]
+        self._descriptors += descriptors
 
     def refuse(self, sentence: str) -> None:
         """Say why, as far as the kernel takes it, and hang up."""
@@ -173,9 +164,10 @@ class Connection(Session):
         try:
             while self._output:
                 with memoryview(self._output) as view:
-                    count = sockets.send(self.link, view)
+                    count = sockets.send(self.link, view, self._descriptors)
                 if not count:
                     return
+                self._descriptors.clear()
                 del self._output[:count]
         except OSError:
             self._is_unreachable = True

@@ -21,12 +21,12 @@ import msgspec
 from forebay.pool.messages import (
     PROTOCOL,
     ClientMessage,
+    Grown,
     Hello,
     Lookup,
     Settled,
     StatsQuery,
     StatsReply,
-    Welcome,
 )
 from forebay.pool.server.connection import Connection
 from forebay.pool.server.engines import Engines
@@ -56,6 +56,7 @@ class PoolServer:
         clock: Clock | None = None,
     ) -> None:
         self._core, self._listener, self.wake = core, listener, wake
+        core.grown = self._grown
         self._uids = frozenset(uids)
         self._limits = limits or ServerLimits()
         self._clock = clock or Clock()
@@ -169,14 +170,16 @@ class PoolServer:
             self._counts["refused"] += 1
             connection.refuse(sentence or "")
             return
-        core = self._core
         now = self._clock.monotonic()
         self._engines.join(message.engine, connection.link, connection.peer, now)
         connection.engine = message.engine
-        connection.welcome(
-            Welcome(PROTOCOL, core.generation, core.slab_bytes, core.arena_bytes),
-            core.slab_descriptor,
-        )
+        connection.send(*self._core.welcome())
+
+    def _grown(self, message: Grown, descriptor: int) -> None:
+        """Everybody hears of a new segment before anybody is given a slot in it."""
+        for connection in self._connections:
+            if connection.has_joined:
+                connection.send(message, [descriptor])
 
     def _refusal(self, connection: Connection, message: ClientMessage) -> str | None:
         if not isinstance(message, Hello) or connection.has_joined:
