@@ -77,6 +77,48 @@ PROMISES: Final = {
     48: ("fork, spawn, signals → refused, or works", "signals in an engine: not tested"),
     49: ("memory pressure → a smaller pool or a sentence", "a full NUMA node: not tested"),
     50: ("end to end: outputs with a cache equal outputs without", ""),
+    51: (
+        "a rank dies in a store or a load, or is late → its chunk exact on all ranks, or a miss",
+        "several ranks: not built",
+    ),
+    52: (
+        "window blocks freed and granted again under a store → the store is dropped",
+        "windows: not built",
+    ),
+    53: (
+        "adapters of one name, images named by counters → never a hit",
+        "adapters and images in vLLM: such requests are passed over",
+    ),
+    54: (
+        "sleep, wake, reset while offers are unanswered → nothing copied of remapped pages",
+        "",
+    ),
+    55: ("a pool that is not ours → refused before any KV is sent or believed", ""),
+    56: ("an exception in a message or a job → counted; the pool lives and answers others", ""),
+    57: (
+        "an engine that is stopped, greedy, or asks too much → others keep their shares",
+        "not tested yet",
+    ),
+    58: ("a write into a slot after its commit → never served as truth", ""),
+    59: ("a client that touches all it can map → memory never above the cap", ""),
+    60: ("stubs, absurd names, sparse giants, links in the directory → opens, accounts", ""),
+    61: (
+        "a remote store that hangs, drips, lies → a miss within its deadline",
+        "remote stores: not built",
+    ),
+    62: (
+        "hosts killed, partitioned, with wrong clocks → exact or a miss, caps hold",
+        "several hosts: not built",
+    ),
+    63: (
+        "a tenant is forgotten, killed at every step → nothing of it is found",
+        "tenants: not built",
+    ),
+    64: ("gateway: engine killed, client gone, huge body → no wrong answer", "gateway: not built"),
+    65: (
+        "the metrics port: strangers, slow scrapers → refused, bounded",
+        "metrics port: not built",
+    ),
 }
 
 _HEAD: Final = """\

@@ -169,7 +169,7 @@ def test_a_table_that_lies_is_found(pool: Path, capsys: pytest.CaptureFixture[st
     start = footer.contents_offset
     contents = bytearray(data[start : start + footer.records * layout.ENTRY_BYTES])
     contents[64] ^= 1  # the first entry's parent
-    contents[layout.ENTRY_BYTES + 80 + 3] = 255  # the second entry's page: far outside
+    contents[layout.ENTRY_BYTES + 80] = 1  # the second entry's page: the first record's
     change(region, start, bytes(contents))
     proven = footer._replace(contents_hash=layout.contents_hash(bytes(contents)))
     change(region, len(data) - PAGE_BYTES, layout.pack_footer(proven))

@@ -29,6 +29,7 @@ from tests.pool_process import (
 )
 
 from forebay.pool import wire
+from forebay.pool.client import Client
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.outcomes import AdminOutcome
 from forebay.pool.client.session import PoolSession, join
@@ -113,7 +114,7 @@ def received(pool: PoolProcess) -> tuple[Welcome, list[int]]:
         return welcome, descriptors
 
 
-def test_f8_a_client_cannot_take_memory_beyond_the_cap(place: Path) -> None:
+def test_t59_a_client_cannot_take_memory_beyond_the_cap(place: Path) -> None:
     """F8: a client of a 32 MiB pool grew shared memory by 512 MiB, which stayed when it left."""
     cap_bytes, more_bytes = 32 << 20, 512 << 20
     with running_pool(place, "--dram", str(cap_bytes), disk=False) as pool:
@@ -133,13 +134,13 @@ def test_f8_a_client_cannot_take_memory_beyond_the_cap(place: Path) -> None:
         assert pool.slab_bytes() == cap_bytes
 
 
-def test_f8_dram_grows_by_a_segment_that_is_sealed_too(place: Path) -> None:
+def test_t59_dram_grows_by_a_segment_that_is_sealed_too(place: Path) -> None:
     """F8: what `set dram` adds is taken before it is used, and everybody has it then."""
     chunks, chain = made("large", 150, LENGTH)  # nearly the raised cap
     payloads = [chunk.payload for chunk in chunks]
     with running_pool(place, disk=False) as pool, PatientClient(pool.socket) as old:
         assert old.join()
-        with PatientClient(pool.socket) as operator:
+        with Client(pool.socket, SlowClock(), is_operator=True) as operator:
             for cap_bytes in (1 << 62, 1 << 63, (1 << 64) - 1):
                 refused = operator.resize(cap_bytes)
                 assert isinstance(refused, AdminOutcome)
@@ -163,7 +164,7 @@ def test_f8_dram_grows_by_a_segment_that_is_sealed_too(place: Path) -> None:
             os.close(descriptor)
 
 
-def test_f9_more_dram_than_a_cgroup_allows_is_a_sentence_and_not_a_kill(place: Path) -> None:
+def test_t59_more_dram_than_a_cgroup_allows_is_a_sentence_and_not_a_kill(place: Path) -> None:
     """F9: in a cgroup of 300 MiB a pool of 1 GiB began, and was killed at 130 MiB."""
     with cgroup(300 << 20) as join_it:
         pool = PoolProcess(place, "--dram", "1GiB", disk=False)
@@ -204,7 +205,7 @@ def cgroup(limit_bytes: int) -> Iterator[Path]:
     pytest.skip("no cgroup can be made here")
 
 
-def test_t1_what_is_written_behind_a_commit_is_never_served_from_disk(place: Path) -> None:
+def test_t58_what_is_written_behind_a_commit_is_never_served_from_disk(place: Path) -> None:
     """F8: such bytes were hashed as truth, and served after a restart, 380 of 380."""
     with running_pool(place) as pool:
         with attacker(pool) as link:
@@ -219,7 +220,7 @@ def test_t1_what_is_written_behind_a_commit_is_never_served_from_disk(place: Pat
         assert served(pool, honest, honest_chain) == CHUNKS
 
 
-def test_t1_what_is_written_behind_a_commit_is_never_served_by_verify_dram(place: Path) -> None:
+def test_t58_what_is_written_behind_a_commit_is_never_served_by_verify_dram(place: Path) -> None:
     """F8: with `--verify-dram` too: the digest was of what had been overwritten."""
     with running_pool(place, "--verify-dram", disk=False) as pool:
         with attacker(pool) as link:

@@ -129,6 +129,16 @@ def test_t56_an_impossible_length_in_a_table_is_damage(number: int, length: int)
     assert unpack_contents(memoryview(contents), footer) is Damage.LENGTH
 
 
+@pytest.mark.parametrize("page", [0, 7, 2**32 - 1])
+@pytest.mark.parametrize("number", range(len(RECORDS)))
+def test_t56_an_impossible_place_in_a_table_is_damage(number: int, page: int) -> None:
+    """F2: an erasure would write there, before or behind the records."""
+    contents = bytearray(CONTENTS)
+    struct.pack_into("<I", contents, number * ENTRY_BYTES + 80, page)
+    footer = FOOTER._replace(contents_hash=contents_hash(bytes(contents)))
+    assert unpack_contents(bytes(contents), footer) is Damage.LENGTH
+
+
 def test_an_empty_table_is_sound() -> None:
     footer = FOOTER._replace(records=0, contents_hash=contents_hash(b""))
     entries = unpack_contents(b"", footer)
@@ -201,7 +211,8 @@ def test_an_empty_region_has_a_footer_too() -> None:
 
 def test_an_entry_keeps_what_the_index_needs() -> None:
     packed = pack_entry(RECORDS[0], PAGE * 123_456)
-    entries = unpack_contents(packed, Footer(1, 1, 1, 1, contents_hash(packed)))
+    offset = PAGE * 123_457
+    entries = unpack_contents(packed, Footer(1, 1, offset, 1, contents_hash(packed)))
     assert not isinstance(entries, Damage)
     assert next(entries).offset == PAGE * 123_456
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
 from forebay.quantity import format_size
-from forebay.sys.disk import Disk
+from forebay.sys.disk import Disk, printable
 from forebay.tiers.disk.regions import audit as audits
 from forebay.tiers.disk.regions.audit import Audit
 from forebay.tiers.disk.regions.repair import repair
@@ -53,10 +53,11 @@ def _run(parsed: argparse.Namespace) -> int:
                 remaining = _audit(disk, locked, show)
     finally:
         audits.unlock_directory(disk, locked)
+    directory = printable(parsed.directory)
     if parsed.json:
-        print(json.dumps(_as_json(parsed.directory, found, repaired, remaining), indent=2))
+        print(json.dumps(_as_json(directory, found, repaired, remaining), indent=2))
     else:
-        print(_readable(parsed.directory, found, repaired, remaining))
+        print(_readable(directory, found, repaired, remaining))
     return 1 if remaining.findings else 0
 
 

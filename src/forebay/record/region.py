@@ -42,7 +42,8 @@ _FOOTER: Final = struct.Struct("<8sHHIQQQ16s")
 _ENTRY: Final = struct.Struct("<32s32s16sIIII")  # key, namespace, parent, page, length, group, 0
 ENTRY_BYTES: Final = _ENTRY.size
 _ENTRY_WORDS: Final = ENTRY_BYTES // 4
-_LENGTH_WORD: Final = 84 // 4  # of an entry
+_PAGE_WORD: Final = 80 // 4  # of an entry
+_LENGTH_WORD: Final = 84 // 4
 _POSITION: Final = struct.Struct("<QQ")  # generation, offset
 _HASH_AT: Final = PAGE_BYTES - HASH_BYTES
 
@@ -185,9 +186,13 @@ def unpack_contents(
         return Damage.CUT
     if contents_hash(contents) != footer.contents_hash:  # verify: contents hash
         return Damage.PAYLOAD_HASH
-    lengths = memoryview(contents).cast("B").cast("I")[_LENGTH_WORD::_ENTRY_WORDS]
-    shortest, longest = min(lengths, default=1), max(lengths, default=1)
-    if not 0 < shortest <= longest <= PAYLOAD_BYTES_MAX:  # verify: listed length bounds
+    words = memoryview(contents).cast("B").cast("I")
+    lengths, pages = words[_LENGTH_WORD::_ENTRY_WORDS], words[_PAGE_WORD::_ENTRY_WORDS]
+    longest = max(lengths, default=1)
+    if min(lengths, default=1) < 1 or longest > PAYLOAD_BYTES_MAX:  # verify: listed lengths
+        return Damage.LENGTH
+    end = footer.contents_offset // PAGE_BYTES
+    if min(pages, default=1) < 1 or max(pages, default=0) >= end:  # verify: listed places
         return Damage.LENGTH
     return unpack_entries(contents)
 

@@ -121,5 +121,10 @@ class Disk:
         return os.geteuid()
 
 
+def printable(path: str) -> str:
+    """A path as text that can be shown everywhere: what is not UTF-8 in it is escaped."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def _status(found: os.stat_result) -> FileStatus:
     return FileStatus(found.st_size, found.st_blocks * 512, found.st_uid, found.st_mode)

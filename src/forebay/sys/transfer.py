@@ -4,10 +4,13 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from forebay.sys import memory
 from forebay.sys.disk import Disk
 
 _TRIES: Final = 4
 _AGAIN: Final = {errno.EINTR, errno.EAGAIN}
+_UNSUPPORTED: Final = {errno.EOPNOTSUPP, errno.ENOSYS}
+_ZEROS_BYTES: Final = 1 << 20  # written at once
 
 
 def read_whole(disk: Disk, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -19,6 +22,23 @@ def write_whole(disk: Disk, descriptor: int, buffers: Sequence[memoryview], offs
     """Write the buffers; OSError if that cannot be done."""
     if _whole(disk.write, descriptor, buffers, offset) < sum(map(len, buffers)):
         raise OSError(errno.EIO, "short write")
+
+
+def zero_whole(disk: Disk, descriptor: int, offset: int, size_bytes: int) -> None:
+    """Let whole pages of a file read as zeros; OSError if that cannot be done.
+
+    Zeros are written where the file system has no call for it.
+    """
+    try:
+        disk.zero(descriptor, offset, size_bytes)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    else:
+        return
+    zeros = memory.allocate(min(size_bytes, _ZEROS_BYTES))
+    for at in range(offset, offset + size_bytes, _ZEROS_BYTES):
+        write_whole(disk, descriptor, [zeros[: offset + size_bytes - at]], at)
 
 
 def _whole(

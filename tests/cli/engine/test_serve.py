@@ -18,6 +18,7 @@ from forebay.cli.engine import serve
 from forebay.cli.main import build_parser, main
 from forebay.engines.start import vllm
 from forebay.errors import SettingsError
+from forebay.pool.address import find_address, prepare
 from forebay.pool.service import Service
 from forebay.settings import DiskSetting, Settings, SettingsSource, build
 
@@ -124,6 +125,7 @@ def test_a_pool_is_left_to_the_engine_to_start(environment: dict[str, str]) -> N
     settings = {"dram": 16 << 20, "socket": str(socket), "weights_id": "mine", "strict": True}
     assert transfer["kv_connector_extra_config"] == settings
     assert not socket.exists()
+    prepare(find_address(str(socket)))  # as the engine does: its directory is there, and safe
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

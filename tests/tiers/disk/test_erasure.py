@@ -102,11 +102,11 @@ def test_a_store_in_flight_that_cannot_be_wiped_can_be_erased_again(swift_path: 
     with opened(swift_path, disk) as tier:
         store(tier, spared(0))
         hanging = disk.arm("write:hang@1")
-        disk.arm("write:errno=EIO@2")
         outcomes = Outcomes(tier)
         outcomes.store(doomed(0))
         until(lambda: hanging.fired == 1)
         assert tier.erase(OTHER) == 0
+        disk.arm("write:errno=EIO@1")
         hanging.disarm()
         outcomes.wait()
         assert tier.volumes()[0].errors == 1
@@ -290,3 +290,141 @@ def test_a_crash_at_any_point_of_an_erasure(swift_path: Path, when: str) -> None
         if not dying.fired:
             break
     assert n > 6
+
+
+def bytes_of(place: Path, sample: Sample) -> int:
+    """How many of a payload's pages lie in some file, be it as a record or not."""
+    content = b"".join(path.read_bytes() for path in regions(place))
+    pages = [sample.payload[at : at + 64] for at in range(0, sample.length - 64, 4096)]
+    return sum(page in content for page in pages)
+
+
+def test_what_is_erased_leaves_no_byte_of_its_payload(swift_path: Path) -> None:
+    """F9: "erased", it was said, and every payload was still in the files."""
+    with opened(swift_path, options=ORDERLY, cap_bytes=11 << 16) as tier:
+        for number in range(7):
+            store(tier, doomed(number))
+            store(tier, spared(number))
+        assert sum(bytes_of(swift_path, doomed(number)) for number in range(7)) > 0
+        tier.erase(OTHER)
+        assert sum(bytes_of(swift_path, doomed(number)) for number in range(7)) == 0
+        for number in range(7):
+            assert load(tier, spared(number)) == (Hit(18_000), spared(number).payload)
+    with opened(swift_path, options=ORDERLY, cap_bytes=11 << 16) as tier:
+        assert tier.usage().records == 7
+        tier.erase(None)
+        assert sum(bytes_of(swift_path, spared(number)) for number in range(7)) == 0
+
+
+@pytest.mark.parametrize("count", [18, 19, 20, 23])
+def test_what_was_evicted_before_is_erased_too(swift_path: Path, count: int) -> None:
+    """F9: a file that is used again has the payloads of its earlier records behind the new ones."""
+    with opened(swift_path, options=ORDERLY, cap_bytes=11 << 16) as tier:  # nine regions
+        for number in range(18):
+            store(tier, doomed(number))
+        for number in range(count - 18):
+            store(tier, single(f"small {number}", 3000))
+        tier.erase(OTHER)
+        assert sum(bytes_of(swift_path, doomed(number)) for number in range(18)) == 0
+        for number in range(count - 18):
+            assert load(tier, single(f"small {number}", 3000))[0] == Hit(3000)
+            assert store(tier, spared(number)) == Stored()
+            assert load(tier, spared(number)) == (Hit(18_000), spared(number).payload)
+
+
+def test_a_record_that_is_being_written_is_not_erased_with_what_lies_around_it(
+    swift_path: Path,
+) -> None:
+    disk = FaultDisk()
+    with opened(swift_path, disk, options=ORDERLY) as tier:
+        store(tier, doomed(0))
+        hanging = disk.arm("write:hang@1")
+        outcomes = Outcomes(tier)
+        outcomes.store(spared(0))
+        until(lambda: hanging.fired == 1)
+        assert tier.erase(OTHER) == 1
+        hanging.disarm()
+        outcomes.wait()
+        assert load(tier, spared(0)) == (Hit(18_000), spared(0).payload)
+        assert bytes_of(swift_path, doomed(0)) == 0
+
+
+def test_a_file_is_not_used_again_while_something_is_erased(swift_path: Path) -> None:
+    """It may hold what has to go, and would be out of the erasure's sight."""
+    disk = FaultDisk()
+    with opened(swift_path, disk, options=ORDERLY, cap_bytes=11 << 16) as tier:
+        for number in range(18):
+            store(tier, (doomed if number < 16 else spared)(number))
+        sealed = disk.arm("read:hang@3")  # the second region's footer; the first is not pinned now
+        eraser = threading.Thread(target=tier.erase, args=[OTHER])
+        eraser.start()
+        until(lambda: sealed.fired == 1)
+        renames = disk.calls[Operation.RENAME]
+        assert store(tier, spared(0)) == Stored()
+        assert disk.calls[Operation.RENAME] == renames
+        sealed.disarm()
+        eraser.join(60)
+        assert sum(bytes_of(swift_path, doomed(number)) for number in range(16)) == 0
+        assert load(tier, spared(0))[0] == Hit(18_000)
+
+
+def test_bytes_that_cannot_be_erased_are_an_error_and_erased_the_next_time(
+    swift_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FaultDisk()
+    with opened(swift_path, disk, options=ORDERLY) as tier:
+        store(tier, doomed(0))
+        disk.arm("zero:errno=EIO@1")
+        assert tier.erase(OTHER) == 1
+        assert tier.volumes()[0].errors == 1
+        assert "keeps erased bytes" in caplog.text
+        assert bytes_of(swift_path, doomed(0)) > 0
+        tier.erase(OTHER)
+        assert bytes_of(swift_path, doomed(0)) == 0
+
+
+class ZeroesItself(FaultDisk):
+    """A file system with a call that zeroes a range, as drives' have; memory's has none."""
+
+    def zero(self, descriptor: int, offset: int, size_bytes: int) -> None:
+        self.zeroed = getattr(self, "zeroed", 0) + size_bytes
+        path = f"/proc/self/fd/{descriptor}"
+        with Path(path).open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes(size_bytes))
+
+
+def test_a_file_system_that_can_zero_a_range_is_asked_to(swift_path: Path) -> None:
+    disk = ZeroesItself()
+    with opened(swift_path, disk, options=ORDERLY) as tier:
+        store(tier, doomed(0))
+        writes = disk.calls[Operation.WRITE]
+        tier.erase(OTHER)
+        assert disk.calls[Operation.WRITE] == writes + 1, "the header alone"
+        assert disk.zeroed > 18_000
+        assert bytes_of(swift_path, doomed(0)) == 0
+
+
+def test_a_sparse_region_is_given_no_blocks_by_an_erasure(swift_path: Path) -> None:
+    with opened(swift_path, options=ORDERLY) as tier:
+        store(tier, doomed(0))
+        store(tier, spared(0))
+    (region,) = regions(swift_path)
+    content = region.read_bytes()
+    region.unlink()
+    with region.open("wb") as file:
+        for at in range(0, len(content), 4096):
+            if any(content[at : at + 4096]):
+                file.seek(at)
+                file.write(content[at : at + 4096])
+        file.truncate(len(content))
+    before = region.stat().st_blocks
+    assert before * 512 < len(content)
+    with opened(swift_path, options=ORDERLY) as tier:
+        assert tier.usage().used_bytes == before * 512
+        assert tier.erase(OTHER) == 1
+        assert bytes_of(swift_path, doomed(0)) == 0
+        assert load(tier, spared(0))[0] == Hit(18_000)
+        assert region.stat().st_blocks == before
+        assert store(tier, spared(1)) == Stored()
+        assert len(regions(swift_path)) == 2, "nothing is added to it"

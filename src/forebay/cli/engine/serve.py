@@ -18,6 +18,7 @@ from forebay.cli.flags import Commands
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import SettingsError, StartupError
 from forebay.pool import service
+from forebay.pool.address import find_address, prepare
 from forebay.settings import Settings
 
 # Where vLLM may be told which model it serves.
@@ -49,7 +50,9 @@ def add(commands: Commands) -> None:
     parser.passes_on = True
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a directory or a hub's name")
     # No --config: vLLM has one of its own.
-    flags.add_settings(parser, ["dram", "disk", "weights_id", "strict"], has_file=False)
+    flags.add_settings(
+        parser, ["dram", "disk", "weights_id", "strict", "allow_uid"], has_file=False
+    )
     parser.add_argument("--pool", metavar="SOCKET", help="join this pool, or fail")
     parser.add_argument(
         "--pool-optional", action="store_true", help="serve without a pool until there is one"
@@ -82,7 +85,9 @@ def _pool_path(settings: Settings) -> str:
             raise StartupError(
                 f"{disk.path} is not a directory; create it with: mkdir -m 700 {disk.path}"
             )
-    return service.socket_path(settings)
+    address = find_address(settings.socket)
+    prepare(address)  # the engine is told the path, so it would not make a default directory
+    return address.path
 
 
 def settings_of(parsed: argparse.Namespace) -> Settings:

@@ -39,7 +39,9 @@ class Connection(Session):
     def __init__(self, link: socket.socket, peer: Peer, opened: float, output_max: int) -> None:
         self.engine = ""  # until Hello
         self.peer = peer
-        self.opened = opened
+        self.opened = self.heard_at = opened  # monotonic
+        self.is_operator = False  # it said so in Hello
+        self.is_reserve = False  # it has one of an operator's places
         self.kinds: set[type] = set()  # of messages that came
         self.is_over = False
         self.error: FrameError | None = None

@@ -21,7 +21,7 @@ from forebay.record.header import (
 from forebay.record.region import Position, short, unpack_record
 from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
-from forebay.sys.transfer import read_whole, write_whole
+from forebay.sys.transfer import read_whole, write_whole, zero_whole
 from forebay.sys.world import World
 from forebay.tiers.contract import (
     Dropped,
@@ -34,7 +34,7 @@ from forebay.tiers.contract import (
     StoreOutcome,
 )
 from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.erasure import Eraser, wipe
+from forebay.tiers.disk.erasure import Eraser, wipe_header
 from forebay.tiers.disk.health import Health
 from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
@@ -66,7 +66,7 @@ class Drive:
         self.written_bytes = 0
         self._catalog = catalog
         self._options = options
-        self._disk, self._clock = world.disk, world.clock
+        self._disk, self._clock, self._barrier = world.disk, world.clock, world.barrier
         self._queue = JobQueue(options)
         self._is_probing = False
         self._threads = [
@@ -98,6 +98,9 @@ class Drive:
 
     def tick(self, now: float) -> None:
         """Look at deadlines; called every `tick_s`."""
+        self._barrier.call("a drive's timers", self._tick, now)
+
+    def _tick(self, now: float) -> None:
         self._queue.expire(now)
         oldest = self._queue.oldest()
         if oldest is not None and now - oldest > self._options.hang_s:
@@ -105,7 +108,8 @@ class Drive:
         if not self.health.is_on:
             self._answer_waiting()
             if not self._is_probing and self.health.probe_due(now):
-                self._begin_probe()
+                self._is_probing = True
+                threading.Thread(target=self._probe, name="forebay-probe", daemon=True).start()
 
     def close(self, timeout_s: float) -> None:
         """Finish what was accepted, seal, and close what no thread can touch any more."""
@@ -136,7 +140,8 @@ class Drive:
     def _read_forever(self) -> None:
         page = memory.allocate(PAGE_BYTES)
         while (job := self._queue.take_load(self._clock.monotonic)) is not None:
-            outcome = self._load(job, page)
+            failed: LoadOutcome = Miss(MissReason.IO_ERROR)
+            outcome = self._barrier.result("a read", failed, self._load, job, page)
             self._queue.end_load(job)
             job.done(outcome)
 
@@ -162,7 +167,8 @@ class Drive:
     def _write_forever(self) -> None:
         page = memory.allocate(PAGE_BYTES)
         while (job := self._queue.take_store(self._clock.monotonic)) is not None:
-            outcome = self._store(job, page)
+            failed: StoreOutcome = Dropped(DropReason.IO_ERROR)
+            outcome = self._barrier.result("a write", failed, self._store, job, page)
             self._queue.end_store(job)
             job.done(outcome)
 
@@ -183,7 +189,7 @@ class Drive:
             refused = self._settle(region, header, offset)
         else:
             self._catalog.abandon(key)
-        self.region_log.end_use(region)
+        self.region_log.end_use(region, offset)
         return Stored() if refused is None else Dropped(refused)
 
     def _settle(self, region: Region, header: RecordHeader, offset: int) -> DropReason | None:
@@ -194,7 +200,9 @@ class Drive:
             return None
         # Forgotten while it was written: a walk must not find it.
         try:
-            wipe(self._disk, region, offset)
+            wipe_header(self._disk, region, offset)
+            payload_at = offset + PAGE_BYTES
+            zero_whole(self._disk, region.descriptor, payload_at, memory.padded(header.length))
         except OSError:
             self._failed()
         else:
@@ -204,7 +212,9 @@ class Drive:
     def _write(
         self, job: StoreJob, page: memoryview, region: Region, offset: int
     ) -> DropReason | None:
-        buffers = [page, job.source[: memory.padded(job.length)]]
+        padded = memory.padded(job.length)
+        job.source[job.length : padded] = bytes(padded - job.length)  # else another's, perhaps
+        buffers = [page, job.source[:padded]]
         try:
             write_whole(self._disk, region.descriptor, buffers, offset)
         except OSError as error:
@@ -228,13 +238,6 @@ class Drive:
         for job in self._queue.flush():
             self._catalog.abandon(short(job.name.key))
             drop(job, DropReason.TIER_OFF)
-
-    def _begin_probe(self) -> None:
-        self._is_probing = True
-        try:
-            threading.Thread(target=self._probe, name="forebay-probe", daemon=True).start()
-        except RuntimeError:  # no thread can be had now: tried again with the next probe
-            self._is_probing = False
 
     def _probe(self) -> None:
         """Try one write and one read of the lock file's first page."""

@@ -114,6 +114,10 @@ class Slab:
         self._idle.append(arena.number)
         self._shrink()
 
+    def fits(self, length: int) -> bool:
+        """Whether a slot can ever hold a payload of this length."""
+        return slot_bytes_for(length) <= min(self.arena_bytes, self.cap_bytes)
+
     def slot_bytes_at(self, offset: int) -> int:
         """The size of the slot at an offset."""
         return self._used[offset // self.arena_bytes].slot_bytes

@@ -5,7 +5,6 @@ meanwhile, so that no pool can begin in it. `repair.py` drops what this module f
 """
 
 import errno
-import os
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Final, NamedTuple
 from forebay.errors import DirectoryError
 from forebay.record import region as layout
 from forebay.record.header import Damage, RecordHeader, record_bytes
-from forebay.sys.disk import Disk
+from forebay.sys.disk import Disk, printable
 from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.disk.regions.directory import LOCK_NAME, generation_in, region_names
 from forebay.tiers.disk.regions.reader import RegionReader
@@ -170,9 +169,7 @@ def _others(disk: Disk, directory: int, regions: set[str]) -> Iterator[Finding]:
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         yield Finding(FindingKind.MODE, ".", f"mode {stat.S_IMODE(mode):o}: others can write here")
     for name in sorted(set(disk.names(directory)) - regions - _NOT_OURS_BUT_FINE):
-        yield Finding(
-            FindingKind.FOREIGN, os.fsencode(name).decode(errors="replace"), "not of Forebay"
-        )
+        yield Finding(FindingKind.FOREIGN, printable(name), "not of Forebay")
 
 
 def open_region(disk: Disk, directory: int, name: str, *, write: bool) -> int:

@@ -6,7 +6,6 @@ because the last of them may be torn.
 """
 
 import logging
-import os
 import stat
 from typing import Final, NamedTuple
 
@@ -14,7 +13,7 @@ from forebay.errors import DirectoryError
 from forebay.quantity import format_size
 from forebay.record import region as layout
 from forebay.record.header import Damage
-from forebay.sys.disk import Disk
+from forebay.sys.disk import Disk, printable
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.sys.world import World
 from forebay.tiers.disk.catalog import Catalog
@@ -152,8 +151,7 @@ def _leave_alone(disk: Disk, recovered: RecoveredDirectory, name: str, why: str)
         return
     except OSError:
         size_bytes = recovered.region_log.region_bytes  # unknown: as much as one of ours
-    shown = os.fsencode(name).decode(errors="replace")
-    _log.warning("%s/%s is left alone (%s)", recovered.directory.path, shown, why)
+    _log.warning("%s/%s is left alone (%s)", recovered.directory.path, printable(name), why)
     recovered.region_log.leave_alone(name, size_bytes)
 
 
@@ -231,17 +229,15 @@ def _resume(disk: Disk, recovered: RecoveredDirectory) -> None:
     for region, found in recovered.found:
         is_youngest = region is recovered.found[-1][0]
         free_bytes = region.size_bytes - region.end
-        # A sparse file would take blocks that were not counted: nothing is written into it.
-        is_sparse = region.file_bytes < region.size_bytes
         is_roomy = free_bytes > region.size_bytes // _RESUME_SHARE
-        resume = is_youngest and is_roomy and not is_sparse
+        resume = is_youngest and is_roomy and not region.is_sparse
         region.contents = bytearray(found.packed)
         region.is_sealed = found.is_sealed
         try:
             if resume and found.is_sealed:
                 regions.unseal(disk, region)
                 region.is_sealed = False
-            elif not (resume or is_sparse or found.is_sealed):
+            elif not (resume or region.is_sparse or found.is_sealed):
                 regions.seal(disk, region)
                 region.is_sealed = True
         except OSError as error:

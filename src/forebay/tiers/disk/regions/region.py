@@ -30,6 +30,7 @@ class Region:
         "file_bytes",
         "full",
         "generation",
+        "in_flight",
         "is_sealed",
         "is_sealing",
         "name",
@@ -55,7 +56,13 @@ class Region:
         self.full = False  # takes no more records
         self.is_sealing = False  # its table of contents is being written
         self.is_sealed = False  # it has been
+        self.in_flight: dict[int, int] = {}  # offset → bytes of records that are being written
         self.contents = bytearray()  # packed entries of what was written; emptied when sealed
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the file has fewer blocks than it is long: writing to it may take more."""
+        return self.file_bytes < self.size_bytes
 
     def place(self, length: int) -> int | None:
         """Give a record of this payload a place; None if the region is too full for it."""
@@ -67,13 +74,36 @@ class Region:
         self.end += size
         self.placed += 1
         self.users += 1
+        self.in_flight[offset] = size
         return offset
 
-    def end_use(self) -> bool:
-        """A write or an erasure has ended; True if the region can be sealed now."""
+    def end_use(self, offset: int | None = None) -> bool:
+        """The write to `offset`, or an erasure, has ended; True if the region can be sealed now."""
         self.users -= 1
+        self.in_flight.pop(offset or 0, None)
         assert self.users >= 0
         return self.full and self.users == 0 and not self.is_sealed
+
+    def gaps(self, listed: bytes, wiped: Container[int]) -> list[tuple[int, int]]:
+        """Start and end of what holds no record, between header and footer.
+
+        `listed`: the entries that the region had; `wiped`: where a header was written over, which
+        stays as it is. Of a sparse file only what is wiped: the rest must not be given blocks.
+        """
+        stop = self.size_bytes - PAGE_BYTES
+        was_here = [each for each in layout.unpack_entries(listed) if each.offset in wiped]
+        if self.is_sparse:
+            ends = [min(stop, each.offset + record_bytes(each.length)) for each in was_here]
+            return [
+                (each.offset + PAGE_BYTES, end) for each, end in zip(was_here, ends, strict=True)
+            ]
+        entries = layout.unpack_entries(listed if self.is_sealed else self.contents)
+        used = [(entry.offset, record_bytes(entry.length)) for entry in entries]
+        used += self.in_flight.items()
+        used += [(entry.offset, PAGE_BYTES) for entry in was_here]
+        if self.is_sealed:
+            used.append((self.end, memory.padded(len(listed))))  # the table
+        return _complement(used, stop)
 
     def drop_entries(self, offsets: Container[int]) -> None:
         """Remove the entries of records that are gone from the medium."""
@@ -85,6 +115,17 @@ class Region:
             if entry.offset not in offsets
         ]
         self.contents = bytearray().join(kept)
+
+
+def _complement(used: list[tuple[int, int]], stop: int) -> list[tuple[int, int]]:
+    """Start and end of what lies between these (offset, size), from the first record's place."""
+    found = []
+    at = layout.FIRST_RECORD
+    for offset, size in sorted(used):
+        if at < min(offset, stop):
+            found.append((at, min(offset, stop)))
+        at = max(at, offset + size)
+    return [*found, (at, stop)] if at < stop else found
 
 
 def write_header(disk: Disk, region: Region) -> None:

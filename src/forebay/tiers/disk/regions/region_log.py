@@ -8,7 +8,8 @@ import errno
 import logging
 import threading
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from forebay.record import region as layout
@@ -60,6 +61,7 @@ class RegionLog:
         self._to_remove: list[tuple[str, int]] = []  # files to remove, and what they count for
         self._taken_names: set[str] = set()  # of files found at the start; never given away
         self._pins = 0  # regions that are being erased in
+        self._erasures = 0  # under way
         self._is_closed = False
         self.allocated_bytes = 0
         self.evicted_regions = 0
@@ -172,14 +174,47 @@ class RegionLog:
                 region.contents = bytearray(contents)
             region.drop_entries(offsets)
 
-    def end_use(self, region: Region) -> None:
-        """A record that was given a place is written, or will not be; full regions are sealed."""
+    def end_use(self, region: Region, offset: int | None = None) -> None:
+        """The record at `offset` is written, or will not be; full regions are sealed."""
         with self._changed:
-            sealable = region.end_use()
+            sealable = region.end_use(offset)
             if sealable:
                 _begin_sealing(region)
         if sealable:
             self._seal(region)
+
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """Until it ends no file is used again: the bytes in it may have to be erased."""
+        with self._changed:
+            while self._is_rolling:
+                self._changed.wait()
+            self._erasures += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._erasures -= 1
+
+    @contextmanager
+    def gaps(
+        self, region: Region, listed: bytes, wiped: Container[int]
+    ) -> Iterator[list[tuple[int, int]]]:
+        """See `Region.gaps`, of a pinned region; meanwhile no record is put there."""
+        with self._changed:
+            is_held = region is self._open
+            while is_held and self._is_rolling:
+                self._changed.wait()
+                is_held = region is self._open
+            self._is_rolling = self._is_rolling or is_held
+            found = region.gaps(listed, wiped)
+        try:
+            yield found
+        finally:
+            if is_held:
+                with self._changed:
+                    self._is_rolling = False
+                    self._changed.notify_all()
 
     def pin(self, region: Region) -> bool:
         """Keep a region from being evicted or sealed until `unpin`; False if it is gone already."""
@@ -266,7 +301,7 @@ class RegionLog:
             if oldest is None:
                 return DropReason.BUSY
             within_cap = self.allocated_bytes <= self._limits.usable_bytes
-            if within_cap and self._is_of_our_size(oldest):
+            if within_cap and self._is_of_our_size(oldest) and not self._erasures:
                 region = self._recycle(oldest)
                 break
             self._unlink(oldest)

@@ -1,0 +1,238 @@
+"""A pool on a directory that a crash, an operator, a full disk or an attacker has left (T56, T60).
+
+Each test attacks a pool in a process of its own, through its files; what it held before is served
+or is a miss, the pool lives, and `du` never shows more than the cap.
+"""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from tests.disk_harness import allocated, overwrite, regions
+from tests.pool_process import (
+    DISK_BYTES,
+    HANG_S,
+    PatientClient,
+    PoolProcess,
+    count_exact,
+    environment,
+    made,
+    running_pool,
+    short_directory,
+    wait_until,
+)
+
+from forebay.record import region as layout
+
+pytestmark = pytest.mark.slow
+PAGE: Final = 4096
+CAP_BYTES: Final = 12 << 20
+CHUNKS, CHAIN = made("kept", count=40)
+
+
+@pytest.fixture(scope="module")
+def filled() -> Iterator[Path]:
+    """What a pool has left that stored 40 chunks and was stopped."""
+    with short_directory() as place, on(place) as pool, PatientClient(pool.socket) as client:
+        client.store(CHAIN, [chunk.payload for chunk in CHUNKS])
+        assert pool.stop() == 0
+        yield place / "disk"
+
+
+@pytest.fixture
+def place(filled: Path) -> Iterator[Path]:
+    """A copy of it."""
+    with short_directory() as path:
+        shutil.copytree(filled, path / "disk")
+        yield path
+
+
+def on(place: Path) -> AbstractContextManager[PoolProcess]:
+    """A pool on the directory in `place`."""
+    return running_pool(place, disk_bytes=CAP_BYTES)
+
+
+def loaded(pool: PoolProcess) -> int:
+    """How many chunks come back, each bit for bit; and the pool lives."""
+    with PatientClient(pool.socket) as client, client.load(CHAIN) as found:
+        count = count_exact(found, CHUNKS)
+    pool.check_alive()
+    return count
+
+
+def write_times_the_cap(pool: PoolProcess, directory: Path, label: str = "flood") -> None:
+    """New chunks until regions must have been evicted, and never more than the cap."""
+    with PatientClient(pool.socket) as client:
+        for number in range(12):
+            chunks, chain = made(f"{label} {number}", count=5, length=400_000)
+            client.store(chain, [chunk.payload for chunk in chunks])
+            wait_until(lambda: pool.stats()["dram"]["unsettled_bytes"] == 0, "all to be written")
+            assert allocated(directory) <= CAP_BYTES
+    assert pool.stats()["disk"]["volumes"][0]["evictions"] > 0
+
+
+def check(directory: Path | bytes, *flags: str) -> tuple[int, str]:
+    """`forebay check` in a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "forebay.cli", "check", directory, *flags],
+        env=environment(),
+        capture_output=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert b"Traceback" not in ended.stderr
+    return ended.returncode, ended.stdout.decode()
+
+
+@pytest.mark.parametrize("length", [0, 2**32 - 1])
+def test_t56_a_forged_table_with_right_hashes(place: Path, length: int) -> None:
+    """F2: one entry of length 0, and the first load ended the pool, in every life."""
+    for path in regions(place / "disk"):
+        content = bytearray(path.read_bytes())
+        footer = layout.unpack_footer(bytes(content[-PAGE:]))
+        assert isinstance(footer, layout.Footer)
+        at, end = footer.contents_offset, footer.records * layout.ENTRY_BYTES
+        for entry in range(footer.records):
+            struct.pack_into("<I", content, at + entry * layout.ENTRY_BYTES + 84, length)
+        digest = layout.contents_hash(bytes(content[at : at + end]))
+        overwrite(path, at, bytes(content[at : at + end]))
+        overwrite(
+            path,
+            len(content) - PAGE,
+            layout.pack_footer(footer._replace(contents_hash=digest)),
+        )
+    with on(place) as pool:
+        assert loaded(pool) == 40, "the regions are walked instead"
+
+
+def _a_file(path: Path) -> None:
+    path.write_bytes(b"x" * 100_000)
+
+
+def _an_empty_file(path: Path) -> None:
+    path.touch()
+
+
+def _a_header(path: Path) -> None:
+    generation = int(path.name.removeprefix("region-"), 16)
+    header = layout.pack_header(layout.RegionHeader(generation, 1 << 20))
+    path.write_bytes(header.ljust(1 << 20, b"\0"))
+
+
+@pytest.mark.parametrize(
+    ("generation", "make"),
+    [
+        ("f" * 16, Path.mkdir),
+        ("f" * 16, _a_file),
+        ("f" * 16, _a_header),
+        ("fffffffffffffffe", _an_empty_file),
+    ],
+)
+def test_t60_an_absurd_generation(
+    place: Path, generation: str, make: Callable[[Path], None]
+) -> None:
+    """F4: writers died, the tier stayed off, and later its orphans were not counted."""
+    disk = place / "disk"
+    absurd = disk / f"region-{generation}"
+    make(absurd)
+    if make is not _an_empty_file:  # that is a region whose making was cut off
+        status, text = check(disk)
+        assert (status, absurd.name in text) == (1, True)
+    with on(place) as pool:
+        assert loaded(pool) == 40
+        write_times_the_cap(pool, disk)
+        assert pool.stats()["disk"]["volumes"][0]["is_on"]
+        assert pool.stop() == 0
+    assert absurd.exists() == (make in {Path.mkdir, _a_file}), "what is not ours is left alone"
+    assert len(list(disk.iterdir())) == len(regions(disk)) + 1, "no other file was made"
+    with on(place) as pool:
+        assert pool.stats()["disk"]["records"] > 0
+        write_times_the_cap(pool, disk, "again")
+
+
+def _cut(size_bytes: int) -> Callable[[Path], None]:
+    return lambda path: os.truncate(path, size_bytes)
+
+
+def _empty_with_bad_magic(path: Path) -> None:
+    size = path.stat().st_size
+    path.write_bytes(b"NOTOURS!".ljust(size, b"\0"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_cut(1), _cut(4095), _empty_with_bad_magic],
+    ids=["1 byte", "4095 bytes", "magic of an empty one"],
+)
+def test_t60_what_is_left_of_a_region_keeps_no_pool_from_opening(
+    place: Path, damage: Callable[[Path], None]
+) -> None:
+    """F5: the pool did not start."""
+    disk = place / "disk"
+    damage(regions(disk)[-1])
+    with on(place) as pool:
+        assert 0 < loaded(pool) < 40
+        write_times_the_cap(pool, disk)
+
+
+def test_t60_a_lock_that_was_removed_lets_no_second_pool_in(place: Path) -> None:
+    """F9: two pools ran in one directory."""
+    with on(place) as pool:
+        (place / "disk" / "lock").unlink()
+        command = [*pool.command[:4], "--socket", str(place / "second.sock"), *pool.command[6:]]
+        second = subprocess.run(
+            command, env=environment(), capture_output=True, timeout=HANG_S, check=False
+        )
+        assert second.returncode == 2
+        assert b"in use by another pool" in second.stderr
+        status, _ = check(place / "disk")
+        assert status == 2
+        assert loaded(pool) == 40
+
+
+@pytest.mark.parametrize("tail", ["/", "/./"])
+def test_t60_a_link_is_refused_however_it_is_written(place: Path, tail: str) -> None:
+    """F9: with a slash behind it, it passed."""
+    (place / "real").mkdir(mode=0o700)
+    (place / "link").symlink_to(place / "real")
+    pool = PoolProcess(place, "--disk", f"{place}/link{tail}:{DISK_BYTES}", disk=False)
+    ended = subprocess.run(
+        pool.command, env=environment(), capture_output=True, timeout=HANG_S, check=False
+    )
+    assert ended.returncode == 2
+    assert b"symbolic link" in ended.stderr
+    assert list((place / "real").iterdir()) == []
+
+
+@pytest.mark.parametrize("size_bytes", [200 << 20, 1 << 40])
+def test_t60_a_sparse_giant_drives_nothing_out(place: Path, size_bytes: int) -> None:
+    """F9: a sparse GiB trimmed everything, and the check of a sparse TiB did not end."""
+    disk = place / "disk"
+    giant = disk / "region-0000000000ffffff"
+    giant.touch(mode=0o600)
+    os.truncate(giant, size_bytes)
+    status, text = check(disk)
+    assert "sound records" in text
+    if size_bytes > layout.REGION_BYTES_MAX:
+        assert (status, giant.name in text) == (1, True)
+    with on(place) as pool:
+        assert loaded(pool) == 40
+        write_times_the_cap(pool, disk)
+
+
+def test_t60_a_directory_whose_name_is_not_utf_8_is_checked(place: Path) -> None:
+    """F2: commands ended with a traceback."""
+    odd = os.fsencode(place) + b"/d\xff"
+    (place / "disk").rename(os.fsdecode(odd))
+    status, text = check(odd)
+    assert status == 0
+    assert "d\\xff: 40 sound records" in text
+    status, text = check(odd, "--json")
+    assert status == 0
