@@ -225,9 +225,39 @@ def test_t33_with_everything_pinned_a_store_is_refused_at_once(core: CoreHarness
     for keys in chains:
         answers = core.reserve(client, keys)
         offsets += [answer for answer in answers if answer >= 0]
-    assert ReserveAnswer.LATER in core.reserve(client, chain("more", 16))
+    assert len(offsets) == 32, "an engine fills half of DRAM at most"
+    assert set(core.reserve(client, chain("more", 16))) == {ReserveAnswer.LATER}
+    assert core.reserve(Client("f"), chain("other", 2))[0] >= 0, "another has its share"
     core.pool.handle(client, Abort(core.pool.generation, offsets))
+    core.pool.exited("f")
     assert core.number("dram", "taken_bytes") == 0
+
+
+class CarelessPolicy(OldestFirst):
+    """Offers what is in use as well."""
+
+    def pin(self, *keys: bytes) -> None:
+        pass
+
+    def unpin(self, key: bytes) -> None:
+        pass
+
+
+def test_t33_what_is_in_use_leaves_for_no_store_whatever_a_policy_says() -> None:
+    core = CoreHarness(16 * LENGTH, policy=CarelessPolicy())
+    client, keys = Client("e"), chain("read", 8)
+    core.store(client, keys)
+    number, _ = core.lookup(client, keys)
+    core.ask(client, number, keys)
+    core.store(client, chain("idle", 8))
+    answers = core.reserve(client, chain("new", 16))
+    assert core.number("dram", "pinned_chunks") == 8
+    assert answers[-1] == ReserveAnswer.LATER
+    for key in keys:
+        chunk = core.pool._dram.chunks.get(short(key))
+        assert chunk is not None
+        assert core.pool.view(chunk.offset, LENGTH) == payload(key)
+    core.pool.close(5)
 
 
 def test_leaves_go_before_roots(core: CoreHarness) -> None:

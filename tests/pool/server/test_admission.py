@@ -18,13 +18,20 @@ from tests.other_user import (
     other_user,
     received,
 )
-from tests.pool_process import PatientClient, PoolProcess, made, running_pool, wait_until
+from tests.pool_process import (
+    NO_NAMESPACES,
+    PatientClient,
+    PoolProcess,
+    made,
+    running_pool,
+    wait_until,
+)
 
 from forebay.cli.main import main
 from forebay.pool import wire
 from forebay.pool.client import AdminOutcome, Known, Receipt
 from forebay.pool.client.session import REFUSED
-from forebay.pool.messages import PROTOCOL, Hello, Settled
+from forebay.pool.messages import NAMESPACE_RULE, PROTOCOL, Clear, Hello, Settled
 from forebay.pool.server.admission import gives_way
 from forebay.pool.server.connection import Connection
 from forebay.pool.server.limits import ServerLimits
@@ -90,6 +97,26 @@ def why_not(path: str) -> str:
     with PatientClient(path) as client:
         assert not client.join()
         return client.why
+
+
+def test_only_digits_of_a_namespace_clear_it(place: Path) -> None:
+    """F7: neither the library nor the pool takes anything else for a name, or for all of them."""
+    namespace = CHAIN.namespace.hex()
+    with running_pool(place) as pool, PatientClient(pool.socket) as client:
+        assert store(pool.socket) == Receipt(stored=4)
+        for wrong in (*NO_NAMESPACES, namespace + "0", f" {namespace} "):
+            assert client.clear(wrong) == AdminOutcome(ok=False, sentence=NAMESPACE_RULE)
+            answer = client._operate(Clear(wrong), pool_process.HANG_S)
+            assert answer == AdminOutcome(ok=False, sentence=NAMESPACE_RULE), "nor has the pool"
+        assert client.lookup(CHAIN) == Known(4, 4)
+        wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
+        done = client.clear(namespace[:9].upper())
+        assert done == AdminOutcome(
+            ok=True,
+            sentence="removed 4 chunks (390.6 KiB) from DRAM and 4 records (390.6 KiB) from"
+            f" lower tiers, of namespaces {namespace[:16]}.",
+        )
+        assert client.lookup(CHAIN) == Known(0, 0)
 
 
 def say(path: str, engine: str, pipe: Pipe) -> None:

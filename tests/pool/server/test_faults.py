@@ -82,7 +82,7 @@ def clearing(link: socket.socket, pool: PoolProcess) -> str | None:
     """Wants everything cleared; what the pool says of it, if it says anything soon."""
     link.connect(pool.socket)
     link.settimeout(pool_process.HANG_S)
-    for sent in (Hello(PROTOCOL, "o"), Clear(""), StatsQuery()):
+    for sent in (Hello(PROTOCOL, "o"), Clear(None), StatsQuery()):
         link.sendall(wire.encode(sent))
     reader, sentence = wire.pool_reader(), None
     while True:

@@ -58,9 +58,11 @@ class Budget:
         limit_bytes, mine_bytes = self._limit_bytes(), self.used_by(engine) + also_bytes
         if mine_bytes:
             others_bytes = self._used_bytes - self.used_by(engine)
-            is_fit = mine_bytes + size_bytes <= limit_bytes - others_bytes * 3 // 4
+            share_bytes = limit_bytes - others_bytes * 3 // 4
+            is_fit = mine_bytes + size_bytes <= share_bytes  # verify: share
         else:
-            is_fit = not self._used_bytes or self._used_bytes + size_bytes <= limit_bytes * 4 // 3
+            all_bytes = self._used_bytes + size_bytes
+            is_fit = not self._used_bytes or all_bytes <= limit_bytes * 4 // 3  # verify: newcomer
         return is_fit and (self._within is None or self._within.fits(engine, size_bytes))
 
     def take(self, engine: str, size_bytes: int) -> None:

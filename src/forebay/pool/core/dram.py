@@ -334,7 +334,9 @@ class Dram:
         spare = len(self._stack) > 0
         key = self.policy.victim(self._now(), slot_bytes, spare_unwritten=spare)
         chunk = None if key is None else self.chunks.get(key)
-        if chunk is None or chunk.is_busy:
+        if chunk is None:
+            return False
+        if chunk.is_busy:  # verify: busy victim
             return False
         self._counters["dram.evicted"] += 1
         self.drop(chunk)

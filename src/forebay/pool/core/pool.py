@@ -56,7 +56,9 @@ _COUNTERS: Final = (
     "loaded.chunks",
     "lookup.chunks",
     "lookup.known",
+    "faults.caught",
     "lookups",
+    "lookups.not_followed",
     "misses.dram_corrupt",
     *(f"misses.{reason}" for reason in MissReason if reason is not MissReason.NO_POOL),
     "promises.cut_by_deadline",
@@ -238,7 +240,7 @@ class Pool(Core):
     def stats(self) -> dict[str, object]:
         """See Core."""
         chunks = self._dram.chunks
-        faults = {"faults.caught": self.barrier.caught} if self.barrier.caught else {}
+        self._counters["faults.caught"] = self.barrier.caught
         return {
             "uptime_s": round(self._clock.monotonic() - self._started, 3),
             "dram": {
@@ -264,7 +266,7 @@ class Pool(Core):
             },
             "namespaces": self._namespaces(),
             "requests": len(self._acquisition.requests),
-            "counters": dict(sorted({**self._counters, **faults}.items())),
+            "counters": dict(sorted(self._counters.items())),
         }
 
     def _namespaces(self) -> dict[str, dict[str, int]]:

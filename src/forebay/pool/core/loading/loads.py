@@ -34,7 +34,7 @@ class Loads:
         keys = _unrepeated(short_keys(message.keys))
         ready = self._dram.chunks.ready_prefix(keys)
         known, is_unknown = self._stack.prefix(keys, ready)
-        if ready < known and not self._can_be_loaded(keys[ready]):
+        if ready < known and not self._can_be_loaded(keys[ready]):  # verify: loadable
             known, is_unknown = ready, False
         self._unreported.append((keys, known))
         if ready < known:
@@ -45,7 +45,7 @@ class Loads:
         self._counters["lookup.known"] += known
         is_new = self._requests.get(session, message.request) is None
         followed = len(keys) if is_unknown else known
-        if followed and is_new and not self._requests.admits(session, followed):
+        if followed and is_new and not self._requests.admits(session, followed):  # verify: keys
             self._counters["lookups.not_followed"] += 1
         elif followed and is_new:
             name = (message.namespace, message.group)
@@ -67,8 +67,8 @@ class Loads:
         if request is None or request.state is not LoadState.ARRIVED:
             self.acquisition.refuse(session, message.request, message.first)
             return
-        now = self._clock.monotonic()
-        wait_s = min(max(0, message.deadline_ms) / 1000, DEADLINE_S_MAX)
+        now, wait_s = self._clock.monotonic(), max(0, message.deadline_ms) / 1000
+        wait_s = min(wait_s, DEADLINE_S_MAX)
         request.half_time, request.deadline = now + wait_s / 2, now + wait_s
         request.stream = message.stream
         self.acquisition.begin(request, message.first, message.count)

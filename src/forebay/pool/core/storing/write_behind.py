@@ -41,8 +41,9 @@ class WriteBehind:
 
     def _has_room(self, tier: int) -> bool:
         share_bytes = self._dram.slab.cap_bytes // _WRITES_SHARE
-        few = self._in_flight[tier] < WRITES_MAX
-        return few and self._in_flight_bytes[tier] <= share_bytes
+        if self._in_flight_bytes[tier] > share_bytes:  # verify: bytes of writes
+            return False
+        return self._in_flight[tier] < WRITES_MAX
 
     def hurry(self) -> None:
         """Somebody found no slot: whatever can be written is on its way afterwards."""
