@@ -114,7 +114,7 @@ class SharedMemory:
         address = self._range.address + self._range.mapped_bytes
         try:
             os.ftruncate(descriptor, size_bytes)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)  # verify: sealed memory
             self._range.map(segment)
         except OSError:
             os.close(descriptor)

@@ -36,9 +36,10 @@ class MappedSlab:
         """
         try:
             # A segment that could shrink under us would turn a read into a SIGBUS.
-            if not sockets.cannot_shrink(segment.descriptor):
+            if not sockets.cannot_shrink(segment.descriptor):  # verify: sealed segment
                 return "the pool's slab is not sealed."
-            if not 0 < segment.size_bytes <= os.fstat(segment.descriptor).st_size:
+            is_there = 0 < segment.size_bytes <= os.fstat(segment.descriptor).st_size
+            if not is_there:  # verify: segment's size
                 return "the pool's slab is smaller than it says."
             self._range.map(segment)
         except OSError as error:

@@ -42,10 +42,12 @@ def add_memory(memory: SharedMemory, size_bytes: int) -> str:
     """Take so much more; why not, without a full stop, or nothing. Waits: not the pool's thread."""
     wanted = format_size(size_bytes)
     room_bytes = memory.limit_bytes - memory.size_bytes
-    if size_bytes > room_bytes or len(memory.segments) >= SEGMENTS_MAX:
+    is_full = size_bytes > room_bytes or len(memory.segments) >= SEGMENTS_MAX
+    if is_full:  # verify: segments of a slab
         return f"{wanted} more of DRAM cannot be had unless the pool is started anew"
     available = available_memory()
-    if size_bytes > available.size_bytes and not memory.huge_pages:
+    is_too_much = size_bytes > available.size_bytes and not memory.huge_pages
+    if is_too_much:  # verify: memory that is left
         return (
             f"{wanted} of DRAM are asked for and {available.limited_by} leaves"
             f" {format_size(available.size_bytes)}"
