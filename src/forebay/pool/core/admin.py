@@ -15,9 +15,11 @@ from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import AdminReply, Clear, Resize
 from forebay.pool.session import Session
 from forebay.quantity import format_size
+from forebay.tiers.dram.wiping import wipe_free
 
 NAMESPACE_DIGITS_MIN: Final = 8
 _OPERATIONS_MAX: Final = 4  # under way at once
+_ANSWER_S: Final = 5.0  # longer than the pool's thread is ever busy
 _CLEAR_S: Final = 2.0  # how long what is being written or hashed is waited for
 
 
@@ -123,8 +125,23 @@ class AdminOperations:
         self._dram.slab.resize(cap_bytes)
         self._dram.shrink()
 
+    def _on_pool_thread(self, action: Callable[[], object]) -> bool:
+        """Have something done on the pool's thread, and wait; False if the pool is closing."""
+        done, given_up = threading.Event(), threading.Event()
+
+        def run() -> None:
+            if not given_up.is_set():
+                action()
+                done.set()
+
+        self._complete(run)
+        if not done.wait(_ANSWER_S):
+            given_up.set()
+        return done.is_set()
+
     def _erase(self, prefix: bytes, kept: int) -> AdminReply:
         count = self._stack.erase(prefix)
+        wipe_free(self._dram.slab, self._on_pool_thread, self._dram.used_bytes)
         sentence = f"{count} records are erased"
         sentence += f"; {kept} chunks in use stay until they are released." if kept else "."
         return AdminReply(ok=True, sentence=sentence)
