@@ -8,7 +8,8 @@ loop larger than the tier keeps the same dialogs instead of all of them for too 
 
 A budget of bytes a day is a bucket that fills at that rate: as it runs low the share narrows, so
 that the unlikely and the large go first, and nothing is written that it does not hold. What any
-24 hours see is at most the budget.
+24 hours see is at most the budget, however often the pool is started in them: the bucket begins
+empty, since nobody knows what was written before.
 """
 
 import math
@@ -38,7 +39,7 @@ class Admission:
         budget_bytes = tier.budget_bytes_a_day
         self._tier_bytes = tier.capacity_bytes
         self._budget_bytes = budget_bytes
-        self._allowed_bytes = BURST * budget_bytes if budget_bytes is not None else 0.0
+        self._allowed_bytes = 0.0  # in the bucket
         self._filled_at_s: float | None = None
         self._asked_bytes = array("d", bytes(8 * CHANCE_BINS))  # candidates, by their chance
         self._asked_sum = 0.0
