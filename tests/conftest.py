@@ -1,9 +1,11 @@
 """What every test shares: skips are named in the last line, and in CI they are failures."""
 
 import importlib
+import logging
 import os
 import random
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests import core_harness
+
+from forebay import barrier
 
 EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "50"))  # of each property; more in make soak
 settings.register_profile(
@@ -41,6 +45,27 @@ def pytest_configure(config: pytest.Config) -> None:
     for wanted in config.getoption("--lower-tier"):
         module, _, function = wanted.partition(":")
         core_harness.MORE_TIERS.append(getattr(importlib.import_module(module), function))
+
+
+class _Fault(logging.Handler):
+    """Raises what the pool's barrier caught, so that no test passes over it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        assert error is not None, record.getMessage()
+        raise error
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_is_hidden(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A bug that a pool's barrier catches fails the test, unless it is marked `expects_faults`."""
+    if request.node.get_closest_marker("expects_faults"):
+        yield
+        return
+    handler, logger = _Fault(), logging.getLogger(barrier.__name__)
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
 
 
 @pytest.fixture

@@ -79,6 +79,7 @@ class CoreHarness:
         *,
         learned: LowerTier | None = None,  # judged by the default policy, which is told this
         verify_dram: bool = False,
+        policy: Policy | None = None,
     ) -> None:
         self._woken = threading.Event()
         self._numbers = 0
@@ -90,7 +91,7 @@ class CoreHarness:
             tiers.append(lambda listener: DiskTier.open(directories, None, world, listener))
             tiers += [partial(opener, world=world) for opener in MORE_TIERS]
         if learned is None:
-            self.policy: Policy = OldestFirst(len(tiers))
+            self.policy = policy or OldestFirst(len(tiers))
         else:
             self.policy = Learned([learned] * len(tiers))
         wanted = PoolOptions(dram_bytes, tuple(tiers), verify_dram=verify_dram)

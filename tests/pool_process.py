@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tests.clocks import SlowClock
 
+from forebay.barrier import FAULT
 from forebay.pool.client import Chain, Client, Loaded
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.service import Service
@@ -30,6 +31,18 @@ HANG_S: Final = 60.0  # longer than anything takes; ends a test that would wait 
 DRAM_BYTES: Final = 16 << 20
 DISK_BYTES: Final = 64 << 20
 _LOUD: Final = b"\x42"  # numbers of such bytes are large, whatever their format
+# What is no namespace, though some ways to read hex digits take it for one, or for all of them.
+NO_NAMESPACES: Final = (
+    "",
+    " ",
+    "   ",
+    "6e6e6e6e ",
+    " 6e6e6e6e",
+    "6e6e 6e6e",
+    "6e6e6e",
+    "6e" * 33,
+    "zz",
+)
 SMALL: Final = Settings(dram=DRAM_BYTES)
 
 
@@ -116,6 +129,7 @@ class PoolProcess:
             (place / "disk").mkdir(mode=0o700, exist_ok=True)
             self.command += ["--disk", f"{place / 'disk'}:{disk_bytes}"]
         self.process: subprocess.Popen[bytes] | None = None
+        self.expects_faults = False  # by a test of the barrier itself
 
     def start(self) -> "PoolProcess":
         """Start, and wait until it answers."""
@@ -140,12 +154,23 @@ class PoolProcess:
         assert self.process is not None
         self.process.kill()
         self.process.wait(HANG_S)
+        self._check_faults()
 
     def stop(self) -> int:
         """SIGTERM; its exit status."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(HANG_S)
+        status = self.process.wait(HANG_S)
+        self._check_faults()
+        return status
+
+    def faults(self) -> int:
+        """How many kinds of bugs its barrier has caught; a test that expects some says so."""
+        return self.log.read_text(errors="replace").count(FAULT)
+
+    def _check_faults(self) -> None:
+        if not self.expects_faults:
+            assert not self.faults(), self.log.read_text(errors="replace")[-8000:]
 
     def stats(self) -> dict[str, Any]:
         """What it says of itself."""
@@ -163,7 +188,7 @@ class PoolProcess:
             **{name: dram[name] for name in names},
             "requests": stats["requests"],
             "connections": stats["server"]["connections"] - 1,
-            "engines": stats["server"]["engines"],
+            "engines": stats["server"]["engines"],  # a look at it is none
             "descriptors": descriptors(self.pid),
         }
 

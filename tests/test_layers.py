@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "forebay"
 
 # Lower numbers are lower layers. Siblings of one layer do not import each other, unless listed.
 LAYERS = {
+    "barrier": 0,
     "errors": 0,
     "quantity": 0,
     "report": 0,
@@ -26,7 +27,7 @@ LAYERS = {
     "testing": 8,
 }
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
-SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan")}
+SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}
 # What only some layers may import from outside.
 ONLY_IN = {
     "torch": {"engines"},

@@ -91,9 +91,9 @@ PROMISES: Final = {
     ),
     54: (
         "sleep, wake, reset while offers are unanswered → nothing copied of remapped pages",
-        "not tested yet",
+        "",
     ),
-    55: ("a pool that is not ours → refused before any KV is sent or believed", "not tested yet"),
+    55: ("a pool that is not ours → refused before any KV is sent or believed", ""),
     56: ("an exception in a message or a job → counted; the pool lives and answers others", ""),
     57: (
         "an engine that is stopped, greedy, or asks too much → others keep their shares",

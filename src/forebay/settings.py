@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from forebay.errors import SettingsError
 from forebay.quantity import parse_size
@@ -26,7 +26,6 @@ DISK_BYTES_MIN: Final = 64 << 20
 _NEAR: Final = 0.75  # how alike two names are, of 1, for one to be a slip of the other
 _DOC: Final = "doc"
 _PARSE: Final = "parse"
-_SHOW: Final = "show"
 _ON: Final = frozenset({"true", "yes", "on", "1"})
 _OFF: Final = frozenset({"false", "no", "off", "0"})
 
@@ -181,147 +180,102 @@ def _size_plain(value: object) -> str:
     return f"{value >> 10 * power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if value else "0"
 
 
-def _setting(
-    doc: str, parse: Callable[[object], object], show: Callable[[object], str] = _plain
-) -> dict[str, object]:
-    return {_DOC: doc, _PARSE: parse, _SHOW: show}
+def _setting(default: object, parse: Callable[[object], object], doc: str) -> Any:  # noqa: ANN401
+    """A field with its default, its parser and its sentence."""
+    return field(default=default, metadata={_DOC: doc, _PARSE: parse})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All that can be set; every field has its sentence, its parser and its default."""
 
-    dram: int = field(
-        default=4 << 30,
-        metadata=_setting(
-            "Host memory for chunks, allocated as it is needed; at least 4MiB.",
-            parse_dram,
-            _size_plain,
-        ),
+    dram: int = _setting(
+        4 << 30, parse_dram, "Host memory for chunks, allocated as it is needed; at least 4MiB."
     )
-    disk: tuple[DiskSetting, ...] = field(
-        default=(),
-        metadata=_setting(
-            "Directories for chunks, each with its hard cap, as DIR:SIZE, at least 64MiB; the flag"
-            " may be repeated, the variable separates with commas.",
-            _disks,
-        ),
+    disk: tuple[DiskSetting, ...] = _setting(
+        (),
+        _disks,
+        "Directories for chunks, each with its hard cap, as DIR:SIZE, at least 64MiB; the flag"
+        " may be repeated, the variable separates with commas.",
     )
-    socket: str = field(
-        default="",
-        metadata=_setting(
-            "Path of the pool's Unix socket; none: pool.sock in this user's runtime directory.",
-            _text,
-        ),
+    socket: str = _setting(
+        "",
+        _text,
+        "Path of the pool's Unix socket; none: pool.sock in this user's runtime directory.",
     )
-    no_pool: str = field(
-        default="start",
-        metadata=_setting(
-            "What an engine does if no pool answers: start one, fail, or serve without it until"
-            " there is one.",
-            _absent,
-        ),
+    no_pool: str = _setting(
+        "start",
+        _absent,
+        "What an engine does if no pool answers: start one, fail, or serve without it until"
+        " there is one.",
     )
-    strict: bool = field(
-        default=False,
-        metadata=_setting(
-            "An engine that would share nothing does not start: its configuration is declined, its"
-            " weights are unknown, or there is no pool, whatever no_pool says.",
-            _switch,
-        ),
+    strict: bool = _setting(
+        False,
+        _switch,
+        "An engine that would share nothing does not start: its configuration is declined, its"
+        " weights are unknown, or there is no pool, whatever no_pool says.",
     )
-    weights_id: str = field(
-        default="",
-        metadata=_setting(
-            "A name for the engine's weights, used instead of the hash of their files: for loaders"
-            " that read no local files. Engines with the same name share chunks, so different"
-            " weights need different names.",
-            _text,
-        ),
+    weights_id: str = _setting(
+        "",
+        _text,
+        "A name for the engine's weights, used instead of the hash of their files: for loaders"
+        " that read no local files. Engines with the same name share chunks, so different"
+        " weights need different names.",
     )
-    chunk_tokens: int = field(
-        default=0,
-        metadata=_setting(
-            "Tokens in a chunk, a multiple of the engine's block; 0: from the model's shape, so"
-            " that a record has a few MiB.",
-            _count,
-        ),
+    chunk_tokens: int = _setting(
+        0,
+        _count,
+        "Tokens in a chunk, a multiple of the engine's block; 0: from the model's shape, so"
+        " that a record has a few MiB.",
     )
-    min_tokens: int = field(
-        default=256,
-        metadata=_setting(
-            "Prefixes shorter than this many tokens are neither stored nor loaded.", _count
-        ),
+    min_tokens: int = _setting(
+        256, _count, "Prefixes shorter than this many tokens are neither stored nor loaded."
     )
-    lookup_deadline_ms: float = field(
-        default=50.0,
-        metadata=_setting(
-            "How long a request may be postponed until the pool has answered its lookup, in"
-            " milliseconds; the scheduler itself never waits longer than 1 ms per step.",
-            _duration,
-        ),
+    lookup_deadline_ms: float = _setting(
+        50.0,
+        _duration,
+        "How long a request may be postponed until the pool has answered its lookup, in"
+        " milliseconds; the scheduler itself never waits longer than 1 ms per step.",
     )
-    load_deadline_ms: float = field(
-        default=2000.0,
-        metadata=_setting(
-            "Longest time that a request waits for its load to be promised, in milliseconds; what"
-            " is not verified by then is recomputed.",
-            _duration,
-        ),
+    load_deadline_ms: float = _setting(
+        2000.0,
+        _duration,
+        "Longest time that a request waits for its load to be promised, in milliseconds; what"
+        " is not verified by then is recomputed.",
     )
-    realm: str = field(
-        default="",
-        metadata=_setting(
-            "A secret that keys every name; engines with different ones share nothing.", _text
-        ),
+    realm: str = _setting(
+        "", _text, "A secret that keys every name; engines with different ones share nothing."
     )
-    verify_dram: bool = field(
-        default=False,
-        metadata=_setting("Verify chunks in host memory again at every hit.", _switch),
+    verify_dram: bool = _setting(False, _switch, "Verify chunks in host memory again at every hit.")
+    huge_pages: bool = _setting(False, _switch, "Back host memory with 2 MiB pages.")
+    linger_s: float = _setting(
+        600.0, _duration, "Seconds that a pool started by an engine outlives its last engine."
     )
-    huge_pages: bool = field(
-        default=False, metadata=_setting("Back host memory with 2 MiB pages.", _switch)
+    allow_uid: tuple[int, ...] = _setting(
+        (),
+        _uids,
+        "User ids, besides one's own, at the other end of the socket: of engines that a pool lets"
+        " load and store, and of pools that an engine or a command joins.",
     )
-    linger_s: float = field(
-        default=600.0,
-        metadata=_setting(
-            "Seconds that a pool started by an engine outlives its last engine.", _duration
-        ),
+    keep_on_reset: bool = _setting(
+        False,
+        _switch,
+        "Keep the namespace when the engine resets its cache: only for engines that sleep and"
+        " wake up with the same weights.",
     )
-    allow_uid: tuple[int, ...] = field(
-        default=(),
-        metadata=_setting("User ids, besides the pool's own, that may join it.", _uids),
+    read_depth: int = _setting(8, _positive, "Reads under way at once in each directory.")
+    write_depth: int = _setting(4, _positive, "Writes under way at once in each directory.")
+    disk_writes_a_day: int = _setting(
+        0,
+        _size,
+        "Bytes that may be written to the directories in any 24 hours, so that drives last;"
+        " 0: no limit.",
     )
-    keep_on_reset: bool = field(
-        default=False,
-        metadata=_setting(
-            "Keep the namespace when the engine resets its cache: only for engines that sleep and"
-            " wake up with the same weights.",
-            _switch,
-        ),
-    )
-    read_depth: int = field(
-        default=8, metadata=_setting("Reads under way at once in each directory.", _positive)
-    )
-    write_depth: int = field(
-        default=4, metadata=_setting("Writes under way at once in each directory.", _positive)
-    )
-    disk_writes_a_day: int = field(
-        default=0,
-        metadata=_setting(
-            "Bytes that may be written to the directories in any 24 hours, so that drives last;"
-            " 0: no limit.",
-            _size,
-            _size_plain,
-        ),
-    )
-    trace: str = field(
-        default="",
-        metadata=_setting(
-            "File to which one line per request is written, with nothing derived from text, as FILE"
-            " or FILE:SIZE; it ends at SIZE, by default 1GiB. none: no trace.",
-            _trace,
-        ),
+    trace: str = _setting(
+        "",
+        _trace,
+        "File to which one line per request is written, with nothing derived from text, as FILE"
+        " or FILE:SIZE; it ends at SIZE, by default 1GiB. none: no trace.",
     )
 
 
@@ -339,8 +293,9 @@ class SettingDoc(NamedTuple):
 def documentation() -> list[SettingDoc]:
     """Every setting with its sentence and its default, in order."""
     return [
-        SettingDoc(each.name, each.metadata[_DOC], each.metadata[_SHOW](each.default))
+        SettingDoc(each.name, each.metadata[_DOC], show(each.default))
         for each in fields(Settings)
+        for show in [_size_plain if each.metadata[_PARSE] in {_size, parse_dram} else _plain]
     ]
 
 

@@ -92,6 +92,10 @@ def containers() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     return found
 
 
+def memory_limit(container: dict[str, Any]) -> int:
+    return parse_size(container["resources"]["limits"]["memory"] + "B")
+
+
 def test_the_manifest_has_a_pool_on_every_node_and_an_engine_that_finds_it() -> None:
     found = containers()
     assert set(found) == {"DaemonSet", "Deployment"}
@@ -102,10 +106,11 @@ def test_the_manifest_has_a_pool_on_every_node_and_an_engine_that_finds_it() -> 
         assert volumes["socket"]["path"] == mounts["socket"] == "/run/forebay"
     pool, pod = found["DaemonSet"]
     settings = read_settings(parse_pool(pool["args"]))
-    limit = parse_size(pool["resources"]["limits"]["memory"] + "B")
-    assert limit > settings.dram
+    assert memory_limit(pool) > settings.dram
     assert pod["terminationGracePeriodSeconds"] > STOP_S
     parse(pool["readinessProbe"]["exec"]["command"][1:])
     engine = parse(["serve", *found["Deployment"][0]["args"]])
     assert serve.settings_of(engine).socket == SOCKET
     assert engine.passed_on == ["--port=8000"]
+    # Pages that an engine registers before the pool touches them count as the engine's.
+    assert memory_limit(found["Deployment"][0]) > memory_limit(pool)

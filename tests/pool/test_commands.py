@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.pool_process import PatientClient, made, serving, wait_until, with_disk
+from tests.pool_process import NO_NAMESPACES, PatientClient, made, serving, wait_until, with_disk
 
 from forebay.cli.main import main
 from forebay.pool.client import Client, Known
@@ -120,7 +120,7 @@ WRONG = [
     ("set", "colour=red"),
     ("clear",),
     ("clear", "--all", "--namespace", "3fa94c1d"),
-    ("clear", "--namespace", ""),
+    *(("clear", "--namespace", text) for text in NO_NAMESPACES),
     ("stats", "--colour"),
     ("pool", "--linger", "long"),
     ("pool", "--linger", "-1"),
@@ -158,8 +158,6 @@ def test_no_pool_is_one_sentence(
     [
         ("set", "dram=1000TiB"),
         ("set", "disk=/nowhere:1GiB"),
-        ("clear", "--namespace", "3f"),
-        ("clear", "--namespace", "not hex!"),
     ],
     ids=" ".join,
 )

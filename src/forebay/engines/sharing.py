@@ -20,5 +20,5 @@ class SharingState(StrEnum):
 class Obstacle(NamedTuple):
     """Why an engine can share nothing for as long as it runs."""
 
-    state: SharingState  # DECLINED or WEIGHTS_UNKNOWN
+    state: SharingState  # never SHARING
     sentence: str  # what is in the way and what to do about it, without a full stop

@@ -7,6 +7,7 @@ missed and loads of the next one fail, which the engine answers by computing.
 
 import logging
 from collections import Counter, deque
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Final
 
@@ -32,10 +33,12 @@ _log: Final = logging.getLogger("forebay")
 class WorkerConnector:
     """One worker's copies. Owned by the thread that drives the model."""
 
-    def __init__(self, socket_path: str, shape: Geometry, clock: Clock) -> None:
+    def __init__(
+        self, socket_path: str, shape: Geometry, clock: Clock, pool_uids: Collection[int] = ()
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self._taken_counts: Counter[str] = Counter()  # counts as of the last `take_counts`
-        self._socket_path = socket_path
+        self._socket_path, self._pool_uids = socket_path, pool_uids
         self._shape = shape
         self._clock = clock
         self._copies: Copies | None = None
@@ -198,7 +201,8 @@ class WorkerConnector:
                 return
             self._unmap()
         now = self._clock.monotonic()
-        session = join(self._socket_path, step.engine, self._clock, now + _JOIN_S)
+        until = now + _JOIN_S
+        session = join(self._socket_path, step.engine, self._clock, until, self._pool_uids)
         if isinstance(session, str):
             _log.warning("the worker cannot join the pool: %s", session)
             return
@@ -215,7 +219,7 @@ class WorkerConnector:
                 format_size(cap_bytes_for(slot_bytes)).replace(" ", ""),
             )
         memory = np.frombuffer(slab.memory, dtype=np.uint8)
-        cap_bytes = _cap_bytes(session, now + _JOIN_S)
+        cap_bytes = _cap_bytes(session, until)
         self._copies.attach(WorkerSlab(self._generation, memory, slab.arena_bytes, cap_bytes))
 
     def _unmap(self) -> None:

@@ -69,7 +69,7 @@ class Breakeven:
 def breakeven(
     shape: Shape, prefill_tps: float, tokens: int, sources: Iterable[KvSource]
 ) -> Breakeven:
-    """Each source against recomputing at the measured rate, in prompt tokens a second."""
+    """Each source against recomputing at the measured rate, in prompt tokens per second."""
     real("prefill_tps", prefill_tps, most=1e12)
     whole("tokens", tokens, most=TOKENS_MAX)
     recompute_s = tokens / prefill_tps

@@ -9,7 +9,7 @@ from forebay.plan.number import real, whole
 
 @dataclass(frozen=True, slots=True)
 class GpuNeed:
-    """GPUs for a target rate; rates are tokens or requests a second, both of one kind."""
+    """GPUs for a target rate; rates are tokens or requests per second, both of one kind."""
 
     target_rate: float
     measured_rate: float

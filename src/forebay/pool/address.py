@@ -6,18 +6,24 @@
 
 The lock decides who may begin a pool here, so a socket file that a killed pool left behind is known
 to be stale, and two engines that start at once start one pool.
+
+Who can replace the socket can be the pool. So nobody begins or joins one in a directory that others
+can write, be it sticky, or that lies where others could replace it (`scratch.why_replaceable`).
 """
 
 import contextlib
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from forebay.errors import StartupError
+from forebay.errors import DirectoryError, StartupError
 from forebay.sys import scratch, sockets
 from forebay.sys.disk import Disk
 
 _NAME: Final = "pool.sock"
+_FALLBACK: Final = "/tmp/forebay"  # noqa: S108 - and the user's id; it is made 0700 and checked
 _RUNTIME_VARIABLE: Final = "XDG_RUNTIME_DIR"
 
 
@@ -45,8 +51,7 @@ def find_address(socket: str, environment: Mapping[str, str] = os.environ) -> Po
     else:
         runtime = environment.get(_RUNTIME_VARIABLE, "")
         own = os.path.join(runtime, "forebay")  # noqa: PTH118
-        usable = runtime.startswith("/") and os.path.isdir(runtime)  # noqa: PTH112
-        directory = own if usable else f"/tmp/forebay-{Disk().user()}"  # noqa: S108 - checked
+        directory = own if _is_ours(runtime) else f"{_FALLBACK}-{Disk().user()}"
         address = PoolAddress(f"{directory}/{_NAME}", is_default=True)
     size = len(os.fsencode(address.path))
     if size > sockets.PATH_BYTES_MAX:
@@ -58,11 +63,32 @@ def find_address(socket: str, environment: Mapping[str, str] = os.environ) -> Po
 
 
 def prepare(address: PoolAddress) -> None:
-    """Make sure that nobody else can put something in our socket's place."""
+    """Make sure that nobody else can put something in our socket's place, else a DirectoryError."""
     if address.is_default:
         scratch.make_private(address.directory)
-    else:
-        scratch.refuse_unsafe(address.directory)
+    try:
+        why = why_unsafe(address.path)
+    except OSError as error:
+        raise DirectoryError(
+            f"{address.directory} cannot be used ({error.strerror}); create it with:"
+            f" mkdir -m 700 {address.directory}"
+        ) from None
+    if why is not None:
+        raise DirectoryError(f"{why}; choose a --socket in a directory of your own, mode 700.")
+
+
+def trusted_uids(pool_uids: Collection[int] = ()) -> frozenset[int]:
+    """Whose pools are joined: this user's, root's, and those of the users that were named."""
+    return frozenset({Disk().user(), 0, *pool_uids})
+
+
+def why_unsafe(path: str, pool_uids: Collection[int] = ()) -> str | None:
+    """How somebody who is not trusted could put a socket at this path; None: nobody can.
+
+    OSError if there is no such directory.
+    """
+    directory = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
+    return scratch.why_replaceable(directory, trusted_uids(pool_uids))
 
 
 def take_lock(address: PoolAddress, disk: Disk | None = None) -> int | None:
@@ -97,6 +123,16 @@ def create_log(address: PoolAddress, disk: Disk | None = None) -> int:
         return disk.open(directory, name, create=True, direct=False, write=True)
     finally:
         disk.close(directory)
+
+
+def _is_ours(directory: str) -> bool:
+    """Whether this is an absolute path of a directory that belongs to this user."""
+    try:
+        status = Path(directory).stat()
+    except (OSError, ValueError):
+        return False
+    is_directory = directory.startswith("/") and stat.S_ISDIR(status.st_mode)
+    return is_directory and status.st_uid == Disk().user()
 
 
 def _open_or_create(disk: Disk, directory: int, name: str) -> int:

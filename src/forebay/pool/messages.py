@@ -5,9 +5,11 @@ docs/protocol.md has every message with golden bytes. Keys are 16 bytes here (`s
 message's `generation`; a slot of another generation means nothing and is never touched.
 """
 
+import re
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -15,8 +17,16 @@ from forebay.record.region import SHORT_KEY_BYTES
 
 PROTOCOL: Final = 3  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
+ITEMS_MAX: Final = 1 << 14  # numbers in one message: one that takes long keeps others waiting
+KEYS_MAX: Final = 1 << 17  # likewise, of a lookup
 SENTENCE_MAX: Final = 400
+NAMESPACE_RULE: Final = "a namespace is named by 8 to 64 hex digits and nothing else."
+_NAMESPACE: Final = re.compile(r"[0-9a-fA-F]{8,64}")
 _KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a fifth each
+
+
+_Items = Annotated[list[int], msgspec.Meta(max_length=ITEMS_MAX)]
+_Keys = Annotated[bytes, msgspec.Meta(max_length=KEYS_MAX * SHORT_KEY_BYTES)]
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -27,11 +37,12 @@ class Hello(_Message, frozen=True, tag="hello"):
     """First of all: who joins. Every process of one engine says the same `engine`."""
 
     protocol: int
-    engine: str  # random; names the engine in leases and statistics, nothing else
+    engine: str  # random, and told to nobody else: whoever says it acts for this engine
+    is_operator: bool = False  # wants to look, clear and resize: gets no slab, and no loads
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The answer to Hello; the slab's descriptor comes with it."""
+    """The answer to Hello; the slab's descriptor comes with it, but for an operator."""
 
     protocol: int
     generation: int  # of the slab, random
@@ -54,7 +65,7 @@ class Lookup(_Message, frozen=True, tag="lookup"):
     request: int  # chosen by the client, unique on this connection until cancelled
     namespace: bytes
     group: int
-    keys: bytes
+    keys: _Keys
 
 
 class Found(_Message, frozen=True, tag="found"):
@@ -105,7 +116,7 @@ class Release(_Message, frozen=True, tag="release"):
     """Unpin chunks of a promise; none named: all of them, and the request is forgotten."""
 
     request: int
-    chunks: list[int]
+    chunks: _Items
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
@@ -162,7 +173,7 @@ class Commit(_Message, frozen=True, tag="commit"):
     """
 
     generation: int
-    offsets: list[int]
+    offsets: _Items
     digests: bytes  # joined, one a slot: the payload hash as it stands in a record
 
 
@@ -176,7 +187,7 @@ class Abort(_Message, frozen=True, tag="abort"):
     """These reserved slots will not be filled, and are not written any more."""
 
     generation: int
-    offsets: list[int]
+    offsets: _Items
 
 
 class StatsQuery(_Message, frozen=True, tag="stats"):
@@ -197,9 +208,9 @@ class Resize(_Message, frozen=True, tag="resize"):
 
 
 class Clear(_Message, frozen=True, tag="clear"):
-    """Delete one namespace's records (hex prefix of it, at least 8 digits), or everything: ''."""
+    """Delete the records of a namespace, named by its first 8 to 64 hex digits, or of all."""
 
-    namespace: str
+    namespace: str | None  # None: all
 
 
 class AdminReply(_Message, frozen=True, tag="done"):
@@ -207,6 +218,16 @@ class AdminReply(_Message, frozen=True, tag="done"):
 
     ok: bool
     sentence: str
+
+
+def in_batches(items: list[int]) -> Iterator[list[int]]:
+    """As many at a time as one message may have."""
+    return (items[at : at + ITEMS_MAX] for at in range(0, len(items), ITEMS_MAX))
+
+
+def is_namespace(digits: str) -> bool:
+    """Whether this names a namespace, or several that begin so, and nothing else."""
+    return _NAMESPACE.fullmatch(digits) is not None  # verify: a namespace's digits
 
 
 def short_keys(joined: bytes) -> list[bytes]:

@@ -10,17 +10,19 @@ import os
 import secrets
 import socket
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, Self
 
 from forebay.errors import StartupError
 from forebay.pool.address import PoolAddress, create_log, find_address, prepare, take_lock
 from forebay.pool.client import Client
-from forebay.pool.client.session import REFUSED, PoolSession, join
+from forebay.pool.client.session import REFUSED, UNTRUSTED, PoolSession, join
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.core.stack import TierOpener
 from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.learned import Learned
+from forebay.pool.server.admission import Roles
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.server.server import PoolServer
 from forebay.pool.trace import Recorder
@@ -63,10 +65,12 @@ class Service:
         world: World | None = None,
         lock: int | None = None,
         limits: ServerLimits | None = None,
+        operator_uids: Collection[int] = (),
     ) -> Self:
         """Begin; a StartupError says in one sentence what is in the way.
 
-        `lock` is held already where an engine took it before it started us.
+        `lock` is held already where an engine took it before it started us. `operator_uids` are
+        users, besides this one and root, who may clear and resize.
         """
         world, limits = world or World(), limits or ServerLimits()
         address = find_address(settings.socket)
@@ -83,10 +87,11 @@ class Service:
                 undo.callback(recorder.close, _TRACE_CLOSE_S)
             pool = Pool(_options(settings, world), _policy(settings), wake, world)
             undo.callback(pool.close, 0.0)
-            listener = _listen(address, 0o666 if settings.allow_uid else 0o600, limits.backlog)
+            has_others = settings.allow_uid or operator_uids
+            listener = _listen(address, 0o666 if has_others else 0o600, limits.backlog)
             undo.pop_all()
-        uids = {world.disk.user(), *settings.allow_uid}
-        server = PoolServer(pool, listener, wake, uids, limits=limits, clock=world.clock)
+        roles = Roles.of(world.disk.user(), settings.allow_uid, operator_uids)
+        server = PoolServer(pool, listener, wake, roles, limits=limits, clock=world.clock)
         server.recorder = recorder
         return cls(address, lock, listener, pool, server)
 
@@ -125,14 +130,14 @@ def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
     until = clock.monotonic() + timeout_s
     address = find_address(settings.socket)
     if settings.no_pool != "start":
-        return _join(address, settings.no_pool == "fail" or settings.strict, clock)
-    prepare(address)
+        return _join(address, settings, clock)
     started = False
     while True:
-        if _answers(address, clock):
+        if _answers(address, settings, clock):
             if not started:
                 _compare(address, settings)
             return address.path
+        prepare(address)
         lock = take_lock(address)
         if lock is not None and started:
             processes.close(lock)
@@ -145,10 +150,10 @@ def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
         clock.sleep(_LOOK_S)
 
 
-def _join(address: PoolAddress, must_answer: bool, clock: Clock) -> str:
+def _join(address: PoolAddress, settings: Settings, clock: Clock) -> str:
     """The path of a pool that is there, or of one that may come where that is enough."""
-    if not _answers(address, clock):
-        if must_answer:
+    if not _answers(address, settings, clock):
+        if settings.no_pool == "fail" or settings.strict:
             raise StartupError(
                 f"no pool answers at {address.path}; start one with:"
                 f" forebay pool --socket {address.path}"
@@ -220,19 +225,20 @@ def _listen(address: PoolAddress, mode: int, backlog: int) -> socket.socket:
         ) from None
 
 
-def _answers(address: PoolAddress, clock: Clock) -> bool:
-    session = join(address.path, secrets.token_hex(8), clock, clock.monotonic() + _ANSWER_S)
+def _answers(address: PoolAddress, settings: Settings, clock: Clock) -> bool:
+    until = clock.monotonic() + _ANSWER_S
+    session = join(address.path, secrets.token_hex(16), clock, until, settings.allow_uid)
     if isinstance(session, PoolSession):
         session.close()
         return True
-    if session.startswith(REFUSED):
+    if session.startswith((REFUSED, UNTRUSTED)):
         raise StartupError(session)
     return False
 
 
 def _compare(address: PoolAddress, settings: Settings) -> None:
     """One line where the running pool is not what was asked for."""
-    with Client(address.path) as client:
+    with Client(address.path, pool_uids=settings.allow_uid) as client:
         stats = client.stats(_ANSWER_S)
     if not isinstance(stats, dict):
         return

@@ -8,6 +8,7 @@ or later, through the connection's `send`.
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 
+from forebay.barrier import Barrier
 from forebay.pool.messages import ClientMessage, PoolMessage
 
 Work = Generator[None, None, None]
@@ -26,6 +27,7 @@ class Session(ABC):
 class Core(ABC):
     """What the server drives. Every method is called on the server's thread and returns at once."""
 
+    barrier: Barrier  # behind which every message and job is run
     generation: int
     slab_descriptor: int
     slab_bytes: int

@@ -50,6 +50,8 @@ class Cache(ABC):
 class Lru(Cache):
     """Least recently used, tails first, as in vLLM."""
 
+    is_refreshed = True  # by a hit
+
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._held: OrderedDict[bytes, None] = OrderedDict()
@@ -61,11 +63,11 @@ class Lru(Cache):
     def take(self, keys: Sequence[bytes]) -> None:
         held = self._held
         for key in reversed(keys):
-            if key in held:
-                held.move_to_end(key)
-            else:
+            if key not in held:
                 held[key] = None
                 self.inserted += 1
+            elif self.is_refreshed:
+                held.move_to_end(key)
         while len(held) > self.capacity:
             held.popitem(last=False)
 
@@ -73,14 +75,7 @@ class Lru(Cache):
 class Fifo(Lru):
     """First in, first out: a hit changes nothing."""
 
-    def take(self, keys: Sequence[bytes]) -> None:
-        held = self._held
-        for key in reversed(keys):
-            if key not in held:
-                held[key] = None
-                self.inserted += 1
-        while len(held) > self.capacity:
-            held.popitem(last=False)
+    is_refreshed = False
 
 
 class S3Fifo(Cache):

@@ -8,7 +8,7 @@ is room.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -220,53 +220,42 @@ class SimulatedPool:
                 self.policy.removed(each)
 
 
+class ClassicTiers:
+    """DRAM and lower tiers, each a cache of its own that takes in every chunk."""
+
+    def __init__(self, name: str, sizes: Sizes, requests: Sequence[Request]) -> None:
+        self._chunk_bytes = sizes.chunk_bytes
+        self._dram, *self._lower = (
+            Optimum(chunks, requests) if name == "optimum" else _CLASSIC[name](chunks)
+            for chunks in (sizes.dram_chunks, *sizes.lower_chunks)
+        )
+
+    def serve(self, keys: Sequence[bytes], _now: float) -> tuple[int, int]:
+        """One request: how many of its chunks were found in DRAM, and how many below it alone."""
+        found = self._dram.serve(keys)
+        return found, max([found, *[tier.serve(keys) for tier in self._lower]]) - found
+
+    @property
+    def written_bytes(self) -> int:
+        """What was written to lower tiers."""
+        return sum(tier.inserted for tier in self._lower) * self._chunk_bytes
+
+
 def simulate(
     name: str, requests: Sequence[Request], sizes: Sizes, progress: Progress | None = None
 ) -> SimResult:
     """Serve all requests with the policy of that name (one of NAMES)."""
-    if name == "forebay":
-        return _simulate_forebay(requests, sizes, progress)
-    dram = _cache(name, sizes.dram_chunks, requests)
-    lower = [_cache(name, chunks, requests) for chunks in sizes.lower_chunks]
-    tokens = dram_chunks = lower_chunks = 0
-    for request in _counted(requests, progress):
-        keys = request.keys
-        tokens += request.tokens
-        found = dram.serve(keys)
-        dram_chunks += found
-        lower_chunks += max([found, *[tier.serve(keys) for tier in lower]]) - found
-    written = sum(tier.inserted for tier in lower)
-    return _result(name, (tokens, dram_chunks, lower_chunks), written * sizes.chunk_bytes)
-
-
-def _simulate_forebay(
-    requests: Iterable[Request], sizes: Sizes, progress: Progress | None
-) -> SimResult:
-    pool = SimulatedPool(sizes, Learned(sizes.lower_tiers()))
-    tokens = dram_chunks = lower_chunks = 0
-    for request in _counted(requests, progress):
+    pool: SimulatedPool | ClassicTiers = (
+        SimulatedPool(sizes, Learned(sizes.lower_tiers()))
+        if name == "forebay"
+        else ClassicTiers(name, sizes, requests)
+    )
+    tokens = dram_tokens = lower_tokens = 0
+    for number, request in enumerate(requests, start=1):
         in_dram, below = pool.serve(request.keys, request.at_s)
         tokens += request.tokens
-        dram_chunks += in_dram
-        lower_chunks += below
-    return _result("forebay", (tokens, dram_chunks, lower_chunks), pool.written_bytes)
-
-
-def _result(name: str, counts: tuple[int, int, int], written_bytes: int) -> SimResult:
-    tokens, dram_chunks, lower_chunks = counts
-    return SimResult(
-        name, tokens, dram_chunks * CHUNK_TOKENS, lower_chunks * CHUNK_TOKENS, written_bytes
-    )
-
-
-def _counted(requests: Iterable[Request], progress: Progress | None) -> Iterable[Request]:
-    for number, request in enumerate(requests, start=1):
-        yield request
+        dram_tokens += in_dram * CHUNK_TOKENS
+        lower_tokens += below * CHUNK_TOKENS
         if progress is not None and number % PROGRESS_REQUESTS == 0:
             progress(PROGRESS_REQUESTS)
-
-
-def _cache(name: str, capacity: int, requests: Sequence[Request]) -> Cache:
-    if name == "optimum":
-        return Optimum(capacity, requests)
-    return _CLASSIC[name](capacity)
+    return SimResult(name, tokens, dram_tokens, lower_tokens, pool.written_bytes)

@@ -1,29 +1,25 @@
 """Request traces without text: who asked for which chunks, and when.
 
-Two formats, told apart by their first line, plain or `.xz`:
-
-* conversation: one request a line, `{"timestamp": ms, "input_length": …, "hash_ids": […]}`; an
-  equal id is an equal block of 512 tokens with an equal prefix. `forebay pool --trace` records it.
-* agent sessions: one session a line, blocks of 64 tokens whose ids are local to the session;
-  sub-agents are nested and run beside their session. Eight blocks make a chunk.
-
 A request is its chain of whole chunks, root first: what is left over at the end of a prompt is
-counted as tokens but is no chunk. A chunk's key names its whole prefix, as in the pool.
+counted as tokens but is no chunk. A chunk's key names its whole prefix, as in the pool. Of an agent
+trace several blocks make a chunk: eight, where a block has 64 tokens.
 """
 
 import heapq
-import json
-import lzma
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from forebay.errors import SettingsError
+from forebay.sim.trace_file import (
+    CONVERSATION_BLOCK_TOKENS,
+    AgentSession,
+    ConversationRequest,
+    read_trace_lines,
+)
 
-CHUNK_TOKENS: Final = 512
-LINE_BYTES_MAX: Final = 64 << 20
-_FORMATS: Final = "forebay sim --help describes both formats"
+CHUNK_TOKENS: Final = CONVERSATION_BLOCK_TOKENS
 
 
 class Request(NamedTuple):
@@ -54,16 +50,17 @@ class Trace:
 
 def read_trace(path: Path, prompt_tokens_max: int | None = None) -> Trace:
     """The trace in `path`; sessions with a prompt beyond `prompt_tokens_max` are left out."""
-    try:
-        with _open(path) as file:
-            trace = _parse(path, iter(lambda: file.readline(LINE_BYTES_MAX), b""))
-    except OSError as error:
-        raise SettingsError(f"'{path}' cannot be read: {error.strerror}.") from None
-    except (EOFError, lzma.LZMAError):
-        raise SettingsError(f"'{path}' is not a complete .xz file; make it again.") from None
-    if prompt_tokens_max is None or trace.open_loop:
-        return trace
-    kept = [s for s in trace.sessions if max(r.tokens for r in s) <= prompt_tokens_max]
+    names = _Names()
+    rows = read_trace_lines(path)
+    timed = [_conversation(row, names) for row in rows if isinstance(row, ConversationRequest)]
+    if timed:
+        timed.sort(key=lambda request: request.at_s)
+        return Trace([timed], open_loop=True)
+    if any(row.block_size > CHUNK_TOKENS for row in rows if isinstance(row, AgentSession)):
+        raise SettingsError(f"{path} has blocks of more than {CHUNK_TOKENS} tokens.")
+    sessions = [_session(row, names) for row in rows if isinstance(row, AgentSession)]
+    longest = float("inf") if prompt_tokens_max is None else prompt_tokens_max
+    kept = [s for s in sessions if s and max(r.tokens for r in s) <= longest]
     return Trace(kept, open_loop=False)
 
 
@@ -109,34 +106,6 @@ def schedule(trace: Trace, users: int = 0) -> Iterator[Request]:
             start(at_s)
 
 
-def _open(path: Path) -> BinaryIO:
-    return cast("BinaryIO", lzma.open(path) if path.suffix == ".xz" else path.open("rb"))
-
-
-def _parse(path: Path, lines: Iterable[bytes]) -> Trace:
-    names = _Names()
-    sessions: list[list[Request]] = []
-    timed: list[Request] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if "hash_ids" in row:
-                timed.append(_conversation_request(row, names))
-            elif session := _agent_session(row, names):
-                sessions.append(session)
-        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
-            raise SettingsError(
-                f"line {number} of '{path}' is neither a request nor a session; {_FORMATS}."
-            ) from None
-    if bool(timed) == bool(sessions):
-        wrong = "mixes requests and sessions" if timed else "has no requests"
-        raise SettingsError(f"'{path}' {wrong}; {_FORMATS}.")
-    timed.sort(key=lambda request: request.at_s)
-    return Trace([timed], open_loop=True) if timed else Trace(sessions, open_loop=False)
-
-
 class _Names:
     """Keys of chunks: one a (parent, blocks), counted, so that equal chains get equal objects."""
 
@@ -155,32 +124,18 @@ class _Names:
         return keys
 
 
-def _conversation_request(row: dict[str, Any], names: _Names) -> Request:
-    tokens = int(row["input_length"])
-    blocks = row["hash_ids"][: tokens // CHUNK_TOKENS]
-    return Request(float(row["timestamp"]) / 1000, names.chain(blocks, b""), tokens)
+def _conversation(row: ConversationRequest, names: _Names) -> Request:
+    blocks = row.hash_ids[: row.input_length // CHUNK_TOKENS]
+    return Request(row.timestamp / 1000, names.chain(blocks, b""), row.input_length)
 
 
-def _agent_session(row: dict[str, Any], names: _Names) -> list[Request]:
-    blocks_a_chunk = CHUNK_TOKENS // int(row["block_size"])
-    scope = str(row["id"]).encode()
+def _session(row: AgentSession, names: _Names) -> list[Request]:
+    """Its requests in order of time, chunks being groups of blocks."""
+    size = CHUNK_TOKENS // row.block_size
     found = []
-    for at_s, request in _flat(row["requests"], 0.0):
-        tokens = int(request["in"])
-        blocks = [i for first, last in request["hash_ranges"] for i in range(first, last + 1)]
-        whole = min(len(blocks), tokens // int(row["block_size"])) // blocks_a_chunk
-        groups = [
-            tuple(blocks[i * blocks_a_chunk : (i + 1) * blocks_a_chunk]) for i in range(whole)
-        ]
-        found.append(Request(at_s, names.chain(groups, scope), tokens))
-    found.sort(key=lambda request: request.at_s)
+    for at_s, request in row.in_order():
+        blocks = list(request.blocks())[: request.tokens // row.block_size]
+        whole = range(0, len(blocks) - size + 1, size)
+        groups = [tuple(blocks[first : first + size]) for first in whole]
+        found.append(Request(at_s, names.chain(groups, row.id.encode()), request.tokens))
     return found
-
-
-def _flat(requests: list[dict[str, Any]], start_s: float) -> Iterator[tuple[float, dict[str, Any]]]:
-    for request in requests:
-        at_s = start_s + float(request["t"])
-        if request.get("type") == "subagent":
-            yield from _flat(request["requests"], at_s)
-        else:
-            yield at_s, request

@@ -1,17 +1,21 @@
-"""A private directory inside one of the user's, gone again when its owner is done."""
+"""Directories that others cannot change: checks of them, and private ones made and removed."""
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
 from forebay.errors import DirectoryError
 
 PREFIX: Final = "forebay-bench-"
+_LINKS_MAX: Final = 40  # symbolic links on one path, as the kernel has it
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_ALL_MAPPED: Final = ["0", "0", "4294967295"]  # uid_map outside of every user namespace
 
 
 def refuse_unsafe(path: str) -> None:
@@ -28,8 +32,64 @@ def refuse_unsafe(path: str) -> None:
         return
     if status.st_uid not in {os.geteuid(), 0}:
         raise DirectoryError(f"{path} belongs to another user; choose a directory of your own.")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & _OTHERS_WRITE:
         raise DirectoryError(f"{path} can be written by others; run: chmod 700 {path}")
+
+
+def why_replaceable(directory: str, owners: Collection[int]) -> str | None:
+    """How others could put something of theirs at a path in `directory`; None: they cannot.
+
+    The directory, every directory above it and every symbolic link on the way must belong to
+    `owners`. Only its owner may write the directory itself. One above it may be writable by others
+    if it is sticky, as /tmp is: they cannot rename or remove there what is not theirs. The path is
+    absolute; OSError if it leads nowhere.
+    """
+    way = list(_way(directory))
+    target, _ = way[-1]
+    unmapped = _unmapped_uid()
+    for path, status in way:
+        is_target = path == target
+        if status.st_uid not in owners and (is_target or status.st_uid != unmapped):
+            return f"{path} belongs to user {status.st_uid}"
+        if stat.S_ISLNK(status.st_mode) or not status.st_mode & _OTHERS_WRITE:
+            continue
+        if is_target or not status.st_mode & stat.S_ISVTX:
+            return f"{path} can be written by others"
+    return None
+
+
+def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Every directory and symbolic link that a path leads through; the last is where it ends."""
+    at, links = "/", 0
+    names = path.split("/")[::-1]
+    while names:
+        name = names.pop()
+        if name in {"", ".", ".."}:
+            at = os.path.dirname(at) if name == ".." else at  # noqa: PTH120 - no link is in it
+            continue
+        entry = os.path.join(at, name)  # noqa: PTH118
+        status = os.lstat(entry)
+        yield entry, status
+        if not stat.S_ISLNK(status.st_mode):
+            at = entry
+            continue
+        links += 1
+        if links > _LINKS_MAX:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        target = os.readlink(entry)  # noqa: PTH115
+        at = "/" if target.startswith("/") else at
+        names += target.split("/")[::-1]
+    yield at, os.lstat(at)
+
+
+def _unmapped_uid() -> int | None:
+    """In a user namespace, the id that stands for users without one there, as the host's root."""
+    try:
+        if Path("/proc/self/uid_map").read_text(encoding="ascii").split() == _ALL_MAPPED:
+            return None
+        return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def make_private(path: str) -> None:

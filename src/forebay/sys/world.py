@@ -1,14 +1,16 @@
-"""The seams together, as a tier takes them."""
+"""The seams and the barrier together, as a tier takes them."""
 
 from dataclasses import dataclass, field
 
+from forebay.barrier import Barrier
 from forebay.sys.clock import Clock
 from forebay.sys.disk import Disk
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything outside the process; the real one, but in tests."""
+    """Everything outside the process, the real one but in tests, and what catches bugs."""
 
     disk: Disk = field(default_factory=Disk)
     clock: Clock = field(default_factory=Clock)
+    barrier: Barrier = field(default_factory=Barrier)  # behind which the jobs of a pool run

@@ -9,6 +9,7 @@ file system keeps them. The two are independent: a new name may lead to old byte
 import os
 import random
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,39 +27,12 @@ class _Written:
     after: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Created:
-    directory: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Resized:
-    file: int
-    size_before_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Renamed:
-    directory: int
-    source: str
-    target: str
-    overwritten: int | None  # what `target` named before
-
-
-@dataclass(frozen=True, slots=True)
-class _Unlinked:
-    directory: int
-    name: str
-    file: int
-
-
 class Journal:
     """Changes in order, with what is needed to undo them. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:
         self._writes: list[_Written] = []
-        self._names: list[_Created | _Resized | _Renamed | _Unlinked] = []
+        self._names: list[Callable[[], None]] = []  # each takes a change of names back
         self._files: dict[tuple[int, int], int] = {}
 
     def write(self, descriptor: int, data: bytes, offset: int) -> None:
@@ -69,23 +43,31 @@ class Journal:
 
     def create(self, directory: int, name: str) -> None:
         """A file was created."""
-        self._names.append(_Created(self._keep(directory), name))
+        kept = self._keep(directory)
+        self._names.append(lambda: os.unlink(name, dir_fd=kept))
 
     def resize(self, descriptor: int) -> None:
         """A file is about to grow."""
         file = self._keep(descriptor)
-        self._names.append(_Resized(file, os.fstat(file).st_size))
+        size_bytes = os.fstat(file).st_size
+        self._names.append(lambda: os.ftruncate(file, size_bytes))
 
     def rename(self, directory: int, source: str, target: str) -> None:
         """A file is about to be renamed."""
-        overwritten = self._keep_named(directory, target)
-        self._names.append(_Renamed(self._keep(directory), source, target, overwritten))
+        overwritten, kept = self._keep_named(directory, target), self._keep(directory)
+
+        def undo() -> None:
+            os.rename(target, source, src_dir_fd=kept, dst_dir_fd=kept)
+            if overwritten is not None:
+                _restore(kept, target, overwritten)
+
+        self._names.append(undo)
 
     def unlink(self, directory: int, name: str) -> None:
         """A file is about to be removed."""
-        file = self._keep_named(directory, name)
+        file, kept = self._keep_named(directory, name), self._keep(directory)
         if file is not None:
-            self._names.append(_Unlinked(self._keep(directory), name, file))
+            self._names.append(lambda: _restore(kept, name, file))
 
     def settle(self) -> None:
         """All that was written has reached the medium; nothing of it can be lost any more."""
@@ -102,8 +84,8 @@ class Journal:
         for written in self._writes:
             for start, end in _survivors(len(written.after), draw):
                 os.pwrite(written.file, written.after[start:end], written.offset + start)
-        for change in reversed(self._names[draw.randint(0, len(self._names)) :]):
-            _undo(change)
+        for undo in reversed(self._names[draw.randint(0, len(self._names)) :]):
+            undo()
         self.settle()
 
     def _keep(self, descriptor: int) -> int:
@@ -140,20 +122,6 @@ def _survivors(size_bytes: int, draw: random.Random) -> list[tuple[int, int]]:
     if fate == "cut":
         return [(0, draw.choice(starts))]
     return [(start, min(start + step, size_bytes)) for start in starts if draw.random() < 0.5]
-
-
-def _undo(change: _Created | _Resized | _Renamed | _Unlinked) -> None:
-    match change:
-        case _Created(directory, name):
-            os.unlink(name, dir_fd=directory)
-        case _Resized(file, size_bytes):
-            os.ftruncate(file, size_bytes)
-        case _Renamed(directory, source, target, overwritten):
-            os.rename(target, source, src_dir_fd=directory, dst_dir_fd=directory)
-            if overwritten is not None:
-                _restore(directory, target, overwritten)
-        case _Unlinked(directory, name, file):
-            _restore(directory, name, file)
 
 
 def _restore(directory: int, name: str, file: int) -> None:

@@ -63,7 +63,7 @@ def test_speedups_are_of_returning_turns_pair_by_pair() -> None:
 def test_the_terminal_has_the_same_figures() -> None:
     text = demo_page.text(report())
     assert max(map(len, text.splitlines())) <= 100
-    for words in ("9.0 \N{MULTIPLICATION SIGN} sooner", "3 of 4 answers", "3,000 of 3,000"):
+    for words in ("9.0 \N{MULTIPLICATION SIGN} faster", "3 of 4 answers", "3,000 of 3,000"):
         assert words in text
     for words in ("1,200 of 3,000", "100 of 1,000", "5 MiB", "become slower"):
         assert words in text

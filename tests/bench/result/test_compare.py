@@ -46,7 +46,7 @@ def test_the_reference_table_for_people(
         "4.0 \N{MULTIPLICATION SIGN} clients within the SLA (64 against 16; first violation" in out
     )
     assert "first violation at 128 and 32" in out
-    assert "requests a second at the operating points (12.27 against 3.47)" in out
+    assert "requests per second at the operating points (12.27 against 3.47)" in out
     for gain in ("+8 %", "+54 %", "+77 %", "+116 %", "+159 %", "+206 %"):
         assert f" {gain} " in out
     assert max(map(len, out.splitlines())) <= 100

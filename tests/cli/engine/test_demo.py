@@ -69,7 +69,7 @@ def test_it_tells_what_it_does_and_what_it_found(
     assert ended.returncode == 0, ended.stderr
     table, told = ended.stdout, ended.stderr
     assert f"The report: {tmp_path}/report/report.html" in table
-    for row in ("first turn", "later turns", "requests a second", "recomputed", "from NVMe"):
+    for row in ("first turn", "later turns", "requests per second", "recomputed", "from NVMe"):
         assert row in table
     assert max(len(line) for line in table.splitlines() if "report.html" not in line) <= 100
     # There is no terminal here, and every comparison is a line all the same, in their order.

@@ -147,7 +147,7 @@ def test_idle_drives_are_asked_when_they_are_faster_than_the_gpu() -> None:
 
 
 def test_a_busy_gpu_leaves_time_for_slower_drives() -> None:
-    """25k tokens a second from the drives, 30k from the GPU, which has a second of work."""
+    """25k tokens per second from the drives, 30k from the GPU, which has a second of work."""
     found = worth_reading(
         1_000_000, TOKEN, OtherWork(30_000, 0), estimate(30_000, 25_000 * TOKEN), 2.0
     )
@@ -159,7 +159,7 @@ def test_a_busy_gpu_leaves_time_for_slower_drives() -> None:
 
 
 def test_a_crowd_would_be_held_up_by_what_is_computed() -> None:
-    """11k tokens a second from the drives, 30k from the GPU: three times as long, for one."""
+    """11k tokens per second from the drives, 30k from the GPU: three times as long, for one."""
     slow = estimate(30_000, 11_000 * TOKEN)
     found = [worth_reading(3000, TOKEN, OtherWork(0, others), slow, 2.0) for others in (0, 1, 2, 9)]
     assert found == [0, 0, 3000, 3000]

@@ -1,5 +1,6 @@
 """What becomes of offers, whatever the pool answers and in whichever order."""
 
+import socket
 from collections import Counter
 from types import SimpleNamespace
 
@@ -11,8 +12,10 @@ from forebay.engines.scheduling.lookups import LoadLimits, Lookups
 from forebay.engines.scheduling.request import TrackedRequest
 from forebay.engines.scheduling.stores import EngineStores
 from forebay.identity.keys import ChainRoot
+from forebay.pool import wire
+from forebay.pool.client.connection import PoolConnection
 from forebay.pool.client.session import PoolSession
-from forebay.pool.messages import Found, ReserveAnswer, Reserved
+from forebay.pool.messages import Abort, Found, ReserveAnswer, Reserved
 from forebay.sys.clock import Clock
 
 SHAPE = Geometry(("layer",), page_bytes=4096, block_tokens=16, chunk_blocks=1)
@@ -55,6 +58,36 @@ def test_no_to_what_continues_a_chunk_without_a_slot_is_not_for_ever(
     stores.offer([tracked])
     stores.answered(Reserved(3, 1, [ReserveAnswer.NO] * 5))
     assert not tracked.store.is_wanted
+
+
+def test_what_a_reset_drops_is_given_back_and_offered_again(
+    pool: PoolSession, tracked: TrackedRequest
+) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    pool.connection = PoolConnection(ours, Clock())
+    reader = wire.client_reader()
+
+    def given_back() -> list[int]:
+        reader.feed(theirs.recv(1 << 16))
+        said = [each for each in reader.messages() if isinstance(each, Abort)]
+        return [offset for each in said for offset in each.offsets]
+
+    stores = EngineStores(pool, SHAPE, Counter())
+    for computed in (2, 4):  # the second is not answered before the reset
+        tracked.store.offered = computed
+        stores.offer([tracked])
+    stores.answered(Reserved(1, 1, [0, 4096]))
+    stores.drop_offers()
+    assert given_back() == [0, 4096]
+    assert not stores.next_stores(1)
+    stores.answered(Reserved(2, 1, [8192, 12288]))
+    assert given_back() == [8192, 12288], "those that come late too"
+    assert not stores.next_stores(2)
+    assert not stores.has_work
+    assert (tracked.store.stored, tracked.store.offered) == (0, 0)
+    ours.close()
+    theirs.close()
 
 
 def test_after_a_chunk_without_a_slot_few_are_offered_and_more_as_they_are_taken(

@@ -5,8 +5,10 @@ import io
 import logging
 import os
 import re
+import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,8 @@ from typing import Any
 
 import pytest
 from tests.engines.vllm.real.forked import VARIABLES
-from tests.pool_process import running_pool, short_directory
+from tests.engines.vllm.test_scheduler_side import Computed, Output, request_of
+from tests.pool_process import running_pool, short_directory, wait_until
 
 from forebay.errors import StartupError
 from forebay.pool.messages import Refused
@@ -160,7 +163,9 @@ def test_other_ways_to_run_are_declined(
     is_disabled(connector(config, caches(full()), socket=str(place / "nobody")), caplog)
 
 
-def is_disabled(made: Any, caplog: pytest.LogCaptureFixture, state: str = "declined") -> None:
+def is_disabled(
+    made: Any, caplog: pytest.LogCaptureFixture, state: str = "declined", failures: int = 0
+) -> None:
     """One line in the log, a gauge, and every hook does nothing."""
     lines = [line for line in caplog.messages if "Forebay is disabled for this engine" in line]
     assert len(lines) == 1, caplog.messages
@@ -170,7 +175,7 @@ def is_disabled(made: Any, caplog: pytest.LogCaptureFixture, state: str = "decli
     assert made.reset_cache() is True
     assert made.get_kv_connector_stats().data["state"] == state
     assert made.get_kv_connector_stats() is None, "said once, and again with what else there is"
-    assert made.boundary.failures == 0
+    assert made.boundary.failures == failures
 
 
 def no_files(config: Any, model: str, load_format: str = "auto", **model_fields: str) -> Any:
@@ -238,6 +243,61 @@ def test_strict_refuses_what_is_declined_and_to_be_without_a_pool(config: Any, p
     with pytest.raises(StartupError, match="no pool answers"):
         connector(config, caches(full()), no_pool="serve", **strict)
     assert not list(place.iterdir())
+
+
+NO_POOL: dict[str, dict[str, Any]] = {
+    "could not begin": {"disk": ["/nowhere/at/all:1GiB"]},
+    "cannot be used": {"socket": "/nowhere/at/all/pool.sock"},
+    "a socket's path at most": {"socket": "/" + "x" * 200},
+    "written by others": {"socket": "/tmp/pool-that-is-not-there.sock"},
+}
+
+
+@pytest.mark.parametrize("why", NO_POOL)
+def test_an_engine_starts_where_no_pool_can_be_had(
+    config: Any, place: Path, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F5: joining and starting a pool is inside the boundary; only `strict` ends the engine."""
+    settings = {"socket": str(place / "pool.sock"), "weights_id": "w", "dram": "16MiB"}
+    settings |= NO_POOL[why]
+    made = connector(config, caches(full()), **settings)
+    assert sum(why in line for line in caplog.messages) == 1, caplog.messages
+    assert made.get_kv_connector_stats().data["state"] == "no_pool"
+    assert made.get_num_new_matched_tokens(NAMELESS, 0) == (0, False)
+    assert made.reset_cache() is True
+    assert made.boundary.failures == 0
+    made.shutdown()
+    with pytest.raises(StartupError, match=why):
+        connector(config, caches(full()), strict=True, **settings)
+
+
+def test_an_engine_that_started_without_a_pool_joins_one_later(config: Any, place: Path) -> None:
+    wanted = {"disk": [f"{place / 'disk'}:1GiB"], "dram": "16MiB", "weights_id": "w"}
+    made = connector(config, caches(full()), socket=str(place / "pool.sock"), **wanted)
+    assert not made._scheduler.is_joined
+    with running_pool(place):
+        wait_until(
+            lambda: made.build_connector_meta(Output) and made._scheduler.is_joined, "it to join"
+        )
+        made.shutdown()
+
+
+def test_a_bug_at_start_is_no_pool(
+    config: Any, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is raised: the engine serves as without Forebay."""
+    monkeypatch.setattr("forebay.sys.processes.subprocess", None)
+    made = connector(config, caches(full()), socket=str(place / "pool.sock"), weights_id="w")
+    is_disabled(made, caplog, "no_pool", failures=1)
+
+
+class Nameless:
+    """A request that nobody has told us of."""
+
+    request_id = "nameless"
+
+
+NAMELESS = Nameless()
 
 
 def test_an_unknown_setting_is_one_sentence(config: Any) -> None:
@@ -341,3 +401,28 @@ def test_t11_t13_names_differ_by_everything_that_shapes_bytes(
     monkeypatch.setattr(identity, "vllm_version", "0.33.0")
     others["vLLM itself"] = name(caches(full()))
     assert len({usual, *others.values()}) == len(others) + 1, others
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["keeps", "leaves"])
+def test_t54_what_was_offered_before_a_reset_is_never_copied(
+    config: Any, place: Path, keeps: bool
+) -> None:
+    """The pool answers after 1.2 s; by then the engine may have slept, and its pages be others'."""
+    settings = {"weights_id": "w", "chunk_tokens": 64, "min_tokens": 16, "keep_on_reset": keeps}
+    with running_pool(place, disk=False) as pool:
+        made = connector(config, caches(full()), socket=pool.socket, **settings)
+        made.on_new_request(request_of([8] * 65))
+        pool.signal(signal.SIGSTOP)
+        assert not made.build_connector_meta(Computed).stores, "it is offered"
+        time.sleep(1.2)
+        assert not made.has_pending_push_work(), "nothing keeps the engine from sleeping"
+        assert made.reset_cache() is True
+        pool.signal(signal.SIGCONT)
+        steps = [made.build_connector_meta(Output)]
+        while made._scheduler._stores._batches:
+            made._scheduler._pool.connection.rest(time.monotonic() + 1)
+            steps.append(made.build_connector_meta(Output))
+        assert [step.stores for step in steps if step.stores] == []
+        wait_until(lambda: not pool.held()["filling"], "the slot to be given back")
+        assert pool.stats()["counters"]["stores.slots"] == 1, "the control: there was one"
+        made.shutdown()

@@ -211,18 +211,13 @@ class Computed(Output):
     total_num_scheduled_tokens = SHAPE.chunk_tokens
 
 
-@pytest.mark.parametrize("is_reset", [True, False])
 @pytest.mark.parametrize("ends", [True, False], ids=["finished", "preempted"])
-def test_t14_a_store_whose_blocks_are_free_is_known_after_a_reset_too(
-    near: PoolProcess, is_reset: bool, ends: bool
-) -> None:
+def test_t14_a_store_whose_blocks_are_free_is_known(near: PoolProcess, ends: bool) -> None:
     side = side_of(near)
     side.arrived(request_of([8] * (SHAPE.chunk_tokens + 1)))
     step = side.begin_step(Computed)
     side.add_stores(step, Computed)
     assert not step.stores, "it is offered"
-    if is_reset:
-        side.reset()
     if ends:
         side.finished("request")
     else:

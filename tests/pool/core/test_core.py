@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain, payload
 from tests.oldest_first import OldestFirst
+from tests.pool_process import NO_NAMESPACES
 
 from forebay.pool.core.dram import Dram
 from forebay.pool.messages import (
@@ -224,9 +225,39 @@ def test_t33_with_everything_pinned_a_store_is_refused_at_once(core: CoreHarness
     for keys in chains:
         answers = core.reserve(client, keys)
         offsets += [answer for answer in answers if answer >= 0]
-    assert ReserveAnswer.LATER in core.reserve(client, chain("more", 16))
+    assert len(offsets) == 32, "an engine fills half of DRAM at most"
+    assert set(core.reserve(client, chain("more", 16))) == {ReserveAnswer.LATER}
+    assert core.reserve(Client("f"), chain("other", 2))[0] >= 0, "another has its share"
     core.pool.handle(client, Abort(core.pool.generation, offsets))
+    core.pool.exited("f")
     assert core.number("dram", "taken_bytes") == 0
+
+
+class CarelessPolicy(OldestFirst):
+    """Offers what is in use as well."""
+
+    def pin(self, *keys: bytes) -> None:
+        pass
+
+    def unpin(self, key: bytes) -> None:
+        pass
+
+
+def test_t33_what_is_in_use_leaves_for_no_store_whatever_a_policy_says() -> None:
+    core = CoreHarness(16 * LENGTH, policy=CarelessPolicy())
+    client, keys = Client("e"), chain("read", 8)
+    core.store(client, keys)
+    number, _ = core.lookup(client, keys)
+    core.ask(client, number, keys)
+    core.store(client, chain("idle", 8))
+    answers = core.reserve(client, chain("new", 16))
+    assert core.number("dram", "pinned_chunks") == 8
+    assert answers[-1] == ReserveAnswer.LATER
+    for key in keys:
+        chunk = core.pool._dram.chunks.get(short(key))
+        assert chunk is not None
+        assert core.pool.view(chunk.offset, LENGTH) == payload(key)
+    core.pool.close(5)
 
 
 def test_leaves_go_before_roots(core: CoreHarness) -> None:
@@ -427,21 +458,24 @@ def test_caps_change_while_it_runs(place: Path) -> None:
     core.pool.close(5)
 
 
-@pytest.mark.parametrize("namespace", ["", "6e6e6e6e"])
-def test_clearing_deletes_for_good(place: Path, namespace: str) -> None:
+@pytest.mark.parametrize("namespace", [None, "6e6e6e6e", "6E6e6e6e6"])
+def test_clearing_deletes_for_good(place: Path, namespace: str | None) -> None:
+    """F7: what is no namespace clears nothing, and the answer says what was removed."""
     keys = chain("a", 30)
     core = CoreHarness(4 * MIB, place, 64 * MIB)
     client = Client("e")
     core.store(client, keys)
     core.settle()
-    for wrong in ("6e", "zz", "00" * 32):
+    for wrong in (*NO_NAMESPACES, "00" * 32):
         core.pool.handle(client, Clear(wrong))
         done = core.receive(client, AdminReply)
-        assert done.ok == (wrong == "00" * 32)
+        assert done.ok == (wrong == "00" * 32), wrong
     assert core.lookup(client, keys)[1].known == 30
     core.pool.disconnected(client)
     core.pool.handle(client, Clear(namespace))
-    assert core.receive(client, AdminReply).ok
+    done = core.receive(client, AdminReply)
+    assert done.ok
+    assert all(word in done.sentence for word in ("30 chunks", "MiB", "6e" * 8)), done.sentence
     core.turn()
     assert core.lookup(client, keys)[1].known == 0
     core.pool.close(5)
@@ -511,11 +545,13 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     came += len([message for message in client.inbox if isinstance(message, Ready)])
     assert came == 64, "of 100"
     client.inbox.clear()
-    held = [answer for answer in core.reserve(client, newer) if answer >= 0]
-    assert len(held) == 64, "half of DRAM"
-    for key, slot in zip(newer, held, strict=False):
-        core.fill(slot, payload(key))
-    assert core.commit(client, held) == 64
+    for start, parent in ((0, ROOT), (32, newer[31])):
+        answers = core.reserve(client, newer[start:], parent)
+        held = [answer for answer in answers if answer >= 0]
+        assert len(held) == 32, "an engine holds three quarters of DRAM at most"
+        for key, slot in zip(newer[start:], held, strict=False):
+            core.fill(slot, payload(key))
+        assert core.commit(client, held) == 32
     assert core.reserve(client, newer[64:], newer[63])[0] == ReserveAnswer.LATER, (
         "until it is written"
     )

@@ -166,7 +166,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(engine=engines)
     def clear(self, engine: str) -> None:
-        self._desk.pool.handle(self._clients[engine], Clear(""))
+        self._desk.pool.handle(self._clients[engine], Clear(None))
 
     @rule(engine=engines, slots=st.integers(4, 16))
     def resize(self, engine: str, slots: int) -> None:

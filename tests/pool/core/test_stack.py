@@ -101,7 +101,7 @@ def test_what_was_cleared_while_it_was_filled_is_found_nowhere(
 ) -> None:
     core, client, keys = three_tiers(SlowMemoryTier), Client("e"), chain("cleared", 4)
     offsets = core.reserve(client, keys)
-    core.pool.handle(client, Clear(""))
+    core.pool.handle(client, Clear(None))
     assert core.receive(client, AdminReply).ok
     assert core.commit(client, offsets) == 0
     core.settle()

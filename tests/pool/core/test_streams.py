@@ -106,7 +106,7 @@ def test_a_drive_that_takes_its_time_has_to_fill_all_of_the_room(place: Path) ->
 
 def test_what_an_engine_has_itself_needs_no_room(place: Path) -> None:
     client, keys = Client("e"), chain("long", 100)
-    other, held = Client("f"), chain("held", 10)
+    other, held = Client("e"), chain("held", 10)
     core = CoreHarness(8 * MIB, place, 64 * MIB)
     for each in (keys, chain("other", 118), held):
         core.store(client, each)

@@ -290,12 +290,8 @@ def test_what_came_back_and_may_be_written_now_is_spared() -> None:
 
 
 def fill_bucket(policy: Learned) -> None:
-    """Let a day pass from the first chunk on: the budget of bytes begins with nothing."""
-    first = key(99)
-    policy.requested([first], 0, -DAY_S)
-    policy.stored(first, None, 1, -DAY_S)
+    """Let a day pass before all else: the budget of bytes begins with nothing."""
     assert policy.next_write(0, -DAY_S, idle=True) is None
-    policy.removed(first)
 
 
 def test_while_a_budget_is_exhausted_unwritten_chunks_are_like_others() -> None:

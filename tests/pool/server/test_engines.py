@@ -169,10 +169,10 @@ def test_a_process_that_is_gone_before_it_is_looked_at(harness: EnginesHarness) 
 
 def test_there_is_a_last_engine_that_may_join(harness: EnginesHarness) -> None:
     for number in range(LIMITS.engines_max):
-        assert harness.engines.admits(f"e{number}")
+        assert harness.engines.refusal(f"e{number}", 0) is None
         harness.join(f"e{number}", 0, 0)
-    assert not harness.engines.admits("another")
-    assert harness.engines.admits("e0")
+    assert harness.engines.refusal("another", 0)
+    assert harness.engines.refusal("e0", 0) is None
 
 
 def test_the_peers_own_pidfd_is_taken_where_the_kernel_has_one() -> None:

@@ -1,12 +1,14 @@
 """Well-formed nonsense: any order of messages with any values leaves a pool that serves (T39)."""
 
 import contextlib
+import itertools
 import random
 import socket
 from pathlib import Path
 
 import pytest
 from tests import pool_process
+from tests.pool.server.test_strangers import heard_one_by_one
 from tests.pool_process import PatientClient, exact, made
 
 from forebay.pool import messages, wire
@@ -86,6 +88,36 @@ class Nonsense:
             self.random.choice((*NUMBERS_LARGE, *range(0, 1 << 20, 106_496)))
             for _ in range(self.random.choice((0, 1, 5)))
         ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_t39_an_ask_for_anything_is_answered(place: Path, with_disk: bool, stream: bool) -> None:
+    """Of a request that was looked up; what is no chunk of it is not promised."""
+    settings = pool_process.with_disk(place) if with_disk else pool_process.SMALL
+    chunks, chain = made("asked", 4)
+    with (
+        pool_process.serving(place, settings) as service,
+        PatientClient(service.address.path) as client,
+        socket.socket(socket.AF_UNIX) as link,
+    ):
+        client.store(chain, [chunk.payload for chunk in chunks])
+        link.settimeout(pool_process.HANG_S)
+        link.connect(service.address.path)
+        link.sendall(wire.encode(Hello(PROTOCOL, "fool")))
+        answers = heard_one_by_one(link)
+        next(answers)
+        odd = itertools.product((*NUMBERS, 3, 4, 5), (*NUMBERS, 3, 4, 5), (0, -1, 1 << 62))
+        for number, (first, count, deadline_ms) in enumerate(odd):
+            ask = messages.Ask(number, first, count, deadline_ms, stream=stream)
+            lookup = messages.Lookup(number, chain.namespace, 0, chain.shorts())
+            for sent in (lookup, ask, messages.Release(number, [])):
+                link.sendall(wire.encode(sent))
+            promise = next(each for each in answers if not isinstance(each, messages.Found))
+            assert isinstance(promise, messages.Promise)
+            start = max(0, first)
+            assert promise.total == max(0, min(4, start + max(0, count)) - start)
+            assert len(promise.offsets) == promise.total
 
 
 @pytest.mark.parametrize("with_disk", [False, True])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests import pool_process
+from tests.other_user import OTHER_UID, THIRD_UID, asked_by_other_user, needs_root
 from tests.pool.test_wire import BOMBS, CLIENT, framed
 from tests.pool_process import PatientClient
 
@@ -136,12 +137,16 @@ class StrangersDisk(Disk):
         return super().user() + 1
 
 
+@needs_root
 def test_t38_other_users_are_refused_before_a_byte_is_read(place: Path) -> None:
-    with (
-        pool_process.serving(place, world=World(StrangersDisk())) as service,
-        connected(service) as link,
-    ):
-        (answer,) = heard(link)
+    def listen() -> list[PoolMessage]:
+        with connected(service) as link:
+            return heard(link)
+
+    place.chmod(0o755)
+    settings = replace(pool_process.SMALL, allow_uid=(THIRD_UID,))  # so that all can connect
+    with pool_process.serving(place, settings) as service:
+        (answer,) = asked_by_other_user(listen, OTHER_UID)
         assert isinstance(answer, Refused)
         assert "--allow-uid" in answer.sentence
 
@@ -174,6 +179,7 @@ def test_one_connection_too_many_is_refused(place: Path) -> None:
             for link in links:
                 link.settimeout(pool_process.HANG_S)
                 link.connect(service.address.path)
+                link.sendall(HELLO)
             assert [type(answer) for answer in heard(links[-1])] == [Refused]
         finally:
             for link in links:

@@ -44,13 +44,11 @@ _QUIET_S: Final = 0.1
 _QUIET_MAX_S: Final = 10.0
 _WARM_TOKENS: Final = 320  # more than is too short to be stored
 _MARGIN: Final = 0.9  # of the time that is left: machines do not keep their speed
-_OTHER_LOAD_S: Final = 0.5
-_OTHER_LOAD_MAX: Final = 0.2
 _DRAM_BYTES: Final = 1 << 30
 _DISK_BYTES: Final = 2 << 30
 _MEMORY_BYTES: Final = 5 << 30  # two engines of 2 GB each, and the chunks
 _READY: Final = 0.2  # of all that is done, when both engines answer
-_BEFORE: Final = 0.75  # and at the restart
+_BEFORE: Final = 0.7  # and at the restart
 
 
 @dataclass(slots=True)
@@ -106,14 +104,12 @@ class _Demo:
         """Until all of them answer, telling how far each is."""
 
         def look() -> None:
-            stages = [demo_engine.stage_of(each.process.log) for each in engines.values()]
-            if len(set(stages)) == 1:
-                self.say(f"starting {' and '.join(engines)}: {stages[0]}")
-            else:
-                each = "; ".join(
-                    f"{name}: {stage}" for name, stage in zip(engines, stages, strict=True)
-                )
-                self.say(f"starting {each}")
+            stages = {
+                name: demo_engine.stage_of(each.process.log) for name, each in engines.items()
+            }
+            if len(engines) > 1 and len(set(stages.values())) == 1:
+                stages = {"both engines": stages[ALONE]}
+            self.say("starting " + "; ".join(f"{name}: {at}" for name, at in stages.items()))
 
         for each in engines.values():
             each.process.wait(look)
@@ -138,26 +134,34 @@ class _Demo:
             list(dialogs.queue(self.words, 1, "demo")) for _ in ("alone", "with the pool")
         )
         said = (
-            f"This machine reads {speed.prompt_tokens_per_s:,.0f} prompt tokens a second:"
+            f"This machine reads {speed.prompt_tokens_per_s:,.0f} prompt tokens per second:"
             f" {dialogs.hold} dialogs of {dialogs.turns} turns, with a history of"
             f" {dialogs.first_tokens:,} tokens each"
         )
-        minutes = f"{self.minutes:g} minutes"
+        minutes = f"{self.minutes:g} {'minute' if self.minutes == 1 else 'minutes'}"
         if found.fits:
             self.remark(f"{said}, fit into {minutes}.")
         else:
             needed = (self.elapsed() + found.expected_s) / 60
             self.remark(
                 f"{said}, are the least that shows anything; they take about {needed:.0f} minutes,"
-                f" more than {minutes}."
+                f" more than the {minutes} given."
             )
         return found
 
     def round(
-        self, number: int, alone: StartingServer, on: tuple[PoolProcess, StartingServer]
+        self,
+        number: int,
+        alone: StartingServer,
+        on: tuple[PoolProcess, StartingServer],
+        until: float,
     ) -> list[ComparedTurn]:
-        """One turn of every dialog, asked of both; who is asked first changes each time."""
+        """One turn of every dialog, asked of both; who is asked first changes each time.
+
+        At its end so much of all is done (0 to 1).
+        """
         pool, engine = on
+        step = (until - self.done) / (2 * len(self.alone))
         turns = []
         for at, (one, other) in enumerate(zip(self.alone, self.pooled, strict=True)):
             place = f"turn {number + 1} of {one.name} (of {len(self.alone)})"
@@ -168,6 +172,7 @@ class _Demo:
                 answers[name] = _asked(server, dialog.request())
                 dialog.add_answer(answers[name].text)
                 _wait_until_quiet(pool)
+                self.done += step
             turn = ComparedTurn(one.name, number, answers[ALONE], answers[WITH])
             turns.append(turn)
             self.note(line_of(turn))
@@ -183,8 +188,8 @@ class _Demo:
         rounds = size.dialogs.turns - 1
         for number in range(rounds):
             begun = self.elapsed()
-            turns += self.round(number, alone, on)
-            self.done = _READY + (_BEFORE - _READY) * (number + 1) / rounds
+            done = _READY + (_BEFORE - _READY) * (number + 1) / rounds
+            turns += self.round(number, alone, on, done)
             took = self.elapsed() - begun
             if 1 <= number < rounds - 1 and self.left() < 2 * took + self.ready_s:
                 self.remark(
@@ -227,7 +232,7 @@ class _Demo:
                 _wait_until_quiet(pool)
                 engine.counted()
                 last = self.alone[0].turn
-                restarted = _phase(self.round(last, alone, on), engine)
+                restarted = _phase(self.round(last, alone, on, 1.0), engine)
         return DemoReport(
             dialogs=replace(size.dialogs, turns=last + 1),
             cache_bytes=demo_engine.cache_bytes(self.context),
@@ -269,19 +274,16 @@ def run(parent: str, minutes: float, show: Show, note: Note) -> DemoReport:
 
 def line_of(turn: ComparedTurn) -> str:
     """One comparison, for whoever watches."""
-    times = f"{turn.alone.ttft_s:.2f} s without, {turn.with_pool.ttft_s:.2f} s with the pool"
+    times = f"{turn.alone.ttft_s:.2f} s without, {turn.with_pool.ttft_s:.2f} s with Forebay"
     what = f"turn {turn.number + 1} of {turn.dialog}"
     if turn.number == 0:
-        return f"{what}: {times} (new to both)"
-    return f"{what}: {times} ({in_words(turn.speedup)})"
+        return f"{what}: first token after {times} (new to both)"
+    return f"{what}: first token after {times} ({in_words(turn.speedup)})"
 
 
 def _remarks() -> list[str]:
     """What a reader of the figures must know of this machine."""
-    found = []
-    busy = machine.busy_share(_OTHER_LOAD_S)
-    if busy > _OTHER_LOAD_MAX:
-        found.append(f"Others use {busy:.0%} of this machine's processors; times will vary.")
+    found = [f"{note.capitalize()}; times will vary." for note in machine.other_load()]
     free_bytes = machine.available_memory_bytes()
     if free_bytes < _MEMORY_BYTES:
         free, needed = format_size(free_bytes), format_size(_MEMORY_BYTES)

@@ -70,7 +70,7 @@ def write(directory: Path, report: DemoReport) -> Path:
 
 
 def _headline(report: DemoReport) -> list[tuple[str, str, str]]:
-    def sooner(phase: DemoPhase, what: str) -> tuple[str, str, str]:
+    def faster(phase: DemoPhase, what: str) -> tuple[str, str, str]:
         back, times = phase.returning, phase.speedups
         alone, pool = (Spread.of(column).median for column in zip(*_ttft(back), strict=True))
         more = f"{alone:.2f} s without, {pool:.2f} s with; medians of {len(back)} turns,"
@@ -79,8 +79,8 @@ def _headline(report: DemoReport) -> list[tuple[str, str, str]]:
     turns = [*report.before.turns, *report.restarted.turns]
     equal = sum(turn.is_equal for turn in turns)
     return [
-        sooner(report.before, "sooner to the first token when a dialog comes back"),
-        sooner(report.restarted, "sooner after engine and pool were restarted, from NVMe"),
+        faster(report.before, "faster to the first token when a dialog comes back"),
+        faster(report.restarted, "faster after engine and pool were restarted, from NVMe"),
         (
             f"{equal} of {len(turns)}",
             "answers are the same, word for word",
@@ -127,8 +127,8 @@ def _figures(report: DemoReport) -> Table:
     own = (f"{again.own_ttft_s:.2f}", f"{again.pool_ttft_s:.2f}", "last turns once more")
     rows += [
         ("own prefix cache, or the pool, s", *own),
-        ("a token after the first, ms", _tpot(off), _tpot(on), "median"),
-        ("requests a second", f"{off.req_s:.2f}", f"{on.req_s:.2f}", "before the restart"),
+        ("per token after the first, ms", _tpot(off), _tpot(on), "median"),
+        ("requests per second", f"{off.req_s:.2f}", f"{on.req_s:.2f}", "before the restart"),
         ("prompt tokens recomputed", _recomputed(off), _recomputed(on), "before the restart"),
         ("", _recomputed(after.off), _recomputed(after.on), "after it"),
     ]
@@ -189,7 +189,7 @@ def _turns(report: DemoReport) -> Table:
     ]
     groups = [("", 2), ("prompt tokens", 3), ("first token, s", 2), ("", 2)]
     head = ["", "", "in all", *["computed alone", "with Forebay"], "alone", "with Forebay"]
-    return Table([*head, "sooner", "same answer"], rows, [0, 1], groups)
+    return Table([*head, "faster", "same answer"], rows, [0, 1], groups)
 
 
 def _evidence(report: DemoReport) -> Table:

@@ -50,7 +50,7 @@ class ComparedTurn(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """How many times sooner the pool's engine began to answer."""
+        """How many times faster the pool's engine began to answer."""
         return self.alone.ttft_s / self.with_pool.ttft_s
 
     @property
@@ -93,7 +93,7 @@ class DemoPhase:
 
     @property
     def speedups(self) -> Spread:
-        """How many times sooner a returning turn began, pair by pair."""
+        """How many times faster a returning turn began, pair by pair."""
         return Spread.of(turn.speedup for turn in self.returning)
 
     @property
@@ -168,8 +168,8 @@ class DemoReport:
 
 
 def in_words(speedup: float) -> str:
-    """Such as 6.5 times sooner."""
-    return f"{speedup:.1f} times sooner" if speedup >= 1 else f"{1 / speedup:.1f} times later"
+    """Such as 6.5 times faster."""
+    return f"{speedup:.1f} times faster" if speedup >= 1 else f"{1 / speedup:.1f} times slower"
 
 
 def _step(finished: list[FinishedRequest], moved: PoolFigures | None = None) -> LoadStep:

@@ -25,8 +25,6 @@ from forebay.settings import DiskSetting, Settings
 from forebay.sys.scratch import scratch
 
 Say = Callable[[str], None]  # what is being done, for whoever watches
-_OTHER_LOAD_S: Final = 1.0
-_OTHER_LOAD_MAX: Final = 0.2
 _SHARES_S: Final = 900.0  # until an engine shares: it hashes its model's weights first
 _SHARES_LOOK_S: Final = 0.5
 _SHARES_TOKENS: Final = 1600  # more than a chunk
@@ -48,10 +46,6 @@ class StartingServer(NamedTuple):
     target: Target
     counted: Counted
     commands: tuple[str, ...]
-
-    def opened(self) -> OpenServer:
-        """The same, once it answers."""
-        return OpenServer(self.target, self.counted, self.commands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +74,7 @@ class StartedServer:
     @contextlib.contextmanager
     def opened(self, say: Say) -> Iterator[OpenServer]:
         """The server, its caches empty, and its pool; a StartupError says why not."""
-        notes = _other_load()
+        notes = machine.other_load()
         with contextlib.ExitStack() as stack:
             pool = None
             if self.has_pool:
@@ -90,22 +84,16 @@ class StartedServer:
                     for disk in self.disks
                 ]
                 pool = stack.enter_context(processes.running_pool(self.engine.settings.dram, disks))
-            opened = stack.enter_context(self.on(pool, say))
-            yield opened._replace(notes=notes)
-
-    @contextlib.contextmanager
-    def on(self, pool: PoolProcess | None, say: Say) -> Iterator[OpenServer]:
-        """The server on a pool that runs, or on none."""
-        say(f"starting {self.name}")
-        with self.starting(pool) as begun:
+            say(f"starting {self.name}")
+            begun = stack.enter_context(self.starting(pool))
             begun.process.wait()
             if pool is not None:
                 wait_until_sharing(begun.target, begun.counted, say)
-            yield begun.opened()
+            yield OpenServer(begun.target, begun.counted, begun.commands, notes)
 
     @contextlib.contextmanager
     def starting(self, pool: PoolProcess | None) -> Iterator[StartingServer]:
-        """The same before it answers: several may load their models at the same time."""
+        """The server before it answers: several may load their models at the same time."""
         port = processes.free_port()
         wanted = self.engine
         transfer = None if pool is None else vllm.transfer_config(wanted.settings, pool.socket)
@@ -155,19 +143,11 @@ class RunningServer:
 Variant = StartedServer | RunningServer
 
 
-def _other_load() -> tuple[str, ...]:
-    """A note where somebody else is using the processors: such a comparison says little."""
-    busy = machine.busy_share(_OTHER_LOAD_S)
-    if busy <= _OTHER_LOAD_MAX:
-        return ()
-    return (f"{busy:.0%} of the machine was in use by others before it began",)
-
-
 def wait_until_sharing(
     target: Target, counted: Counted, say: Say, tokens: int = _SHARES_TOKENS
 ) -> None:
     """Ask until the pool has stored something: an engine hashes its weights first."""
-    say("waiting until the engine shares")
+    say("waiting until the engine has stored its first chunk")
     counted()
     until = time.monotonic() + _SHARES_S
     attempt = 0

@@ -11,6 +11,7 @@ from forebay.bench.load.client import Completion, Target
 from forebay.bench.load.clients import ClientGroup, ClientsResult, FinishedRequest, run_clients
 from forebay.bench.load.sessions import SyntheticText
 from forebay.bench.load.workloads import Workload
+from forebay.bench.report.formatting import clients_of
 from forebay.bench.result.format import LoadResult, LoadStep, PoolFigures
 from forebay.bench.result.summary import step_of
 from forebay.plan.measured import Sla
@@ -69,7 +70,7 @@ async def measure(  # noqa: PLR0917 - each is another thing
     begun = time.perf_counter()
     counted()
     for place, clients in enumerate(plan.clients):
-        on_finished = _shown(show, _named(clients), place / len(plan.clients))
+        on_finished = _shown(show, clients_of(clients), place / len(plan.clients))
         queue = plan.workload.queue(words, clients, f"{plan.seed}/{clients}")
         group = ClientGroup(clients, plan.workload.hold, seconds=plan.seconds)
         async with server.watched(target.endpoint) as watch:
@@ -106,18 +107,14 @@ def _why_end(run: LoadRun, plan: LoadPlan, clients: int) -> str:
     step = run.step(clients)
     if not step.requests:
         kinds = ", ".join(f"{count} {kind}" for kind, count in step.errors_by_kind.items())
-        return f"nothing was answered at {_named(clients)} ({kinds or 'nothing was asked'})"
+        return f"nothing was answered at {clients_of(clients)} ({kinds or 'nothing was asked'})"
     if clients == plan.clients[-1] or not plan.stops_early:
         return ""
     sla = plan.bounds
     latest = [run.step(count) for count in list(run.measured)[-LONG_BROKEN_STEPS:]]
     is_far = step.tpot_ms is not None and step.tpot_ms.mean > LONG_BROKEN_FACTOR * sla.tpot_ms
     is_long = len(latest) == LONG_BROKEN_STEPS and not any(s.meets(sla) for s in latest)
-    return f"the SLA was long broken at {_named(clients)}" if is_far or is_long else ""
-
-
-def _named(clients: int) -> str:
-    return "1 client" if clients == 1 else f"{clients} clients"
+    return f"the SLA was long broken at {clients_of(clients)}" if is_far or is_long else ""
 
 
 def _notes(runs: Sequence[LoadRun]) -> tuple[str, ...]:

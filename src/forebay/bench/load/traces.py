@@ -4,12 +4,11 @@ Traces have no text, only which blocks of a prompt are equal: each block becomes
 are equal exactly where the trace says so. docs/bench.md has the formats.
 """
 
-import lzma
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -23,35 +22,12 @@ from forebay.bench.load.sessions import (
 )
 from forebay.bench.load.workloads import Workload
 from forebay.errors import SettingsError
-
-LINES_MAX: Final = 1_000_000
-LINE_BYTES_MAX: Final = 64 << 20
-CHAT_BLOCK_TOKENS: Final = 512
-_Count = Annotated[int, msgspec.Meta(ge=0, le=10**7)]
-_Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-
-
-class _AgentRequest(msgspec.Struct, rename={"tokens": "in", "out_tokens": "out"}):
-    t: _Time = 0.0
-    type: str = ""
-    tokens: _Count = 0
-    out_tokens: _Count = 0
-    think_time: _Time = 0.0
-    hash_ranges: list[tuple[_Count, _Count]] = []
-    requests: list["_AgentRequest"] = []  # of a sub-agent
-
-
-class _AgentSession(msgspec.Struct):
-    id: str
-    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-    requests: list[_AgentRequest]
-
-
-class _ChatRequest(msgspec.Struct):
-    timestamp: _Time
-    input_length: _Count
-    output_length: _Count
-    hash_ids: list[int]
+from forebay.sim.trace_file import (
+    CONVERSATION_BLOCK_TOKENS,
+    AgentSession,
+    ConversationRequest,
+    read_lines,
+)
 
 
 class _OwnLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,18 +84,19 @@ class AgentTrace(_Trace):
         del clients
         found = (
             _session(row.id, prompts, block, _BlockTexts(words, f"{seed}/{row.id}"))
-            for row in _read(self.trace, _AgentSession)
+            for row in read_lines(self.trace, AgentSession)
             for block in [self.block_tokens or row.block_size]
             if (prompts := self._prompts(row)) and self._fit(prompts, block)
         )
         return _limited(found, self.sessions, self.trace)
 
-    def _prompts(self, row: _AgentSession) -> list[_Prompt]:
+    def _prompts(self, row: AgentSession) -> list[_Prompt]:
         """In order of time, sub-agents among them."""
         prompts = []
-        for _, request in sorted(_flat(row.requests, 0.0), key=lambda pair: pair[0]):
-            ids = chain.from_iterable(range(low, high + 1) for low, high in request.hash_ranges)
-            prompt = self._prompt(ids, request.tokens, request.out_tokens, row.block_size)
+        for _, request in row.in_order():
+            prompt = self._prompt(
+                request.blocks(), request.tokens, request.out_tokens, row.block_size
+            )
             prompts.append(replace(prompt, pause_s=request.think_time * self.think))
         return prompts
 
@@ -132,8 +109,8 @@ class ChatTrace(_Trace):
 
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         del clients
-        rows = sorted(_read(self.trace, _ChatRequest), key=lambda row: row.timestamp)
-        block = self.block_tokens or CHAT_BLOCK_TOKENS
+        rows = sorted(read_lines(self.trace, ConversationRequest), key=lambda row: row.timestamp)
+        block = self.block_tokens or CONVERSATION_BLOCK_TOKENS
         shared = _BlockTexts(words, seed)  # an id means the same in every request
         found = (
             _session(f"request {number}", [prompt], block, shared)
@@ -142,9 +119,9 @@ class ChatTrace(_Trace):
         )
         return _limited(found, self.sessions, self.trace)
 
-    def _timed(self, row: _ChatRequest) -> _Prompt:
+    def _timed(self, row: ConversationRequest) -> _Prompt:
         lengths = row.input_length, row.output_length
-        prompt = self._prompt(row.hash_ids, *lengths, CHAT_BLOCK_TOKENS)
+        prompt = self._prompt(row.hash_ids, *lengths, CONVERSATION_BLOCK_TOKENS)
         return replace(prompt, at_s=row.timestamp / 1000 * self.think)
 
 
@@ -160,7 +137,7 @@ class RequestFile(Workload):
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         # The text is the user's, so every step asks the same.
         del words, clients, seed
-        rows = _read(self.file, _OwnLine)
+        rows = read_lines(self.file, _OwnLine)
         made = (self._session(number, row) for number, row in enumerate(rows, 1))
         return _limited(made, self.sessions, self.file)
 
@@ -212,44 +189,9 @@ class _BlockTexts:
         return self.known[block]
 
 
-def _flat(requests: list[_AgentRequest], start_s: float) -> Iterator[tuple[float, _AgentRequest]]:
-    for request in requests:
-        at_s = start_s + request.t
-        if request.type == "subagent":
-            yield from _flat(request.requests, at_s)
-        else:
-            yield at_s, request
-
-
-_Row = TypeVar("_Row")
-
-
 def _limited(found: Iterator[ChatSession], count: int | None, path: Path) -> Iterator[ChatSession]:
     """At most so many sessions; a SettingsError if there is none at all."""
     first = next(found, None)
     if first is None:
         raise SettingsError(f"{path} has nothing to ask within --prompt-tokens-max.")
     return islice(chain([first], found), count)
-
-
-def _read(path: Path, kind: type[_Row]) -> list[_Row]:
-    """Every line of a file, plain or `.xz`; a SettingsError says which one is wrong."""
-    decode: Callable[[bytes], _Row] = msgspec.json.Decoder(kind).decode
-    rows: list[_Row] = []
-    try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX), b""), 1):
-                if not line.strip():
-                    continue
-                if number > LINES_MAX:
-                    raise SettingsError(f"{path} has more than {LINES_MAX:,} lines.")
-                rows.append(decode(line))
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise SettingsError(f"{path} cannot be read ({error}).") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SettingsError(
-            f"line {len(rows) + 1} of {path} is not as docs/bench.md says: {error}."
-        ) from None
-    if not rows:
-        raise SettingsError(f"{path} is empty.")
-    return rows

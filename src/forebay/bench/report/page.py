@@ -15,7 +15,7 @@ from forebay.report.text import Section
 
 _KEY = (
     "Bold: operating point, the last step before the first violation. Red: beyond the SLA. Gain:"
-    " requests a second over those of the first column."
+    " requests per second over those of the first column."
 )
 
 

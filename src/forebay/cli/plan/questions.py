@@ -127,10 +127,12 @@ def _kv(arguments: Arguments) -> Answer:
 
 def _add_gpus(parser: Parser) -> None:
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--target-tps", type=float, metavar="T", help="output tokens a second")
-    target.add_argument("--target-req-s", type=float, metavar="R", help="requests a second")
+    target.add_argument("--target-tps", type=float, metavar="T", help="output tokens per second")
+    target.add_argument("--target-req-s", type=float, metavar="R", help="requests per second")
     measured = parser.add_mutually_exclusive_group(required=True)
-    measured.add_argument("--measured-tps", type=float, metavar="M", help="output tokens a second")
+    measured.add_argument(
+        "--measured-tps", type=float, metavar="M", help="output tokens per second"
+    )
     measured.add_argument("--bench", type=Path, metavar="FILE", help="a benchmark result (JSON)")
     parser.add_argument("--measured-gpus", type=int, required=True, metavar="G", help="it ran on")
     parser.add_argument(

@@ -172,7 +172,7 @@ def breakeven_section(found: Breakeven) -> Section:
             (
                 f"Recomputing {found.tokens:,} tokens takes {found.recompute_ms:,.1f} ms; loading"
                 f" them wins above {drive_size(found.even_bytes_s)}/s"
-                " (prefill rate x bytes a token)."
+                " (prefill rate x bytes per token)."
             ),
             "load time = latency + bytes / bandwidth; recompute time = tokens / prefill rate.",
         ],

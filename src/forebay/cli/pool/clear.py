@@ -6,6 +6,7 @@ from typing import Final
 from forebay.cli.flags import Commands
 from forebay.cli.pool import running
 from forebay.errors import SettingsError, StartupError
+from forebay.pool.messages import NAMESPACE_RULE, is_namespace
 
 _TIMEOUT_S: Final = 600.0  # what a pool may take to erase all of its drives
 _EPILOG = """\
@@ -27,7 +28,7 @@ def add(commands: Commands) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument(
-        "--namespace", metavar="HEX", help="the first digits of a namespace, at least 8"
+        "--namespace", metavar="HEX", help="the first 8 to 64 hex digits of a namespace"
     )
     parser.add_argument("--all", action="store_true", help="everything")
     running.add_socket(parser)
@@ -35,10 +36,12 @@ def add(commands: Commands) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    if (parsed.namespace is None) != parsed.all or parsed.namespace == "":
+    if (parsed.namespace is None) != parsed.all:
         raise SettingsError("say what to delete: either --namespace HEX or --all.")
+    if parsed.namespace is not None and not is_namespace(parsed.namespace):
+        raise SettingsError(f"--namespace: {NAMESPACE_RULE}")
     with running.client_of(parsed) as client:
-        done = running.answered(client.clear(parsed.namespace or "", _TIMEOUT_S), _TIMEOUT_S)
+        done = running.answered(client.clear(parsed.namespace, _TIMEOUT_S), _TIMEOUT_S)
     if not done.ok:
         raise StartupError(done.sentence)
     print(done.sentence)

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from forebay.cli import flags
 from forebay.errors import StartupError
 from forebay.pool.client import Client
-from forebay.pool.client.session import REFUSED
+from forebay.pool.client.session import REFUSED, UNTRUSTED
 from forebay.pool.service import socket_path
 from forebay.tiers.contract import Miss, MissReason
 
@@ -16,19 +16,19 @@ _Answer = TypeVar("_Answer")
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
-    """`--socket` and `--config`."""
-    flags.add_settings(parser, ["socket"])
+    """`--socket`, `--allow-uid` and `--config`."""
+    flags.add_settings(parser, ["socket", "allow_uid"])
 
 
 def client_of(parsed: argparse.Namespace) -> Client:
     """A client of the pool that the settings name; a StartupError if there is none."""
     settings = flags.read_settings(parsed)
-    client = Client(socket_path(settings))
+    client = Client(socket_path(settings), pool_uids=settings.allow_uid, is_operator=True)
     if client.join(TIMEOUT_S):
         return client
     why = client.why
     client.close()
-    if why.startswith(REFUSED):
+    if why.startswith((REFUSED, UNTRUSTED)):
         raise StartupError(why)
     start = ["forebay", "pool", *(["--socket", settings.socket] if settings.socket else [])]
     raise StartupError(f"{why.rstrip('.')}; start one with: {shlex.join(start)}")

@@ -62,6 +62,14 @@ def add_flags(parser: Parser) -> None:
         metavar="SECONDS",
         help="end after so many seconds without an engine (default: never)",
     )
+    parser.add_argument(
+        "--operator-uid",
+        action="append",
+        default=[],
+        metavar="ID",
+        type=flags.typed(int, "a user id"),
+        help="a user, besides the pool's own and root, who may clear and resize it",
+    )
     parser.add_argument(LOCK_FLAG, type=int, help=argparse.SUPPRESS)  # an engine started us
 
 
@@ -78,7 +86,12 @@ def serve(
     linger_s = None if parsed.linger is None else _seconds(parsed.linger)
     settings = flags.read_settings(parsed)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    service = Service.open(settings, world=world, lock=parsed.inherited_lock)
+    service = Service.open(
+        settings,
+        world=world,
+        lock=parsed.inherited_lock,
+        operator_uids=parsed.operator_uid,
+    )
 
     def end(_number: int, _frame: FrameType | None) -> None:
         service.stop()

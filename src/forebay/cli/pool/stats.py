@@ -54,4 +54,9 @@ def _lines(prefix: str, value: object) -> Iterator[tuple[str, str]]:
         yield prefix, format_size(value)
     else:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        yield prefix, f"{value:,}" if is_number else str(value)
+        yield prefix, f"{value:,}" if is_number else _printable(value)
+
+
+def _printable(value: object) -> str:
+    """A value as text; of a path that is not UTF-8, the odd bytes are escaped."""
+    return str(value).encode(errors="backslashreplace").decode()

@@ -20,7 +20,7 @@ from forebay.engines.scheduling.lookups import Lookups
 from forebay.engines.scheduling.request import TrackedRequest
 from forebay.engines.scheduling.request_load import FAILED, LOADING, LoadProgress
 from forebay.pool.client.session import PoolSession
-from forebay.pool.messages import Promise, Release
+from forebay.pool.messages import Promise, Release, in_batches
 from forebay.record.region import short
 
 _LOAD_S: Final = 30.0  # a load that has not all arrived by then has failed
@@ -121,8 +121,9 @@ class EngineLoads:
             if part is None:
                 continue  # of a lost session
             self._landing[part.lookup].parts -= 1
-            if part.chunks and part.lookup in self._lookups:
-                self._pool.post(Release(part.lookup, part.chunks))
+            if part.lookup in self._lookups:
+                for chunks in in_batches(part.chunks):
+                    self._pool.post(Release(part.lookup, chunks))
             self._release(part.lookup)
 
     def ended(self, tracked: TrackedRequest, *, failed: bool) -> bool:

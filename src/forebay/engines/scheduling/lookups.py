@@ -29,7 +29,7 @@ from forebay.engines.scheduling.request_load import (
 )
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import is_promise_for, is_ready_for
-from forebay.pool.messages import Ask, Cancel, Found, Lookup, Promise, Ready
+from forebay.pool.messages import KEYS_MAX, Ask, Cancel, Found, Lookup, Promise, Ready
 from forebay.record.region import short
 
 _GRACE_S: Final = 0.5
@@ -108,7 +108,7 @@ class Lookups:
         self._numbers += 1
         load.look_up(self._numbers, time.monotonic())
         self._by_number[load.number] = tracked
-        keys = b"".join(map(short, tracked.keys))
+        keys = b"".join(map(short, tracked.keys[:KEYS_MAX]))
         root = tracked.root
         self._pool.post(Lookup(load.number, root.namespace, root.group, keys))
         self._counts["lookups"] += 1
@@ -215,7 +215,7 @@ class Lookups:
                 return self._missed(load, "too_many_asking")
             known = self._wanted(tracked, first)
             if known * self._shape.chunk_tokens - load.computed < limits.min_tokens:
-                return self._missed(load, "computed_sooner")
+                return self._missed(load, "computing_is_faster")
             self._ask(load, first, known)
         if load.state is ASKED and load.number not in self._estimate:
             wait(lambda: load.state is not ASKED)  # drives take longer than we may wait

@@ -9,7 +9,8 @@ One chunk's store, which only `EngineStores` moves on:
     OFFERED ──slot──► HAS_SLOT ──told to the workers──► COPYING ──report──► committed or aborted
        │                 └──── its step cannot be built: aborted    └── no report in 30 s: aborted
        ├──have, no, later────► over; after `later` it is offered again
-       └──its blocks are free and a step passes──► DROPPED: a slot that comes goes back at once
+       └──its blocks are free and a step passes, or the cache is reset──► DROPPED: a slot that
+          comes goes back at once
 
 Blocks are never held back. A chunk whose request has ended, or was preempted, is whole until the
 forward of the very next step; if the pool has not answered by then, it is dropped and counted.
@@ -186,6 +187,17 @@ class EngineStores:
         """Stores could not be told to the workers: those whose blocks are free are over."""
         self._drop(lambda offer: offer.is_freed)
 
+    def drop_offers(self) -> None:
+        """Blocks may hold something else from now on: what workers were not told of is over.
+
+        A request that goes on offers it again when it is computed again.
+        """
+        for offers in (self._with_slot, *(batch.offers for batch in self._batches)):
+            for offer in offers:
+                if offer.state is not DROPPED:
+                    offer.tracked.store.lacks(offer.chunk)
+        self._drop(lambda _: True)
+
     def drop_all(self) -> None:
         """A step could not be built: whose block is whose is not known any more."""
         self._drop(lambda _: True)
@@ -236,13 +248,13 @@ class EngineStores:
 
     def _drop(self, is_over: Callable[[_Offer], bool]) -> None:
         """Nothing of this is copied any more; what is being copied goes on."""
-        gone = [offer for offer in self._with_slot if is_over(offer)]
-        self._with_slot = [offer for offer in self._with_slot if not is_over(offer)]
-        self._pool.abort(self._pool.generation, [offer.piece.offset for offer in gone])
         for batch in self._batches:
             for offer in batch.offers:
                 if is_over(offer):
                     offer.state = DROPPED
+        gone = [offer for offer in self._with_slot if is_over(offer)]
+        self._with_slot = [offer for offer in self._with_slot if not is_over(offer)]
+        self._pool.abort(self._pool.generation, [offer.piece.offset for offer in gone])
 
     def _give_up(self, now: float) -> None:
         """No worker has said what became of these copies: whoever made them is long done."""

@@ -2,6 +2,8 @@
 
 One class for 0.26 to 0.32. Loads are asynchronous only; nothing it does can fail a request, but for
 a device that does not copy what a forward is already built on: then the engine ends (`boundary`).
+Nor does it keep vLLM from starting, unless it is told to: by `strict`, by `no_pool=fail`, or by a
+setting that cannot be meant.
 """
 
 import logging
@@ -55,20 +57,46 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerConnector | None = None
         self._weights: WeightsHash | None = None
         self._is_scheduler = role is KVConnectorRole.SCHEDULER
+        self.obstacle: Obstacle | None = None
+        self._must_begin = self.settings.strict or self.settings.no_pool == "fail"
+        begin = partial(self._begin, vllm_config, kv_cache_config)
+        if self._must_begin:
+            begin()
+        else:
+            self.boundary.call(self._give_up, begin)
+
+    def _begin(self, config: Any, cache: Any) -> None:
+        """Judge the configuration, and join. StartupError only where it is to end the engine."""
+        try:
+            self._start(config, cache)
+        except StartupError as error:
+            if self._must_begin:
+                raise
+            self.obstacle = Obstacle(SharingState.NO_POOL, str(error).removesuffix("."))
+            self._disable(self.obstacle)
+
+    def _give_up(self) -> None:
+        """What was begun has failed, as the boundary has logged: serve as without Forebay."""
+        self._scheduler = self._worker = None
+        self.obstacle = Obstacle(SharingState.NO_POOL, "it could not begin")
+        self._disable(self.obstacle)
+
+    def _start(self, config: Any, cache: Any) -> None:
         # Both sides judge the configuration, alike; what they know of the machine may differ, so
         # only the scheduler's looks at that.
-        self.obstacle = identity.declined(vllm_config, kv_cache_config)
-        directory = self._weights_directory(vllm_config) if self._is_scheduler else ""
+        self.obstacle = identity.declined(config, cache)
+        directory = self._weights_directory(config) if self._is_scheduler else ""
         if self.obstacle is not None:
             self._disable(self.obstacle)
             return
-        self._shape = identity.geometry(vllm_config, kv_cache_config, self.settings.chunk_tokens)
+        self._shape = identity.geometry(config, cache, self.settings.chunk_tokens)
         clock = Clock()
         if self._is_scheduler:
-            vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
-            self._start_scheduler(vllm_config, clock, directory)
+            config.kv_transfer_config.kv_load_failure_policy = "recompute"
+            self._start_scheduler(config, clock, directory)
         else:
-            self._worker = WorkerConnector(service.socket_path(self.settings), self._shape, clock)
+            path, uids = service.socket_path(self.settings), self.settings.allow_uid
+            self._worker = WorkerConnector(path, self._shape, clock, uids)
 
     def _weights_directory(self, config: Any) -> str:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
@@ -88,7 +116,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             _log.warning(_DISABLED, obstacle.sentence)
 
     def _start_scheduler(self, config: Any, clock: Clock, directory: str) -> None:
-        socket_path = service.join_or_start(self.settings)
+        socket_path = self._find_pool()
         self._model = str(config.model_config.model)
         self._namespace = identity.Namespace(config, self._cache, self._shape)
         if self.settings.weights_id:
@@ -99,10 +127,25 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
         limits = LoadLimits(max(1, wanted.min_tokens), *times, always_load=_always_load(config))
         # The scheduler's side never touches the slab; its workers map it.
-        session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S)
+        uids = wanted.allow_uid
+        session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S, pool_uids=uids)
         self._scheduler = SchedulerConnector(session, self._shape, limits)
         self._scheduler.join()
         self._identify()
+
+    def _find_pool(self) -> str:
+        """Where the pool is, joined or started if it can be; it is looked for again while serving.
+
+        StartupError where there can be none at all, or one is demanded.
+        """
+        path = service.socket_path(self.settings)
+        try:
+            return service.join_or_start(self.settings)
+        except StartupError as error:
+            if self._must_begin:
+                raise
+            _log.warning("%s Serving without a pool until one answers at %s.", error, path)
+            return path
 
     def _failed(self) -> None:
         """A call behind the boundary has failed: that counts against the pool's budget too."""
@@ -192,7 +235,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     @bounded(lambda: True)
     def reset_cache(self) -> bool:
-        """The weights may be new: begin a namespace of our own. Nothing is deleted."""
+        """Pages may hold something else from now on: what is offered of them is not stored.
+
+        The weights may be new too: begin a namespace of our own, unless it is to be kept. Nothing
+        is deleted.
+        """
+        if self._scheduler is not None:
+            self._scheduler.drop_offers()
         if self._scheduler is not None and not self.settings.keep_on_reset:
             self._namespace.retreat()
             self._scheduler.root = None

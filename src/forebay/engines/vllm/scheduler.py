@@ -178,6 +178,13 @@ class SchedulerConnector:
         self._taken_counts.update(news)
         return {name: n for name, n in news.items() if n}
 
+    def drop_offers(self) -> None:
+        """The engine's memory may hold something else from now on: nothing of before is stored.
+
+        What the workers were told to copy they have copied before they heard of anything later.
+        """
+        self._stores.drop_offers()
+
     def reset(self) -> None:
         """Nothing that was looked up before counts any more."""
         for tracked in list(self._requests.values()):

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from forebay.pool.messages import ChunkRun
+from forebay.pool.messages import KEYS_MAX, ChunkRun
 from forebay.record.header import KEY_BYTES, NAMESPACE_BYTES, ROOT
 from forebay.record.region import SHORT_KEY_BYTES
-
-KEYS_MAX: Final = 200_000  # in a lookup: 3.2 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class Chain:
         assert all(len(key) == KEY_BYTES for key in self.keys)
 
     def shorts(self) -> bytes:
-        """The keys as a lookup carries them; those that no frame holds are not looked up."""
+        """The keys as a lookup carries them; those that no message may have are not looked up."""
         return b"".join([key[:SHORT_KEY_BYTES] for key in self.keys[:KEYS_MAX]])
 
     def runs(self, lengths: Sequence[tuple[int, int]]) -> list[ChunkRun]:

@@ -5,12 +5,11 @@ it anew. A client belongs to one thread. After a fork, the child's copy joins fo
 """
 
 import contextlib
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
-
-import msgspec
 
 from forebay.pool import messages
 from forebay.pool.client.calls import Calls
@@ -21,6 +20,7 @@ from forebay.pool.client.slab import views_of
 from forebay.pool.client.storing import StoreCall
 from forebay.pool.client.streaming import StreamCall
 from forebay.pool.messages import (
+    NAMESPACE_RULE,
     Ask,
     Cancel,
     Clear,
@@ -31,6 +31,7 @@ from forebay.pool.messages import (
     Resize,
     StatsQuery,
     StatsReply,
+    is_namespace,
 )
 from forebay.sys.clock import Clock
 from forebay.tiers.contract import Miss, MissReason
@@ -45,10 +46,22 @@ _Answer = TypeVar("_Answer", bound=PoolMessage)
 class Client:
     """One member of a pool."""
 
-    def __init__(self, socket: str, clock: Clock | None = None) -> None:
-        """Nothing is joined yet; `socket` is a path (`forebay.pool.service.socket_path`)."""
+    def __init__(
+        self,
+        socket: str,
+        clock: Clock | None = None,
+        *,
+        pool_uids: Collection[int] = (),
+        is_operator: bool = False,
+    ) -> None:
+        """Nothing is joined yet; `socket` is a path (`forebay.pool.service.socket_path`).
+
+        `pool_uids` are users, besides this one and root, whose pool is trusted. An operator only
+        looks, clears and resizes: it neither loads nor stores, and maps no memory.
+        """
         self._clock = clock or Clock()
-        self._session = PoolSession(socket, self._clock)
+        self._session = PoolSession(socket, self._clock, pool_uids=pool_uids)
+        self._session.is_operator = is_operator
         self._calls = Calls(self._session, self._clock)
         self._process = os.getpid()
 
@@ -142,9 +155,10 @@ class Client:
         if isinstance(reply, Miss):
             return reply
         try:
-            return msgspec.json.decode(reply.json, type=dict[str, object])
-        except msgspec.MsgspecError:
+            numbers = json.loads(reply.json)
+        except (ValueError, RecursionError):
             return Miss(MissReason.CORRUPT)
+        return numbers if isinstance(numbers, dict) else Miss(MissReason.CORRUPT)
 
     def resize(
         self,
@@ -156,8 +170,10 @@ class Client:
         wish = Resize(-1 if dram_bytes is None else dram_bytes, list(disk))
         return self._operate(wish, timeout_s)
 
-    def clear(self, namespace: str, timeout_s: float = TIMEOUT_S) -> AdminOutcome | Miss:
-        """Delete a namespace (the first hex digits of it), or everything: ''."""
+    def clear(self, namespace: str | None, timeout_s: float = TIMEOUT_S) -> AdminOutcome | Miss:
+        """Delete a namespace, named by its first 8 to 64 hex digits, or everything: None."""
+        if namespace is not None and not is_namespace(namespace):
+            return AdminOutcome(ok=False, sentence=NAMESPACE_RULE)
         return self._operate(Clear(namespace), timeout_s)
 
     def close(self) -> None:

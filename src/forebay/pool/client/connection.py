@@ -96,4 +96,4 @@ class PoolConnection:
                     return
                 del self._output[:count]
         except OSError:
-            self.close()
+            self._output.clear()  # the pool hung up; `pump` reads what it said, then the end

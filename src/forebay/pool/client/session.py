@@ -6,15 +6,20 @@ back by its own rules what it had lent to the old one; but what it had *promised
 keeps pinned until it hears `Settled` of that name. That is said here, once nobody reads any more
 what was promised, and said again after every join, since a connection may be lost with it.
 
+A pool is trusted before a byte is sent to it: its socket lies where nobody else can put one, and
+the process that listens there is this user's, root's, or that of a user who was named.
+
 The next slab is mapped only after the last one is unmapped, so that host memory is never counted
 twice.
 """
 
 import os
 import secrets
-from collections.abc import Iterable
+import socket
+from collections.abc import Collection, Iterable
 from typing import Final
 
+from forebay.pool import address
 from forebay.pool.client.connection import PoolConnection
 from forebay.pool.client.slab import MappedSlab, map_slab
 from forebay.pool.messages import (
@@ -26,11 +31,13 @@ from forebay.pool.messages import (
     Refused,
     Settled,
     Welcome,
+    in_batches,
 )
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
 
 REFUSED: Final = "the pool refuses: "  # begins `why` where asking again is no use
+UNTRUSTED: Final = "the pool is not trusted: "  # likewise
 _WELCOME_S: Final = 2.0  # a pool that has not welcomed us by then is left alone
 _UNANSWERED_PAUSE_S: Final = 0.5  # for so long
 _NAMES_MAX: Final = 16  # lost sessions; of older ones the pool hears when this process ends
@@ -47,17 +54,23 @@ class PoolSession:
         engine: str = "",
         maps_slab: bool = True,
         retry_s: float = 0.0,
+        pool_uids: Collection[int] = (),
     ) -> None:
-        """Nothing is joined yet. `engine` is the name to join under; empty: a new one each time."""
+        """Nothing is joined yet. `engine` is the name to join under; empty: a new one each time.
+
+        `pool_uids` are users, besides this one and root, whose pool is trusted.
+        """
         self.why = ""  # in one sentence, while there is no pool
         self.engine = ""  # our name in the pool
         self.generation = 0  # of its slab; 0: not joined
         self.slab: MappedSlab | None = None  # while it is mapped, also after the session is lost
         self.connection: PoolConnection | None = None
+        self.is_operator = False  # set before joining: it only looks, clears and resizes
         self._socket_path = socket_path
         self._clock = clock
         self._name = engine
         self._maps_slab = maps_slab
+        self._pool_uids = frozenset(pool_uids)
         self._retry_s = retry_s  # between attempts to join
         self._retry_at = 0.0
         self._connected_at = 0.0
@@ -102,8 +115,7 @@ class PoolSession:
 
     def abort(self, generation: int, answers: Iterable[int]) -> None:
         """Give back the slots among these answers to a `Reserve`: they will not be filled."""
-        offsets = [answer for answer in answers if answer >= 0]
-        if offsets:
+        for offsets in in_batches([answer for answer in answers if answer >= 0]):
             self.post(Abort(generation, offsets))
 
     def take(self, until: float) -> PoolMessage | None:
@@ -165,18 +177,35 @@ class PoolSession:
             self.why = "what was loaded from a pool that went away is still being read."
             return
         self._retry_at = now + self._retry_s
-        try:
-            connection = sockets.connect(self._socket_path)
-        except OSError as error:
-            self.why = f"no pool answers at {self._socket_path} ({error.strerror})."
+        connection = self._trusted_connection()
+        if isinstance(connection, str):
+            self.why = connection
             return
         self.why = "the pool has not answered yet."
-        self.engine = self._name or secrets.token_hex(8)
+        self.engine = self._name or secrets.token_hex(16)
         self.connection, self._connected_at = PoolConnection(connection, self._clock), now
-        self.post(Hello(PROTOCOL, self.engine))
+        self.post(Hello(PROTOCOL, self.engine, self.is_operator))
+
+    def _trusted_connection(self) -> socket.socket | str:
+        """A connection to a pool that may be believed, or in one sentence why there is none."""
+        path, uids = self._socket_path, self._pool_uids
+        try:
+            unsafe = address.why_unsafe(path, uids)
+            if unsafe is not None:  # verify: socket directory
+                return f"{UNTRUSTED}{unsafe}."
+            connection = sockets.connect(path)
+        except OSError as error:
+            return f"no pool answers at {path} ({error.strerror})."
+        uid = sockets.peer_of(connection).uid
+        if uid not in address.trusted_uids(uids):  # verify: pool's user
+            connection.close()
+            return f"{UNTRUSTED}user {uid} listens at {path}; see --allow-uid."
+        return connection
 
     def _welcomed(self, connection: PoolConnection, welcome: Welcome) -> None:
-        slab = map_slab(welcome, connection.fds) if self._maps_slab else None
+        slab = (
+            map_slab(welcome, connection.fds) if self._maps_slab and not self.is_operator else None
+        )
         while connection.fds:
             os.close(connection.fds.pop())
         if isinstance(slab, str):
@@ -208,9 +237,11 @@ class PoolSession:
         return self.slab is None
 
 
-def join(socket_path: str, engine: str, clock: Clock, until: float) -> PoolSession | str:
+def join(
+    socket_path: str, engine: str, clock: Clock, until: float, pool_uids: Collection[int] = ()
+) -> PoolSession | str:
     """A session under this name, or in one sentence why there is none; never later than `until`."""
-    session = PoolSession(socket_path, clock, engine=engine)
+    session = PoolSession(socket_path, clock, engine=engine, pool_uids=pool_uids)
     if session.wait_until_joined(until):
         return session
     why = session.why

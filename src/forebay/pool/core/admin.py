@@ -4,32 +4,36 @@ What waits for a medium happens on a thread of its own and is answered when it i
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from forebay.errors import DirectoryError
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.parts import CoreParts
-from forebay.pool.messages import AdminReply, Clear, Resize
+from forebay.pool.messages import NAMESPACE_RULE, AdminReply, Clear, Resize, is_namespace
 from forebay.pool.session import Session
 from forebay.quantity import format_size
 from forebay.tiers.dram.wiping import wipe_free
 
-NAMESPACE_DIGITS_MIN: Final = 8
+_SHOWN_DIGITS: Final = 16  # of a namespace
+_SHOWN_MAX: Final = 8  # namespaces in one answer
 _OPERATIONS_MAX: Final = 4  # under way at once
 _ANSWER_S: Final = 5.0  # longer than the pool's thread is ever busy
 _CLEAR_S: Final = 2.0  # how long what is being written or hashed is waited for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Clearing:
     """One namespace that has to go."""
 
     session: Session  # that wants to know
-    prefix: bytes  # of the namespace
+    digits: str  # that its name begins with, in lower case; '': every namespace
     deadline: float  # monotonic
+    chunks: int = 0  # that have left DRAM
+    sizes: Counter[bytes] = field(default_factory=Counter)  # their bytes by namespace
 
 
 class AdminOperations:
@@ -38,6 +42,7 @@ class AdminOperations:
     def __init__(self, parts: CoreParts) -> None:
         self._dram, self._stack = parts.dram, parts.stack
         self._clock, self._complete = parts.clock, parts.complete
+        self._barrier = parts.barrier
         self._clearing: list[_Clearing] = []
         self._threads: list[threading.Thread] = []
 
@@ -52,33 +57,29 @@ class AdminOperations:
 
     def clear(self, session: Session, message: Clear) -> None:
         """Delete one namespace, or all, from every tier."""
-        digits = NAMESPACE_DIGITS_MIN
-        try:
-            prefix = bytes.fromhex(message.namespace)
-        except ValueError:
-            session.send(
-                AdminReply(ok=False, sentence="a namespace is an even number of hex digits.")
-            )
-            return
-        if message.namespace and len(message.namespace) < digits:
-            session.send(
-                AdminReply(ok=False, sentence=f"name at least {digits} digits of a namespace.")
-            )
+        name = message.namespace
+        if name is not None and not is_namespace(name):
+            session.send(AdminReply(ok=False, sentence=NAMESPACE_RULE))
             return
         deadline = self._clock.monotonic() + _CLEAR_S
-        self._clearing.append(_Clearing(session, prefix, deadline))
+        self._clearing.append(_Clearing(session, (name or "").lower(), deadline))
         self.tick(self._clock.monotonic())
 
     def tick(self, now: float) -> None:
         """Go on with what has to wait for writes and hashes in flight."""
         self._dram.sweep()
         for clearing in list(self._clearing):
-            found = [c for c in self._dram.chunks if c.name.namespace.startswith(clearing.prefix)]
+            digits = clearing.digits
+            found = [c for c in self._dram.chunks if c.name.namespace.hex().startswith(digits)]
             kept = self._dram.condemn(found)
+            gone = [chunk for chunk in found if not self._dram.is_condemned(chunk)]
+            clearing.chunks += len(gone)
+            for chunk in gone:
+                clearing.sizes[chunk.name.namespace] += chunk.length
             if kept and now < clearing.deadline and any(map(_ends_soon, found)):
                 continue
             self._clearing.remove(clearing)
-            self._in_background(clearing.session, partial(self._erase, clearing.prefix, kept))
+            self._in_background(clearing.session, partial(self._erase, clearing, kept))
 
     def close(self, timeout_s: float) -> None:
         """Wait for what was begun."""
@@ -87,7 +88,9 @@ class AdminOperations:
 
     def _in_background(self, session: Session, work: Callable[[], AdminReply]) -> None:
         def run() -> None:
-            self._complete(partial(session.send, work()))
+            failed = AdminReply(ok=False, sentence="the pool failed at it; its log says why.")
+            reply = self._barrier.result("an admin operation", failed, work)
+            self._complete(partial(session.send, reply))
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= _OPERATIONS_MAX:
@@ -139,10 +142,17 @@ class AdminOperations:
             given_up.set()
         return done.is_set()
 
-    def _erase(self, prefix: bytes, kept: int) -> AdminReply:
-        count = self._stack.erase(prefix)
+    def _erase(self, clearing: _Clearing, kept: int) -> AdminReply:
+        records, sizes = self._stack.erase(clearing.digits)
         wipe_free(self._dram.slab, self._on_pool_thread, self._dram.used_bytes)
-        sentence = f"{count} records are erased"
+        dram_bytes, lower_bytes = clearing.sizes.total(), sizes.total()
+        sentence = (
+            f"removed {clearing.chunks} chunks ({format_size(dram_bytes)}) from DRAM and"
+            f" {records} records ({format_size(lower_bytes)}) from lower tiers"
+        )
+        names = sorted(name.hex()[:_SHOWN_DIGITS] for name in clearing.sizes + sizes)
+        more = f" and {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
+        sentence += f", of namespaces {', '.join(names[:_SHOWN_MAX])}{more}" if names else ""
         sentence += f"; {kept} chunks in use stay until they are released." if kept else "."
         return AdminReply(ok=True, sentence=sentence)
 

@@ -22,8 +22,9 @@ def violations(dram: Dram, acquisition: Acquisition) -> list[str]:
     )
     found += _compare("retained bytes", acquisition.retained_bytes, _retained_bytes(acquisition))
     for chunk in chunks:
-        found += _compare(f"load pins of slot {chunk.offset}", chunk.load_pins, held[id(chunk)])
-        if chunk.pins < chunk.load_pins + kept[id(chunk)]:
+        load_pins = sum(chunk.load_pins.values())
+        found += _compare(f"load pins of slot {chunk.offset}", load_pins, held[id(chunk)])
+        if chunk.pins < load_pins + kept[id(chunk)]:
             found.append(
                 f"slot {chunk.offset} has fewer pins than loads and requests that retain it"
             )
@@ -44,7 +45,7 @@ def _unsettled_bytes(chunk: Chunk) -> int:
 
 def _retained_bytes(acquisition: Acquisition) -> int:
     sizes = {
-        key: request.retained.slot_bytes
+        (request.engine, key): request.retained.slot_bytes
         for request in acquisition.requests
         for key in request.keys[: request.retained.chunks]
     }

@@ -59,11 +59,11 @@ class Chunk:
         self.length = length
         self.slot_bytes = 0
         self.pins = 0  # of all kinds
-        self.load_pins = 0  # of these, by loads that were asked for
+        self.load_pins: dict[str, int] = {}  # of these, by loads that were asked for, by engine
         self.guarded_parent: Chunk | None = None  # pinned while this is filled
         self.tiers = NO_TIERS  # lower tiers that have it as well, by number
         self.writing_to = NO_TIERS  # lower tiers that it is being written to
-        self.engine = ""  # that fills it
+        self.engine = ""  # that fills it, or that it is being read for
         self.digest = b""  # payload hash, of a READY one: as its producer, or its record, says
 
     @property

@@ -1,8 +1,10 @@
 """DRAM: who gets a slot, who leaves for it, and the life of what is in it.
 
-Only this class changes a chunk's state, pins and tiers, and only it takes from and gives to the two
-budgets; `chunks` draws the states. Loads and stores have budgets of their own, half of DRAM each,
-so that neither can starve the other in a small slab. A slot is found by allocation, then by
+Only this class changes a chunk's state, pins and tiers, and only it takes from and gives to the
+budgets; `chunks` draws the states. Loads and stores have budgets of their own, half of DRAM each
+for an engine that is alone, so that neither can starve the other in a small slab; and an engine has
+but a share of what all hold at once, so that none can starve the others by holding on to what it
+has (see `budget`). A slot is found by allocation, then by
 evicting what the policy values least, then by taking a whole arena from another size class. Nothing
 here waits: what cannot be had now is refused.
 """
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
-from forebay.pool.core.budget import Budget
+from forebay.pool.core.budget import NOBODY, Budget
 from forebay.pool.core.chunks import Chunk, ChunkTable, SlotState
 from forebay.pool.core.stack import TierStack
 from forebay.pool.policy.contract import Policy
@@ -56,8 +58,9 @@ class Dram:
         self.slab = slab
         self.chunks = chunks
         self.policy = policy
-        self.load_budget = Budget(lambda: slab.cap_bytes // 2)  # pinned by asks, or being loaded
-        self.store_budget = Budget(lambda: slab.cap_bytes // 2)  # unsettled, see Chunk
+        held = Budget(lambda: slab.cap_bytes * 3 // 4)  # by engines, for whatever purpose
+        self.load_budget = Budget(lambda: slab.cap_bytes // 2, held)  # pinned, or being loaded
+        self.store_budget = Budget(lambda: slab.cap_bytes // 2, held)  # unsettled, see Chunk
         self._stack = stack
         self._counters = counters
         self._now = now
@@ -77,7 +80,7 @@ class Dram:
             return offset
         chunk = self._add(name, SlotState.FILLING, offset, length)
         chunk.engine, chunk.guarded_parent = engine, parent
-        self.store_budget.take(chunk.slot_bytes)
+        self.store_budget.take(engine, chunk.slot_bytes)
         return chunk
 
     def commit(self, chunk: Chunk, digest: bytes) -> bool:
@@ -99,7 +102,7 @@ class Dram:
 
     def _end_fill(self, chunk: Chunk) -> None:
         assert chunk.state is SlotState.FILLING
-        self.store_budget.give(chunk.slot_bytes)
+        self.store_budget.give(chunk.engine, chunk.slot_bytes)
         parent, chunk.guarded_parent = chunk.guarded_parent, None
         if parent is not None:
             self.unpin(parent)
@@ -114,26 +117,34 @@ class Dram:
 
     # The life of a slot: loaded from a lower tier.
 
-    def begin_load(self, name: RecordName, length: int) -> Chunk | None:
-        """A slot that a lower tier may write into; None if there is none now."""
+    def begin_load(self, engine: str, name: RecordName, length: int) -> Chunk | None:
+        """A slot that a lower tier may write into, for an engine; None if there is none now."""
         offset = self._take(length)
         if isinstance(offset, NoSlot):
             return None
         chunk = self._add(name, SlotState.LOADING, offset, length)
         chunk.tiers = self._stack.tiers_of(chunk.key)
-        self.load_budget.take(chunk.slot_bytes)
+        chunk.engine = engine
+        self.load_budget.take(engine, chunk.slot_bytes)
         return chunk
 
     def end_load(self, chunk: Chunk, header: RecordHeader | None) -> None:
         """A lower tier has filled a slot with this record, verified; None: it has not."""
         assert chunk.state is SlotState.LOADING
-        self.load_budget.give(chunk.slot_bytes)
+        self.load_budget.give(chunk.engine, chunk.slot_bytes)
         if header is None:
             self.drop(chunk)
             return
         self.chunks.rename(chunk, header.name)
         chunk.digest = header.payload_hash
         self._set_ready(chunk)
+
+    def charge_load(self, chunk: Chunk, engine: str) -> None:
+        """A slot that is being loaded is another engine's from now on, or nobody's."""
+        assert chunk.state is SlotState.LOADING
+        self.load_budget.give(chunk.engine, chunk.slot_bytes)
+        chunk.engine = engine
+        self.load_budget.take(engine, chunk.slot_bytes)
 
     # The life of a slot: pinned, and written to lower tiers.
 
@@ -149,21 +160,33 @@ class Dram:
         chunk.pins -= 1
         self.policy.unpin(chunk.key)
 
-    def pin_for_load(self, *chunks: Chunk) -> None:
-        """Keep ready chunks for a load that was asked for; each counts once in the budget."""
+    def pin_for_load(self, engine: str, *chunks: Chunk) -> None:
+        """Keep ready chunks for a load that an engine asked for.
+
+        Each counts once in the budget: of the engines that load it, the first is charged.
+        """
+        taken_bytes = 0
         for chunk in chunks:
-            if not chunk.load_pins:
-                self.load_budget.take(chunk.slot_bytes)
-            chunk.load_pins += 1
+            pins = chunk.load_pins
+            if not pins:
+                taken_bytes += chunk.slot_bytes
+            pins[engine] = pins.get(engine, 0) + 1
+        if taken_bytes:
+            self.load_budget.take(engine, taken_bytes)
         self.pin(*chunks)
 
-    def unpin_for_load(self, chunk: Chunk) -> None:
-        """One load less."""
-        assert chunk.load_pins > 0
-        chunk.load_pins -= 1
+    def unpin_for_load(self, engine: str, chunk: Chunk) -> None:
+        """One load of an engine less; the next engine that still loads it is charged."""
+        pins = chunk.load_pins
+        charged = next(iter(pins))
+        pins[engine] -= 1
+        if not pins[engine]:
+            del pins[engine]
+        if charged not in pins:
+            self.load_budget.give(charged, chunk.slot_bytes)
+            if pins:
+                self.load_budget.take(next(iter(pins)), chunk.slot_bytes)
         self.unpin(chunk)
-        if not chunk.load_pins:
-            self.load_budget.give(chunk.slot_bytes)
 
     def begin_write(self, chunk: Chunk, tier: int) -> None:
         """A lower tier reads the slot."""
@@ -305,9 +328,9 @@ class Dram:
         was_unsettled = chunk.is_unsettled
         chunk.tiers, chunk.writing_to = tiers, writing_to
         if chunk.is_unsettled and not was_unsettled:
-            self.store_budget.take(chunk.slot_bytes)
+            self.store_budget.take(NOBODY, chunk.slot_bytes)
         elif was_unsettled and not chunk.is_unsettled:
-            self.store_budget.give(chunk.slot_bytes)
+            self.store_budget.give(NOBODY, chunk.slot_bytes)
 
     def _take(self, length: int, newcomer: Newcomer | None = None) -> int | NoSlot:
         """The offset of a slot for a payload of this length, evicting if need be."""
@@ -332,7 +355,9 @@ class Dram:
         spare = len(self._stack) > 0
         key = self.policy.victim(self._now(), slot_bytes, spare_unwritten=spare)
         chunk = None if key is None else self.chunks.get(key)
-        if chunk is None or chunk.is_busy:
+        if chunk is None:
+            return False
+        if chunk.is_busy:  # verify: busy victim
             return False
         self._counters["dram.evicted"] += 1
         self.drop(chunk)

@@ -14,7 +14,7 @@ from typing import Final
 
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.dram import Dram
-from forebay.pool.core.parts import Complete
+from forebay.pool.core.parts import CoreParts
 from forebay.record.header import payload_hash
 
 _INTERVAL_S: Final = 0.05  # between two steps, at least; a pool that sleeps takes four a second
@@ -28,8 +28,8 @@ class Hasher:
     What waits is bounded by those who submit: chunks pinned for a load, and one step of scrubbing.
     """
 
-    def __init__(self, complete: Complete) -> None:
-        self._complete = complete
+    def __init__(self, parts: CoreParts) -> None:
+        self._complete, self._barrier = parts.complete, parts.barrier
         self._jobs: queue.SimpleQueue[
             tuple[list[memoryview], Callable[[list[bytes]], None]] | None
         ] = queue.SimpleQueue()
@@ -38,7 +38,10 @@ class Hasher:
         self._thread.start()
 
     def submit(self, payloads: list[memoryview], done: Callable[[list[bytes]], None]) -> None:
-        """Hash payloads; `done` is called on the pool's thread."""
+        """Hash payloads; `done` is called on the pool's thread.
+
+        Where hashing failed, it hears of no digest at all.
+        """
         self._under_way += 1
         self._jobs.put((payloads, done))
 
@@ -55,13 +58,18 @@ class Hasher:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             payloads, done = job
-            digests = [payload_hash(payload) for payload in payloads]
+            none: list[bytes] = []
+            digests = self._barrier.result("hashing", none, _digests, payloads)
             self._complete(partial(self._answer, done, digests))
 
     def _answer(self, done: Callable[[list[bytes]], None], digests: list[bytes]) -> None:
         """On the pool's thread again."""
         self._under_way -= 1
         done(digests)
+
+
+def _digests(payloads: list[memoryview]) -> list[bytes]:
+    return [payload_hash(payload) for payload in payloads]
 
 
 class Scrubber:
@@ -98,7 +106,7 @@ class Scrubber:
 
     def _checked(self, chunks: list[Chunk], digests: list[bytes]) -> None:
         self.checked += len(chunks)
-        for chunk, digest in zip(chunks, digests, strict=True):
+        for chunk, digest in zip(chunks, digests, strict=False):
             is_here = self._dram.chunks.get(chunk.key) is chunk  # else its slot may be another's
             if is_here and digest != chunk.digest:  # verify: scrubbed hash
                 self._damaged(chunk)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from forebay.barrier import Barrier
 from forebay.pool.core.dram import Dram
 from forebay.pool.core.stack import TierStack
 from forebay.sys.clock import Clock
@@ -13,11 +14,12 @@ Complete = Callable[[Callable[[], None]], None]  # have something done on the po
 
 @dataclass(frozen=True, slots=True)
 class CoreParts:
-    """Owned by the pool's thread, but for `complete`, which any thread may call."""
+    """Owned by the pool's thread, but for `complete` and `barrier`, which any thread may call."""
 
     dram: Dram
     stack: TierStack
     counters: Counter[str]
     clock: Clock
     complete: Complete
+    barrier: Barrier
     generation: int  # of the slab that slots are named in

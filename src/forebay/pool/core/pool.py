@@ -7,8 +7,9 @@ calls `complete`.
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from forebay.errors import StartupError
@@ -54,7 +55,9 @@ _COUNTERS: Final = (
     "loaded.chunks",
     "lookup.chunks",
     "lookup.known",
+    "faults.caught",
     "lookups",
+    "lookups.not_followed",
     "misses.dram_corrupt",
     *(f"misses.{reason}" for reason in MissReason if reason is not MissReason.NO_POOL),
     "promises.cut_by_deadline",
@@ -96,7 +99,9 @@ class Pool(Core):
         world: World | None = None,
     ) -> None:
         """Take DRAM and open the tiers; a StartupError says in one sentence what cannot be had."""
-        clock = self._clock = (world or World()).clock
+        world = world or World()
+        clock, self.barrier = world.clock, world.barrier
+        self._clock = clock
         self._wake = wake
         self._done: deque[Callable[[], None]] = deque()  # left by I/O threads
         self._is_woken = False  # and somebody will look at it
@@ -115,8 +120,10 @@ class Pool(Core):
         dram = self._dram = Dram(
             self._slab, chunks, self._stack, policy, counters=counters, now=clock.monotonic
         )
-        parts = CoreParts(dram, self._stack, counters, clock, self._complete, self.generation)
-        hasher = self._hasher = Hasher(self._complete)
+        parts = CoreParts(
+            dram, self._stack, counters, clock, self._complete, self.barrier, self.generation
+        )
+        hasher = self._hasher = Hasher(parts)
         self._loads = Loads(parts, hasher if options.verify_dram else None)
         self._acquisition = self._loads.acquisition
         self._write_behind = WriteBehind(parts)
@@ -132,7 +139,7 @@ class Pool(Core):
         self, session: Session, message: ClientMessage
     ) -> Work | None:
         """See Core."""
-        self._loads.catch_up()
+        self._catch_up()
         match message:
             case Lookup():
                 self._loads.lookup(session, message)
@@ -175,30 +182,31 @@ class Pool(Core):
 
     def answered(self) -> None:
         """See Core."""
-        self._loads.catch_up()
+        self._catch_up()
 
     def complete(self) -> None:
         """See Core."""
-        self._loads.catch_up()
+        self._catch_up()
         self._is_woken = False  # before looking: who comes later wakes us again
         for _ in range(len(self._done)):
-            self._done.popleft()()
+            self.barrier.call("a finished job", self._done.popleft())
         if self._done and not self._is_woken:
             self._is_woken = True
             self._wake()
-        self._write_behind.run()
+        self.barrier.call("write-behind", self._write_behind.run)
 
     def tick(self, now: float) -> None:
         """See Core."""
-        self._loads.catch_up()
-        self._loads.tick(now)
-        self._dram.shrink()
-        self._admin.tick(now)
-        self._preallocator.step()
+        self._catch_up()
+        call = self.barrier.call
+        call("deadlines", self._loads.tick, now)
+        call("shrinking", self._dram.shrink)
+        call("admin operations", self._admin.tick, now)
+        call("preallocation", self._preallocator.step)
         idle = not (self._acquisition.reads_in_flight or self._write_behind.nearest_in_flight)
-        self._write_behind.run(idle=idle)
+        call("write-behind", partial(self._write_behind.run, idle=idle))
         if idle:
-            self._scrubber.step(now)
+            call("scrubbing", self._scrubber.step, now)
 
     def violations(self) -> list[str]:
         """What is wrong with the books; always empty, say the tests."""
@@ -226,6 +234,7 @@ class Pool(Core):
     def stats(self) -> dict[str, object]:
         """See Core."""
         chunks = self._dram.chunks
+        self._counters["faults.caught"] = self.barrier.caught
         return {
             "uptime_s": round(self._clock.monotonic() - self._started, 3),
             "dram": {
@@ -275,17 +284,22 @@ class Pool(Core):
         pause = threading.Event()
         while len(self._stack) and self._clock.monotonic() < until:
             self.complete()
-            self._write_behind.run(idle=True)
+            self.barrier.call("write-behind", partial(self._write_behind.run, idle=True))
             if not self._write_behind.nearest_in_flight:
                 break
             pause.wait(_FLUSH_STEP_S)
         left_s = max(0.1, until - self._clock.monotonic())
-        self._hasher.close(left_s)
-        self._stack.close(left_s)
+        call = self.barrier.call
+        call("closing the hasher", self._hasher.close, left_s)
+        call("closing the tiers", self._stack.close, left_s)
         self.complete()
-        self._admin.close(left_s)
-        self._preallocator.close(left_s)
+        call("closing admin operations", self._admin.close, left_s)
+        call("closing the preallocator", self._preallocator.close, left_s)
         self._slab.close()
+
+    def _catch_up(self) -> None:
+        """Behind a barrier of its own: what fails here was left by another message."""
+        self.barrier.call("what answers did not wait for", self._loads.catch_up)
 
     def _complete(self, action: Callable[[], None]) -> None:
         """Called by I/O threads: do this on the pool's thread."""
@@ -299,12 +313,12 @@ class Pool(Core):
         """Called by a tier's threads."""
         self._complete(lambda: self._dram.tier_removed(tier, records))
 
-    def _tier_learned(self) -> None:
+    def _tier_learned(self, keys: Sequence[bytes]) -> None:
         """Called by a tier's threads."""
-        self._complete(self._learned)
+        self._complete(partial(self._learned, frozenset(keys)))
 
-    def _learned(self) -> None:
-        self._acquisition.learned()
+    def _learned(self, keys: frozenset[bytes]) -> None:
+        self._acquisition.learned(keys)
 
 
 def _shared_memory(options: PoolOptions) -> SharedMemory:

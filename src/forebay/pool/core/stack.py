@@ -9,6 +9,7 @@ asks whether another tier has it (`holds`: answered here, on any thread, without
 last copy of a chunk is gone, the pool says `lost`, and each tier forgets what hangs on it alone.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -49,7 +50,7 @@ class TierStack:
         chunks: ChunkTable,
         openers: Sequence[TierOpener],
         on_removed: Callable[[int, list[Removed]], None],
-        on_learned: Callable[[], None],
+        on_learned: Callable[[Sequence[bytes]], None],
     ) -> None:
         """Open the tiers, the nearest first; a StartupError if one cannot be had.
 
@@ -150,16 +151,19 @@ class TierStack:
         for tier in self._tiers:
             tier.lost(key)
 
-    def erase(self, prefix: bytes) -> int:
-        """Delete the namespaces that begin so, or everything (b''), for good; how many records.
+    def erase(self, digits: str) -> tuple[int, Counter[bytes]]:
+        """Delete the namespaces whose lower-case hex digits begin so, or everything (''), for good.
 
-        Waits for the media: never on the pool's thread.
+        The answer is how many records that were, and the payload bytes of each namespace. Waits
+        for the media: never on the pool's thread.
         """
-        count = 0
+        count, sizes = 0, Counter[bytes]()
         for tier in self._tiers:
-            names = [each for each in tier.namespaces() if each.startswith(prefix)]
-            count += sum(map(tier.erase, names)) if prefix else tier.erase(None)
-        return count
+            found = [each for each in tier.namespaces().items() if each[0].hex().startswith(digits)]
+            count += sum(tier.erase(name) for name, _ in found) if digits else tier.erase(None)
+            left = tier.namespaces()
+            sizes.update({name: max(0, size - left.get(name, 0)) for name, size in found})
+        return count, +sizes
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""
@@ -187,7 +191,7 @@ class _Listener(TierListener):
         stack: TierStack,
         number: int,
         on_removed: Callable[[int, list[Removed]], None],
-        on_learned: Callable[[], None],
+        on_learned: Callable[[Sequence[bytes]], None],
     ) -> None:
         self._removed = partial(on_removed, number)
         self._holds = partial(stack.holds, other_than=number)
@@ -196,8 +200,8 @@ class _Listener(TierListener):
     def removed(self, records: list[Removed]) -> None:
         self._removed(records)
 
-    def learned(self, keys: Sequence[bytes]) -> None:  # noqa: ARG002 - all that wait ask again
-        self._learned()
+    def learned(self, keys: Sequence[bytes]) -> None:
+        self._learned(keys)
 
     def holds(self, key: bytes) -> bool:
         return self._holds(key)

@@ -58,7 +58,7 @@ class Admission:
         rank = (likelier + tie_breaker * self._asked_bytes[number]) / self._asked_sum
         if self._budget_bytes is None:
             return rank < self.share
-        self._fill(now)
+        self.fill(now)
         left = self._allowed_bytes / (BURST * self._budget_bytes)
         return rank < self.share * min(1.0, 2 * left) and size_bytes <= self._allowed_bytes
 
@@ -66,7 +66,7 @@ class Admission:
         """Take these bytes out of the budget; False when it does not hold them yet."""
         if self._budget_bytes is None:
             return True
-        self._fill(now)
+        self.fill(now)
         if size_bytes > self._allowed_bytes:
             return False
         self._allowed_bytes -= size_bytes
@@ -80,7 +80,8 @@ class Admission:
         step = SHRINKING * surplus * size_bytes / self._tier_bytes
         self.share = min(1.0, max(SHARE_MIN, self.share * math.exp(step)))
 
-    def _fill(self, now: float) -> None:
+    def fill(self, now: float) -> None:
+        """Time has passed: the bucket holds more."""
         if self._budget_bytes is None:
             return
         if self._filled_at_s is not None:

@@ -3,7 +3,7 @@
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from forebay.pool import wire
 from forebay.pool.messages import (
@@ -40,7 +40,9 @@ class Connection(Session):
     def __init__(self, link: socket.socket, peer: Peer, opened: float, output_max: int) -> None:
         self.engine = ""  # until Hello
         self.peer = peer
-        self.opened = opened
+        self.opened = self.heard_at = opened  # monotonic
+        self.is_operator = False  # it said so in Hello
+        self.is_reserve = False  # it has one of an operator's places
         self.kinds: set[type] = set()  # of messages that came
         self.is_over = False
         self.error: FrameError | None = None
@@ -152,11 +154,11 @@ class Connection(Session):
             return
         self._output += frame
 
-    def welcome(self, message: Welcome, descriptor: int) -> None:
-        """The first message, with the slab."""
+    def welcome(self, message: Welcome, descriptors: Sequence[int]) -> None:
+        """The first message, with the slab for those who may map it."""
         frame = wire.encode(message)
         try:
-            count = sockets.send(self.link, frame, [descriptor])
+            count = sockets.send(self.link, frame, descriptors)
         except OSError:
             count = 0
         self.is_over = self.is_over or count == 0

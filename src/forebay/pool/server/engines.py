@@ -5,6 +5,9 @@ copying into a slot or out of one, connection or not; so the end of a connection
 is the exit of the last process that does, seen through a pidfd, and a second of grace for what is
 still in flight on a bus. Where a process cannot be seen, a longer time after its last connection
 must do.
+
+A name is its user's: another user can neither join under it nor settle what was promised to it. Of
+one user's processes only those that joined under a name may settle it.
 """
 
 import errno
@@ -26,6 +29,7 @@ class _Process:
 
 @dataclass(slots=True, eq=False)
 class _Engine:
+    uid: int
     connections: int = 0
     processes: set[int] = field(default_factory=set)  # that live, by number
     hidden_until: float = 0.0  # when a process that cannot be seen is taken for dead
@@ -53,13 +57,18 @@ class Engines:
     def __len__(self) -> int:
         return len(self._engines)
 
-    def admits(self, name: str) -> bool:
-        """Whether one more, or this one again, may join."""
-        return name in self._engines or len(self._engines) < self._limits.engines_max
+    def refusal(self, name: str, uid: int) -> str | None:
+        """Why a user may not join under a name, in one sentence."""
+        engine = self._engines.get(name)
+        if engine is None and len(self._engines) >= self._limits.engines_max:
+            return f"{len(self._engines)} engines have joined; more are not served."
+        if engine is not None and engine.uid != uid:  # verify: a name is its user's
+            return "an engine of another user has this name."
+        return None
 
     def join(self, name: str, link: socket.socket, peer: Peer, now: float) -> None:
-        """A connection said Hello."""
-        engine = self._engines.setdefault(name, _Engine())
+        """A connection said Hello, under a name that was not refused."""
+        engine = self._engines.setdefault(name, _Engine(peer.uid))
         engine.connections += 1
         engine.due = None
         process = self._find(link, peer, now)
@@ -76,6 +85,15 @@ class Engines:
         if engine.has_hidden:
             engine.hidden_until = now + self._limits.hidden_s
         self._judge(name, engine, now)
+
+    def is_member(self, name: str, peer: Peer) -> bool:
+        """Whether a process has joined under a name, as far as it can be seen."""
+        engine = self._engines.get(name)
+        if engine is None or engine.uid != peer.uid:
+            return False
+        if peer.pid > 0:
+            return peer.pid in engine.processes or engine.has_hidden
+        return engine.has_hidden or any(number < 0 for number in engine.processes)
 
     def exit(self, pidfd: int, now: float) -> None:
         """A pidfd became readable: its process is gone."""

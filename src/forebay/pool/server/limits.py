@@ -9,7 +9,8 @@ from forebay.pool.messages import FRAME_BYTES_MAX
 class ServerLimits:
     """The defaults suit a host full of engines; tests make them small."""
 
-    connections_max: int = 256  # more are refused with a sentence
+    connections_max: int = 256  # then one gives way to a newcomer, or it is refused
+    operators_max: int = 8  # connections beyond these, which act on an operator's messages alone
     engines_max: int = 1024  # that are connected, or have slots and a living process
     backlog: int = 64  # connections that the kernel keeps for us
     output_bytes_max: int = 2 * FRAME_BYTES_MAX  # a client that lets more wait is cut off

@@ -8,26 +8,31 @@ client: what it sends is bounded before it is read, and what it does not read is
 is cut off.
 """
 
+import json
 import logging
 import selectors
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from forebay.pool.messages import (
     PROTOCOL,
+    AdminReply,
+    Clear,
     ClientMessage,
     Hello,
     Lookup,
+    Resize,
     Settled,
     StatsQuery,
     StatsReply,
     Welcome,
 )
+from forebay.pool.server.admission import Roles, gives_way
 from forebay.pool.server.connection import Connection
 from forebay.pool.server.engines import Engines
 from forebay.pool.server.limits import ServerLimits
@@ -38,6 +43,7 @@ from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
 
 _ENGINE_CHARACTERS_MAX: Final = 64
+_COUNTS: Final = ("accepted", "refused", "displaced", "malformed", "cut_off")
 _log: Final = logging.getLogger(__name__)
 _Event = Callable[[int], None]
 
@@ -50,13 +56,13 @@ class PoolServer:
         core: Core,
         listener: socket.socket,
         wake: Wake,
-        uids: Iterable[int],
+        roles: Roles,
         *,
         limits: ServerLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._core, self._listener, self.wake = core, listener, wake
-        self._uids = frozenset(uids)
+        self._roles = roles
         self._limits = limits or ServerLimits()
         self._clock = clock or Clock()
         self.recorder: Recorder | None = None  # of requests, where a trace is wanted
@@ -102,18 +108,16 @@ class PoolServer:
         return {
             "connections": len(self._connections),
             "engines": len(self._engines) - len(operators),
-            **{
-                name: self._counts[name] for name in ("accepted", "refused", "malformed", "cut_off")
-            },
+            **{name: self._counts[name] for name in _COUNTS},
         }
 
     def _round(self, linger_s: float | None) -> None:
         for key, mask in self._selector.select(self._timeout(linger_s)):
             event: _Event = key.data
-            event(mask)
+            self._core.barrier.call("a socket's event", event, mask)
         waiting = [each for each in self._connections if each.has_work]
         for connection in waiting:
-            connection.fill(self._limits.messages_a_round_max)
+            self._serve(connection, connection.fill, self._limits.messages_a_round_max)
         self._handle(waiting, Connection.urgent_before_commit)
         if self._is_woken:
             self._is_woken = False
@@ -121,7 +125,7 @@ class PoolServer:
         self._handle(waiting, Connection.urgent)
         self._handle(waiting, Connection.deferred)
         for connection in waiting:
-            connection.resume()
+            self._serve(connection, connection.resume)
         for connection in waiting:
             if connection.error is not None and not connection.is_over:
                 self._counts["malformed"] += 1
@@ -140,27 +144,57 @@ class PoolServer:
             handled = False
             for message in take(connection):
                 handled = True
-                if connection.has_joined and not isinstance(message, Hello):
-                    self._pass_on(connection, message)
-                else:
-                    self._greet(connection, message)
+                is_first = not connection.has_joined or isinstance(message, Hello)
+                act = self._greet if is_first else self._pass_on
+                self._serve(connection, act, connection, message)
             if handled:
                 connection.flush()
                 self._core.answered()
 
+    def _serve(
+        self,
+        connection: Connection,
+        work: Callable[..., object],
+        *arguments: Any,  # noqa: ANN401
+    ) -> None:
+        """Do something for one connection; an exception ends that connection alone."""
+        what = type(arguments[-1]).__name__ if arguments else "a message that takes long"
+        if not self._core.barrier.call(what, work, *arguments):
+            connection.refuse("the pool could not act on this message; its log says why.")
+
     def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
+        if not self._may_say(connection, message):
+            return
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
         if isinstance(message, Lookup) and self.recorder is not None:
             self.recorder.request(message.keys, self._clock.monotonic())
         if isinstance(message, StatsQuery):
             numbers = {**self._core.stats(), "server": self.counts()}
-            connection.send(StatsReply(msgspec.json.encode(numbers)))
+            # Paths need not be UTF-8: escaped, they come back as they were.
+            text = json.dumps(msgspec.to_builtins(numbers))
+            connection.send(StatsReply(text.encode()))
         else:
             work = self._core.handle(connection, message)
             if work is not None:
                 connection.begin(work)
             if isinstance(message, Settled):
                 self._engines.settled(message.engine, self._clock.monotonic())
+
+    def _may_say(self, connection: Connection, message: ClientMessage) -> bool:
+        """Whether a message is acted upon; if not, its sender hears why, where it waits."""
+        sentence = self._roles.refusal(connection, message)
+        if sentence is None:
+            is_own = not isinstance(message, Settled) or self._engines.is_member(
+                message.engine, connection.peer
+            )
+            self._counts["refused"] += not is_own
+            return is_own
+        self._counts["refused"] += 1
+        if isinstance(message, Resize | Clear):
+            connection.send(AdminReply(ok=False, sentence=sentence))
+        else:
+            connection.refuse(sentence)
+        return False
 
     def _greet(self, connection: Connection, message: ClientMessage) -> None:
         """The first message of a connection: Hello, or nothing more is heard."""
@@ -172,10 +206,10 @@ class PoolServer:
         core = self._core
         now = self._clock.monotonic()
         self._engines.join(message.engine, connection.link, connection.peer, now)
-        connection.engine = message.engine
+        connection.engine, connection.is_operator = message.engine, message.is_operator
         connection.welcome(
             Welcome(PROTOCOL, core.generation, core.slab_bytes, core.arena_bytes),
-            core.slab_descriptor,
+            [] if message.is_operator else [core.slab_descriptor],
         )
 
     def _refusal(self, connection: Connection, message: ClientMessage) -> str | None:
@@ -188,9 +222,9 @@ class PoolServer:
             )
         if not 0 < len(message.engine) <= _ENGINE_CHARACTERS_MAX:
             return f"an engine's name has 1 to {_ENGINE_CHARACTERS_MAX} characters."
-        if not self._engines.admits(message.engine):
-            return f"{len(self._engines)} engines have joined; more are not served."
-        return None
+        return self._roles.refusal_to_join(connection, message) or self._engines.refusal(
+            message.engine, connection.peer.uid
+        )
 
     def _accept(self, _mask: int) -> None:
         for _ in range(self._limits.backlog):
@@ -212,10 +246,8 @@ class PoolServer:
         now = self._clock.monotonic()
         peer = sockets.peer_of(link)
         connection = Connection(link, peer, now, self._limits.output_bytes_max)
-        sentence = None
-        if peer.uid not in self._uids:
-            sentence = f"user {peer.uid} may not join this pool; see --allow-uid."
-        elif len(self._connections) >= self._limits.connections_max:
+        sentence = self._roles.refusal_to_connect(peer.uid)
+        if sentence is None and not self._make_place(connection):
             sentence = f"the pool has {len(self._connections)} connections; more are not served."
         if sentence is not None:
             self._counts["refused"] += 1
@@ -225,10 +257,28 @@ class PoolServer:
         self._connections.add(connection)
         self._selector.register(link, selectors.EVENT_READ, partial(self._ready, connection))
 
+    def _make_place(self, connection: Connection) -> bool:
+        """Whether there is a place for a newcomer; another may have to go for it."""
+        reserve = {each for each in self._connections if each.is_reserve}
+        ordinary = self._connections - reserve
+        if len(ordinary) < self._limits.connections_max:
+            return True
+        gone = gives_way(connection.peer, ordinary)
+        if gone is None and connection.peer.uid in self._roles.operators:
+            connection.is_reserve = True
+            if len(reserve) >= self._limits.operators_max:
+                gone = min(reserve, key=lambda each: each.heard_at)
+        if gone is not None:
+            self._counts["displaced"] += 1
+            gone.refuse("others need this place more; come again.")
+            self._end(gone)
+        return gone is not None or connection.is_reserve
+
     def _ready(self, connection: Connection, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             connection.flush()
         if mask & selectors.EVENT_READ:
+            connection.heard_at = self._clock.monotonic()
             connection.receive()
 
     def _woken(self, _mask: int) -> None:
@@ -268,8 +318,9 @@ class PoolServer:
             self._counts["cut_off"] += 1
         connection.close()
         if connection.has_joined:
-            self._core.disconnected(connection)
-            self._engines.leave(connection.engine, now)
+            call = self._core.barrier.call
+            call("the end of a session", self._core.disconnected, connection)
+            call("the end of a session", self._engines.leave, connection.engine, now)
             self._busy_until = now + self._limits.busy_s
         if connection.is_engine:
             self._alone_since = now
@@ -277,7 +328,7 @@ class PoolServer:
     def _keep_time(self) -> None:
         now = self._clock.monotonic()
         for engine in self._engines.take_due(now):
-            self._core.exited(engine)
+            self._core.barrier.call("the end of an engine", self._core.exited, engine)
         if now >= self._next_tick:
             self._core.tick(now)
             self._next_tick = now + self._limits.idle_tick_s

@@ -66,7 +66,7 @@ class Drive:
         self.written_bytes = 0
         self._catalog = catalog
         self._options = options
-        self._disk, self._clock = world.disk, world.clock
+        self._disk, self._clock, self._barrier = world.disk, world.clock, world.barrier
         self._queue = JobQueue(options)
         self._is_probing = False
         self._threads = [
@@ -98,6 +98,9 @@ class Drive:
 
     def tick(self, now: float) -> None:
         """Look at deadlines; called every `tick_s`."""
+        self._barrier.call("a drive's timers", self._tick, now)
+
+    def _tick(self, now: float) -> None:
         self._queue.expire(now)
         oldest = self._queue.oldest()
         if oldest is not None and now - oldest > self._options.hang_s:
@@ -137,7 +140,8 @@ class Drive:
     def _read_forever(self) -> None:
         page = memory.allocate(PAGE_BYTES)
         while (job := self._queue.take_load(self._clock.monotonic)) is not None:
-            outcome = self._load(job, page)
+            failed: LoadOutcome = Miss(MissReason.IO_ERROR)
+            outcome = self._barrier.result("a read", failed, self._load, job, page)
             self._queue.end_load(job)
             job.done(outcome)
 
@@ -163,7 +167,8 @@ class Drive:
     def _write_forever(self) -> None:
         page = memory.allocate(PAGE_BYTES)
         while (job := self._queue.take_store(self._clock.monotonic)) is not None:
-            outcome = self._store(job, page)
+            failed: StoreOutcome = Dropped(DropReason.IO_ERROR)
+            outcome = self._barrier.result("a write", failed, self._store, job, page)
             self._queue.end_store(job)
             job.done(outcome)
 

@@ -153,6 +153,10 @@ class Slab:
         size_bytes = 0 if arena is None else self.arena_bytes % arena.slot_bytes
         return self.payload((number + 1) * self.arena_bytes - size_bytes, size_bytes)
 
+    def fits(self, length: int) -> bool:
+        """Whether a slot can ever hold a payload of this length."""
+        return slot_bytes_for(length) <= min(self.arena_bytes, self.cap_bytes)
+
     def slot_bytes_at(self, offset: int) -> int:
         """The size of the slot at an offset."""
         return self._used[offset // self.arena_bytes].slot_bytes

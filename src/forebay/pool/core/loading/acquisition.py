@@ -1,17 +1,21 @@
 """Acquiring what requests want: reading ahead for those that wait, pinning for those that asked.
 
-Chunks of an ask are pinned one after another inside the load budget; those in lower tiers are read
-first (joined, where another request reads them already). The promise is given when all are
-verified, when the budget holds no more (of a stream when it is half full), or at the deadline with
-what is verified by then. While no ask waits for room, what others have looked up is read ahead.
+Chunks of an ask are pinned one after another inside its engine's share of the load budget; those in
+lower tiers are read first (joined, where another request reads them already). The promise is given
+when all are verified, when the share holds no more (of a stream when it is half full), or at the
+deadline with what is verified by then. While no ask of an engine waits for room, what the engine
+has looked up is read ahead. An ask overtakes those of its engine that wait if DRAM has all of it.
 """
 
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
 from forebay.identity.groups import rule_of
+from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.hashing import Hasher
+from forebay.pool.core.loading.asks import Asks
 from forebay.pool.core.loading.orphaned_pins import OrphanedPins
 from forebay.pool.core.loading.promotions import Promotions, Waiting
 from forebay.pool.core.loading.replies import Replies
@@ -25,6 +29,7 @@ from forebay.tiers.dram.slab import slot_bytes_for
 
 AHEAD_READS: Final = 8  # in flight at once for who has not asked; who asks waits for no more
 TELL_CHUNKS: Final = 16  # come into DRAM before an engine hears of it
+PATIENCE_S: Final = 0.25  # how long an ask waits for what other engines hold beyond their share
 
 
 class Acquisition:
@@ -35,14 +40,14 @@ class Acquisition:
 
     def __init__(self, parts: CoreParts, hasher: Hasher | None) -> None:
         self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
-        self._clock = parts.clock
+        self._clock, self._barrier = parts.clock, parts.barrier
         self._replies = Replies(parts.counters, parts.generation)
         self._promotions = Promotions(parts, self._promoted)
         self._hasher = hasher  # where everything is hashed again before it is promised
         self._retention = Retention(parts.dram)
         self.requests = LoadRequests()
         self.orphaned_pins = OrphanedPins()
-        self._asked: dict[LoadRequest, None] = {}  # ASKED or PROMISED in part, in order of asking
+        self._asked = Asks()
         self._answering: LoadRequest | None = None  # whose promise is the answer to its ask
 
     def add(self, request: LoadRequest) -> None:
@@ -59,7 +64,7 @@ class Acquisition:
         request.stop = min(len(request.keys), request.first + max(0, count))
         wanted = range(request.first, request.stop)
         request.awaited = {waited for waited in request.awaited if waited in wanted}
-        self._asked[request] = None
+        self._asked.add(request)
         self._answering = request
         self._advance(request)
         if request.state is LoadState.ASKED:
@@ -74,30 +79,31 @@ class Acquisition:
         for position in positions or list(request.held):
             chunk = request.held.pop(position, None)
             if chunk is not None:
-                self._dram.unpin_for_load(chunk)
+                self._dram.unpin_for_load(request.engine, chunk)
         if not positions:
             self.end(request)
 
     def answered(self) -> None:
         """A promise was sent: what was retained for it need not be any more."""
-        if self._answering is not None:
-            self._retention.end(self._answering)
-            self._answering = None
+        request, self._answering = self._answering, None
+        if request is not None:
+            self._retention.end(request)
 
     def expire(self, now: float) -> None:
         """Cut promises whose deadline has come, and stop retaining what was not asked for."""
         waiting = [each for each in self._asked if each.state is LoadState.ASKED]
         for request in [each for each in waiting if each.deadline <= now]:
             self._counters["promises.cut_by_deadline"] += 1
-            self._promise(request, request.contiguous())
+            self._guarded(request, partial(self._promise, request, request.contiguous()))
+            self._promotions.disown()
         for request in [each for each in self._retention.arrived() if each.deadline <= now]:
-            self.stop_retaining(request)
+            self._guarded(request, partial(self.stop_retaining, request))
 
-    def learned(self) -> None:
-        """A tier knows now what it had to ask for: requests that wait for that may want more."""
+    def learned(self, learned: Collection[bytes]) -> None:
+        """A tier knows these keys now, or that it has them not: who waits for one may want more."""
         for request in self._retention.arrived():
             keys = request.unknown_keys
-            if not keys or request.stop < len(request.keys):
+            if not keys or keys[0] not in learned or request.stop < len(request.keys):
                 continue
             more, is_unknown = self._stack.prefix(keys, self._dram.chunks.ready_prefix(keys))
             request.unknown_keys = keys[more:] if is_unknown else []
@@ -110,18 +116,28 @@ class Acquisition:
         self.read_ahead()
 
     def pump(self) -> None:
-        """Let everyone go on who waited for room: asks in order, then reading ahead."""
-        for request in list(self._asked):
-            if request.wants_more:
-                self._advance(request)
+        """Let everyone go on who waited for room: asks by engine, in order; then reading ahead."""
+        for engine in self._asked.turns():
+            while (request := self._asked.first(engine)) is not None:
+                self._guarded(request, partial(self._advance, request))
                 if request.wants_more:
                     break  # those behind it wait, however little they want
         self.read_ahead()
 
+    def _guarded(self, request: LoadRequest, step: Callable[[], None]) -> None:
+        """Do something for one request; an exception ends that request alone."""
+        if not self._barrier.call("a load", step):
+            request.stop = request.next  # whatever happens, it is not tried again
+            self._barrier.call("the end of a load", self._give_up, request)
+
+    def _give_up(self, request: LoadRequest) -> None:
+        if request.state is LoadState.ASKED:
+            self.refuse(request.session, request.number, request.first)
+        self.end(request)
+
     def wait_for_room(self) -> bool:
         """Whether anyone, asked or only arrived, has not begun to load all that it wants."""
-        waits = any(request.wants_more for request in self._asked)
-        return waits or next(self._retention.unread(), None) is not None
+        return self._retention.wants_more() or any(request.wants_more for request in self._asked)
 
     def damaged(self, chunk: Chunk) -> None:
         """A slot does not hold what it should: forget it."""
@@ -143,28 +159,31 @@ class Acquisition:
     # Acquiring chunks for an ask.
 
     def _advance(self, request: LoadRequest) -> None:
-        """Acquire as much as there is room for, and promise if that is all there will be.
-
-        Room goes to one request after the other. Were it given to all at once, each would hold a
-        part of what it wants and wait for the others, until the deadline of all of them.
-        """
-        first = next((other for other in self._asked if other.wants_more), None)
+        """Acquire as much as there is room for, and promise if that is all there will be."""
+        is_first, before = self._asked.first(request.engine) is request, request.next
         is_asked = request.state is LoadState.ASKED
-        if first is request and is_asked and not (request.awaited or self._hasher):
-            self._pin_run(request)
-        while first is request and request.wants_more:
+        if is_asked and not (request.awaited or self._hasher):
+            self._pin_run(request, whole=not is_first)
+        while is_first and request.wants_more:
             if not self._acquire(request, request.next) and not self._make_way(request):
                 break
+        if request.next > before:
+            request.waits_since = None
         if not is_asked:
             self._end_if_complete(request)
-        elif not request.awaited and (not request.wants_more or self._has_all_room(request)):
+        elif not request.awaited and (
+            not request.wants_more or (is_first and self._has_all_room(request))
+        ):
             self._promise(request, request.stop if request.stream else request.next)
-        elif first is request and self._will_pause(request):
+        elif is_first and self._will_pause(request):
             self._hand_out(request)
 
-    def _pin_run(self, request: LoadRequest) -> None:
-        """Pin what lies in DRAM and fits, in one go: most asks want nothing else, and now."""
-        left_bytes = self._dram.load_budget.left_bytes
+    def _pin_run(self, request: LoadRequest, *, whole: bool) -> None:
+        """Pin what lies in DRAM and fits, in one go: most asks want nothing else, and now.
+
+        `whole`: all that is wanted, or nothing.
+        """
+        left_bytes = self._dram.load_budget.left_bytes(request.engine)
         named, run = (request.namespace, request.group), []
         for chunk in self._dram.chunks.ready(request.keys[request.next : request.stop]):
             left_bytes -= 0 if chunk.load_pins else chunk.slot_bytes
@@ -173,17 +192,33 @@ class Acquisition:
             if left_bytes < 0:
                 break
             run.append(chunk)
-        self._dram.pin_for_load(*run)
+        if whole and len(run) < request.stop - request.next:
+            return
+        self._dram.pin_for_load(request.engine, *run)
         request.held.update(enumerate(run, request.next))
         request.next += len(run)
         request.in_dram += len(run)
 
     def _has_all_room(self, request: LoadRequest) -> bool:
-        """Whether a request has all the room there is: more than that comes only in a stream."""
-        # Orphaned pins may stay for long: who waited for their room would wait for its deadline.
+        """Whether a request has all the room it will get: more than that comes only in a stream.
+
+        What its engine holds for other requests comes back. What other engines hold, if they are
+        alive, comes back as well, and is waited for a little; orphaned pins may stay for long.
+        """
+        budget, engine = self._dram.load_budget, request.engine
         pinned = {*request.held.values(), *self.orphaned_pins}
-        there_is = sum(chunk.slot_bytes for chunk in pinned)
-        return bool(request.held) and self._dram.load_budget.used_bytes <= there_is
+        if budget.used_bytes <= sum(chunk.slot_bytes for chunk in pinned):
+            return bool(request.held)
+        if self._fits(request, self._slot_bytes(request.keys[request.next])):
+            return False  # it waits for a slot, not for its share
+        mine = {*request.held.values(), *self.orphaned_pins.of(engine)}
+        charged = (chunk for chunk in mine if next(iter(chunk.load_pins)) == engine)
+        if budget.used_by(engine) > sum(chunk.slot_bytes for chunk in charged):
+            return False
+        now = self._clock.monotonic()
+        if request.waits_since is None:
+            request.waits_since = now
+        return now - request.waits_since >= PATIENCE_S
 
     def _will_pause(self, request: LoadRequest) -> bool:
         """Whether a stream needs more than all of the room, and half of it has been filled by now.
@@ -193,7 +228,8 @@ class Acquisition:
         """
         if not request.stream or request.first not in request.held:
             return False
-        room = self._dram.load_budget.limit_bytes // request.held[request.first].slot_bytes
+        share_bytes = self._dram.load_budget.share_bytes(request.engine)
+        room = share_bytes // request.held[request.first].slot_bytes
         if request.stop - request.first <= room or self._clock.monotonic() > request.half_time:
             return False
         half = request.first + request.in_dram + (room - request.in_dram + 1) // 2
@@ -215,14 +251,17 @@ class Acquisition:
         elif chunk.state is SlotState.READY and not self._pin_ready(request, position, chunk):
             return False
         if chunk.state is SlotState.LOADING:
+            if chunk.engine == NOBODY and not self._fits(request, chunk.slot_bytes):
+                return False
             self._promotions.join(chunk, request, position)
             request.awaited.add(position)
         request.next = position + 1
         return True
 
     def _is_gone(self, request: LoadRequest, position: int) -> bool:
-        """A chunk cannot be read: for want of room (False), or because it is no more."""
-        if self._stack.length_of(request.keys[position]) is not None:
+        """A chunk cannot be read: for want of room (False), or because it cannot be had at all."""
+        length = self._stack.length_of(request.keys[position])
+        if length is not None and self._dram.slab.fits(length):
             return False
         self._fail(request, position)
         return True
@@ -230,7 +269,7 @@ class Acquisition:
     def _pin_ready(self, request: LoadRequest, position: int, chunk: Chunk) -> bool:
         if not chunk.load_pins and not self._fits(request, chunk.slot_bytes):
             return False
-        self._dram.pin_for_load(chunk)
+        self._dram.pin_for_load(request.engine, chunk)
         request.in_dram += 1
         if self._hasher is None:
             self._hold(request, position, chunk)
@@ -250,13 +289,13 @@ class Acquisition:
         self, request: LoadRequest, position: int, chunk: Chunk, digests: list[bytes]
     ) -> None:
         """A slot was hashed again before a promise."""
-        self._dram.unpin_for_load(chunk)
+        self._dram.unpin_for_load(request.engine, chunk)
         sound = digests == [chunk.digest]  # verify: dram hash
         if position not in request.awaited:
             return
         request.awaited.discard(position)
         if sound:
-            self._dram.pin_for_load(chunk)
+            self._dram.pin_for_load(request.engine, chunk)
             self._hold(request, position, chunk)
         else:
             self.damaged(chunk)
@@ -265,9 +304,9 @@ class Acquisition:
 
     def _fits(self, request: LoadRequest, slot_bytes: int) -> bool:
         if request.state is LoadState.ARRIVED:
-            left_bytes = self._retention.left_bytes
+            left_bytes = self._retention.left_bytes(request.engine)
             return self._promotions.ahead < AHEAD_READS and slot_bytes <= left_bytes
-        return self._dram.load_budget.fits(slot_bytes)
+        return self._dram.load_budget.fits(request.engine, slot_bytes)
 
     def _make_way(self, request: LoadRequest) -> bool:
         """Let go of what is retained for one that has not asked, or asked later; if there was any.
@@ -276,7 +315,7 @@ class Acquisition:
         """
         if not self._fits(request, self._slot_bytes(request.keys[request.next])):
             return False
-        behind = (each for each in reversed(self._asked) if each is not request)
+        behind = [each for each in self._asked if each is not request][::-1]
         others = (each for each in (*behind, request) if each.retained.pinned)
         other = self._retention.youngest() or next(others, None)
         if other is None or self._waits_to_be_written(other):
@@ -303,12 +342,15 @@ class Acquisition:
         """Begin to read a chunk from a lower tier; None if it is not there or there is no room."""
         key = request.keys[position]
         length = self._stack.length_of(key)
-        if length is None or not self._fits(request, slot_bytes_for(length)):
+        if length is None or not self._dram.slab.fits(length):
+            return None
+        if not self._fits(request, slot_bytes_for(length)):
             return None
         previous = request.keys[position - 1] if position else ROOT
         parent = rule_of(request.group).parent_of(previous)
         name = RecordName(request.namespace, request.group, key, parent)
-        return self._promotions.begin(name, length, ahead=request.state is LoadState.ARRIVED)
+        is_ahead = request.state is LoadState.ARRIVED
+        return self._promotions.begin(request.engine, name, length, ahead=is_ahead)
 
     def _promoted(self, chunk: Chunk, waiting: Waiting) -> None:
         for request, position in waiting:
@@ -325,7 +367,7 @@ class Acquisition:
         if chunk.state is not SlotState.READY:
             self._fail(request, position)
         elif is_due:
-            self._dram.pin_for_load(chunk)
+            self._dram.pin_for_load(request.engine, chunk)
             self._hold(request, position, chunk)
         if not has_asked:
             self._retain(request)
@@ -344,14 +386,20 @@ class Acquisition:
             self._replies.failed(request, position)
             return
         for behind in [held for held in request.held if held > position]:
-            self._dram.unpin_for_load(request.held.pop(behind))
+            self._dram.unpin_for_load(request.engine, request.held.pop(behind))
 
     def read_ahead(self) -> None:
-        """Read what arrived and was not asked for yet, in order, while no ask waits for room."""
-        if any(request.wants_more for request in self._asked):
-            return
+        """Read what engines looked up and have not asked for yet, while none of their asks waits.
+
+        Each engine's in order of arrival, and the engines in turn.
+        """
+        for engine in self._retention.turns():
+            if self._asked.first(engine) is None:
+                self._read_ahead_of(engine)
+
+    def _read_ahead_of(self, engine: str) -> None:
         chunks = self._dram.chunks
-        for request in self._retention.unread():
+        for request in self._retention.unread(engine):
             # Nothing is read behind what cannot be retained.
             while self._retain(request) and request.wants_more:
                 if chunks.is_ready(request.keys[request.next]):
@@ -382,8 +430,9 @@ class Acquisition:
     def stop_retaining(self, request: LoadRequest) -> None:
         """Retain nothing for a request; what it holds since it asked stays."""
         self._retention.end(request)
-        if request.state is LoadState.ARRIVED:
+        if request.state is LoadState.ARRIVED and request.awaited:
             request.awaited.clear()
+            self._promotions.disown()
 
     # Promises, and the end.
 
@@ -392,7 +441,7 @@ class Acquisition:
         request.stop = min(stop, request.stop)
         request.next = min(request.contiguous(), request.stop)
         for behind in [held for held in request.held if held >= request.next]:
-            self._dram.unpin_for_load(request.held.pop(behind))
+            self._dram.unpin_for_load(request.engine, request.held.pop(behind))
         request.awaited.clear()
         self._hand_out(request)
 
@@ -413,18 +462,21 @@ class Acquisition:
 
     def _end_if_complete(self, request: LoadRequest) -> None:
         if request.state is LoadState.PROMISED and request.is_acquired:
-            self._asked.pop(request, None)
+            self._asked.remove(request)
             if not request.held:
                 self.end(request)
 
     def end(self, request: LoadRequest) -> None:
         """It is over, in whatever state it was: nothing is held, awaited or retained for it."""
         for chunk in request.held.values():
-            self._dram.unpin_for_load(chunk)
+            self._dram.unpin_for_load(request.engine, chunk)
         request.held.clear()
+        had_awaited = bool(request.awaited)
         request.awaited.clear()
         request.stop = request.next = 0
         request.state = LoadState.OVER
         self._retention.end(request)
-        self._asked.pop(request, None)
+        self._asked.remove(request)
         self.requests.remove(request)
+        if had_awaited:
+            self._promotions.disown()

@@ -16,7 +16,7 @@ from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
 from forebay.pool.session import Session
 
-REQUESTS_MAX: Final = 4096  # a session; more are answered and not followed
+DEADLINE_S_MAX: Final = 60.0  # of an ask; a later one is taken for this
 
 
 class Loads:
@@ -34,6 +34,8 @@ class Loads:
         keys = _unrepeated(short_keys(message.keys))
         ready = self._dram.chunks.ready_prefix(keys)
         known, is_unknown = self._stack.prefix(keys, ready)
+        if ready < known and not self._can_be_loaded(keys[ready]):  # verify: loadable
+            known, is_unknown = ready, False
         self._unreported.append((keys, known))
         if ready < known:
             self.catch_up()  # before slots are freed for what will be read ahead
@@ -42,13 +44,22 @@ class Loads:
         self._counters["lookup.chunks"] += len(keys)
         self._counters["lookup.known"] += known
         is_new = self._requests.get(session, message.request) is None
-        if (known or is_unknown) and is_new and self._requests.count(session) < REQUESTS_MAX:
+        followed = len(keys) if is_unknown else known
+        if followed and is_new and not self._requests.admits(session, followed):  # verify: keys
+            self._counters["lookups.not_followed"] += 1
+        elif followed and is_new:
             name = (message.namespace, message.group)
             request = LoadRequest(session, message.request, name, keys[:known])
             request.next = request.told = ready
             request.deadline = self._clock.monotonic() + RETAIN_S
             request.unknown_keys = keys[known:] if is_unknown else []
+            request.keys_counted = followed
             self.acquisition.add(request)
+
+    def _can_be_loaded(self, key: bytes) -> bool:
+        """Whether a slot can hold what lower tiers have; a smaller DRAM before may have had it."""
+        length = self._stack.length_of(key)
+        return length is None or self._dram.slab.fits(length)
 
     def ask(self, session: Session, message: Ask) -> None:
         """Begin to acquire the chunks of a request; the promise follows, now or later."""
@@ -57,6 +68,7 @@ class Loads:
             self.acquisition.refuse(session, message.request, message.first)
             return
         now, wait_s = self._clock.monotonic(), max(0, message.deadline_ms) / 1000
+        wait_s = min(wait_s, DEADLINE_S_MAX)
         request.half_time, request.deadline = now + wait_s / 2, now + wait_s
         request.stream = message.stream
         self.acquisition.begin(request, message.first, message.count)
@@ -86,7 +98,7 @@ class Loads:
     def settled(self, engine: str) -> None:
         """Nobody reads what was promised to an engine, on whichever of its connections."""
         for chunk in self.acquisition.orphaned_pins.end(engine):
-            self._dram.unpin_for_load(chunk)
+            self._dram.unpin_for_load(engine, chunk)
         for request in [each for each in self._requests if each.session.engine == engine]:
             self.acquisition.end(request)
         self.acquisition.pump()
@@ -100,9 +112,9 @@ class Loads:
         self.acquisition.answered()
         if self._unreported:
             now = self._clock.monotonic()
-            for keys, known in self._unreported:
+            unreported, self._unreported = self._unreported, []
+            for keys, known in unreported:
                 self._dram.policy.requested(keys, known, now)
-            self._unreported.clear()
 
     def tick(self, now: float) -> None:
         """Look at deadlines; then whoever waited for room may go on."""

@@ -1,10 +1,10 @@
 """Pins of what was promised on connections that are over, and may still be being read.
 
 A process that lives may be copying out of a slot, connection or not. So these chunks keep the pin
-that their request had, one for each engine, and count against the load budget.
+that their request had, one for each engine, and count against its share of the load budget.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.loading.request import LoadRequest
@@ -22,6 +22,10 @@ class OrphanedPins:
     def __iter__(self) -> Iterator[Chunk]:
         for chunks in self._by_engine.values():
             yield from chunks
+
+    def of(self, engine: str) -> Collection[Chunk]:
+        """What an engine may still be reading."""
+        return self._by_engine.get(engine, ())
 
     def take_over(self, request: LoadRequest) -> None:
         """Take what a request holds; of a chunk that is here already the request keeps its pin."""

@@ -1,13 +1,15 @@
 """Chunks on their way from lower tiers into DRAM, each read once however many wait for it.
 
-A slot is taken when a read begins and counts against the load budget until it has ended; the chunk
-is in the table as LOADING all the while, so that others join it instead of reading it again.
+A slot is taken when a read begins and counts against the load budget until it has ended: against
+its engine's share as long as anyone waits for it. The chunk is in the table as LOADING all the
+while, so that others join it instead of reading it again.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.loading.request import LoadRequest
 from forebay.pool.core.parts import CoreParts
@@ -38,9 +40,16 @@ class Promotions:
         """Of these, for requests that had not asked when they began."""
         return len(self._ahead)
 
-    def begin(self, name: RecordName, length: int, *, ahead: bool) -> Chunk | None:
-        """Begin to read a chunk that a lower tier has; None if there is no slot for it."""
-        chunk = self._dram.begin_load(name, length)
+    def begin(self, engine: str, name: RecordName, length: int, *, ahead: bool) -> Chunk | None:
+        """Begin to read a chunk that a lower tier has; None if there is no slot for it.
+
+        Nor is there one while reads that nobody waits for any more have an eighth of DRAM.
+        """
+        if (
+            self._dram.load_budget.used_by(NOBODY) > self._dram.slab.cap_bytes // 8
+        ):  # verify: unawaited
+            return None
+        chunk = self._dram.begin_load(engine, name, length)
         if chunk is None:
             return None
         self._waiting[chunk] = []
@@ -53,7 +62,16 @@ class Promotions:
 
     def join(self, chunk: Chunk, request: LoadRequest, position: int) -> None:
         """Wait for a chunk that is LOADING."""
+        if chunk.engine == NOBODY:
+            self._dram.charge_load(chunk, request.engine)
         self._waiting[chunk].append((request, position))
+
+    def disown(self) -> None:
+        """Charge nobody with reads that nobody waits for any more: a tier may hang for long."""
+        for chunk, waiting in self._waiting.items():
+            is_awaited = any(position in request.awaited for request, position in waiting)
+            if not is_awaited and chunk.engine != NOBODY:
+                self._dram.charge_load(chunk, NOBODY)
 
     def _ended_on_thread(self, chunk: Chunk, outcome: LoadOutcome, tier: int) -> None:
         self._complete(partial(self._ended, chunk, outcome, tier))

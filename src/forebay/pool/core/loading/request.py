@@ -22,9 +22,14 @@
 
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import Final
 
+from forebay.pool.core.budget import Budget
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.session import Session
+
+REQUESTS_MAX: Final = 4096  # a session; more are answered and not followed
+KEYS_FOLLOWED: Final = 1 << 19  # of an engine that is alone; likewise. Some 200 bytes each
 
 
 class LoadState(IntEnum):
@@ -60,12 +65,14 @@ class LoadRequest:
     __slots__ = (
         "awaited",
         "deadline",
+        "engine",
         "first",
         "group",
         "half_time",
         "held",
         "in_dram",
         "keys",
+        "keys_counted",
         "namespace",
         "next",
         "number",
@@ -77,16 +84,19 @@ class LoadRequest:
         "stream",
         "told",
         "unknown_keys",
+        "waits_since",
     )
 
     def __init__(
         self, session: Session, number: int, name: tuple[bytes, int], keys: list[bytes]
     ) -> None:
         self.session = session
+        self.engine = session.engine
         self.number = number
         self.namespace, self.group = name
         self.keys = keys
         self.unknown_keys: list[bytes] = []  # that follow; a tier is asking whether it has them
+        self.keys_counted = len(keys)  # both, when it was looked up
         self.state = LoadState.ARRIVED
         self.first = 0
         self.next = 0
@@ -96,6 +106,7 @@ class LoadRequest:
         self.in_dram = 0  # chunks that lay in DRAM when it came to them
         self.half_time = 0.0  # of the time until its deadline
         self.deadline = 0.0  # of the ask; before it, how long things are retained for it
+        self.waits_since: float | None = None  # for room that other engines hold
         self.stream = False
         self.held: dict[int, Chunk] = {}
         self.awaited: set[int] = set()
@@ -123,6 +134,7 @@ class LoadRequests:
 
     def __init__(self) -> None:
         self._by_session: dict[Session, dict[int, LoadRequest]] = {}
+        self._keys = Budget(lambda: KEYS_FOLLOWED)  # counted, not in bytes
 
     def __iter__(self) -> Iterator[LoadRequest]:
         for mine in self._by_session.values():
@@ -139,18 +151,21 @@ class LoadRequests:
         """All requests of a session."""
         return list(self._by_session.get(session, {}).values())
 
-    def count(self, session: Session) -> int:
-        """How many requests a session has."""
-        return len(self._by_session.get(session, {}))
+    def admits(self, session: Session, keys: int) -> bool:
+        """Whether one more request of a session, with so many keys, may be followed."""
+        count = len(self._by_session.get(session, {}))
+        return count < REQUESTS_MAX and self._keys.fits(session.engine, keys)
 
     def add(self, request: LoadRequest) -> None:
         """A request was looked up."""
         self._by_session.setdefault(request.session, {})[request.number] = request
+        self._keys.take(request.engine, request.keys_counted)
 
     def remove(self, request: LoadRequest) -> None:
         """A request is over; nothing happens if it was removed before."""
         mine = self._by_session.get(request.session, {})
         if mine.get(request.number) is request:
             del mine[request.number]
+            self._keys.give(request.engine, request.keys_counted)
             if not mine:
                 del self._by_session[request.session]

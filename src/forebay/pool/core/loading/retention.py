@@ -4,15 +4,17 @@ Between lookup and ask lies the engine's own queue, up to many seconds, and what
 lookup would be the first to leave: it has just been used. Nothing in DRAM leaves before what
 continues it, so one pin on the last chunk keeps a whole prefix; it moves on as chunks come from
 lower tiers, and what comes before its turn has a pin of its own until then. All of this is a
-courtesy: it has the load budget only, in order of arrival, ends after `RETAIN_S`, and gives way to
-asks, the youngest first. What many requests begin with counts once, and costs each next to nothing.
+courtesy: it has an engine's share of the load budget only, in order of arrival, ends after
+`RETAIN_S`, and gives way to asks, the youngest of the engine with the most first. What many
+requests of an engine begin with counts once, and costs each next to nothing.
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Final
 
+from forebay.pool.core.budget import Budget
 from forebay.pool.core.chunks import SlotState
 from forebay.pool.core.dram import Dram
 from forebay.pool.core.loading.request import LoadRequest, Retained
@@ -26,29 +28,54 @@ class Retention:
     def __init__(self, dram: Dram) -> None:
         self._dram = dram
         self._arrived: dict[LoadRequest, None] = {}
-        self._unread: dict[LoadRequest, None] = {}  # of these, those that want more from below
-        self._users: Counter[bytes] = Counter()  # what is retained → for how many requests
-        self.used_bytes = 0
+        # Of these, those that want more from below; the engine whose turn it is comes first.
+        self._unread: dict[str, dict[LoadRequest, None]] = {}
+        # By engine: what is retained → for how many requests.
+        self._users: defaultdict[str, Counter[bytes]] = defaultdict(Counter)
+        self._budget = Budget(lambda: dram.load_budget.limit_bytes)
 
     @property
-    def left_bytes(self) -> int:
-        """What more may be retained or read ahead."""
-        return self._dram.load_budget.left_bytes - self.used_bytes
+    def used_bytes(self) -> int:
+        """What is retained, for all engines."""
+        return self._budget.used_bytes
 
-    def unread(self) -> Iterator[LoadRequest]:
-        """Those of which something is still to be read, in order."""
-        while self._unread:
-            request = next(iter(self._unread))
+    def left_bytes(self, engine: str) -> int:
+        """What more may be retained or read ahead for an engine."""
+        loads = self._dram.load_budget
+        return loads.left_bytes(engine) + self._budget.left_bytes(engine) - loads.limit_bytes
+
+    def turns(self) -> list[str]:
+        """Every engine of which something is to be read; whose turn it is now comes last next."""
+        engines = list(self._unread)
+        if engines:
+            self._unread[engines[0]] = self._unread.pop(engines[0])
+        return engines
+
+    def unread(self, engine: str) -> Iterator[LoadRequest]:
+        """Those of an engine of which something is still to be read, in order."""
+        while unread := self._unread.get(engine):
+            request = next(iter(unread))
             if request.wants_more:
                 yield request
             if not request.wants_more:
-                self._unread.pop(request, None)
+                self._is_read(request)
+
+    def wants_more(self) -> bool:
+        """Whether something is still to be read for anyone."""
+        return any(next(self.unread(engine), None) is not None for engine in list(self._unread))
+
+    def _is_read(self, request: LoadRequest) -> None:
+        """Nothing more is to be read for it."""
+        unread = self._unread.get(request.engine, {})
+        unread.pop(request, None)
+        if not unread:
+            self._unread.pop(request.engine, None)
 
     def add(self, request: LoadRequest) -> None:
         """A request has come, or wants more than before."""
         self._arrived[request] = None
         if request.wants_more:
-            self._unread[request] = None
+            self._unread.setdefault(request.engine, {})[request] = None
         self.retain(request)
 
     def retain(self, request: LoadRequest) -> bool:
@@ -73,7 +100,7 @@ class Retention:
     def asked(self, request: LoadRequest) -> None:
         """It has asked; what is retained for it stays until it has its promise."""
         self._arrived.pop(request, None)
-        self._unread.pop(request, None)
+        self._is_read(request)
 
     def end(self, request: LoadRequest) -> None:
         """Nothing is retained for it any more."""
@@ -82,15 +109,21 @@ class Retention:
         for chunk in retained.pinned:
             self._dram.unpin(chunk)
         keys = request.keys[: retained.chunks]
-        self._users.subtract(keys)
-        unused = [key for key in keys if not self._users[key]]
+        users = self._users[request.engine]
+        users.subtract(keys)
+        unused = [key for key in keys if not users[key]]
         for key in unused:
-            del self._users[key]
-        self.used_bytes -= len(unused) * retained.slot_bytes
+            del users[key]
+        if unused:
+            self._budget.give(request.engine, len(unused) * retained.slot_bytes)
+        if not users:
+            del self._users[request.engine]
 
     def youngest(self) -> LoadRequest | None:
-        """Who gives way first."""
-        return next(reversed(self._arrived), None)
+        """Who gives way first: the youngest, of the engine for which most is retained."""
+        engine = max(self._users, key=self._budget.used_by, default="")
+        young = reversed(self._arrived)
+        return next((each for each in young if each.engine == engine), None)
 
     def arrived(self) -> list[LoadRequest]:
         """All that have not asked yet, in order of arrival."""
@@ -100,14 +133,13 @@ class Retention:
         """Count more of a request's chunks as retained, as far as the budget goes."""
         keys, before = request.keys, request.retained.chunks
         # Before what is retained, all is retained.
-        lacks = bisect_left(range(request.next), True, key=lambda at: self._lacks(keys[at]))
-        count = min(request.next, lacks + max(0, self.left_bytes) // slot_bytes)
-        self._users.update(keys[before:count])
-        self.used_bytes += max(0, count - lacks) * slot_bytes
+        engine, users = request.engine, self._users[request.engine]
+        lacks = bisect_left(range(request.next), True, key=lambda at: keys[at] not in users)
+        count = min(request.next, lacks + max(0, self.left_bytes(engine)) // slot_bytes)
+        users.update(keys[before:count])
+        if count > lacks:
+            self._budget.take(engine, (count - lacks) * slot_bytes)
         request.retained.chunks, request.retained.slot_bytes = max(before, count), slot_bytes
-
-    def _lacks(self, key: bytes) -> bool:
-        return key not in self._users
 
     def _pin(self, request: LoadRequest) -> None:
         """Pin the last chunk of those that are retained and here without a hole."""

@@ -163,7 +163,10 @@ class Stores:
         # A burst may leave all of DRAM waiting to be written. But where loads want room, what
         # waits counts too: they cannot have it before it is written, and half of DRAM is theirs.
         waiting_bytes = self._dram.policy.queued_bytes if self._loads_wait() else 0
-        if not self._dram.store_budget.fits(slot_bytes_for(length), waiting_bytes):
+        slot_bytes = slot_bytes_for(length)
+        if not self._dram.store_budget.fits(
+            engine, slot_bytes, waiting_bytes
+        ):  # verify: store budget
             return ReserveAnswer.LATER
         chunk = self._dram.begin_fill(engine, name, length, newcomer)
         if isinstance(chunk, NoSlot):

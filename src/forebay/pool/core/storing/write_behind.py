@@ -11,6 +11,7 @@ from forebay.pool.core.parts import CoreParts
 from forebay.tiers.contract import Dropped, DropReason, StoreOutcome
 
 WRITES_MAX: Final = 16  # in flight or queued at a tier; the rest waits in DRAM
+_WRITES_SHARE: Final = 8  # of DRAM, an eighth: a tier that hangs keeps what is being written
 
 
 class WriteBehind:
@@ -20,6 +21,7 @@ class WriteBehind:
         self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
         self._clock, self._complete = parts.clock, parts.complete
         self._in_flight = [0] * len(self._stack)  # by tier
+        self._in_flight_bytes = [0] * len(self._stack)  # likewise
 
     @property
     def in_flight(self) -> int:
@@ -34,13 +36,19 @@ class WriteBehind:
     def run(self, *, idle: bool = False) -> None:
         """Hand to every tier what the policy offers for it, while there is room."""
         for tier in range(len(self._stack)):
-            while self._in_flight[tier] < WRITES_MAX and self._write_next(tier, idle=idle):
+            while self._has_room(tier) and self._write_next(tier, idle=idle):
                 pass
+
+    def _has_room(self, tier: int) -> bool:
+        share_bytes = self._dram.slab.cap_bytes // _WRITES_SHARE
+        if self._in_flight_bytes[tier] > share_bytes:  # verify: bytes of writes
+            return False
+        return self._in_flight[tier] < WRITES_MAX
 
     def hurry(self) -> None:
         """Somebody found no slot: whatever can be written is on its way afterwards."""
         self.run(idle=True)
-        has_room = any(count < WRITES_MAX for count in self._in_flight)
+        has_room = any(map(self._has_room, range(len(self._stack))))
         if has_room and self._dram.policy.queued_bytes:
             self._counters["stores.later_beside_an_idle_disk"] += 1  # it should not be
 
@@ -57,6 +65,7 @@ class WriteBehind:
             return True
         dram.begin_write(chunk, tier)
         self._in_flight[tier] += 1
+        self._in_flight_bytes[tier] += chunk.slot_bytes
         source = dram.slab.view(chunk.offset, chunk.length)
         done = partial(self._ended_on_thread, tier, chunk)
         self._stack.store(tier, chunk.name, source, chunk.length, done=done, digest=chunk.digest)
@@ -72,6 +81,7 @@ class WriteBehind:
 
     def _ended(self, tier: int, chunk: Chunk, outcome: StoreOutcome) -> None:
         self._in_flight[tier] -= 1
+        self._in_flight_bytes[tier] -= chunk.slot_bytes
         name = self._stack.name_of(tier)
         is_stored = not isinstance(outcome, Dropped) or outcome.reason is DropReason.DUPLICATE
         self._dram.end_write(chunk, tier, is_stored=is_stored)

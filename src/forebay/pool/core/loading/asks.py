@@ -1,0 +1,44 @@
+"""Requests that have asked, in order: each engine's for itself, and the engines in turn.
+
+Room goes to one request of an engine after the other: were it given to all at once, each would hold
+a part of what it wants and wait for the others, until the deadline of all of them. What one engine
+waits for does not keep another engine's requests waiting.
+"""
+
+from collections.abc import Iterator
+
+from forebay.pool.core.loading.request import LoadRequest
+
+
+class Asks:
+    """ASKED, or PROMISED in part. Owned by the pool's thread."""
+
+    def __init__(self) -> None:
+        self._by_engine: dict[str, dict[LoadRequest, None]] = {}  # whose turn it is comes first
+
+    def __iter__(self) -> Iterator[LoadRequest]:
+        for asks in self._by_engine.values():
+            yield from asks
+
+    def add(self, request: LoadRequest) -> None:
+        """A request has asked."""
+        self._by_engine.setdefault(request.engine, {})[request] = None
+
+    def remove(self, request: LoadRequest) -> None:
+        """A request has all that it will get; nothing happens if it was removed before."""
+        asks = self._by_engine.get(request.engine, {})
+        asks.pop(request, None)
+        if not asks:
+            self._by_engine.pop(request.engine, None)
+
+    def first(self, engine: str) -> LoadRequest | None:
+        """The request of an engine that has not acquired all it wants, and may go on."""
+        asks = self._by_engine.get(engine, ())
+        return next((request for request in asks if request.wants_more), None)
+
+    def turns(self) -> list[str]:
+        """Every engine, once; whoever comes first now comes last the next time."""
+        engines = list(self._by_engine)
+        if engines:
+            self._by_engine[engines[0]] = self._by_engine.pop(engines[0])
+        return engines

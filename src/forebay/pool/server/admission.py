@@ -1,0 +1,75 @@
+"""Who may do what at a pool's socket, and who gives way when all its places are taken.
+
+An engine may look, load and store; an operator may look, clear and resize. Both are known by the
+user id that the kernel saw when they connected. The pool's own user is both, root is an operator.
+
+When every place is taken, a newcomer gets the place of a longest silent connection: of the user who
+has most of them, and of the process of that user that has most, as long as these have more than the
+newcomer would have. So who opens many of them displaces itself. A few places more are for
+operators, who get through even then.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.pool.messages import Clear, ClientMessage, Hello, Resize, Settled, StatsQuery
+from forebay.pool.server.connection import Connection
+from forebay.sys.sockets import Peer
+
+_OPERATORS: Final = (StatsQuery, Settled, Resize, Clear)
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """User ids by what they may do."""
+
+    engines: frozenset[int]
+    operators: frozenset[int]
+
+    @classmethod
+    def of(cls, own: int, engines: Iterable[int], operators: Iterable[int]) -> "Roles":
+        """The roles in a pool of user `own` who has named these."""
+        return cls(frozenset({own, *engines}), frozenset({own, 0, *operators}))
+
+    def refusal_to_connect(self, uid: int) -> str | None:
+        """Why this user may not join in any role, in one sentence."""
+        if uid in self.engines or uid in self.operators:
+            return None
+        return f"user {uid} may not join this pool; see --allow-uid."
+
+    def refusal_to_join(self, connection: Connection, hello: Hello) -> str | None:
+        """Why a connection may not have the role that it wants, in one sentence."""
+        if hello.is_operator:
+            return None  # it may look; clearing and resizing is judged when it is wanted
+        if connection.peer.uid not in self.engines:
+            return f"user {connection.peer.uid} may not load or store here; see --allow-uid."
+        return "the pool has no place for another engine now." if connection.is_reserve else None
+
+    def refusal(self, connection: Connection, message: ClientMessage) -> str | None:
+        """Why this message is not acted upon, in one sentence."""
+        uid = connection.peer.uid
+        if isinstance(message, Resize | Clear) and uid not in self.operators:  # verify: operator
+            return f"user {uid} may not clear or resize this pool; see --operator-uid."
+        if connection.is_operator and not isinstance(message, _OPERATORS):
+            return "an operator neither loads nor stores."
+        return None
+
+
+def gives_way(peer: Peer, connections: Collection[Connection]) -> Connection | None:
+    """The connection whose place a newcomer gets, when all are taken; None: it gets none."""
+    by_user = Counter(each.peer.uid for each in connections)
+    by_process = Counter((each.peer.uid, each.peer.pid) for each in connections)
+
+    def weight(of: Peer) -> tuple[int, int]:
+        return by_user[of.uid], by_process[of.uid, of.pid]
+
+    first = max(connections, key=lambda each: (*weight(each.peer), -each.heard_at), default=None)
+    if first is None:
+        return None
+    user, process = weight(first.peer)
+    own_user, own_process = weight(peer)
+    if first.peer.uid == peer.uid:
+        return first if process > own_process + 1 else None
+    return first if user > own_user + 1 else None
