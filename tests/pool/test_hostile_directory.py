@@ -9,13 +9,15 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.disk_harness import overwrite, regions
+from tests.disk_harness import fill_up, overwrite, regions, small_file_system
 from tests.pool_process import (
     DISK_BYTES,
     HANG_S,
@@ -25,12 +27,14 @@ from tests.pool_process import (
     environment,
     made,
     running_pool,
+    serving,
     short_directory,
     wait_until,
 )
 
 from forebay.pool.client import Chain
 from forebay.record import region as layout
+from forebay.tiers.contract import Miss
 
 pytestmark = pytest.mark.slow
 PAGE: Final = 4096
@@ -300,3 +304,65 @@ def test_clear_leaves_no_byte_of_what_it_deletes(place: Path, what: str) -> None
         assert check(place / "disk")[0] == 2, "in use"
         assert pool.stop() == 0
     assert check(place / "disk")[0] == 0
+
+
+def test_t60_a_full_file_system_keeps_no_pool_from_starting(tmp_path: Path) -> None:
+    """F5: all regions were there, and it would have needed 21 KiB more."""
+    with short_directory() as place, small_file_system(tmp_path / "small", 96 << 20):
+        (place / "disk").symlink_to(tmp_path / "small" / "disk")  # a socket's path is short
+        (tmp_path / "small" / "disk").mkdir(mode=0o700)
+        flags = ("--dram", "64MiB", "--disk", f"{tmp_path}/small/disk:{DISK_BYTES}")
+        with (
+            running_pool(place, *flags, disk=False) as pool,
+            PatientClient(pool.socket) as client,
+        ):
+            client.store(CHAIN, [chunk.payload for chunk in CHUNKS])
+            assert pool.stop() == 0
+        fill_up(tmp_path / "small" / "hog")
+        with running_pool(place, *flags, disk=False) as pool:
+            assert loaded(pool) == 40
+            assert pool.stop() == 0
+        (tmp_path / "small" / "disk" / "lock").unlink()
+        fill_up(tmp_path / "small" / "another hog")
+        with running_pool(place, *flags, disk=False) as pool:
+            pool.stats()
+            assert pool.stop() == 0
+
+
+def test_t32_starting_again_brings_no_new_burst(place: Path) -> None:
+    """F9: every start granted an hour's worth of writes at once."""
+    budget_bytes = 24 * 64 * 10**6
+    began, written = time.monotonic(), 0
+    for life in range(3):
+        flags = ("--dram", "64MiB", "--disk-writes-a-day", str(budget_bytes))
+        with running_pool(place, *flags) as pool, PatientClient(pool.socket) as client:
+            chunks, chain = made(f"life {life}", count=40, length=400_000)
+            client.store(chain, [chunk.payload for chunk in chunks])
+            assert pool.stop() == 0
+        directory = place / "disk"
+        written = sum(path.read_bytes().count(b"FOREBAYR") for path in regions(directory)) - 40
+        assert written * 400_000 <= budget_bytes * (time.monotonic() - began) / 86_400
+
+
+def test_t56_a_pool_without_a_thread_to_spare_says_so(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: no thread to be had, and one `clear` ended the pool."""
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "forebay-admin":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with serving(place) as service, PatientClient(service.address.path) as client:
+        client.store(CHAIN, [chunk.payload for chunk in CHUNKS[:2]])
+        monkeypatch.setattr(threading.Thread, "start", start)
+        for call in (client.clear, client.resize):
+            answer = call(None) if call == client.clear else client.resize(8 << 20)
+            assert not isinstance(answer, Miss)
+            assert (answer.ok, answer.sentence) == (False, "no thread can be had now; try again.")
+        monkeypatch.undo()
+        answer = client.clear(None)
+        assert not isinstance(answer, Miss)
+        assert answer.ok

@@ -332,6 +332,20 @@ def test_t6_a_rotten_slot_is_found_by_the_idle_scrubber(core: CoreHarness) -> No
     core.pass_time_until(lambda: core.lookup(client, keys)[1].known == 2)
 
 
+def test_t58_a_commit_without_a_digest_for_each_slot_gives_the_slots_back(
+    core: CoreHarness,
+) -> None:
+    """F8: what has no digest of its producer could not be verified."""
+    client, keys = Client("e"), chain("a", 3)
+    for digests in (b"", bytes(16), bytes(49)):
+        offsets = core.reserve(client, keys)
+        assert min(offsets) >= 0
+        core.pool.handle(client, Commit(core.pool.generation, offsets, digests))
+        assert core.receive(client, Committed).count == 0
+    assert core.number("dram", "taken_bytes") == 0
+    assert core.pool.violations() == []
+
+
 def test_everything_goes_through_a_small_dram(place: Path) -> None:
     core = CoreHarness(1 * MIB, place, 64 * MIB)
     client = Client("e")

@@ -175,18 +175,25 @@ class Dram:
             self.load_budget.take(engine, taken_bytes)
         self.pin(*chunks)
 
-    def unpin_for_load(self, engine: str, chunk: Chunk) -> None:
-        """One load of an engine less; the next engine that still loads it is charged."""
-        pins = chunk.load_pins
-        charged = next(iter(pins))
-        pins[engine] -= 1
-        if not pins[engine]:
-            del pins[engine]
-        if charged not in pins:
-            self.load_budget.give(charged, chunk.slot_bytes)
-            if pins:
-                self.load_budget.take(next(iter(pins)), chunk.slot_bytes)
-        self.unpin(chunk)
+    def unpin_for_load(self, engine: str, *chunks: Chunk) -> None:
+        """One load of an engine less; the next engine that still loads a chunk is charged."""
+        given_bytes = 0
+        for chunk in chunks:
+            pins = chunk.load_pins
+            if pins[engine] > 1:
+                pins[engine] -= 1
+            elif len(pins) == 1:  # mostly
+                pins.clear()
+                given_bytes += chunk.slot_bytes
+            else:
+                is_charged = next(iter(pins)) == engine
+                del pins[engine]
+                if is_charged:
+                    given_bytes += chunk.slot_bytes
+                    self.load_budget.take(next(iter(pins)), chunk.slot_bytes)
+            self.unpin(chunk)
+        if given_bytes:
+            self.load_budget.give(engine, given_bytes)
 
     def begin_write(self, chunk: Chunk, tier: int) -> None:
         """A lower tier reads the slot."""
