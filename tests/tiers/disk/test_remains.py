@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.disk_harness import BadSectors, allocated, open_tier, opened, regions
 
-from forebay.errors import StartupError
+from forebay.errors import DirectoryError, StartupError
 from forebay.record import region as layout
 from forebay.record.header import RecordHeader, pack, payload_hash
 from forebay.record.region import Position
@@ -413,3 +413,41 @@ def test_a_tier_that_cannot_have_its_threads_does_not_begin(
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(StartupError, match="threads"):
         open_tier(swift_path, options=ORDERLY, cap_bytes=CAP_BYTES)
+
+
+class WithoutDirect(Disk):
+    """A file system without O_DIRECT: there a pipe can be opened for reading and writing."""
+
+    def open(self, directory: int, name: str, *, create: bool, direct: bool, write: bool) -> int:
+        if direct:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().open(directory, name, create=create, direct=direct, write=write)
+
+
+def test_t60_a_pipe_is_left_alone_where_it_can_be_opened(swift_path: Path) -> None:
+    os.mkfifo(swift_path / "region-00000000000000fe")
+    with opened(swift_path, WithoutDirect(), options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert tier.volumes()[0].left_alone == 1
+        assert store(tier, tiny(0)) == Stored()
+
+
+def test_a_region_that_cannot_be_measured_is_left_alone(swift_path: Path) -> None:
+    fill(swift_path, 4)
+    disk = FaultDisk("status:errno=EIO@2")  # the first is of the directory
+    with opened(swift_path, disk, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
+        assert held(tier, 4) == {2, 3}
+        assert tier.usage().used_bytes == 2 * REGION_BYTES
+
+
+def test_every_descriptor_is_given_back_by_what_cannot_be_opened(swift_path: Path) -> None:
+    fill(swift_path, 4)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with opened(
+        swift_path, FaultDisk("space:errno=EIO@2"), options=ORDERLY, cap_bytes=CAP_BYTES
+    ) as tier:
+        assert not tier.volumes()[0].is_on
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+    wanted = [Directory(str(path), CAP_BYTES) for path in (swift_path, swift_path / "missing")]
+    with pytest.raises(DirectoryError, match="does not exist"):
+        DiskTier.open(wanted, ORDERLY)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
