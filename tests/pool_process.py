@@ -194,24 +194,18 @@ class PoolProcess:
 
     def slab_bytes(self) -> int:
         """Memory that the slab has taken from the system, whoever wrote there."""
-        slab = self._slab()
-        return 0 if slab is None else slab.stat().st_blocks * 512
+        return sum(slab.stat().st_blocks * 512 for slab in self._segments())
 
     def spoil_slab(self) -> None:
-        """Half of every page that the slab has is wrong from now on: the control of a test.
+        """Half of every page that the slab has is wrong from now on: the control of a test."""
+        for slab in self._segments():
+            with slab.open("r+b") as memory:
+                for at in _pages_of(memory.fileno()):
+                    os.pwrite(memory.fileno(), _LOUD * (mmap.PAGESIZE // 2), at)
 
-        It writes only where there is memory; the slab is as large as the machine's, and touching
-        all of it takes the machine down.
-        """
-        slab = self._slab()
-        assert slab is not None
-        with slab.open("r+b") as memory:
-            for at in _pages_of(memory.fileno()):
-                os.pwrite(memory.fileno(), _LOUD * (mmap.PAGESIZE // 2), at)
-
-    def _slab(self) -> Path | None:
+    def _segments(self) -> list[Path]:
         paths = Path(f"/proc/{self.pid}/fd").iterdir()
-        return next((path for path in paths if "memfd:forebay-slab" in _target(path)), None)
+        return [path for path in paths if "memfd:forebay-slab" in _target(path)]
 
     def check_alive(self) -> None:
         """It has not ended by itself; if it has, its last words are the failure."""

@@ -100,7 +100,7 @@ PROMISES: Final = {
         "not tested yet",
     ),
     58: ("a write into a slot after its commit → never served as truth", ""),
-    59: ("a client that touches all it can map → memory never above the cap", "not tested yet"),
+    59: ("a client that touches all it can map → memory never above the cap", ""),
     60: ("stubs, absurd names, sparse giants, links in the directory → opens, accounts", ""),
     61: (
         "a remote store that hangs, drips, lies → a miss within its deadline",

@@ -190,7 +190,7 @@ class Settings:
     """All that can be set; every field has its sentence, its parser and its default."""
 
     dram: int = _setting(
-        4 << 30, parse_dram, "Host memory for chunks, allocated as it is needed; at least 4MiB."
+        4 << 30, parse_dram, "Host memory for chunks, all of it taken at the start; at least 4MiB."
     )
     disk: tuple[DiskSetting, ...] = _setting(
         (),
@@ -207,7 +207,7 @@ class Settings:
         "start",
         _absent,
         "What an engine does if no pool answers: start one, fail, or serve without it until"
-        " there is one.",
+        " there is one; it also serves without it if none can be started.",
     )
     strict: bool = _setting(
         False,

@@ -4,7 +4,13 @@ Each attack goes against a pool in a process of its own. A pool that is stopped 
 the write behind it happen sees both in the attacker's order, however busy the machine is.
 """
 
+import contextlib
+import mmap
+import os
+import re
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +22,26 @@ from tests.pool_process import (
     PatientClient,
     PoolProcess,
     count_exact,
+    environment,
     made,
     running_pool,
     short_directory,
 )
 
+from forebay.pool import wire
+from forebay.pool.client import Client
 from forebay.pool.client.chain import Chain
+from forebay.pool.client.outcomes import AdminOutcome
 from forebay.pool.client.session import PoolSession, join
-from forebay.pool.messages import Commit, Committed, Reserve, Reserved
+from forebay.pool.messages import (
+    PROTOCOL,
+    Commit,
+    Committed,
+    Hello,
+    Reserve,
+    Reserved,
+    Welcome,
+)
 from forebay.record.header import payload_hash
 from forebay.testing.samples import Sample
 
@@ -80,6 +98,111 @@ def served(pool: PoolProcess, chunks: list[Sample], chain: Chain) -> int:
     """How many chunks the pool hands to somebody else, every one exact."""
     with PatientClient(pool.socket) as client, client.load(chain) as loaded:
         return count_exact(loaded, chunks)
+
+
+def received(pool: PoolProcess) -> tuple[Welcome, list[int]]:
+    """What a client is given when it says Hello, as it comes from the socket."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(HANG_S)
+        link.connect(pool.socket)
+        link.sendall(wire.encode(Hello(PROTOCOL, "attacker")))
+        reader = wire.pool_reader()
+        data, descriptors, _, _ = socket.recv_fds(link, wire.RECEIVE_BYTES, 64)
+        reader.feed(data)
+        welcome = next(iter(reader.messages()))
+        assert isinstance(welcome, Welcome), welcome
+        return welcome, descriptors
+
+
+def test_t59_a_client_cannot_take_memory_beyond_the_cap(place: Path) -> None:
+    """F8: a client of a 32 MiB pool grew shared memory by 512 MiB, which stayed when it left."""
+    cap_bytes, more_bytes = 32 << 20, 512 << 20
+    with running_pool(place, "--dram", str(cap_bytes), disk=False) as pool:
+        assert pool.slab_bytes() == cap_bytes, "all of it is taken before the pool answers"
+        _, descriptors = received(pool)
+        for descriptor in descriptors:
+            size_bytes = os.fstat(descriptor).st_size
+            with pytest.raises(PermissionError):
+                os.ftruncate(descriptor, size_bytes + more_bytes)
+            with pytest.raises(OSError, match=r"."):
+                os.posix_fallocate(descriptor, 0, size_bytes + more_bytes)
+            reach_bytes = min(size_bytes, cap_bytes + more_bytes)
+            with mmap.mmap(descriptor, reach_bytes) as memory:
+                for at in range(0, reach_bytes, mmap.PAGESIZE):
+                    memory[at] = 1
+            os.close(descriptor)
+        assert pool.slab_bytes() == cap_bytes
+
+
+def test_t59_dram_grows_by_a_segment_that_is_sealed_too(place: Path) -> None:
+    """F8: what `set dram` adds is taken before it is used, and everybody has it then."""
+    chunks, chain = made("large", 150, LENGTH)  # nearly the raised cap
+    payloads = [chunk.payload for chunk in chunks]
+    with running_pool(place, disk=False) as pool, PatientClient(pool.socket) as old:
+        assert old.join()
+        with Client(pool.socket, SlowClock(), is_operator=True) as operator:
+            for cap_bytes in (1 << 62, 1 << 63, (1 << 64) - 1):
+                refused = operator.resize(cap_bytes)
+                assert isinstance(refused, AdminOutcome)
+                assert not refused.ok
+            for cap_bytes in (8 << 20, 24 << 20):
+                outcome = operator.resize(cap_bytes)
+                assert isinstance(outcome, AdminOutcome)
+                assert outcome.ok, outcome
+                assert pool.slab_bytes() == cap_bytes == pool.stats()["dram"]["cap_bytes"]
+        assert old.store(chain, payloads).stored == len(chunks), "who joined before"
+        with PatientClient(pool.socket) as new, new.load(chain) as loaded:
+            assert count_exact(loaded, chunks) > 0, "who joins now"
+        welcome, descriptors = received(pool)
+        assert len(descriptors) == 2
+        assert sum(welcome.segments) == (16 + 16) << 20, "what was given back is not used again"
+        assert sorted(welcome.given_back) == sorted(set(welcome.given_back))
+        assert len(welcome.given_back) * welcome.arena_bytes == 8 << 20
+        for descriptor in descriptors:
+            with pytest.raises(PermissionError):
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size + (1 << 20))
+            os.close(descriptor)
+
+
+def test_t59_more_dram_than_a_cgroup_allows_is_a_sentence_and_not_a_kill(place: Path) -> None:
+    """F9: in a cgroup of 300 MiB a pool of 1 GiB began, and was killed at 130 MiB."""
+    with cgroup(300 << 20) as join_it:
+        pool = PoolProcess(place, "--dram", "1GiB", disk=False)
+        ended = subprocess.run(
+            ["/bin/sh", "-c", f'echo $$ > "{join_it}" && exec "$@"', "sh", *pool.command],
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            env=environment(),
+            check=False,
+        )
+    assert ended.returncode == 2, ended
+    assert re.search(
+        r"1 GiB of DRAM are asked for and the memory limit of \S+ leaves", ended.stderr
+    )
+
+
+@contextmanager
+def cgroup(limit_bytes: int) -> Iterator[Path]:
+    """The file by which a process joins a cgroup with this limit; skips where none can be made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            group = Path("/sys/fs/cgroup", controllers, path.lstrip("/"), f"fb-{os.getpid()}")
+            try:
+                group.mkdir()
+            except OSError:
+                continue
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            try:
+                with contextlib.suppress(OSError):
+                    (group / name).write_text(str(limit_bytes))
+                if (group / name).exists():
+                    yield group / "cgroup.procs"
+                    return
+            finally:
+                group.rmdir()
+    pytest.skip("no cgroup can be made here")
 
 
 def test_t58_what_is_written_behind_a_commit_is_never_served_from_disk(place: Path) -> None:

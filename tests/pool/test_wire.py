@@ -32,7 +32,8 @@ CLIENT: dict[str, ClientMessage] = {
     "Clear": messages.Clear("3fa94c1d"),
 }
 POOL: dict[str, PoolMessage] = {
-    "Welcome": messages.Welcome(messages.PROTOCOL, 11, 1 << 30, 1 << 27),
+    "Welcome": messages.Welcome(messages.PROTOCOL, 11, 1 << 40, 1 << 27, [1 << 30, 1 << 28], [7]),
+    "Grown": messages.Grown(11, 1 << 28),
     "Refused": messages.Refused("why not."),
     "Found": messages.Found(7, 1, 0),
     "Promise": messages.Promise(7, 11, 0, 1, [4096], [4000], bytes(16)),

@@ -1,4 +1,4 @@
-"""Memory that other processes map: sealed, allocated by ranges, gone with the last who has it."""
+"""Memory that other processes map: sealed, taken whole, gone with the last who has it."""
 
 import errno
 import mmap
@@ -8,110 +8,143 @@ from pathlib import Path
 import pytest
 
 from forebay.sys.memory import PAGE_BYTES
-from forebay.sys.shared import SharedMemory, memory_limit_bytes, total_memory_bytes
+from forebay.sys.shared import AddressRange, Segment, SharedMemory
 
 
-def allocated(memory: SharedMemory) -> int:
-    return os.fstat(memory.descriptor).st_blocks * 512
+def allocated(memory: SharedMemory) -> list[int]:
+    return [os.fstat(segment.descriptor).st_blocks * 512 for segment in memory.segments]
 
 
 def descriptors() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
-def test_pages_are_taken_and_given_back_by_ranges() -> None:
+def test_every_page_is_taken_at_once_and_given_back_by_ranges() -> None:
     memory = SharedMemory(16 * PAGE_BYTES)
-    assert allocated(memory) == 0
-    memory.allocate(4 * PAGE_BYTES, 8 * PAGE_BYTES)
-    assert allocated(memory) == 8 * PAGE_BYTES
+    assert memory.size_bytes == 0
+    heard: list[int] = []
+    memory.extend(8 * PAGE_BYTES, heard.append)
+    assert allocated(memory) == [8 * PAGE_BYTES]
+    assert heard[-1] == 8 * PAGE_BYTES
     memory.view[4 * PAGE_BYTES : 4 * PAGE_BYTES + 5] = b"bytes"
-    memory.discard(4 * PAGE_BYTES, 4 * PAGE_BYTES)
-    assert allocated(memory) == 4 * PAGE_BYTES
+    memory.discard(4 * PAGE_BYTES, 3 * PAGE_BYTES)
+    assert allocated(memory) == [5 * PAGE_BYTES]
     assert not any(memory.view[4 * PAGE_BYTES : 4 * PAGE_BYTES + 5])
     memory.close()
 
 
-def test_nobody_can_change_its_size_under_a_mapping() -> None:
+def test_it_grows_by_segments_behind_one_another() -> None:
+    memory = SharedMemory.of(4 * PAGE_BYTES)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+        memory.extend(PAGE_BYTES)
+    memory.close()
     memory = SharedMemory(4 * PAGE_BYTES)
+    for size in (1, 3):
+        memory.extend(size * PAGE_BYTES)
+    memory.view[PAGE_BYTES - 2 : PAGE_BYTES + 3] = b"bytes"
+    assert os.pread(memory.segments[0].descriptor, 2, PAGE_BYTES - 2) == b"by"
+    assert os.pread(memory.segments[1].descriptor, 3, 0) == b"tes"
+    memory.close()
+
+
+def test_nobody_can_change_a_segments_size() -> None:
+    """F8: a client of a small pool took 512 MiB through the slab's descriptor."""
+    memory = SharedMemory.of(4 * PAGE_BYTES)
     for size in (PAGE_BYTES, 8 * PAGE_BYTES):
         with pytest.raises(PermissionError):
-            os.ftruncate(memory.descriptor, size)
+            os.ftruncate(memory.segments[0].descriptor, size)
+    with pytest.raises(PermissionError):
+        os.posix_fallocate(memory.segments[0].descriptor, 4 * PAGE_BYTES, PAGE_BYTES)
     memory.close()
 
 
 def test_what_one_maps_another_sees() -> None:
-    memory = SharedMemory(PAGE_BYTES)
-    other = mmap.mmap(memory.descriptor, PAGE_BYTES)
+    memory = SharedMemory.of(PAGE_BYTES)
+    other = AddressRange(4 * PAGE_BYTES)
+    other.map(memory.segments[0])
     memory.view[:5] = b"bytes"
-    assert other[:5] == b"bytes"
+    assert bytes(other.view[:5]) == b"bytes"
     memory.close()
-    assert other[:5] == b"bytes", "a mapping outlives the descriptor"
-    other.close()
+    assert bytes(other.view[:5]) == b"bytes", "a mapping outlives the descriptor"
+    assert other.close()
 
 
-def test_memory_with_a_view_left_is_unmapped_with_that_view() -> None:
-    memory = SharedMemory(PAGE_BYTES)
-    view = memory.view[:5]
-    memory.close()
+def test_addresses_with_a_view_left_stay_until_it_is_released() -> None:
+    memory = SharedMemory.of(PAGE_BYTES)
+    other = AddressRange(PAGE_BYTES)
+    other.map(memory.segments[0])
+    view = other.view[:5]
+    assert not other.close()
     view[:] = b"bytes"
-    assert bytes(view) == b"bytes"
+    assert bytes(memory.view[:5]) == b"bytes"
+    view.release()
+    assert other.close()
+    memory.close()
+
+
+def test_addresses_begin_where_large_pages_can() -> None:
+    assert AddressRange(PAGE_BYTES, 1 << 21).address % (1 << 21) == 0
+
+
+def test_a_segment_that_does_not_fit_is_refused() -> None:
+    memory = SharedMemory.of(2 * PAGE_BYTES)
+    other = AddressRange(PAGE_BYTES)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+        other.map(memory.segments[0])
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        other.map(Segment(-1, PAGE_BYTES))
+    assert other.mapped_bytes == 0
+    memory.close()
 
 
 def test_memory_that_is_not_to_be_had_leaves_no_descriptor() -> None:
     before = descriptors()
-    with pytest.raises(OSError, match=r"."):
-        SharedMemory(1 << 62)
+    for size in (1 << 62, 1 << 63, 1 << 64):
+        with pytest.raises(OSError, match=r"."):
+            SharedMemory(size)
     assert descriptors() == before
 
 
+def test_a_kernel_that_cannot_populate_takes_the_pages_another_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusal = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    monkeypatch.setattr("forebay.sys.shared.populate", lambda *_: refusal)
+    memory = SharedMemory.of(4 * PAGE_BYTES)
+    assert allocated(memory) == [4 * PAGE_BYTES]
+    memory.close()
+
+
+def test_memory_that_runs_out_while_it_is_taken_leaves_all_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = SharedMemory(4 * PAGE_BYTES)
+    memory.extend(PAGE_BYTES)
+    before = descriptors()
+    refusal = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.sys.shared.populate", lambda *_: refusal)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+            memory.extend(2 * PAGE_BYTES)
+    assert (memory.size_bytes, descriptors()) == (PAGE_BYTES, before)
+    memory.extend(3 * PAGE_BYTES)
+    memory.view[PAGE_BYTES : PAGE_BYTES + 5] = b"bytes"
+    assert os.pread(memory.segments[1].descriptor, 5, 0) == b"bytes"
+    memory.close()
+
+
 def test_a_range_that_cannot_be_discarded_is_an_error() -> None:
-    memory = SharedMemory(PAGE_BYTES)
+    memory = SharedMemory.of(PAGE_BYTES)
     with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
-        memory.discard(0, 0)
+        memory.discard(mmap.PAGESIZE // 2, PAGE_BYTES)
     memory.close()
 
 
 def test_huge_pages_are_had_or_refused() -> None:
-    """A machine without huge pages says so when the first are allocated, not by a signal."""
+    """A machine without huge pages says so when they are taken, not by a signal."""
     try:
         memory = SharedMemory(2 << 20, huge_pages=True)
+        memory.extend(2 << 20)
     except OSError:
         return
     memory.close()
-
-
-def test_the_machine_has_memory() -> None:
-    assert total_memory_bytes() > 1 << 28
-
-
-CGROUPS = {
-    "none": ("", {}, None),
-    "v2": ("0::/a/b", {"a/b/memory.max": "300\n"}, 300),
-    "v2, of a parent": ("0::/a/b", {"a/b/memory.max": "max\n", "a/memory.max": "400\n"}, 400),
-    "v2, the least": ("0::/a", {"a/memory.max": "500\n", "memory.max": "450\n"}, 450),
-    "v2, of a container": ("0::/gone/far", {"memory.max": "600\n"}, 600),
-    "hybrid": ("1:cpu:/\n0::/a", {"unified/a/memory.max": "700\n"}, 700),
-    "v1": ("3:cpu:/\n4:memory:/a", {"memory/a/memory.limit_in_bytes": "800\n"}, 800),
-    "v1, unlimited": (
-        "4:memory:/",
-        {"memory/memory.limit_in_bytes": "9223372036854771712\n"},
-        None,
-    ),
-    "another controller": ("4:cpu:/a", {"memory/a/memory.limit_in_bytes": "1\n"}, None),
-}
-
-
-@pytest.mark.parametrize("kind", CGROUPS)
-def test_t49_the_memory_limits_of_cgroups_are_known(tmp_path: Path, kind: str) -> None:
-    said, files, wanted = CGROUPS[kind]
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(said)
-    for name, text in files.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert memory_limit_bytes(tmp_path) == (wanted or total_memory_bytes())
-
-
-def test_t49_where_nothing_is_said_the_machine_is_the_limit(tmp_path: Path) -> None:
-    assert memory_limit_bytes(tmp_path) == total_memory_bytes()

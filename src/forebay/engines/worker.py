@@ -7,21 +7,19 @@ missed and loads of the next one fail, which the engine answers by computing.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from forebay.engines.boundary import Boundary
-from forebay.engines.copies.contract import Copies, LoadPart, Store, WorkerSlab
+from forebay.engines.copies.contract import Copies, LoadPart, Piece, Store, WorkerSlab
 from forebay.engines.copies.host import HostCopies
 from forebay.engines.copies.pages import Pages, rows_of
 from forebay.engines.geometry import Geometry
 from forebay.engines.step import StepPlan, WorkerReport
 from forebay.pool.client.session import PoolSession, join
-from forebay.pool.messages import StatsQuery, StatsReply
 from forebay.quantity import format_size
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
@@ -73,7 +71,7 @@ class WorkerConnector:
             self._map(step)
         stores = []
         for store in step.stores:
-            if self._is_mapped(store.generation):
+            if self._is_mapped(store.generation) and self._reaches([store.piece]):
                 stores.append(store)
             else:
                 self._missed(store)
@@ -86,10 +84,11 @@ class WorkerConnector:
         self._under_way[load.request] += 1
         if load.is_last:
             self._has_last_part.add(load.request)
-        if self._copies is None or not self._is_mapped(load.generation):
+        copies = self._copies
+        if copies is None or not (self._is_mapped(load.generation) and self._reaches(load.pieces)):
             self.fail(load)
         else:
-            self._copies.load(load)
+            copies.load(load)
 
     def fail(self, load: LoadPart) -> None:
         """A load cannot be done: the engine computes these blocks itself."""
@@ -189,6 +188,16 @@ class WorkerConnector:
             and not self._is_leaving
         )
 
+    def _reaches(self, pieces: Sequence[Piece]) -> bool:
+        """Whether these lie in the slab as it is mapped here; a segment may have been added."""
+        session = self._session
+        assert session is not None
+        assert session.slab is not None
+        furthest = max((piece.offset for piece in pieces), default=-1)
+        if furthest >= session.slab.size_bytes:
+            session.take(0.0)  # the pool said so before it named a slot there
+        return furthest < session.slab.size_bytes
+
     def _map(self, step: StepPlan) -> None:
         """Have this step's slab mapped, unless loads of an older one are in it."""
         if self._copies is None or self._is_mapped(step.generation):
@@ -219,8 +228,9 @@ class WorkerConnector:
                 format_size(cap_bytes_for(slot_bytes)).replace(" ", ""),
             )
         memory = np.frombuffer(slab.memory, dtype=np.uint8)
-        cap_bytes = _cap_bytes(session, until)
-        self._copies.attach(WorkerSlab(self._generation, memory, slab.arena_bytes, cap_bytes))
+        self._copies.attach(
+            WorkerSlab(self._generation, memory, slab.arena_bytes, slab.size_bytes, slab.given_back)
+        )
 
     def _unmap(self) -> None:
         if self._session is not None and not self._session.close():
@@ -249,13 +259,3 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
 
     driver = Boundary().call(plain, compiled) if page_table.is_aligned else plain()
     return StreamedCopies(driver, page_table, slot_bytes_for(shape.chunk_bytes))
-
-
-def _cap_bytes(session: PoolSession, until: float) -> int:
-    """What the pool will use of its slab; 0 where it does not say in time."""
-    session.post(StatsQuery())
-    answer = session.take(until)
-    if not isinstance(answer, StatsReply):
-        return 0
-    stats = msgspec.json.decode(answer.json)
-    return int(stats["dram"]["cap_bytes"])

@@ -42,12 +42,24 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The answer to Hello; the slab's descriptor comes with it, but for an operator."""
+    """The answer to Hello; engines get the descriptors of the slab's segments with it, in order."""
 
     protocol: int
     generation: int  # of the slab, random
-    slab_bytes: int  # to map
+    slab_bytes: int  # addresses to keep for it: it never becomes larger
     arena_bytes: int  # a slot never straddles a multiple of it
+    segments: list[int]  # bytes of each, mapped one behind the other
+    given_back: list[int]  # arenas, by number, that are not used any more: touch none of them
+
+
+class Grown(_Message, frozen=True, tag="grown"):
+    """The slab has one more segment, behind the others; its descriptor comes with it.
+
+    It comes unasked, before any slot in that segment is named.
+    """
+
+    generation: int
+    size_bytes: int
 
 
 class Refused(_Message, frozen=True, tag="refused"):
@@ -227,7 +239,7 @@ def in_batches(items: list[int]) -> Iterator[list[int]]:
 
 def is_namespace(digits: str) -> bool:
     """Whether this names a namespace, or several that begin so, and nothing else."""
-    return _NAMESPACE.fullmatch(digits) is not None  # verify: a namespace's digits
+    return _NAMESPACE.fullmatch(digits) is not None
 
 
 def short_keys(joined: bytes) -> list[bytes]:
@@ -254,5 +266,14 @@ ClientMessage = (
     | Clear
 )
 PoolMessage = (
-    Welcome | Refused | Found | Promise | Ready | Reserved | Committed | StatsReply | AdminReply
+    Welcome
+    | Grown
+    | Refused
+    | Found
+    | Promise
+    | Ready
+    | Reserved
+    | Committed
+    | StatsReply
+    | AdminReply
 )

@@ -37,6 +37,7 @@ from forebay.tiers.disk import Directory, DiskTier, Options
 COMMAND: Final = "forebay.cli"  # what an engine runs to start a pool: `python -m forebay.cli pool`
 LOCK_FLAG: Final = "--inherited-lock"
 _START_S: Final = 120.0  # a large directory is opened warm within this time
+TAKEN_BYTES_PER_S: Final = 1e9  # and DRAM is taken at this speed, or faster
 _ANSWER_S: Final = 1.0
 _LOOK_S: Final = 0.02  # how often a starting pool is looked for
 _TRACE_CLOSE_S: Final = 2.0
@@ -127,7 +128,7 @@ def join_or_start(settings: Settings, timeout_s: float = _START_S) -> str:
     scheduler's thread.
     """
     clock = Clock()
-    until = clock.monotonic() + timeout_s
+    until = clock.monotonic() + timeout_s + settings.dram / TAKEN_BYTES_PER_S
     address = find_address(settings.socket)
     if settings.no_pool != "start":
         return _join(address, settings, clock)

@@ -6,10 +6,10 @@ or later, through the connection's `send`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from forebay.barrier import Barrier
-from forebay.pool.messages import ClientMessage, PoolMessage
+from forebay.pool.messages import ClientMessage, Grown, PoolMessage, Welcome
 
 Work = Generator[None, None, None]
 
@@ -28,10 +28,12 @@ class Core(ABC):
     """What the server drives. Every method is called on the server's thread and returns at once."""
 
     barrier: Barrier  # behind which every message and job is run
-    generation: int
-    slab_descriptor: int
-    slab_bytes: int
-    arena_bytes: int
+    # Set by the server; called with a descriptor, before a segment is used that was added.
+    grown: Callable[[Grown, int], None]
+
+    @abstractmethod
+    def welcome(self) -> tuple[Welcome, list[int]]:
+        """What a client hears first, with descriptors of the slab's segments, which stay ours."""
 
     @property
     @abstractmethod

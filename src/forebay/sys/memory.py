@@ -1,10 +1,15 @@
-"""Page-aligned memory, as O_DIRECT and DMA want it."""
+"""Page-aligned memory, as O_DIRECT and DMA want it; and how much of it there is to be had.
+
+Memory that a cgroup does not allow is not refused by the kernel: whoever takes it is killed. So its
+limits are read before anything large is taken.
+"""
 
 import ctypes
-import errno
 import mmap
 import os
-from typing import Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
 
 PAGE_BYTES: Final = 4096
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, from Linux 5.14
@@ -20,6 +25,12 @@ def allocate(size_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(padded(size_bytes), PAGE_BYTES)))
 
 
+def zero(buffer: memoryview) -> None:
+    """Fill a writable buffer with zeros; the interpreter runs meanwhile."""
+    if buffer.nbytes:
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), 0, buffer.nbytes)
+
+
 def is_aligned(buffer: memoryview) -> bool:
     """Whether a writable buffer begins on a page and has whole pages."""
     if buffer.nbytes % PAGE_BYTES or not buffer.nbytes:
@@ -30,11 +41,82 @@ def is_aligned(buffer: memoryview) -> bool:
 def populate(address: int, length: int) -> OSError | None:
     """Have pages behind mapped memory, or the reason why not; the interpreter runs meanwhile.
 
-    Where the kernel cannot do it, nothing happens and nothing is wrong: pages come when touched.
+    EINVAL where the kernel cannot do it: then nothing has happened, and pages come when touched.
     """
     call = ctypes.CDLL(None, use_errno=True).madvise
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    if call(address, length, _POPULATE_WRITE) and ctypes.get_errno() != errno.EINVAL:
+    if call(address, length, _POPULATE_WRITE):
         code = ctypes.get_errno()
         return OSError(code, os.strerror(code))
     return None
+
+
+class AvailableMemory(NamedTuple):
+    """What this process may still take."""
+
+    size_bytes: int
+    limited_by: str  # in words
+
+
+def total_memory_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_memory(root: Path = Path("/")) -> AvailableMemory:
+    """The least of what the machine has left, by the kernel's own estimate, and our cgroups allow.
+
+    `root` has `proc` and `sys` in it. What cannot be read is no limit.
+    """
+    meminfo = _numbers(root / "proc/meminfo")
+    machine_bytes = meminfo["MemAvailable:"] << 10 if meminfo else total_memory_bytes()
+    found = [AvailableMemory(machine_bytes, "this machine")]
+    for group, names in _memory_cgroups(root):
+        limit, usage, cache = names
+        limit_bytes, usage_bytes = _number(group / limit), _number(group / usage)
+        if limit_bytes is not None and usage_bytes is not None:
+            stat = _numbers(group / "memory.stat")
+            left_bytes = limit_bytes - usage_bytes + sum(stat.get(name, 0) for name in cache)
+            found.append(AvailableMemory(max(0, left_bytes), f"the memory limit of {group}"))
+    return min(found)
+
+
+_CGROUP: Final = ("memory.max", "memory.current", ("active_file", "inactive_file"))
+_CGROUP_V1: Final = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+)
+
+
+def _memory_cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, str]]]]:
+    """Our cgroup and those above it, as far as they are mounted, with the names of their files."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        own = top / path.lstrip("/")
+        for group in (own, *own.parents):
+            if group.is_relative_to(top):
+                yield group, _CGROUP_V1 if controllers else _CGROUP
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # or "max"
+        return None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """A file of names and numbers, a line each."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1}

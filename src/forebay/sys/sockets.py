@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 PATH_BYTES_MAX: Final = 107
 _SO_PEERPIDFD: Final = 77  # Linux 6.5 and later; socket has no name for it yet
 _CREDENTIALS: Final = struct.Struct("3i")
-_FDS_MAX: Final = 4  # descriptors in one message; a peer that sends more loses them
+_FDS_MAX: Final = 32  # descriptors in one message; a peer that sends more loses them
 
 
 class _PollFd(ctypes.Structure):

@@ -10,7 +10,6 @@ from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain, pa
 from tests.oldest_first import OldestFirst
 from tests.pool_process import NO_NAMESPACES
 
-from forebay.errors import StartupError
 from forebay.pool.core.dram import Dram
 from forebay.pool.messages import (
     Abort,
@@ -333,6 +332,20 @@ def test_t6_a_rotten_slot_is_found_by_the_idle_scrubber(core: CoreHarness) -> No
     core.pass_time_until(lambda: core.lookup(client, keys)[1].known == 2)
 
 
+def test_t58_a_commit_without_a_digest_for_each_slot_gives_the_slots_back(
+    core: CoreHarness,
+) -> None:
+    """F8: what has no digest of its producer could not be verified."""
+    client, keys = Client("e"), chain("a", 3)
+    for digests in (b"", bytes(16), bytes(49)):
+        offsets = core.reserve(client, keys)
+        assert min(offsets) >= 0
+        core.pool.handle(client, Commit(core.pool.generation, offsets, digests))
+        assert core.receive(client, Committed).count == 0
+    assert core.number("dram", "taken_bytes") == 0
+    assert core.pool.violations() == []
+
+
 def test_everything_goes_through_a_small_dram(place: Path) -> None:
     core = CoreHarness(1 * MIB, place, 64 * MIB)
     client = Client("e")
@@ -402,11 +415,14 @@ def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
         core.store(client, keys)
     core.settle()
     core.turn()
-    found = [core.lookup(client, keys)[1].known for keys in chains]
-    for keys, known in zip(chains, found, strict=True):
+    found = 0
+    for keys in chains:
+        known = core.lookup(client, keys)[1].known
         core.pool.disconnected(client)
         assert core.load(client, keys, stream=True) == known
-    assert sum(found) > 40
+        core.settle()  # what came from a further tier may go to the disk, and drive others out
+        found += known
+    assert found > 40
     assert core.pool.violations() == []
     core.pool.close(5)
 
@@ -564,11 +580,3 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     core.settle()
     assert core.pool.violations() == []
     core.pool.close(5)
-
-
-def test_t49_more_dram_than_the_cgroup_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F9: in a cgroup of 300 MiB a pool of 1 GiB was killed at 130 MiB."""
-    monkeypatch.setattr("forebay.pool.core.pool.memory_limit_bytes", lambda: 300 << 20)
-    with pytest.raises(StartupError, match=r"1 GiB of DRAM .* limit is 300 MiB.*; lower --dram"):
-        CoreHarness(1 << 30)
-    CoreHarness(200 << 20).pool.close(5)

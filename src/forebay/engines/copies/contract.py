@@ -73,7 +73,8 @@ class WorkerSlab:
     generation: int
     memory: Bytes
     arena_bytes: int  # no slot straddles a multiple of it
-    cap_bytes: int  # what the pool will use of it, from its start, unless its cap is changed
+    cap_bytes: int  # what there is of it, from its start, unless segments are added
+    given_back: frozenset[int] = frozenset()  # arenas that the pool uses no more; see Welcome
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ they run. Small pages go by a kernel instead, those of loads up to a larger size
 """
 
 import ctypes
+import errno
 import importlib.util
 import logging
 from collections.abc import Callable
@@ -123,7 +124,7 @@ class CudaDriver:
         """See Driver."""
         # Pages that are there are pinned within milliseconds; the rest takes no lock of CUDA's.
         failed = populate(address, length)
-        if failed is not None:
+        if failed is not None and failed.errno != errno.EINVAL:
             return f"no memory behind the slab: {failed.strerror}"
         code = torch.cuda.cudart().cudaHostRegister(address, length, 0)
         return "" if int(code) == 0 else f"cudaHostRegister answers {int(code)}"

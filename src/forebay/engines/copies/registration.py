@@ -1,7 +1,8 @@
 """A slab made known to the GPU, span by span, on a thread of its own.
 
 Registering takes half a second a GiB, so nobody waits for it but a load that needs its span: what a
-load needs comes first, what a store wanted next, then the slab from its start to the pool's cap.
+load needs comes first, what a store wanted next, then the slab from its start, without the arenas
+that the pool has given back: registering one would take its memory again.
 CUDA registers under a lock that launches need too, so this last part rests while something loads.
 
     arena    [slot][slot][slot][slot][slot] rest     as the pool cuts it, for slots of one size
@@ -51,7 +52,8 @@ class Registration:
         self._ready = np.zeros(spans, dtype=bool)
         self._ready_bytes = 0
         self._wanted: deque[int] = deque()
-        self._ahead = iter(range(min(spans, slab.cap_bytes // arena * self._per_arena)))
+        ahead = range(min(spans, slab.cap_bytes // arena * self._per_arena))
+        self._ahead = (n for n in ahead if n // self._per_arena not in slab.given_back)
         self._rests_until = 0.0  # monotonic
         self._last_ahead = time.monotonic()  # when a span was begun that nothing wanted
         self._thread = threading.Thread(target=self._run, name="forebay-register", daemon=True)

@@ -79,6 +79,11 @@ class PoolConnection:
                     return
                 self._inbox.append(message)
 
+    def take_fds(self, count: int) -> list[int]:
+        """The next descriptors that came along, as many as a message says; the caller's now."""
+        taken, self.fds = self.fds[:count], self.fds[count:]
+        return taken
+
     def close(self) -> None:
         """Hang up; what has arrived can still be taken."""
         self.is_lost = True

@@ -26,6 +26,7 @@ from forebay.pool.messages import (
     PROTOCOL,
     Abort,
     ClientMessage,
+    Grown,
     Hello,
     PoolMessage,
     Refused,
@@ -35,6 +36,7 @@ from forebay.pool.messages import (
 )
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
+from forebay.sys.shared import Segment
 
 REFUSED: Final = "the pool refuses: "  # begins `why` where asking again is no use
 UNTRUSTED: Final = "the pool is not trusted: "  # likewise
@@ -124,6 +126,8 @@ class PoolSession:
         if connection is None:
             return None
         message = connection.take(until)
+        while isinstance(message, Grown) and self._has_grown(connection, message):
+            message = connection.take(until)
         if message is None and connection.is_lost:
             self._lose("the pool went away.", self._retry_s)
         elif isinstance(message, Welcome):
@@ -203,11 +207,11 @@ class PoolSession:
         return connection
 
     def _welcomed(self, connection: PoolConnection, welcome: Welcome) -> None:
-        slab = (
-            map_slab(welcome, connection.fds) if self._maps_slab and not self.is_operator else None
-        )
-        while connection.fds:
-            os.close(connection.fds.pop())
+        descriptors = connection.take_fds(len(welcome.segments))
+        is_mapped = self._maps_slab and not self.is_operator
+        slab = map_slab(welcome, descriptors) if is_mapped else None
+        for descriptor in descriptors:
+            os.close(descriptor)
         if isinstance(slab, str):
             self._lose(slab, self._retry_s)
             return
@@ -215,6 +219,17 @@ class PoolSession:
         for name, serials in self._lost_reads.items():
             if not serials:
                 self.post(Settled(name))
+
+    def _has_grown(self, connection: PoolConnection, grown: Grown) -> bool:
+        """Map a new segment of the slab; without it there is no session, since slots lie in it."""
+        why = "" if self.slab is None else "the pool sent no slab."
+        for descriptor in connection.take_fds(1):
+            if self.slab is not None:
+                why = self.slab.add(Segment(descriptor, grown.size_bytes))
+            os.close(descriptor)
+        if why:
+            self._lose(why, self._retry_s)
+        return not why
 
     def _lose(self, why: str, pause_s: float) -> None:
         if self.is_joined:

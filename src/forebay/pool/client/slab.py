@@ -11,16 +11,40 @@ from collections.abc import Sequence
 from forebay.identity.keys import proof_of
 from forebay.pool.messages import Promise, Ready, Welcome
 from forebay.sys import sockets
+from forebay.sys.shared import AddressRange, Segment
 
 
 class MappedSlab:
     """A mapping that outlives its connection for as long as somebody reads from it."""
 
-    def __init__(self, welcome: Welcome, mapping: mmap.mmap) -> None:
-        self.size_bytes = welcome.slab_bytes
+    def __init__(self, welcome: Welcome, alignment: int) -> None:
+        """Its addresses, without a segment; OSError if this process may not have so many."""
         self.arena_bytes = welcome.arena_bytes
-        self._mapping = mapping
-        self.memory = memoryview(mapping)
+        self.given_back = frozenset(welcome.given_back)
+        self._range = AddressRange(welcome.slab_bytes, alignment)
+        self.memory = self._range.view  # of all addresses: only `size_bytes` of them may be used
+
+    @property
+    def size_bytes(self) -> int:
+        """What is mapped, from the start."""
+        return self._range.mapped_bytes
+
+    def add(self, segment: Segment) -> str:
+        """Map one more segment, or say in one sentence why it is not.
+
+        The descriptor stays the caller's to close.
+        """
+        try:
+            # A segment that could shrink under us would turn a read into a SIGBUS.
+            if not sockets.cannot_shrink(segment.descriptor):  # verify: sealed segment
+                return "the pool's slab is not sealed."
+            is_there = 0 < segment.size_bytes <= os.fstat(segment.descriptor).st_size
+            if not is_there:  # verify: segment's size
+                return "the pool's slab is smaller than it says."
+            self._range.map(segment)
+        except OSError as error:
+            return f"the pool's slab cannot be mapped ({type(error).__name__})."
+        return ""
 
     def view(self, offset: int, length: int) -> memoryview | None:
         """Part of the slab, or None if it does not lie in it."""
@@ -30,30 +54,27 @@ class MappedSlab:
 
     def close(self) -> bool:
         """Unmap; False if somebody still reads from it: then try again."""
-        self.memory.release()
-        try:
-            self._mapping.close()
-        except BufferError:
-            return False
-        return True
+        return self._range.close()
 
 
 def map_slab(welcome: Welcome, descriptors: list[int]) -> MappedSlab | str:
-    """The slab whose descriptor came with a welcome, or why it is not mapped, in one sentence.
+    """The slab whose segments came with a welcome, or why it is not mapped, in one sentence.
 
     The descriptors stay the caller's to close.
     """
-    if len(descriptors) != 1 or welcome.slab_bytes <= 0:
+    if len(descriptors) != len(welcome.segments) or welcome.slab_bytes <= 0:
         return "the pool sent no slab."
     try:
-        # A slab that could shrink under us would turn a read into a SIGBUS.
-        if not sockets.cannot_shrink(descriptors[0]):
-            return "the pool's slab is not sealed."
-        if os.fstat(descriptors[0]).st_size < welcome.slab_bytes:
-            return "the pool's slab is smaller than it says."
-        return MappedSlab(welcome, mmap.mmap(descriptors[0], welcome.slab_bytes))
-    except (OSError, ValueError, OverflowError) as error:
+        alignment = max((os.fstat(each).st_blksize for each in descriptors), default=mmap.PAGESIZE)
+        slab = MappedSlab(welcome, alignment)
+    except OSError as error:
         return f"the pool's slab cannot be mapped ({type(error).__name__})."
+    for segment in map(Segment, descriptors, welcome.segments):
+        why = slab.add(segment)
+        if why:
+            slab.close()
+            return why
+    return slab
 
 
 def is_promise_for(promise: Promise, keys: Sequence[bytes], generation: int) -> bool:

@@ -16,10 +16,14 @@ from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import NAMESPACE_RULE, AdminReply, Clear, Resize, is_namespace
 from forebay.pool.session import Session
 from forebay.quantity import format_size
+from forebay.sys.shared import Segment
+from forebay.tiers.dram.taking import add_memory
+from forebay.tiers.dram.wiping import wipe_free
 
 _SHOWN_DIGITS: Final = 16  # of a namespace
 _SHOWN_MAX: Final = 8  # namespaces in one answer
 _OPERATIONS_MAX: Final = 4  # under way at once
+_ANSWER_S: Final = 5.0  # longer than the pool's thread is ever busy
 _CLEAR_S: Final = 2.0  # how long what is being written or hashed is waited for
 
 
@@ -37,7 +41,10 @@ class _Clearing:
 class AdminOperations:
     """Resizing and clearing. Owned by the pool's thread."""
 
-    def __init__(self, parts: CoreParts) -> None:
+    def __init__(self, parts: CoreParts, grown: Callable[[Segment], None]) -> None:
+        """`grown` is called before a segment is used that was added to the slab."""
+        self._grown = grown
+        self._is_growing = False
         self._dram, self._stack = parts.dram, parts.stack
         self._clock, self._complete = parts.clock, parts.complete
         self._barrier = parts.barrier
@@ -51,12 +58,18 @@ class AdminOperations:
 
     def resize(self, session: Session, message: Resize) -> None:
         """Live under other caps; what does not fit them leaves."""
-        self._in_background(session, partial(self._resize, message))
+        missing_bytes = self._dram.slab.missing_bytes(message.dram_bytes)
+        if missing_bytes and self._is_growing:
+            session.send(AdminReply(ok=False, sentence="DRAM is being raised already; try again."))
+            return
+        self._is_growing = self._is_growing or bool(missing_bytes)
+        if not self._in_background(session, partial(self._resize, message, missing_bytes)):
+            self._growth_ended(missing_bytes)
 
     def clear(self, session: Session, message: Clear) -> None:
         """Delete one namespace, or all, from every tier."""
         name = message.namespace
-        if name is not None and not is_namespace(name):
+        if name is not None and not is_namespace(name):  # verify: a namespace's digits
             session.send(AdminReply(ok=False, sentence=NAMESPACE_RULE))
             return
         deadline = self._clock.monotonic() + _CLEAR_S
@@ -84,7 +97,9 @@ class AdminOperations:
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def _in_background(self, session: Session, work: Callable[[], AdminReply]) -> None:
+    def _in_background(self, session: Session, work: Callable[[], AdminReply]) -> bool:
+        """Whether it was begun; if not, the session is told so."""
+
         def run() -> None:
             failed = AdminReply(ok=False, sentence="the pool failed at it; its log says why.")
             reply = self._barrier.result("an admin operation", failed, work)
@@ -97,16 +112,33 @@ class AdminOperations:
                     ok=False, sentence="the pool is busy with other admin operations; try again."
                 )
             )
-            return
+            return False
         thread = threading.Thread(target=run, name="forebay-admin", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the system has no thread for us now
             session.send(AdminReply(ok=False, sentence="no thread can be had now; try again."))
-            return
+            return False
         self._threads.append(thread)
+        return True
 
-    def _resize(self, message: Resize) -> AdminReply:
+    def _resize(self, message: Resize, missing_bytes: int) -> AdminReply:
+        """On a thread of its own: memory is taken, and drives are waited for."""
+        try:
+            reply = self._resize_disks(message)
+            if reply.ok and missing_bytes:
+                refused = add_memory(self._dram.slab.memory, missing_bytes)
+                reply = AdminReply(ok=False, sentence=f"{refused}.") if refused else reply
+            if reply.ok and message.dram_bytes >= 0:
+                self._complete(partial(self._resize_dram, message.dram_bytes))
+            return reply
+        finally:
+            self._complete(partial(self._growth_ended, missing_bytes))
+
+    def _growth_ended(self, missing_bytes: int) -> None:
+        self._is_growing = self._is_growing and not missing_bytes
+
+    def _resize_disks(self, message: Resize) -> AdminReply:
         for path, cap_bytes in message.disk:
             try:
                 known = self._stack.resize(path, cap_bytes)
@@ -114,20 +146,31 @@ class AdminOperations:
                 return AdminReply(ok=False, sentence=str(error))
             if not known:
                 return AdminReply(ok=False, sentence=f"{path} is not a directory of this pool.")
-        if message.dram_bytes >= 0:
-            limit = self._dram.slab.limit_bytes
-            if message.dram_bytes > limit:
-                sentence = f"DRAM can grow to {format_size(limit)} at most while running."
-                return AdminReply(ok=False, sentence=sentence)
-            self._complete(partial(self._resize_dram, message.dram_bytes))
         return AdminReply(ok=True, sentence="the new caps hold.")
 
     def _resize_dram(self, cap_bytes: int) -> None:
+        for segment in self._dram.slab.new_segments():
+            self._grown(segment)
         self._dram.slab.resize(cap_bytes)
         self._dram.shrink()
 
+    def _on_pool_thread(self, action: Callable[[], object]) -> bool:
+        """Have something done on the pool's thread, and wait; False if the pool is closing."""
+        done, given_up = threading.Event(), threading.Event()
+
+        def run() -> None:
+            if not given_up.is_set():
+                action()
+                done.set()
+
+        self._complete(run)
+        if not done.wait(_ANSWER_S):
+            given_up.set()
+        return done.is_set()
+
     def _erase(self, clearing: _Clearing, kept: int) -> AdminReply:
         records, sizes = self._stack.erase(clearing.digits)
+        wipe_free(self._dram.slab, self._on_pool_thread, self._dram.used_bytes)
         dram_bytes, lower_bytes = clearing.sizes.total(), sizes.total()
         sentence = (
             f"removed {clearing.chunks} chunks ({format_size(dram_bytes)}) from DRAM and"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from forebay.errors import StartupError
 from forebay.pool.core.admin import AdminOperations
 from forebay.pool.core.audit import violations
 from forebay.pool.core.chunks import ChunkTable
@@ -24,12 +23,14 @@ from forebay.pool.core.stack import TierOpener, TierStack
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
 from forebay.pool.messages import (
+    PROTOCOL,
     Abort,
     Ask,
     Cancel,
     Clear,
     ClientMessage,
     Commit,
+    Grown,
     Hello,
     Lookup,
     Release,
@@ -37,18 +38,17 @@ from forebay.pool.messages import (
     Resize,
     Settled,
     StatsQuery,
+    Welcome,
 )
 from forebay.pool.policy.contract import Policy
 from forebay.pool.session import Core, Session, Work
-from forebay.quantity import format_size
-from forebay.sys.shared import SharedMemory, memory_limit_bytes, total_memory_bytes
+from forebay.sys.shared import Segment
 from forebay.sys.world import World
 from forebay.tiers.contract import MissReason, Removed
-from forebay.tiers.dram.preallocator import Preallocator
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
+from forebay.tiers.dram.taking import take_memory
 
 _FLUSH_STEP_S: Final = 0.002
-_OWN_BYTES: Final = 64 << 20  # that a pool takes besides DRAM, at least
 # What `forebay stats` shows even at 0: docs/operating.md explains each.
 _COUNTERS: Final = (
     "dram.evicted",
@@ -106,12 +106,11 @@ class Pool(Core):
         self._wake = wake
         self._done: deque[Callable[[], None]] = deque()  # left by I/O threads
         self._is_woken = False  # and somebody will look at it
-        memory = _shared_memory(options)
+        self.grown = lambda _message, _descriptor: None
         self.generation = secrets.randbits(62)
-        self.arena_bytes = arena_bytes_for(options.dram_bytes)
-        self.slab_bytes = memory.size_bytes
-        self.slab_descriptor = memory.descriptor
-        self._slab = Slab(memory, self.arena_bytes, options.dram_bytes)
+        arena_bytes = arena_bytes_for(options.dram_bytes)
+        whole_bytes = options.dram_bytes - options.dram_bytes % arena_bytes
+        self._slab = Slab(take_memory(whole_bytes, huge_pages=options.huge_pages), arena_bytes)
         chunks = ChunkTable()
         self._stack = TierStack(chunks, options.tiers, self._tier_removed, self._tier_learned)
         counters = self._counters = Counter[str](dict.fromkeys(_COUNTERS, 0))
@@ -130,11 +129,18 @@ class Pool(Core):
         self._write_behind = WriteBehind(parts)
         loads_wait = self._acquisition.wait_for_room
         self._stores = Stores(parts, self._write_behind, loads_wait)
-        self._preallocator = Preallocator(self._slab, self._complete)
-        self._preallocator.step()
         self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
-        self._admin = AdminOperations(parts)
+        self._admin = AdminOperations(parts, self._slab_grown)
         self._started = clock.monotonic()
+
+    def welcome(self) -> tuple[Welcome, list[int]]:
+        """See Core."""
+        memory = self._slab.memory
+        sizes = [segment.size_bytes for segment in memory.segments]
+        given_back, arena_bytes = self._slab.given_back, self._slab.arena_bytes
+        return Welcome(
+            PROTOCOL, self.generation, memory.limit_bytes, arena_bytes, sizes, given_back
+        ), [segment.descriptor for segment in memory.segments]
 
     def handle(  # noqa: C901 - a line each
         self, session: Session, message: ClientMessage
@@ -203,7 +209,6 @@ class Pool(Core):
         call("deadlines", self._loads.tick, now)
         call("shrinking", self._dram.shrink)
         call("admin operations", self._admin.tick, now)
-        call("preallocation", self._preallocator.step)
         idle = not (self._acquisition.reads_in_flight or self._write_behind.nearest_in_flight)
         call("write-behind", partial(self._write_behind.run, idle=idle))
         if idle:
@@ -295,8 +300,10 @@ class Pool(Core):
         call("closing the tiers", self._stack.close, left_s)
         self.complete()
         call("closing admin operations", self._admin.close, left_s)
-        call("closing the preallocator", self._preallocator.close, left_s)
         self._slab.close()
+
+    def _slab_grown(self, segment: Segment) -> None:
+        self.grown(Grown(self.generation, segment.size_bytes), segment.descriptor)
 
     def _catch_up(self) -> None:
         """Behind a barrier of its own: what fails here was left by another message."""
@@ -320,27 +327,3 @@ class Pool(Core):
 
     def _learned(self, keys: frozenset[bytes]) -> None:
         self._acquisition.learned(keys)
-
-
-def _shared_memory(options: PoolOptions) -> SharedMemory:
-    """The slab's memory: as large as the machine's, so that the cap can be raised while running."""
-    total, limit = total_memory_bytes(), memory_limit_bytes()
-    wanted = options.dram_bytes
-    if wanted > total:
-        raise StartupError(
-            f"{format_size(wanted)} of DRAM are asked for and this machine has "
-            f"{format_size(total)}; lower --dram."
-        )
-    if wanted + _OWN_BYTES > limit < total:  # verify: cgroup
-        raise StartupError(
-            f"{format_size(wanted)} of DRAM are asked for and this cgroup's memory limit is "
-            f"{format_size(limit)}, of which the pool needs {format_size(_OWN_BYTES)} for itself; "
-            "lower --dram or raise the limit."
-        )
-    size = wanted if options.huge_pages else max(wanted, total)
-    arena = arena_bytes_for(wanted)
-    try:
-        return SharedMemory(size - size % arena, huge_pages=options.huge_pages)
-    except OSError as error:
-        kind = "huge pages" if options.huge_pages else "shared memory"
-        raise StartupError(f"no {kind} can be had ({error.strerror}); lower --dram.") from None

@@ -21,7 +21,6 @@ from forebay.pool.messages import (
     Reserve,
     Resize,
     StatsQuery,
-    Welcome,
 )
 from forebay.pool.session import Session, Work
 from forebay.pool.wire import FrameError
@@ -53,6 +52,7 @@ class Connection(Session):
         self._deferred_bytes = 0
         self._under_way: Work | None = None  # the rest of a message that takes long
         self._output = bytearray()
+        self._descriptors: list[int] = []  # not ours; they go out before any of the output does
         self._output_max = output_max
         self._is_unreachable = False  # it left, and what it said before is still to be read
 
@@ -140,8 +140,8 @@ class Connection(Session):
             self._under_way = None
             self.flush()
 
-    def send(self, message: PoolMessage) -> None:
-        """See Session; what is queued is written by `flush`."""
+    def send(self, message: PoolMessage, descriptors: Sequence[int] = ()) -> None:
+        """See Session; what is queued is written by `flush`, descriptors with its next byte."""
         if self.is_over or self._is_unreachable:
             return
         try:
@@ -153,16 +153,7 @@ class Connection(Session):
             self.is_over = True  # it does not read
             return
         self._output += frame
-
-    def welcome(self, message: Welcome, descriptors: Sequence[int]) -> None:
-        """The first message, with the slab for those who may map it."""
-        frame = wire.encode(message)
-        try:
-            count = sockets.send(self.link, frame, descriptors)
-        except OSError:
-            count = 0
-        self.is_over = self.is_over or count == 0
-        self._output += frame[count:]
+        self._descriptors += descriptors
 
     def refuse(self, sentence: str) -> None:
         """Say why, as far as the kernel takes it, and hang up."""
@@ -175,9 +166,10 @@ class Connection(Session):
         try:
             while self._output:
                 with memoryview(self._output) as view:
-                    count = sockets.send(self.link, view)
+                    count = sockets.send(self.link, view, self._descriptors)
                 if not count:
                     return
+                self._descriptors.clear()
                 del self._output[:count]
         except OSError:
             self._is_unreachable = True

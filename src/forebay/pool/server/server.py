@@ -24,13 +24,13 @@ from forebay.pool.messages import (
     AdminReply,
     Clear,
     ClientMessage,
+    Grown,
     Hello,
     Lookup,
     Resize,
     Settled,
     StatsQuery,
     StatsReply,
-    Welcome,
 )
 from forebay.pool.server.admission import Roles, gives_way
 from forebay.pool.server.connection import Connection
@@ -62,6 +62,7 @@ class PoolServer:
         clock: Clock | None = None,
     ) -> None:
         self._core, self._listener, self.wake = core, listener, wake
+        core.grown = self._grown
         self._roles = roles
         self._limits = limits or ServerLimits()
         self._clock = clock or Clock()
@@ -203,14 +204,17 @@ class PoolServer:
             self._counts["refused"] += 1
             connection.refuse(sentence or "")
             return
-        core = self._core
         now = self._clock.monotonic()
         self._engines.join(message.engine, connection.link, connection.peer, now)
         connection.engine, connection.is_operator = message.engine, message.is_operator
-        connection.welcome(
-            Welcome(PROTOCOL, core.generation, core.slab_bytes, core.arena_bytes),
-            [] if message.is_operator else [core.slab_descriptor],
-        )
+        welcome, descriptors = self._core.welcome()
+        connection.send(welcome, [] if message.is_operator else descriptors)
+
+    def _grown(self, message: Grown, descriptor: int) -> None:
+        """Every engine hears of a new segment before any is given a slot in it."""
+        for connection in self._connections:
+            if connection.has_joined and not connection.is_operator:
+                connection.send(message, [descriptor])
 
     def _refusal(self, connection: Connection, message: ClientMessage) -> str | None:
         if not isinstance(message, Hello) or connection.has_joined:

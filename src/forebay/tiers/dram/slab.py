@@ -4,8 +4,9 @@
     slot s     [a * arena + s * slot, … + slot), one chunk; no slot straddles an arena
 
 An arena belongs to one class of slot sizes while one of its slots is taken, and to none before and
-after, so that models of different shape share the slab. Memory is allocated arena by arena, when it
-is first needed, and given back when the cap is lowered. Not thread-safe: the pool's thread owns it.
+after, so that models of different shape share the slab. All of its memory is taken before it is
+used: the slab begins with as much as its cap, grows by segments of whole arenas when the cap is
+raised, and gives arenas back when it is lowered. Not thread-safe: the pool's thread owns it.
 """
 
 import logging
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.sys.memory import PAGE_BYTES, padded
-from forebay.sys.shared import SharedMemory
+from forebay.sys.shared import Segment, SharedMemory
 
 ARENA_BYTES_MAX: Final = 256 << 20
 _ARENAS_MIN: Final = 8
@@ -52,17 +53,19 @@ class Arena:
 class Slab:
     """Slots of shared memory under a cap."""
 
-    def __init__(self, memory: SharedMemory, arena_bytes: int, cap_bytes: int) -> None:
-        self._memory = memory
+    def __init__(self, memory: SharedMemory, arena_bytes: int) -> None:
+        """A slab of all that the memory has."""
+        self.memory = memory
         self.arena_bytes = arena_bytes
-        self._arenas_max = min(cap_bytes, memory.size_bytes) // arena_bytes
-        self._allocated: set[int] = set()  # arenas that have memory
-        self._spent: set[int] = set()  # arenas given back: a GPU may still know their old pages
-        self._coming: int | None = None  # of these, the one that a thread still allocates
-        self._idle: list[int] = []  # of these, without a class
-        self._used: dict[int, Arena] = {}  # of these, with one
+        self._arenas_max = 0
+        self._segments = 0  # of the memory, that the arenas are of
+        self._arenas: set[int] = set()  # that have memory
+        self.given_back: list[int] = []  # arenas that had it: a GPU may still know their old pages
+        self._idle: list[int] = []  # of the arenas, without a class
+        self._used: dict[int, Arena] = {}  # of them, with one
         self._classes: dict[int, set[int]] = {}  # slot size → arenas with a free slot
         self.taken_bytes = 0
+        self.resize(memory.size_bytes)
 
     @property
     def cap_bytes(self) -> int:
@@ -70,22 +73,17 @@ class Slab:
         return self._arenas_max * self.arena_bytes
 
     @property
-    def limit_bytes(self) -> int:
-        """What the cap can be raised to."""
-        return self._memory.size_bytes
-
-    @property
     def allocated_bytes(self) -> int:
         """What the slab has taken from the system."""
-        return len(self._allocated) * self.arena_bytes
+        return len(self._arenas) * self.arena_bytes
 
     def view(self, offset: int, length: int) -> memoryview:
         """The whole pages of a payload in its slot."""
-        return self._memory.view[offset : offset + padded(length)]
+        return self.memory.view[offset : offset + padded(length)]
 
     def payload(self, offset: int, length: int) -> memoryview:
         """A payload in its slot, without what pads it."""
-        return self._memory.view[offset : offset + length]
+        return self.memory.view[offset : offset + length]
 
     def take(self, slot_bytes: int) -> int | None:
         """A free slot of this class, in a new arena if need be and one is to be had."""
@@ -116,6 +114,43 @@ class Slab:
         self._idle.append(arena.number)
         self._shrink()
 
+    def arena_numbers(self) -> list[int]:
+        """Every arena that can be used, with a class or without."""
+        return sorted([*self._idle, *self._used])
+
+    def taken_slots(self, number: int) -> list[tuple[int, int]]:
+        """Offset and size of every slot of an arena that is taken."""
+        arena = self._used.get(number)
+        return [] if arena is None else [(offset, arena.slot_bytes) for offset in arena.taken]
+
+    def take_free(self, number: int) -> list[tuple[int, int]]:
+        """Take every free slot of an arena, all of an idle one: offset and size of each.
+
+        They hold no chunk and count for none; `give_free` gives each back.
+        """
+        if number in self._idle:
+            self._idle.remove(number)
+            self._used[number] = Arena(number, self.arena_bytes, [number * self.arena_bytes])
+        arena = self._used.get(number)
+        if arena is None:
+            return []  # given back meanwhile
+        slots = [(offset, arena.slot_bytes) for offset in arena.free]
+        arena.taken.update(arena.free)
+        arena.free.clear()
+        self._classes.setdefault(arena.slot_bytes, set()).discard(number)
+        return slots
+
+    def give_free(self, offset: int) -> None:
+        """A slot that `take_free` took is free again."""
+        self.taken_bytes += self.slot_bytes_at(offset)
+        self.give(offset)
+
+    def remainder(self, number: int) -> memoryview:
+        """What an arena has behind its last slot."""
+        arena = self._used.get(number)
+        size_bytes = 0 if arena is None else self.arena_bytes % arena.slot_bytes
+        return self.payload((number + 1) * self.arena_bytes - size_bytes, size_bytes)
+
     def fits(self, length: int) -> bool:
         """Whether a slot can ever hold a payload of this length."""
         return slot_bytes_for(length) <= min(self.arena_bytes, self.cap_bytes)
@@ -128,54 +163,41 @@ class Slab:
         """Every arena that belongs to a class; the caller may not change them."""
         return list(self._used.values())
 
+    def missing_bytes(self, cap_bytes: int) -> int:
+        """What must be added to the memory before this can be the cap: whole arenas."""
+        arenas = cap_bytes // self.arena_bytes - len(self._arenas)
+        return max(0, arenas) * self.arena_bytes
+
+    def new_segments(self) -> list[Segment]:
+        """What was added to the memory, and is used after the next `resize`."""
+        return self.memory.segments[self._segments :]
+
     def resize(self, cap_bytes: int) -> int:
-        """Live under another cap; how many arenas must still be emptied for it to hold."""
-        self._arenas_max = min(cap_bytes, self._memory.size_bytes) // self.arena_bytes
+        """Live under another cap; how many arenas must still be emptied for it to hold.
+
+        What was added to the memory is used from now on. An arena that was given back never is: an
+        engine's GPU that has its pages registered goes on reading and writing those, which are not
+        the arena's any more.
+        """
+        first = len(self._arenas) + len(self.given_back)
+        added = range(first, self.memory.size_bytes // self.arena_bytes)
+        self._segments = len(self.memory.segments)
+        self._arenas.update(added)
+        self._idle += reversed(added)
+        self._arenas_max = min(cap_bytes // self.arena_bytes, len(self._arenas))
         self._shrink()
         return self.excess()
 
     def excess(self) -> int:
         """Arenas in use above the cap."""
-        return max(0, len(self._allocated) - self._arenas_max)
-
-    def announce(self) -> int | None:
-        """An arena to allocate in advance, if the slab may grow and has no spare one.
-
-        Whoever is told calls `allocate` on any thread and then `arrived` on the slab's own.
-        """
-        if self._idle or self._coming is not None or len(self._allocated) >= self._arenas_max:
-            return None
-        self._coming = self._unallocated()
-        if self._coming is not None:
-            self._allocated.add(self._coming)
-        return self._coming
-
-    def allocate(self, number: int) -> OSError | None:
-        """Back an announced arena with memory; touches nothing of ours, so any thread may."""
-        try:
-            self._memory.allocate(number * self.arena_bytes, self.arena_bytes)
-        except OSError as error:
-            return error
-        return None
-
-    def arrived(self, number: int, error: OSError | None) -> None:
-        """An announced arena has its memory, or cannot have it."""
-        if number != self._coming:
-            return  # it was wanted sooner, and allocated in place
-        self._coming = None
-        if error is not None:
-            self._allocated.remove(number)
-            self._refused(error)
-            return
-        self._idle.append(number)
-        self._shrink()
+        return max(0, len(self._arenas) - self._arenas_max)
 
     def close(self) -> None:
         """Give the memory back; mappings of other processes keep it until they end."""
-        self._memory.close()
+        self.memory.close()
 
     def _open_arena(self, slot_bytes: int) -> bool:
-        if slot_bytes > self.arena_bytes or not (self._idle or self._allocate()):
+        if slot_bytes > self.arena_bytes or not self._idle:
             return False
         number = self._idle.pop()
         start = number * self.arena_bytes
@@ -185,46 +207,12 @@ class Slab:
         self._classes.setdefault(slot_bytes, set()).add(number)
         return True
 
-    def _allocate(self) -> bool:
-        number: int | None = None
-        if len(self._allocated) < self._arenas_max:
-            number = self._unallocated()
-        elif len(self._allocated) == self._arenas_max and self._coming is not None:
-            number, self._coming = self._coming, None  # there is no other: it is not waited for
-            self._allocated.remove(number)
-        if number is None:
-            return False
-        error = self.allocate(number)
-        if error is not None:
-            self._refused(error)
-            return False
-        self._allocated.add(number)
-        self._idle.append(number)
-        return True
-
-    def _unallocated(self) -> int | None:
-        """An arena that never had memory.
-
-        One that had it and gave it back is left alone: an engine's GPU that has its pages
-        registered goes on reading and writing those, which are not the arena's any more.
-        """
-        total = self._memory.size_bytes // self.arena_bytes
-        gone = self._allocated | self._spent
-        return next((number for number in range(total) if number not in gone), None)
-
-    def _refused(self, error: OSError) -> None:
-        """The machine has less than was promised to us: live with what there is."""
-        self._arenas_max = len(self._allocated)
-        _log.warning(
-            "no more memory (%s): DRAM stays at %d bytes", error.strerror, self.allocated_bytes
-        )
-
     def _shrink(self) -> None:
-        while self._idle and len(self._allocated) > self._arenas_max:
-            number = self._idle.pop()
-            self._allocated.remove(number)
-            self._spent.add(number)
+        while self._idle and len(self._arenas) > self._arenas_max:
+            number = self._idle.pop(0)
+            self._arenas.remove(number)
+            self.given_back.append(number)
             try:
-                self._memory.discard(number * self.arena_bytes, self.arena_bytes)
+                self.memory.discard(number * self.arena_bytes, self.arena_bytes)
             except OSError as error:
                 _log.warning("memory could not be given back (%s)", error.strerror)

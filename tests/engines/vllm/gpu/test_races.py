@@ -43,7 +43,7 @@ class Machine:
         self.chunk_bytes = page_bytes * LAYERS * 2
         shape = (LAYERS, BLOCKS, page_bytes)
         self.cache = torch.zeros(shape, dtype=torch.uint8, device="cuda")
-        self.shared = SharedMemory(2 * ARENA)
+        self.shared = SharedMemory.of(2 * ARENA)
         self.memory = np.frombuffer(self.shared.view, dtype=np.uint8)
         layers = [(layer.data_ptr(), page_bytes) for layer in self.cache]
         page_table = PageTable.of(layers, page_bytes, BLOCKS)
@@ -239,7 +239,7 @@ def test_t14_a_forward_waits_for_the_coming_load_that_it_is_built_on(
 
 def test_t49_memory_that_cannot_be_registered_is_refused_with_words() -> None:
     driver = CudaDriver("cuda:0")
-    shared = SharedMemory(ARENA)
+    shared = SharedMemory.of(ARENA)
     memory = np.frombuffer(shared.view, dtype=np.uint8)
     answers: list[str] = []
 

@@ -1,4 +1,4 @@
-"""P12, T55: a pool that is not ours gets no byte and is not believed (F1)."""
+"""T55: a pool that is not ours gets no byte and is not believed (F1)."""
 
 import errno
 import fcntl
@@ -44,7 +44,9 @@ def imitate(path: str, greets: bool, pipe: Connection) -> None:
             sent = link.recv(1 << 16)
             pipe.send(sent)
             if sent and greets:
-                welcome = wire.encode(Welcome(PROTOCOL, 1, SLAB_BYTES, SLAB_BYTES))
+                welcome = wire.encode(
+                    Welcome(PROTOCOL, 1, SLAB_BYTES, SLAB_BYTES, [SLAB_BYTES], [])
+                )
                 socket.send_fds(link, [welcome], [slab])
 
 

@@ -1,0 +1,70 @@
+"""Taking host memory for a slab: all that is asked for, before anything is served, or a sentence.
+
+Pages are zeroed as they are taken, 2 GB/s a core, by as many threads as there are cores, up to 16.
+More than the machine has left, or than a cgroup allows, is refused before it is tried: whoever
+tries it is killed.
+"""
+
+import logging
+import time
+from typing import Final
+
+from forebay.errors import StartupError
+from forebay.quantity import format_size
+from forebay.sys.memory import available_memory, total_memory_bytes
+from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
+
+_PROGRESS_S: Final = 2.0
+_log: Final = logging.getLogger(__name__)
+
+
+def take_memory(size_bytes: int, *, huge_pages: bool = False) -> SharedMemory:
+    """Memory of this size, which can grow up to the machine's; a StartupError says why not."""
+    total_bytes = total_memory_bytes()
+    if size_bytes > total_bytes:
+        raise StartupError(
+            f"{format_size(size_bytes)} of DRAM are asked for and this machine has"
+            f" {format_size(total_bytes)}; lower --dram."
+        )
+    try:
+        memory = SharedMemory(total_bytes, huge_pages=huge_pages)
+    except OSError as error:
+        what = "huge pages" if huge_pages else f"{format_size(total_bytes)} of addresses"
+        raise StartupError(f"no {what} can be had ({error.strerror}; see ulimit -v).") from None
+    refused = add_memory(memory, size_bytes) if size_bytes else ""
+    if refused:
+        memory.close()
+        raise StartupError(f"{refused}; lower --dram.")
+    return memory
+
+
+def add_memory(memory: SharedMemory, size_bytes: int) -> str:
+    """Take so much more; why not, without a full stop, or nothing. Waits: not the pool's thread."""
+    wanted = format_size(size_bytes)
+    room_bytes = memory.limit_bytes - memory.size_bytes
+    is_full = size_bytes > room_bytes or len(memory.segments) >= SEGMENTS_MAX
+    if is_full:  # verify: segments of a slab
+        return f"{wanted} more of DRAM cannot be had unless the pool is started anew"
+    available = available_memory()
+    is_too_much = size_bytes > available.size_bytes and not memory.huge_pages
+    if is_too_much:  # verify: memory that is left
+        return (
+            f"{wanted} of DRAM are asked for and {available.limited_by} leaves"
+            f" {format_size(available.size_bytes)}"
+        )
+    begun = shown = time.monotonic()
+
+    def taken(done_bytes: int) -> None:
+        nonlocal shown
+        if time.monotonic() > shown + _PROGRESS_S:
+            shown = time.monotonic()
+            _log.info("taking DRAM: %s of %s", format_size(done_bytes), wanted)
+
+    try:
+        memory.extend(size_bytes, taken)
+    except OSError as error:
+        kind = "huge pages" if memory.huge_pages else "memory"
+        return f"{wanted} of DRAM are asked for and there is no {kind} for it ({error.strerror})"
+    seconds = max(time.monotonic() - begun, 1e-6)
+    _log.info("%s of DRAM taken: %.1f GB/s", wanted, size_bytes / seconds / 1e9)
+    return ""

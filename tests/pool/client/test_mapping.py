@@ -1,0 +1,76 @@
+"""A slab is mapped as the pool says, or not at all: what the pool sends is looked at first."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from forebay.pool.client.slab import MappedSlab, map_slab
+from forebay.pool.messages import PROTOCOL, Welcome
+from forebay.sys.memory import PAGE_BYTES
+from forebay.sys.shared import Segment
+
+Make = Callable[[int], int]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Memfds that cannot shrink, of so many pages; of fewer than none, one that can."""
+    made: list[int] = []
+
+    def begin(pages: int) -> int:
+        made.append(os.memfd_create("of a test", os.MFD_ALLOW_SEALING))
+        os.ftruncate(made[-1], abs(pages) * PAGE_BYTES)
+        if pages > 0:
+            fcntl.fcntl(made[-1], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return made[-1]
+
+    yield begin
+    for descriptor in made:
+        os.close(descriptor)
+
+
+def welcome(*pages: int, addresses: int = 16) -> Welcome:
+    sizes = [each * PAGE_BYTES for each in pages]
+    return Welcome(PROTOCOL, 1, addresses * PAGE_BYTES, PAGE_BYTES, sizes, [])
+
+
+def test_segments_lie_behind_one_another_and_nothing_beyond_them_is_seen(make: Make) -> None:
+    descriptors = [make(1), make(3)]
+    slab = map_slab(welcome(1, 3), descriptors)
+    assert isinstance(slab, MappedSlab)
+    assert slab.size_bytes == 4 * PAGE_BYTES
+    view = slab.view(PAGE_BYTES - 2, 5)
+    assert view is not None
+    view[:] = b"bytes"
+    view.release()
+    assert os.pread(descriptors[1], 3, 0) == b"tes"
+    for offset, length in ((4 * PAGE_BYTES, 1), (3 * PAGE_BYTES, PAGE_BYTES + 1), (-1, 1)):
+        assert slab.view(offset, length) is None
+    assert slab.add(Segment(make(2), 2 * PAGE_BYTES)) == ""
+    assert slab.size_bytes == 6 * PAGE_BYTES
+    assert "cannot be mapped" in slab.add(Segment(make(11), 11 * PAGE_BYTES))
+    assert slab.close()
+
+
+def test_a_slab_without_memory_is_a_slab() -> None:
+    slab = map_slab(welcome(), [])
+    assert isinstance(slab, MappedSlab)
+    assert slab.size_bytes == 0
+    assert slab.close()
+
+
+def test_what_could_end_in_a_signal_is_refused(make: Make) -> None:
+    """A mapping of a file that shrinks, or is shorter than it was said to be, kills who reads."""
+    assert map_slab(welcome(1, 2), [make(1), make(-2)]) == "the pool's slab is not sealed."
+    assert map_slab(welcome(1, 2), [make(1), make(1)]) == "the pool's slab is smaller than it says."
+    assert map_slab(welcome(1, 2), [make(1)]) == "the pool sent no slab."
+    assert map_slab(welcome(1), [make(1), make(1)]) == "the pool sent no slab."
+    assert "cannot be mapped" in str(map_slab(welcome(2, addresses=1), [make(2)]))
+    for addresses in (0, -1, 1 << 50):
+        assert isinstance(map_slab(welcome(1, addresses=addresses), [make(1)]), str)
+    reader, writer = os.pipe()
+    assert map_slab(welcome(1), [reader]) == "the pool's slab is not sealed."
+    os.close(reader)
+    os.close(writer)

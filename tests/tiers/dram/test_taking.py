@@ -1,0 +1,59 @@
+"""Host memory is taken whole, or refused in one sentence before it is tried."""
+
+import logging
+import os
+
+import pytest
+
+from forebay.errors import StartupError
+from forebay.sys.memory import PAGE_BYTES, AvailableMemory, total_memory_bytes
+from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
+from forebay.tiers.dram.taking import add_memory, take_memory
+
+MIB = 1 << 20
+
+
+def test_all_of_it_is_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        memory = take_memory(3 * MIB)
+    assert [os.fstat(each.descriptor).st_blocks * 512 for each in memory.segments] == [3 * MIB]
+    assert "3 MiB of DRAM taken" in caplog.text
+    assert add_memory(memory, MIB) == ""
+    assert memory.size_bytes == 4 * MIB
+    memory.close()
+
+
+def test_none_is_a_size_too() -> None:
+    memory = take_memory(0)
+    assert memory.size_bytes == 0
+    memory.close()
+
+
+def test_t49_more_than_is_left_is_refused_before_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F9: whoever takes more than a cgroup allows is killed, and says nothing."""
+    left = AvailableMemory(2 * MIB, "the memory limit of /group")
+    monkeypatch.setattr("forebay.tiers.dram.taking.available_memory", lambda: left)
+    take_memory(2 * MIB).close()
+    wanted = "3 MiB of DRAM are asked for and the memory limit of /group leaves 2 MiB"
+    with pytest.raises(StartupError, match=f"^{wanted}; lower --dram.$"):
+        take_memory(3 * MIB)
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 60, 1 << 62, 1 << 63, 1 << 64])
+def test_more_than_the_machine_has_is_a_sentence(size_bytes: int) -> None:
+    """F8: a cap of 2^63 was taken."""
+    with pytest.raises(StartupError, match=r"of DRAM are asked for and this machine has .*\.$"):
+        take_memory(size_bytes)
+    memory = SharedMemory(total_memory_bytes())
+    assert "cannot be had" in add_memory(memory, size_bytes)
+    memory.close()
+
+
+def test_the_number_of_segments_is_bounded() -> None:
+    memory = SharedMemory(MIB)
+    for _ in range(SEGMENTS_MAX):
+        assert add_memory(memory, PAGE_BYTES) == ""
+    assert "unless the pool is started anew" in add_memory(memory, PAGE_BYTES)
+    memory.close()
