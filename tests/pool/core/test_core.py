@@ -28,7 +28,7 @@ from forebay.pool.messages import (
     Reserved,
     Resize,
 )
-from forebay.record.header import ROOT
+from forebay.record.header import ROOT, payload_hash
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -330,6 +330,30 @@ def test_t6_a_rotten_slot_is_found_by_the_idle_scrubber(core: CoreHarness) -> No
     core.pool.handle(client, Release(number, []))
     core.pool.view(offset, 1)[0] ^= 1
     core.pass_time_until(lambda: core.lookup(client, keys)[1].known == 2)
+
+
+def test_shards_are_hashed_each_for_itself_and_a_rotten_one_is_found(core: CoreHarness) -> None:
+    client, keys = Client("e"), chain("a", 2)
+    run = ChunkRun(NAMESPACE, 0, ROOT, b"".join(keys), LENGTH, 2)
+    offsets = core.reserve_run(client, run)
+    digests = []
+    for key, offset in zip(keys, offsets, strict=True):
+        core.fill(offset, payload(key))
+        digests.append(payload_hash(payload(key), 2))
+    core.pool.handle(client, Commit(core.pool.generation, offsets, b"".join(digests)))
+    assert core.receive(client, Committed).count == 2
+    core.settle()
+    checked = core.pool._scrubber.checked
+    core.pass_time_until(lambda: core.pool._scrubber.checked >= checked + 4)
+    assert core.lookup(client, keys)[1].known == 2, "they have the digests of their shards"
+    core.pool.view(offsets[1], 1)[0] ^= 1
+    core.pass_time_until(lambda: core.lookup(client, keys)[1].known == 1)
+
+
+@pytest.mark.parametrize("shards", [0, -1, 3, 1 << 11])
+def test_shards_that_cannot_be_are_not_wanted(core: CoreHarness, shards: int) -> None:
+    run = ChunkRun(NAMESPACE, 0, ROOT, chain("a", 1)[0], 4096, shards)
+    assert core.reserve_run(Client("e"), run) == [ReserveAnswer.NO]
 
 
 def test_t58_a_commit_without_a_digest_for_each_slot_gives_the_slots_back(
