@@ -472,6 +472,11 @@ def test_caps_change_while_it_runs(place: Path) -> None:
     assert core.number("disk", "used_bytes") <= 6 * MIB
     core.pool.handle(client, Resize(-1, [("/nowhere", MIB)]))
     assert not core.receive(client, AdminReply).ok
+    for _ in range(2):
+        core.pool.handle(client, Resize(6 * MIB, []))
+    answers = [core.receive(client, AdminReply).ok for _ in range(2)]
+    assert answers == [False, True], "while it is being raised, it is not raised again"
+    assert core.number("dram", "allocated_bytes") == core.number("dram", "cap_bytes") == 6 * MIB
     core.pool.close(5)
 
 
