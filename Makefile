@@ -39,7 +39,7 @@ VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
 VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm tests/engines/copies
 
-.PHONY: help install run bench test check coverage format docs mutate soak replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -128,6 +128,9 @@ soak: $(STAMP) ## the long versions: 1000 kills, 200 power losses, 2000 random h
 	@FOREBAY_KILLS=1000 FOREBAY_LOSSES=200 FOREBAY_EXAMPLES=2000 FOREBAY_SOAK_S=300 \
 	  $(BIN)/python -m pytest -q -o timeout=7200 tests/promises tests/record tests/identity tests/tiers \
 	  tests/pool/test_soak.py
+
+soak-hostile: $(STAMP) ## 15 minutes of stopped, lying and killed clients beside honest ones: make soak-hostile [MINUTES=15]
+	@$(BIN)/python tools/hostile_soak.py --minutes $(or $(MINUTES),15)
 
 replay: $(STAMP) ## run the tests with the luck of a failed run: make replay SEED=… [TESTS=…]
 	@test -n "$(SEED)" || { echo 'forebay: name the seed that the failed test printed: make replay SEED=…' >&2; exit 2; }

@@ -1,7 +1,9 @@
 """Clocks with which a test's outcome does not depend on how busy the machine is."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Final
 from unittest.mock import patch
 
@@ -9,6 +11,7 @@ from forebay.sys.clock import Clock
 from forebay.testing.clock import ManualClock
 
 SLOWER: Final = 30
+_TEN_YEARS_S: Final = 10 * 365 * 86_400.0
 
 
 class SlowClock(Clock):
@@ -27,6 +30,15 @@ class CountingClock(Clock):
     def monotonic(self) -> float:
         self.looks += 1
         return self.looks / 1000
+
+
+@contextmanager
+def jumping_wall() -> Iterator[None]:
+    """Somebody sets the machine's clock, ten years ahead and back, at every look."""
+    looks = count()
+    now = time.time()
+    with patch("time.time", lambda: now + (-1) ** next(looks) * _TEN_YEARS_S):
+        yield
 
 
 @contextmanager

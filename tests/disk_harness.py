@@ -1,12 +1,17 @@
 """What tests of the disk tier share: a small tier in a directory, and its files as bytes."""
 
 import errno
+import os
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 from forebay.record.header import HEADER_BYTES, MAGIC
 from forebay.sys.clock import Clock
@@ -129,3 +134,34 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.002)
+
+
+@contextmanager
+def small_file_system(place: Path, size_bytes: int) -> Iterator[None]:
+    """A file system of its own at `place`; the test is skipped where none can be mounted."""
+    place.mkdir(mode=0o700)
+    mounted = shutil.which("mount") and os.geteuid() == 0
+    options = f"size={size_bytes},mode=0700"
+    if mounted:
+        found = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "forebay-test", str(place)],
+            capture_output=True,
+            check=False,
+        )
+        mounted = found.returncode == 0
+    if not mounted:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def fill_up(hog: Path) -> None:
+    """Take all the space that a file system has left."""
+    with hog.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 16))
+        except OSError:
+            return

@@ -1,8 +1,8 @@
 """A client that stores and loads chains of one namespace until told to stop, and checks each byte.
 
-Run as `python -m tests.load_generator SOCKET NAMESPACE SEED`. A payload follows from its name, so
-every generator knows what it must be given, whoever stored it. At the end of its input it prints a
-report in JSON; a wrong byte ends it at once with status 3.
+Run as `python -m tests.load_generator SOCKET NAMESPACE SEED [PAUSE_S]`. A payload follows from its
+name, so every generator knows what it must be given, whoever stored it. At the end of its input it
+prints a report in JSON; a wrong byte ends it at once with status 3.
 """
 
 import hashlib
@@ -24,6 +24,7 @@ WRONG_BYTES: Final = 3
 DIALOGS: Final = 60
 CHUNKS_MAX: Final = 10
 LENGTHS: Final = (40_000, 100_000, 160_000)
+PAUSE_S: Final = 0.005  # between two calls
 TIMEOUTS_S: Final = (0.02, 0.2, 1.0)
 
 
@@ -82,13 +83,14 @@ class LoadGenerator:
 
 
 def main() -> None:
-    socket, number, seed = sys.argv[1:]
+    socket, number, seed, *pause = sys.argv[1:]
+    pause_s = float(pause[0]) if pause else PAUSE_S
     generator = LoadGenerator(socket, int(number), int(seed))
     print("ready", flush=True)
     # Each goes on until it was given something and something was taken from it.
     while not (select.select([sys.stdin], [], [], 0)[0] and generator.has_seen_both):
         generator.turn()
-        time.sleep(0.005)
+        time.sleep(pause_s)
     status = Path("/proc/self/status").read_text()
     anonymous_kb = int(status.partition("RssAnon:")[2].split()[0])
     report = {"counts": generator.counts, "late_s": generator.late_s, "anonymous_kb": anonymous_kb}

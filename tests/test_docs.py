@@ -98,6 +98,17 @@ def test_symptoms_are_lines_that_the_code_writes() -> None:
             assert part.strip(" .()") in source, line
 
 
+def test_the_threat_model_names_tests_that_there_are() -> None:
+    """Every line of what may be attempted has a test, and each stands where the page says."""
+    page = (ROOT / "SECURITY.md").read_text()
+    tables = re.findall(r"^\| attempt \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    assert len(tables) == 5
+    for row in "".join(tables).splitlines():
+        assert "::test_" in row.split("|")[-2], row
+    for path, name in re.findall(r"`(\S+\.py)::(test_\w+)`", page):
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), (path, name)
+
+
 def test_the_glossary_is_sorted() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text()
     words = re.findall(r"^\| ([a-z ]+) \|", page, re.MULTILINE)[1:]

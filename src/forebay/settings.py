@@ -207,7 +207,7 @@ class Settings:
         "start",
         _absent,
         "What an engine does if no pool answers: start one, fail, or serve without it until"
-        " there is one.",
+        " there is one; it also serves without it if none can be started.",
     )
     strict: bool = _setting(
         False,

@@ -9,13 +9,15 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.disk_harness import allocated, overwrite, regions
+from tests.disk_harness import fill_up, overwrite, regions, small_file_system
 from tests.pool_process import (
     DISK_BYTES,
     HANG_S,
@@ -25,16 +27,18 @@ from tests.pool_process import (
     environment,
     made,
     running_pool,
+    serving,
     short_directory,
     wait_until,
 )
 
+from forebay.pool.client import Chain
 from forebay.record import region as layout
+from forebay.tiers.contract import Miss
 
 pytestmark = pytest.mark.slow
 PAGE: Final = 4096
-CAP_BYTES: Final = 12 << 20
-CHUNKS, CHAIN = made("kept", count=40)
+CHUNKS, CHAIN = made("kept", count=40, length=400_000)  # two regions
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def place(filled: Path) -> Iterator[Path]:
 
 def on(place: Path) -> AbstractContextManager[PoolProcess]:
     """A pool on the directory in `place`."""
-    return running_pool(place, disk_bytes=CAP_BYTES)
+    return running_pool(place, "--dram", "64MiB")
 
 
 def loaded(pool: PoolProcess) -> int:
@@ -67,14 +71,24 @@ def loaded(pool: PoolProcess) -> int:
     return count
 
 
+def du(directory: Path) -> int:
+    """What `du` shows; a file that is being renamed counts once, or with the next look."""
+    found = {}
+    for path in (directory, *directory.iterdir()):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            found[status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
+
+
 def write_times_the_cap(pool: PoolProcess, directory: Path, label: str = "flood") -> None:
     """New chunks until regions must have been evicted, and never more than the cap."""
     with PatientClient(pool.socket) as client:
         for number in range(12):
-            chunks, chain = made(f"{label} {number}", count=5, length=400_000)
+            chunks, chain = made(f"{label} {number}", count=4, length=1_500_000)
             client.store(chain, [chunk.payload for chunk in chunks])
             wait_until(lambda: pool.stats()["dram"]["unsettled_bytes"] == 0, "all to be written")
-            assert allocated(directory) <= CAP_BYTES
+            assert du(directory) <= DISK_BYTES
     assert pool.stats()["disk"]["volumes"][0]["evictions"] > 0
 
 
@@ -236,3 +250,119 @@ def test_t60_a_directory_whose_name_is_not_utf_8_is_checked(place: Path) -> None
     assert "d\\xff: 40 sound records" in text
     status, text = check(odd, "--json")
     assert status == 0
+
+
+SECRET: Final = b"SECRET-OF-A-USER"
+
+
+def secrets_in(pool: PoolProcess, directory: Path) -> int:
+    """How often the secret is in the files, and in the memory that engines map."""
+    found = sum(path.read_bytes().count(SECRET) for path in directory.iterdir())
+    for link in Path(f"/proc/{pool.pid}/fd").iterdir():
+        if "memfd:forebay-slab" in str(link.readlink()):
+            found += _count_in_memory(link)
+    return found
+
+
+def _count_in_memory(link: Path) -> int:
+    """Only where there is memory: the file may be as large as the machine's."""
+    found, end = 0, 0
+    with link.open("rb", buffering=0) as memory:
+        while True:
+            try:
+                start = os.lseek(memory.fileno(), end, os.SEEK_DATA)
+            except OSError:
+                return found
+            end = os.lseek(memory.fileno(), start, os.SEEK_HOLE)
+            found += os.pread(memory.fileno(), end - start, start).count(SECRET)
+
+
+@pytest.mark.parametrize("what", ["--namespace", "--all"])
+def test_clear_leaves_no_byte_of_what_it_deletes(place: Path, what: str) -> None:
+    """F9: "erased from disk", and 6,000 of 6,000 secrets were still in the files and the slab."""
+    namespace = bytes.fromhex("5ec7e7") * 10 + b"xx"
+    flags = ["--all"] if what == "--all" else [what, namespace.hex()]
+    command = [sys.executable, "-m", "forebay.cli", "clear", *flags, "--socket"]
+    with on(place) as pool, PatientClient(pool.socket) as client:
+        for number in range(60):
+            keys = [bytes([number, chunk]) * 16 for chunk in range(3)]
+            payload = SECRET * (24_000 + 100 * number)  # of several sizes, hence in several classes
+            client.store(Chain(namespace, keys), [payload] * 3)
+        wait_until(lambda: pool.stats()["dram"]["unsettled_bytes"] == 0, "all to be written")
+        assert pool.stats()["disk"]["volumes"][0]["evictions"] > 0
+        kept = made("kept beside it", count=4)
+        client.store(kept[1], [chunk.payload for chunk in kept[0]])
+        wait_until(lambda: pool.stats()["dram"]["unsettled_bytes"] == 0, "all to be written")
+        assert secrets_in(pool, place / "disk") > 6000
+        subprocess.run([*command, pool.socket], env=environment(), timeout=HANG_S, check=True)
+        assert secrets_in(pool, place / "disk") == 0
+        with client.load(kept[1]) as found:
+            assert count_exact(found, kept[0]) == (0 if what == "--all" else 4)
+        assert pool.stop() == 0
+    with on(place) as pool:
+        assert secrets_in(pool, place / "disk") == 0
+        assert check(place / "disk")[0] == 2, "in use"
+        assert pool.stop() == 0
+    assert check(place / "disk")[0] == 0
+
+
+def test_t60_a_full_file_system_keeps_no_pool_from_starting(tmp_path: Path) -> None:
+    """F5: all regions were there, and it would have needed 21 KiB more."""
+    with short_directory() as place, small_file_system(tmp_path / "small", 96 << 20):
+        (place / "disk").symlink_to(tmp_path / "small" / "disk")  # a socket's path is short
+        (tmp_path / "small" / "disk").mkdir(mode=0o700)
+        flags = ("--dram", "64MiB", "--disk", f"{tmp_path}/small/disk:{DISK_BYTES}")
+        with (
+            running_pool(place, *flags, disk=False) as pool,
+            PatientClient(pool.socket) as client,
+        ):
+            client.store(CHAIN, [chunk.payload for chunk in CHUNKS])
+            assert pool.stop() == 0
+        fill_up(tmp_path / "small" / "hog")
+        with running_pool(place, *flags, disk=False) as pool:
+            assert loaded(pool) == 40
+            assert pool.stop() == 0
+        (tmp_path / "small" / "disk" / "lock").unlink()
+        fill_up(tmp_path / "small" / "another hog")
+        with running_pool(place, *flags, disk=False) as pool:
+            pool.stats()
+            assert pool.stop() == 0
+
+
+def test_t32_starting_again_brings_no_new_burst(place: Path) -> None:
+    """F9: every start granted an hour's worth of writes at once."""
+    budget_bytes = 24 * 64 * 10**6
+    began, written = time.monotonic(), 0
+    for life in range(3):
+        flags = ("--dram", "64MiB", "--disk-writes-a-day", str(budget_bytes))
+        with running_pool(place, *flags) as pool, PatientClient(pool.socket) as client:
+            chunks, chain = made(f"life {life}", count=40, length=400_000)
+            client.store(chain, [chunk.payload for chunk in chunks])
+            assert pool.stop() == 0
+        directory = place / "disk"
+        written = sum(path.read_bytes().count(b"FOREBAYR") for path in regions(directory)) - 40
+        assert written * 400_000 <= budget_bytes * (time.monotonic() - began) / 86_400
+
+
+def test_t56_a_pool_without_a_thread_to_spare_says_so(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: no thread to be had, and one `clear` ended the pool."""
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "forebay-admin":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with serving(place) as service, PatientClient(service.address.path) as client:
+        client.store(CHAIN, [chunk.payload for chunk in CHUNKS[:2]])
+        monkeypatch.setattr(threading.Thread, "start", start)
+        for call in (client.clear, client.resize):
+            answer = call(None) if call == client.clear else client.resize(8 << 20)
+            assert not isinstance(answer, Miss)
+            assert (answer.ok, answer.sentence) == (False, "no thread can be had now; try again.")
+        monkeypatch.undo()
+        answer = client.clear(None)
+        assert not isinstance(answer, Miss)
+        assert answer.ok

@@ -1,6 +1,5 @@
 """P5: the disk never holds more than its cap, at any instant, as others see it."""
 
-import os
 import shutil
 import subprocess
 import threading
@@ -14,9 +13,11 @@ from tests.disk_harness import (
     REGION_BYTES,
     SMALL,
     allocated,
+    fill_up,
     open_tier,
     opened,
     regions,
+    small_file_system,
     until,
 )
 
@@ -155,26 +156,6 @@ def test_a_cap_that_is_not_there_is_refused_with_a_sentence(swift_path: Path) ->
         open_tier(swift_path, cap_bytes=4096)
 
 
-@contextmanager
-def small_file_system(place: Path, size_bytes: int) -> Iterator[None]:
-    place.mkdir(mode=0o700)
-    mounted = shutil.which("mount") and os.geteuid() == 0
-    options = f"size={size_bytes},mode=0700"
-    if mounted:
-        found = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "forebay-test", str(place)],
-            capture_output=True,
-            check=False,
-        )
-        mounted = found.returncode == 0
-    if not mounted:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
 def test_t15_a_full_file_system_drops_stores_and_recovers(tmp_path: Path) -> None:
     """Somebody else fills the drive; later the space is there again."""
     place = tmp_path / "small"
@@ -186,7 +167,7 @@ def test_t15_a_full_file_system_drops_stores_and_recovers(tmp_path: Path) -> Non
         kept = [single(f"kept {n}", 60_000) for n in range(8)]
         for sample in kept:
             assert store(tier, sample) == Stored()
-        fill(hog)
+        fill_up(hog)
         outcomes = Outcomes(tier)
         for n in range(40):
             outcomes.store(single(f"full {n}", 60_000))
@@ -201,15 +182,6 @@ def test_t15_a_full_file_system_drops_stores_and_recovers(tmp_path: Path) -> Non
             assert store(tier, single(f"again {n}", 60_000)) == Stored()
         assert not isinstance(store(tier, single("last")), Dropped)
         tier.close(60)
-
-
-def fill(hog: Path) -> None:
-    with hog.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-        except OSError:
-            return
 
 
 def manual(clock: ManualClock) -> World:

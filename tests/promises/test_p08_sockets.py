@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests import pool_process
+from tests.clocks import jumping_wall
 from tests.pool_process import PatientClient, exact, made
 
 from forebay.identity.keys import ChainRoot, KeyChain
@@ -17,8 +18,6 @@ from forebay.pool import wire
 from forebay.pool.client import Chain, Known
 from forebay.pool.messages import PROTOCOL, Hello
 from forebay.settings import Settings
-from forebay.sys.clock import Clock
-from forebay.sys.world import World
 from forebay.tiers.contract import Miss
 
 TABLES = ("tcp", "tcp6", "udp", "udp6", "raw", "raw6", "netlink", "packet")
@@ -77,22 +76,11 @@ def test_t46_logs_and_statistics_hold_nothing_private(
         assert word not in said
 
 
-class JumpingClock(Clock):
-    """Its wall clock is decades off, another way at every look."""
-
-    def __init__(self) -> None:
-        self._years = 10.0
-
-    def wall(self) -> float:
-        self._years = -self._years
-        return super().wall() + self._years * 365 * 86400
-
-
 def test_t47_a_jumping_wall_clock_ends_no_lease(place: Path) -> None:
     chunks, chain = made("jumping")
-    world = World(clock=JumpingClock())
     with (
-        pool_process.serving(place, world=world) as service,
+        jumping_wall(),
+        pool_process.serving(place) as service,
         PatientClient(service.address.path) as client,
     ):
         client.store(chain, [chunk.payload for chunk in chunks])

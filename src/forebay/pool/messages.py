@@ -239,7 +239,7 @@ def in_batches(items: list[int]) -> Iterator[list[int]]:
 
 def is_namespace(digits: str) -> bool:
     """Whether this names a namespace, or several that begin so, and nothing else."""
-    return _NAMESPACE.fullmatch(digits) is not None  # verify: a namespace's digits
+    return _NAMESPACE.fullmatch(digits) is not None
 
 
 def short_keys(joined: bytes) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Time. Leases, deadlines and windows use `monotonic`; `wall` is for display only."""
+"""Time. Leases, deadlines and windows go by this clock, which nobody can set."""
 
 import time
 
@@ -13,7 +13,3 @@ class Clock:
     def sleep(self, duration_s: float) -> None:
         """Wait; only where nobody else has to."""
         time.sleep(duration_s)
-
-    def wall(self) -> float:
-        """Seconds since 1970, for display only: it may jump by years."""
-        return time.time()

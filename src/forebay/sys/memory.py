@@ -25,6 +25,12 @@ def allocate(size_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(padded(size_bytes), PAGE_BYTES)))
 
 
+def zero(buffer: memoryview) -> None:
+    """Fill a writable buffer with zeros; the interpreter runs meanwhile."""
+    if buffer.nbytes:
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), 0, buffer.nbytes)
+
+
 def is_aligned(buffer: memoryview) -> bool:
     """Whether a writable buffer begins on a page and has whole pages."""
     if buffer.nbytes % PAGE_BYTES or not buffer.nbytes:

@@ -1,4 +1,4 @@
-"""A clock that a test sets: monotonic and wall time move only when told to."""
+"""A clock that a test sets: time passes only when told to."""
 
 import threading
 
@@ -12,33 +12,17 @@ class ManualClock(Clock):
     a deadline of the real clock for one of ours, is seen then.
     """
 
-    def __init__(self, monotonic: float = 0.0, wall: float = 1_700_000_000.0) -> None:
-        self._lock = threading.Lock()  # guards both times
+    def __init__(self, monotonic: float = 0.0) -> None:
+        self._lock = threading.Lock()  # guards the time
         self._monotonic = monotonic
-        self._wall = wall
 
     def monotonic(self) -> float:
         """Seconds that never go back."""
         with self._lock:
             return self._monotonic
 
-    def wall(self) -> float:
-        """Seconds since 1970."""
-        with self._lock:
-            return self._wall
-
     def advance(self, seconds: float) -> None:
-        """Let time pass on both clocks."""
+        """Let time pass."""
         assert seconds >= 0
         with self._lock:
             self._monotonic += seconds
-            self._wall += seconds
-
-    def suspend(self, seconds: float) -> None:
-        """The machine sleeps: the wall clock goes on, the monotonic one does not."""
-        self.jump(seconds)
-
-    def jump(self, seconds: float) -> None:
-        """Somebody sets the wall clock, by as much as years and in either direction."""
-        with self._lock:
-            self._wall += seconds

@@ -162,11 +162,6 @@ class TierMachine(RuleBasedStateMachine):
         """Time passes."""
         self.clock.advance(seconds)
 
-    @rule(seconds=st.sampled_from([-3e8, 3e8]))
-    def jump(self, seconds: float) -> None:
-        """Somebody sets the wall clock."""
-        self.clock.jump(seconds)
-
     @invariant()
     def serves_nothing_wrong(self) -> None:
         """The promise."""

@@ -415,11 +415,14 @@ def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
         core.store(client, keys)
     core.settle()
     core.turn()
-    found = [core.lookup(client, keys)[1].known for keys in chains]
-    for keys, known in zip(chains, found, strict=True):
+    found = 0
+    for keys in chains:
+        known = core.lookup(client, keys)[1].known
         core.pool.disconnected(client)
         assert core.load(client, keys, stream=True) == known
-    assert sum(found) > 40
+        core.settle()  # what came from a further tier may go to the disk, and drive others out
+        found += known
+    assert found > 40
     assert core.pool.violations() == []
     core.pool.close(5)
 

@@ -60,6 +60,8 @@ def check(core: CoreHarness, client: Client) -> None:
 def test_while_the_budget_of_bytes_a_day_is_exhausted(place: Path) -> None:
     tier = LowerTier(64 * MIB, 24 * 8 * LENGTH)
     core, client = CoreHarness(SLOTS * LENGTH, place, 64 * MIB, learned=tier), Client("e")
+    core.turn()
+    core.pass_time(7200.0)  # in which the budget fills
     for depth in (4, 8, 12, 24):  # a dialog that was let in, and grows
         assert stores(core, client, chain("first", depth))
         core.settle()

@@ -289,8 +289,14 @@ def test_what_came_back_and_may_be_written_now_is_spared() -> None:
     assert policy.next_write(0, 1.0) == key(0)
 
 
+def fill_bucket(policy: Learned) -> None:
+    """Let a day pass before all else: the budget of bytes begins with nothing."""
+    assert policy.next_write(0, -DAY_S, idle=True) is None
+
+
 def test_while_a_budget_is_exhausted_unwritten_chunks_are_like_others() -> None:
     policy, size = Learned([LowerTier(1000, 24 * 4)]), 1
+    fill_bucket(policy)
     keys = [key(number) for number in range(8)]
     for found, depth in ((0, 2), (2, 8)):  # a dialog that was let in stays in
         policy.requested(keys[:depth], found, 0.0)
@@ -308,6 +314,7 @@ def test_while_a_budget_is_exhausted_unwritten_chunks_are_like_others() -> None:
 
 def test_a_further_tier_that_takes_nothing_holds_up_no_eviction() -> None:
     policy = Learned([LowerTier(1000, 24), LowerTier(1000)])
+    fill_bucket(policy)
     keys = [key(number) for number in range(8)]
     policy.requested(keys, 0, 0.0)
     for at, each in enumerate(keys):
@@ -337,8 +344,21 @@ def test_t32_the_budget_holds_in_every_24_hours_of_a_week() -> None:
         assert window <= budget
 
 
+def test_t32_the_budget_holds_however_often_the_pool_is_started() -> None:
+    """F9: every start brought an hour's worth."""
+    budget_bytes, written, now = 2400 * CHUNK, 0, 0.0
+    while now < DAY_S:
+        admission = Admission(LowerTier(1000 * CHUNK, budget_bytes))
+        for _ in range(60):
+            now += 10.0
+            while admission.admits(0.9, 0.0, CHUNK, now) and admission.spend(CHUNK, now):
+                written += CHUNK
+    assert budget_bytes // 2 < written <= budget_bytes
+
+
 def test_t32_the_unlikely_and_the_large_are_rejected_first() -> None:
     admission, now = Admission(LowerTier(1000 * CHUNK, 2400 * CHUNK)), 0.0
+    assert not admission.spend(CHUNK, now - DAY_S), "it begins with nothing"
     for _ in range(20):
         assert admission.admits(0.9, 0.0, CHUNK, now)
         admission.admits(0.1, 0.9, CHUNK, now)

@@ -31,13 +31,21 @@ from forebay.cli.main import main
 from forebay.pool import wire
 from forebay.pool.client import AdminOutcome, Known, Receipt
 from forebay.pool.client.session import REFUSED
-from forebay.pool.messages import NAMESPACE_RULE, PROTOCOL, Clear, Hello, Settled
-from forebay.pool.server.admission import gives_way
+from forebay.pool.messages import (
+    NAMESPACE_RULE,
+    PROTOCOL,
+    Clear,
+    Hello,
+    Lookup,
+    Resize,
+    Settled,
+    StatsQuery,
+)
+from forebay.pool.server.admission import Roles, gives_way
 from forebay.pool.server.connection import Connection
 from forebay.pool.server.limits import ServerLimits
 from forebay.sys.sockets import Peer
 
-pytestmark = pytest.mark.slow
 CHUNKS, CHAIN = made("admitted")
 
 
@@ -64,6 +72,7 @@ def operate(path: str) -> tuple[str, dict[str, object]]:
     return " ".join(said), {"joined": joined, "commands": commands}
 
 
+@pytest.mark.slow
 @needs_root
 def test_an_engine_of_another_user_neither_clears_nor_resizes(place: Path) -> None:
     """F8: `--allow-uid` grants an engine's role, not an operator's."""
@@ -79,6 +88,7 @@ def test_an_engine_of_another_user_neither_clears_nor_resizes(place: Path) -> No
             assert client.lookup(CHAIN) == Known(0, 0), "the pool's own user may"
 
 
+@pytest.mark.slow
 @needs_root
 def test_an_operator_of_another_user_gets_no_memory(place: Path) -> None:
     """F8: `--operator-uid` grants an operator's role, not an engine's."""
@@ -99,6 +109,7 @@ def why_not(path: str) -> str:
         return client.why
 
 
+@pytest.mark.slow
 def test_only_digits_of_a_namespace_clear_it(place: Path) -> None:
     """F7: neither the library nor the pool takes anything else for a name, or for all of them."""
     namespace = CHAIN.namespace.hex()
@@ -144,6 +155,7 @@ def settle(path: str, engine: str, pipe: Pipe) -> None:
     pipe.send("said")
 
 
+@pytest.mark.slow
 @needs_root
 def test_nobody_unpins_what_was_promised_to_another(place: Path) -> None:
     """F9: `Hello` and `Settled` with another's name."""
@@ -181,6 +193,7 @@ def occupy(path: str, count: int, pipe: Pipe) -> None:
         pipe.recv()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uid", [0, OTHER_UID])
 @needs_root
 def test_idle_connections_keep_nobody_out(
@@ -207,6 +220,24 @@ def connections(*peers: tuple[int, int]) -> list[Connection]:
     """One for each (pid, uid), heard of in this order."""
     with socket.socket(socket.AF_UNIX) as link:
         return [Connection(link, Peer(*peer), at, 0) for at, peer in enumerate(peers)]
+
+
+def test_who_may_say_what() -> None:
+    """F8: by the user that the kernel saw, and by the role that was asked for."""
+    roles = Roles.of(5, [6], [7])
+    own, engine, operator, root, stranger = connections(*((1, uid) for uid in (5, 6, 7, 0, 8)))
+    assert roles.refusal_to_connect(stranger.peer.uid)
+    for connection in (own, engine, operator, root):
+        assert roles.refusal_to_connect(connection.peer.uid) is None
+        may_load = connection in (own, engine)
+        assert (roles.refusal_to_join(connection, Hello(PROTOCOL, "e")) is None) == may_load
+        assert roles.refusal_to_join(connection, Hello(PROTOCOL, "e", is_operator=True)) is None
+        for wish in (Clear(None), Resize(0, [])):
+            may_operate = connection is not engine
+            assert (roles.refusal(connection, wish) is None) == may_operate
+        assert roles.refusal(connection, StatsQuery()) is None
+        connection.is_operator = True
+        assert roles.refusal(connection, Lookup(1, bytes(32), 0, b""))
 
 
 def test_the_greediest_gives_way_its_longest_silent_connection() -> None:

@@ -186,3 +186,17 @@ def test_the_peers_own_pidfd_is_taken_where_the_kernel_has_one() -> None:
             assert not any(map(processes.has_exited, watched))
         engines.close()
         assert pool_process.descriptors() == before
+
+
+def test_a_name_is_its_users_and_its_processes_own(
+    harness: EnginesHarness, living: list[subprocess.Popen[bytes]]
+) -> None:
+    """F9: another user cannot join under it; another process cannot settle it."""
+    engines, (one, other) = harness.engines, (each.pid for each in living[:2])
+    engines.join("e", harness.blind, Peer(one, 7), 0)
+    assert engines.refusal("e", 8)
+    assert engines.refusal("e", 7) is None
+    assert engines.is_member("e", Peer(one, 7))
+    for stranger in (Peer(one, 8), Peer(other, 7), Peer(0, 7), Peer(0, 8)):
+        assert not engines.is_member("e", stranger)
+    assert not engines.is_member("another", Peer(one, 7))

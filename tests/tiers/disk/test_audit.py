@@ -1,10 +1,12 @@
 """An audit on a drive that reads badly says what it could not read, and repairs what it can."""
 
+import fcntl
 from pathlib import Path
 
 import pytest
 from tests.disk_harness import SMALL, BadSectors, open_tier, regions
 
+from forebay.errors import DirectoryError
 from forebay.sys.disk import Disk
 from forebay.testing.conformance import store
 from forebay.testing.faultdisk import FaultDisk
@@ -71,3 +73,14 @@ def test_a_repair_that_the_medium_refuses_is_said(place: Path) -> None:
     assert len(done) == 1
     assert "could not be repaired (Read-only file system" in done[0]
     assert "2 sound records" in audited(place, Disk(), fix=True)[1][0]
+
+
+def test_a_pool_that_knows_only_the_lock_file_keeps_others_out(place: Path) -> None:
+    """Pools of version 0.1 do not lock the directory itself."""
+    with (place / "lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DirectoryError, match="in use by a pool"):
+            lock_directory(Disk(), str(place))
+        with pytest.raises(DirectoryError, match="in use by another pool"):
+            open_tier(place)
+    open_tier(place).close(60)

@@ -86,7 +86,8 @@ def _pool_path(settings: Settings) -> str:
                 f"{disk.path} is not a directory; create it with: mkdir -m 700 {disk.path}"
             )
     address = find_address(settings.socket)
-    prepare(address)  # the engine is told the path, so it would not make a default directory
+    if address.is_default:
+        prepare(address)  # the engine is told the path, so it would not make this directory
     return address.path
 
 

@@ -18,10 +18,12 @@ from forebay.pool.session import Session
 from forebay.quantity import SIZE_BYTES_MAX, format_size
 from forebay.sys.shared import Segment
 from forebay.tiers.dram.taking import add_memory
+from forebay.tiers.dram.wiping import wipe_free
 
 _SHOWN_DIGITS: Final = 16  # of a namespace
 _SHOWN_MAX: Final = 8  # namespaces in one answer
 _OPERATIONS_MAX: Final = 4  # under way at once
+_ANSWER_S: Final = 5.0  # longer than the pool's thread is ever busy
 _CLEAR_S: Final = 2.0  # how long what is being written or hashed is waited for
 
 
@@ -71,7 +73,7 @@ class AdminOperations:
     def clear(self, session: Session, message: Clear) -> None:
         """Delete one namespace, or all, from every tier."""
         name = message.namespace
-        if name is not None and not is_namespace(name):
+        if name is not None and not is_namespace(name):  # verify: a namespace's digits
             session.send(AdminReply(ok=False, sentence=NAMESPACE_RULE))
             return
         deadline = self._clock.monotonic() + _CLEAR_S
@@ -156,8 +158,23 @@ class AdminOperations:
         self._dram.slab.resize(cap_bytes)
         self._dram.shrink()
 
+    def _on_pool_thread(self, action: Callable[[], object]) -> bool:
+        """Have something done on the pool's thread, and wait; False if the pool is closing."""
+        done, given_up = threading.Event(), threading.Event()
+
+        def run() -> None:
+            if not given_up.is_set():
+                action()
+                done.set()
+
+        self._complete(run)
+        if not done.wait(_ANSWER_S):
+            given_up.set()
+        return done.is_set()
+
     def _erase(self, clearing: _Clearing, kept: int) -> AdminReply:
         records, sizes = self._stack.erase(clearing.digits)
+        wipe_free(self._dram.slab, self._on_pool_thread, self._dram.used_bytes)
         dram_bytes, lower_bytes = clearing.sizes.total(), sizes.total()
         sentence = (
             f"removed {clearing.chunks} chunks ({format_size(dram_bytes)}) from DRAM and"

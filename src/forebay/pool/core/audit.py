@@ -15,6 +15,9 @@ def violations(dram: Dram, acquisition: Acquisition) -> list[str]:
         *_compare("load budget", dram.load_budget.used_bytes, sum(map(_pinned_bytes, chunks))),
         *_compare("store budget", dram.store_budget.used_bytes, sum(map(_unsettled_bytes, chunks))),
     ]
+    for engine in {chunk.engine for chunk in chunks} | {e for c in chunks for e in c.load_pins}:
+        mine = sum(_pinned_bytes(chunk) for chunk in chunks if _charged(chunk) == engine)
+        found += _compare(f"loads of {engine}", dram.load_budget.used_by(engine), mine)
     held = Counter(id(chunk) for request in acquisition.requests for chunk in request.held.values())
     held.update(id(chunk) for chunk in acquisition.orphaned_pins)
     kept = Counter(
@@ -37,6 +40,11 @@ def violations(dram: Dram, acquisition: Acquisition) -> list[str]:
 
 def _pinned_bytes(chunk: Chunk) -> int:
     return chunk.slot_bytes if chunk.state is SlotState.LOADING or chunk.load_pins else 0
+
+
+def _charged(chunk: Chunk) -> str:
+    """The engine whose share of the load budget a chunk counts against."""
+    return next(iter(chunk.load_pins), chunk.engine)
 
 
 def _unsettled_bytes(chunk: Chunk) -> int:

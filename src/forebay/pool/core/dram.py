@@ -20,9 +20,11 @@ from forebay.pool.core.stack import TierStack
 from forebay.pool.policy.contract import Policy
 from forebay.record.header import ROOT, RecordHeader, RecordName
 from forebay.record.region import short
+from forebay.sys.memory import padded, zero
 from forebay.tiers.contract import Removed
 from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
 
+_SWEPT_BYTES_MAX: Final = 64 << 20  # zeroed by one sweep
 _TRIES_MAX: Final = 64  # victims asked for one slot; a policy that offers more than that is wrong
 
 
@@ -173,18 +175,25 @@ class Dram:
             self.load_budget.take(engine, taken_bytes)
         self.pin(*chunks)
 
-    def unpin_for_load(self, engine: str, chunk: Chunk) -> None:
-        """One load of an engine less; the next engine that still loads it is charged."""
-        pins = chunk.load_pins
-        charged = next(iter(pins))
-        pins[engine] -= 1
-        if not pins[engine]:
-            del pins[engine]
-        if charged not in pins:
-            self.load_budget.give(charged, chunk.slot_bytes)
-            if pins:
-                self.load_budget.take(next(iter(pins)), chunk.slot_bytes)
-        self.unpin(chunk)
+    def unpin_for_load(self, engine: str, *chunks: Chunk) -> None:
+        """One load of an engine less; the next engine that still loads a chunk is charged."""
+        given_bytes = 0
+        for chunk in chunks:
+            pins = chunk.load_pins
+            if pins[engine] > 1:
+                pins[engine] -= 1
+            elif len(pins) == 1:  # mostly
+                pins.clear()
+                given_bytes += chunk.slot_bytes
+            else:
+                is_charged = next(iter(pins)) == engine
+                del pins[engine]
+                if is_charged:
+                    given_bytes += chunk.slot_bytes
+                    self.load_budget.take(next(iter(pins)), chunk.slot_bytes)
+            self.unpin(chunk)
+        if given_bytes:
+            self.load_budget.give(engine, given_bytes)
 
     def begin_write(self, chunk: Chunk, tier: int) -> None:
         """A lower tier reads the slot."""
@@ -254,7 +263,8 @@ class Dram:
         """Drop these chunks, those in use as soon as nobody uses them; how many these are."""
         condemned = set(chunks)
         self._condemned |= condemned
-        self.sweep()
+        for chunk in condemned:
+            self._drop_condemned(chunk, wipe=False)
         return len(condemned & self._condemned)
 
     def is_condemned(self, chunk: Chunk) -> bool:
@@ -262,14 +272,32 @@ class Dram:
         return chunk in self._condemned
 
     def sweep(self) -> None:
-        """Drop what was condemned and is not in use any more."""
+        """Drop what was condemned and is not in use any more; its bytes go with it."""
+        wiped_bytes = 0
         for chunk in list(self._condemned):
-            is_here = self.chunks.get(chunk.key) is chunk
-            if is_here and chunk.is_busy:
-                continue
-            self._condemned.remove(chunk)
-            if is_here:
-                self.drop(chunk)
+            wiped_bytes += self._drop_condemned(chunk, wipe=True)
+            if wiped_bytes >= _SWEPT_BYTES_MAX:
+                break  # the others with the next tick
+
+    def used_bytes(self, offset: int) -> int:
+        """How many bytes of a taken slot belong to the chunk in it; all, if nothing is known."""
+        chunk = self.chunks.at(offset)
+        if chunk is None:
+            return self.slab.slot_bytes_at(offset)
+        return chunk.length if chunk.state is SlotState.READY else padded(chunk.length)
+
+    def _drop_condemned(self, chunk: Chunk, *, wipe: bool) -> int:
+        """Drop a condemned chunk, if it is still here and nobody uses it; the bytes wiped."""
+        is_here = self.chunks.get(chunk.key) is chunk
+        if is_here and chunk.is_busy:
+            return 0
+        self._condemned.discard(chunk)
+        if not is_here:
+            return 0
+        if wipe:
+            zero(self.slab.payload(chunk.offset, chunk.slot_bytes))
+        self.drop(chunk)
+        return chunk.slot_bytes if wipe else 0
 
     def shrink(self) -> None:
         """Empty arenas until the slab is under its cap, as far as nobody uses them."""

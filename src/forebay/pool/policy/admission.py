@@ -8,7 +8,8 @@ loop larger than the tier keeps the same dialogs instead of all of them for too 
 
 A budget of bytes a day is a bucket that fills at that rate: as it runs low the share narrows, so
 that the unlikely and the large go first, and nothing is written that it does not hold. What any
-24 hours see is at most the budget.
+24 hours see is at most the budget, however often the pool is started in them: the bucket begins
+empty, since nobody knows what was written before.
 """
 
 import math
@@ -38,7 +39,7 @@ class Admission:
         budget_bytes = tier.budget_bytes_a_day
         self._tier_bytes = tier.capacity_bytes
         self._budget_bytes = budget_bytes
-        self._allowed_bytes = BURST * budget_bytes if budget_bytes is not None else 0.0
+        self._allowed_bytes = 0.0  # in the bucket
         self._filled_at_s: float | None = None
         self._asked_bytes = array("d", bytes(8 * CHANCE_BINS))  # candidates, by their chance
         self._asked_sum = 0.0
@@ -57,7 +58,7 @@ class Admission:
         rank = (likelier + tie_breaker * self._asked_bytes[number]) / self._asked_sum
         if self._budget_bytes is None:
             return rank < self.share
-        self._fill(now)
+        self.fill(now)
         left = self._allowed_bytes / (BURST * self._budget_bytes)
         return rank < self.share * min(1.0, 2 * left) and size_bytes <= self._allowed_bytes
 
@@ -65,7 +66,7 @@ class Admission:
         """Take these bytes out of the budget; False when it does not hold them yet."""
         if self._budget_bytes is None:
             return True
-        self._fill(now)
+        self.fill(now)
         if size_bytes > self._allowed_bytes:
             return False
         self._allowed_bytes -= size_bytes
@@ -79,7 +80,8 @@ class Admission:
         step = SHRINKING * surplus * size_bytes / self._tier_bytes
         self.share = min(1.0, max(SHARE_MIN, self.share * math.exp(step)))
 
-    def _fill(self, now: float) -> None:
+    def fill(self, now: float) -> None:
+        """Time has passed: the bucket holds more."""
         if self._budget_bytes is None:
             return
         if self._filled_at_s is not None:

@@ -70,6 +70,7 @@ class Writing:
 
     def next(self, now: float, *, idle: bool) -> bytes | None:
         """The next chunk to write."""
+        self.admission.fill(now)
         young_s = now - COLD_SHARE * self._evicted_age_s
         while self._waiting:
             key, since_s = self._waiting[0]

@@ -114,6 +114,43 @@ class Slab:
         self._idle.append(arena.number)
         self._shrink()
 
+    def arena_numbers(self) -> list[int]:
+        """Every arena that can be used, with a class or without."""
+        return sorted([*self._idle, *self._used])
+
+    def taken_slots(self, number: int) -> list[tuple[int, int]]:
+        """Offset and size of every slot of an arena that is taken."""
+        arena = self._used.get(number)
+        return [] if arena is None else [(offset, arena.slot_bytes) for offset in arena.taken]
+
+    def take_free(self, number: int) -> list[tuple[int, int]]:
+        """Take every free slot of an arena, all of an idle one: offset and size of each.
+
+        They hold no chunk and count for none; `give_free` gives each back.
+        """
+        if number in self._idle:
+            self._idle.remove(number)
+            self._used[number] = Arena(number, self.arena_bytes, [number * self.arena_bytes])
+        arena = self._used.get(number)
+        if arena is None:
+            return []  # given back meanwhile
+        slots = [(offset, arena.slot_bytes) for offset in arena.free]
+        arena.taken.update(arena.free)
+        arena.free.clear()
+        self._classes.setdefault(arena.slot_bytes, set()).discard(number)
+        return slots
+
+    def give_free(self, offset: int) -> None:
+        """A slot that `take_free` took is free again."""
+        self.taken_bytes += self.slot_bytes_at(offset)
+        self.give(offset)
+
+    def remainder(self, number: int) -> memoryview:
+        """What an arena has behind its last slot."""
+        arena = self._used.get(number)
+        size_bytes = 0 if arena is None else self.arena_bytes % arena.slot_bytes
+        return self.payload((number + 1) * self.arena_bytes - size_bytes, size_bytes)
+
     def fits(self, length: int) -> bool:
         """Whether a slot can ever hold a payload of this length."""
         return slot_bytes_for(length) <= min(self.arena_bytes, self.cap_bytes)

@@ -76,12 +76,11 @@ class Acquisition:
 
     def release(self, request: LoadRequest, positions: list[int]) -> None:
         """An engine has copied these chunks; none named: all of them, and the request is over."""
-        for position in positions or list(request.held):
-            chunk = request.held.pop(position, None)
-            if chunk is not None:
-                self._dram.unpin_for_load(request.engine, chunk)
         if not positions:
             self.end(request)
+            return
+        copied = [request.held.pop(position, None) for position in positions]
+        self._dram.unpin_for_load(request.engine, *filter(None, copied))
 
     def answered(self) -> None:
         """A promise was sent: what was retained for it need not be any more."""
@@ -468,8 +467,7 @@ class Acquisition:
 
     def end(self, request: LoadRequest) -> None:
         """It is over, in whatever state it was: nothing is held, awaited or retained for it."""
-        for chunk in request.held.values():
-            self._dram.unpin_for_load(request.engine, chunk)
+        self._dram.unpin_for_load(request.engine, *request.held.values())
         request.held.clear()
         had_awaited = bool(request.awaited)
         request.awaited.clear()

@@ -1,4 +1,4 @@
-"""P12, T55: a pool that is not ours gets no byte and is not believed (F1)."""
+"""T55: a pool that is not ours gets no byte and is not believed (F1)."""
 
 import errno
 import fcntl

@@ -1,0 +1,50 @@
+"""Wiping what a slab does not hold any more: a free slot keeps its last bytes until it is used.
+
+One arena at a time: its free slots are taken, so that nobody is given them, zeroed on the caller's
+thread, and given back. What lies behind the chunks in its other slots, less than an eighth of an
+arena, is zeroed on the slab's own thread. A slot that an engine is filling keeps what its chunk
+will lie in.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from forebay.sys.memory import zero
+from forebay.tiers.dram.slab import Slab
+
+OnOwner = Callable[[Callable[[], object]], bool]  # do it on the slab's thread; False: it was not
+
+
+def wipe_free(slab: Slab, on_owner: OnOwner, used_bytes: Callable[[int], int]) -> bool:
+    """Zero all that holds no chunk; False if the slab's thread has stopped to answer.
+
+    `used_bytes`: how many bytes of the slot at an offset are its chunk's, asked on the slab's
+    thread.
+    """
+    numbers: list[int] = []
+    if not on_owner(lambda: numbers.extend(slab.arena_numbers())):
+        return False
+    for number in numbers:
+        taken: list[tuple[int, int]] = []
+        if not on_owner(partial(_take, slab, number, used_bytes, taken)):
+            return False
+        for offset, size_bytes in taken:
+            zero(slab.payload(offset, size_bytes))
+        if not on_owner(partial(_give, slab, taken)):
+            return False
+    return True
+
+
+def _take(
+    slab: Slab, number: int, used_bytes: Callable[[int], int], taken: list[tuple[int, int]]
+) -> None:
+    for offset, size_bytes in slab.taken_slots(number):
+        used = used_bytes(offset)
+        zero(slab.payload(offset + used, size_bytes - used))
+    taken += slab.take_free(number)
+    zero(slab.remainder(number))
+
+
+def _give(slab: Slab, taken: list[tuple[int, int]]) -> None:
+    for offset, _ in taken:
+        slab.give_free(offset)
