@@ -41,6 +41,7 @@ def ended(words: list[str]) -> tuple[int | str | None, str, str]:
 
 
 if __name__ == "__main__":
+    sys.modules["vllm"] = None  # type: ignore[assignment] # not installed: nothing is started
     resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES_MAX, DATA_BYTES_MAX))
     handler = signal.getsignal(signal.SIGINT)
     for line in sys.stdin:
