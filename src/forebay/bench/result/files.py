@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.bench.result.format import AbResult, LoadResult
 from forebay.errors import SettingsError, StartupError
+from forebay.files import read_regular
 
 FILE_BYTES_MAX: Final = 256 << 20
 
@@ -70,13 +71,7 @@ def as_text(result: LoadResult | AbResult) -> str:
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever stands there
     """The content of a JSON file; a SettingsError if it has none."""
     try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise SettingsError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
-        return json.loads(content)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from None
+        return json.loads(read_regular(path, FILE_BYTES_MAX))
     except (ValueError, RecursionError):
         raise SettingsError(f"{path} is not JSON.") from None
 
