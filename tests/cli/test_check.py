@@ -170,12 +170,41 @@ def test_a_table_that_lies_is_found(pool: Path, capsys: pytest.CaptureFixture[st
     contents = bytearray(data[start : start + footer.records * layout.ENTRY_BYTES])
     contents[64] ^= 1  # the first entry's parent
     contents[layout.ENTRY_BYTES + 80] = 1  # the second entry's page: the first record's
+    contents[2 * layout.ENTRY_BYTES + 87] = 16  # the third entry's length: 2^28 more
     change(region, start, bytes(contents))
     proven = footer._replace(contents_hash=layout.contents_hash(bytes(contents)))
     change(region, len(data) - PAGE_BYTES, layout.pack_footer(proven))
     found = report(pool, capsys)
-    assert kinds(found) == ["damaged record"] * 2
-    assert report(pool, capsys, "--repair")["records"] == RECORDS - 2
+    assert kinds(found) == ["damaged record"] * 3
+    assert report(pool, capsys, "--repair")["records"] == RECORDS - 3
+
+
+@pytest.mark.parametrize(
+    ("name", "size_bytes", "kind"),
+    [
+        ("region-00000000000000ff", 1 << 40, "foreign file"),
+        ("region-00000000000000ff", (256 << 20) + PAGE_BYTES, "foreign file"),
+        ("region-ffffffffffffffff", REGION_BYTES, "bad region header"),
+        ("region-00000000000000ff", 100, "bad region header"),
+    ],
+)
+def test_t60_what_a_pool_skips_is_named(
+    pool: Path, capsys: pytest.CaptureFixture[str], name: str, size_bytes: int, kind: str
+) -> None:
+    """F4, F5, F9: also a sparse TiB, of which nothing is read."""
+    from forebay.record import region as layout
+
+    path = pool / name
+    generation = int(name.removeprefix("region-"), 16)
+    path.write_bytes(layout.pack_header(layout.RegionHeader(generation, REGION_BYTES)))
+    path.chmod(0o600)
+    os.truncate(path, size_bytes)
+    found = report(pool, capsys)
+    assert [(each["file"], each["kind"]) for each in found["findings"]] == [(name, kind)]
+    assert found["records"] == RECORDS
+    report(pool, capsys, "--repair")
+    assert path.exists() == (kind == "foreign file"), "what is ours and of no use is removed"
+    assert found_again(pool) == RECORDS
 
 
 def test_a_bad_region_header_is_found_and_written_anew(

@@ -141,10 +141,9 @@ def test_t59_dram_grows_by_a_segment_that_is_sealed_too(place: Path) -> None:
     with running_pool(place, disk=False) as pool, PatientClient(pool.socket) as old:
         assert old.join()
         with Client(pool.socket, SlowClock(), is_operator=True) as operator:
-            for cap_bytes in (1 << 62, 1 << 63, (1 << 64) - 1):
-                refused = operator.resize(cap_bytes)
-                assert isinstance(refused, AdminOutcome)
-                assert not refused.ok
+            refused = operator.resize(1 << 60)
+            assert isinstance(refused, AdminOutcome)
+            assert not refused.ok
             for cap_bytes in (8 << 20, 24 << 20):
                 outcome = operator.resize(cap_bytes)
                 assert isinstance(outcome, AdminOutcome)
@@ -162,6 +161,24 @@ def test_t59_dram_grows_by_a_segment_that_is_sealed_too(place: Path) -> None:
             with pytest.raises(PermissionError):
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size + (1 << 20))
             os.close(descriptor)
+
+
+def test_t59_an_absurd_cap_is_refused(place: Path) -> None:
+    """F8: a cap of 2^63 was taken."""
+    with (
+        running_pool(place) as pool,
+        Client(pool.socket, SlowClock(), is_operator=True) as operator,
+    ):
+        before = pool.stats()["disk"]["cap_bytes"]
+        for cap_bytes in ((1 << 60) + 1, 1 << 62, 1 << 63, (1 << 64) - 1):
+            for refused in (
+                operator.resize(cap_bytes),
+                operator.resize(None, [(str(place / "disk"), cap_bytes)]),
+            ):
+                assert refused == AdminOutcome(
+                    ok=False, sentence=f"a cap is {1 << 60} bytes at most."
+                )
+        assert pool.stats()["disk"]["cap_bytes"] == before
 
 
 def test_t59_more_dram_than_a_cgroup_allows_is_a_sentence_and_not_a_kill(place: Path) -> None:

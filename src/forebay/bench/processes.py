@@ -22,7 +22,7 @@ from forebay.bench.load import client
 from forebay.bench.load.client import Endpoint
 from forebay.errors import StartupError
 from forebay.pool.client import Client
-from forebay.pool.service import COMMAND
+from forebay.pool.service import COMMAND, TAKEN_BYTES_PER_S
 from forebay.settings import VARIABLE_PREFIX, DiskSetting
 from forebay.sys.scratch import scratch
 from forebay.tiers.contract import Miss
@@ -148,14 +148,17 @@ def running_pool(dram_bytes: int, disks: Sequence[DiskSetting]) -> Iterator[Pool
                 COMMAND, arguments, stdin=subprocess.DEVNULL, output=output.fileno()
             )
         try:
-            _wait_for_pool(process, socket_path, log)
+            start_s = _POOL_START_S + dram_bytes / TAKEN_BYTES_PER_S
+            _wait_for_pool(process, socket_path, log, start_s)
             yield PoolProcess(process, socket_path)
         finally:
             end(process)
 
 
-def _wait_for_pool(process: "subprocess.Popen[bytes]", socket_path: str, log: Path) -> None:
-    until = time.monotonic() + _POOL_START_S
+def _wait_for_pool(
+    process: "subprocess.Popen[bytes]", socket_path: str, log: Path, timeout_s: float
+) -> None:
+    until = time.monotonic() + timeout_s
     with Client(socket_path) as joining:
         while not joining.join():
             if process.poll() is not None or time.monotonic() > until:

@@ -25,6 +25,7 @@ from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.engines.worker import WorkerConnector
 from forebay.identity.keys import KeyChain
 from forebay.pool.client import Chain, Client
+from forebay.pool.client.outcomes import AdminOutcome
 from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
@@ -312,3 +313,27 @@ def test_a_pool_too_small_for_a_chunk_is_told_with_the_size_it_needs(
     (line,) = [line for line in caplog.messages if "too small" in line]
     assert "a chunk has 3 MiB" in line
     assert line.endswith("--dram 32MiB or more")
+
+
+def test_t59_what_lies_in_memory_that_was_added_is_copied_too() -> None:
+    """F8: the slab grows by segments; a worker that has joined maps what it is told to reach."""
+    keys = KeyChain(ROOT).extend(list(range(TOKENS)))
+    payloads = [bytes([VALUE]) * SHAPE.chunk_bytes] * CHUNKS
+    with (
+        short_directory() as place,
+        running_pool(place, disk=False) as pool,
+        Both(pool, copy_s=0) as both,
+    ):
+        both.step()
+        with Client(pool.socket, is_operator=True) as operator:
+            outcome = operator.resize(24 << 20, timeout_s=60)
+            assert isinstance(outcome, AdminOutcome), outcome
+            assert outcome.ok, outcome
+        with Client(pool.socket) as client:
+            assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10).stored
+        request, load = both.told()
+        assert min(piece.offset for piece in load.pieces) >= 16 << 20, "a new arena is used first"
+        both.worker.load(load)
+        assert not both.received()
+        both.hear(request.request_id)
+        assert both.seen_by_a_forward() == {VALUE}

@@ -11,6 +11,7 @@ def fill(budget: Budget, engine: str, step: int = 1) -> int:
     """Take as much as an engine may hold; how much it holds then."""
     while budget.fits(engine, step):
         budget.take(engine, step)
+        assert budget.used_by(engine) <= LIMIT
     return budget.used_by(engine)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.disk_harness import open_tier, opened, regions, until
 
+from forebay.sys import memory
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.faults import Operation
@@ -428,3 +429,56 @@ def test_a_sparse_region_is_given_no_blocks_by_an_erasure(swift_path: Path) -> N
         assert region.stat().st_blocks == before
         assert store(tier, spared(1)) == Stored()
         assert len(regions(swift_path)) == 2, "nothing is added to it"
+
+
+def test_an_erasure_waits_for_a_roll_and_for_another_erasure(swift_path: Path) -> None:
+    """Both would put or take bytes where it looks."""
+    disk = FaultDisk()
+    third = bytes(range(32, 64))
+    with opened(swift_path, disk, options=ORDERLY) as tier:
+        for number in range(3):
+            store(tier, doomed(number))
+        store(tier, single("small", 3000, third))
+        wiping = disk.arm("write:hang@1")
+        erasers = [threading.Thread(target=tier.erase, args=[OTHER])]
+        erasers[0].start()
+        until(lambda: wiping.fired == 1)
+        rolling = disk.arm("preallocate:hang@1")
+        outcomes = Outcomes(tier)
+        outcomes.store(spared(0))  # the open region is too full for it
+        until(lambda: rolling.fired == 1)
+        wiping.disarm()  # the first region is done; the second must wait
+        erasers[0].join(0.1)
+        assert erasers[0].is_alive()
+        rolling.disarm()
+        erasers[0].join(60)
+        outcomes.wait()
+        store(tier, single("more", 3000, third))
+        zeroing = disk.arm("zero:hang@1")
+        wiping = disk.arm("write:hang@1")
+        erasers = [threading.Thread(target=tier.erase, args=[third]) for _ in range(2)]
+        erasers[0].start()
+        until(lambda: wiping.fired == 1 or zeroing.fired == 1)
+        erasers[1].start()
+        wiping.disarm()
+        erasers[1].join(0.1)
+        zeroing.disarm()
+        for eraser in erasers:
+            eraser.join(60)
+            assert not eraser.is_alive()
+        assert load(tier, spared(0))[0] == Hit(18_000)
+        for number in range(3):
+            assert bytes_of(swift_path, doomed(number)) == 0
+
+
+def test_what_pads_a_record_is_nobodys(swift_path: Path) -> None:
+    """F9: a slot's last page went to the drive with what another chunk had left there."""
+    sample = single("padded", 5000)
+    with opened(swift_path) as tier:
+        source = memory.allocate(8192)
+        source[:] = b"S" * 8192
+        source[:5000] = sample.payload
+        done: list[object] = []
+        tier.submit_store(sample.name, source, 5000, done.append)
+        until(lambda: done == [Stored()])
+        assert regions(swift_path)[0].read_bytes().count(b"SSSS") == 0

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -57,3 +59,26 @@ def test_the_number_of_segments_is_bounded() -> None:
         assert add_memory(memory, PAGE_BYTES) == ""
     assert "unless the pool is started anew" in add_memory(memory, PAGE_BYTES)
     memory.close()
+
+
+def test_f9_few_addresses_are_enough_where_it_does_not_grow() -> None:
+    """F9: `ulimit -v` below the machine's memory was refused with a misleading sentence."""
+    code = """
+import resource
+from forebay.errors import StartupError
+from forebay.sys.memory import total_memory_bytes
+from forebay.tiers.dram.taking import add_memory, take_memory
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = used + total_memory_bytes() // 2
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+memory = take_memory(1 << 20)
+print(add_memory(memory, 1 << 20))
+try:
+    take_memory(limit)
+except StartupError as error:
+    print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    grown, begun = ended.stdout.splitlines()
+    assert grown == "1 MiB more of DRAM cannot be had unless the pool is started anew"
+    assert begun.endswith("of addresses cannot be had (Cannot allocate memory; see ulimit -v).")

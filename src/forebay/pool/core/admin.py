@@ -15,7 +15,7 @@ from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import NAMESPACE_RULE, AdminReply, Clear, Resize, is_namespace
 from forebay.pool.session import Session
-from forebay.quantity import format_size
+from forebay.quantity import SIZE_BYTES_MAX, format_size
 from forebay.sys.shared import Segment
 from forebay.tiers.dram.taking import add_memory
 from forebay.tiers.dram.wiping import wipe_free
@@ -58,6 +58,10 @@ class AdminOperations:
 
     def resize(self, session: Session, message: Resize) -> None:
         """Live under other caps; what does not fit them leaves."""
+        if max((message.dram_bytes, *(cap for _, cap in message.disk))) > SIZE_BYTES_MAX:
+            sentence = f"a cap is {SIZE_BYTES_MAX} bytes at most."
+            session.send(AdminReply(ok=False, sentence=sentence))
+            return
         missing_bytes = self._dram.slab.missing_bytes(message.dram_bytes)
         if missing_bytes and self._is_growing:
             session.send(AdminReply(ok=False, sentence="DRAM is being raised already; try again."))

@@ -19,23 +19,34 @@ _log: Final = logging.getLogger(__name__)
 
 
 def take_memory(size_bytes: int, *, huge_pages: bool = False) -> SharedMemory:
-    """Memory of this size, which can grow up to the machine's; a StartupError says why not."""
+    """Memory of this size, which can grow up to the machine's; a StartupError says why not.
+
+    Where a process may not have so many addresses, it cannot grow.
+    """
     total_bytes = total_memory_bytes()
     if size_bytes > total_bytes:
         raise StartupError(
             f"{format_size(size_bytes)} of DRAM are asked for and this machine has"
             f" {format_size(total_bytes)}; lower --dram."
         )
-    try:
-        memory = SharedMemory(total_bytes, huge_pages=huge_pages)
-    except OSError as error:
-        what = "huge pages" if huge_pages else f"{format_size(total_bytes)} of addresses"
-        raise StartupError(f"no {what} can be had ({error.strerror}; see ulimit -v).") from None
+    memory = _addresses(total_bytes, huge_pages=huge_pages)
+    if isinstance(memory, OSError):  # there may be enough of them if it need not grow
+        memory = _addresses(size_bytes, huge_pages=huge_pages)
+    if isinstance(memory, OSError):
+        what = "huge pages" if huge_pages else f"{format_size(size_bytes)} of addresses"
+        raise StartupError(f"{what} cannot be had ({memory.strerror}; see ulimit -v).")
     refused = add_memory(memory, size_bytes) if size_bytes else ""
     if refused:
         memory.close()
         raise StartupError(f"{refused}; lower --dram.")
     return memory
+
+
+def _addresses(limit_bytes: int, *, huge_pages: bool) -> SharedMemory | OSError:
+    try:
+        return SharedMemory(limit_bytes, huge_pages=huge_pages)
+    except OSError as error:
+        return error
 
 
 def add_memory(memory: SharedMemory, size_bytes: int) -> str:

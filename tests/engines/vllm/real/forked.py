@@ -21,7 +21,7 @@ VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_CI_ENV": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_LEVEL": "WARNING",
     # Small models gain nothing from two threads, and two that wait for each other lose everything
     # on a machine that is busy otherwise.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

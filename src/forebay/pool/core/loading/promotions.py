@@ -45,9 +45,8 @@ class Promotions:
 
         Nor is there one while reads that nobody waits for any more have an eighth of DRAM.
         """
-        if (
-            self._dram.load_budget.used_by(NOBODY) > self._dram.slab.cap_bytes // 8
-        ):  # verify: unawaited
+        unawaited_bytes = self._dram.load_budget.used_by(NOBODY)
+        if unawaited_bytes > self._dram.slab.cap_bytes // 8:  # verify: unawaited
             return None
         chunk = self._dram.begin_load(engine, name, length)
         if chunk is None:

@@ -127,7 +127,7 @@ class RegionReader:
     def _listed(self, entry: ContentsEntry, table: RegionContents) -> FoundRecord:
         """The record that a table lists."""
         end = entry.offset + record_bytes(entry.length)
-        if entry.offset < layout.FIRST_RECORD or end > table.end:
+        if end > table.end:
             return Damage.LENGTH
         found = self._record(Position(table.generation, entry.offset), table.end)
         if not isinstance(found, RecordHeader):
