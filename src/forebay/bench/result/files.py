@@ -48,8 +48,10 @@ def read_pair(first: Path, second: Path | None = None) -> AbResult:
 
 
 def write(path: Path, content: str) -> None:
-    """Replace a file, or leave it as it is."""
+    """Replace a file, or leave it as it is; what is no regular file, as /dev/null, is refused."""
     try:
+        if path.exists() and not path.is_file():
+            raise StartupError(f"{path} is not a regular file; name another.")
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         written = Path(name)
