@@ -26,6 +26,7 @@ from forebay.sys.world import World
 from forebay.testing import samples
 from forebay.testing.samples import Sample
 from forebay.tiers.contract import Miss
+from forebay.tiers.dram.slab import arena_bytes_for
 
 HANG_S: Final = 60.0  # longer than anything takes; ends a test that would wait for ever
 DRAM_BYTES: Final = 16 << 20
@@ -197,11 +198,15 @@ class PoolProcess:
         return sum(slab.stat().st_blocks * 512 for slab in self._segments())
 
     def spoil_slab(self) -> None:
-        """Half of every page that the slab has is wrong from now on: the control of a test."""
+        """Every byte of the first arena is wrong from now on: the control of a test.
+
+        It is no more than that, since the idle pool looks for damage, a few MiB several times a
+        second, and drops what it finds.
+        """
         for slab in self._segments():
-            with slab.open("r+b") as memory:
-                for at in _pages_of(memory.fileno()):
-                    os.pwrite(memory.fileno(), _LOUD * (mmap.PAGESIZE // 2), at)
+            with slab.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+                arena_bytes = arena_bytes_for(len(memory))
+                memory[:arena_bytes] = _LOUD * arena_bytes
 
     def _segments(self) -> list[Path]:
         paths = Path(f"/proc/{self.pid}/fd").iterdir()
@@ -246,18 +251,6 @@ def descriptors(pid: int | None = None) -> int:
     """How many descriptors a process has, regions of a disk tier left out."""
     paths = list(Path(f"/proc/{pid or 'self'}/fd").iterdir())
     return sum(1 for path in paths if "/region-" not in _target(path))
-
-
-def _pages_of(descriptor: int) -> Iterator[int]:
-    """Where a sparse file has pages."""
-    stop = 0
-    while True:
-        try:
-            start = os.lseek(descriptor, stop, os.SEEK_DATA)
-        except OSError:
-            return  # nothing more
-        stop = os.lseek(descriptor, start, os.SEEK_HOLE)
-        yield from range(start, stop, mmap.PAGESIZE)
 
 
 def _target(link: Path) -> str:

@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "forebay"
 LAYERS = {
     "barrier": 0,
     "errors": 0,
+    "files": 0,
     "quantity": 0,
     "report": 0,
     "settings": 0,
@@ -27,6 +28,7 @@ LAYERS = {
     "testing": 8,
 }
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
+SIBLINGS |= {("files", "errors"), ("settings", "files")}
 SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}
 # What only some layers may import from outside.
 ONLY_IN = {

@@ -12,18 +12,19 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from forebay.errors import SettingsError
+from forebay.files import read_regular
 from forebay.quantity import parse_size
 
 VARIABLE_PREFIX: Final = "FOREBAY_"
+FILE_BYTES_MAX: Final = 1 << 20  # of a file with settings
 ABSENT: Final = ("start", "fail", "serve")  # what an engine may do where no pool answers
 TRACE_BYTES: Final = 1 << 30  # where a trace ends unless it is said otherwise
 DRAM_BYTES_MIN: Final = 4 << 20
 DISK_BYTES_MIN: Final = 64 << 20
-_NEAR: Final = 0.75  # how alike two names are, of 1, for one to be a slip of the other
+NEAR: Final = 0.75  # how alike two names are, of 1, for one to be a slip of the other
 _DOC: Final = "doc"
 _PARSE: Final = "parse"
 _ON: Final = frozenset({"true", "yes", "on", "1"})
@@ -333,18 +334,19 @@ def from_environment(environment: Mapping[str, str]) -> SettingsSource:
 
 def from_file(path: str) -> SettingsSource:
     """A TOML file with one key a setting."""
+    content = read_regular(path, FILE_BYTES_MAX)
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from None
+        values = tomllib.loads(content.decode())
     except UnicodeDecodeError:
-        raise SettingsError(f"{path} is not a text file; write it as TOML.") from None
+        raise SettingsError(f"'{path}' is not a text file; write it as TOML.") from None
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not TOML: {error}.") from None
+        raise SettingsError(f"'{path}' is not TOML: {error}.") from None
+    except (ValueError, RecursionError):  # a number of too many digits, or brackets too deep
+        raise SettingsError(f"'{path}' is no TOML that can be read; simplify it.") from None
     return SettingsSource(values, lambda name: f"{path}: {name}")
 
 
 def _unknown(name: str, source: SettingsSource) -> str:
-    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=_NEAR)
+    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=NEAR)
     hint = f"did you mean {source.spell(near[0])}?" if near else "docs/settings.md lists them all."
     return f"{source.spell(name)} is not a setting; {hint}"

@@ -217,4 +217,4 @@ def test_a_name_need_not_be_printable(tmp_path: Path, capsys: pytest.CaptureFixt
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(LLAMA))
     assert main(["plan", "kv", str(directory)]) == 0
-    assert "[bold]?:smile:" in capsys.readouterr().out
+    assert r"[bold]\udcff:smile:" in capsys.readouterr().out

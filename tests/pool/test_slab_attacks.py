@@ -4,13 +4,10 @@ Each attack goes against a pool in a process of its own. A pool that is stopped 
 the write behind it happen sees both in the attacker's order, however busy the machine is.
 """
 
-import contextlib
 import mmap
 import os
-import re
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +19,6 @@ from tests.pool_process import (
     PatientClient,
     PoolProcess,
     count_exact,
-    environment,
     made,
     running_pool,
     short_directory,
@@ -179,47 +175,6 @@ def test_t59_an_absurd_cap_is_refused(place: Path) -> None:
                     ok=False, sentence=f"a cap is {1 << 60} bytes at most."
                 )
         assert pool.stats()["disk"]["cap_bytes"] == before
-
-
-def test_t59_more_dram_than_a_cgroup_allows_is_a_sentence_and_not_a_kill(place: Path) -> None:
-    """F9: in a cgroup of 300 MiB a pool of 1 GiB began, and was killed at 130 MiB."""
-    with cgroup(300 << 20) as join_it:
-        pool = PoolProcess(place, "--dram", "1GiB", disk=False)
-        ended = subprocess.run(
-            ["/bin/sh", "-c", f'echo $$ > "{join_it}" && exec "$@"', "sh", *pool.command],
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-            env=environment(),
-            check=False,
-        )
-    assert ended.returncode == 2, ended
-    assert re.search(
-        r"1 GiB of DRAM are asked for and the memory limit of \S+ leaves", ended.stderr
-    )
-
-
-@contextmanager
-def cgroup(limit_bytes: int) -> Iterator[Path]:
-    """The file by which a process joins a cgroup with this limit; skips where none can be made."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
-            group = Path("/sys/fs/cgroup", controllers, path.lstrip("/"), f"fb-{os.getpid()}")
-            try:
-                group.mkdir()
-            except OSError:
-                continue
-            name = "memory.limit_in_bytes" if controllers else "memory.max"
-            try:
-                with contextlib.suppress(OSError):
-                    (group / name).write_text(str(limit_bytes))
-                if (group / name).exists():
-                    yield group / "cgroup.procs"
-                    return
-            finally:
-                group.rmdir()
-    pytest.skip("no cgroup can be made here")
 
 
 def test_t58_what_is_written_behind_a_commit_is_never_served_from_disk(place: Path) -> None:

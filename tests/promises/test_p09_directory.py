@@ -14,6 +14,7 @@ from forebay.testing.conformance import load, store
 from forebay.testing.samples import Sample, single
 from forebay.tiers.contract import Hit, Miss, Stored
 from forebay.tiers.disk import Directory, DiskTier
+from forebay.tiers.disk.regions.audit import lock_directory
 
 
 def try_open(place: Path, disk: Disk | None = None) -> DiskTier:
@@ -61,11 +62,24 @@ def test_t44_a_directory_of_another_user_is_refused(swift_path: Path) -> None:
     assert list(swift_path.iterdir()) == []
 
 
-def test_t44_a_symbolic_link_is_refused(swift_path: Path) -> None:
+@pytest.mark.parametrize("tail", ["", "/", "//", "/.", "/./", "//.//"])
+def test_t44_a_symbolic_link_is_refused(swift_path: Path, tail: str) -> None:
+    """F9: with a slash behind it, it was followed."""
     (swift_path / "real").mkdir(mode=0o700)
     (swift_path / "link").symlink_to(swift_path / "real")
     with pytest.raises(DirectoryError, match="symbolic link"):
-        try_open(swift_path / "link")
+        DiskTier.open([Directory(f"{swift_path}/link{tail}", CAP_BYTES)], SMALL)
+    DiskTier.open([Directory(f"{swift_path}/real{tail}", CAP_BYTES)], SMALL).close(60)
+
+
+def test_t60_a_lock_that_was_removed_lets_no_second_pool_in(swift_path: Path) -> None:
+    """F9: the lock was that file alone."""
+    with opened(swift_path):
+        (swift_path / "lock").unlink()
+        with pytest.raises(DirectoryError, match="in use by another pool"):
+            try_open(swift_path)
+        with pytest.raises(DirectoryError, match="in use by a pool"):
+            lock_directory(Disk(), str(swift_path))
 
 
 def test_a_missing_directory_and_a_file_are_refused_with_a_sentence(swift_path: Path) -> None:

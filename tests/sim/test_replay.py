@@ -73,7 +73,7 @@ def test_plot_is_one_file_that_needs_nothing(conversation: Path, tmp_path: Path)
         ["--dram-tokens", "1"],
         ["--dram-tokens", "1M", "--users", "-1"],
         ["--dram-tokens", "1M", "--token-bytes", "x"],
-        ["--dram-tokens", "1M", "--plot", "/nowhere/at/all.html"],
+        ["--dram-tokens", "1M", "--plot", "/proc/nowhere/all.html"],
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(

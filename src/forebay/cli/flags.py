@@ -1,10 +1,11 @@
 """Flags that commands share: settings by name, `--config`, `--json`, the SLA."""
 
 import argparse
+import difflib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn, Protocol, TypeVar
+from typing import Final, NoReturn, Protocol, TypeVar
 
 from forebay import settings
 from forebay.errors import SettingsError
@@ -34,12 +35,36 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse does, but for a command that passes words on: those are set aside first."""
-        if not self.passes_on or args is None:
+        if args is None:
+            return super().parse_known_args(args, namespace)
+        if not self.passes_on:
+            self._refuse_unknown(args)
             return super().parse_known_args(args, namespace)
         ours, passed_on = self._sorted_out(list(args))
+        self._refuse_unknown(ours)
         parsed, unknown = super().parse_known_args(ours, namespace)
         parsed.passed_on = passed_on
         return parsed, unknown
+
+    def _refuse_unknown(self, words: Sequence[str]) -> None:
+        """An error about the first word that is no flag of ours, before one about what is missing.
+
+        Words behind a command's name are that command's to judge, those behind -- nobody's.
+        """
+        for word in words:
+            if word == "--" or (self._subparsers is not None and not word.startswith("-")):
+                return
+            flag, _, value = word.partition("=")
+            if not word.startswith("--") or " " in word:
+                continue
+            if flag not in self._option_string_actions:
+                near = difflib.get_close_matches(
+                    flag[:80], self._option_string_actions, n=1, cutoff=settings.NEAR
+                )
+                hint = f" (did you mean {near[0]}?)" if near else ""
+                self.error(f"{flag[:80]} is not a flag of {self.prog}{hint}")
+            if value == "--":  # argparse would drop it
+                self.error(f"argument {flag}: '--' is no value")
 
     def _sorted_out(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Our words and the others: a first word without a dash is ours, and so are our flags."""
@@ -79,6 +104,15 @@ def typed(parse: Callable[[str], _Value], what: str) -> "Typed[_Value]":
         raise argparse.ArgumentTypeError(said)
 
     return checked
+
+
+def _utf8(text: str) -> str:
+    text.encode()  # a word that is not UTF-8 has parts that cannot be encoded again
+    return text
+
+
+# A name that is sent to a server or written into a result; a path may hold any bytes.
+UTF8: "Final[Typed[str]]" = typed(_utf8, "UTF-8 text")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ from forebay.cli.pool import clear, stats
 from forebay.cli.pool import serve as pool
 from forebay.cli.pool import set as set_command
 from forebay.errors import StartupError
+from forebay.report.text import escaped
 
 # One module a command, in the order of the help text.
 _MODULES: tuple[ModuleType, ...] = (
@@ -34,6 +35,7 @@ _MODULES: tuple[ModuleType, ...] = (
     plan,
     sim,
 )
+_LINE_LETTERS_MAX = 2000  # of an error
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -67,18 +69,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = int(parsed.run(parsed))
         sys.stdout.flush()
     except StartupError as error:
-        print(f"forebay: {error}", file=sys.stderr)
-        return 2
+        return _cannot(str(error))
     except _Terminated:
         return 143
     except KeyboardInterrupt:
         print("forebay: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output has gone; what remains in the buffer must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # its reader has gone
         return 0
+    except OSError as error:
+        return _cannot(f"the system refused: {error.strerror or error}.")
+    except MemoryError:
+        return _cannot("there is not enough memory for this.")
     return status
+
+
+def _cannot(why: str) -> int:
+    """Say why the command could not begin, or not go on."""
+    print(f"forebay: {_one_line(why)}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+    return 2
+
+
+def _drop_output() -> None:
+    """What remains in the buffer must not fail at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _one_line(text: str) -> str:
+    """An error, its middle left out where it is long."""
+    shown = escaped(text)
+    if len(shown) <= _LINE_LETTERS_MAX:
+        return shown
+    half = _LINE_LETTERS_MAX // 2
+    return f"{shown[:half]} ... {shown[-half:]}"
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.bench.result import files
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands, Parser
 from forebay.errors import SettingsError
@@ -173,10 +174,7 @@ def _plot(
     body = [legend((line.colour, line.name) for line in lines), figure(chart)]
     subtitle = "Share of all prompt tokens found in DRAM or on disk, by tokens of both"
     page = document("Hit rate against capacity", subtitle, body)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"'{path}' cannot be written: {error.strerror}.") from error
+    files.write(path, page)
 
 
 def _facts(result: SimResult) -> dict[str, Any]:

@@ -20,6 +20,16 @@ class Section(NamedTuple):
     commands: str = ""  # to copy; on a page alone
 
 
+def escaped(text: str) -> str:
+    """A line that may hold words of others: control characters and odd bytes are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def sections_text(sections: Iterable[Section]) -> list[str]:
     """Lines of at most `LINE_LETTERS`, but for tables that are wider."""
     lines = []
@@ -29,14 +39,14 @@ def sections_text(sections: Iterable[Section]) -> list[str]:
         lines += plain(section.table) if section.table else []
         for line in section.lines:
             lines += wrap(line, LINE_LETTERS)
-    return lines
+    return [escaped(line) for line in lines]
 
 
 def plain(table: Table) -> list[str]:
     """Columns beside each other, closer where there are so many that they stand in groups."""
     gap = " " if table.groups else "  "
     rows = [[_text(cell) for cell in row] for row in table.rows]
-    rows = [list(table.head), *rows] if any(table.head) else rows
+    rows = [[escaped(name) for name in table.head], *rows] if any(table.head) else rows
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines, at = [""] if table.groups else [], 0
     for name, span in table.groups:
@@ -57,6 +67,6 @@ def plain(table: Table) -> list[str]:
 def _text(cell: Cell) -> str:
     """A cell with its mark; cells that may have one keep its place."""
     if isinstance(cell, str):
-        return cell
-    text, kind = cell
+        return escaped(cell)
+    text, kind = escaped(cell[0]), cell[1]
     return text if kind in {"gain", "loss"} else text + _MARKS.get(kind, "  ")

@@ -94,7 +94,7 @@ def schedule(trace: Trace, users: int = 0) -> Iterator[Request]:
             heapq.heappush(heap, (at_s + session[0].at_s, number, at_s, 0, session))
             number += 1
 
-    for _ in range(users or len(trace.sessions)):
+    for _ in trace.sessions[: users or None]:
         start(0.0)
     while heap:
         at_s, order, base_s, position, session = heapq.heappop(heap)

@@ -16,6 +16,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from forebay.errors import SettingsError
+from forebay.files import open_regular
 
 LINES_MAX: Final = 1_000_000
 LINE_BYTES_MAX: Final = 64 << 20
@@ -101,7 +102,7 @@ def read_lines(path: Path, kind: type[_Row]) -> list[_Row]:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Lines that are not blank, with their numbers."""
     try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+        with open_regular(path) as raw, lzma.open(raw) if path.suffix == ".xz" else raw as file:
             for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX), b""), 1):
                 if line.strip():
                     yield number, line

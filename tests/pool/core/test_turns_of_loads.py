@@ -20,12 +20,13 @@ READ_S = 60.0
 
 
 class Hanging:
-    """A pool whose drive has the chain "long" and does not answer, and whose DRAM has "here"."""
+    """A drive with the chains "long" and "other" that does not answer, beneath DRAM with "here"."""
 
     def __init__(self, place: Path) -> None:
         place.chmod(0o700)
         core = CoreHarness(SLOTS * LENGTH, place, 64 * MIB)
-        core.store(Client("e"), chain("long", 24))
+        for name, count in (("long", 24), ("other", 4)):
+            core.store(Client("e"), chain(name, count))
         core.pool.close(5)
         self.disk = FaultDisk()
         self.core = CoreHarness(SLOTS * LENGTH, place, 64 * MIB, World(self.disk, ManualClock()))
@@ -93,9 +94,10 @@ def test_reads_that_nobody_waits_for_leave_an_engine_its_share(hanging: Hanging,
     else:
         hanging.core.pool.disconnected(client)
     again = Client("e")
-    hanging.ask(again, "here", 4)
+    here = hanging.ask(again, "here", 4)
     assert promised(again) == [4]
-    hanging.ask(again, "long", 24)
+    hanging.core.pool.handle(again, Release(here, []))
+    hanging.ask(again, "other", 4)
     assert hanging.core.pool._acquisition.reads_in_flight == 16, "no more are begun"
 
 

@@ -1,15 +1,18 @@
 """An audit on a drive that reads badly says what it could not read, and repairs what it can."""
 
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
 from tests.disk_harness import SMALL, BadSectors, open_tier, regions
 
 from forebay.errors import DirectoryError
+from forebay.record.region import REGION_BYTES_MAX
 from forebay.sys.disk import Disk
 from forebay.testing.conformance import store
 from forebay.testing.faultdisk import FaultDisk
+from forebay.testing.faults import Operation
 from forebay.testing.samples import single
 from forebay.tiers.disk.regions.audit import (
     Audit,
@@ -84,3 +87,19 @@ def test_a_pool_that_knows_only_the_lock_file_keeps_others_out(place: Path) -> N
         with pytest.raises(DirectoryError, match="in use by another pool"):
             open_tier(place)
     open_tier(place).close(60)
+
+
+def test_t60_of_a_giant_nothing_is_read(place: Path) -> None:
+    """F9: the check of a sparse TiB did not end."""
+    giant = place / "region-00000000000000ff"
+    giant.touch(mode=0o600)
+    os.truncate(giant, REGION_BYTES_MAX + 4096)
+    disk = FaultDisk()
+    before = audited(place, disk)[0]
+    reads = disk.calls[Operation.READ]
+    assert [(each.kind, each.file) for each in before.findings] == [
+        (FindingKind.FOREIGN, giant.name)
+    ]
+    giant.unlink()
+    audited(place, disk)
+    assert disk.calls[Operation.READ] == 2 * reads

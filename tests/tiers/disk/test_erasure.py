@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.disk_harness import open_tier, opened, regions, until
 
+from forebay.sys import memory
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.faults import Operation
@@ -468,3 +469,16 @@ def test_an_erasure_waits_for_a_roll_and_for_another_erasure(swift_path: Path) -
         assert load(tier, spared(0))[0] == Hit(18_000)
         for number in range(3):
             assert bytes_of(swift_path, doomed(number)) == 0
+
+
+def test_what_pads_a_record_is_nobodys(swift_path: Path) -> None:
+    """F9: a slot's last page went to the drive with what another chunk had left there."""
+    sample = single("padded", 5000)
+    with opened(swift_path) as tier:
+        source = memory.allocate(8192)
+        source[:] = b"S" * 8192
+        source[:5000] = sample.payload
+        done: list[object] = []
+        tier.submit_store(sample.name, source, 5000, done.append)
+        until(lambda: done == [Stored()])
+        assert regions(swift_path)[0].read_bytes().count(b"SSSS") == 0

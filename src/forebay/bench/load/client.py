@@ -91,10 +91,14 @@ def endpoint_of(url: str, key: str = "") -> Endpoint:
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         port = parts.port
+        (parts.hostname or "").encode("idna")
+        parts.path.encode()
     except ValueError:
         raise SettingsError(f"'{url[:80]}' is no URL; write http://HOST:PORT.") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise SettingsError(f"'{url[:80]}' is no URL of a server; write http://HOST:PORT.")
+    if not (key.isascii() and key.isprintable()):
+        raise SettingsError("OPENAI_API_KEY is no key: it holds what no header can.")
     is_tls = parts.scheme == "https"
     base = parts.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
     return Endpoint(parts.hostname, port or (443 if is_tls else 80), base, is_tls, key)

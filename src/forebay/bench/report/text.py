@@ -5,7 +5,7 @@ from forebay.bench.report.sections import compared, failures, findings, headline
 from forebay.bench.result.compare import Comparison, judged_result
 from forebay.bench.result.format import AbResult, LoadResult
 from forebay.plan.measured import FAILED_SHARE_MAX, Sla
-from forebay.report.text import plain, sections_text
+from forebay.report.text import escaped, plain, sections_text
 
 
 def comparison_text(found: Comparison) -> str:
@@ -14,7 +14,7 @@ def comparison_text(found: Comparison) -> str:
     lines += [f"  {value} {name} ({more})" for value, name, more in headline(found)]
     lines += ["", f"A: {found.off.name}   B: {found.on.name}", ""]
     lines += [*plain(compared(found, ["A", "B"])), "  < operating point   ! beyond the SLA"]
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))
 
 
 def ab_text(ab: AbResult, found: Comparison) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.bench.result.format import AbResult, LoadResult
 from forebay.errors import SettingsError, StartupError
+from forebay.files import read_regular
 
 FILE_BYTES_MAX: Final = 256 << 20
 
@@ -47,8 +48,10 @@ def read_pair(first: Path, second: Path | None = None) -> AbResult:
 
 
 def write(path: Path, content: str) -> None:
-    """Replace a file, or leave it as it is."""
+    """Replace a file, or leave it as it is; what is no regular file, as /dev/null, is refused."""
     try:
+        if path.exists() and not path.is_file():
+            raise StartupError(f"{path} is not a regular file; name another.")
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         written = Path(name)
@@ -70,13 +73,7 @@ def as_text(result: LoadResult | AbResult) -> str:
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever stands there
     """The content of a JSON file; a SettingsError if it has none."""
     try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise SettingsError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
-        return json.loads(content)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from None
+        return json.loads(read_regular(path, FILE_BYTES_MAX))
     except (ValueError, RecursionError):
         raise SettingsError(f"{path} is not JSON.") from None
 

@@ -60,6 +60,7 @@ def add(kinds: Commands) -> None:
         "--also",
         metavar="NAME=ARGUMENTS",
         action="append",
+        type=flags.UTF8,
         default=[],
         help="one more configuration: vLLM with these arguments and no pool, or a URL",
     )
@@ -165,7 +166,10 @@ def _also(parsed: argparse.Namespace) -> list[tuple[str, list[str]]]:
             raise SettingsError(
                 f"--also '{text[:60]}': write NAME=ARGUMENTS or NAME=URL, and a name of its own."
             )
-        found.append((name.strip(), shlex.split(words)))
+        try:
+            found.append((name.strip(), shlex.split(words)))
+        except ValueError:
+            raise SettingsError(f"--also '{text[:60]}': a quotation mark has no end.") from None
     return found
 
 

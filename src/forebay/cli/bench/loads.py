@@ -65,7 +65,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--seconds", metavar="N", type=seconds, help="of a step; after that no request begins"
     )
     load.add_argument(
-        "--seed", metavar="TEXT", default="0", help="of all made-up text (default: 0)"
+        "--seed",
+        metavar="TEXT",
+        type=flags.UTF8,
+        default="0",
+        help="of all made-up text (default: 0)",
     )
     load.add_argument(
         "--timeout",

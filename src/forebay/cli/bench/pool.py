@@ -9,7 +9,7 @@ from forebay.bench.disk.figures import Figures, PoolBenchPlan
 from forebay.bench.pool import run as pool
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands
-from forebay.errors import SettingsError
+from forebay.errors import MediumError, SettingsError
 from forebay.quantity import format_size, parse_size
 from forebay.report.page import Table
 from forebay.report.text import plain
@@ -62,10 +62,13 @@ def _run(parsed: argparse.Namespace) -> int:
     plan = PoolBenchPlan(settings.disk, parsed.record, seconds, parsed.dram or 0)
     if parsed.dram is not None:
         pool.refuse_impossible(plan)
-    with progress.shown() as show:
-        found = disks.run(plan, show)
-        if parsed.dram is not None:
-            found |= pool.run(plan, show)
+    try:
+        with progress.shown() as show:
+            found = disks.run(plan, show)
+            if parsed.dram is not None:
+                found |= pool.run(plan, show)
+    except OSError as error:
+        raise MediumError(f"--disk: the benchmark's files fail: {error.strerror}.") from None
     if parsed.json:
         print(json.dumps(found, indent=2))
         return 0

@@ -40,9 +40,14 @@ def add(kinds: Commands) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument("--url", metavar="URL", required=True, help="http://HOST:PORT[/v1]")
-    parser.add_argument("--model", metavar="NAME", help="(default: the server's first)")
     parser.add_argument(
-        "--name", metavar="TEXT", help="what the report calls it (default: the URL)"
+        "--model", metavar="NAME", type=flags.UTF8, help="(default: the server's first)"
+    )
+    parser.add_argument(
+        "--name",
+        metavar="TEXT",
+        type=flags.UTF8,
+        help="what the report calls it (default: the URL)",
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the result, as JSON")
     parser.add_argument(

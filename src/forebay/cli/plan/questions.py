@@ -87,8 +87,7 @@ def add(commands: Commands) -> None:
 def _run(arguments: Arguments) -> int:
     facts, sections = arguments.answer(arguments)
     text = "\n".join(sections_text(sections)).lstrip("\n")
-    # A file's name need not be UTF-8; a terminal wants it so.
-    print(json.dumps(facts, indent=2) if arguments.json else text.encode(errors="replace").decode())
+    print(json.dumps(facts, indent=2) if arguments.json else text)
     return 0
 
 

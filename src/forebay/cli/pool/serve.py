@@ -10,12 +10,14 @@ from typing import Final
 from forebay.cli import flags
 from forebay.cli.flags import Commands, Parser
 from forebay.errors import SettingsError
+from forebay.plan.number import whole
 from forebay.pool.service import LOCK_FLAG, Service
 from forebay.quantity import format_size
 from forebay.settings import Settings
 from forebay.sys import processes
 from forebay.sys.world import World
 
+_FD_MAX: Final = (1 << 31) - 1
 _CLOSE_S: Final = 20.0  # for what is worth keeping; then the rest is dropped
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SETTINGS: Final = (
@@ -70,7 +72,8 @@ def add_flags(parser: Parser) -> None:
         type=flags.typed(int, "a user id"),
         help="a user, besides the pool's own and root, who may clear and resize it",
     )
-    parser.add_argument(LOCK_FLAG, type=int, help=argparse.SUPPRESS)  # an engine started us
+    descriptor = flags.typed(lambda text: whole("it", int(text), least=0, most=_FD_MAX), "a number")
+    parser.add_argument(LOCK_FLAG, type=descriptor, help=argparse.SUPPRESS)  # an engine started us
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -92,7 +92,8 @@ class Eraser:
         """Zero what no record lies in: it may hold one that was forgotten, evicted or cut off."""
         with self.region_log.gaps(region, contents, wiped) as gaps:
             for start, end in gaps:
-                zero_whole(self.disk, region.descriptor, start, end - start)
+                size_bytes = end - start
+                zero_whole(self.disk, region.descriptor, start, size_bytes)  # verify: erased bytes
 
 
 def wipe_header(disk: Disk, region: Region, offset: int) -> None:

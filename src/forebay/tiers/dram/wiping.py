@@ -29,7 +29,7 @@ def wipe_free(slab: Slab, on_owner: OnOwner, used_bytes: Callable[[int], int]) -
         if not on_owner(partial(_take, slab, number, used_bytes, taken)):
             return False
         for offset, size_bytes in taken:
-            zero(slab.payload(offset, size_bytes))
+            zero(slab.payload(offset, size_bytes))  # verify: wiped slots
         if not on_owner(partial(_give, slab, taken)):
             return False
     return True
@@ -40,9 +40,9 @@ def _take(
 ) -> None:
     for offset, size_bytes in slab.taken_slots(number):
         used = used_bytes(offset)
-        zero(slab.payload(offset + used, size_bytes - used))
+        zero(slab.payload(offset + used, size_bytes - used))  # verify: wiped ends of slots
     taken += slab.take_free(number)
-    zero(slab.remainder(number))
+    zero(slab.remainder(number))  # verify: wiped ends of arenas
 
 
 def _give(slab: Slab, taken: list[tuple[int, int]]) -> None:

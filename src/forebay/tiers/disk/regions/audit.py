@@ -105,7 +105,7 @@ def lock_directory(disk: Disk, path: str) -> LockedDirectory:
     except OSError as error:
         raise DirectoryError(f"{path} cannot be checked ({error.strerror}).") from None
     try:
-        _take(disk, path, descriptor)
+        _take(disk, path, descriptor)  # verify: audited directory's lock
         return LockedDirectory(descriptor, _lock(disk, path, descriptor))
     except DirectoryError:
         disk.close(descriptor)

@@ -78,7 +78,7 @@ def open_directory(disk: Disk, path: str) -> OpenDirectory:
         raise _cannot_open(path, error) from None
     try:
         _refuse_unsafe(disk, path, descriptor)
-        _take(disk, path, descriptor)
+        _take(disk, path, descriptor)  # verify: lock of the directory
         lock, direct = _open_lock(disk, path, descriptor)
     except (DirectoryError, OSError) as error:
         disk.close(descriptor)
@@ -141,7 +141,7 @@ def _open_lock(disk: Disk, path: str, directory: int) -> tuple[int, bool]:
             "%s is on a file system without O_DIRECT; records go through the page cache", path
         )
     try:
-        _take(disk, path, lock)
+        _take(disk, path, lock)  # verify: lock of the lock file
     except (DirectoryError, OSError):
         disk.close(lock)
         raise
