@@ -218,7 +218,6 @@ def test_the_namespace_of_one_worker_has_the_fields_that_it_always_had(config: A
 
 
 DECLINED: dict[str, tuple[str, str, Any]] = {
-    "pipeline parallel": ("parallel_config", "pipeline_parallel_size", 2),
     "context parallel": ("parallel_config", "decode_context_parallel_size", 2),
     "speculative": ("", "speculative_config", object()),
     "scales at run time": ("cache_config", "calculate_kv_scales", True),

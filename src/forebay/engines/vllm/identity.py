@@ -51,7 +51,6 @@ def _unsupported(config: Any, cache: Any) -> str:
     spec = shared_group(cache).kv_cache_spec
     reasons = {
         f"{type(spec).__name__} is not supported yet": type(spec).__name__ not in _SHARED,
-        "pipeline parallelism is not supported yet": parallel.pipeline_parallel_size != 1,
         "context parallelism is not supported yet": getattr(
             parallel, "decode_context_parallel_size", 1
         )

@@ -33,6 +33,13 @@ FIRST = 600  # tokens of their first prompt
 KNOWN = 512  # of these, in whole chunks
 BLOCK = 128  # tokens, on this device
 TP2 = {"tensor_parallel_size": 2}
+# On a CPU only where graphs are traced.
+PP2 = {
+    "pipeline_parallel_size": 2,
+    "enforce_eager": False,
+    "compilation_config": {"mode": 2, "backend": "eager"},
+    "variables": {"VLLM_CPU_CI_ENV": "0"},
+}
 LATE_S = 2.0
 
 
@@ -113,6 +120,14 @@ def test_t50_two_tensor_parallel_ranks(
     model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
 ) -> None:
     check_equality(model, start_pool, start_engine, pages, **TP2)
+
+
+@pytest.mark.models
+def test_t50_two_pipeline_stages_of_unequal_size(
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    """Three layers on two ranks: the shard with fewer of them is padded."""
+    check_equality(model, start_pool, start_engine, pages, **PP2)
 
 
 @pytest.mark.models
