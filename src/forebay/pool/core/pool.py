@@ -147,6 +147,7 @@ class Pool(Core):
     ) -> Work | None:
         """See Core."""
         self._catch_up()
+        self._dram.processes.join(session.engine, session.process)
         match message:
             case Lookup():
                 self._loads.lookup(session, message)
@@ -182,6 +183,7 @@ class Pool(Core):
         """See Core."""
         self._loads.settled(engine)
         self._stores.exited(engine)
+        self._dram.processes.leave(engine)
 
     def lends(self, engine: str) -> bool:
         """See Core."""

@@ -43,6 +43,8 @@ from forebay.tiers.disk.regions.directory import OpenDirectory
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.region_log import FULL_ERRNOS, RegionLog
 
+# The key is right, and contains both: whoever asks is wrong about them, and the record is sound.
+_WRONG_CLAIM: Final = {Damage.NAMESPACE, Damage.GROUP}
 _WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
 _log: Final = logging.getLogger(__name__)
 
@@ -157,7 +159,8 @@ class Drive:
             return Miss(MissReason.IO_ERROR)
         found = _verify(page, job, count)
         if isinstance(found, Damage):
-            self._catalog.forget(short(job.name.key), job.place)
+            if found not in _WRONG_CLAIM:  # verify: a claim costs nobody a record
+                self._catalog.forget(short(job.name.key), job.place)
             wrong = found in _WRONG_RECORD
             return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
         self.read_bytes += length
