@@ -30,10 +30,10 @@ examples:
   forebay serve Qwen/Qwen3-8B --pool /run/forebay/pool.sock --max-model-len 32768
 
 Every argument that is not listed here goes to vLLM, and so does everything after --. Without MODEL
-it serves a small demo model. Without --pool the engine joins this user's pool, or starts one with --dram and
---disk that ends ten minutes after its last engine. Other settings are read from FOREBAY_ variables;
-docs/serve.md has those, and how to start vLLM yourself. Exit status: vLLM's, or 2 if it could not
-begin.
+it serves a small demo model. Without --pool the engine joins this user's pool, or starts one with
+--dram and --disk that ends ten minutes after its last engine. Other settings are read from FOREBAY_
+variables; docs/serve.md has those, and how to start vLLM yourself. Exit status: vLLM's, or 2 if it
+could not begin.
 """
 
 
