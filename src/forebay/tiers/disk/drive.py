@@ -5,6 +5,7 @@ A call that hangs keeps its thread and its buffer; the drive is then switched of
 waits for it is answered.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -39,7 +40,7 @@ from forebay.tiers.disk.health import Health
 from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
-from forebay.tiers.disk.regions.directory import OpenDirectory
+from forebay.tiers.disk.regions.directory import OpenDirectory, refuse_too_large
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.region_log import FULL_ERRNOS, RegionLog
 
@@ -75,6 +76,11 @@ class Drive:
             *self._workers("read", options.read_depth, self._read_forever),
             *self._workers("write", options.write_depth, self._write_forever),
         ]
+
+    def check_cap(self, cap_bytes: int) -> None:
+        """A cap larger than the file system is a DirectoryError; a drive that fails has no say."""
+        with contextlib.suppress(OSError):
+            refuse_too_large(self._disk, self.directory, cap_bytes)
 
     def start(self) -> None:
         """Begin to work."""
