@@ -191,7 +191,10 @@ class Settings:
     """All that can be set; every field has its sentence, its parser and its default."""
 
     dram: int = _setting(
-        4 << 30, parse_dram, "Host memory for chunks, all of it taken at the start; at least 4MiB."
+        4 << 30,
+        parse_dram,
+        "Host memory for chunks, all of it taken at start. The pool starts with 4MiB; a model needs"
+        " eight chunks.",
     )
     disk: tuple[DiskSetting, ...] = _setting(
         (),
@@ -207,8 +210,8 @@ class Settings:
     no_pool: str = _setting(
         "start",
         _absent,
-        "What an engine does if no pool answers: start one, fail, or serve without it until"
-        " there is one; it also serves without it if none can be started.",
+        "What an engine does if no pool answers: start (serves without a pool if that fails),"
+        " fail, or serve (without a pool until one answers).",
     )
     strict: bool = _setting(
         False,
@@ -255,8 +258,8 @@ class Settings:
     allow_uid: tuple[int, ...] = _setting(
         (),
         _uids,
-        "User ids, besides one's own, at the other end of the socket: of engines that a pool lets"
-        " load and store, and of pools that an engine or a command joins.",
+        "User ids trusted besides your own: on a pool, users whose engines may join; on an engine"
+        " or a command, users whose pool may be joined.",
     )
     keep_on_reset: bool = _setting(
         False,
@@ -264,8 +267,8 @@ class Settings:
         "Keep the namespace when the engine resets its cache: only for engines that sleep and"
         " wake up with the same weights.",
     )
-    read_depth: int = _setting(8, _positive, "Reads under way at once in each directory.")
-    write_depth: int = _setting(4, _positive, "Writes under way at once in each directory.")
+    read_depth: int = _setting(8, _positive, "Concurrent reads per directory.")
+    write_depth: int = _setting(4, _positive, "Concurrent writes per directory.")
     disk_writes_a_day: int = _setting(
         0,
         _size,

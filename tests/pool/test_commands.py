@@ -1,15 +1,30 @@
 """The commands of a running pool: what they print, and one sentence for what cannot be meant."""
 
 import json
+import logging
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.pool_process import NO_NAMESPACES, PatientClient, made, serving, wait_until, with_disk
+from tests.pool_process import (
+    HANG_S,
+    NO_NAMESPACES,
+    PatientClient,
+    made,
+    serving,
+    wait_until,
+    with_disk,
+)
 
 from forebay.cli.main import main
+from forebay.pool.address import find_address, take_lock
 from forebay.pool.client import Client, Known
 from forebay.pool.service import Service
+from forebay.sys.processes import is_locked
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +166,61 @@ def test_no_pool_is_one_sentence(
     path = str(place / "none.sock")
     assert run(*words, "--socket", path) == 2
     assert one_sentence(capsys).endswith(f"start one with: forebay pool --socket {path}\n")
+
+
+def test_a_pool_that_starts_is_not_taken_for_none(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(place / "pool.sock")
+    lock = take_lock(find_address(path))
+    assert lock is not None
+    assert run("stats", "--socket", path) == 2
+    assert "a pool is starting or ending at" in one_sentence(capsys)
+    os.close(lock)
+    assert run("stats", "--socket", path) == 2
+    assert "start one with" in one_sentence(capsys)
+
+
+def test_a_cap_larger_than_the_file_system_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(place, with_disk(place)) as service:
+        path = service.address.path
+        assert run("set", f"disk={place}/disk:900TiB", "--socket", path) == 2
+        assert "is on a file system of" in one_sentence(capsys)
+        assert run("set", f"disk={place}/disk:65MiB", "--socket", path) == 0
+        assert capsys.readouterr().out == "caps changed.\n"
+
+
+def test_more_dram_than_the_machine_has_names_what_it_has(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("set", "dram=1000TiB", "--socket", service.address.path) == 2
+    assert "of DRAM are asked for and this machine has" in one_sentence(capsys)
+
+
+def test_a_directory_that_cannot_be_used_is_told_before_dram_is_taken(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ("--dram", "16MiB", "--socket", str(place / "none.sock"))
+    with caplog.at_level(logging.INFO):
+        assert run("pool", "--disk", "/nowhere/at/all:1GiB", *words) == 2
+    assert "of DRAM taken" not in caplog.text
+
+
+def test_a_signal_while_a_pool_starts_ends_it_as_asked(place: Path) -> None:
+    (place / "disk").mkdir(mode=0o700)
+    path = place / "pool.sock"
+    words = ["pool", "--socket", str(path), "--disk", f"{place}/disk:64MiB", "--dram", "16MiB"]
+    words += ["--fault", "open_directory:latency=60s"]
+    pool = subprocess.Popen([sys.executable, "-m", "forebay.testing", *words])
+    try:
+        wait_until(lambda: is_locked(f"{path}.lock"), "the pool to hold its lock")
+        pool.send_signal(signal.SIGTERM)
+        assert pool.wait(HANG_S) == 0
+    finally:
+        pool.kill()
+        pool.wait()
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,18 @@ def test_a_stopped_reader_keeps_no_other_from_loading(place: Path, disk: bool) -
         assert not pool.stats()["counters"].get("promises.cut_by_deadline")
 
 
+def test_many_names_of_one_process_bring_it_one_share(place: Path) -> None:
+    """F6: shares went by name, and names are free: one process with sixty held all of it."""
+    with (
+        running_pool(place, disk=False) as pool,
+        stopped("reserve-as-many", pool) as held,
+        PatientClient(pool.socket) as honest,
+    ):
+        assert 0 < held * 106_496 <= pool_process.DRAM_BYTES // 2
+        store(honest, "mine", 20)
+        assert loads_all(honest, "mine", 10)
+
+
 def test_three_stopped_engines_leave_room_for_a_fourth(place: Path) -> None:
     """F6: whatever is held and never given back, something is left for whoever comes next."""
     flags = ("--dram", str(4 * pool_process.DRAM_BYTES))

@@ -48,6 +48,20 @@ def test_a_file_of_the_user_is_not_overwritten(place: Path) -> None:
     assert path.read_text() == "mine"
 
 
+def test_an_empty_file_of_the_user_is_used(place: Path) -> None:
+    path = place / "trace.jsonl"
+    path.touch()
+    recorder = Recorder(str(path), 500)
+    recorder.request(bytes(16), 0)
+    recorder.close(5)
+    assert lines(path)
+    (place / "link").symlink_to(path)
+    (place / "directory").mkdir()
+    for other in ("link", "directory"):
+        with pytest.raises(StartupError):
+            Recorder(str(place / other), 500)
+
+
 def test_a_pool_records_its_lookups_and_no_key(place: Path) -> None:
     path = place / "trace.jsonl"
     chunks, chain = made("traced")

@@ -152,7 +152,7 @@ def add_settings(
             form = "DIR:SIZE" if name == "disk" else "ID"
             parser.add_argument(flag, action="append", metavar=form, help=doc)
         else:
-            parser.add_argument(flag, metavar=_metavar(default, docs[name].default), help=doc)
+            parser.add_argument(flag, metavar=_metavar(name, docs[name].default, default), help=doc)
     parser.set_defaults(setting_names=tuple(names))
     parser.set_defaults(config=None)
     if has_file:
@@ -168,7 +168,9 @@ def read_settings(parsed: argparse.Namespace) -> Settings:
     return settings.build(sources)
 
 
-def _metavar(default: object, shown: str) -> str:
-    if shown.endswith("iB"):
+def _metavar(name: str, shown: str, default: object) -> str:
+    if shown.endswith("iB") or name == "disk_writes_a_day":
         return "SIZE"
+    if name in {"socket", "trace"}:
+        return {"socket": "PATH", "trace": "FILE[:SIZE]"}[name]
     return {int: "NUMBER", float: "NUMBER"}.get(type(default), "TEXT")

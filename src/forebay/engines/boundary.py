@@ -63,7 +63,7 @@ class Boundary:
         now = time.monotonic()
         if now - self._logged.get(reason, -_INTERVAL_S) >= _INTERVAL_S:
             self._logged[reason] = now
-            _log.error("a bug in Forebay is a miss for the engine: %s", reason)
+            _log.error("internal error in Forebay, treated as a miss: %s", reason)
 
 
 def bounded(fallback: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

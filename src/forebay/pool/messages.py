@@ -25,6 +25,7 @@ _NAMESPACE: Final = re.compile(r"[0-9a-fA-F]{8,64}")
 _KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a fifth each
 
 
+RUNS_MAX: Final = 1 << 12  # of a batch: each costs far more memory than bytes of a message
 _Items = Annotated[list[int], msgspec.Meta(max_length=ITEMS_MAX)]
 _Keys = Annotated[bytes, msgspec.Meta(max_length=KEYS_MAX * SHORT_KEY_BYTES)]
 
@@ -158,7 +159,7 @@ class Reserve(_Message, frozen=True, tag="reserve"):
     """Slots wanted for these chunks."""
 
     batch: int  # chosen by the client; comes back
-    runs: list[ChunkRun]
+    runs: Annotated[list[ChunkRun], msgspec.Meta(max_length=RUNS_MAX)]
 
 
 class ReserveAnswer(IntEnum):
@@ -217,7 +218,7 @@ class Resize(_Message, frozen=True, tag="resize"):
     """New caps; -1 leaves one as it is. Directories are named as they were at start."""
 
     dram_bytes: int
-    disk: list[tuple[str, int]]
+    disk: Annotated[list[tuple[str, int]], msgspec.Meta(max_length=RUNS_MAX)]
 
 
 class Clear(_Message, frozen=True, tag="clear"):

@@ -18,6 +18,7 @@ class Session(ABC):
     """One connection that said Hello."""
 
     engine: str  # what it said
+    process: str = ""  # that it is of, where the server can see that; it has one share
 
     @abstractmethod
     def send(self, message: PoolMessage) -> None:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import queue
+import stat
 import threading
 from typing import Final
 
@@ -27,7 +28,7 @@ class Recorder:
     """Writes a trace on a thread of its own; `request` may be called from one thread."""
 
     def __init__(self, path: str, size_bytes_max: int, disk: Disk | None = None) -> None:
-        """Create the file; a StartupError if that cannot be, or if it exists."""
+        """Create the file, or use an empty one of ours; a StartupError if that cannot be."""
         self._disk = disk or Disk()
         self._size_bytes_max = size_bytes_max
         self.left_out = 0  # requests that found the queue full
@@ -98,10 +99,25 @@ def _create(disk: Disk, path: str) -> int:
     try:
         directory = disk.open_directory(os.path.realpath(parent))
         try:
-            return disk.open(directory, name, create=True, direct=False, write=True)
+            return _create_or_reuse(disk, directory, name)
         finally:
             disk.close(directory)
     except FileExistsError:
-        raise StartupError(f"{path} exists; name a new file for the trace.") from None
+        raise StartupError(
+            f"{path} exists and is not an empty file of yours; name a new file for the trace."
+        ) from None
     except OSError as error:
         raise StartupError(f"{path} cannot be written ({error.strerror}).") from None
+
+
+def _create_or_reuse(disk: Disk, directory: int, name: str) -> int:
+    """A new file, or an empty one of this user; FileExistsError if there is another."""
+    try:
+        return disk.open(directory, name, create=True, direct=False, write=True)
+    except FileExistsError:
+        descriptor = disk.open(directory, name, create=False, direct=False, write=True)
+        status = disk.status(descriptor)
+        if stat.S_ISREG(status.mode) and not status.size_bytes and status.owner_uid == disk.user():
+            return descriptor
+        disk.close(descriptor)
+        raise

@@ -182,12 +182,12 @@ def mismatch(found: RecordHeader, wanted: RecordName, length: int) -> Damage | N
 
     A wanted key may be short (a pool's client names chunks so); it is compared as far as it goes.
     """
+    if found.name.key[: len(wanted.key)] != wanted.key:  # verify: key
+        return Damage.KEY
     if found.name.namespace != wanted.namespace:  # verify: namespace
         return Damage.NAMESPACE
     if found.name.group != wanted.group:  # verify: group
         return Damage.GROUP
-    if found.name.key[: len(wanted.key)] != wanted.key:  # verify: key
-        return Damage.KEY
     if found.length != length:  # verify: length
         return Damage.LENGTH
     return None

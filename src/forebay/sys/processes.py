@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 _SPAWN_S: Final = 30.0  # an interpreter that imports from a cold disk
@@ -24,6 +25,18 @@ def has_exited(pidfd: int) -> bool:
 def close(descriptor: int) -> None:
     """Give a descriptor back."""
     os.close(descriptor)
+
+
+def is_locked(path: str) -> bool:
+    """Whether a process that we can see holds an exclusive lock of a file; takes none itself."""
+    try:
+        status = Path(path).stat()
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return False
+    device = status.st_dev
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}"
+    return any(wanted in line.split() for line in locks.splitlines())
 
 
 class Wake:

@@ -105,7 +105,10 @@ def test_the_verdict_answers_the_buyer(gbps: float, word: str) -> None:
         (["--disk", "{home}:1GiB", "--dram", "x"], "--dram"),
         (["--disk", "{home}:1GiB", "--dram", "64MiB"], "give it at least 128 MiB"),
         (["--disk", "{home}:1GiB", "--dram", "1GiB"], "give it at most"),
-        (["--dsik", "{home}:1GiB"], "unrecognized arguments"),
+        (
+            ["--dsik", "{home}:1GiB"],
+            "--dsik is not a flag of forebay bench pool (did you mean --disk?)",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -334,4 +334,5 @@ def test_t59_what_lies_in_memory_that_was_added_is_copied_too() -> None:
         both.worker.load(load)
         assert not both.received()
         both.hear(request.request_id)
+        both.step()  # whose forward waits for what the engine has heard of
         assert both.seen_by_a_forward() == {VALUE}

@@ -84,6 +84,19 @@ def test_t9_equal_short_keys_of_other_chunks_do_not_hit(client: Client) -> None:
         assert loaded == Miss(MissReason.WRONG_RECORD)
 
 
+def test_who_names_a_wrong_namespace_costs_nobody_a_record(place: Path) -> None:
+    """A key in hand and a wrong namespace: such a read had the sound record forgotten."""
+    chunks, chain = made("a")
+    settings = pool_process.with_disk(place)
+    with pool_process.serving(place, settings), PatientClient(str(place / "pool.sock")) as client:
+        assert client.store(chain, [chunk.payload for chunk in chunks]).stored == len(chunks)
+    with pool_process.serving(place, settings), PatientClient(str(place / "pool.sock")) as client:
+        with client.load(Chain(b"Z" * 32, chain.keys)) as loaded:
+            assert isinstance(loaded, Miss)
+        with client.load(chain) as loaded:
+            assert exact(loaded, chunks)
+
+
 def test_another_namespace_does_not_hit(client: Client) -> None:
     chunks, chain = made("a", 3)
     client.store(chain, [chunk.payload for chunk in chunks])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.pool.core.budget import NOBODY, Budget
+from forebay.pool.core.budget import NOBODY, Budget, Processes
 
 LIMIT = 1_000_000
 
@@ -16,13 +16,13 @@ def fill(budget: Budget, engine: str, step: int = 1) -> int:
 
 
 def test_an_engine_that_is_alone_has_it_all() -> None:
-    budget = Budget(lambda: LIMIT)
+    budget = Budget(lambda: LIMIT, Processes())
     assert fill(budget, "a", 1000) == LIMIT == budget.share_bytes("a")
     assert budget.left_bytes("a") == 0
 
 
 def test_whatever_others_never_give_back_something_is_left() -> None:
-    budget = Budget(lambda: LIMIT)
+    budget = Budget(lambda: LIMIT, Processes())
     held = [fill(budget, str(number), 100) for number in range(6)]
     assert all(mine >= LIMIT // 5**number for number, mine in enumerate(held))
     assert budget.used_bytes <= LIMIT * 4 // 3
@@ -31,7 +31,7 @@ def test_whatever_others_never_give_back_something_is_left() -> None:
 @pytest.mark.parametrize("engines", [2, 3, 7])
 def test_engines_that_give_back_come_to_equal_shares(engines: int) -> None:
     """The first has all when the others come; each gives a little back and takes what it may."""
-    budget = Budget(lambda: LIMIT)
+    budget = Budget(lambda: LIMIT, Processes())
     names = [str(number) for number in range(engines)]
     fill(budget, names[0], 1000)
     for _ in range(400):
@@ -46,7 +46,7 @@ def test_engines_that_give_back_come_to_equal_shares(engines: int) -> None:
 
 
 def test_one_thing_of_any_size_fits_where_there_is_nothing() -> None:
-    budget = Budget(lambda: LIMIT)
+    budget = Budget(lambda: LIMIT, Processes())
     assert budget.fits("a", 10 * LIMIT)
     assert not budget.fits("a", LIMIT, also_bytes=1)
     budget.take("a", 10 * LIMIT)
@@ -54,7 +54,7 @@ def test_one_thing_of_any_size_fits_where_there_is_nothing() -> None:
 
 
 def test_who_has_nothing_may_have_one_thing_beyond_its_share() -> None:
-    budget = Budget(lambda: LIMIT)
+    budget = Budget(lambda: LIMIT, Processes())
     budget.take("a", LIMIT)
     assert budget.share_bytes("b") == LIMIT // 4
     assert budget.fits("b", LIMIT // 3)
@@ -64,8 +64,9 @@ def test_who_has_nothing_may_have_one_thing_beyond_its_share() -> None:
 
 
 def test_what_is_taken_within_a_wider_budget_must_fit_both() -> None:
-    wider = Budget(lambda: LIMIT)
-    loads, stores = (Budget(lambda: LIMIT * 2 // 3, wider) for _ in range(2))
+    processes = Processes()
+    wider = Budget(lambda: LIMIT, processes)
+    loads, stores = (Budget(lambda: LIMIT * 2 // 3, processes, wider) for _ in range(2))
     assert fill(loads, "a", 1) == LIMIT * 2 // 3
     assert fill(stores, "a", 1) == LIMIT - LIMIT * 2 // 3
     assert stores.share_bytes("a") == stores.used_by("a")
@@ -74,3 +75,15 @@ def test_what_is_taken_within_a_wider_budget_must_fit_both() -> None:
     stores.take(NOBODY, 4)
     assert stores.left_bytes("a") == 2, "of what others hold three quarters are taken off"
     assert wider.used_bytes == loads.used_bytes + stores.used_bytes
+
+
+def test_engines_of_one_process_have_one_share() -> None:
+    processes = Processes()
+    budget = Budget(lambda: LIMIT, processes)
+    for number in range(5):
+        processes.join(f"a{number}", "a")
+    held = sum(fill(budget, f"a{number}", 100) for number in range(5))
+    assert held <= LIMIT, "as much as one that is alone"
+    assert fill(budget, "b", 100) >= LIMIT // 5, "what is left for another process"
+    processes.leave("a0")
+    budget.give("a0", budget.used_by("a0"))

@@ -13,8 +13,11 @@ from forebay.pool.server.limits import ServerLimits
 from forebay.sys import processes
 from forebay.sys.sockets import Peer
 
-LIMITS = ServerLimits(engines_max=3)
+LIMITS = ServerLimits(engines_max=3, names_max=2)
 GRACE_S, HIDDEN_S = LIMITS.grace_s, LIMITS.hidden_s
+
+
+STRANGER = Peer(0, 0)
 
 
 class EnginesHarness:
@@ -169,10 +172,22 @@ def test_a_process_that_is_gone_before_it_is_looked_at(harness: EnginesHarness) 
 
 def test_there_is_a_last_engine_that_may_join(harness: EnginesHarness) -> None:
     for number in range(LIMITS.engines_max):
-        assert harness.engines.refusal(f"e{number}", 0) is None
+        assert harness.engines.refusal(f"e{number}", STRANGER) is None
         harness.join(f"e{number}", 0, 0)
-    assert harness.engines.refusal("another", 0)
-    assert harness.engines.refusal("e0", 0) is None
+    assert harness.engines.refusal("another", STRANGER)
+    assert harness.engines.refusal("e0", STRANGER) is None
+
+
+def test_names_of_one_process_are_bounded(
+    harness: EnginesHarness, living: list[subprocess.Popen[bytes]]
+) -> None:
+    one, other = (Peer(process.pid, 0) for process in living)
+    for number in range(LIMITS.names_max):
+        assert harness.engines.refusal(f"e{number}", one) is None
+        harness.join(f"e{number}", one.pid, 0)
+    assert harness.engines.refusal("another", one)
+    assert harness.engines.refusal("e0", one) is None
+    assert harness.engines.refusal("another", other) is None
 
 
 def test_the_peers_own_pidfd_is_taken_where_the_kernel_has_one() -> None:
@@ -194,8 +209,8 @@ def test_a_name_is_its_users_and_its_processes_own(
     """F9: another user cannot join under it; another process cannot settle it."""
     engines, (one, other) = harness.engines, (each.pid for each in living[:2])
     engines.join("e", harness.blind, Peer(one, 7), 0)
-    assert engines.refusal("e", 8)
-    assert engines.refusal("e", 7) is None
+    assert engines.refusal("e", Peer(0, 8))
+    assert engines.refusal("e", Peer(0, 7)) is None
     assert engines.is_member("e", Peer(one, 7))
     for stranger in (Peer(one, 8), Peer(other, 7), Peer(0, 7), Peer(0, 8)):
         assert not engines.is_member("e", stranger)

@@ -49,7 +49,7 @@ def test_more_than_the_machine_has_is_a_sentence(size_bytes: int) -> None:
     with pytest.raises(StartupError, match=r"of DRAM are asked for and this machine has .*\.$"):
         take_memory(size_bytes)
     memory = SharedMemory(total_memory_bytes())
-    assert "cannot be had" in add_memory(memory, size_bytes)
+    assert "of DRAM are asked for and this machine has" in add_memory(memory, size_bytes)
     memory.close()
 
 
@@ -57,7 +57,7 @@ def test_the_number_of_segments_is_bounded() -> None:
     memory = SharedMemory(MIB)
     for _ in range(SEGMENTS_MAX):
         assert add_memory(memory, PAGE_BYTES) == ""
-    assert "unless the pool is started anew" in add_memory(memory, PAGE_BYTES)
+    assert "unless the pool is restarted" in add_memory(memory, PAGE_BYTES)
     memory.close()
 
 
@@ -80,5 +80,5 @@ except StartupError as error:
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     grown, begun = ended.stdout.splitlines()
-    assert grown == "1 MiB more of DRAM cannot be had unless the pool is started anew"
+    assert grown == "1 MiB more of DRAM cannot be had unless the pool is restarted"
     assert begun.endswith("of addresses cannot be had (Cannot allocate memory; see ulimit -v).")

@@ -34,9 +34,9 @@ examples:
   forebay bench ab --off http://gpu1:8000 --on http://gpu2:8000 --pool /run/forebay/pool.sock
 
 forebay demo shows the same with a small model of its own, in some minutes on two cores. Every
-argument that is not listed here goes to vLLM, on every side, and all behind -- do. Each server that
-it starts begins with empty caches and a fresh directory inside each --disk DIR, and is ended. It
-writes DIR/report.html and DIR/ab.json, and each side's result as soon as it is measured.
+argument that is not listed here goes to vLLM, on every side, and so does everything after --. Each
+server that it starts begins with empty caches and a fresh directory inside each --disk DIR, and is
+ended. It writes DIR/report.html and DIR/ab.json, and each side's result as soon as it is measured.
 docs/bench.md defines every figure. Exit status: 0 measured, 1 measured but requests failed, 2 could
 not begin.
 """

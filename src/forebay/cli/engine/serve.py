@@ -29,11 +29,11 @@ examples:
   forebay serve Qwen/Qwen3-8B --dram 64GiB --disk /mnt/nvme/forebay:1TB --port 8001
   forebay serve Qwen/Qwen3-8B --pool /run/forebay/pool.sock --max-model-len 32768
 
-Every argument that is not listed here goes to vLLM, and all behind -- do. Without MODEL it serves
-a small demo model. Without --pool the engine joins this user's pool, or starts one with --dram and
---disk that ends ten minutes after its last engine. Other settings are read from FOREBAY_ variables;
-docs/serve.md has those, and how to start vLLM yourself. Exit status: vLLM's, or 2 if it could not
-begin.
+Every argument that is not listed here goes to vLLM, and so does everything after --. Without MODEL
+it serves a small demo model. Without --pool the engine joins this user's pool, or starts one with
+--dram and --disk that ends ten minutes after its last engine. Other settings are read from FOREBAY_
+variables; docs/serve.md has those, and how to start vLLM yourself. Exit status: vLLM's, or 2 if it
+could not begin.
 """
 
 
@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
         description="Run vLLM's OpenAI-compatible server with its KV cache on the pool.",
         epilog=_EPILOG,
         usage="forebay serve [MODEL] [--dram SIZE] [--disk DIR:SIZE] [--pool SOCKET]"
-        " [--pool-optional] [--weights-id NAME] [--strict] [vLLM arguments]",
+        " [--pool-optional] [--allow-uid ID] [--weights-id NAME] [--strict] [vLLM arguments]",
     )
     parser.passes_on = True
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a directory or a hub's name")

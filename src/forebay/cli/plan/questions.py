@@ -173,7 +173,7 @@ def _add_pool(parser: Parser) -> None:
     add_assumptions(
         parser,
         Demand,
-        live_hours="NVMe keeps a context so long after its user left",
+        live_hours="NVMe keeps a context for this long after its user left",
         session_minutes="how long a user stays",
         dram_minutes="DRAM keeps a context so long after its user left",
         headroom="share added for peaks",

@@ -9,6 +9,7 @@ from forebay.errors import StartupError
 from forebay.pool.client import Client
 from forebay.pool.client.session import REFUSED, UNTRUSTED
 from forebay.pool.service import socket_path
+from forebay.sys import processes
 from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 10.0
@@ -30,6 +31,9 @@ def client_of(parsed: argparse.Namespace) -> Client:
     client.close()
     if why.startswith((REFUSED, UNTRUSTED)):
         raise StartupError(why)
+    path = socket_path(settings)
+    if processes.is_locked(f"{path}.lock"):
+        raise StartupError(f"a pool is starting or ending at {path}; see its log, and try again.")
     start = ["forebay", "pool", *(["--socket", settings.socket] if settings.socket else [])]
     raise StartupError(f"{why.rstrip('.')}; start one with: {shlex.join(start)}")
 

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -9,7 +10,7 @@ from typing import Final
 
 from forebay.cli import flags
 from forebay.cli.flags import Commands, Parser
-from forebay.errors import SettingsError
+from forebay.errors import SettingsError, StartupError
 from forebay.plan.number import whole
 from forebay.pool.service import LOCK_FLAG, Service
 from forebay.quantity import format_size
@@ -89,18 +90,25 @@ def serve(
     linger_s = None if parsed.linger is None else _seconds(parsed.linger)
     settings = flags.read_settings(parsed)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    service = Service.open(
-        settings,
-        world=world,
-        lock=parsed.inherited_lock,
-        operator_uids=parsed.operator_uid,
-    )
+    service: Service | None = None
 
     def end(_number: int, _frame: FrameType | None) -> None:
+        if service is None:  # it has served nobody, and a kill is safe at any time
+            os._exit(0)
         service.stop()
 
-    for number in _SIGNALS:
-        signal.signal(number, end)
+    handlers = {number: signal.signal(number, end) for number in _SIGNALS}
+    try:
+        service = Service.open(
+            settings,
+            world=world,
+            lock=parsed.inherited_lock,
+            operator_uids=parsed.operator_uid,
+        )
+    except StartupError:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        raise
     _announce(service, settings)
     begun()
     try:

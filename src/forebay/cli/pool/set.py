@@ -15,9 +15,10 @@ examples:
   forebay set disk=/mnt/nvme/forebay:2TB
   forebay set dram=64GiB disk=/mnt/nvme0/forebay:1TB disk=/mnt/nvme1/forebay:1TB
 
-More DRAM is taken from the machine at once, a gigabyte or more a second. A lower cap is reached by
-dropping what is least valuable and not in use. Directories are those that
-the pool was started with. Exit status: 0 changed, 2 not.
+More DRAM is taken from the machine at once, a gigabyte or more a second; it can be raised 31 times,
+up to the machine's memory. A directory's cap is at most the size of its file system. A lower cap is
+reached by dropping what is least valuable and not in use. Directories are those that the pool was
+started with. Exit status: 0 changed, 2 not.
 """
 
 

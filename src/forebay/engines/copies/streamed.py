@@ -262,7 +262,7 @@ class StreamedCopies:
 
     def _give_up(self) -> None:
         """Nothing more is submitted; what is half submitted has failed when the device is done."""
-        _log.error("copies are not submitted any more: the tier is off for this worker")
+        _log.error("copies disabled: Forebay is off for this worker")
         self._is_off = True
         for queue in (self._stores, self._loads):
             for job in list(queue):

@@ -1,4 +1,4 @@
-"""The error budget: a pool that keeps failing is left alone for a while.
+"""The error budget: a pool that keeps failing is not used for a while.
 
 Every failure is a miss anyway; but a miss that was waited for costs more than one that nobody asked
 for. So after a few failures in a row nothing is asked or offered, then one request tries again.
@@ -45,7 +45,7 @@ class ErrorBudget:
         if not recent and not self._is_trying:
             return
         self._counts["pool.paused"] += 1
-        _log.warning("the pool fails too often: it is left alone for a while")
+        _log.warning("too many pool failures: not using it for a while")
         self._paused_until = now + self._pause_s
         self._pause_s = min(_PAUSE_MAX_S, self._pause_s * 2)
         self._is_trying = True

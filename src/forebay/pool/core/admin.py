@@ -150,7 +150,7 @@ class AdminOperations:
                 return AdminReply(ok=False, sentence=str(error))
             if not known:
                 return AdminReply(ok=False, sentence=f"{path} is not a directory of this pool.")
-        return AdminReply(ok=True, sentence="the new caps hold.")
+        return AdminReply(ok=True, sentence="caps changed.")
 
     def _resize_dram(self, cap_bytes: int) -> None:
         for segment in self._dram.slab.new_segments():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
-from forebay.pool.core.budget import NOBODY, Budget
+from forebay.pool.core.budget import NOBODY, Budget, Processes
 from forebay.pool.core.chunks import Chunk, ChunkTable, SlotState
 from forebay.pool.core.stack import TierStack
 from forebay.pool.policy.contract import Policy
@@ -58,9 +58,11 @@ class Dram:
         self.slab = slab
         self.chunks = chunks
         self.policy = policy
-        held = Budget(lambda: slab.cap_bytes * 3 // 4)  # by engines, for whatever purpose
-        self.load_budget = Budget(lambda: slab.cap_bytes // 2, held)  # pinned, or being loaded
-        self.store_budget = Budget(lambda: slab.cap_bytes // 2, held)  # unsettled, see Chunk
+        processes = self.processes = Processes()
+        # By engines, for whatever purpose; pinned, or being loaded; unsettled, see Chunk.
+        held = Budget(lambda: slab.cap_bytes * 3 // 4, processes)
+        self.load_budget = Budget(lambda: slab.cap_bytes // 2, processes, held)
+        self.store_budget = Budget(lambda: slab.cap_bytes // 2, processes, held)
         self._stack = stack
         self._counters = counters
         self._now = now

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from forebay.errors import StartupError
 from forebay.pool.core.admin import AdminOperations
 from forebay.pool.core.audit import violations
 from forebay.pool.core.chunks import ChunkTable
@@ -99,7 +100,7 @@ class Pool(Core):
         wake: Callable[[], None],
         world: World | None = None,
     ) -> None:
-        """Take DRAM and open the tiers; a StartupError says in one sentence what cannot be had."""
+        """Open the tiers and take DRAM; a StartupError says in one sentence what cannot be had."""
         world = world or World()
         clock, self.barrier = world.clock, world.barrier
         self._clock = clock
@@ -108,11 +109,14 @@ class Pool(Core):
         self._is_woken = False  # and somebody will look at it
         self.grown = lambda _message, _descriptor: None
         self.generation = secrets.randbits(62)
-        arena_bytes = arena_bytes_for(options.dram_bytes)
-        whole_bytes = options.dram_bytes - options.dram_bytes % arena_bytes
-        self._slab = Slab(take_memory(whole_bytes, huge_pages=options.huge_pages), arena_bytes)
         chunks = ChunkTable()
+        # The tiers first: DRAM takes long, and a directory that cannot be used is told at once.
         self._stack = TierStack(chunks, options.tiers, self._tier_removed, self._tier_learned)
+        try:
+            self._slab = _slab(options)
+        except StartupError:
+            self._stack.close(0.0)
+            raise
         counters = self._counters = Counter[str](dict.fromkeys(_COUNTERS, 0))
         for tier in range(len(self._stack)):
             name = self._stack.name_of(tier)
@@ -147,6 +151,7 @@ class Pool(Core):
     ) -> Work | None:
         """See Core."""
         self._catch_up()
+        self._dram.processes.join(session.engine, session.process)
         match message:
             case Lookup():
                 self._loads.lookup(session, message)
@@ -182,6 +187,7 @@ class Pool(Core):
         """See Core."""
         self._loads.settled(engine)
         self._stores.exited(engine)
+        self._dram.processes.leave(engine)
 
     def lends(self, engine: str) -> bool:
         """See Core."""
@@ -327,3 +333,10 @@ class Pool(Core):
 
     def _learned(self, keys: frozenset[bytes]) -> None:
         self._acquisition.learned(keys)
+
+
+def _slab(options: PoolOptions) -> Slab:
+    """DRAM in whole arenas, all of it taken."""
+    arena_bytes = arena_bytes_for(options.dram_bytes)
+    whole_bytes = options.dram_bytes - options.dram_bytes % arena_bytes
+    return Slab(take_memory(whole_bytes, huge_pages=options.huge_pages), arena_bytes)

@@ -57,13 +57,18 @@ class Engines:
     def __len__(self) -> int:
         return len(self._engines)
 
-    def refusal(self, name: str, uid: int) -> str | None:
-        """Why a user may not join under a name, in one sentence."""
+    def refusal(self, name: str, peer: Peer) -> str | None:
+        """Why a process may not join under a name, in one sentence."""
         engine = self._engines.get(name)
-        if engine is None and len(self._engines) >= self._limits.engines_max:
+        if engine is not None:
+            is_other = engine.uid != peer.uid  # verify: a name is its user's
+            return "an engine of another user has this name." if is_other else None
+        if len(self._engines) >= self._limits.engines_max:
             return f"{len(self._engines)} engines have joined; more are not served."
-        if engine is not None and engine.uid != uid:  # verify: a name is its user's
-            return "an engine of another user has this name."
+        process = self._processes.get(peer.pid)
+        names = 0 if process is None else len(process.engines)
+        if names >= self._limits.names_max:  # verify: names of a process
+            return f"this process has joined under {names} names; more are not served."
         return None
 
     def join(self, name: str, link: socket.socket, peer: Peer, now: float) -> None:

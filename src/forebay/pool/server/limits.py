@@ -12,6 +12,7 @@ class ServerLimits:
     connections_max: int = 256  # then one gives way to a newcomer, or it is refused
     operators_max: int = 8  # connections beyond these, which act on an operator's messages alone
     engines_max: int = 1024  # that are connected, or have slots and a living process
+    names_max: int = 64  # of one process, of these
     backlog: int = 64  # connections that the kernel keeps for us
     output_bytes_max: int = 2 * FRAME_BYTES_MAX  # a client that lets more wait is cut off
     messages_a_round_max: int = 64  # of one connection, before others have their turn; or wait

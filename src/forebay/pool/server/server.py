@@ -207,6 +207,7 @@ class PoolServer:
         now = self._clock.monotonic()
         self._engines.join(message.engine, connection.link, connection.peer, now)
         connection.engine, connection.is_operator = message.engine, message.is_operator
+        connection.process = str(connection.peer.pid) if connection.peer.pid > 0 else ""
         welcome, descriptors = self._core.welcome()
         connection.send(welcome, [] if message.is_operator else descriptors)
 
@@ -226,9 +227,10 @@ class PoolServer:
             )
         if not 0 < len(message.engine) <= _ENGINE_CHARACTERS_MAX:
             return f"an engine's name has 1 to {_ENGINE_CHARACTERS_MAX} characters."
-        return self._roles.refusal_to_join(connection, message) or self._engines.refusal(
-            message.engine, connection.peer.uid
-        )
+        sentence = self._roles.refusal_to_join(connection, message)
+        if sentence is not None or message.is_operator:
+            return sentence
+        return self._engines.refusal(message.engine, connection.peer)
 
     def _accept(self, _mask: int) -> None:
         for _ in range(self._limits.backlog):

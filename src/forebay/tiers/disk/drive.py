@@ -5,6 +5,7 @@ A call that hangs keeps its thread and its buffer; the drive is then switched of
 waits for it is answered.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -40,10 +41,12 @@ from forebay.tiers.disk.health import Health
 from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
-from forebay.tiers.disk.regions.directory import OpenDirectory
+from forebay.tiers.disk.regions.directory import OpenDirectory, refuse_too_large
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.region_log import FULL_ERRNOS, RegionLog
 
+# The key is right, and contains both: whoever asks is wrong about them, and the record is sound.
+_WRONG_CLAIM: Final = {Damage.NAMESPACE, Damage.GROUP}
 _WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
 _log: Final = logging.getLogger(__name__)
 
@@ -74,6 +77,11 @@ class Drive:
             *self._workers("read", options.read_depth, self._read_forever),
             *self._workers("write", options.write_depth, self._write_forever),
         ]
+
+    def check_cap(self, cap_bytes: int) -> None:
+        """A cap larger than the file system is a DirectoryError; a drive that fails has no say."""
+        with contextlib.suppress(OSError):
+            refuse_too_large(self._disk, self.directory, cap_bytes)
 
     def start(self) -> None:
         """Begin to work."""
@@ -158,7 +166,8 @@ class Drive:
             return Miss(MissReason.IO_ERROR)
         found = _verify(page, job, count)
         if isinstance(found, Damage):
-            self._catalog.forget(short(job.name.key), job.place)
+            if found not in _WRONG_CLAIM:  # verify: a claim costs nobody a record
+                self._catalog.forget(short(job.name.key), job.place)
             wrong = found in _WRONG_RECORD
             return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
         self.read_bytes += length

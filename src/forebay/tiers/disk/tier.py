@@ -173,6 +173,7 @@ class DiskTier(Tier):
         """See Tier."""
         for number, drive in enumerate(self._drives):
             if drive.directory.path == path:
+                drive.check_cap(cap_bytes)
                 size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
                 drive.region_log.resize(usable_bytes(cap_bytes), size)
                 self._caps_bytes[number] = cap_bytes

@@ -52,10 +52,15 @@ def _addresses(limit_bytes: int, *, huge_pages: bool) -> SharedMemory | OSError:
 def add_memory(memory: SharedMemory, size_bytes: int) -> str:
     """Take so much more; why not, without a full stop, or nothing. Waits: not the pool's thread."""
     wanted = format_size(size_bytes)
-    room_bytes = memory.limit_bytes - memory.size_bytes
-    is_full = size_bytes > room_bytes or len(memory.segments) >= SEGMENTS_MAX
+    total_bytes, new_bytes = total_memory_bytes(), memory.size_bytes + size_bytes
+    if new_bytes > total_bytes:
+        return (
+            f"{format_size(new_bytes)} of DRAM are asked for and this machine has"
+            f" {format_size(total_bytes)}"
+        )
+    is_full = new_bytes > memory.limit_bytes or len(memory.segments) >= SEGMENTS_MAX
     if is_full:  # verify: segments of a slab
-        return f"{wanted} more of DRAM cannot be had unless the pool is started anew"
+        return f"{wanted} more of DRAM cannot be had unless the pool is restarted"
     available = available_memory()
     is_too_much = size_bytes > available.size_bytes and not memory.huge_pages
     if is_too_much:  # verify: memory that is left

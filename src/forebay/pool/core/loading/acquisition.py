@@ -45,7 +45,7 @@ class Acquisition:
         self._promotions = Promotions(parts, self._promoted)
         self._hasher = hasher  # where everything is hashed again before it is promised
         self._retention = Retention(parts.dram)
-        self.requests = LoadRequests()
+        self.requests = LoadRequests(parts.dram.processes)
         self.orphaned_pins = OrphanedPins()
         self._asked = Asks()
         self._answering: LoadRequest | None = None  # whose promise is the answer to its ask

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final
 
-from forebay.pool.core.budget import Budget
+from forebay.pool.core.budget import Budget, Processes
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.session import Session
 
@@ -132,9 +132,9 @@ class LoadRequest:
 class LoadRequests:
     """Every request that is not over, by session and by the number that its engine gave it."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
         self._by_session: dict[Session, dict[int, LoadRequest]] = {}
-        self._keys = Budget(lambda: KEYS_FOLLOWED)  # counted, not in bytes
+        self._keys = Budget(lambda: KEYS_FOLLOWED, processes)  # counted, not in bytes
 
     def __iter__(self) -> Iterator[LoadRequest]:
         for mine in self._by_session.values():

@@ -32,7 +32,7 @@ class Retention:
         self._unread: dict[str, dict[LoadRequest, None]] = {}
         # By engine: what is retained → for how many requests.
         self._users: defaultdict[str, Counter[bytes]] = defaultdict(Counter)
-        self._budget = Budget(lambda: dram.load_budget.limit_bytes)
+        self._budget = Budget(lambda: dram.load_budget.limit_bytes, dram.processes)
 
     @property
     def used_bytes(self) -> int:

@@ -54,6 +54,16 @@ def usable_bytes(cap_bytes: int) -> int:
     return max(0, cap_bytes - _OVERHEAD_BYTES - cap_bytes // _OVERHEAD_SHARE)
 
 
+def refuse_too_large(disk: Disk, directory: OpenDirectory, cap_bytes: int) -> None:
+    """A cap that no free space could ever fill is a DirectoryError."""
+    total_bytes = disk.space(directory.descriptor).total_bytes
+    if cap_bytes > total_bytes:
+        raise DirectoryError(
+            f"{directory.path} is on a file system of {format_size(total_bytes)} and "
+            f"cannot have {format_size(cap_bytes)}; lower its cap."
+        )
+
+
 def region_bytes(wanted: Directory, region_bytes_max: int) -> int:
     """The size of new regions under this cap."""
     size = min(region_bytes_max, usable_bytes(wanted.cap_bytes) // REGIONS_MIN)

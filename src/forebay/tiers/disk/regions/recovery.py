@@ -24,6 +24,7 @@ from forebay.tiers.disk.regions.directory import (
     OpenDirectory,
     medium_error,
     open_directory,
+    refuse_too_large,
     region_bytes,
     region_names,
     usable_bytes,
@@ -72,7 +73,7 @@ def recover_directory(
     recovered = RecoveredDirectory(directory, region_log, [])
     files: list[_File] = []  # open, and not yet a region
     try:
-        _refuse_too_large(disk, recovered, wanted.cap_bytes)
+        refuse_too_large(disk, directory, wanted.cap_bytes)
         _open_files(disk, recovered, files)
         _trim(disk, recovered, files, usable)
         _warn_of_little_space(disk, recovered, files, usable)
@@ -172,16 +173,6 @@ def _remove_or_count(disk: Disk, recovered: RecoveredDirectory, file: _File) -> 
     except OSError as error:
         _log.warning("%s cannot be removed yet (%s)", file.name, error.strerror)
         recovered.region_log.remove_later(file.name, file.file_bytes)
-
-
-def _refuse_too_large(disk: Disk, recovered: RecoveredDirectory, cap_bytes: int) -> None:
-    """A cap that no free space could ever fill is a mistake."""
-    total_bytes = disk.space(recovered.directory.descriptor).total_bytes
-    if cap_bytes > total_bytes:
-        raise DirectoryError(
-            f"{recovered.directory.path} is on a file system of {format_size(total_bytes)} and "
-            f"cannot have {format_size(cap_bytes)}; lower its cap."
-        )
 
 
 def _warn_of_little_space(
