@@ -62,6 +62,7 @@ class RegionLog:
         self._taken_names: set[str] = set()  # of files found at the start; never given away
         self._pins = 0  # regions that are being erased in
         self._erasures = 0  # under way
+        self._waiting_to_place = 0  # writers
         self._is_closed = False
         self.allocated_bytes = 0
         self.evicted_regions = 0
@@ -140,8 +141,7 @@ class RegionLog:
         """Give a record its place, opening the next region if it must be; on a writer thread."""
         while True:
             with self._changed:
-                while self._is_rolling:
-                    self._changed.wait()
+                self._wait_to_place()
                 region = self._open
                 offset = region.place(length) if region is not None else None
                 if region is not None and offset is not None:
@@ -155,6 +155,15 @@ class RegionLog:
             refused = self._roll()
             if refused is not None:
                 return refused
+
+    def _wait_to_place(self) -> None:
+        """Wait for the next region or for an erasure, which lets waiting writers go first."""
+        if not self._is_rolling:
+            return
+        self._waiting_to_place += 1
+        self._changed.wait_for(lambda: not self._is_rolling)
+        self._waiting_to_place -= 1
+        self._changed.notify_all()
 
     def add_entry(self, region: Region, header: RecordHeader, offset: int) -> None:
         """A placed record is on the medium: from now on an erasure finds it."""
@@ -203,7 +212,7 @@ class RegionLog:
         """See `Region.gaps`, of a pinned region; meanwhile no record is put there."""
         with self._changed:
             is_held = region is self._open
-            while is_held and self._is_rolling:
+            while is_held and (self._is_rolling or self._waiting_to_place):
                 self._changed.wait()
                 is_held = region is self._open
             self._is_rolling = self._is_rolling or is_held
