@@ -19,8 +19,8 @@ SPACE = bytes(reversed(range(32)))
 RUN = messages.ChunkRun(SPACE, 0, bytes(32), KEY, 4096)
 CLIENT: dict[str, ClientMessage] = {
     "Hello": messages.Hello(messages.PROTOCOL, "e7b1"),
-    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16]),
-    "Ask": messages.Ask(7, 0, 1, 2000, stream=False),
+    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:]),
+    "Ask": messages.Ask(7, 0, 1, 2000, stream=False, local=[messages.KeyRun(1, KEY[16:])]),
     "Release": messages.Release(7, [0]),
     "Cancel": messages.Cancel(7),
     "Settled": messages.Settled("e7b1"),
@@ -35,7 +35,7 @@ POOL: dict[str, PoolMessage] = {
     "Welcome": messages.Welcome(messages.PROTOCOL, 11, 1 << 40, 1 << 27, [1 << 30, 1 << 28], [7]),
     "Grown": messages.Grown(11, 1 << 28),
     "Refused": messages.Refused("why not."),
-    "Found": messages.Found(7, 1, 0),
+    "Found": messages.Found(7, 1, 0, b"\x01"),
     "Promise": messages.Promise(7, 11, 0, 1, [4096], [4000], bytes(16)),
     "Ready": messages.Ready(7, 11, 0, 4096, 4000, KEY),
     "Reserved": messages.Reserved(3, 11, [8192, -1, -2, -3]),

@@ -11,14 +11,15 @@ from collections import deque
 from collections.abc import Sequence
 
 from forebay.engines.copies.contract import Store, WorkerSlab
+from forebay.engines.geometry import Geometry, ShardPlaces
 from forebay.record.header import payload_hash
 
 
 class StoreDigests:
     """What waits for its digest, and what has it. `_changed` guards all of it."""
 
-    def __init__(self, block_bytes: int) -> None:
-        self._block_bytes = block_bytes
+    def __init__(self, shape: Geometry) -> None:
+        self._shape = shape
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Sequence[Store], WorkerSlab]] = deque()
         self._done: list[tuple[Store, bytes]] = []
@@ -55,7 +56,7 @@ class StoreDigests:
     def _run(self) -> None:
         while (job := self._next()) is not None:
             stores, slab = job
-            done = [(store, digest_of(store, slab, self._block_bytes)) for store in stores]
+            done = [(store, digest_of(store, slab, self._shape)) for store in stores]
             del job, stores, slab  # the slab may be unmapped once we are idle
             with self._changed:
                 self._done += done
@@ -68,14 +69,12 @@ class StoreDigests:
             return self._waiting.popleft() if self._waiting else None
 
 
-def digest_of(store: Store, slab: WorkerSlab, block_bytes: int) -> bytes:
-    """The digest of what lies in a store's slot: all blocks of its chunk, of this worker's shard.
+def digest_of(store: Store, slab: WorkerSlab, shape: Geometry) -> bytes:
+    """The digest of what lies in a store's slot: all blocks of its record, of this worker's shard.
 
     Where the shard is padded, zeros are written there: the slot may have been another chunk's.
     """
-    memory, start = slab.shards, store.piece.offset
-    size = len(store.piece.blocks) * block_bytes
-    if slab.shard_bytes > size:
-        memory[start + size : start + slab.shard_bytes] = 0
-        size = slab.shard_bytes
-    return payload_hash(memory[start : start + size].data)
+    places = ShardPlaces(shape, slab.shard, slab.widest)
+    start, size, padded = places.shard_of(store.piece)
+    slab.memory[start + size : start + padded] = 0
+    return payload_hash(slab.memory[start : start + padded].data)

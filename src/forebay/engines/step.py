@@ -22,7 +22,7 @@ class StepPlan:
     freed: int = EVERYTHING  # the last step that stored blocks which may be free now; 0: none
     engine: str = ""  # the name under which the scheduler has joined the pool
     generation: int = 0  # of the pool's slab; 0: no pool
-    shard_bytes: int = 0  # of each worker's part of a slot; 0: there is only one
+    widest: tuple[int, ...] = ()  # by group, a block in the largest shard; empty: there is only one
     loads: list[LoadPart] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
 

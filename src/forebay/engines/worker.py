@@ -9,6 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from forebay.engines.boundary import Boundary
 from forebay.engines.copies.contract import Copies, LoadPart, Piece, Store, WorkerSlab
 from forebay.engines.copies.host import HostCopies
-from forebay.engines.copies.pages import Pages, rows_of
+from forebay.engines.copies.pages import Pages, rows_of_tables
 from forebay.engines.geometry import Geometry, Shard
 from forebay.engines.step import StepPlan, WorkerReport
 from forebay.pool.client.session import PoolSession, join
@@ -99,7 +100,8 @@ class WorkerConnector:
     def fail(self, load: LoadPart) -> None:
         """A load cannot be done: the engine computes these blocks itself."""
         self._failed.add(load.request)
-        self._failed_blocks.update(block for piece in load.pieces for block in piece.blocks)
+        pieces = load.pieces
+        self._failed_blocks.update(id_ for each in pieces for ids in each.tables for id_ in ids)
         self._report.over[load.serial] = {self._shard.rank}
         self._settle(load)
 
@@ -147,7 +149,7 @@ class WorkerConnector:
         done = self._copies.take_done()
         for store, digest in done.stored:
             self._report.stored[store.serial] = {self._shard.number: digest}
-            self.counts["stored.bytes"] += len(store.piece.blocks) * self._shape.block_bytes
+            self.counts["stored.bytes"] += self._bytes_of(store.piece)
         self.counts["store_us"] += round(done.store_s * 1e6)
         self.counts["load_us"] += round(done.load_s * 1e6)
         self.counts["submit_us"] += round(done.submit_s * 1e6)
@@ -159,8 +161,7 @@ class WorkerConnector:
             self._coming.setdefault(load.request, []).append(load)
             self._settle(load)
         for load in done.loaded:
-            blocks = sum(len(piece.blocks) for piece in load.pieces)
-            self.counts["loaded.bytes"] += blocks * self._shape.block_bytes
+            self.counts["loaded.bytes"] += sum(map(self._bytes_of, load.pieces))
             self._report.over[load.serial] = {self._shard.rank}
 
     def _await_loads(self, reported: int) -> None:
@@ -180,6 +181,10 @@ class WorkerConnector:
             del self._under_way[load.request]
             self._has_last_part.remove(load.request)
             self._received.add(load.request)
+
+    def _bytes_of(self, piece: Piece) -> int:
+        """What this worker has of a piece."""
+        return len(piece.blocks) * self._shape.groups[piece.group].block_bytes
 
     def _missed(self, store: Store) -> None:
         self._report.stored[store.serial] = {self._shard.number: b""}
@@ -224,7 +229,10 @@ class WorkerConnector:
         self._is_leaving = False
         slab = session.slab
         assert slab is not None
-        chunk_bytes = step.shard_bytes * self._shape.shards or self._shape.chunk_bytes
+        chunk_bytes = max(
+            (wide or group.block_bytes) * group.chunk_blocks * group.shards
+            for group, wide in zip(self._shape.groups, step.widest or repeat(0), strict=False)
+        )
         slot_bytes = slot_bytes_for(chunk_bytes)
         if slot_bytes > slab.arena_bytes:
             _log.warning(
@@ -241,9 +249,9 @@ class WorkerConnector:
                 slab.arena_bytes,
                 slab.size_bytes,
                 slab.given_back,
-                slot_bytes,
-                self._shard.number * step.shard_bytes,
-                step.shard_bytes,
+                slab.arena_bytes if self._shape.local else slot_bytes,
+                self._shard.number,
+                step.widest,
             )
         )
 
@@ -259,18 +267,24 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
         return HostCopies(Pages(shape, tensors, blocks))
     # Only here is there a GPU to import them for.
     from forebay.engines.copies.cuda import CudaDriver  # noqa: PLC0415
-    from forebay.engines.copies.pointers import PageTable  # noqa: PLC0415
+    from forebay.engines.copies.pointers import PageTable, PageTables  # noqa: PLC0415
     from forebay.engines.copies.streamed import StreamedCopies  # noqa: PLC0415
 
-    rows = [rows_of(tensors[layer], blocks, shape.page_bytes) for layer in shape.layers]
-    layers = [(row.data_ptr(), row.stride(0)) for row in rows]
-    page_table = PageTable.of(layers, shape.page_bytes, blocks)
-    plain = partial(CudaDriver, rows[0].device, 0)  # copy engines alone
+    tables = []
+    for rows in rows_of_tables(shape, tensors, blocks):
+        page_bytes = rows[0].shape[1]
+        tables.append(
+            PageTable.of([(row.data_ptr(), row.stride(0)) for row in rows], page_bytes, blocks)
+        )
+    device = next(iter(tensors.values())).device
+    plain = partial(CudaDriver, device, 0)  # copy engines alone
 
     def compiled() -> CudaDriver:
-        driver = CudaDriver(rows[0].device)
-        driver.warm(page_table.page_bytes)
+        driver = CudaDriver(device)
+        for page_bytes in {table.page_bytes for table in tables}:
+            driver.warm(page_bytes)
         return driver
 
-    driver = Boundary().call(plain, compiled) if page_table.is_aligned else plain()
-    return StreamedCopies(driver, page_table)
+    is_aligned = all(table.is_aligned for table in tables)
+    driver = Boundary().call(plain, compiled) if is_aligned else plain()
+    return StreamedCopies(driver, PageTables(tables, shape))

@@ -1,24 +1,28 @@
 """What a record of one group of layers is worth without others: the group's rule.
 
-A group is a set of layers that share a block table in the engine. Every chunk of tokens has a
-record for each group, and each group has a rule that says which records a hit needs. Models of full
-attention have one group and one rule. Nothing else in the pool or in a tier assumes an order of
-records: they follow `RecordName.parent`, which is given here.
+A group is the layers of a model that look equally far back. Every chunk of tokens has a record for
+group 0, whose layers look back to the beginning; models of full attention have no other group. Of
+groups whose layers do not look back so far, a hit of n chunks needs only the last records before n.
+Nothing else in the pool or in a tier assumes an order of records: they follow `RecordName.parent`,
+which is given here. Which records a hit needs, the engine knows (`forebay.engines.groups`).
 """
 
 from enum import StrEnum
+
+from forebay.record.header import ROOT
 
 
 class GroupRule(StrEnum):
     """Which records of a group a hit of n chunks needs."""
 
     FULL = "full"  # all of [0, n): full attention reads everything before it
+    LOCAL = "local"  # the last before n: each is of use without those before it
 
     def parent_of(self, previous: bytes) -> bytes:
         """The record without which the one after `previous` is of no use; ROOT: none."""
-        return previous
+        return previous if self is GroupRule.FULL else ROOT
 
 
-def rule_of(group: int) -> GroupRule:  # noqa: ARG001 - one rule holds for every group so far
-    """The rule of a group, by its number in the engine."""
-    return GroupRule.FULL
+def rule_of(group: int) -> GroupRule:
+    """The rule of a group, by its number."""
+    return GroupRule.FULL if group == 0 else GroupRule.LOCAL

@@ -20,6 +20,7 @@ _ROOT: Final = struct.Struct(
 )  # version, namespace, group, chunk, salt and adapter length
 _KEY_VERSION: Final = b"forebay key 1"
 _PARTS_PERSON: Final = b"forebay parts"
+_GROUP_PERSON: Final = b"forebay group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,16 @@ class KeyChain:
             key=self._realm,
             person=_PARTS_PERSON,
         )
+
+
+def group_key(key: bytes, group: int) -> bytes:
+    """The key of a chunk's record in another group, from its key in group 0.
+
+    That key names everything before the chunk's end, the realm's secret included; so does this one.
+    """
+    return hashlib.blake2b(
+        key + group.to_bytes(4, "little"), digest_size=KEY_BYTES, person=_GROUP_PERSON
+    ).digest()
 
 
 def proof_of(keys: Iterable[bytes]) -> bytes:

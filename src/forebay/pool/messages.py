@@ -79,6 +79,7 @@ class Lookup(_Message, frozen=True, tag="lookup"):
     namespace: bytes
     group: int
     keys: _Keys
+    local: _Keys = b""  # of records that stand alone: only whether they are there is wanted
 
 
 class Found(_Message, frozen=True, tag="found"):
@@ -87,6 +88,16 @@ class Found(_Message, frozen=True, tag="found"):
     request: int
     known: int  # chunks, from the first, in any tier
     ready: int  # of these, from the first, already in DRAM
+    has: bytes = (
+        b""  # a bit for each of `local`, the lowest first: in any tier; the first time only
+    )
+
+
+class KeyRun(_Message, frozen=True):
+    """Records of another group than the chain's, which stand alone."""
+
+    group: int
+    keys: _Keys
 
 
 class Ask(_Message, frozen=True, tag="ask"):
@@ -97,6 +108,7 @@ class Ask(_Message, frozen=True, tag="ask"):
     count: int
     deadline_ms: int  # then the promise is cut to what is verified
     stream: bool  # promise all that is known, even more than the load budget holds at once
+    local: Annotated[list[KeyRun], msgspec.Meta(max_length=RUNS_MAX)] = []  # follow the chunks
 
 
 class Promise(_Message, frozen=True, tag="promise"):
@@ -145,11 +157,11 @@ class Settled(_Message, frozen=True, tag="settled"):
 
 
 class ChunkRun(_Message, frozen=True):
-    """Successive chunks of one chain that an engine has computed."""
+    """Successive chunks of one chain that an engine has computed, or records that stand alone."""
 
     namespace: bytes
     group: int
-    parent: bytes  # full key of the chunk before, or ROOT
+    parent: bytes  # full key of the chunk before, or ROOT; of groups but 0: of the chunk itself
     keys: bytes  # full keys, joined
     length: int  # payload bytes of each chunk
     shards: int = 1  # equal parts of each, whose hashes its digest is made of

@@ -8,8 +8,9 @@ import numpy as np
 from tests.engines.copies.simulated import SimulatedDriver
 
 from forebay.engines.copies.contract import FinishedCopies, LoadPart, Piece, Store, WorkerSlab
-from forebay.engines.copies.pointers import PageTable
+from forebay.engines.copies.pointers import PageTable, PageTables
 from forebay.engines.copies.streamed import StreamedCopies
+from forebay.engines.geometry import Geometry
 from forebay.engines.step import EVERYTHING
 
 PAGE, LAYERS, BLOCKS, CHUNK_BLOCKS = 4096, 3, 32, 2
@@ -24,6 +25,12 @@ def slot(number: int) -> int:
     return number // SLOTS_AN_ARENA * ARENA + number % SLOTS_AN_ARENA * SLOT
 
 
+def page_tables(layers: list[tuple[int, int]]) -> PageTables:
+    """All layers have one block table."""
+    shape = Geometry(tuple(map(str, range(LAYERS))), PAGE, 16, CHUNK_BLOCKS)
+    return PageTables([PageTable.of(layers, PAGE, BLOCKS)], shape)
+
+
 class Machine:
     """A KV cache, a slab and copies between them."""
 
@@ -32,7 +39,7 @@ class Machine:
         self.cache = np.zeros((LAYERS, BLOCKS, PAGE), dtype=np.uint8)
         self.memory = np.zeros(8 * ARENA, dtype=np.uint8)
         layers = [(layer.ctypes.data, PAGE) for layer in self.cache]
-        self.copies = StreamedCopies(driver, PageTable.of(layers, PAGE, BLOCKS))
+        self.copies = StreamedCopies(driver, page_tables(layers))
         self.slab = WorkerSlab(1, self.memory, ARENA, cap_arenas * ARENA, slot_bytes=SLOT)
         self.copies.attach(self.slab)
         self.steps = 0

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from forebay.engines.copies.contract import Piece
-from forebay.engines.copies.pointers import PageTable
+from forebay.engines.copies.contract import Piece, WorkerSlab
+from forebay.engines.copies.pointers import PageTable, PageTables
+from forebay.engines.geometry import Geometry, Reach, ReachKind
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 PAGE = 100
@@ -13,7 +14,7 @@ PAGE = 100
 def test_a_page_a_layer_where_layers_lie_apart() -> None:
     page_table = PageTable.of([(10_000, PAGE), (50_000, PAGE)], PAGE, 16)
     memory = np.zeros(4000, dtype=np.uint8)
-    rows = page_table.blocks_of([Piece(400, 1, [7, 3]), Piece(2000, 0, [5])], memory)
+    rows = page_table.blocks_of([(600, [7, 3]), (2000, [5])], memory)
     batch = page_table.batch(rows, 0, rows.total)
     base = memory.ctypes.data
     assert batch.pages.tolist() == [10_700, 50_700, 10_300, 50_300, 10_500, 50_500]
@@ -25,17 +26,48 @@ def test_one_page_a_block_where_its_layers_lie_together() -> None:
     layers = [(10_000 + number * PAGE, 3 * PAGE) for number in range(3)]
     page_table = PageTable.of(layers, PAGE, 16)
     assert page_table.page_bytes == page_table.block_bytes == 3 * PAGE
-    rows = page_table.blocks_of([Piece(300, 0, [2, 4])], np.zeros(4000, dtype=np.uint8))
+    rows = page_table.blocks_of([(300, [2, 4])], np.zeros(4000, dtype=np.uint8))
     assert page_table.batch(rows, 0, 2).pages.tolist() == [10_600, 11_200]
     apart = PageTable.of(list(reversed(layers)), PAGE, 16)
     assert apart.page_bytes == PAGE, "a slot has them in another order"
 
 
-@pytest.mark.parametrize("piece", [Piece(0, 0, [16]), Piece(0, 0, [-1]), Piece(3900, 0, [1])])
-def test_what_lies_outside_is_never_copied(piece: Piece) -> None:
+def test_a_group_of_several_tables_lies_table_behind_table() -> None:
+    """Group 1 has two tables, of one layer and of two; the record has three blocks of four."""
+    window = Reach(ReachKind.WINDOW, 40)
+    local = Geometry(("b", "c", "d"), PAGE, 16, 4, reach=window, tables=(1, 2), table_layers=(1, 2))
+    shape = Geometry(("a",), PAGE, 16, 4, local=(local,))
+    bases = [[(10_000, PAGE)], [(20_000, PAGE)], [(30_000, PAGE), (40_000, PAGE)]]
+    tables = PageTables([PageTable.of(layers, PAGE, 16) for layers in bases], shape)
+    memory = np.zeros(8000, dtype=np.uint8)
+    slab = WorkerSlab(1, memory, 8000, 8000, shard=1, widest=(PAGE, 4 * PAGE))
+    pieces = [Piece(0, 1, [9]), Piece(3000, 1, [5, 6], 1, 3, ([7, 8],))]
+    job = tables.blocks_of(pieces, slab)
+    assert job.total == 5
+    assert tables.bytes_of(pieces) == PAGE + 2 * 3 * PAGE
+    base, block = memory.ctypes.data, 0
+    copied: list[tuple[int, int]] = []
+    while block < job.total:
+        table, rows, before = tables.at(job, block)
+        batch = table.batch(rows, block - before, rows.total)
+        copied += zip(batch.pages.tolist(), (batch.slots - base).tolist(), strict=True)
+        block = before + rows.total
+    shard = 3000 + 3 * 4 * PAGE  # the second one's
+    second = shard + 3 * PAGE + 2 * PAGE
+    assert copied == [
+        (10_900, 4 * PAGE + PAGE),
+        (20_500, shard + PAGE),
+        (20_600, shard + 2 * PAGE),
+        *((30_700, second), (40_700, second + PAGE)),
+        *((30_800, second + 2 * PAGE), (40_800, second + 3 * PAGE)),
+    ]
+
+
+@pytest.mark.parametrize("run", [(0, [16]), (0, [-1]), (3900, [1])])
+def test_what_lies_outside_is_never_copied(run: tuple[int, list[int]]) -> None:
     page_table = PageTable.of([(10_000, PAGE), (50_000, PAGE)], PAGE, 16)
     with pytest.raises(AssertionError):
-        page_table.blocks_of([piece], np.zeros(4000, dtype=np.uint8))
+        page_table.blocks_of([run], np.zeros(4000, dtype=np.uint8))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from tests.pool_process import wait_until
 
 from forebay.engines.copies import registration
 from forebay.engines.copies.contract import LoadPart, Piece, WorkerSlab
-from forebay.engines.copies.pointers import PageTable
+from forebay.engines.copies.pointers import PageTable, PageTables
 from forebay.engines.copies.registration import Registration
 from forebay.engines.copies.streamed import StreamedCopies
+from forebay.engines.geometry import Geometry
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 ARENA, ARENAS = 1 << 18, 4
@@ -210,7 +211,8 @@ def load(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[in
     def begin(first: int, count: int) -> Noted:
         monkeypatch.setattr(Registration, "rest", noted_rest)
         cache = np.zeros((1, 8, SLOT), dtype=np.uint8)
-        copies = StreamedCopies(driver, PageTable.of([(cache.ctypes.data, SLOT)], SLOT, 8))
+        page_table = PageTable.of([(cache.ctypes.data, SLOT)], SLOT, 8)
+        copies = StreamedCopies(driver, PageTables([page_table], Geometry(("layer",), SLOT, 16, 1)))
         made.append((copies, cache))  # as long as it is copied into
         memory = np.zeros(40 * ARENA, dtype=np.uint8)
         copies.attach(WorkerSlab(1, memory, ARENA, memory.nbytes, slot_bytes=SLOT))

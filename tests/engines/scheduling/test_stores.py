@@ -36,7 +36,7 @@ def tracked() -> TrackedRequest:
     tokens = list(range(8 * SHAPE.chunk_tokens))
     request = SimpleNamespace(request_id="request", all_token_ids=tokens)
     tracked = TrackedRequest(request, SHAPE, ROOT)
-    tracked.blocks = list(range(8))
+    tracked.tables = [list(range(8))]
     tracked.extend()
     return tracked
 
@@ -97,7 +97,7 @@ def test_after_a_chunk_without_a_slot_few_are_offered_and_more_as_they_are_taken
     tokens = list(range(400 * SHAPE.chunk_tokens))
     request = SimpleNamespace(request_id="request", all_token_ids=tokens)
     tracked = TrackedRequest(request, SHAPE, ROOT)
-    tracked.blocks = list(range(400))
+    tracked.tables = [list(range(400))]
 
     def offered() -> int:
         tracked.store.offer_at = 0.0  # a while later

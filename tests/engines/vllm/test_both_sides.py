@@ -17,7 +17,7 @@ from tests.engines.vllm.test_scheduler_side import CHUNKS, ROOT, SHAPE, Output, 
 from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
 from forebay.engines.copies.contract import LoadPart
-from forebay.engines.copies.pointers import PageTable
+from forebay.engines.copies.pointers import PageTable, PageTables
 from forebay.engines.copies.streamed import StreamedCopies
 from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.vllm.metadata import StepMetadata
@@ -50,7 +50,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         self.worker = WorkerConnector(pool.socket, SHAPE, Clock())
         layer = (self.cache.ctypes.data, SHAPE.page_bytes)
         page_table = PageTable.of([layer], SHAPE.page_bytes, BLOCKS)
-        self.worker._copies = StreamedCopies(self.driver, page_table)
+        self.worker._copies = StreamedCopies(self.driver, PageTables([page_table], SHAPE))
 
     def __exit__(self, *_: object) -> None:
         self.worker.close()
@@ -69,7 +69,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         request = request_of(list(range(TOKENS + 1)))
         self.scheduler.arrived(request)
         assert asked(self.scheduler, request, 0) == TOKENS
-        self.scheduler.allocated(request, list(range(BLOCKS)), TOKENS)
+        self.scheduler.allocated(request, [list(range(BLOCKS))], TOKENS)
         (load,) = self.step().loads
         return request, load
 
@@ -288,7 +288,7 @@ def test_a_promise_of_which_no_worker_knew_fails_with_its_connection(pool: PoolP
         request = request_of(list(range(TOKENS + 1)))
         both.scheduler.arrived(request)
         assert asked(both.scheduler, request, 0) == TOKENS
-        both.scheduler.allocated(request, list(range(BLOCKS)), TOKENS)
+        both.scheduler.allocated(request, [list(range(BLOCKS))], TOKENS)
         both.lose()
         assert both.pinned_chunks() == CHUNKS
         step = both.step()

@@ -124,11 +124,11 @@ def declined_caches() -> dict[str, Any]:
     return {
         "window": caches(window),
         "mamba": caches(state),
-        "hybrid": caches(full(), window),
+        "full of two sizes": caches(full(), replace(full(), block_size=32)),
     }
 
 
-@pytest.mark.parametrize("kind", ["window", "mamba", "hybrid"])
+@pytest.mark.parametrize("kind", ["window", "mamba", "full of two sizes"])
 def test_other_kinds_of_attention_are_declined(
     config: Any, place: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -315,8 +315,8 @@ def test_weights_that_cannot_be_read_are_told_when_that_is_known(
 
 def test_strict_refuses_what_is_declined_and_to_be_without_a_pool(config: Any, place: Path) -> None:
     strict = {"socket": str(place / "nobody"), "strict": True}
-    with pytest.raises(StartupError, match=r"strict .*several kinds of attention"):
-        connector(config, caches(full(), full()), **strict)
+    with pytest.raises(StartupError, match=r"strict .*without full attention"):
+        connector(config, declined_caches()["window"], **strict)
     with pytest.raises(StartupError, match="no pool answers"):
         connector(config, caches(full()), no_pool="serve", **strict)
     assert not list(place.iterdir())

@@ -127,7 +127,7 @@ def test_blocks_that_are_lost_between_ask_and_promise_are_loaded_too(pool: PoolP
     assert side.counts["asked_again.reading"], "the promise is on its way"
     assert asked(side, request, 0) == CHUNKS * SHAPE.chunk_tokens
     blocks = list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks))
-    side.allocated(request, blocks, CHUNKS * SHAPE.chunk_tokens)
+    side.allocated(request, [blocks], CHUNKS * SHAPE.chunk_tokens)
     loaded: list[int] = []
     until = time.monotonic() + 10
     while len(loaded) < len(blocks):
@@ -145,7 +145,7 @@ def test_a_promise_with_a_hole_before_it_is_a_failed_load(pool: PoolProcess) -> 
     side.arrived(request)
     tokens = asked(side, request, SHAPE.chunk_tokens)
     side._requests["request"].load.computed = 0  # as if the scheduler had changed its mind
-    side.allocated(request, list(range(100, 116)), tokens)
+    side.allocated(request, [list(range(100, 116))], tokens)
     loads = side.begin_step(Output).loads
     assert loads[0].is_last
     assert loads[0].failed
@@ -156,7 +156,7 @@ def test_two_with_the_same_promise_load_it_once(pool: PoolProcess) -> None:
     side, whole = side_of(pool), CHUNKS * SHAPE.chunk_tokens
     first, second = both_promised(side, (whole, whole))
     assert side.matched(first, 0) == (whole, True)
-    side.allocated(first, list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks)), whole)
+    side.allocated(first, [list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks))], whole)
     for _ in range(3):
         assert side.matched(second, 0) == (None, False), "what it waits for is being copied"
         assert side._requests[second.request_id].load.promise is None, (
@@ -174,7 +174,7 @@ def test_one_with_more_to_load_does_not_wait_for_another(pool: PoolProcess) -> N
     side, whole, part = side_of(pool), CHUNKS * SHAPE.chunk_tokens, 2 * SHAPE.chunk_tokens
     first, second = both_promised(side, (part, whole))
     assert side.matched(first, 0) == (part, True)
-    side.allocated(first, list(range(100, 100 + 2 * SHAPE.chunk_blocks)), part)
+    side.allocated(first, [list(range(100, 100 + 2 * SHAPE.chunk_blocks))], part)
     assert side.matched(second, 0) == (whole, True)
     side.close()
 
@@ -266,7 +266,7 @@ def test_t14_workers_are_told_up_to_which_step_freed_blocks_are_stored(
     side = side_of(near)
     stored(side, "a", [5, 6, 7, 8], 9)
     first = stored(side, "b", [15, 16, 17, 18], 10)
-    side._requests["a"].blocks += [9, 10, 11, 12]
+    side._requests["a"].tables[0] += [9, 10, 11, 12]
     side._requests["a"].store.offered = 2
     side._stores.offer([side._requests["a"]])
     last = next_stored(side)
@@ -382,7 +382,7 @@ def test_a_pool_that_goes_and_comes_is_noticed_however_busy_the_engine_is(
 
     steps_until(lambda: tracked.load.found is not None, "an answer")
     pool.signal(signal.SIGSTOP)
-    tracked.blocks, tracked.store.offered = list(range(16)), 1
+    tracked.tables, tracked.store.offered = [list(range(16))], 1
     side._stores.offer([tracked])  # never answered
     pool.kill()
     side._pool.post(Cancel(999))  # the first to notice

@@ -84,7 +84,7 @@ class Ranks:
         request = request_of([TOKEN] * (2 * SHAPE.chunk_tokens + 1), "b")
         self.side.arrived(request)
         assert asked(self.side, request, 0) == SHAPE.chunk_tokens
-        self.side.allocated(request, LOADED, SHAPE.chunk_tokens)
+        self.side.allocated(request, [LOADED], SHAPE.chunk_tokens)
         step = self.side.begin_step(Output)
         for worker in self.workers:
             worker.begin(step)

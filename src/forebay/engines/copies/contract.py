@@ -38,11 +38,19 @@ Bytes: TypeAlias = Any  # a numpy array of uint8
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of one chunk: whole blocks that lie in the slab and in the engine's KV cache."""
+    """Part of one record: whole blocks that lie in the slab and in the engine's KV cache."""
 
-    offset: int  # of the chunk's slot in the slab
-    first: int  # the first of these blocks, counted in the chunk
+    offset: int  # of the record's slot in the slab
+    first: int  # the first of these blocks, counted in the record
     blocks: list[int]  # ids in the engine's KV cache
+    group: int = 0
+    size: int = 0  # blocks that the whole record has; 0: those of a chunk
+    others: tuple[list[int], ...] = ()  # likewise, in the other block tables of the group
+
+    @property
+    def tables(self) -> tuple[list[int], ...]:
+        """Ids in every block table of the group."""
+        return (self.blocks, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class LoadPart:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One chunk to be copied out of the KV cache."""
+    """One record to be copied out of the KV cache."""
 
     generation: int
     piece: Piece
@@ -76,14 +84,9 @@ class WorkerSlab:
     arena_bytes: int  # no slot straddles a multiple of it
     cap_bytes: int  # what there is of it, from its start, unless segments are added
     given_back: frozenset[int] = frozenset()  # arenas that the pool uses no more; see Welcome
-    slot_bytes: int = 0  # of a chunk's slot
-    shard_offset: int = 0  # of this worker's shard in every slot
-    shard_bytes: int = 0  # which is padded to so many; 0: it is not
-
-    @property
-    def shards(self) -> Bytes:
-        """The memory from this worker's shard in the first slot on: a slot's offset leads there."""
-        return self.memory[self.shard_offset :]
+    slot_bytes: int = 0  # of all slots that we use, or a multiple of them all
+    shard: int = 0  # the number of this worker's shard in every slot
+    widest: tuple[int, ...] = ()  # by group, a block in the largest shard; empty: there is only one
 
 
 @dataclass(slots=True)

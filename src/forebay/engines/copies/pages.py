@@ -1,6 +1,7 @@
 """The engine's KV cache as bytes, and copies between it and slots of the slab.
 
-A chunk in a slot is block-major: for each of its blocks, for each layer, one page.
+A record in a slot is block-major: for each of its blocks, for each layer, one page; where its group
+has several block tables, one table behind the other.
 
     slot = [block 0: layer 0 page, layer 1 page, …][block 1: …]…
 
@@ -8,13 +9,13 @@ Pages are opaque bytes; their size and number come from what the engine declares
 do not have that geometry are refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from forebay.engines.copies.contract import Bytes, Piece
-from forebay.engines.geometry import Geometry
+from forebay.engines.copies.contract import Bytes, Piece, WorkerSlab
+from forebay.engines.geometry import Geometry, ShardPlaces
 
 
 class Pages:
@@ -22,38 +23,42 @@ class Pages:
 
     def __init__(self, geometry: Geometry, tensors: dict[str, Any], blocks: int) -> None:
         """ValueError if a tensor is not what the engine declared."""
-        self._geometry = geometry
-        self._layers = [
-            rows_of(tensors[layer], blocks, geometry.page_bytes).numpy()
-            for layer in geometry.layers
+        self.geometry = geometry
+        self._tables = [
+            [rows.numpy() for rows in table] for table in rows_of_tables(geometry, tensors, blocks)
         ]
 
-    @property
-    def block_bytes(self) -> int:
-        """Of a block, in all layers."""
-        return self._geometry.block_bytes
-
-    def copy_out(self, piece: Piece, slab: Bytes) -> None:
+    def copy_out(self, piece: Piece, slab: WorkerSlab) -> None:
         """From the KV cache into a slot."""
-        slot = self._slot(piece, slab)
-        for number, pages in enumerate(self._layers):
-            slot[:, number] = pages[piece.blocks]
+        for table, blocks, slot in self._slots(piece, slab):
+            for number, pages in enumerate(self._tables[table]):
+                slot[:, number] = pages[blocks]
 
-    def copy_in(self, piece: Piece, slab: Bytes) -> None:
+    def copy_in(self, piece: Piece, slab: WorkerSlab) -> None:
         """From a slot into the KV cache."""
-        slot = self._slot(piece, slab)
-        for number, pages in enumerate(self._layers):
-            pages[piece.blocks] = slot[:, number]
+        for table, blocks, slot in self._slots(piece, slab):
+            for number, pages in enumerate(self._tables[table]):
+                pages[blocks] = slot[:, number]
 
-    def digest_input(self, blocks: Sequence[int]) -> list[Bytes]:
-        """Copies of blocks' pages, layer by layer; for tests that compare bytes."""
-        return [pages[list(blocks)].copy() for pages in self._layers]
+    def _slots(self, piece: Piece, slab: WorkerSlab) -> Iterator[tuple[int, list[int], Bytes]]:
+        """For each block table: its number, the piece's blocks in it, their place in the slot."""
+        places = ShardPlaces(self.geometry, slab.shard, slab.widest)
+        page_bytes = self.geometry.groups[piece.group].page_bytes
+        for table, start, blocks in places.runs_of(piece):
+            layers = len(self._tables[table])
+            stop = start + len(blocks) * layers * page_bytes
+            yield table, blocks, slab.memory[start:stop].reshape(len(blocks), layers, page_bytes)
 
-    def _slot(self, piece: Piece, slab: Bytes) -> Bytes:
-        shape = self._geometry
-        start = piece.offset + piece.first * shape.block_bytes
-        stop = start + len(piece.blocks) * shape.block_bytes
-        return slab[start:stop].reshape(len(piece.blocks), len(shape.layers), shape.page_bytes)
+
+def rows_of_tables(geometry: Geometry, tensors: dict[str, Any], blocks: int) -> list[list[Any]]:
+    """For each block table of each group, its layers' tensors as `rows_of` gives them."""
+    tables: list[list[Any]] = []
+    for group in geometry.groups:
+        layers = iter(group.layers)
+        for count in group.table_layers or (len(group.layers),):
+            named = [next(layers) for _ in range(count)]
+            tables.append([rows_of(tensors[layer], blocks, group.page_bytes) for layer in named])
+    return tables
 
 
 def rows_of(tensor: Any, blocks: int, page_bytes: int) -> Any:

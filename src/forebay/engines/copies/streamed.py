@@ -19,7 +19,7 @@ import numpy as np
 from forebay.engines.boundary import Boundary, BrokenError
 from forebay.engines.copies.contract import FinishedCopies, LoadPart, Store, WorkerSlab
 from forebay.engines.copies.driver import Driver, Event, Stream
-from forebay.engines.copies.pointers import JobBlocks, PageTable
+from forebay.engines.copies.pointers import JobBlocks, PageTables
 from forebay.engines.copies.registration import Registration
 from forebay.engines.digests import StoreDigests
 
@@ -60,10 +60,10 @@ class _Job:
 class StreamedCopies:
     """See Copies. `_changed` guards the queues, the jobs in them and the registration."""
 
-    def __init__(self, driver: Driver, page_table: PageTable) -> None:
+    def __init__(self, driver: Driver, page_tables: PageTables) -> None:
         self.boundary = Boundary()
         self._driver = driver
-        self._page_table = page_table
+        self._page_tables = page_tables
         self._changed = threading.Condition()
         self._slab: WorkerSlab | None = None
         self._registration: Registration | None = None
@@ -76,7 +76,7 @@ class StreamedCopies:
         self._loading: deque[_Job] = deque()  # loads that are submitted, in order
         self._broken: list[_Job] = []  # loads that failed though the engine had heard of them
         self._done = FinishedCopies()
-        self._digests = StoreDigests(page_table.block_bytes)
+        self._digests = StoreDigests(page_tables.shape)
         self._is_off = False  # given up for good
         self._is_closing = False
         # Of the model's thread alone.
@@ -250,12 +250,13 @@ class StreamedCopies:
     def _copy_at_once(self, job: _Job, compute: Stream) -> bool:
         assert job.load is not None
         assert self._slab is not None
-        job.blocks = self._page_table.blocks_of(job.load.pieces, self._slab.shards)
-        batch = self._page_table.batch(job.blocks, 0, job.blocks.total)
+        job.blocks = self._page_tables.blocks_of(job.load.pieces, self._slab)
         # A kernel may be what failed, and copy engines take no batch on the default stream.
         self._driver.wait(self._load_stream, self._driver.record(compute))
         job.begun = self._driver.record(self._load_stream)
-        self._driver.copy(self._load_stream, batch, inward=True, by_engine=True)
+        for table, rows in job.blocks.tables:
+            batch = table.batch(rows, 0, rows.total)
+            self._driver.copy(self._load_stream, batch, inward=True, by_engine=True)
         job.event = self._driver.record(self._load_stream)
         self._driver.wait(compute, job.event)
         return True
@@ -285,9 +286,10 @@ class StreamedCopies:
             if job.failed or not (job.blocks is not None or self._is_within_reach(job)):
                 continue
             assert job.load is not None
-            blocks = sum(len(piece.blocks) for piece in job.load.pieces)
-            begun = job.next_block if job.event is None else 0  # the wire keeps up with these
-            left_bytes += (blocks - begun) * self._page_table.block_bytes
+            size_bytes = self._page_tables.bytes_of(job.load.pieces)
+            if job.event is None and job.blocks is not None:  # the wire keeps up with these
+                size_bytes -= size_bytes * job.next_block // job.blocks.total
+            left_bytes += size_bytes
             if left_bytes > COMING_BYTES:
                 return
             self._comes(job)
@@ -379,16 +381,17 @@ class StreamedCopies:
         stream = self._load_stream if is_load else self._store_stream
         if job.blocks is None:
             pieces = job.load.pieces if job.load is not None else [s.piece for s in job.stores]
-            job.blocks = self._page_table.blocks_of(pieces, self._slab.shards)
+            job.blocks = self._page_tables.blocks_of(pieces, self._slab)
             for event in job.after:
                 self._driver.wait(stream, event)
             job.begun = self._driver.record(stream)
-        pages = self._driver.pages_a_call(self._page_table.page_bytes, inward=is_load)
-        stop = min(job.blocks.total, job.next_block + max(1, pages // len(self._page_table.bases)))
-        batch = self._page_table.batch(job.blocks, job.next_block, stop)
-        self._driver.copy(stream, batch, inward=is_load)
-        job.next_block = stop
-        return stop == job.blocks.total
+        table, rows, before = self._page_tables.at(job.blocks, job.next_block)
+        pages = self._driver.pages_a_call(table.page_bytes, inward=is_load)
+        start = job.next_block - before
+        stop = min(rows.total, start + max(1, pages // len(table.bases)))
+        self._driver.copy(stream, table.batch(rows, start, stop), inward=is_load)
+        job.next_block = before + stop
+        return job.next_block == job.blocks.total
 
     def _mark_failed(self, job: _Job) -> bool:
         job.failed = True

@@ -10,15 +10,16 @@ told of no more; the session tells the pool when these are done.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from forebay.engines.copies.contract import LoadPart
 from forebay.engines.geometry import Geometry
+from forebay.engines.groups import hit_of
 from forebay.engines.scheduling.lookups import Lookups
 from forebay.engines.scheduling.request import TrackedRequest
-from forebay.engines.scheduling.request_load import FAILED, LOADING, LoadProgress
+from forebay.engines.scheduling.request_load import FAILED, LOADING, LoadProgress, LoadTarget
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Promise, Release, in_batches
 from forebay.record.region import short
@@ -30,7 +31,7 @@ class _Part(NamedTuple):
     """A part that the workers were told of and have not reported as copied."""
 
     lookup: int
-    chunks: list[int]  # to be released with it; the last part's are released with the lookup
+    records: list[int]  # to be released with it; the last part's are released with the lookup
 
 
 @dataclass(slots=True)
@@ -71,19 +72,26 @@ class EngineLoads:
         """Keys that are being copied in, and for which request."""
         return self._copying
 
-    def allocated(self, tracked: TrackedRequest, blocks: list[int], external: int) -> None:
+    def allocated(
+        self, tracked: TrackedRequest, tables: Sequence[Sequence[int]], external: int
+    ) -> None:
         """The scheduler has given blocks to a request, `external` tokens of them to be loaded."""
-        load, size = tracked.load, self._shape.block_tokens
-        from_block, stop_block = load.computed // size, (load.computed + external) // size
+        load = tracked.load
         deadline = time.monotonic() + _LOAD_S
         nothing = Promise(load.number, self._pool.generation, 0, 0, [], [], b"")
-        progress = LoadProgress(load.promise or nothing, blocks[:stop_block], from_block, deadline)
-        is_promised = load.promise is not None
+        is_promised, stop = load.promise is not None, load.computed + external
+        hit = (
+            load.asked_hit if is_promised else hit_of(self._shape, stop // self._shape.chunk_tokens)
+        )
+        target = LoadTarget(self._shape, hit, tables, load.computed, stop)
+        progress = LoadProgress(load.promise or nothing, target, deadline)
         if not is_promised or progress.first * self._shape.chunk_tokens > load.computed:
             progress.fail(0)  # verify: no hole before what is loaded
         load.begin(progress)
-        tracked.store.has(progress.stop)
-        for chunk in range(progress.first, progress.stop):
+        chunks = min(progress.stop, hit.chunks)
+        tracked.store.has(chunks)
+        tracked.store.local_offered = max(tracked.store.local_offered, chunks)
+        for chunk in range(progress.first, chunks):
             self._copying[short(tracked.keys[chunk])] = tracked.request.request_id
         self._counts["loads"] += 1
         self._counts["loaded.tokens"] += external
@@ -100,16 +108,16 @@ class EngineLoads:
             progress.take(load.streamed)
             if now > progress.deadline:
                 progress.fail_missing()
-            pieces, chunks = progress.take_pieces(self._shape)
+            pieces, records = progress.take_pieces()
             is_last = progress.is_complete
             if is_last:
                 load.take_told()
             if pieces or is_last:
                 self._serials += 1
-                self._parts[self._serials] = _Part(load.number, [] if is_last else chunks)
+                self._parts[self._serials] = _Part(load.number, [] if is_last else records)
                 self._landing.setdefault(load.number, _Landing()).parts += 1
                 self._pool.begin_read(self._serials)
-                failed = progress.failed_blocks(self._shape)
+                failed = progress.failed_blocks()
                 yield LoadPart(
                     request_id, progress.generation, pieces, is_last, failed, self._serials
                 )
@@ -128,8 +136,8 @@ class EngineLoads:
                 continue  # of a lost session
             self._landing[part.lookup].parts -= 1
             if part.lookup in self._lookups:
-                for chunks in in_batches(part.chunks):
-                    self._pool.post(Release(part.lookup, chunks))
+                for records in in_batches(part.records):
+                    self._pool.post(Release(part.lookup, records))
             self._release(part.lookup)
 
     def ended(self, tracked: TrackedRequest, *, failed: bool) -> bool:
@@ -139,7 +147,7 @@ class EngineLoads:
         self._copying = {key: each for key, each in self._copying.items() if each != owner}
         has_failed = tracked.load.state is FAILED
         if has_failed:
-            tracked.store.lacks(progress.stop)
+            tracked.store.lacks(min(progress.stop, progress.target.hit.chunks))
             self._counts["misses.load_failed"] += 1
         number = self._lookups.end(tracked)
         if number:

@@ -2,6 +2,10 @@
 
 Everything here happens in the scheduler's own hooks. A pool that has not answered is waited for
 within a tiny limit of the whole step; beyond it the request is put off, and only for so long.
+
+Where a model has local groups, the lookup also asks which of their records there are, and a hit
+ends where all groups can serve it (`groups`). It is loaded whole or not at all: at a smaller number
+of chunks other local records would be needed.
 """
 
 import time
@@ -10,7 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import msgspec
+
 from forebay.engines.geometry import Geometry
+from forebay.engines.groups import PrefixHit, hit_of, longest_hit, record_blocks
 from forebay.engines.scheduling.error_budget import ErrorBudget
 from forebay.engines.scheduling.load_or_recompute import (
     OtherWork,
@@ -29,7 +36,7 @@ from forebay.engines.scheduling.request_load import (
 )
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import is_promise_for, is_ready_for
-from forebay.pool.messages import KEYS_MAX, Ask, Cancel, Found, Lookup, Promise, Ready
+from forebay.pool.messages import KEYS_MAX, Ask, Cancel, Found, KeyRun, Lookup, Promise, Ready
 from forebay.record.region import short
 
 _GRACE_S: Final = 0.5
@@ -50,6 +57,7 @@ class LoadLimits:
     lookup_deadline_ms: float
     load_deadline_ms: float
     always_load: bool = False  # whatever is known, however long it takes: to measure it
+    may_stream: bool = True  # a load of several groups that fails later can be told to the engine
 
     @property
     def lookup_s(self) -> float:
@@ -110,7 +118,8 @@ class Lookups:
         self._by_number[load.number] = tracked
         keys = b"".join(map(short, tracked.keys[:KEYS_MAX]))
         root = tracked.root
-        self._pool.post(Lookup(load.number, root.namespace, root.group, keys))
+        local = b"".join(short(tracked.key_of(record)) for record in self._local_records(tracked))
+        self._pool.post(Lookup(load.number, root.namespace, root.group, keys, local))
         self._counts["lookups"] += 1
 
     def matched(
@@ -174,19 +183,43 @@ class Lookups:
             self._arrived(tracked, message.first, len(message.offsets))
         else:
             self._arrived(tracked, message.chunk, 1)
-            is_sound = is_ready_for(message, tracked.keys, self._pool.generation)
-            is_whole = message.length == self._shape.chunk_bytes
-            tracked.load.streamed[message.chunk] = message.offset if is_sound and is_whole else -1
+            is_sound = is_ready_for(message, tracked.load.keys, self._pool.generation)
+            is_whole = is_sound and message.length == self._length_at(tracked, message.chunk)
+            tracked.load.streamed[message.chunk] = message.offset if is_whole else -1
 
     def _found(self, tracked: TrackedRequest, found: Found) -> None:
-        before = tracked.load.known
-        if not tracked.load.take_found(found):
+        load, before = tracked.load, tracked.load.found
+        if not load.may_find:
             return
-        if found.known < before:
+        if before is not None and found.known < before.known:
             tracked.store.lacks(found.known)  # the pool has lost some: it is stored again
+        if before is not None and not found.has:  # which comes once
+            found = msgspec.structs.replace(found, has=before.has)
+        load.take_found(found, self._servable(tracked, found))
         tracked.store.has(found.known)
+        if load.known < found.known:
+            tracked.store.junction = found.known
         if not found.known:
             self._budget.answered()
+
+    def _local_records(self, tracked: TrackedRequest) -> list[tuple[int, int]]:
+        """The local records that a hit of this request could need, in the order of the answer."""
+        local = len(self._shape.local)
+        if not local:
+            return []
+        most = (len(tracked.request.all_token_ids) - 1) // self._shape.chunk_tokens
+        chunks = min(len(tracked.keys), most, KEYS_MAX // local)
+        return [(group + 1, chunk) for group in range(local) for chunk in range(chunks)]
+
+    def _servable(self, tracked: TrackedRequest, found: Found) -> PrefixHit:
+        """What of a known prefix all groups can serve, without the prompt's last token."""
+        if not self._shape.local:
+            return PrefixHit(found.known)
+        records = self._local_records(tracked)
+        bits = int.from_bytes(found.has, "little")
+        there = {record for at, record in enumerate(records) if bits >> at & 1}
+        most = len(records) // len(self._shape.local)
+        return longest_hit(self._shape, min(found.known, most), lambda *each: each in there)
 
     def _unanswered(self, load: RequestLoad) -> Matched:
         """The pool has not answered within the limits: wait a little longer, or count a miss.
@@ -216,7 +249,7 @@ class Lookups:
             known = self._wanted(tracked, first)
             if known * self._shape.chunk_tokens - load.computed < limits.min_tokens:
                 return self._missed(load, "computing_is_faster")
-            self._ask(load, first, known)
+            self._ask(tracked, first, known)
         if load.state is ASKED and load.number not in self._estimate:
             wait(lambda: load.state is not ASKED)  # drives take longer than we may wait
         if load.state is ASKED:
@@ -227,22 +260,33 @@ class Lookups:
             load.fail()  # a pool that hangs is not asked again for this request
             self._budget.failed(time.monotonic())
             return self._missed(load, "no_promise")
-        promise = load.promise
+        promise, hit = load.promise, load.asked_hit
         tokens = 0
         if promise is not None:
-            tokens = (promise.first + promise.total) * self._shape.chunk_tokens
+            records = promise.first + promise.total
+            is_usable = records == hit.records or not hit.local  # verify: all that a hit needs
+            tokens = min(records, hit.chunks) * self._shape.chunk_tokens if is_usable else 0
         if tokens - load.computed < limits.min_tokens:
             return self._missed(load, "promise_too_small")
         return tokens - load.computed, True
 
-    def _ask(self, load: RequestLoad, first: int, known: int) -> None:
-        now = time.monotonic()
-        load.ask(first, now)
+    def _ask(self, tracked: TrackedRequest, first: int, known: int) -> None:
+        load, now = tracked.load, time.monotonic()
+        hit = hit_of(self._shape, known)
+        keys = [tracked.key_of(record) for record in hit.local]
+        load.ask(first, hit, tracked.keys[:known] + keys if keys else tracked.keys, now)
         far = known - max(first, load.ready)
         if far > 0:
             self._estimate.reads(now, load.number, far * self._shape.chunk_bytes)
         deadline_ms = int(self._limits.load_deadline_ms)
-        self._pool.post(Ask(load.number, first, known - first, deadline_ms, stream=True))
+        runs: dict[int, list[bytes]] = {}
+        for (group, _), key in zip(hit.local, keys, strict=True):
+            runs.setdefault(group, []).append(short(key))
+        local = [KeyRun(group, b"".join(mine)) for group, mine in runs.items()]
+        is_stream = self._limits.may_stream or not self._shape.local
+        self._pool.post(
+            Ask(load.number, first, known - first, deadline_ms, stream=is_stream, local=local)
+        )
 
     def _may_wait(self, computed: int) -> bool:
         """Whether one more request may be told to ask again."""
@@ -263,6 +307,8 @@ class Lookups:
             others = self._other_work(tracked, now)
             least = least_read(near * size - load.computed, self._limits.min_tokens, size)
             worth = worth_reading(far_tokens, token_bytes, others, self._estimate, now, least=least)
+            if far_tokens > worth and self._shape.local:
+                return 0  # at fewer chunks other local records would be needed
             known = near + worth // size
         return known
 
@@ -285,7 +331,9 @@ class Lookups:
         it would load nothing but what another loads.
         """
         promise = tracked.load.promise
-        at = first if promise is None else promise.first + promise.total - 1
+        at = first
+        if promise is not None:
+            at = min(promise.first + promise.total, tracked.load.asked_hit.chunks) - 1
         if not first <= at < len(tracked.keys):
             return False
         owner = copying.get(short(tracked.keys[at]))
@@ -299,17 +347,28 @@ class Lookups:
 
     def _checked(self, tracked: TrackedRequest, promise: Promise) -> Promise:
         """A promise, cut to nothing if it is not for exactly these chunks."""
-        size = self._shape.chunk_bytes
+        positions = enumerate(promise.lengths, promise.first)
         is_sound = (
-            is_promise_for(promise, tracked.keys, self._pool.generation)
+            is_promise_for(promise, tracked.load.keys, self._pool.generation)
             and promise.first == tracked.load.first  # verify: promise begins where asked
-            and all(length == size for length in promise.lengths)
+            and all(length == self._length_at(tracked, at) for at, length in positions)
         )
         if is_sound:
             return promise
         self._missed(tracked.load, "wrong_promise")
         self._budget.failed(time.monotonic())
         return Promise(promise.request, promise.generation, promise.first, 0, [], [], b"")
+
+    def _length_at(self, tracked: TrackedRequest, position: int) -> int:
+        """The payload that a record of what was asked for must have."""
+        hit = tracked.load.asked_hit
+        if position < hit.chunks:
+            return self._shape.chunk_bytes
+        if position >= hit.records:
+            return 0
+        number, chunk = hit.record_at(position)
+        group = self._shape.groups[number]
+        return group.record_bytes(len(record_blocks(group, chunk)))
 
     def _forget(self, tracked: TrackedRequest) -> None:
         self._estimate.forget(time.monotonic(), tracked.load.number)

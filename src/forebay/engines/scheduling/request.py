@@ -5,8 +5,9 @@ from typing import Final, Protocol
 
 from forebay.engines.copies.contract import Piece
 from forebay.engines.geometry import Geometry
+from forebay.engines.groups import piece_of, record_blocks
 from forebay.engines.scheduling.request_load import RequestLoad
-from forebay.identity.keys import ChainRoot, KeyChain
+from forebay.identity.keys import ChainRoot, KeyChain, group_key
 
 OFFER_CHUNKS_MAX: Final = 1 << 16
 
@@ -32,10 +33,19 @@ class RequestStore:
     """How far one request's chunks are stored. Written by `EngineStores` and by these methods.
 
     Chunks [0, stored) are in the pool or will not be stored by us; [stored, offered) are about to
-    be offered; what follows is not computed yet.
+    be offered; what follows is not computed yet. Records of local groups have a count of their own,
+    since each is offered once, with the step that computes its chunk, or never.
     """
 
-    __slots__ = ("is_wanted", "offer_at", "offer_chunks", "offered", "stored")
+    __slots__ = (
+        "is_wanted",
+        "junction",
+        "local_offered",
+        "offer_at",
+        "offer_chunks",
+        "offered",
+        "stored",
+    )
 
     def __init__(self, *, is_wanted: bool) -> None:
         self.is_wanted = is_wanted  # False: nothing more of this request is stored
@@ -43,6 +53,8 @@ class RequestStore:
         self.offered = 0
         self.offer_at = 0.0  # monotonic; not before, since there was no slot
         self.offer_chunks = OFFER_CHUNKS_MAX  # at once; few where there was no slot
+        self.local_offered = 0  # chunks of which local records were offered, or will not be
+        self.junction = 0  # chunks that are known, and of no use for want of local records
 
     def has(self, chunks: int) -> None:
         """The pool has so many chunks, from the first."""
@@ -52,12 +64,13 @@ class RequestStore:
         """The pool has not this chunk, nor what follows it: they are to be stored again."""
         self.stored = min(self.stored, chunk)
         self.offered = min(self.offered, chunk)
+        self.local_offered = 0
 
 
 class TrackedRequest:
     """What is known of a request. Owned by the scheduler's thread."""
 
-    __slots__ = ("blocks", "chain", "keys", "load", "request", "root", "shape", "store")
+    __slots__ = ("chain", "keys", "load", "request", "root", "shape", "store", "tables")
 
     def __init__(
         self, request: EngineRequest, shape: Geometry, root: ChainRoot, *, is_shared: bool = True
@@ -67,7 +80,7 @@ class TrackedRequest:
         self.root = root
         self.chain = KeyChain(root)
         self.keys: list[bytes] = []  # of the whole chunks whose tokens are known
-        self.blocks: list[int] = []  # its block table in the group that is shared
+        self.tables: list[list[int]] = [[]]  # its block tables, by the engine's numbers
         self.load = RequestLoad(is_wanted=is_shared)
         self.store = RequestStore(is_wanted=is_shared)
 
@@ -79,7 +92,22 @@ class TrackedRequest:
         if whole > known:
             self.keys += self.chain.extend(tokens[known:whole])
 
-    def piece(self, chunk: int, offset: int) -> Piece:
-        """A whole chunk, where it lies in the KV cache now."""
-        per_chunk = self.shape.chunk_blocks
-        return Piece(offset, 0, self.blocks[chunk * per_chunk : (chunk + 1) * per_chunk])
+    def key_of(self, record: tuple[int, int]) -> bytes:
+        """The key of a group's record of a chunk."""
+        group, chunk = record
+        return group_key(self.keys[chunk], group) if group else self.keys[chunk]
+
+    def piece(self, record: tuple[int, int]) -> Piece:
+        """A whole record, where it lies in the KV cache now; it has no slot yet."""
+        group, chunk = record
+        piece = piece_of(
+            self.shape, record, self.tables, record_blocks(self.shape.groups[group], chunk)
+        )
+        assert piece is not None, "a record has blocks"
+        return piece
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where hits of others may end, in chunks: with its prompt, or where it branches."""
+        size, prompt = self.shape.chunk_tokens, self.request.num_prompt_tokens
+        return (self.store.junction, (prompt - 1) // size, prompt // size)

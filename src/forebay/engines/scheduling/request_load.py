@@ -11,10 +11,13 @@
 `RequestLoad`, which alone writes its state.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 
 from forebay.engines.copies.contract import Piece
 from forebay.engines.geometry import Geometry
+from forebay.engines.groups import PrefixHit, needed_blocks, piece_of
 from forebay.pool.messages import Found, Promise
 
 
@@ -40,12 +43,15 @@ class RequestLoad:
 
     __slots__ = (
         "asked_at",
+        "asked_hit",
         "computed",
         "first",
         "found",
         "has_missed",
+        "hit",
         "is_short",
         "is_wanted",
+        "keys",
         "looked_up_at",
         "number",
         "progress",
@@ -60,8 +66,11 @@ class RequestLoad:
         self.number = 0  # of its lookup in the pool; 0: none
         self.looked_up_at = 0.0  # monotonic
         self.found: Found | None = None  # from FOUND on
+        self.hit = PrefixHit()  # likewise: what all groups can serve of it
         self.asked_at = 0.0  # monotonic
         self.first = 0  # the chunk from which on it asked
+        self.asked_hit = PrefixHit()  # what it asked for, and has itself before that
+        self.keys: Sequence[bytes] = ()  # of the records of that hit
         self.computed = 0  # tokens that the engine had itself when the scheduler last asked
         self.promise: Promise | None = None  # from PROMISED on
         self.streamed: dict[int, int] = {}  # chunk → slot, or -1: came after the promise
@@ -81,13 +90,13 @@ class RequestLoad:
 
     @property
     def known(self) -> int:
-        """Chunks, from the first, that the pool has in any tier."""
-        return self.found.known if self.found is not None else 0
+        """Chunks, from the first, that the pool has in any tier, and all groups can serve."""
+        return self.hit.chunks
 
     @property
     def ready(self) -> int:
         """Chunks, from the first, that lay in the pool's DRAM when it was last heard of."""
-        return self.found.ready if self.found is not None else 0
+        return min(self.hit.chunks, self.found.ready) if self.found is not None else 0
 
     # Lookups.
 
@@ -96,17 +105,21 @@ class RequestLoad:
         assert self.state is NONE
         self.state, self.number, self.looked_up_at = LOOKED_UP, number, now
 
-    def take_found(self, found: Found) -> bool:
-        """LOOKED_UP or FOUND → FOUND; False: it has asked already, by what it knew then."""
-        if not (self.state is LOOKED_UP or self.state is FOUND):
-            return False
-        self.state, self.found = FOUND, found
-        return True
+    @property
+    def may_find(self) -> bool:
+        """Whether it has not asked yet, by what it knew then."""
+        return self.state is LOOKED_UP or self.state is FOUND
 
-    def ask(self, first: int, now: float) -> None:
+    def take_found(self, found: Found, hit: PrefixHit) -> None:
+        """LOOKED_UP or FOUND → FOUND."""
+        assert self.may_find
+        self.state, self.found, self.hit = FOUND, found, hit
+
+    def ask(self, first: int, hit: PrefixHit, keys: Sequence[bytes], now: float) -> None:
         """FOUND → ASKED."""
         assert self.state is FOUND
         self.state, self.first, self.asked_at = ASKED, first, now
+        self.asked_hit, self.keys = hit, keys
 
     def take_promise(self, promise: Promise) -> None:
         """ASKED → PROMISED; a promise that nobody waits for changes nothing."""
@@ -119,6 +132,7 @@ class RequestLoad:
             self.state = NONE
         self.number = 0
         self.found = self.promise = None
+        self.hit = PrefixHit()
         self.streamed = {}
 
     def fail(self) -> None:
@@ -150,34 +164,63 @@ class RequestLoad:
         return progress
 
 
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """The blocks that a hit is loaded into."""
+
+    shape: Geometry
+    hit: PrefixHit
+    tables: Sequence[Sequence[int]]  # of the request, by the engine's numbers
+    computed: int  # tokens that the engine has itself
+    stop: int  # where the load ends, in tokens
+
+    def piece(self, position: int) -> Piece | None:
+        """What is wanted of a record; None: nothing."""
+        record = self.hit.record_at(position)
+        return piece_of(self.shape, record, self.tables, self._wanted(record[0]))
+
+    def blocks(self, stop: int) -> list[int]:
+        """Blocks that are not filled if nothing from a position on comes."""
+        found: list[int] = []
+        for number, group in enumerate(self.shape.groups):
+            wanted = self._wanted(number)
+            cut = min(stop, self.hit.chunks) * group.chunk_blocks if number == 0 else 0
+            for table in group.tables:
+                found += self.tables[table][max(cut, wanted.start) : wanted.stop]
+        return found
+
+    def _wanted(self, number: int) -> range:
+        """Blocks of a group, counted from the request's first."""
+        group = self.shape.groups[number]
+        needed = needed_blocks(group, self.hit.chunks)
+        own, stop = self.computed // group.block_tokens, self.stop // group.block_tokens
+        return range(max(own, needed.start), min(stop, needed.stop))
+
+
 class LoadProgress:
-    """Which blocks each promised chunk fills, which have arrived, of which the workers know."""
+    """Which records of a promise have arrived, of which the workers know, which are lost."""
 
     __slots__ = (
         "arrived",
-        "blocks",
         "deadline",
         "failed",
         "first",
-        "from_block",
         "generation",
         "stop",
+        "target",
         "told",
     )
 
-    def __init__(
-        self, promise: Promise, blocks: list[int], from_block: int, deadline: float
-    ) -> None:
+    def __init__(self, promise: Promise, target: LoadTarget, deadline: float) -> None:
         self.first = promise.first
         self.stop = promise.first + promise.total
         self.generation = promise.generation
-        self.blocks = blocks  # ids of all blocks of the request, to the end of the load
-        self.from_block = from_block  # blocks before it are the engine's own
+        self.target = target
         self.deadline = deadline  # monotonic; what has not arrived by then has failed
         self.arrived: dict[int, int] = {
             promise.first + number: offset for number, offset in enumerate(promise.offsets)
-        }  # chunk → slot, not yet told to the workers
-        self.told: set[int] = set()  # chunks that the workers know of
+        }  # position in the hit → slot, not yet told to the workers
+        self.told: set[int] = set()  # positions that the workers know of
         self.failed = False
 
     @property
@@ -210,22 +253,18 @@ class LoadProgress:
         self.arrived.clear()
         self.fail_missing()
 
-    def take_pieces(self, shape: Geometry) -> tuple[list[Piece], list[int]]:
-        """What has arrived since the last call, and which chunks of the request these are."""
-        per_chunk = shape.chunk_blocks
+    def take_pieces(self) -> tuple[list[Piece], list[int]]:
+        """What has arrived since the last call, and which records of the hit these are."""
         pieces = []
-        for chunk, offset in sorted(self.arrived.items()):
-            start = max(chunk * per_chunk, self.from_block)
-            stop = min((chunk + 1) * per_chunk, len(self.blocks))
-            if chunk < self.stop and start < stop:
-                pieces.append(Piece(offset, start - chunk * per_chunk, self.blocks[start:stop]))
-        chunks = sorted(self.arrived)
-        self.told.update(chunks)
+        for position, offset in sorted(self.arrived.items()):
+            piece = self.target.piece(position) if position < self.stop else None
+            if piece is not None:
+                pieces.append(replace(piece, offset=offset))
+        positions = sorted(self.arrived)
+        self.told.update(positions)
         self.arrived.clear()
-        return pieces, chunks
+        return pieces, positions
 
-    def failed_blocks(self, shape: Geometry) -> list[int]:
+    def failed_blocks(self) -> list[int]:
         """Blocks that will not be filled."""
-        if not self.failed:
-            return []
-        return self.blocks[max(self.stop * shape.chunk_blocks, self.from_block) :]
+        return self.target.blocks(self.stop) if self.failed else []

@@ -13,18 +13,21 @@ One chunk's store, which only `EngineStores` moves on:
           comes goes back at once
 
 Blocks are never held back. A chunk whose request has ended, or was preempted, is whole until the
-forward of the very next step; if the pool has not answered by then, it is dropped and counted.
+forward of the very next step; if the pool has not answered by then, it is dropped and counted. So
+is a record of a local group, whose request goes on: the engine may free its blocks in the next step
+and give them to another request at once.
 """
 
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final
 
 from forebay.engines.copies.contract import Piece, Store
 from forebay.engines.geometry import Geometry
+from forebay.engines.groups import stored_records
 from forebay.engines.scheduling.request import OFFER_CHUNKS_MAX, TrackedRequest
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import ChunkRun, Commit, Reserve, ReserveAnswer, Reserved
@@ -121,7 +124,27 @@ class EngineStores:
             store.offered = min(whole, so_far + store.offer_chunks)
             yield tracked
 
-    def offer(self, completed: Iterable[TrackedRequest]) -> None:
+    def local_records(
+        self, computed: Iterable[tuple[TrackedRequest, int, int]]
+    ) -> Iterator[tuple[TrackedRequest, tuple[int, int]]]:
+        """Local records that a step completes, given the tokens before it and after it."""
+        if not self._shape.local:
+            return
+        for tracked, before, tokens in computed:
+            store, whole = tracked.store, tokens // self._shape.chunk_tokens
+            if not store.is_wanted or whole <= store.local_offered:
+                continue
+            tracked.extend()
+            chunks = range(store.local_offered, min(whole, len(tracked.keys)))
+            store.local_offered = max(chunks.stop, store.local_offered)
+            for record in stored_records(self._shape, chunks, tracked.ends, before):
+                yield tracked, record
+
+    def offer(
+        self,
+        completed: Iterable[TrackedRequest],
+        local: Iterable[tuple[TrackedRequest, tuple[int, int]]] = (),
+    ) -> None:
         """Ask slots for what this step computes, in one message."""
         runs: list[ChunkRun] = []
         offers: list[_Offer] = []
@@ -133,10 +156,19 @@ class EngineStores:
             length, shards = self._shape.chunk_bytes, self._shape.shards
             runs.append(ChunkRun(root.namespace, root.group, parent, joined, length, shards))
             for chunk in chunks:
-                piece = tracked.piece(chunk, -1)
+                piece = tracked.piece((0, chunk))
                 assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
                 offers.append(_Offer(tracked, chunk, piece))
             tracked.store.stored = tracked.store.offered
+        for tracked, record in local:
+            piece = tracked.piece(record)
+            if not all(all(ids) and len(ids) == piece.size for ids in piece.tables):
+                continue  # verify: the engine has all of its blocks
+            number, chunk = record
+            length, shards = self._shape.groups[number].record_bytes(piece.size), self._shape.shards
+            names = (tracked.root.namespace, number, tracked.keys[chunk], tracked.key_of(record))
+            runs.append(ChunkRun(*names, length, shards))
+            offers.append(_Offer(tracked, chunk, piece, is_freed=True))
         if runs and self._pool.is_joined:
             self._numbers += 1
             deadline = time.monotonic() + _ANSWER_S
@@ -149,19 +181,18 @@ class EngineStores:
             self._pool.abort(message.generation, message.answers)
             return
         for offer, answer in zip(self._batches.popleft().offers, message.answers, strict=False):
-            store = offer.tracked.store
-            if answer >= 0 or answer == ReserveAnswer.HAVE:
+            store, is_local = offer.tracked.store, offer.piece.group > 0
+            if (answer >= 0 or answer == ReserveAnswer.HAVE) and not is_local:
                 store.offer_chunks = min(OFFER_CHUNKS_MAX, 2 * store.offer_chunks)
             if offer.state is DROPPED:
                 self._pool.abort(message.generation, [answer])
             elif answer >= 0:
-                piece = offer.piece
-                offer.piece = Piece(answer, piece.first, piece.blocks)
+                offer.piece = replace(offer.piece, offset=answer)
                 offer.state = HAS_SLOT
                 self._with_slot.append(offer)
             elif answer == ReserveAnswer.LATER:
                 self._offer_later(offer)
-            elif answer == ReserveAnswer.NO and offer.chunk < store.stored:
+            elif answer == ReserveAnswer.NO and offer.chunk < store.stored and not is_local:
                 self._counts["stores.no"] += 1
                 store.is_wanted = False
             # Else it continues a chunk that found no slot, and is offered again with it.

@@ -23,7 +23,6 @@ from forebay.engines.boundary import Boundary, bounded
 from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
-from forebay.engines.vllm.groups import GROUP, shared_blocks
 from forebay.engines.vllm.metadata import ReportMetadata, ShardMetadata, StepMetadata
 from forebay.engines.vllm.metrics import ConnectorStats, PromMetrics, stats_of
 from forebay.engines.vllm.scheduler import SchedulerConnector
@@ -106,7 +105,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             path, uids = service.socket_path(self.settings), self.settings.allow_uid
             shard = identity.shard_of(config, cache)
             self._worker = WorkerConnector(path, self._shape, clock, uids, shard)
-            self._told = ShardMetadata(shard, self._shape.layers, self._shape.page_bytes)
+            local = tuple(group.block_bytes for group in self._shape.local)
+            self._told = ShardMetadata(shard, self._shape.layers, self._shape.page_bytes, local)
 
     def _weights_directory(self, config: Any) -> str:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
@@ -145,7 +145,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._weights = WeightsHash(directory)
         wanted = self.settings
         times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
-        limits = LoadLimits(max(1, wanted.min_tokens), *times, always_load=_always_load(config))
+        limits = LoadLimits(
+            max(1, wanted.min_tokens),
+            *times,
+            always_load=_always_load(config),
+            may_stream=versions.reports_failed_requests(),
+        )
         # The scheduler's side never touches the slab; its workers map it.
         uids = wanted.allow_uid
         session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S, pool_uids=uids)
@@ -231,9 +236,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Blocks are allocated for a load."""
         if self._scheduler is not None and num_external_tokens:
-            self._scheduler.allocated(
-                request, shared_blocks(blocks.get_block_ids()), num_external_tokens
-            )
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     @bounded(StepMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
@@ -426,9 +429,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             _log.warning(_DISABLED, sentence)
         if self._namespace.name is None:
             return
-        scheduler.root = ChainRoot(
-            self._namespace.name, self._shape.chunk_tokens, GROUP, self.settings.realm
-        )
+        tokens, realm = self._shape.chunk_tokens, self.settings.realm
+        scheduler.root = ChainRoot(self._namespace.name, tokens, realm=realm)
         _log.info(
             "Forebay shares chunks of %d tokens of %s in namespace %s",
             self._shape.chunk_tokens,

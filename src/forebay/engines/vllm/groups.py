@@ -1,21 +1,80 @@
-"""The KV cache group that is shared, as long as there is only one, and its block table.
+"""vLLM's KV cache groups as Forebay's: layers that look equally far back are one group.
 
-vLLM keeps a block table for each group of layers with one kind of attention. An engine with several
-is declined (`identity`), so everything here is about the only group; whoever supports more begins
-in this file, and with `ChainRoot.group`, which is part of every key.
+vLLM keeps a block table for each of its groups, and splits layers of one kind into several groups
+of equal size. Here all of them are one group with several tables. Group 0 is that of full
+attention; others are local, in an order that depends on nothing but what they are. A block's own
+bytes are shared, not what vLLM pads them with.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-GROUP: Final = 0  # its index, in vLLM's lists and in our keys
+from forebay.engines.geometry import FULL, Reach, ReachKind
 
-
-def shared_group(cache: Any) -> Any:
-    """The group: its layers, and their spec."""
-    return cache.kv_cache_groups[GROUP]
+# Kinds of attention whose KV of a token is that token's for ever, whatever follows.
+_FULL: Final = {"FullAttentionSpec", "MLAAttentionSpec"}
 
 
-def shared_blocks(block_ids: Sequence[Sequence[int]]) -> list[int]:
-    """Its blocks, of what vLLM gave to a request in every group."""
-    return list(block_ids[GROUP])
+class CacheGroup(NamedTuple):
+    """Layers that look equally far back, and have blocks of one size."""
+
+    reach: Reach
+    block_tokens: int
+    page_bytes: int  # of one layer of one block
+    spec: Any  # of vLLM, of each of its layers
+    tables: tuple[int, ...]  # vLLM's groups, by number
+    layers: tuple[tuple[str, ...], ...]  # of each of these
+
+
+def full_group(cache: Any) -> CacheGroup:
+    """Group 0, of a KV cache that is supported."""
+    return cache_groups(cache)[0]
+
+
+def cache_groups(cache: Any) -> list[CacheGroup]:
+    """All groups by number, group 0 first; of a KV cache that is supported."""
+    tables: dict[tuple[Reach, int, int], list[int]] = {}
+    for number, group in enumerate(cache.kv_cache_groups):
+        spec = group.kv_cache_spec
+        kind = _reach(spec), spec.block_size, _page_bytes(spec)
+        tables.setdefault(kind, []).append(number)
+    found = []
+    for (reach, block_tokens, page_bytes), numbers in sorted(tables.items(), key=_in_order):
+        mine = [cache.kv_cache_groups[number] for number in numbers]
+        layers = tuple(tuple(group.layer_names) for group in mine)
+        spec = mine[0].kv_cache_spec
+        found.append(CacheGroup(reach, block_tokens, page_bytes, spec, tuple(numbers), layers))
+    return found
+
+
+def unsupported_groups(cache: Any) -> str:
+    """Why a KV cache with these groups cannot be shared; empty: it can."""
+    specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
+    unknown = next((type(spec).__name__ for spec in specs if _reach(spec) is None), "")
+    if unknown:
+        return f"{unknown} is not supported yet"
+    full = [group for group in cache_groups(cache) if group.reach == FULL]
+    if not full:
+        return "models without full attention are not supported yet"
+    return "layers of full attention of several sizes are not supported yet" if full[1:] else ""
+
+
+def _reach(spec: Any) -> Any:
+    """How far back layers of this spec look; None: not supported."""
+    name = type(spec).__name__
+    if name in _FULL:
+        return FULL
+    if name == "SlidingWindowSpec":
+        more = getattr(spec, "extra_retained_tokens", 0)  # behind the window, for speculation
+        return Reach(ReachKind.WINDOW, int(spec.sliding_window) + int(more))
+    if name == "ChunkedLocalAttentionSpec":
+        return Reach(ReachKind.CHUNKED, int(spec.attention_chunk_size))
+    return None
+
+
+def _page_bytes(spec: Any) -> int:
+    return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
+
+
+def _in_order(kind: tuple[tuple[Reach, int, int], list[int]]) -> tuple[bool, str, int, int, int]:
+    reach, block_tokens, page_bytes = kind[0]
+    return reach != FULL, reach.kind.value, reach.tokens, block_tokens, page_bytes

@@ -5,10 +5,12 @@ are known by the hash of their files, or by the name that an operator gives them
 """
 
 import json
+import math
 import os
 import re
 import secrets
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +18,7 @@ from vllm import __version__ as vllm_version
 
 from forebay.engines.geometry import Geometry, Shard
 from forebay.engines.sharing import Obstacle, SharingState
-from forebay.engines.vllm.groups import shared_group
+from forebay.engines.vllm.groups import CacheGroup, cache_groups, full_group, unsupported_groups
 from forebay.engines.vllm.metadata import ShardMetadata
 from forebay.engines.vllm.versions import layout_of
 from forebay.engines.weights import weight_files
@@ -33,8 +35,6 @@ _READS_FILES: Final = {
     *("fastsafetensors", "instanttensor", "runai_streamer", "runai_streamer_sharded"),
     "sharded_state",
 }
-# Kinds of attention whose KV of a token is that token's for ever, whatever follows.
-_SHARED: Final = {"FullAttentionSpec", "MLAAttentionSpec"}
 _NAME_THEM: Final = "set weights_id to a name that no other weights have"
 
 
@@ -46,11 +46,14 @@ def declined(config: Any, cache: Any) -> Obstacle | None:
 
 def _unsupported(config: Any, cache: Any) -> str:
     parallel, model = config.parallel_config, config.model_config
-    if len(cache.kv_cache_groups) != 1:
-        return "models with several kinds of attention are not supported yet"
-    spec = shared_group(cache).kv_cache_spec
+    if why := unsupported_groups(cache):
+        return why
     reasons = {
-        f"{type(spec).__name__} is not supported yet": type(spec).__name__ not in _SHARED,
+        "pipeline parallelism of models with several kinds of attention is not supported yet": len(
+            cache.kv_cache_groups
+        )
+        > 1
+        < parallel.pipeline_parallel_size,
         "context parallelism is not supported yet": getattr(
             parallel, "decode_context_parallel_size", 1
         )
@@ -73,18 +76,37 @@ def geometry(
 
     Where there are several workers, only what all of them have told says how large a chunk is.
     """
-    group = shared_group(cache)
-    spec = group.kv_cache_spec
-    block_tokens = spec.block_size
-    layers = tuple(sorted(group.layer_names, key=_as_counted))
     ranks = int(config.parallel_config.world_size)
     shards = ranks // _ranks_a_shard(config, cache)
-    told = [each.page_bytes * len(each.layers) for each in workers]
-    widest_bytes = max(told, default=spec.page_size_bytes * len(layers))
-    wanted = min(_CHUNK_BYTES // (widest_bytes * shards), _CHUNK_TOKENS_MAX // block_tokens)
-    blocks = max(1, chunk_tokens // block_tokens if chunk_tokens else wanted)
-    page_bytes = spec.page_size_bytes
-    return Geometry(layers, page_bytes, block_tokens, blocks, shards, ranks, widest_bytes)
+    groups = cache_groups(cache)
+    told = [each.block_bytes for each in workers]
+    own = tuple(group.page_bytes * sum(map(len, group.layers)) for group in groups)
+    widest = [max(each) for each in zip(own, *told, strict=True)]
+    # A chunk is a whole number of blocks in every group.
+    unit = math.lcm(*(group.block_tokens for group in groups))
+    blocks_of = [unit // group.block_tokens for group in groups]
+    unit_bytes = max(size * count for size, count in zip(widest, blocks_of, strict=True)) * shards
+    wanted = min(_CHUNK_BYTES // unit_bytes, _CHUNK_TOKENS_MAX // unit)
+    units = max(1, chunk_tokens // unit if chunk_tokens else wanted)
+
+    def shape_of(number: int, local: tuple[Geometry, ...] = ()) -> Geometry:
+        group = groups[number]
+        tables = [sorted(layers, key=_as_counted) for layers in group.layers]
+        return Geometry(
+            tuple(chain.from_iterable(tables)),
+            group.page_bytes,
+            group.block_tokens,
+            units * blocks_of[number],
+            shards,
+            ranks,
+            widest[number],
+            group.reach,
+            group.tables,
+            tuple(map(len, tables)) if len(tables) > 1 else (),
+            local,
+        )
+
+    return shape_of(0, tuple(shape_of(number) for number in range(1, len(groups))))
 
 
 def shard_of(config: Any, cache: Any) -> Shard:
@@ -105,7 +127,7 @@ def _ranks_a_shard(config: Any, cache: Any) -> int:
     declared = getattr(cache, "kv_tp_replicas", None)  # 0.31 and later
     if declared is not None:
         return int(declared)
-    is_latent = type(shared_group(cache).kv_cache_spec).__name__ == "MLAAttentionSpec"
+    is_latent = type(full_group(cache).spec).__name__ == "MLAAttentionSpec"
     return int(config.parallel_config.tensor_parallel_size) if is_latent else 1
 
 
@@ -154,7 +176,11 @@ class Namespace:
     def __init__(
         self, config: Any, cache: Any, shape: Geometry, workers: Sequence[ShardMetadata] = ()
     ) -> None:
-        self._fields = {**_fields(config, cache, shape), **_fields_of_ranks(config, workers)}
+        self._fields = {
+            **_fields(config, cache, shape),
+            **_fields_of_ranks(config, workers),
+            **_fields_of_local(cache_groups(cache)[1:]),
+        }
         self._weights: dict[str, str] = {}
         self._private = ""
         self.name: bytes | None = None
@@ -180,7 +206,7 @@ class Namespace:
 
 
 def _fields(config: Any, cache: Any, shape: Geometry) -> dict[str, str | int]:
-    model, spec = config.model_config, shared_group(cache).kv_cache_spec
+    model, spec = config.model_config, full_group(cache).spec
     loaded = {k: v for k, v in model.hf_config.to_dict().items() if k not in _ORIGIN}
     return {
         "engine": "vllm",
@@ -217,3 +243,18 @@ def _fields_of_ranks(config: Any, workers: Sequence[ShardMetadata]) -> dict[str,
         "interleave": int(getattr(parallel, "cp_kv_cache_interleave_size", 1)),
         "workers": json.dumps(sorted(told)),
     }
+
+
+def _fields_of_local(groups: Sequence[CacheGroup]) -> dict[str, str | int]:
+    """What else a model has than full attention; one that has nothing else has no such field."""
+    if not groups:
+        return {}
+    told = [
+        (
+            *(group.reach.kind.value, group.reach.tokens, group.block_tokens, group.page_bytes),
+            *(group.tables, group.layers, str(getattr(group.spec, "dtype", ""))),
+            *(int(group.spec.num_kv_heads), int(group.spec.head_size)),
+        )
+        for group in groups
+    ]
+    return {"groups": json.dumps(told)}

@@ -17,8 +17,14 @@ class ShardMetadata(KVConnectorHandshakeMetadata):
     """What a worker has of every block; the scheduler is told when the KV cache is there."""
 
     shard: Shard
-    layers: tuple[str, ...]
-    page_bytes: int
+    layers: tuple[str, ...]  # of group 0
+    page_bytes: int  # likewise
+    local_bytes: tuple[int, ...] = ()  # of a block, by group from 1 on
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Of a block, by group."""
+        return (self.page_bytes * len(self.layers), *self.local_bytes)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ pool, `EngineLoads` and `EngineStores` follow what is copied; here they meet vLL
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from forebay.engines.boundary import Boundary
@@ -21,7 +21,6 @@ from forebay.engines.scheduling.request import TrackedRequest
 from forebay.engines.scheduling.request_load import FAILED
 from forebay.engines.scheduling.stores import EngineStores
 from forebay.engines.step import WorkerReport
-from forebay.engines.vllm.groups import GROUP, shared_blocks
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
@@ -41,6 +40,8 @@ class SchedulerConnector:
         self.root: ChainRoot | None = None  # None: the identity is not known yet, share nothing
         self._pool = session
         self._shape = shape
+        each = tuple(group.shard_block_bytes for group in shape.groups)
+        self._widest = each if shape.shards > 1 else ()
         self._requests: dict[str, TrackedRequest] = {}
         self._lookups = Lookups(
             session,
@@ -97,11 +98,11 @@ class SchedulerConnector:
             self._has_listened = True
         return self._lookups.matched(tracked, computed, self._loads.copying, self._wait)
 
-    def allocated(self, request: Any, blocks: list[int], external: int) -> None:
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
         """The scheduler has given blocks to a request, `external` tokens of them to be loaded."""
         tracked = self._requests.get(request.request_id)
         if tracked is not None and external:
-            self._loads.allocated(tracked, blocks, external)
+            self._loads.allocated(tracked, tables, external)
 
     # A step is built.
 
@@ -128,7 +129,7 @@ class SchedulerConnector:
             max(map(self._stores.take_last_step, gone), default=0),
             self._pool.engine,
             self._pool.generation,
-            self._shape.shard_bytes if self._shape.shards > 1 else 0,
+            self._widest,
         )
         step.loads = list(self._loads.next_parts(self._requests))
         self._wait_left_s, self._has_listened = _STEP_WAIT_S, False  # for the stores
@@ -139,11 +140,12 @@ class SchedulerConnector:
         if self._stores.must_wait:
             self._wait(lambda: not self._stores.must_wait)
         step.stores = self._stores.next_stores(step.number)
-        completed = self._stores.completed(self._computed(output))
+        computed = list(self._computed(output))
+        completed = self._stores.completed((each, tokens) for each, _, tokens in computed)
         if self.budget.is_spent(time.monotonic()):
             self.counts["stores.paused"] += sum(1 for _ in completed)
         else:
-            self._stores.offer(completed)
+            self._stores.offer(completed, self._stores.local_records(computed))
         self._wait_left_s = _STEP_WAIT_S  # for the next step's asks
 
     def reported(
@@ -236,7 +238,7 @@ class SchedulerConnector:
         for new in output.scheduled_new_reqs:
             tracked = self._requests.get(new.req_id)
             if tracked is not None:
-                tracked.blocks = shared_blocks(new.block_ids)
+                tracked.tables = [list(ids) for ids in new.block_ids]
                 self._is_computed(tracked)
         cached = output.scheduled_cached_reqs
         for request_id, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
@@ -244,10 +246,10 @@ class SchedulerConnector:
             if tracked is None:
                 continue
             if request_id in cached.resumed_req_ids:
-                tracked.blocks = []
+                tracked.tables = [[] for _ in tracked.tables]
                 self._is_computed(tracked)
-            if added:
-                tracked.blocks += added[GROUP]
+            for table, ids in zip(tracked.tables, added or (), strict=False):
+                table.extend(ids)
 
     def _is_computed(self, tracked: TrackedRequest) -> None:
         """The engine computes this request: the pool need not keep anything for it."""
@@ -261,21 +263,21 @@ class SchedulerConnector:
             tracked.store.is_wanted = False
         return StepMetadata()
 
-    def _computed(self, output: Any) -> Iterator[tuple[TrackedRequest, int]]:
-        """Requests of this step, with the tokens that will be computed when it is done."""
+    def _computed(self, output: Any) -> Iterator[tuple[TrackedRequest, int, int]]:
+        """Requests of this step, with the tokens that are computed before it and after it."""
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, before in computed.items():
             tracked = self._requests.get(request_id)
             if tracked is not None:
-                yield tracked, before + output.num_scheduled_tokens.get(request_id, 0)
+                yield tracked, before, before + output.num_scheduled_tokens.get(request_id, 0)
 
     def _preempted(self, request_id: str) -> None:
         self._stores.blocks_freed(request_id)
         tracked = self._requests.get(request_id)
         if tracked is not None:
-            tracked.blocks = []
+            tracked.tables = [[] for _ in tracked.tables]
             self._lookups.cancel(tracked)
             self._lookups.look_up(tracked)
 

@@ -36,6 +36,7 @@ class Chunk:
     """One chunk in DRAM."""
 
     __slots__ = (
+        "beside",
         "digest",
         "engine",
         "guarded_parent",
@@ -64,6 +65,9 @@ class Chunk:
         self.guarded_parent: Chunk | None = None  # pinned while this is filled
         self.tiers = NO_TIERS  # lower tiers that have it as well, by number
         self.writing_to = NO_TIERS  # lower tiers that it is being written to
+        self.beside: bytes | None = (
+            None  # where no parent, the chunk that it was stored for, if any
+        )
         self.engine = ""  # that fills it, or that it is being read for
         self.digest = b""  # payload hash, of a READY one: as its producer, or its record, says
         self.shards = 1  # of which that is the hash, likewise

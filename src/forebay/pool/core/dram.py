@@ -327,7 +327,8 @@ class Dram:
 
     def _set_ready(self, chunk: Chunk) -> None:
         self.chunks.set_ready(chunk)
-        self.policy.stored(chunk.key, chunk.parent, chunk.slot_bytes, self._now())
+        above = chunk.parent or chunk.beside  # to the policy it is worth what its chain is
+        self.policy.stored(chunk.key, above, chunk.slot_bytes, self._now())
         chunk.tiers = self._stack.tiers_of(chunk.key)
         if chunk.tiers:
             self.policy.in_tiers(chunk.key, chunk.tiers)

@@ -11,8 +11,9 @@ import torch
 
 from forebay.engines.copies.contract import FinishedCopies, LoadPart, Piece, Store, WorkerSlab
 from forebay.engines.copies.cuda import CudaDriver
-from forebay.engines.copies.pointers import Batch, PageTable
+from forebay.engines.copies.pointers import Batch, PageTable, PageTables
 from forebay.engines.copies.streamed import StreamedCopies
+from forebay.engines.geometry import Geometry
 from forebay.engines.step import EVERYTHING
 from forebay.sys.shared import SharedMemory
 
@@ -47,7 +48,8 @@ class Machine:
         self.memory = np.frombuffer(self.shared.view, dtype=np.uint8)
         layers = [(layer.data_ptr(), page_bytes) for layer in self.cache]
         page_table = PageTable.of(layers, page_bytes, BLOCKS)
-        self.copies = StreamedCopies(self.driver, page_table)
+        declared = Geometry(tuple(map(str, range(LAYERS))), page_bytes, 16, chunk_blocks=2)
+        self.copies = StreamedCopies(self.driver, PageTables([page_table], declared))
         self.copies.attach(
             WorkerSlab(1, self.memory, ARENA, 2 * ARENA, slot_bytes=self.chunk_bytes)
         )

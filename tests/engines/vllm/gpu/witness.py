@@ -6,8 +6,10 @@ every page wrong that was loaded, before the engine hears of it.
 
 import ctypes
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
+from forebay.engines.geometry import ShardPlaces
 from forebay.engines.vllm.bench.worker import CountsExtension
 
 
@@ -25,8 +27,8 @@ class Witness:
     def begin(self, step: int, stores: Any, *, loads: bool, freed: int) -> None:
         _synchronize()  # what was computed is there
         for store in stores:
-            for block in store.piece.blocks:
-                self.stored.add(self._digest(block))
+            for table, block in self._blocks(store.piece):
+                self.stored.add(self._digest(table, block))
                 self.counts["stored"] += 1
         self._begin(step, stores, loads=loads, freed=freed)
 
@@ -37,29 +39,37 @@ class Witness:
             _synchronize()
         for load in done.coming:
             for piece in load.pieces:
-                for block in piece.blocks:
+                for table, block in self._blocks(piece):
                     if self.is_spoiling:
-                        self._spoil(block)
-                    is_equal = self._digest(block) in self.stored
+                        self._spoil(table, block)
+                    is_equal = self._digest(table, block) in self.stored
                     self.counts["equal" if is_equal else "wrong"] += 1
         return done
 
-    def _digest(self, block: int) -> bytes:
+    def _blocks(self, piece: Any) -> Iterator[tuple[int, int]]:
+        """Every block of a piece, with the number of its table."""
+        tables = getattr(self._copies, "_page_tables", None)
+        shape = tables.shape if tables is not None else self._copies._pages.geometry
+        for table, _, blocks in ShardPlaces(shape).runs_of(piece):
+            yield from ((table, block) for block in blocks)
+
+    def _digest(self, table: int, block: int) -> bytes:
         digest = hashlib.blake2b(digest_size=16)
-        page_table = getattr(self._copies, "_page_table", None)
-        if page_table is None:
-            for page in self._copies._pages.digest_input([block]):
-                digest.update(page.tobytes())
+        page_tables = getattr(self._copies, "_page_tables", None)
+        if page_tables is None:
+            for pages in self._copies._pages._tables[table]:
+                digest.update(pages[block].tobytes())
             return digest.digest()
+        page_table = page_tables.tables[table]
         for base, stride in zip(
             page_table.bases.tolist(), page_table.strides.tolist(), strict=True
         ):
             digest.update(_read(base + block * stride, page_table.page_bytes))
         return digest.digest()
 
-    def _spoil(self, block: int) -> None:
+    def _spoil(self, table: int, block: int) -> None:
         """Half of each of its pages; numbers of such bytes are large, whatever their format."""
-        page_table = self._copies._page_table
+        page_table = self._copies._page_tables.tables[table]
         for base, stride in zip(
             page_table.bases.tolist(), page_table.strides.tolist(), strict=True
         ):
@@ -113,15 +123,16 @@ class WitnessExtension(CountsExtension):
         from tests.engines.copies.simulated import InHost
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        from forebay.engines.copies.pointers import PageTable
+        from forebay.engines.copies.pointers import PageTable, PageTables
         from forebay.engines.copies.streamed import StreamedCopies
 
         side = get_kv_transfer_group()._worker
-        rows = side._copies._pages._layers
-        layers = [(row.ctypes.data, row.strides[0]) for row in rows]
-        page_table = PageTable.of(layers, side._shape.page_bytes, len(rows[0]))
+        tables = []
+        for rows in side._copies._pages._tables:
+            layers = [(row.ctypes.data, row.strides[0]) for row in rows]
+            tables.append(PageTable.of(layers, rows[0].shape[1], len(rows[0])))
         driver = InHost(copy_s=0.01, register_s=0.01)
-        side._copies = StreamedCopies(driver, page_table)
+        side._copies = StreamedCopies(driver, PageTables(tables, side._shape))
         return True
 
     def verdict(self) -> dict[str, int]:

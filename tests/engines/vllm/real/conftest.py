@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.engines.vllm.real import forked
-from tests.engines.vllm.real.engine import Engine
+from tests.engines.vllm.real.engine import Engine, RecordedPages
 from tests.engines.vllm.real.models import made_model
 from tests.pool_process import PoolProcess, short_directory
 
@@ -33,6 +33,11 @@ def without_pool(model: Path) -> Iterator[Engine]:
     engine = Engine(model, enable_prefix_caching=False, max_num_batched_tokens=256)
     yield engine
     engine.kill()
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> RecordedPages:
+    return RecordedPages(tmp_path / "pages")
 
 
 @pytest.fixture

@@ -69,6 +69,78 @@ def made_latent_model(place: Path) -> Path:
     return place
 
 
+WINDOWED = {
+    # Two windows, then full attention; the window is longer than a chunk.
+    "gemma3": {
+        "sliding_window": 300,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "query_pre_attn_scalar": 32,
+    },
+    # A window shorter than a chunk, attention sinks, experts.
+    "gpt_oss": {
+        "sliding_window": 64,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "intermediate_size": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "initial_context_length": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    # Heads of two sizes, and so blocks of two sizes.
+    "gemma4": {
+        "sliding_window": 96,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 64,
+        "vocab_size_per_layer_input": 0,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+    },
+    # Attention within chunks of so many tokens; every fourth layer is full.
+    "llama4": {
+        "attention_chunk_size": 160,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
+        "no_rope_layers": [1, 1, 1, 0],
+    },
+}
+
+
+def made_windowed_model(place: Path, kind: str) -> Path:
+    """A small model with local attention beside full attention; seeded as above."""
+    import torch
+    import transformers
+
+    names = {"gemma3": "Gemma3", "gpt_oss": "GptOss", "gemma4": "Gemma4", "llama4": "Llama4"}
+    name = names[kind]
+    config_class = getattr(transformers, f"{name}TextConfig", None)
+    config = (config_class or getattr(transformers, f"{name}Config"))(
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "max_position_embeddings": 2048,
+            "initializer_range": 0.08,
+            "eos_token_id": None,
+            "bos_token_id": None,
+            "tie_word_embeddings": False,
+            **WINDOWED[kind],
+        }
+    )
+    torch.manual_seed(5)
+    getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(place)
+    return place
+
+
 def dialogs(count: int, length: int, seed: int = 0) -> list[Tokens]:
     """First prompts of as many dialogs; those of two seeds have no prefix in common."""
     draw = random.Random(seed)

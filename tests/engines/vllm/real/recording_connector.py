@@ -1,13 +1,15 @@
 """Forebay's connector, which also records the bytes of every page that it stores or loads.
 
 It reads pages through vLLM's own tensors, not through Forebay's copies, and names a block by vLLM's
-own chained hash of its tokens and by the rank, not by Forebay's keys. Each line of the file
-RECORDED_PAGES is "stored" or "loaded", that name, and a digest of the block's pages in all layers.
+own chained hash of its tokens, its block table and the rank, not by Forebay's keys. Each line of
+the file RECORDED_PAGES is "stored" or "loaded", that name, and a digest of the block's pages in all
+layers that have that block table.
 It can also kill the pool at a named point of a request's life, and disturb a rank at one: a file
 beside RECORDED_PAGES says which, where, and how.
 """
 
 import hashlib
+import math
 import os
 import signal
 import time
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from tests.engines.vllm.real.engine_process import DISTURBED
 
+from forebay.engines.geometry import ShardPlaces
 from forebay.engines.vllm.connector import ForebayConnector
 from forebay.engines.vllm.metadata import StepMetadata
 
@@ -93,15 +96,10 @@ class RecordingConnector(ForebayConnector):
         named = {each.name: getattr(step, each.name) for each in fields(StepMetadata)}
         told = NamedStep(**named)
         # What is stored was computed before this step gave blocks away.
-        told.stored = self._named(block for s in step.stores for block in s.piece.blocks)
+        told.stored = self._named([store.piece for store in step.stores])
         for tracked in self._scheduler._requests.values():
-            request: Any = tracked.request
-            hashes = [each.hex() for each in request.block_hashes]
-            progress = tracked.load.progress
-            blocks = tracked.blocks if progress is None else progress.blocks
-            self._names.update(zip(blocks, hashes, strict=False))
-        pieces = [piece for load in step.loads for piece in load.pieces]
-        told.loaded = self._named(block for piece in pieces for block in piece.blocks)
+            self._name(tracked)
+        told.loaded = self._named([piece for load in step.loads for piece in load.pieces])
         if step.loads:
             passing("load told")
         if step.stores:
@@ -147,37 +145,62 @@ class RecordingConnector(ForebayConnector):
         rank = str(self._vllm_config.parallel_config.rank)
         if not wanted.exists() or wanted.read_text().split(",")[:2] != [rank, point]:
             return
-        how = wanted.read_text().split(",")[2]
+        how, _, group = wanted.read_text().split(",")[2].partition(" ")
         wanted.unlink()
         if how == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         elif how == "spoil":
-            self._spoil()
+            self._spoil(int(group or -1))
         else:
             time.sleep(float(how))
 
-    def _spoil(self) -> None:
-        """What this step loads lies wrong in this rank's shard, but right in the others'."""
+    def _spoil(self, group: int) -> None:
+        """What this step loads lies wrong in this rank's shard, but right in the others'.
+
+        Of one group only, unless that is -1.
+        """
         worker: Any = self._worker
         step: Any = self._get_connector_metadata()
-        memory, size = worker._copies._slab.shards, worker._shape.block_bytes
-        for load in step.loads:
-            for piece in load.pieces:
-                start = piece.offset + piece.first * size
-                memory[start : start + len(piece.blocks) * size] = LOUD
+        slab, shape = worker._copies._slab, worker._shape
+        for piece in (piece for load in step.loads for piece in load.pieces):
+            if group in (-1, piece.group):
+                start, size, _ = ShardPlaces(shape, slab.shard, slab.widest).shard_of(piece)
+                slab.memory[start : start + size] = LOUD
 
-    def _named(self, blocks: Any) -> dict[int, str]:
+    def _name(self, tracked: Any) -> None:
+        """Learn what the blocks of a request hold, those of them that it has."""
+        hashes, progress = tracked.request.block_hashes, tracked.load.progress
+        tables = tracked.tables if progress is None else progress.target.tables
+        sizes = [group.kv_cache_spec.block_size for group in self._cache.kv_cache_groups]
+        for shape in self._shape.groups:
+            # What lies further back may be another request's by now.
+            computed = tracked.request.num_computed_tokens if progress is None else 0
+            first = shape.reach.start(computed) // shape.block_tokens
+            of_hashes = shape.block_tokens // math.gcd(*sizes)
+            for table in shape.tables:
+                for number, block in list(enumerate(tables[table]))[first:]:
+                    if block and (number + 1) * of_hashes <= len(hashes):
+                        name = hashes[(number + 1) * of_hashes - 1].hex()
+                        self._names[block] = f"{name}.{table}"
+
+    def _named(self, pieces: Any) -> dict[int, str]:
+        blocks = (block for piece in pieces for ids in piece.tables for block in ids)
         return {block: self._names[block] for block in blocks}
 
     def _write(self, what: str, blocks: dict[int, str]) -> None:
         rank = self._vllm_config.parallel_config.rank
-        lines = [f"{what} {name}.{rank} {self._digest(block)}\n" for block, name in blocks.items()]
+        lines = [
+            f"{what} {name}.{rank} {self._digest(block, int(name.rpartition('.')[2]))}\n"
+            for block, name in blocks.items()
+        ]
         with Path(os.environ["RECORDED_PAGES"]).open("ab", buffering=0) as file:
             file.write("".join(lines).encode())  # at once: other ranks write here too
 
-    def _digest(self, block: int) -> str:
+    def _digest(self, block: int, table: int) -> str:
         digest = hashlib.sha256()
-        for tensor in self._tensors.values():
-            page = tensor[block].contiguous().view(torch.uint8)
-            digest.update(page.numpy().tobytes())
+        for layer in sorted(self._cache.kv_cache_groups[table].layer_names):
+            tensor = self._tensors[layer]
+            parts = tensor.shape[0] // self._cache.num_blocks
+            pages = tensor[block * parts : (block + 1) * parts].contiguous()
+            digest.update(pages.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()

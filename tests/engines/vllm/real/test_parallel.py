@@ -43,11 +43,6 @@ PP2 = {
 LATE_S = 2.0
 
 
-@pytest.fixture
-def pages(tmp_path: Path) -> RecordedPages:
-    return RecordedPages(tmp_path / "pages")
-
-
 def disturbed_by(pages: RecordedPages) -> Path:
     """The file that says what becomes of a rank; see recording_connector.py."""
     return pages.file.with_name(pages.file.name + DISTURBED)
@@ -73,6 +68,7 @@ def check_equality(
     of it differ.
     """
     are_tokens_equal, block = how.pop("are_tokens_equal", True), how.pop("block", BLOCK)
+    spoiled = how.pop("spoiled", ("",))  # groups, one after the other; empty: all of them
     ranks = how.get("tensor_parallel_size", 1) * how.get("pipeline_parallel_size", 1)
     alone = start_engine(model, enable_prefix_caching=False, **how)
     first, *later = turns_with(alone)
@@ -106,12 +102,13 @@ def check_equality(
     pages.check()
     assert pages.loaded >= 3 * ranks * COUNT * KNOWN // block
     assert pages.wrong == 0
-    second.empty_cache()
-    disturbed_by(pages).write_text(f"{ranks - 1},before load,spoil")
-    prompts, answers = next(turns)
-    told = second.generate(prompts)
-    assert cached_of(told) >= COUNT * KNOWN
-    assert tokens_of(told) != answers, "the control: wrong bytes would be noticed"
+    for group in spoiled:
+        second.empty_cache()
+        disturbed_by(pages).write_text(f"{ranks - 1},before load,spoil {group}")
+        prompts, answers = next(turns)
+        told = second.generate(prompts)
+        assert cached_of(told) >= COUNT * KNOWN
+        assert tokens_of(told) != answers, "the control: wrong bytes would be noticed"
     pages.check()
     assert pages.wrong > 0
 

@@ -61,8 +61,8 @@ class Acquisition:
         self._retention.asked(request)
         request.state = LoadState.ASKED
         request.first = request.next = request.run = max(0, first)
-        request.stop = min(len(request.keys), request.first + max(0, count))
-        wanted = range(request.first, request.stop)
+        wanted = range(request.first, min(len(request.keys), request.first + max(0, count)))
+        request.stop = len(request.keys) if request.local else wanted.stop
         request.awaited = {waited for waited in request.awaited if waited in wanted}
         self._asked.add(request)
         self._answering = request
@@ -183,9 +183,12 @@ class Acquisition:
         `whole`: all that is wanted, or nothing.
         """
         left_bytes = self._dram.load_budget.left_bytes(request.engine)
-        named, run = (request.namespace, request.group), []
+        group, run = request.group, list[Chunk]()
         for chunk in self._dram.chunks.ready(request.keys[request.next : request.stop]):
             left_bytes -= 0 if chunk.load_pins else chunk.slot_bytes
+            if request.local:
+                group = request.group_at(request.next + len(run))
+            named = (request.namespace, group)
             if (chunk.name.namespace, chunk.name.group) != named:  # verify: dram run namespace
                 break
             if left_bytes < 0:
@@ -244,7 +247,10 @@ class Acquisition:
             chunk = None if chunk is not None else self._read(request, position)
             if chunk is None:
                 return self._is_gone(request, position)
-        elif (chunk.name.namespace, chunk.name.group) != (request.namespace, request.group):
+        elif (chunk.name.namespace, chunk.name.group) != (
+            request.namespace,
+            request.group_at(position),
+        ):
             self._fail(request, position)  # verify: dram namespace
             return True
         elif chunk.state is SlotState.READY and not self._pin_ready(request, position, chunk):
@@ -344,9 +350,11 @@ class Acquisition:
             return None
         if not self._fits(request, slot_bytes_for(length)):
             return None
-        previous = request.keys[position - 1] if position else ROOT
-        parent = rule_of(request.group).parent_of(previous)
-        name = RecordName(request.namespace, request.group, key, parent)
+        previous, group = (
+            request.keys[position - 1] if position else ROOT,
+            request.group_at(position),
+        )
+        name = RecordName(request.namespace, group, key, rule_of(group).parent_of(previous))
         is_ahead = request.state is LoadState.ARRIVED
         return self._promotions.begin(request.engine, name, length, ahead=is_ahead)
 
@@ -357,7 +365,8 @@ class Acquisition:
 
     def _received(self, request: LoadRequest, position: int, chunk: Chunk) -> None:
         """A chunk that a request waits for is READY, or was dropped."""
-        if position not in request.awaited:
+        # What was read ahead may not have been asked for, but something else at its position.
+        if position not in request.awaited or request.keys[position] != chunk.key:
             return
         request.awaited.discard(position)
         has_asked = request.state is not LoadState.ARRIVED

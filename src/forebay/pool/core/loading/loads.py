@@ -2,8 +2,9 @@
 
 Lookup: the longest known prefix is found; what DRAM has of it is retained, and the rest read ahead
 (`retention`, `promotions`). Ask: chunks are pinned and read, and promised (`acquisition`). Release:
-they are unpinned. What was promised may be being read after its connection is over: see
-`orphaned_pins`. The states of a load are drawn in `request`.
+they are unpinned. Records of other groups than the chain's are looked up one by one, and asked for
+with the chunks that they go with. What was promised may be being read after its connection is over:
+see `orphaned_pins`. The states of a load are drawn in `request`.
 """
 
 from typing import Final
@@ -15,6 +16,7 @@ from forebay.pool.core.loading.retention import RETAIN_S
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
 from forebay.pool.session import Session
+from forebay.record.region import SHORT_KEY_BYTES
 
 DEADLINE_S_MAX: Final = 60.0  # of an ask; a later one is taken for this
 
@@ -39,7 +41,7 @@ class Loads:
         self._unreported.append((keys, known))
         if ready < known:
             self.catch_up()  # before slots are freed for what will be read ahead
-        session.send(Found(message.request, known, ready))
+        session.send(Found(message.request, known, ready, self._which(message.local)))
         self._counters["lookups"] += 1
         self._counters["lookup.chunks"] += len(keys)
         self._counters["lookup.known"] += known
@@ -56,6 +58,15 @@ class Loads:
             request.keys_counted = followed
             self.acquisition.add(request)
 
+    def _which(self, joined: bytes) -> bytes:
+        """A bit for each of these records, the lowest first: whether some tier has it."""
+        bits = 0
+        for number, key in enumerate(short_keys(joined)):
+            in_dram = self._dram.chunks.is_coming_or_ready(key)
+            if in_dram or (self._stack.has(key) and self._can_be_loaded(key)):
+                bits |= 1 << number
+        return bits.to_bytes(-(-len(joined) // (8 * SHORT_KEY_BYTES)), "little")
+
     def _can_be_loaded(self, key: bytes) -> bool:
         """Whether a slot can hold what lower tiers have; a smaller DRAM before may have had it."""
         length = self._stack.length_of(key)
@@ -71,7 +82,22 @@ class Loads:
         wait_s = min(wait_s, DEADLINE_S_MAX)
         request.half_time, request.deadline = now + wait_s / 2, now + wait_s
         request.stream = message.stream
+        if message.local and not self._add_local(request, message):
+            self.acquisition.refuse(session, message.request, message.first)
+            return
         self.acquisition.begin(request, message.first, message.count)
+
+    def _add_local(self, request: LoadRequest, message: Ask) -> bool:
+        """A request asks for records of other groups too; False: it may not."""
+        runs = [(run.group, _unrepeated(short_keys(run.keys))) for run in message.local]
+        count = sum(len(keys) for _, keys in runs)
+        chunks = message.first + message.count
+        is_known = 0 <= message.first <= chunks <= len(request.keys)
+        if not (is_known and self._requests.admits_more(request, count)):
+            return False
+        request.add_local(chunks, runs)
+        self._unreported += [(keys, len(keys)) for _, keys in runs]
+        return True
 
     def release(self, session: Session, message: Release) -> None:
         """Unpin what an engine has copied."""

@@ -18,9 +18,12 @@
     [next, stop)      promised in a stream, or hoped for; not acquired yet, though what is being
                       read ahead for it is awaited
     [stop, …)         unknown, cut off by a deadline, or failed
+
+Positions are those of the chain; records of other groups that are asked for with it follow behind
+the last chunk that is asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -44,10 +47,11 @@ class LoadState(IntEnum):
 class Retained:
     """What is kept in DRAM for one request until it has its promise."""
 
-    __slots__ = ("chunks", "early", "last", "ready", "slot_bytes")
+    __slots__ = ("chunks", "early", "keys", "last", "ready", "slot_bytes")
 
     def __init__(self) -> None:
         self.chunks = 0  # from the first: kept in DRAM for it, or on their way there
+        self.keys: list[bytes] = []  # these, and others that follow
         self.ready = 0  # of these, from the first, as many are in DRAM
         self.last: Chunk | None = None  # the last of those, pinned: what is before it stays
         self.early: dict[int, Chunk] = {}  # pinned: they came before what precedes them
@@ -73,6 +77,7 @@ class LoadRequest:
         "in_dram",
         "keys",
         "keys_counted",
+        "local",
         "namespace",
         "next",
         "number",
@@ -95,6 +100,7 @@ class LoadRequest:
         self.number = number
         self.namespace, self.group = name
         self.keys = keys
+        self.local: dict[int, int] = {}  # position → group, of records that are not of the chain
         self.unknown_keys: list[bytes] = []  # that follow; a tier is asking whether it has them
         self.keys_counted = len(keys)  # both, when it was looked up
         self.state = LoadState.ARRIVED
@@ -111,6 +117,19 @@ class LoadRequest:
         self.held: dict[int, Chunk] = {}
         self.awaited: set[int] = set()
         self.retained = Retained()
+
+    def group_at(self, position: int) -> int:
+        """The group of the record at a position."""
+        return self.local.get(position, self.group)
+
+    def add_local(self, chunks: int, runs: Sequence[tuple[int, list[bytes]]]) -> None:
+        """Want records of other groups behind so many chunks, and nothing behind them."""
+        self.keys = self.keys[:chunks]
+        for group, keys in runs:
+            self.local.update(
+                dict.fromkeys(range(len(self.keys), len(self.keys) + len(keys)), group)
+            )
+            self.keys = self.keys + keys
 
     @property
     def wants_more(self) -> bool:
@@ -155,6 +174,14 @@ class LoadRequests:
         """Whether one more request of a session, with so many keys, may be followed."""
         count = len(self._by_session.get(session, {}))
         return count < REQUESTS_MAX and self._keys.fits(session.engine, keys)
+
+    def admits_more(self, request: LoadRequest, keys: int) -> bool:
+        """Whether a request may have so many keys more; they are counted then."""
+        if not self._keys.fits(request.engine, keys):
+            return False
+        self._keys.take(request.engine, keys)
+        request.keys_counted += keys
+        return True
 
     def add(self, request: LoadRequest) -> None:
         """A request was looked up."""

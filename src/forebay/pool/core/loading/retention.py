@@ -108,7 +108,7 @@ class Retention:
         retained, request.retained = request.retained, Retained()
         for chunk in retained.pinned:
             self._dram.unpin(chunk)
-        keys = request.keys[: retained.chunks]
+        keys = retained.keys[: retained.chunks]
         users = self._users[request.engine]
         users.subtract(keys)
         unused = [key for key in keys if not users[key]]
@@ -140,6 +140,7 @@ class Retention:
         if count > lacks:
             self._budget.take(engine, (count - lacks) * slot_bytes)
         request.retained.chunks, request.retained.slot_bytes = max(before, count), slot_bytes
+        request.retained.keys = keys
 
     def _pin(self, request: LoadRequest) -> None:
         """Pin the last chunk of those that are retained and here without a hole."""

@@ -14,7 +14,7 @@ as well have stored them with the right digest: engines that share a namespace t
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from forebay.identity.groups import rule_of
+from forebay.identity.groups import GroupRule, rule_of
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.dram import Newcomer, NoSlot
 from forebay.pool.core.parts import CoreParts
@@ -136,7 +136,8 @@ class Stores:
                 self._counters["stores.have"] += 1
                 answer = ReserveAnswer.HAVE
             else:
-                newcomer = newcomer or Newcomer(short(key), _short_or_none(name.parent))
+                above = run.parent if rule is GroupRule.LOCAL else name.parent
+                newcomer = newcomer or Newcomer(short(key), _short_or_none(above))
                 answer = self._reserve_one(engine, name, run, newcomer)
             if answer in (ReserveAnswer.LATER, ReserveAnswer.NO):
                 break  # what follows could not be reached, or would come before what it continues
@@ -174,6 +175,8 @@ class Stores:
         if isinstance(chunk, NoSlot):
             return ReserveAnswer.LATER if chunk is NoSlot.NOW else ReserveAnswer.NO
         chunk.shards = run.shards
+        if name.parent == ROOT:
+            chunk.beside = newcomer.parent
         self._filling.setdefault(engine, {})[chunk.offset] = chunk
         self._counters["stores.slots"] += 1
         return chunk.offset

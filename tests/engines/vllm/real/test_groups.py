@@ -1,0 +1,114 @@
+"""Models with windows or chunked attention beside full attention: tokens and pages as without."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.engines.vllm.real import forked
+from tests.engines.vllm.real.engine import HANG_S, Engine, RecordedPages, cached_of, tokens_of
+from tests.engines.vllm.real.models import dialogs, made_windowed_model, next_turn
+from tests.engines.vllm.real.test_parallel import FIRST, KNOWN, TP2, check_equality
+from tests.pool_process import PoolProcess, wait_until
+
+from forebay.plan.model.config import shape_of
+
+pytestmark = [pytest.mark.vllm, pytest.mark.models, pytest.mark.timeout(1800)]
+StartEngine = Callable[..., Engine]
+StartPool = Callable[..., PoolProcess]
+MadeModel = Callable[[str], Path]
+BLOCK = 32
+HOW = {"block_size": BLOCK, "kv_cache_memory_bytes": 32 << 20}
+CONTROLS = ("1", "")  # wrong bytes in the first local group alone, then in all
+CHUNK = 256  # tokens, of such small models
+
+
+@pytest.fixture(scope="module")
+def made_model(tmp_path_factory: pytest.TempPathFactory) -> MadeModel:
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = forked.call(made_windowed_model, tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gpt_oss", "gemma4", "llama4"])
+def test_t50_full_and_local_attention(
+    made_model: MadeModel,
+    start_pool: StartPool,
+    start_engine: StartEngine,
+    pages: RecordedPages,
+    kind: str,
+) -> None:
+    how = {**HOW, "block": BLOCK, "spoiled": CONTROLS}
+    check_equality(made_model(kind), start_pool, start_engine, pages, **how)
+
+
+def test_t50_windows_on_two_tensor_parallel_ranks(
+    made_model: MadeModel, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    how = {**HOW, **TP2, "block": BLOCK, "spoiled": CONTROLS}
+    check_equality(made_model("gemma3"), start_pool, start_engine, pages, **how)
+
+
+def test_bytes_stored_are_those_that_plan_kv_says(
+    made_model: MadeModel, start_pool: StartPool, start_engine: StartEngine
+) -> None:
+    """Give or take a chunk for each dialog; a branch finds local records when it comes again."""
+    model, count = made_model("gemma3"), 4
+    fields = json.loads((model / "config.json").read_text())
+    planned = shape_of("gemma3", "config.json", fields, bits=32)
+    pool = start_pool("--dram", "64MiB")
+    engine = start_engine(model, pool, **HOW)
+    engine.share(pool)
+
+    def stored_bytes() -> int:
+        return int(pool.stats()["counters"]["stored.bytes"])
+
+    before = stored_bytes()
+    prompts = dialogs(count, 6 * CHUNK + 40)
+    engine.generate(prompts, answer=2)
+    engine.empty_cache()
+    windows = [group.token_values * 4 for group in planned.groups if group.window_tokens]
+    wanted = count * planned.sequence_bytes(6 * CHUNK)
+    most = wanted + count * CHUNK * sum(windows)
+    wait_until(lambda: stored_bytes() - before >= wanted, "all commits", HANG_S)
+    assert wanted <= stored_bytes() - before <= most
+    assert most < count * 6 * CHUNK * planned.token_bytes * 0.75, "far less than without windows"
+
+    branches = [prompt[: 3 * CHUNK + 10] + [5] * 200 for prompt in prompts]
+    first = engine.generate(branches, answer=4)
+    assert cached_of(first) == 0, "nobody had stored the windows before the branch"
+    engine.empty_cache()
+    again = engine.generate([prompt[:-100] + [6] * 100 for prompt in branches], answer=4)
+    assert cached_of(again) == count * 3 * CHUNK
+    engine.empty_cache()
+    assert tokens_of(engine.generate(branches, answer=4)) == tokens_of(first)
+
+
+def test_t52_a_window_that_is_freed_before_the_pool_answers_is_not_stored(
+    made_model: MadeModel, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    """Blocks are given to others in the very next step: of a pool that answers late nothing is
+    taken, and what is stored of others is exact."""
+    model = made_model("gpt_oss")
+    small = {**HOW, "kv_cache_memory_bytes": 3 << 20, "max_num_batched_tokens": 96}
+    alone = start_engine(model, **HOW, enable_prefix_caching=False)
+    prompts = dialogs(3, FIRST)
+    answers = tokens_of(alone.generate(prompts))
+    following = next_turn(prompts, answers, 1)
+    later = tokens_of(alone.generate(following))
+    alone.kill()
+    pool = start_pool("--dram", "64MiB")
+    engine = start_engine(model, pool, recorded=pages.file, step_wait_s=0.0, **small)
+    engine.share(pool)
+    assert tokens_of(engine.generate(prompts)) == answers
+    engine.empty_cache()
+    told = engine.generate(following)
+    assert tokens_of(told) == later
+    pages.check()
+    assert pages.wrong == 0
+    assert cached_of(told) in {KNOWN * hits for hits in range(4)}
