@@ -75,6 +75,11 @@ class Geometry:
         return (self, *self.local)
 
     @property
+    def table_count(self) -> int:
+        """Block tables that the engine has, in all groups."""
+        return sum(len(group.tables) for group in self.groups)
+
+    @property
     def block_bytes(self) -> int:
         """All layers of one block, in every table, of one worker."""
         return self.page_bytes * len(self.layers)

@@ -80,7 +80,7 @@ class TrackedRequest:
         self.root = root
         self.chain = KeyChain(root)
         self.keys: list[bytes] = []  # of the whole chunks whose tokens are known
-        self.tables: list[list[int]] = [[]]  # its block tables, by the engine's numbers
+        self.tables: list[list[int]] = [[] for _ in range(shape.table_count)]  # its block tables
         self.load = RequestLoad(is_wanted=is_shared)
         self.store = RequestStore(is_wanted=is_shared)
 
