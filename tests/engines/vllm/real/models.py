@@ -86,7 +86,6 @@ WINDOWED = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "initial_context_length": 2048,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
     # Heads of two sizes, and so blocks of two sizes.
     "gemma4": {
