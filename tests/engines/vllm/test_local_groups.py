@@ -1,0 +1,209 @@
+"""Full attention and a window, both sides and a real pool, without an engine.
+
+The window is shorter than a chunk, its blocks are twice as long, and it has two block tables.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.engines.vllm.test_scheduler_side import Output, asked, request_of
+from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
+
+from forebay.engines.geometry import Geometry, Reach, ReachKind, Shard
+from forebay.engines.scheduling.lookups import LoadLimits
+from forebay.engines.vllm.metadata import ReportMetadata, StepMetadata
+from forebay.engines.vllm.scheduler import SchedulerConnector
+from forebay.engines.worker import WorkerConnector
+from forebay.identity.keys import ChainRoot
+from forebay.pool.client.session import PoolSession
+from forebay.sys.clock import Clock
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+BLOCKS, PAGE, WINDOW_PAGE = 32, 4096, 2048
+CHUNK = 64  # tokens
+FIRST_TABLES = ([5, 6, 7, 8, 9, 10, 11, 12, 13], [1, 2, 3, 4, 14], [15, 16, 17, 18, 19])
+OTHER_TABLES = ([20, 21, 22, 23, 24, 25, 26, 27], [0, 0, 0, 28], [0, 0, 0, 29])
+
+
+def shape_of(shards: int) -> Geometry:
+    local = Geometry(
+        ("b", "c", "d"),
+        WINDOW_PAGE,
+        block_tokens=32,
+        chunk_blocks=2,
+        shards=shards,
+        ranks=shards,
+        reach=Reach(ReachKind.WINDOW, 20),
+        tables=(1, 2),
+        table_layers=(1, 2),
+    )
+    return Geometry(("a",), PAGE, 16, 4, shards, shards, local=(local,))
+
+
+def computed_of(name: str, tables: tuple[list[int], ...], start: int, stop: int) -> Any:
+    """A step in which a new request computes these tokens."""
+
+    class New:
+        req_id, block_ids, num_computed_tokens = name, tables, start
+
+    class Computed(Output):
+        scheduled_new_reqs = (New,)  # type: ignore[assignment]
+        num_scheduled_tokens = {name: stop - start}  # noqa: RUF012 - never changed
+        total_num_scheduled_tokens = stop - start
+
+    return Computed
+
+
+class Both:
+    """A scheduler's side, and workers with caches of their own."""
+
+    def __init__(self, pool: PoolProcess, ranks: int) -> None:
+        self.pool, shape = pool, shape_of(ranks)
+        session = PoolSession(pool.socket, Clock(), maps_slab=False)
+        self.side = SchedulerConnector(session, shape, LoadLimits(16, 5000, 5000))
+        self.side.join()
+        self.side.root = ChainRoot(b"g" * 32, CHUNK)
+        self.caches: list[dict[str, Any]] = []
+        self.workers: list[WorkerConnector] = []
+        for rank in range(ranks):
+            cache = {
+                layer: torch.randint(0, 255, (BLOCKS, group.page_bytes), dtype=torch.uint8)
+                for group in shape.groups
+                for layer in group.layers
+            }
+            worker = WorkerConnector(pool.socket, shape, Clock(), shard=Shard(rank, rank))
+            worker.register(cache, BLOCKS)
+            self.caches.append(cache)
+            self.workers.append(worker)
+
+    def compute(self, request: Any, tables: tuple[list[int], ...], stop: int) -> None:
+        """Compute a request's prompt in one step, and offer what it completes."""
+        output = computed_of(request.request_id, tables, 0, stop)
+        self.side.add_stores(self.side.begin_step(output), output)
+
+    def store(self) -> StepMetadata:
+        """Have what was offered copied and committed."""
+        wait_until(lambda: self.side.begin_step(Output) and not self.side._stores._batches, "slots")
+        step = self.side.begin_step(Output)
+        self.side.add_stores(step, Output)
+        made = []
+        for worker in self.workers:
+            worker.begin(step)
+            report = worker.take_report()
+            assert report is not None
+            made.append(ReportMetadata.of(report))
+        for other in made[1:]:
+            made[0].aggregate(other)
+        before = self.side.counts["stored.chunks"]
+        self.side.reported(made[0], (), set())
+        count = before + len(step.stores)
+        wait_until(lambda: self.side.begin_step(Output) and self._stored() == count, "commits")
+        return step
+
+    def load(self, request: Any, tables: tuple[list[int], ...], tokens: int) -> StepMetadata:
+        self.side.allocated(request, tables, tokens)
+        step = self.side.begin_step(Output)
+        for worker in self.workers:
+            worker.begin(step)
+            for load in step.loads:
+                worker.load(load)
+            assert worker.take_received() == ({request.request_id}, set())
+        self.side.reported(None, {request.request_id}, set())
+        return step
+
+    def _stored(self) -> int:
+        return self.side.counts["stored.chunks"]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.side.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[PoolProcess]:
+    with short_directory() as place, running_pool(place, disk=False) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_window_is_stored_and_loaded_with_the_chunks_that_it_goes_with(
+    pool: PoolProcess, ranks: int
+) -> None:
+    both = Both(pool, ranks)
+    first = request_of([7] * (2 * CHUNK + 1), "first")
+    both.side.arrived(first)
+    assert asked(both.side, first, 0) == 0
+    both.compute(first, FIRST_TABLES, 2 * CHUNK + 1)
+    step = both.store()
+    assert [(each.piece.group, each.is_freed) for each in step.stores] == [
+        (0, False),
+        (0, False),
+        (1, True),
+    ], "of the window only what a hit of the prompt needs"
+    window = step.stores[2].piece
+    assert (window.blocks, window.others, window.size) == ([4], ([18],), 1)
+    sent = both.pool.stats()["counters"]["stored.bytes"]
+    assert sent == ranks * (2 * 4 * PAGE + 3 * WINDOW_PAGE)
+    second = request_of([7] * (2 * CHUNK + 30), "second")
+    both.side.arrived(second)
+    assert asked(both.side, second, 0) == 2 * CHUNK
+    both.load(second, OTHER_TABLES, 2 * CHUNK)
+    for cache in both.caches:
+        assert torch.equal(cache["a"][OTHER_TABLES[0]], cache["a"][FIRST_TABLES[0][:8]])
+        assert torch.equal(cache["b"][28], cache["b"][4])
+        for layer in ("c", "d"):
+            assert torch.equal(cache[layer][29], cache[layer][18])
+    both.close()
+
+
+def test_a_prompt_that_is_known_to_its_end_is_not_loaded_whole(pool: PoolProcess) -> None:
+    """Its last token is computed: that one may look at what is before the window of the end."""
+    both = Both(pool, 1)
+    first = request_of([7] * (2 * CHUNK), "first")
+    both.side.arrived(first)
+    both.compute(first, FIRST_TABLES, 2 * CHUNK)
+    assert [each.piece.group for each in both.store().stores] == [0, 0, 1, 1]
+    again = request_of([7] * (2 * CHUNK), "again")
+    both.side.arrived(again)
+    assert asked(both.side, again, 0) == CHUNK
+    both.close()
+
+
+def test_where_a_prompt_branches_the_window_is_stored_by_the_first_that_misses_it(
+    pool: PoolProcess,
+) -> None:
+    both = Both(pool, 1)
+    first = request_of([7] * (2 * CHUNK + 1), "first")
+    both.side.arrived(first)
+    both.compute(first, FIRST_TABLES, 2 * CHUNK + 1)
+    both.store()
+    branch = request_of([7] * CHUNK + [8] * (2 * CHUNK), "branch")
+    both.side.arrived(branch)
+    assert asked(both.side, branch, 0) == 0, "a chunk is known, the window before its end is not"
+    tables = (list(range(1, 13)), list(range(13, 19)), list(range(19, 25)))
+    both.compute(branch, tables, 3 * CHUNK)
+    stored = [(each.piece.group, each.piece.blocks) for each in both.store().stores]
+    assert (1, [14]) in stored, "with the last block before the branch"
+    other = request_of([7] * CHUNK + [9] * CHUNK, "other")
+    both.side.arrived(other)
+    assert asked(both.side, other, 0) == CHUNK
+    both.close()
+
+
+def test_t52_a_window_is_not_stored_when_its_slot_comes_a_step_late(pool: PoolProcess) -> None:
+    both = Both(pool, 1)
+    both.side._wait_left_s = 0.0
+    first = request_of([7] * (2 * CHUNK + 1), "first")
+    both.side.arrived(first)
+    both.compute(first, FIRST_TABLES, 2 * CHUNK + 1)
+    assert not both.side._stores.next_stores(99), "no answer was read"
+    assert both.side.counts["stores.too_late"] == 1
+    wait_until(lambda: both.side.begin_step(Output) and not both.side._stores._batches, "slots")
+    step = both.side.begin_step(Output)
+    both.side.add_stores(step, Output)
+    assert [each.piece.group for each in step.stores] == [0, 0], "full blocks stay the request's"
+    wait_until(lambda: both.pool.stats()["dram"]["filling"] == 2, "the late slot to be given back")
+    both.close()
