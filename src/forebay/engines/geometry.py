@@ -23,6 +23,7 @@ class ReachKind(StrEnum):
     FULL = "full"  # to the beginning
     WINDOW = "window"  # over a number of tokens, the present one included
     CHUNKED = "chunked"  # to the last multiple of a number of tokens
+    STATE = "state"  # they keep a state instead, which only the engine knows when to store
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Reach:
             return max(0, tokens - self.tokens + 1)
         if self.kind is ReachKind.CHUNKED:
             return tokens // self.tokens * self.tokens
-        return 0
+        return max(0, tokens - 1) if self.kind is ReachKind.STATE else 0
 
 
 FULL = Reach()

@@ -8,14 +8,16 @@ chunk has one record a hit, of the window alone; a longer one has several, of wh
 
 A record of a local group needs no other record: its parent is ROOT. It is stored only where a hit
 may end: with the prompt, with any chunk of the answer, and where a known prefix could not be used
-because local records were missing, for others will branch off there too.
+because local records were missing, for others will branch off there too. Layers that keep a state
+have one block at the end of a chunk, where the engine kept the state that it had there; the engine
+says where it did.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from forebay.engines.copies.contract import Piece
-from forebay.engines.geometry import Geometry
+from forebay.engines.geometry import Geometry, ReachKind
 
 Has = Callable[[int, int], bool]  # whether the pool has a group's record of a chunk
 
@@ -108,6 +110,8 @@ def stored_records(
     that the request had before this step: the engine has freed what lies before their reach.
     """
     for number, group in enumerate(shape.local, 1):
+        if group.reach.kind is ReachKind.STATE:
+            continue
         held = group.reach.start(computed) // group.block_tokens
         for chunk in chunks:
             is_wanted = chunk + 1 >= max(ends) or any(
@@ -116,3 +120,23 @@ def stored_records(
             blocks = record_blocks(group, chunk)
             if is_wanted and blocks and blocks.start >= held:
                 yield number, chunk
+
+
+def kept_states(
+    shape: Geometry, handed: Sequence[tuple[int, int, int]]
+) -> Iterator[tuple[tuple[int, int], Piece]]:
+    """Records of states that an engine has kept: `handed` has table, block and tokens of each.
+
+    Only states at the end of a chunk are of use, and only with those of all tables of their group.
+    """
+    for number, group in enumerate(shape.local, 1):
+        if group.reach.kind is not ReachKind.STATE:
+            continue
+        kept: dict[int, dict[int, int]] = {}
+        for table, block, tokens in handed:
+            if block and tokens and not tokens % shape.chunk_tokens:
+                kept.setdefault(tokens // shape.chunk_tokens - 1, {})[table] = block
+        for chunk, blocks in kept.items():
+            if all(table in blocks for table in group.tables):
+                first, *others = ([blocks[table]] for table in group.tables)
+                yield (number, chunk), Piece(-1, 0, first, number, 1, tuple(others))

@@ -9,7 +9,7 @@ Pages are opaque bytes; their size and number come from what the engine declares
 do not have that geometry are refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,8 +64,11 @@ def rows_of_tables(geometry: Geometry, tensors: dict[str, Any], blocks: int) -> 
 def rows_of(tensor: Any, blocks: int, page_bytes: int) -> Any:
     """A layer's tensor as bytes, a row a block, whatever the order of dimensions inside it.
 
+    A layer that keeps states has a tensor for each, which lie behind one another in a block.
     ValueError if the tensor is not what the engine declared.
     """
+    if isinstance(tensor, list | tuple):
+        return _rows_of_states(tensor, blocks, page_bytes)
     kernel_blocks = tensor.shape[0]
     row_bytes = tensor.stride(0) * tensor.element_size()
     inner = [
@@ -85,3 +88,14 @@ def rows_of(tensor: Any, blocks: int, page_bytes: int) -> Any:
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     shape, strides = (blocks, page_bytes), (row_bytes * parts, 1)
     return flat.set_(tensor.untyped_storage(), start, shape, strides)
+
+
+def _rows_of_states(states: Sequence[Any], blocks: int, page_bytes: int) -> Any:
+    sizes = [state[0].numel() * state.element_size() for state in states]
+    rows = [rows_of(state, blocks, size) for state, size in zip(states, sizes, strict=True)]
+    ends = [row.data_ptr() + size for row, size in zip(rows, sizes, strict=True)]
+    is_run = [row.data_ptr() for row in rows[1:]] == ends[:-1] and sum(sizes) == page_bytes
+    if not is_run or any(row.stride(0) != rows[0].stride(0) for row in rows):
+        raise ValueError("a layer's states are not one run of bytes")
+    first = rows[0]
+    return first.as_strided((blocks, page_bytes), (first.stride(0), 1))

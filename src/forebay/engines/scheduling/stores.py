@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Final
+from typing import Final, TypeAlias
 
 from forebay.engines.copies.contract import Piece, Store
 from forebay.engines.geometry import Geometry
@@ -37,6 +37,10 @@ _ANSWER_S: Final = 1.0
 _COPY_S: Final = 30.0
 _AGAIN_S: Final = 0.02  # before a chunk that found no slot is offered again
 _AGAIN_CHUNKS: Final = 8  # then so many of its request, and twice as many with each that is taken
+
+
+# A request, one of its records by group and chunk, and where that lies in the KV cache.
+LocalRecord: TypeAlias = tuple[TrackedRequest, tuple[int, int], Piece]
 
 
 class StoreState(Enum):
@@ -126,7 +130,7 @@ class EngineStores:
 
     def local_records(
         self, computed: Iterable[tuple[TrackedRequest, int, int]]
-    ) -> Iterator[tuple[TrackedRequest, tuple[int, int]]]:
+    ) -> Iterator[LocalRecord]:
         """Local records that a step completes, given the tokens before it and after it."""
         if not self._shape.local:
             return
@@ -138,12 +142,12 @@ class EngineStores:
             chunks = range(store.local_offered, min(whole, len(tracked.keys)))
             store.local_offered = max(chunks.stop, store.local_offered)
             for record in stored_records(self._shape, chunks, tracked.ends, before):
-                yield tracked, record
+                yield tracked, record, tracked.piece(record)
 
     def offer(
         self,
         completed: Iterable[TrackedRequest],
-        local: Iterable[tuple[TrackedRequest, tuple[int, int]]] = (),
+        local: Iterable[LocalRecord] = (),
     ) -> None:
         """Ask slots for what this step computes, in one message."""
         runs: list[ChunkRun] = []
@@ -160,8 +164,7 @@ class EngineStores:
                 assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
                 offers.append(_Offer(tracked, chunk, piece))
             tracked.store.stored = tracked.store.offered
-        for tracked, record in local:
-            piece = tracked.piece(record)
+        for tracked, record, piece in local:
             if not all(all(ids) and len(ids) == piece.size for ids in piece.tables):
                 continue  # verify: the engine has all of its blocks
             number, chunk = record

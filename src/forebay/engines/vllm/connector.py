@@ -61,6 +61,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self.obstacle: Obstacle | None = None
         self._must_begin = self.settings.strict or self.settings.no_pool == "fail"
         self._start_with: Callable[[list[ShardMetadata]], None] | None = None  # all workers' shards
+        if versions.resumes_without_state(vllm_config, kv_cache_config):
+            raise StartupError(
+                "vLLM 0.26 answers wrongly where a model with recurrent states has a connector and"
+                " prefix caching; take a later release, or --no-enable-prefix-caching."
+            )
         self._begin(partial(self._start, vllm_config, kv_cache_config))
 
     def _begin(self, start: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ bytes are shared, not what vLLM pads them with.
 from typing import Any, Final, NamedTuple
 
 from forebay.engines.geometry import FULL, Reach, ReachKind
+from forebay.engines.vllm.versions import keeps_states
 
 # Kinds of attention whose KV of a token is that token's for ever, whatever follows.
 _FULL: Final = {"FullAttentionSpec", "MLAAttentionSpec"}
@@ -50,6 +51,8 @@ def unsupported_groups(cache: Any) -> str:
     """Why a KV cache with these groups cannot be shared; empty: it can."""
     specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
     unknown = next((type(spec).__name__ for spec in specs if _reach(spec) is None), "")
+    if unknown == "MambaSpec":
+        return "recurrent states need vLLM 0.29 or later, with prefix caching"
     if unknown:
         return f"{unknown} is not supported yet"
     full = [group for group in cache_groups(cache) if group.reach == FULL]
@@ -68,6 +71,8 @@ def _reach(spec: Any) -> Any:
         return Reach(ReachKind.WINDOW, int(spec.sliding_window) + int(more))
     if name == "ChunkedLocalAttentionSpec":
         return Reach(ReachKind.CHUNKED, int(spec.attention_chunk_size))
+    if name == "MambaSpec" and keeps_states(spec):
+        return Reach(ReachKind.STATE)
     return None
 
 

@@ -35,6 +35,8 @@ _READS_FILES: Final = {
     *("fastsafetensors", "instanttensor", "runai_streamer", "runai_streamer_sharded"),
     "sharded_state",
 }
+# Fields of a spec, of whatever kind, that shape a block's bytes.
+_SHAPED_BY: Final = ("dtype", "num_kv_heads", "head_size", "shapes", "dtypes")
 _NAME_THEM: Final = "set weights_id to a name that no other weights have"
 
 
@@ -252,8 +254,8 @@ def _fields_of_local(groups: Sequence[CacheGroup]) -> dict[str, str | int]:
     told = [
         (
             *(group.reach.kind.value, group.reach.tokens, group.block_tokens, group.page_bytes),
-            *(group.tables, group.layers, str(getattr(group.spec, "dtype", ""))),
-            *(int(group.spec.num_kv_heads), int(group.spec.head_size)),
+            *(group.tables, group.layers),
+            *(str(getattr(group.spec, name, "")) for name in _SHAPED_BY),
         )
         for group in groups
     ]

@@ -10,17 +10,20 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from forebay.engines.boundary import Boundary
 from forebay.engines.geometry import Geometry
+from forebay.engines.groups import kept_states
 from forebay.engines.scheduling.error_budget import ErrorBudget
 from forebay.engines.scheduling.loads import EngineLoads
 from forebay.engines.scheduling.lookups import LoadLimits, Lookups, Matched
 from forebay.engines.scheduling.request import TrackedRequest
 from forebay.engines.scheduling.request_load import FAILED
-from forebay.engines.scheduling.stores import EngineStores
+from forebay.engines.scheduling.stores import EngineStores, LocalRecord
 from forebay.engines.step import WorkerReport
+from forebay.engines.vllm import versions
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
@@ -145,7 +148,8 @@ class SchedulerConnector:
         if self.budget.is_spent(time.monotonic()):
             self.counts["stores.paused"] += sum(1 for _ in completed)
         else:
-            self._stores.offer(completed, self._stores.local_records(computed))
+            local = self._stores.local_records(computed)
+            self._stores.offer(completed, chain(local, self._states(output)))
         self._wait_left_s = _STEP_WAIT_S  # for the next step's asks
 
     def reported(
@@ -272,6 +276,17 @@ class SchedulerConnector:
             tracked = self._requests.get(request_id)
             if tracked is not None:
                 yield tracked, before, before + output.num_scheduled_tokens.get(request_id, 0)
+
+    def _states(self, output: Any) -> Iterator[LocalRecord]:
+        """States that the engine keeps when this step is done."""
+        for request_id, handed in versions.kept_states(output).items():
+            tracked = self._requests.get(request_id)
+            if tracked is None or not tracked.store.is_wanted:
+                continue
+            tracked.extend()
+            for record, piece in kept_states(self._shape, handed):
+                if record[1] < len(tracked.keys):
+                    yield tracked, record, piece
 
     def _preempted(self, request_id: str) -> None:
         self._stores.blocks_freed(request_id)

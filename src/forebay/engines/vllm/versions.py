@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from vllm import __version__
+
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 except ImportError:  # before 0.30: a failed load is reported by its blocks alone
@@ -16,6 +18,32 @@ def transfer_results(received: set[str], failed: set[str]) -> Any:
 def reports_failed_requests() -> bool:
     """Whether a failed load is reported by its request (0.30 and later) or by its blocks."""
     return KVConnectorTransferResults is not None
+
+
+def keeps_states(spec: Any) -> bool:
+    """Whether states at the end of blocks are kept, and the connector is told (0.29 and later)."""
+    import vllm.v1.core.sched.output as told  # noqa: PLC0415
+
+    is_told = hasattr(told, "KVConnectorBlockState")
+    return is_told and getattr(spec, "mamba_cache_mode", "none") == "align"
+
+
+def kept_states(output: Any) -> dict[str, list[tuple[int, int, int]]]:
+    """The states that a step leaves: request → group, block, tokens."""
+    blocks = getattr(output, "kv_connector_block_state", None)
+    return getattr(blocks, "boundary_state_offloads", None) or {}
+
+
+def resumes_without_state(config: Any, cache: Any) -> bool:
+    """Whether this vLLM answers wrongly with any connector, even one that stands aside.
+
+    0.26 goes on behind a prefix of which it has no recurrent state (vllm#46453).
+    """
+    has_states = any(
+        type(group.kv_cache_spec).__name__ == "MambaSpec" for group in cache.kv_cache_groups
+    )
+    is_old = __version__.startswith("0.26.")
+    return is_old and has_states and bool(config.cache_config.enable_prefix_caching)
 
 
 def wanted_layout() -> str | None:

@@ -111,6 +111,44 @@ WINDOWED = {
 }
 
 
+def made_recurrent_model(place: Path) -> Path:
+    """A small model that keeps states beside full attention, as Qwen3-Next has it; seeded as above.
+
+    vLLM's kernels for it need heads of 128 and bfloat16.
+    """
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(6)
+    config = Qwen3NextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        full_attention_interval=2,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        mlp_only_layers=[],
+        max_position_embeddings=2048,
+        initializer_range=0.08,
+        eos_token_id=None,
+        bos_token_id=None,
+        dtype="bfloat16",
+    )
+    Qwen3NextForCausalLM(config).to(torch.bfloat16).save_pretrained(place)
+    return place
+
+
 def made_windowed_model(place: Path, kind: str) -> Path:
     """A small model with local attention beside full attention; seeded as above."""
     import torch

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from tests.engines.vllm.real.engine_process import DISTURBED
 
-from forebay.engines.geometry import ShardPlaces
+from forebay.engines.geometry import ReachKind, ShardPlaces
 from forebay.engines.vllm.connector import ForebayConnector
 from forebay.engines.vllm.metadata import StepMetadata
 
@@ -176,6 +176,8 @@ class RecordingConnector(ForebayConnector):
             # What lies further back may be another request's by now.
             computed = tracked.request.num_computed_tokens if progress is None else 0
             first = shape.reach.start(computed) // shape.block_tokens
+            if shape.reach.kind is ReachKind.STATE and progress is None:
+                continue  # its tables are no lists of what was computed
             of_hashes = shape.block_tokens // math.gcd(*sizes)
             for table in shape.tables:
                 for number, block in list(enumerate(tables[table]))[first:]:
@@ -199,8 +201,9 @@ class RecordingConnector(ForebayConnector):
     def _digest(self, block: int, table: int) -> str:
         digest = hashlib.sha256()
         for layer in sorted(self._cache.kv_cache_groups[table].layer_names):
-            tensor = self._tensors[layer]
-            parts = tensor.shape[0] // self._cache.num_blocks
-            pages = tensor[block * parts : (block + 1) * parts].contiguous()
-            digest.update(pages.view(torch.uint8).numpy().tobytes())
+            found = self._tensors[layer]
+            for tensor in found if isinstance(found, list | tuple) else [found]:
+                parts = tensor.shape[0] // self._cache.num_blocks
+                pages = tensor[block * parts : (block + 1) * parts].contiguous()
+                digest.update(pages.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()

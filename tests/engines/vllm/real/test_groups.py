@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.engine import HANG_S, Engine, RecordedPages, cached_of, tokens_of
-from tests.engines.vllm.real.models import dialogs, made_windowed_model, next_turn
+from tests.engines.vllm.real.models import (
+    HAS_BFLOAT16,
+    dialogs,
+    made_recurrent_model,
+    made_windowed_model,
+    next_turn,
+)
 from tests.engines.vllm.real.test_parallel import FIRST, KNOWN, TP2, check_equality
 from tests.pool_process import PoolProcess, wait_until
 
@@ -52,6 +58,16 @@ def test_t50_windows_on_two_tensor_parallel_ranks(
 ) -> None:
     how = {**HOW, **TP2, "block": BLOCK, "spoiled": CONTROLS}
     check_equality(made_model("gemma3"), start_pool, start_engine, pages, **how)
+
+
+@pytest.mark.skipif(not HAS_BFLOAT16, reason="its kernels end the process on this processor")
+def test_t50_recurrent_states_and_full_attention(
+    tmp_path: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    model = forked.call(made_recurrent_model, tmp_path / "model")
+    how = {"block_size": 384, "kv_cache_memory_bytes": 64 << 20, "dtype": "bfloat16"}
+    compared = {"block": 384, "known": 384, "spoiled": CONTROLS}
+    check_equality(model, start_pool, start_engine, pages, **how, **compared)
 
 
 def test_bytes_stored_are_those_that_plan_kv_says(

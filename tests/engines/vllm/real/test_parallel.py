@@ -68,6 +68,7 @@ def check_equality(
     of it differ.
     """
     are_tokens_equal, block = how.pop("are_tokens_equal", True), how.pop("block", BLOCK)
+    known = how.pop("known", KNOWN)
     spoiled = how.pop("spoiled", ("",))  # groups, one after the other; empty: all of them
     ranks = how.get("tensor_parallel_size", 1) * how.get("pipeline_parallel_size", 1)
     alone = start_engine(model, enable_prefix_caching=False, **how)
@@ -86,7 +87,7 @@ def check_equality(
         prompts, answers = next(turns)
         told = engine.generate(prompts)
         assert tokens_of(told) == answers or not are_tokens_equal, where
-        assert cached_of(told) >= COUNT * KNOWN, where
+        assert cached_of(told) >= COUNT * known, where
 
     take_turn(engine, "DRAM")
     engine.kill()
@@ -100,14 +101,14 @@ def check_equality(
     take_turn(second, "NVMe")
     assert pool.stats()["counters"]["disk.loaded"] >= COUNT * 2
     pages.check()
-    assert pages.loaded >= 3 * ranks * COUNT * KNOWN // block
+    assert pages.loaded >= 3 * ranks * COUNT * known // block
     assert pages.wrong == 0
     for group in spoiled:
         second.empty_cache()
         disturbed_by(pages).write_text(f"{ranks - 1},before load,spoil {group}")
         prompts, answers = next(turns)
         told = second.generate(prompts)
-        assert cached_of(told) >= COUNT * KNOWN
+        assert cached_of(told) >= COUNT * known
         assert tokens_of(told) != answers, "the control: wrong bytes would be noticed"
     pages.check()
     assert pages.wrong > 0
