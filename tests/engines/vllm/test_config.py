@@ -136,6 +136,48 @@ def test_other_kinds_of_attention_are_declined(
     is_disabled(made, caplog)
 
 
+def test_groups_of_one_kind_are_one_with_several_tables(config: Any, place: Path) -> None:
+    """A chunk is a whole number of blocks in each; group 0 is full attention, wherever it is."""
+    import torch
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec
+
+    heads: dict[str, Any] = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+    window = SlidingWindowSpec(block_size=48, sliding_window=100, **heads)
+    chunked = ChunkedLocalAttentionSpec(block_size=32, attention_chunk_size=64, **heads)
+    cache = caches(window, chunked, full(), window)
+    with running_pool(place) as pool:
+        made = connector(config, cache, socket=pool.socket, weights_id="a", chunk_tokens=100)
+        alone = connector(config, caches(full()), socket=pool.socket, weights_id="a")
+        assert made.obstacle is None
+        groups = made._shape.groups
+        assert [(group.tables, group.block_tokens) for group in groups] == [
+            ((2,), 16),
+            ((1,), 32),
+            ((0, 3), 48),
+        ]
+        assert {group.chunk_tokens for group in groups} == {96}
+        assert [group.reach.tokens for group in groups] == [0, 64, 100]
+        assert made._namespace.name != alone._namespace.name
+        made.shutdown()
+        alone.shutdown()
+
+
+def test_0_26_is_refused_where_it_would_resume_without_a_state(
+    config: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forebay.engines.vllm import versions
+
+    states = declined_caches()["mamba"]
+    is_disabled = connector(config, states, socket=str(place / "nobody"))
+    assert is_disabled.obstacle is not None, "of later releases it only stands aside"
+    monkeypatch.setattr(versions, "__version__", "0.26.0")
+    config = copy.copy(config)
+    config.cache_config = copy.copy(config.cache_config)
+    config.cache_config.enable_prefix_caching = True
+    with pytest.raises(StartupError, match=r"0\.26 answers wrongly"):
+        connector(config, states, socket=str(place / "nobody"))
+
+
 def of_ranks(config: Any, ranks: int) -> Any:
     """The same, tensor parallel."""
     config = copy.copy(config)

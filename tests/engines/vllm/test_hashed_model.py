@@ -137,15 +137,14 @@ def test_t52_what_a_pool_answers_too_late_is_never_stored(
     """By then the engine has freed blocks of local groups, and given them to others."""
     draw = random.Random(kind)
     model = started(config, pool, kind, lookup_ms=1)
+    model.generate([prompt_of(draw, 20)])  # its worker has joined
     dialogs = [prompt_of(draw, draw.randrange(150, 400)) for _ in range(4)]
     pool.signal(signal.SIGSTOP)
     dialogs = take_turn(model, dialogs, draw)
     pool.signal(signal.SIGCONT)
     assert model.side.counts["stores.too_late"] > 0
-    model.empty_cache()
-    assert pool.stats()["counters"].get("stored.chunks", 0) == 0
     for _ in range(3):
-        dialogs = take_turn(model, dialogs, draw)
         model.empty_cache()
+        dialogs = take_turn(model, dialogs, draw)  # sees wrong bytes, if there are any
     check_nothing_failed(model)
     model.close()

@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from forebay.engines.boundary import Boundary, bounded
+from forebay.engines.boundary import Boundary, BrokenError, bounded
 from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
@@ -358,6 +358,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is None:
             return set()
         blocks = self._worker.take_failed_blocks()
+        if blocks and self._shape.local and not versions.reports_failed_requests():
+            raise BrokenError("vLLM before 0.30 cannot compute what one of several groups lacks")
         return set() if versions.reports_failed_requests() else blocks
 
     @bounded(lambda: None)

@@ -20,7 +20,7 @@ from forebay.engines.geometry import Geometry, Shard
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm.groups import CacheGroup, cache_groups, full_group, unsupported_groups
 from forebay.engines.vllm.metadata import ShardMetadata
-from forebay.engines.vllm.versions import layout_of
+from forebay.engines.vllm.versions import layout_of, zeroes_before_stores
 from forebay.engines.weights import weight_files
 from forebay.identity.namespace import fingerprint
 
@@ -56,6 +56,7 @@ def _unsupported(config: Any, cache: Any) -> str:
         )
         > 1
         < parallel.pipeline_parallel_size,
+        "this model's KV cache needs vLLM's V1 runner": zeroes_before_stores(config, cache),
         "context parallelism is not supported yet": getattr(
             parallel, "decode_context_parallel_size", 1
         )

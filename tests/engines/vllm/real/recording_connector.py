@@ -23,6 +23,7 @@ from tests.engines.vllm.real.engine_process import DISTURBED
 from forebay.engines.geometry import ReachKind, ShardPlaces
 from forebay.engines.vllm.connector import ForebayConnector
 from forebay.engines.vllm.metadata import StepMetadata
+from forebay.engines.vllm.versions import kept_states
 
 
 @dataclass
@@ -97,6 +98,7 @@ class RecordingConnector(ForebayConnector):
         told = NamedStep(**named)
         # What is stored was computed before this step gave blocks away.
         told.stored = self._named([store.piece for store in step.stores])
+        self._name_states(kept_states(scheduler_output))
         for tracked in self._scheduler._requests.values():
             self._name(tracked)
         told.loaded = self._named([piece for load in step.loads for piece in load.pieces])
@@ -184,6 +186,16 @@ class RecordingConnector(ForebayConnector):
                     if block and (number + 1) * of_hashes <= len(hashes):
                         name = hashes[(number + 1) * of_hashes - 1].hex()
                         self._names[block] = f"{name}.{table}"
+
+    def _name_states(self, kept: dict[str, list[tuple[int, int, int]]]) -> None:
+        """Learn which states this step leaves in which blocks."""
+        requests: Any = self._scheduler._requests if self._scheduler is not None else {}
+        sizes = [group.kv_cache_spec.block_size for group in self._cache.kv_cache_groups]
+        for request_id, handed in kept.items():
+            for table, block, tokens in handed if request_id in requests else ():
+                hashes = requests[request_id].request.block_hashes
+                name = hashes[tokens // math.gcd(*sizes) - 1].hex()
+                self._names[block] = f"{name}.{table}"
 
     def _named(self, pieces: Any) -> dict[int, str]:
         blocks = (block for piece in pieces for ids in piece.tables for block in ids)
