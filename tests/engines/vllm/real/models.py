@@ -1,5 +1,6 @@
 """Small models with seeded weights, and prompts for them."""
 
+import json
 import random
 from pathlib import Path
 
@@ -66,6 +67,46 @@ def made_latent_model(place: Path) -> Path:
         bos_token_id=None,
     )
     DeepseekV2ForCausalLM(config).save_pretrained(place)
+    return place
+
+
+def made_drafter(place: Path, seed: int) -> Path:
+    """A drafter for the first model, as EAGLE has it: one layer, fed with the model's states."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    made_model(place, seed, heads=4, kv_heads=2, layers=1)
+    weights = place / "model.safetensors"
+    kept = {
+        name.removeprefix("model."): tensor
+        for name, tensor in load_file(weights).items()
+        if name not in {"model.norm.weight", "model.layers.0.input_layernorm.weight"}
+    }
+    hidden = kept["embed_tokens.weight"].shape[1]
+    kept.pop("lm_head.weight", None)  # the model's own is used
+    kept["fc.weight"] = torch.randn(hidden, 2 * hidden) * 0.08
+    save_file(kept, weights)
+    return place
+
+
+def made_adapter(place: Path, seed: int, model: Path) -> Path:
+    """A LoRA adapter for a model: of rank 8, in the projections to K and V and beside them."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((model / "config.json").read_text())
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    width = {"q_proj": config["num_attention_heads"], "v_proj": config["num_key_value_heads"]}
+    torch.manual_seed(seed)
+    tensors = {}
+    for layer in range(layers):
+        for name, heads in width.items():
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{at}.lora_A.weight"] = torch.randn(8, hidden) * 0.3
+            tensors[f"{at}.lora_B.weight"] = torch.randn(heads * config["head_dim"], 8) * 0.3
+    save_file(tensors, place / "adapter_model.safetensors")
+    adapter = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": list(width)}
+    (place / "adapter_config.json").write_text(json.dumps(adapter))
     return place
 
 

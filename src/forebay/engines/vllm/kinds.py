@@ -1,0 +1,175 @@
+"""What becomes of each kind of model, configuration and request on vLLM, and where that was seen.
+
+This is the only table of it. The connector takes its reasons to decline from here (`identity`,
+`inputs`), docs/compatibility.md is written from it (`make docs`), `forebay plan` says by it what
+would be declined, and tests on real vLLM fail unless the row of what they run names the release
+and the device. It imports nothing of vLLM.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+CPU: Final = "CPU"
+H200: Final = "H200"
+
+
+class Heading(StrEnum):
+    """Where docs/compatibility.md shows a kind."""
+
+    MODELS = "Models"
+    WAYS = "Ways to run"
+    REQUESTS = "Requests"
+
+
+class Support(StrEnum):
+    """What is shared of a kind."""
+
+    SHARED = "shared"
+    ENGINE_DECLINED = "engine declined"  # nothing of such an engine is shared
+    REQUEST_DECLINED = "request declined"  # nothing of such a request is; others are shared
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row."""
+
+    heading: Heading
+    what: str  # in the words that a reader of the table looks for
+    support: Support = Support.SHARED
+    why: str = ""  # it is declined: a sentence of the log, without a full stop
+    ran: tuple[tuple[str, str], ...] = ()  # releases and devices on which a test has seen it
+    note: str = ""  # how it is done, and what was not run
+
+    def has_run(self, release: str, device: str) -> bool:
+        """Whether a test has seen it there."""
+        return (release, device) in self.ran
+
+
+_EACH: Final = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
+_ON_0_32: Final = (("0.32.0", CPU),)
+
+
+def _model(what: str, note: str = "", ran: tuple[tuple[str, str], ...] = _ON_0_32) -> Kind:
+    return Kind(Heading.MODELS, what, ran=ran, note=note)
+
+
+def _way(what: str, note: str = "", ran: tuple[tuple[str, str], ...] = _ON_0_32) -> Kind:
+    return Kind(Heading.WAYS, what, ran=ran, note=note)
+
+
+def _request(what: str, note: str = "", ran: tuple[tuple[str, str], ...] = _ON_0_32) -> Kind:
+    return Kind(Heading.REQUESTS, what, ran=ran, note=note)
+
+
+def _no_engine(heading: Heading, what: str, why: str, note: str = "") -> Kind:
+    return Kind(heading, what, Support.ENGINE_DECLINED, why, note=note)
+
+
+def _no_request(what: str, why: str, note: str = "") -> Kind:
+    return Kind(Heading.REQUESTS, what, Support.REQUEST_DECLINED, why, note=note)
+
+
+# By the names that code uses; those of attentions are vLLM's own.
+KINDS: Final[dict[str, Kind]] = {
+    "FullAttentionSpec": _model(
+        "full attention, any number of KV heads (MHA, GQA, MQA)",
+        "three shapes on CPU; a model of one of them on every release",
+        (*((release, CPU) for release in _EACH), ("0.26.0", H200)),
+    ),
+    "dtypes": _model(
+        "any weights and KV dtype: pages are opaque bytes",
+        "float32 and bfloat16 on CPU, bfloat16 and fp8 KV on an H200",
+        (*_ON_0_32, ("0.26.0", H200)),
+    ),
+    "named weights": _model(
+        "weights without local files: `load_format=dummy`, tensorizer, remote loaders, buckets",
+        "dummy weights: shared once `weights_id` names them",
+    ),
+    "MLAAttentionSpec": _model(
+        "MLA (the shape of DeepSeek-V2)",
+        "one rank and two: stored once for all ranks, equal pages",
+    ),
+    "UniformTypeKVCacheSpecs": _no_engine(
+        Heading.MODELS,
+        "layers of one kind with pages of unequal size: MLA with an indexer (DeepSeek-V3.2, GLM-5)",
+        "layers with pages of unequal size are not supported yet",
+    ),
+    "SlidingWindowSpec": _no_engine(
+        Heading.MODELS, "sliding window in every layer", "sliding windows are not supported yet"
+    ),
+    "ChunkedLocalAttentionSpec": _no_engine(
+        Heading.MODELS,
+        "chunked local attention in every layer",
+        "chunked local attention is not supported yet",
+    ),
+    "MambaSpec": _no_engine(
+        Heading.MODELS, "Mamba, gated delta nets", "recurrent states are not supported yet"
+    ),
+    "several attentions": _no_engine(
+        Heading.MODELS,
+        "several kinds of attention (gpt-oss, Gemma 3, Llama 4, Qwen3-Next)",
+        "models with several kinds of attention are not supported yet",
+    ),
+    "other attention": _no_engine(
+        Heading.MODELS, "other kinds of attention", "this kind of attention is not supported yet"
+    ),
+    "encoder-decoder": _no_engine(
+        Heading.MODELS, "encoder-decoder models", "encoder-decoder models are not supported"
+    ),
+    "pooling": _no_engine(Heading.MODELS, "pooling models", "pooling models are not supported"),
+    "scheduling": _way("chunked prefill, prefix caching on or off, preemption"),
+    "async": _way("CUDA graphs, asynchronous scheduling, the V2 runner", ran=(("0.26.0", H200),)),
+    "tensor parallelism": _way(
+        "tensor parallelism",
+        "two ranks, through DRAM, restarts and NVMe; a rank that is late or dies; not on several"
+        " GPUs",
+    ),
+    "pipeline parallelism": _way(
+        "pipeline parallelism", "two stages of unequal size, as above; not on several GPUs"
+    ),
+    "data parallelism": _way(
+        "data parallelism, expert parallelism",
+        "read in vLLM's source: every replica is an engine of its own on the same pool",
+        (),
+    ),
+    "context parallelism": _no_engine(
+        Heading.WAYS, "context parallelism", "context parallelism is not supported yet"
+    ),
+    "ngram": _way(
+        "speculative decoding without a drafter: ngram",
+        "only tokens that are accepted are stored",
+    ),
+    "eagle": _way(
+        "speculative decoding with EAGLE",
+        "the drafter's layers are stored with the model's; its weights and the speculative"
+        " configuration are in the namespace",
+    ),
+    "other drafters": _way(
+        "speculative decoding with EAGLE 3, MTP, a draft model, Medusa, an MLP or suffixes",
+        "as EAGLE or ngram; read in vLLM's source",
+        (),
+    ),
+    "other speculation": _no_engine(
+        Heading.WAYS,
+        "other ways to speculate: DFlash, DSpark, `extract_hidden_states`, a class of your own",
+        "this way of speculative decoding is not supported yet",
+    ),
+    "run-time scales": _no_engine(
+        Heading.WAYS, "`calculate_kv_scales`", "KV scales calculated at run time are not supported"
+    ),
+    "reset": _way(
+        "`reset_prefix_cache(reset_connector=True)`, new weights in memory",
+        "nothing stored before is found again; `keep_on_reset` turns that off",
+    ),
+    "sleep": _way(
+        "sleep and wake",
+        "read in vLLM's source: CPU builds cannot sleep; both end in the reset above",
+        (),
+    ),
+    "salt": _request("`cache_salt`", "in the key"),
+    "skips_cache": _no_request(
+        "`prompt_logprobs` and others that skip vLLM's own cache",
+        "it skips vLLM's own cache",
+    ),
+}

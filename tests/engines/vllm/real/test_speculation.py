@@ -1,0 +1,44 @@
+"""Speculative decoding: tokens and pages as without the pool, the drafter's pages included."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.engines.vllm.real import forked
+from tests.engines.vllm.real.engine import Engine, RecordedPages
+from tests.engines.vllm.real.kinds import has_run
+from tests.engines.vllm.real.models import made_drafter
+from tests.engines.vllm.real.test_parallel import check_equality
+from tests.pool_process import PoolProcess
+
+pytestmark = [pytest.mark.vllm, pytest.mark.models, pytest.mark.timeout(1800)]
+StartEngine = Callable[..., Engine]
+StartPool = Callable[..., PoolProcess]
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> RecordedPages:
+    return RecordedPages(tmp_path / "pages")
+
+
+def test_t50_ngram(
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    check_equality(model, start_pool, start_engine, pages, speculative_config=ngram)
+    has_run("ngram")
+
+
+def test_t50_eagle(
+    model: Path,
+    start_pool: StartPool,
+    start_engine: StartEngine,
+    pages: RecordedPages,
+    tmp_path: Path,
+) -> None:
+    drafter = tmp_path / "drafter"
+    forked.call(made_drafter, drafter, 7)
+    eagle = {"method": "eagle", "model": str(drafter), "num_speculative_tokens": 2}
+    more = {"kv_cache_memory_bytes": 8 << 20}  # a layer more in every block
+    check_equality(model, start_pool, start_engine, pages, speculative_config=eagle, **more)
+    has_run("eagle")
