@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -63,11 +64,16 @@ def hash_weights(directory: str, memory: Path) -> str:
     files = weight_files(directory)
     if not files:
         raise FileNotFoundError(directory)
+    return hash_files(files, memory)
+
+
+def hash_files(files: Iterable[Path], memory: Path) -> str:
+    """Hash these files, names included, or remember them."""
     known = _read(memory)
     seen: dict[str, str] = {}
     total = hashlib.blake2b(digest_size=32)
     for path in files:
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         digest = known.get(stamp) or _hash_file(path)
         seen[stamp] = digest
         total.update(f"{path.name}\0{digest}\0".encode())
@@ -81,14 +87,15 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _stamp(path: Path) -> str:
+def stamp_of(path: Path) -> str:
     """Everything that changes when a file does."""
     found = path.stat()
     stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     return ":".join(map(str, stamp))
 
 
-def _memory_path() -> Path:
+def memory_path() -> Path:
+    """Where this user's hashes are remembered."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "forebay" / "weights.json"
 
@@ -115,7 +122,7 @@ def _write(memory: Path, known: dict[str, str]) -> None:
 def main() -> int:
     """Print the hash of each directory's weights, one a line."""
     try:
-        digests = [hash_weights(each, _memory_path()) for each in sys.argv[1:]]
+        digests = [hash_weights(each, memory_path()) for each in sys.argv[1:]]
     except OSError:
         return 1
     print(*digests, sep="\n")  # noqa: T201 - this is the answer

@@ -24,6 +24,7 @@ from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.groups import GROUP, shared_blocks
+from forebay.engines.vllm.inputs import Inputs
 from forebay.engines.vllm.metadata import ReportMetadata, ShardMetadata, StepMetadata
 from forebay.engines.vllm.metrics import ConnectorStats, PromMetrics, stats_of
 from forebay.engines.vllm.scheduler import SchedulerConnector
@@ -149,7 +150,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         # The scheduler's side never touches the slab; its workers map it.
         uids = wanted.allow_uid
         session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S, pool_uids=uids)
-        self._scheduler = SchedulerConnector(session, self._shape, limits)
+        inputs = Inputs(config, self._shape.chunk_tokens)
+        self._scheduler = SchedulerConnector(session, self._shape, limits, inputs)
         self._scheduler.join()
         self._identify()
 

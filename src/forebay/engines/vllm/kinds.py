@@ -87,7 +87,7 @@ KINDS: Final[dict[str, Kind]] = {
         "dummy weights: shared once `weights_id` names them",
     ),
     "MLAAttentionSpec": _model(
-        "MLA (the shape of DeepSeek-V2)",
+        "MLA (DeepSeek, Kimi)",
         "one rank and two: stored once for all ranks, equal pages",
     ),
     "UniformTypeKVCacheSpecs": _no_engine(
@@ -119,7 +119,9 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "pooling": _no_engine(Heading.MODELS, "pooling models", "pooling models are not supported"),
     "scheduling": _way("chunked prefill, prefix caching on or off, preemption"),
-    "async": _way("CUDA graphs, asynchronous scheduling, the V2 runner", ran=(("0.26.0", H200),)),
+    "async": _way(
+        "CUDA graphs, asynchronous scheduling, `VLLM_USE_V2_MODEL_RUNNER`", ran=(("0.26.0", H200),)
+    ),
     "tensor parallelism": _way(
         "tensor parallelism",
         "two ranks, through DRAM, restarts and NVMe; a rank that is late or dies; not on several"
@@ -168,8 +170,52 @@ KINDS: Final[dict[str, Kind]] = {
         (),
     ),
     "salt": _request("`cache_salt`", "in the key"),
+    "lora": _request(
+        "LoRA adapters in a local directory",
+        "known by the hash of their files, which is computed in the background; an adapter whose"
+        " files change is not shared any more",
+    ),
+    "images": _request(
+        "images, audio, video",
+        "known by the hash of what vLLM's processor made of them; an identifier that came with two"
+        " contents is not shared any more",
+        (),
+    ),
+    "prompt embeddings": _request(
+        "prompt embeddings", "known by the hash of each chunk's rows", ()
+    ),
+    "adapter_hashing": _no_request(
+        "a LoRA adapter that is being hashed", "the adapter's files are being hashed"
+    ),
+    "adapter_unknown": _no_request(
+        "a LoRA adapter named by a hub, without local files, or changed since it was hashed",
+        "the adapter's files are not known, or have changed",
+    ),
+    "adapter_in_place": _no_request(
+        "LoRA with `load_inplace`", "its weights are replaced under one number"
+    ),
+    "media_counted": _no_request(
+        "images, audio, video with `mm_processor_cache_gb=0` and prefix caching off",
+        "vLLM names them by counters in this configuration",
+    ),
+    "media_elsewhere": _no_request(
+        "images, audio, video with `mm_processor_cache_type=shm`, or encoded by another engine",
+        "their content is not where the scheduler is",
+    ),
+    "media_renamed": _no_request(
+        "images, audio, video whose UUID, given by a client, came with two contents",
+        "what vLLM's encoder keeps by that UUID may be the other content",
+    ),
+    "media_unknown": _no_request(
+        "images, audio, video that cannot be hashed", "their content is not known"
+    ),
+    "hashing": _no_request(
+        "inputs that take longer than a second to hash", "its inputs are still being hashed"
+    ),
+    "resumable": _no_request(
+        "sessions with streamed inputs", "vLLM takes tokens back from such a session"
+    ),
     "skips_cache": _no_request(
-        "`prompt_logprobs` and others that skip vLLM's own cache",
-        "it skips vLLM's own cache",
+        "`prompt_logprobs` and others that skip vLLM's own cache", "it skips vLLM's own cache"
     ),
 }

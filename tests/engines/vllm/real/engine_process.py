@@ -55,6 +55,28 @@ def know_architecture(model: str) -> None:
         ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
+def lora_of(wanted: dict[str, Any]) -> Any:
+    """The adapter of a request: a number, a path, and whatever else."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("adapter", wanted["number"], wanted["path"], **wanted.get("more", {}))
+
+
+def media_of(each: dict[str, Any]) -> dict[str, Any]:
+    """The images of a prompt, each of one colour and a pixel of another; and their names."""
+    if "images" not in each:
+        return {}
+    from PIL import Image
+
+    made = []
+    for colour in each["images"]:
+        image = Image.new("RGB", (56, 56), colour)
+        image.putpixel((20, 30), (255, 255, 255))
+        made.append(image)
+    names = {"multi_modal_uuids": {"image": each["names"]}} if "names" in each else {}
+    return {"multi_modal_data": {"image": made}, **names}
+
+
 class Commands:
     """One engine and what can be asked of it.
 
@@ -101,9 +123,10 @@ class Commands:
                 ignore_eos=True, **each.get("params", {}),
             )  # fmt: skip
             salt = {"cache_salt": each["salt"]} if each.get("salt") else {}
-            prompt = {"prompt_token_ids": each["tokens"], **salt}
+            prompt = {"prompt_token_ids": each["tokens"], **salt, **media_of(each)}
             external = f"request-{self._requests}"
-            request = self.engine.add_request(external, prompt, greedy)
+            lora = lora_of(each["lora"]) if each.get("lora") else None
+            request = self.engine.add_request(external, prompt, greedy, lora_request=lora)
             told[external] = {"tokens": [], "cached": 0, "first_step": 0}
             if "abort" in each:
                 aborts[external if request is None else request] = each["abort"]
