@@ -12,6 +12,7 @@ Hashing takes a thread: a request is put off until it has ended, for `_HASH_S` a
 
 import hashlib
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,9 +22,11 @@ from typing import Any, Final
 
 from forebay.engines.adapters import AdapterHashes
 from forebay.engines.scheduling.request import Parts
+from forebay.engines.vllm.kinds import KINDS
 from forebay.identity.keys import ChainRoot
 
 _HASH_S: Final = 1.0
+_log: Final = logging.getLogger("forebay")
 _IDENTIFIERS_MAX: Final = 1 << 16  # many more than an encoder's cache holds
 _DOUBTED_MAX: Final = 1 << 12  # identifiers with two contents; beyond, none is believed
 # Fields of configurations that say how much may be held, and shape no KV.
@@ -81,8 +84,12 @@ class Inputs:
         self._chunk_tokens = chunk_tokens
         self._lora = _digest_of(lora)
         self._adapters = None if lora is None else AdapterHashes()
+        self._told: set[int] = set()  # adapters that the log has
         self._media = _digest_of(media)
         self._declines_media = _why_no_media(config, media)
+        if media is not None and self._declines_media:
+            why = KINDS[self._declines_media].why
+            _log.warning("Forebay shares no requests with images, audio or video: %s.", why)
         self._thread = ThreadPoolExecutor(1, "forebay-inputs")
         self._jobs: dict[str, _Hashing] = {}
         self._contents: OrderedDict[str, str] = OrderedDict()  # identifier → digest
@@ -90,7 +97,8 @@ class Inputs:
 
     def begin(self, request: Any) -> None:
         """A request has arrived, shared or not: see what its items are."""
-        if request.mm_features or getattr(request, "prompt_embeds", None) is not None:
+        has_rows = getattr(request, "prompt_embeds", None) is not None
+        if has_rows or (request.mm_features and not self._declines_media):
             future = self._thread.submit(_hash_inputs, request, self._chunk_tokens)
             self._jobs[request.request_id] = _Hashing(future, time.monotonic())
 
@@ -110,11 +118,16 @@ class Inputs:
             return KeyedRequest(root)
         if job.hashed is None and not job.future.done():
             return "hashing" if time.monotonic() > job.begun_at + _HASH_S else None
-        self.poll()
+        self._take_all()
         return self._keyed(root, job)
 
     def poll(self) -> set[bytes]:
         """Take what was hashed; adapters, as roots have them, that are not what they were."""
+        self._take_all()
+        lost = self._adapters.poll() if self._adapters is not None else set()
+        return {self._adapter_key(digest, is_3d) for digest in lost for is_3d in (False, True)}
+
+    def _take_all(self) -> None:
         for request_id, job in list(self._jobs.items()):
             if job.hashed is None:
                 if not job.future.done():
@@ -122,8 +135,6 @@ class Inputs:
                 self._take(job)
             if job.is_over:
                 del self._jobs[request_id]
-        lost = self._adapters.poll() if self._adapters is not None else set()
-        return {self._adapter_key(digest, is_3d) for digest in lost for is_3d in (False, True)}
 
     def forget(self, request_id: str) -> None:
         """A request is identified, or over."""
@@ -157,7 +168,13 @@ class Inputs:
         digest = self._adapters.digest_of(lora.lora_int_id, lora.lora_path)
         if digest:
             return self._adapter_key(digest, bool(getattr(lora, "is_3d_lora_weight", False)))
-        return "adapter_hashing" if digest is None else "adapter_unknown"
+        if digest is None:
+            return "adapter_hashing"
+        if lora.lora_int_id not in self._told:
+            self._told.add(lora.lora_int_id)
+            why = KINDS["adapter_unknown"].why
+            _log.warning("Forebay shares no requests with adapter %s: %s.", lora.lora_name, why)
+        return "adapter_unknown"
 
     def _adapter_key(self, digest: str, is_3d: bool) -> bytes:
         return hashlib.sha256(json.dumps([digest, self._lora, is_3d]).encode()).digest()
