@@ -57,7 +57,7 @@ class AdapterHashes:
         An engine goes by the number: what it loads again for it may be another path's.
         """
         adapter = self._adapters.setdefault(number, _Adapter(path))
-        if adapter.path != path:
+        if adapter.path != path:  # verify: one adapter
             self._lose(adapter)
         if not (adapter.is_asked or adapter.is_lost):
             self._ask(number, adapter)
@@ -162,7 +162,7 @@ def main() -> int:
                 watched[number] = path, stamps
             _answer(number, digest)
         for number, (path, stamps) in list(watched.items()):
-            if stamps_of(path) != stamps:
+            if stamps_of(path) != stamps:  # verify: the same files
                 del watched[number]
                 _answer(number, "")
 

@@ -189,7 +189,7 @@ class Inputs:
     def _keyed(self, root: ChainRoot, job: _Hashing) -> KeyedRequest | str:
         hashed = job.hashed
         assert hashed is not None
-        if job.is_doubted:
+        if job.is_doubted:  # verify: one content
             return "media_renamed"
         if not all(item.digest for item in hashed.items):
             return "media_unknown"

@@ -178,12 +178,9 @@ KINDS: Final[dict[str, Kind]] = {
     "images": _request(
         "images, audio, video",
         "known by the hash of what vLLM's processor made of them; an identifier that came with two"
-        " contents is not shared any more",
-        (),
+        " contents is not shared any more; run with images (the shape of Idefics3)",
     ),
-    "prompt embeddings": _request(
-        "prompt embeddings", "known by the hash of each chunk's rows", ()
-    ),
+    "prompt embeddings": _request("prompt embeddings", "known by the hash of each chunk's rows"),
     "adapter_hashing": _no_request(
         "a LoRA adapter that is being hashed", "the adapter's files are being hashed"
     ),

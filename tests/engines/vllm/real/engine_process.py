@@ -109,6 +109,7 @@ class Commands:
         know_architecture(options["model"])
         self.engine = LLM(**options).llm_engine
         self._requests = 0
+        self._model = options["model"]
 
     def generate(self, prompts: list[dict[str, Any]], answer: int) -> list[dict[str, Any]]:
         """Answer all prompts at once; those with "abort" are given up after so many steps."""
@@ -124,6 +125,8 @@ class Commands:
             )  # fmt: skip
             salt = {"cache_salt": each["salt"]} if each.get("salt") else {}
             prompt = {"prompt_token_ids": each["tokens"], **salt, **media_of(each)}
+            if each.get("as_rows"):
+                prompt = {"prompt_embeds": self._rows(each["tokens"]), **salt}
             external = f"request-{self._requests}"
             lora = lora_of(each["lora"]) if each.get("lora") else None
             request = self.engine.add_request(external, prompt, greedy, lora_request=lora)
@@ -143,6 +146,13 @@ class Commands:
                 reply["tokens"] = list(result.outputs[0].token_ids)
                 reply["cached"] = result.num_cached_tokens or 0
         return list(told.values())
+
+    def _rows(self, tokens: list[int]) -> Any:
+        """What the model makes of tokens before its first layer."""
+        from safetensors.torch import load_file
+
+        weights = load_file(Path(self._model) / "model.safetensors")
+        return weights["model.embed_tokens.weight"][tokens]
 
     def settle(self) -> bool:
         """Step as a serving engine does until nothing is in flight; with the core in here."""
@@ -191,6 +201,14 @@ class Commands:
 
         lines = generate_latest(REGISTRY).decode().splitlines()
         return [line for line in lines if line.startswith("forebay:")]
+
+    def drafted(self) -> int:
+        """How many tokens were drafted so far."""
+        from prometheus_client import REGISTRY
+
+        samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
+        name = "vllm:spec_decode_num_draft_tokens_total"
+        return int(sum(sample.value for sample in samples if sample.name == name))
 
     def version(self) -> str:
         """Of vLLM, without what it says of its build."""

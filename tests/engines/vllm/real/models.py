@@ -9,6 +9,7 @@ PROCESSOR = Path("/proc/cpuinfo").read_text().split()
 # take hours.
 HAS_BFLOAT16 = "asimd" not in PROCESSOR or "bf16" in PROCESSOR
 VOCABULARY = 2048
+IMAGE = 2047  # the token in whose place an image comes
 
 Tokens = list[int]
 
@@ -67,6 +68,59 @@ def made_latent_model(place: Path) -> Path:
         bos_token_id=None,
     )
     DeepseekV2ForCausalLM(config).save_pretrained(place)
+    return place
+
+
+def made_image_model(place: Path) -> Path:
+    """A small model that sees images, as Idefics3 has it: 19 tokens for one of 56 by 56 pixels."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import (
+        Idefics3Config,
+        Idefics3ForConditionalGeneration,
+        Idefics3ImageProcessorPil,
+        Idefics3Processor,
+        PreTrainedTokenizerFast,
+    )
+
+    torch.manual_seed(5)
+    tower = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 56,
+        "patch_size": 14,
+        "initializer_range": 0.5,
+    }
+    text = {
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.08,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+    }
+    config = Idefics3Config(
+        image_token_id=IMAGE, vision_config=tower, text_config=text, scale_factor=1
+    )
+    Idefics3ForConditionalGeneration(config).save_pretrained(place)
+    special = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<image>")
+    words = [f"w{number}" for number in range(VOCABULARY - len(special))] + list(special)
+    known = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="w0"))
+    known.add_special_tokens(list(special))
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 56}, max_image_size={"longest_edge": 56}, do_image_splitting=False
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=known)
+    Idefics3Processor(images, tokenizer, image_seq_len=16).save_pretrained(place)
     return place
 
 
