@@ -221,7 +221,8 @@ def _why_no_media(config: Any, media: Any) -> str:
     """The kind for which no request with images, audio or video is shared."""
     if media is None:
         return "media_unknown"
-    if not media.mm_processor_cache_gb and not config.cache_config.enable_prefix_caching:
+    has_cache = bool(getattr(media, "mm_processor_cache_gb", 0))
+    if not (has_cache or config.cache_config.enable_prefix_caching):
         return "media_counted"
     is_elsewhere = getattr(media, "mm_processor_cache_type", "lru") == "shm"
     is_encoded = getattr(config, "ec_transfer_config", None) is not None
