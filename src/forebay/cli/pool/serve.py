@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-from forebay.cli import flags
+from forebay.cli import flags, logs
 from forebay.cli.flags import Commands, Parser
 from forebay.errors import SettingsError, StartupError
 from forebay.plan.number import whole
@@ -89,7 +89,7 @@ def serve(
     """Run a pool in the foreground until a signal, or with --linger until no engine is left."""
     linger_s = None if parsed.linger is None else _seconds(parsed.linger)
     settings = flags.read_settings(parsed)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logs.start("%(asctime)s %(levelname)s %(message)s")
     service: Service | None = None
 
     def end(_number: int, _frame: FrameType | None) -> None:

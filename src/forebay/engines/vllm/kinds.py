@@ -131,9 +131,12 @@ KINDS: Final[dict[str, Kind]] = {
         "pipeline parallelism", "two stages of unequal size, as above; not on several GPUs"
     ),
     "data parallelism": _way(
-        "data parallelism, expert parallelism",
-        "read in vLLM's source: every replica is an engine of its own on the same pool",
-        (),
+        "data parallelism",
+        "two replicas of one server: every replica is an engine of its own on the same pool, and"
+        " finds what another has stored",
+    ),
+    "expert parallelism": _way(
+        "expert parallelism", "read in vLLM's source: it does not change the KV cache", ()
     ),
     "context parallelism": _no_engine(
         Heading.WAYS, "context parallelism", "context parallelism is not supported yet"
@@ -147,8 +150,13 @@ KINDS: Final[dict[str, Kind]] = {
         "the drafter's layers are stored with the model's; its weights and the speculative"
         " configuration are in the namespace",
     ),
+    "draft model": _way("speculative decoding with a draft model", "as EAGLE"),
+    "mtp": _way(
+        "speculative decoding with MTP",
+        "as EAGLE; run with full attention (the shape of MiMo)",
+    ),
     "other drafters": _way(
-        "speculative decoding with EAGLE 3, MTP, a draft model, Medusa, an MLP or suffixes",
+        "speculative decoding with EAGLE 3, Medusa, an MLP or suffixes",
         "as EAGLE or ngram; read in vLLM's source",
         (),
     ),

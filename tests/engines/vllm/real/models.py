@@ -143,6 +143,42 @@ def made_drafter(place: Path, seed: int) -> Path:
     return place
 
 
+def made_model_with_mtp(place: Path) -> Path:
+    """A small model with a layer that predicts a token more, as MiMo has it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(8)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        **sizes,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.08,
+        tie_word_embeddings=False,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(place)
+    weights, described = place / "model.safetensors", place / "config.json"
+    tensors = load_file(weights)
+    first, added = "model.layers.0.", "model.mtp_layers.0."
+    layer = {name: each for name, each in tensors.items() if name.startswith(first)}
+    for name, each in layer.items():
+        tensors[name.replace(first, added)] = torch.randn_like(each) * 0.08 + 1.0 * (each.dim() < 2)
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        tensors[f"{added}{name}.weight"] = torch.ones(128)
+    tensors[f"{added}input_proj.weight"] = torch.randn(128, 256) * 0.08
+    save_file(tensors, weights)
+    told = json.loads(described.read_text())
+    told |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    described.write_text(json.dumps(told))
+    return place
+
+
 def made_adapter(place: Path, seed: int, model: Path) -> Path:
     """A LoRA adapter for a model: of rank 8, in the projections to K and V and beside them."""
     import torch

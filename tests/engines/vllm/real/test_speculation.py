@@ -8,7 +8,7 @@ import pytest
 from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.engine import Engine, RecordedPages
 from tests.engines.vllm.real.kinds import has_run
-from tests.engines.vllm.real.models import made_drafter
+from tests.engines.vllm.real.models import made_drafter, made_model, made_model_with_mtp
 from tests.engines.vllm.real.test_parallel import check_equality
 from tests.pool_process import PoolProcess
 
@@ -60,3 +60,33 @@ def test_t50_eagle(
         start_engine, lambda start: check_equality(model, start_pool, start, pages, **more)
     )
     has_run("eagle")
+
+
+def test_t50_draft_model(
+    model: Path,
+    start_pool: StartPool,
+    start_engine: StartEngine,
+    pages: RecordedPages,
+    tmp_path: Path,
+) -> None:
+    drafter = tmp_path / "drafter"
+    forked.call(made_model, drafter, 9, heads=4, kv_heads=2, layers=1)
+    drafts = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 2}
+    more = {"speculative_config": drafts, "kv_cache_memory_bytes": 8 << 20}  # a layer more
+    check_drafts(
+        start_engine, lambda start: check_equality(model, start_pool, start, pages, **more)
+    )
+    has_run("draft model")
+
+
+def test_t50_mtp(
+    start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    forked.call(made_model_with_mtp, model)
+    mtp = {"method": "mtp", "num_speculative_tokens": 1}
+    more = {"speculative_config": mtp, "kv_cache_memory_bytes": 8 << 20}
+    check_drafts(
+        start_engine, lambda start: check_equality(model, start_pool, start, pages, **more)
+    )
+    has_run("mtp")
