@@ -42,7 +42,7 @@ What is shared, and on which release and device a test or a measurement of this 
 engine in one line of its log and in the gauge `forebay:sharing`, without starting a pool; a request
 in the counter `forebay:declined_total`, while others of its engine are shared. vLLM then serves as
 if Forebay were not installed; with `strict` a declined engine does not start. `forebay plan kv
-MODEL` says it of a model before anything starts.
+MODEL`, and `forebay serve` with a model in a directory, say it of a model before it is loaded.
 
 ## Versions and devices
 
