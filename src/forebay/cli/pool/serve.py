@@ -93,6 +93,7 @@ def serve(
     """Run a pool in the foreground until a signal, or with --linger until no engine is left."""
     linger_s = None if parsed.linger is None else _seconds(parsed.linger)
     settings = flags.read_settings(parsed)
+    processes.allow_descriptors()
     log = LogWriter()
     logging.basicConfig(level=logging.INFO, handlers=[log])
     try:
