@@ -46,8 +46,15 @@ from forebay.testing.clock import ManualClock
 LIMITS = ServerLimits()
 LINKS = 50  # of a greedy process; with all others fewer than a backlog
 LOOKUPS = wire.encode(Lookup(1, NAMESPACE, 0, bytes(16))) * 500
-OFFERS = wire.encode(Reserve(1, [ChunkRun(NAMESPACE, 0, ROOT, b"".join(chain("many", 500)), 1)]))
+A_ROUND = 16  # chunks of an offer
 CHUNKS, CHAIN = made("honest")
+
+
+def offer(label: str, count: int) -> bytes:
+    run = ChunkRun(NAMESPACE, 0, ROOT, b"".join(chain(label, count)), 1)
+    return wire.encode(Reserve(1, [run]))
+
+
 # Connects as often as it is told, says what it reads from stdin through each, and stays.
 TALKER = """
 import socket, sys
@@ -85,7 +92,7 @@ def talker(pool: PoolProcess, count: int, said: bytes) -> Iterator[None]:
         process.communicate()
 
 
-@pytest.mark.parametrize("said", [LOOKUPS, OFFERS], ids=["lookups", "offers"])
+@pytest.mark.parametrize("said", [LOOKUPS, offer("many", 500)], ids=["lookups", "offers"])
 def test_a_process_has_one_turn_a_round_however_many_connections_it_has(
     place: Path, said: bytes
 ) -> None:
@@ -95,14 +102,15 @@ def test_a_process_has_one_turn_a_round_however_many_connections_it_has(
         with talker(pool, LINKS, HELLO + said), socket.socket(socket.AF_UNIX) as honest:
             honest.settimeout(HANG_S)
             honest.connect(pool.socket)
-            honest.sendall(HELLO + wire.encode(StatsQuery()))
+            mine = offer("mine", 10 * A_ROUND) if said != LOOKUPS else b""
+            honest.sendall(HELLO + mine + wire.encode(StatsQuery()))  # asked when it is through
             pool.signal(signal.SIGCONT)
             reply = next(each for each in heard_one_by_one(honest) if type(each) is StatsReply)
     stats = json.loads(reply.json)
     assert stats["server"]["connections"] == LINKS + 1, "they were all there"
     assert stats["counters"]["lookups"] <= 2 * LIMITS.messages_a_round_max
     offered = stats["dram"]["filling"] + stats["counters"].get("stores.have", 0)
-    assert offered <= 4 * 16, "a round makes room for sixteen"
+    assert offered <= 2 * 10 * A_ROUND + 4 * A_ROUND, "half is mine"
 
 
 def test_every_connection_of_a_process_has_its_turn(place: Path) -> None:
