@@ -65,6 +65,7 @@ KNOWN: Final = [
     ["pool", "--linger", "9" * 5000],
     ["pool", "--dram", "9" * 26],
     ["pool", "--read-depth", "9" * 5000],
+    ["pool", "--dram", "4MiB", "--linger", "0", "--socket", "a\nb\x1b[31m\r\x07"],
     ["plan", "kv", "pipe"],
     ["bench", "serve", "--url", NOWHERE, "--model", "\udcff"],
     ["bench", "serve", "--url", "http://é..é:9"],

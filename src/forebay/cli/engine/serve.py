@@ -5,7 +5,6 @@ between it and whoever watches it.
 """
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from forebay.cli import flags
+from forebay.cli import flags, logs
 from forebay.cli.flags import Commands
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import SettingsError, StartupError
@@ -64,7 +63,7 @@ def _run(parsed: argparse.Namespace) -> int:
     settings = settings_of(parsed)
     vllm.require()
     arguments, is_demo = _arguments(parsed.model, parsed.passed_on)
-    logging.basicConfig(level=logging.INFO, format="forebay: %(message)s")
+    logs.start("forebay: %(message)s")
     socket_path = _pool_path(settings)
     command = vllm.command(arguments, vllm.transfer_config(settings, socket_path))
     variables = vllm.environment(settings, os.environ, offline=is_demo)

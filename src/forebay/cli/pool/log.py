@@ -20,7 +20,6 @@ class LogWriter(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._left_out = 0  # guarded by the handler's lock
         self._thread = threading.Thread(target=self._run, name="forebay-log", daemon=True)

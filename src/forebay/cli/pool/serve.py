@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-from forebay.cli import flags
+from forebay.cli import flags, logs
 from forebay.cli.flags import Commands, Parser
 from forebay.cli.pool.log import LogWriter
 from forebay.errors import SettingsError, StartupError
@@ -95,7 +95,7 @@ def serve(
     settings = flags.read_settings(parsed)
     processes.allow_descriptors()
     log = LogWriter()
-    logging.basicConfig(level=logging.INFO, handlers=[log])
+    logs.start("%(asctime)s %(levelname)s %(message)s", log)
     try:
         service = _open(parsed, settings, world)
         _announce(service, settings)
