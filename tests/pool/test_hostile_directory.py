@@ -225,6 +225,31 @@ def test_t60_a_link_is_refused_however_it_is_written(place: Path, tail: str) -> 
     assert list((place / "real").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, os.mkfifo, lambda lock: lock.symlink_to("/etc/fstab")]
+)
+def test_t60_a_lock_that_is_no_file_keeps_no_pool_from_opening(
+    place: Path, make: Callable[[Path], object]
+) -> None:
+    """A9: it did not begin; the directory's own lock still keeps a second one out."""
+    lock = place / "disk" / "lock"
+    lock.unlink()
+    make(lock)
+    with on(place) as pool:
+        assert loaded(pool) == 40
+        assert pool.stats()["disk"]["volumes"][0]["left_alone"] == 1
+        second = PoolProcess(place, "--socket", str(place / "second.sock"))
+        ended = subprocess.run(
+            second.command, env=environment(), capture_output=True, timeout=HANG_S, check=False
+        )
+        assert ended.returncode == 2
+        assert b"in use by another pool" in ended.stderr
+        assert pool.stop() == 0
+    status, text = check(place / "disk")
+    assert (status, "40 sound records" in text, "lock" in text) == (1, True, True)
+    assert not lock.is_file() or lock.is_symlink()
+
+
 @pytest.mark.parametrize("size_bytes", [200 << 20, 1 << 40])
 def test_t60_a_sparse_giant_drives_nothing_out(place: Path, size_bytes: int) -> None:
     """F9: a sparse GiB trimmed everything, and the check of a sparse TiB did not end."""
