@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,7 @@ from tests.pool_process import (
 
 from forebay.pool.client import Chain
 from forebay.record import region as layout
+from forebay.record.header import RecordHeader, medium_part, pack, unpack
 from forebay.tiers.contract import Miss
 
 pytestmark = pytest.mark.slow
@@ -124,6 +126,36 @@ def test_t56_a_forged_table_with_right_hashes(place: Path, length: int) -> None:
         )
     with on(place) as pool:
         assert loaded(pool) == 40, "the regions are walked instead"
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("circle", [1, 2, 40])
+def test_records_that_are_their_own_ancestors(place: Path, circle: int, sealed: bool) -> None:
+    """A9: parents that form a circle; they are loaded or are misses, and leave DRAM like others."""
+    keys = [chunk.name.key for chunk in CHUNKS]
+    for path in regions(place / "disk"):
+        content = path.read_bytes()
+        for at in range(PAGE, len(content), PAGE):
+            header = unpack(content[at : at + PAGE])
+            if not isinstance(header, RecordHeader):
+                continue
+            number = keys.index(header.name.key)
+            following = number - number % circle + (number + 1) % circle
+            name = replace(header.name, parent=keys[following])
+            page = bytearray(PAGE)
+            pack(replace(header, name=name), memoryview(page), medium_part(content[at : at + PAGE]))
+            overwrite(path, at, bytes(page))
+        if not sealed:  # it is walked: what is indexed comes from the records
+            overwrite(path, len(content) - PAGE, bytes(PAGE))
+    with running_pool(place) as pool, PatientClient(pool.socket) as client:
+        for first in range(0, 40, 10):  # more than DRAM holds
+            with client.load(CHAIN, first) as found:
+                assert count_exact(found, CHUNKS) == 0 or sealed
+        again, chain = made("again", 4, 400_000)  # which needs the slots of those
+        assert client.store(chain, [chunk.payload for chunk in again]).stored == 4
+        with client.load(chain) as found:
+            assert count_exact(found, again) == 4
+        assert pool.stop() == 0
 
 
 def _a_file(path: Path) -> None:
