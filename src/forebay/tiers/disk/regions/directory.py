@@ -167,9 +167,11 @@ def has_foreign_lock(disk: Disk, directory: int) -> bool:
     Such a thing is left alone, and nothing is locked in its stead but the directory itself.
     """
     try:
-        return not stat.S_ISREG(disk.status_of(directory, LOCK_NAME).mode)  # verify: foreign lock
+        mode = disk.status_of(directory, LOCK_NAME).mode
     except OSError:
         return False  # there is none, or opening it will say why it cannot be used
+    is_file = stat.S_ISREG(mode)  # verify: foreign lock
+    return not is_file
 
 
 def _open_or_create(disk: Disk, directory: int, *, direct: bool) -> int:
