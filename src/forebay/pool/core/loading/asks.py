@@ -44,7 +44,7 @@ class Asks:
     def due(self, now: float) -> list[LoadRequest]:
         """Those without a promise whose deadline has come, each once."""
         asks = sum(map(len, self._by_engine.values()))
-        if len(self._deadlines) > 2 * asks + _SLACK:  # most of them wait no more
+        if len(self._deadlines) > 2 * asks + _SLACK:  # verify: forgotten deadlines
             self._deadlines = [each for each in self._deadlines if _waits(each[2])]
             heapify(self._deadlines)
         found = []
