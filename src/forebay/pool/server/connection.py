@@ -149,6 +149,13 @@ class Connection(Session):
             self._deferred_bytes -= _bytes_of(message)
             yield message
 
+    def deferred_a_round(self) -> Iterator[ClientMessage]:
+        """Those of a round: no more than one that has to do with all that the pool holds."""
+        for message in self.deferred():
+            yield message
+            if type(message) in _OPERATOR:
+                return
+
     def begin(self, work: Work) -> None:
         """Something is under way for it."""
         self._under_way = work
@@ -210,9 +217,10 @@ class Connection(Session):
         return waiting >= count_max or self._deferred_bytes >= _DEFERRED_BYTES_MAX
 
     def _hang_up(self) -> None:
-        """It has left: nobody hears what it is offered, but what it gave back is taken."""
+        """It has left: nobody hears what it is answered, but what it gave back is taken."""
         self._break_off()
-        self._deferred = deque(each for each in self._deferred if not isinstance(each, Reserve))
+        unheard = (Reserve, StatsQuery)
+        self._deferred = deque(each for each in self._deferred if not isinstance(each, unheard))
         self._deferred_bytes = sum(map(_bytes_of, self._deferred))
         self.is_over = not self.has_work
 

@@ -15,7 +15,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -135,7 +134,7 @@ class PoolServer:
             self._is_woken = False
             self._core.complete()
         self._handle(waiting, Connection.urgent)
-        self._handle(waiting, lambda each: islice(each.deferred(), 1))  # some of them take long
+        self._handle(waiting, Connection.deferred_a_round)
         for connection in waiting:
             self._serve(connection, "a message that takes long", connection.resume)
         for connection in waiting:
