@@ -37,9 +37,9 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal $(NO_VLLM)
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
-VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider -W default -m 'not gpu and not versions' tests/engines/vllm tests/engines/copies
+VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies
 
-.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-versions gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-models test-versions gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -98,6 +98,9 @@ test: $(STAMP) $(VLLM_STAMP) ## everything: lint, types, all tests, those on rea
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
 	@$(VLLM_TESTS)
+
+test-models: $(VLLM_STAMP) ## further models and kinds of parallelism on real vLLM; takes long
+	@$(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m models tests/engines/vllm/real
 
 test-versions: $(VLLM_STAMP) ## the same on other releases of vLLM, one after the other: make test-versions [VERSIONS=…]
 	@failed=; for version in $(VERSIONS); do place=build/vllm-$$version; \

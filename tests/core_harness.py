@@ -152,6 +152,14 @@ class CoreHarness:
     ) -> Work:
         """The same, a little with every turn; the answer is to be received at its end."""
         run = ChunkRun(NAMESPACE, 0, parent, b"".join(keys), length)
+        return self._reserving(client, run)
+
+    def reserve_run(self, client: Client, run: ChunkRun) -> list[int]:
+        for _ in self._reserving(client, run):
+            pass
+        return self.receive(client, Reserved).answers
+
+    def _reserving(self, client: Client, run: ChunkRun) -> Work:
         work = self.pool.handle(client, Reserve(7, [run]))
         assert work is not None
         return work

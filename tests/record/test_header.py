@@ -14,10 +14,12 @@ from forebay.record.header import (
     MAGIC,
     PAYLOAD_BYTES_MAX,
     ROOT,
+    SHARDS_MAX,
     VERSION,
     Damage,
     RecordHeader,
     RecordName,
+    joined_hash,
     medium_part,
     mismatch,
     pack,
@@ -41,6 +43,12 @@ headers = st.builds(
     st.integers(1, PAYLOAD_BYTES_MAX),
     st.binary(min_size=16, max_size=16),
 )
+sharded = st.builds(
+    lambda header, shard_bytes, shards: replace(header, length=shard_bytes * shards, shards=shards),
+    headers,
+    st.integers(1, PAYLOAD_BYTES_MAX // SHARDS_MAX),
+    st.integers(1, SHARDS_MAX),
+)
 
 
 # Few bytes, or a page of few bytes again and again: a page of noise is slow to draw.
@@ -61,7 +69,7 @@ def rehashed(page: bytearray) -> bytes:
     return bytes(page)
 
 
-@given(headers, st.binary(min_size=16, max_size=16))
+@given(headers | sharded, st.binary(min_size=16, max_size=16))
 def test_what_is_packed_is_unpacked(header: RecordHeader, medium: bytes) -> None:
     page = packed(header, medium)
     assert unpack(bytes(page)) == unpack(memoryview(page)) == header
@@ -197,3 +205,24 @@ def test_every_flipped_bit_of_a_payload_changes_its_hash() -> None:
 
 def test_a_record_takes_whole_pages() -> None:
     assert [record_bytes(n) for n in (1, 4096, 4097)] == [8192, 8192, 12288]
+
+
+def test_several_shards_have_the_hash_of_their_hashes() -> None:
+    """So workers that write a shard each can make it together, and none reads the others'."""
+    shards = [bytes([n]) * 100 for n in range(4)]
+    whole = b"".join(shards)
+    joined = joined_hash([payload_hash(shard) for shard in shards])
+    assert payload_hash(whole, 4) == payload_hash(memoryview(whole), 4) == joined
+    assert joined == xxhash.xxh3_128_digest(b"".join(map(xxhash.xxh3_128_digest, shards)))
+    assert joined not in (payload_hash(whole), payload_hash(whole, 2))
+    assert joined_hash([payload_hash(whole)]) == payload_hash(whole) == payload_hash(whole, 1)
+    assert payload_hash(b"".join(reversed(shards)), 4) != joined
+
+
+@pytest.mark.parametrize("shards", [2, SHARDS_MAX + 1])
+def test_shards_that_cannot_be_are_damage(shards: int) -> None:
+    """Of an odd length there are no two halves; and nobody has so many workers."""
+    length = len(PAYLOAD) if shards == 2 else shards
+    page = packed(replace(HEADER, length=length))
+    struct.pack_into("<I", page, 152, shards)
+    assert unpack(rehashed(page)) is Damage.SHARDS

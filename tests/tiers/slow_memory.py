@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from forebay.record.header import RecordHeader, RecordName, mismatch, payload_hash
+from forebay.record.header import Digest, RecordHeader, RecordName, mismatch, payload_hash
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.tiers import contract
@@ -74,7 +74,7 @@ class SlowMemoryTier(contract.Tier):
         if header.length > target.nbytes:
             return Miss(MissReason.WRONG_RECORD)
         is_wrong = mismatch(header, name, header.length) is not None
-        if is_wrong or payload_hash(bytes(payload)) != header.payload_hash:
+        if is_wrong or payload_hash(bytes(payload), header.shards) != header.payload_hash:
             self.remove(name.key)
             return Miss(MissReason.WRONG_RECORD if is_wrong else MissReason.CORRUPT)
         target[: header.length] = payload
@@ -88,7 +88,7 @@ class SlowMemoryTier(contract.Tier):
         source: memoryview,
         length: int,
         done: StoreDone,
-        digest: bytes | None = None,
+        digest: Digest | None = None,
     ) -> None:
         refused = DropReason.TOO_LARGE if length > self._cap_bytes else None
         refused = DropReason.TIER_OFF if self._is_closed else refused
@@ -99,10 +99,11 @@ class SlowMemoryTier(contract.Tier):
             self._jobs.put(lambda: done(self._store(name, source[:length], digest)))
 
     def _store(
-        self, name: RecordName, source: memoryview, digest: bytes | None
+        self, name: RecordName, source: memoryview, digest: Digest | None
     ) -> contract.StoreOutcome:
         self._evict(self._cap_bytes - source.nbytes)
-        header = RecordHeader(name, source.nbytes, digest or payload_hash(source))
+        made = digest or Digest(payload_hash(source))
+        header = RecordHeader(name, source.nbytes, made.payload_hash, shards=made.shards)
         self.records[short(name.key)] = header, bytearray(source)
         if not self._catalog.settle(short(name.key), RecordPlace(1, 0, source.nbytes)):
             del self.records[short(name.key)]

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from forebay.engines.copies.contract import Bytes, Store
+from forebay.engines.copies.contract import Store, WorkerSlab
 from forebay.record.header import payload_hash
 
 
@@ -20,17 +20,17 @@ class StoreDigests:
     def __init__(self, block_bytes: int) -> None:
         self._block_bytes = block_bytes
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[Sequence[Store], Bytes]] = deque()
+        self._waiting: deque[tuple[Sequence[Store], WorkerSlab]] = deque()
         self._done: list[tuple[Store, bytes]] = []
         self._is_hashing = False
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="forebay-digests", daemon=True)
         self._thread.start()
 
-    def submit(self, stores: Sequence[Store], memory: Bytes) -> None:
+    def submit(self, stores: Sequence[Store], slab: WorkerSlab) -> None:
         """These stores have landed in this slab."""
         with self._changed:
-            self._waiting.append((stores, memory))
+            self._waiting.append((stores, slab))
             self._changed.notify_all()
 
     def take_done(self) -> list[tuple[Store, bytes]]:
@@ -54,21 +54,28 @@ class StoreDigests:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            stores, memory = job
-            done = [(store, digest_of(store, memory, self._block_bytes)) for store in stores]
-            del job, stores, memory  # the slab may be unmapped once we are idle
+            stores, slab = job
+            done = [(store, digest_of(store, slab, self._block_bytes)) for store in stores]
+            del job, stores, slab  # the slab may be unmapped once we are idle
             with self._changed:
                 self._done += done
                 self._is_hashing = False
 
-    def _next(self) -> tuple[Sequence[Store], Bytes] | None:
+    def _next(self) -> tuple[Sequence[Store], WorkerSlab] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             self._is_hashing = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None
 
 
-def digest_of(store: Store, memory: Bytes, block_bytes: int) -> bytes:
-    """The digest of what lies in a store's slot: all blocks of its chunk."""
-    start = store.piece.offset
-    return payload_hash(memory[start : start + len(store.piece.blocks) * block_bytes].data)
+def digest_of(store: Store, slab: WorkerSlab, block_bytes: int) -> bytes:
+    """The digest of what lies in a store's slot: all blocks of its chunk, of this worker's shard.
+
+    Where the shard is padded, zeros are written there: the slot may have been another chunk's.
+    """
+    memory, start = slab.shards, store.piece.offset
+    size = len(store.piece.blocks) * block_bytes
+    if slab.shard_bytes > size:
+        memory[start + size : start + slab.shard_bytes] = 0
+        size = slab.shard_bytes
+    return payload_hash(memory[start : start + size].data)

@@ -1,17 +1,16 @@
-"""What an engine's scheduler and its workers tell each other, once a step."""
+"""What an engine's scheduler and its workers tell each other, once a step.
+
+Workers may report one slot, or one part of a load, in different steps: the scheduler's side counts
+who has, and acts when all have.
+"""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from forebay.engines.copies.contract import LoadPart, Store
 
 EVERYTHING: Final = sys.maxsize
-# Shards of a chunk: workers that each copy a part of it. A slot may be committed, or let go, when
-# all of them have reported it; today there is one, and every report is complete.
-SHARDS: Final = 1
-_Copied = TypeVar("_Copied")
 
 
 @dataclass(slots=True)
@@ -23,34 +22,24 @@ class StepPlan:
     freed: int = EVERYTHING  # the last step that stored blocks which may be free now; 0: none
     engine: str = ""  # the name under which the scheduler has joined the pool
     generation: int = 0  # of the pool's slab; 0: no pool
+    shard_bytes: int = 0  # of each worker's part of a slot; 0: there is only one
     loads: list[LoadPart] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class WorkerReport:
-    """From a worker to the scheduler; of several workers, what all of them did."""
+    """From a worker to the scheduler; of several workers, what each of them did."""
 
-    step: int = 0  # the last that was begun
-    stored: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, offset) → ranks
-    missed: dict[tuple[int, int], int] = field(default_factory=dict)  # not copied: give them back
-    over: dict[int, int] = field(default_factory=dict)  # a part's serial → ranks; slots are free
-    digests: dict[tuple[int, int], bytes] = field(default_factory=dict)  # of what was stored
+    step: int = 0  # the last that was begun; of several workers, by all of them
+    # A store's serial → shard → digest of what was stored; empty: it was not, give the slot back.
+    stored: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    over: dict[int, set[int]] = field(default_factory=dict)  # a part's serial → ranks that are done
 
     def add(self, other: "WorkerReport") -> None:
         """Take another worker's report into this one."""
-        self.step = max(self.step, other.step)
-        both: list[tuple[dict[Any, int], dict[Any, int]]] = [
-            (self.stored, other.stored),
-            (self.missed, other.missed),
-            (self.over, other.over),
-        ]
-        for mine, theirs in both:
-            for what, ranks in theirs.items():
-                mine[what] = mine.get(what, 0) + ranks
-        self.digests |= other.digests
-
-
-def by_all(reported: Mapping[_Copied, int]) -> list[_Copied]:
-    """What the workers of all shards have reported, of what was reported by so many."""
-    return [what for what, ranks in reported.items() if ranks >= SHARDS]
+        self.step = min(self.step, other.step)
+        for serial, digests in other.stored.items():
+            self.stored.setdefault(serial, {}).update(digests)
+        for serial, ranks in other.over.items():
+            self.over.setdefault(serial, set()).update(ranks)

@@ -17,7 +17,7 @@ from forebay.engines.boundary import Boundary
 from forebay.engines.copies.contract import Copies, LoadPart, Piece, Store, WorkerSlab
 from forebay.engines.copies.host import HostCopies
 from forebay.engines.copies.pages import Pages, rows_of
-from forebay.engines.geometry import Geometry
+from forebay.engines.geometry import Geometry, Shard
 from forebay.engines.step import StepPlan, WorkerReport
 from forebay.pool.client.session import PoolSession, join
 from forebay.quantity import format_size
@@ -25,6 +25,7 @@ from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
 
 _JOIN_S: Final = 1.0
+ONLY_SHARD: Final = Shard()
 _log: Final = logging.getLogger("forebay")
 
 
@@ -32,12 +33,17 @@ class WorkerConnector:
     """One worker's copies. Owned by the thread that drives the model."""
 
     def __init__(
-        self, socket_path: str, shape: Geometry, clock: Clock, pool_uids: Collection[int] = ()
+        self,
+        socket_path: str,
+        shape: Geometry,
+        clock: Clock,
+        pool_uids: Collection[int] = (),
+        shard: Shard = ONLY_SHARD,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._taken_counts: Counter[str] = Counter()  # counts as of the last `take_counts`
         self._socket_path, self._pool_uids = socket_path, pool_uids
-        self._shape = shape
+        self._shape, self._shard = shape, shard
         self._clock = clock
         self._copies: Copies | None = None
         self._session: PoolSession | None = None
@@ -70,7 +76,7 @@ class WorkerConnector:
         if step.generation:
             self._map(step)
         stores = []
-        for store in step.stores:
+        for store in step.stores if self._shard.is_stored else ():
             if self._is_mapped(store.generation) and self._reaches([store.piece]):
                 stores.append(store)
             else:
@@ -94,7 +100,7 @@ class WorkerConnector:
         """A load cannot be done: the engine computes these blocks itself."""
         self._failed.add(load.request)
         self._failed_blocks.update(block for piece in load.pieces for block in piece.blocks)
-        self._report.over[load.serial] = 1
+        self._report.over[load.serial] = {self._shard.rank}
         self._settle(load)
 
     def take_received(self) -> tuple[set[str], set[str]]:
@@ -140,9 +146,8 @@ class WorkerConnector:
             return
         done = self._copies.take_done()
         for store, digest in done.stored:
-            self._report.stored[store.generation, store.piece.offset] = 1
-            self._report.digests[store.generation, store.piece.offset] = digest
-            self.counts["stored.bytes"] += self._shape.chunk_bytes
+            self._report.stored[store.serial] = {self._shard.number: digest}
+            self.counts["stored.bytes"] += len(store.piece.blocks) * self._shape.block_bytes
         self.counts["store_us"] += round(done.store_s * 1e6)
         self.counts["load_us"] += round(done.load_s * 1e6)
         self.counts["submit_us"] += round(done.submit_s * 1e6)
@@ -156,7 +161,7 @@ class WorkerConnector:
         for load in done.loaded:
             blocks = sum(len(piece.blocks) for piece in load.pieces)
             self.counts["loaded.bytes"] += blocks * self._shape.block_bytes
-            self._report.over[load.serial] = 1
+            self._report.over[load.serial] = {self._shard.rank}
 
     def _await_loads(self, reported: int) -> None:
         """A step built after the engine was told of loads may use them: its forward waits."""
@@ -177,7 +182,7 @@ class WorkerConnector:
             self._received.add(load.request)
 
     def _missed(self, store: Store) -> None:
-        self._report.missed[store.generation, store.piece.offset] = 1
+        self._report.stored[store.serial] = {self._shard.number: b""}
         self.counts["stores.missed"] += 1
 
     def _is_mapped(self, generation: int) -> bool:
@@ -219,17 +224,27 @@ class WorkerConnector:
         self._is_leaving = False
         slab = session.slab
         assert slab is not None
-        slot_bytes = slot_bytes_for(self._shape.chunk_bytes)
+        chunk_bytes = step.shard_bytes * self._shape.shards or self._shape.chunk_bytes
+        slot_bytes = slot_bytes_for(chunk_bytes)
         if slot_bytes > slab.arena_bytes:
             _log.warning(
                 "the pool's DRAM is too small for this model: a chunk has %s, so nothing is stored;"
                 " start the pool with --dram %s or more",
-                format_size(self._shape.chunk_bytes),
+                format_size(chunk_bytes),
                 format_size(cap_bytes_for(slot_bytes)).replace(" ", ""),
             )
         memory = np.frombuffer(slab.memory, dtype=np.uint8)
         self._copies.attach(
-            WorkerSlab(self._generation, memory, slab.arena_bytes, slab.size_bytes, slab.given_back)
+            WorkerSlab(
+                self._generation,
+                memory,
+                slab.arena_bytes,
+                slab.size_bytes,
+                slab.given_back,
+                slot_bytes,
+                self._shard.number * step.shard_bytes,
+                step.shard_bytes,
+            )
         )
 
     def _unmap(self) -> None:
@@ -258,4 +273,4 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
         return driver
 
     driver = Boundary().call(plain, compiled) if page_table.is_aligned else plain()
-    return StreamedCopies(driver, page_table, slot_bytes_for(shape.chunk_bytes))
+    return StreamedCopies(driver, page_table)

@@ -152,6 +152,7 @@ class ChunkRun(_Message, frozen=True):
     parent: bytes  # full key of the chunk before, or ROOT
     keys: bytes  # full keys, joined
     length: int  # payload bytes of each chunk
+    shards: int = 1  # equal parts of each, whose hashes its digest is made of
 
 
 class Reserve(_Message, frozen=True, tag="reserve"):

@@ -9,9 +9,10 @@ and demands that a test notices.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -27,12 +28,13 @@ HASH_BYTES: Final = 16
 MEDIUM_BYTES: Final = 16
 NO_MEDIUM: Final = bytes(MEDIUM_BYTES)  # the medium's part where it has nothing to note
 PAYLOAD_BYTES_MAX: Final = 1 << 30
+SHARDS_MAX: Final = 1 << 10
 CODEC_RAW: Final = 0
 ROOT: Final = bytes(KEY_BYTES)  # the parent of a record that needs no other
 
 # magic, version, codec, group, payload length, the medium's part, namespace, key, parent,
-# payload hash
-_FIELDS: Final = struct.Struct("<8sHHIQ16s32s32s32s16s")
+# payload hash, shards (0: one)
+_FIELDS: Final = struct.Struct("<8sHHIQ16s32s32s32s16sI")
 _MEDIUM_AT: Final = 24
 _HASH_AT: Final = HEADER_BYTES - HASH_BYTES
 assert _FIELDS.size <= _HASH_AT
@@ -46,6 +48,7 @@ class Damage(StrEnum):
     HEADER_HASH = "header hash"
     CODEC = "unknown codec"
     LENGTH = "impossible length"
+    SHARDS = "impossible number of shards"
     PLACE = "written for another place"
     NAMESPACE = "another namespace"
     GROUP = "another group"
@@ -65,6 +68,13 @@ class RecordName:
     parent: bytes  # key of the record without which this one is of no use; ROOT: there is none
 
 
+class Digest(NamedTuple):
+    """A payload hash, and over how many shards it was made."""
+
+    payload_hash: bytes  # 16 bytes
+    shards: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
     """A record's header, without the medium's part."""
@@ -73,6 +83,7 @@ class RecordHeader:
     length: int  # payload bytes, without padding
     payload_hash: bytes  # 16 bytes
     codec: int = CODEC_RAW
+    shards: int = 1  # equal parts of the payload that were hashed each for itself
 
 
 def record_bytes(length: int) -> int:
@@ -80,9 +91,26 @@ def record_bytes(length: int) -> int:
     return HEADER_BYTES + padded(length)
 
 
-def payload_hash(payload: memoryview | bytes) -> bytes:
-    """The hash that stands in the header; the GIL is released for large payloads."""
-    return xxhash.xxh3_128_digest(payload)
+def payload_hash(payload: memoryview | bytes, shards: int = 1) -> bytes:
+    """The hash that stands in the header; the GIL is released for large payloads.
+
+    A payload of several shards was written by as many workers, each of which hashed its own.
+    """
+    size = len(payload) // shards
+    view = memoryview(payload)
+    return joined_hash(
+        [xxhash.xxh3_128_digest(view[at * size : (at + 1) * size]) for at in range(shards)]
+    )
+
+
+def joined_hash(hashes: Sequence[bytes]) -> bytes:
+    """The payload hash, from the hashes of all shards in order; of one shard it is its own."""
+    return hashes[0] if len(hashes) == 1 else xxhash.xxh3_128_digest(b"".join(hashes))
+
+
+def are_shards(length: int, shards: int) -> bool:
+    """Whether a payload of this length can consist of so many equal shards."""
+    return 0 < shards <= SHARDS_MAX and not length % shards
 
 
 def pack(header: RecordHeader, page: memoryview, medium: bytes = NO_MEDIUM) -> None:
@@ -92,6 +120,7 @@ def pack(header: RecordHeader, page: memoryview, medium: bytes = NO_MEDIUM) -> N
     assert len(name.namespace) == NAMESPACE_BYTES
     assert len(medium) == MEDIUM_BYTES
     assert 0 < header.length <= PAYLOAD_BYTES_MAX
+    assert are_shards(header.length, header.shards)
     page[:] = bytes(HEADER_BYTES)
     _FIELDS.pack_into(
         page,
@@ -106,6 +135,7 @@ def pack(header: RecordHeader, page: memoryview, medium: bytes = NO_MEDIUM) -> N
         name.key,
         name.parent,
         header.payload_hash,
+        0 if header.shards == 1 else header.shards,
     )
     page[_HASH_AT:] = xxhash.xxh3_128_digest(page[:_HASH_AT])
 
@@ -129,9 +159,7 @@ def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
     """The header in a page, or why there is none. Any bytes are safe input."""
     if len(page) != HEADER_BYTES:
         return Damage.CUT
-    magic, version, codec, group, length, _, namespace, key, parent, digest = _FIELDS.unpack_from(
-        page
-    )
+    magic, version, codec, group, length, _, *names, digest, shards = _FIELDS.unpack_from(page)
     if magic != MAGIC:  # verify: magic
         return Damage.NOT_A_RECORD
     if version != VERSION:  # verify: version
@@ -142,8 +170,11 @@ def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
         return Damage.CODEC
     if not 0 < length <= PAYLOAD_BYTES_MAX:  # verify: length bounds
         return Damage.LENGTH
+    if not are_shards(length, shards or 1):  # verify: shards
+        return Damage.SHARDS
+    namespace, key, parent = names
     name = RecordName(namespace, group, key, parent)
-    return RecordHeader(name, length, digest, codec)
+    return RecordHeader(name, length, digest, codec, shards or 1)
 
 
 def mismatch(found: RecordHeader, wanted: RecordName, length: int) -> Damage | None:

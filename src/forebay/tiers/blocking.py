@@ -4,7 +4,7 @@ import threading
 import time
 from typing import cast
 
-from forebay.record.header import RecordName
+from forebay.record.header import Digest, RecordName
 from forebay.sys import memory
 from forebay.tiers.contract import (
     Dropped,
@@ -32,12 +32,18 @@ class _Answer:
         return self._outcome if self._ready.wait(timeout_s) else None
 
 
-def store(tier: Tier, name: RecordName, payload: bytes, timeout_s: float = 30.0) -> StoreOutcome:
+def store(
+    tier: Tier,
+    name: RecordName,
+    payload: bytes,
+    timeout_s: float = 30.0,
+    digest: Digest | None = None,
+) -> StoreOutcome:
     """Store a payload and wait for the outcome; too late counts as dropped."""
     source = memory.allocate(len(payload))
     source[: len(payload)] = payload
     answer = _Answer()
-    tier.submit_store(name, source, len(payload), answer.set)
+    tier.submit_store(name, source, len(payload), answer.set, digest)
     outcome = cast("StoreOutcome | None", answer.wait(timeout_s))
     return outcome if outcome is not None else Dropped(DropReason.BUSY)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from forebay.record.header import Damage, RecordHeader, RecordName
+from forebay.record.header import Damage, Digest, RecordHeader, RecordName
 
 
 class MissReason(StrEnum):
@@ -185,12 +185,12 @@ class Tier(ABC):
         source: memoryview,
         length: int,
         done: Callable[[StoreOutcome], None],
-        digest: bytes | None = None,
+        digest: Digest | None = None,
     ) -> None:
         """Store the first `length` bytes of `source`; the parent must be here or being stored.
 
-        `digest` is the hash of the bytes, where it
-        is known already: a source that has changed since will be found damaged when it is loaded.
+        `digest` is the hash of the bytes, where it is known already, and goes into the record; else
+        they are one shard. A source that has changed since will be found damaged when it is loaded.
         """
 
     @abstractmethod

@@ -32,8 +32,8 @@ class Machine:
         self.cache = np.zeros((LAYERS, BLOCKS, PAGE), dtype=np.uint8)
         self.memory = np.zeros(8 * ARENA, dtype=np.uint8)
         layers = [(layer.ctypes.data, PAGE) for layer in self.cache]
-        self.copies = StreamedCopies(driver, PageTable.of(layers, PAGE, BLOCKS), SLOT)
-        self.slab = WorkerSlab(1, self.memory, ARENA, cap_arenas * ARENA)
+        self.copies = StreamedCopies(driver, PageTable.of(layers, PAGE, BLOCKS))
+        self.slab = WorkerSlab(1, self.memory, ARENA, cap_arenas * ARENA, slot_bytes=SLOT)
         self.copies.attach(self.slab)
         self.steps = 0
 

@@ -210,10 +210,10 @@ def load(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[in
     def begin(first: int, count: int) -> Noted:
         monkeypatch.setattr(Registration, "rest", noted_rest)
         cache = np.zeros((1, 8, SLOT), dtype=np.uint8)
-        copies = StreamedCopies(driver, PageTable.of([(cache.ctypes.data, SLOT)], SLOT, 8), SLOT)
+        copies = StreamedCopies(driver, PageTable.of([(cache.ctypes.data, SLOT)], SLOT, 8))
         made.append((copies, cache))  # as long as it is copied into
         memory = np.zeros(40 * ARENA, dtype=np.uint8)
-        copies.attach(WorkerSlab(1, memory, ARENA, memory.nbytes))
+        copies.attach(WorkerSlab(1, memory, ARENA, memory.nbytes, slot_bytes=SLOT))
         wait_until(lambda: copies.reach_bytes > 0, "the first span")
         copies.begin(1, [], loads=True, freed=0)
         pieces = [Piece((first + n) * ARENA, 0, [n % 8]) for n in range(count)]

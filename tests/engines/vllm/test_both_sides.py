@@ -28,7 +28,6 @@ from forebay.pool.client import Chain, Client
 from forebay.pool.client.outcomes import AdminOutcome
 from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
-from forebay.tiers.dram.slab import slot_bytes_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
 TOKENS = CHUNKS * SHAPE.chunk_tokens
@@ -51,8 +50,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         self.worker = WorkerConnector(pool.socket, SHAPE, Clock())
         layer = (self.cache.ctypes.data, SHAPE.page_bytes)
         page_table = PageTable.of([layer], SHAPE.page_bytes, BLOCKS)
-        slot_bytes = slot_bytes_for(SHAPE.chunk_bytes)
-        self.worker._copies = StreamedCopies(self.driver, page_table, slot_bytes)
+        self.worker._copies = StreamedCopies(self.driver, page_table)
 
     def __exit__(self, *_: object) -> None:
         self.worker.close()
@@ -336,4 +334,5 @@ def test_t59_what_lies_in_memory_that_was_added_is_copied_too() -> None:
         both.worker.load(load)
         assert not both.received()
         both.hear(request.request_id)
+        both.step()  # whose forward waits for what the engine has heard of
         assert both.seen_by_a_forward() == {VALUE}

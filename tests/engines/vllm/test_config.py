@@ -116,21 +116,19 @@ def test_our_lines_appear_in_vllms_log(
 
 def declined_caches() -> dict[str, Any]:
     import torch
-    from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 
     heads: dict[str, Any] = {"block_size": 16, "num_kv_heads": 2, "head_size": 32}
-    mla = {"block_size": 16, "num_kv_heads": 1, "head_size": 576, "dtype": torch.float32}
     window = SlidingWindowSpec(sliding_window=64, dtype=torch.float32, **heads)
     state = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
     return {
-        "mla": caches(MLAAttentionSpec(**mla)),
         "window": caches(window),
         "mamba": caches(state),
         "hybrid": caches(full(), window),
     }
 
 
-@pytest.mark.parametrize("kind", ["mla", "window", "mamba", "hybrid"])
+@pytest.mark.parametrize("kind", ["window", "mamba", "hybrid"])
 def test_other_kinds_of_attention_are_declined(
     config: Any, place: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,9 +136,88 @@ def test_other_kinds_of_attention_are_declined(
     is_disabled(made, caplog)
 
 
+def of_ranks(config: Any, ranks: int) -> Any:
+    """The same, tensor parallel."""
+    config = copy.copy(config)
+    config.parallel_config = copy.copy(config.parallel_config)
+    for name in ("tensor_parallel_size", "world_size"):
+        object.__setattr__(config.parallel_config, name, ranks)
+    return config
+
+
+def told(layers: tuple[str, ...], *ranks: int) -> dict[tuple[int, int], Any]:
+    """What workers tell before the first request."""
+    from forebay.engines.geometry import Shard
+    from forebay.engines.vllm.metadata import ShardMetadata
+
+    page = full().page_size_bytes
+    return {(0, rank): ShardMetadata(Shard(rank, rank), layers, page) for rank in ranks}
+
+
+def test_with_several_workers_it_joins_when_all_have_told_of_their_shards(
+    config: Any, place: Path
+) -> None:
+    with running_pool(place) as pool:
+        names = []
+        for layers in (("layer.0",), ("layer.0", "layer.1")):
+            settings = {"socket": pool.socket, "weights_id": "a"}
+            made = connector(of_ranks(config, 2), caches(full()), **settings)
+            assert pool.stats()["server"]["engines"] == 0, "it does not know what a chunk has"
+            made.set_xfer_handshake_metadata_pp_aware(told(layers, 0, 1))
+            assert made.obstacle is None
+            assert pool.stats()["server"]["engines"] == 1
+            shape = made._scheduler._shape
+            assert shape.block_bytes == full().page_size_bytes
+            wanted = 2 * len(layers) * full().page_size_bytes * shape.chunk_blocks
+            assert shape.chunk_bytes == wanted, "by what the workers say"
+            names.append(made._namespace.name)
+            made.shutdown()
+            wait_until(lambda: not pool.stats()["server"]["engines"], "its end")
+    assert names[0] != names[1]
+
+
+@pytest.mark.parametrize("ranks", [(), (0,), (0, 0), (1,)], ids=str)
+def test_without_one_of_its_workers_an_engine_is_declined(
+    config: Any, place: Path, ranks: tuple[int, ...]
+) -> None:
+    made = connector(of_ranks(config, 2), caches(full()), socket=str(place / "nobody"))
+    made.set_xfer_handshake_metadata_pp_aware(told(("layer.0",), *ranks))
+    assert made.obstacle.sentence == "a worker could not begin"
+    strict = connector(of_ranks(config, 2), caches(full()), strict=True)
+    with pytest.raises(StartupError, match="a worker could not begin"):
+        strict.set_xfer_handshake_metadata_pp_aware(told(("layer.0",), *ranks))
+
+
+def test_the_scheduler_stands_aside_where_the_only_worker_declines(
+    config: Any, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It sees one layer of several kinds, the worker sees all; a load would never end."""
+    with running_pool(place) as pool:
+        made = connector(config, caches(full()), socket=pool.socket)
+        made.set_xfer_handshake_metadata_pp_aware(told(("layer.0",), 0))
+        assert not made.obstacle
+        made.set_xfer_handshake_metadata_pp_aware({})
+        assert made.obstacle.sentence == "a worker could not begin"
+        assert "a worker could not begin" in caplog.text
+        assert made.get_num_new_matched_tokens(request_of([1] * 600), 0) == (0, False)
+        wait_until(lambda: not pool.stats()["server"]["engines"], "its end")
+        made.shutdown()
+
+
+def test_the_namespace_of_one_worker_has_the_fields_that_it_always_had(config: Any) -> None:
+    """What earlier releases stored is found: a field more would be another namespace."""
+    from forebay.engines.vllm import identity
+
+    cache = caches(full())
+    made = identity.Namespace(config, cache, identity.geometry(config, cache, 0))
+    always = (
+        "engine version device model dtype quantization max_model_len kv_dtype kv_cache_dtype"
+        " kv_heads head_size layout sliding_window layers page_bytes block_tokens chunk_blocks tp"
+    )
+    assert list(made._fields) == always.split()
+
+
 DECLINED: dict[str, tuple[str, str, Any]] = {
-    "tensor parallel": ("parallel_config", "tensor_parallel_size", 2),
-    "pipeline parallel": ("parallel_config", "pipeline_parallel_size", 2),
     "context parallel": ("parallel_config", "decode_context_parallel_size", 2),
     "speculative": ("", "speculative_config", object()),
     "scales at run time": ("cache_config", "calculate_kv_scales", True),

@@ -64,6 +64,7 @@ class Store:
     generation: int
     piece: Piece
     is_freed: bool = False  # its blocks are free: the next forward may write them
+    serial: int = 0  # by which a worker reports it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,14 @@ class WorkerSlab:
     arena_bytes: int  # no slot straddles a multiple of it
     cap_bytes: int  # what there is of it, from its start, unless segments are added
     given_back: frozenset[int] = frozenset()  # arenas that the pool uses no more; see Welcome
+    slot_bytes: int = 0  # of a chunk's slot
+    shard_offset: int = 0  # of this worker's shard in every slot
+    shard_bytes: int = 0  # which is padded to so many; 0: it is not
+
+    @property
+    def shards(self) -> Bytes:
+        """The memory from this worker's shard in the first slot on: a slot's offset leads there."""
+        return self.memory[self.shard_offset :]
 
 
 @dataclass(slots=True)

@@ -30,15 +30,15 @@ class HostCopies:
         assert self._slab is not None or not stores
         for store in stores:
             assert self._slab is not None
-            self._pages.copy_out(store.piece, self._slab.memory)
-            digest = digest_of(store, self._slab.memory, self._pages.block_bytes)
+            self._pages.copy_out(store.piece, self._slab.shards)
+            digest = digest_of(store, self._slab, self._pages.block_bytes)
             self._done.stored.append((store, digest))
 
     def load(self, load: LoadPart) -> None:
         """See Copies."""
         assert self._slab is not None
         for piece in load.pieces:
-            self._pages.copy_in(piece, self._slab.memory)
+            self._pages.copy_in(piece, self._slab.shards)
         self._done.coming.append(load)
         self._done.loaded.append(load)
 

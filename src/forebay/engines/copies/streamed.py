@@ -60,11 +60,10 @@ class _Job:
 class StreamedCopies:
     """See Copies. `_changed` guards the queues, the jobs in them and the registration."""
 
-    def __init__(self, driver: Driver, page_table: PageTable, slot_bytes: int) -> None:
+    def __init__(self, driver: Driver, page_table: PageTable) -> None:
         self.boundary = Boundary()
         self._driver = driver
         self._page_table = page_table
-        self._slot_bytes = slot_bytes
         self._changed = threading.Condition()
         self._slab: WorkerSlab | None = None
         self._registration: Registration | None = None
@@ -93,7 +92,7 @@ class StreamedCopies:
         assert self._slab is None
         with self._changed:
             self._slab = slab
-            self._registration = Registration(self._driver, slab, self._slot_bytes, self._changed)
+            self._registration = Registration(self._driver, slab, slab.slot_bytes, self._changed)
 
     def detach(self) -> bool:
         """See Copies."""
@@ -251,7 +250,7 @@ class StreamedCopies:
     def _copy_at_once(self, job: _Job, compute: Stream) -> bool:
         assert job.load is not None
         assert self._slab is not None
-        job.blocks = self._page_table.blocks_of(job.load.pieces, self._slab.memory)
+        job.blocks = self._page_table.blocks_of(job.load.pieces, self._slab.shards)
         batch = self._page_table.batch(job.blocks, 0, job.blocks.total)
         # A kernel may be what failed, and copy engines take no batch on the default stream.
         self._driver.wait(self._load_stream, self._driver.record(compute))
@@ -314,7 +313,7 @@ class StreamedCopies:
                 done.missed += job.stores
             else:
                 assert self._slab is not None
-                self._digests.submit(job.stores, self._slab.memory)
+                self._digests.submit(job.stores, self._slab)
             done.store_s += took_s
 
     # Of the thread that submits.
@@ -380,7 +379,7 @@ class StreamedCopies:
         stream = self._load_stream if is_load else self._store_stream
         if job.blocks is None:
             pieces = job.load.pieces if job.load is not None else [s.piece for s in job.stores]
-            job.blocks = self._page_table.blocks_of(pieces, self._slab.memory)
+            job.blocks = self._page_table.blocks_of(pieces, self._slab.shards)
             for event in job.after:
                 self._driver.wait(stream, event)
             job.begun = self._driver.record(stream)

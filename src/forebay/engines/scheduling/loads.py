@@ -10,7 +10,7 @@ told of no more; the session tells the pool when these are done.
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -55,6 +55,7 @@ class EngineLoads:
         self._serials = 0  # of parts
         self._parts: dict[int, _Part] = {}  # by serial
         self._landing: dict[int, _Landing] = {}  # by lookup
+        self._over: dict[int, set[int]] = {}  # serial → ranks that are done with that part
 
     def __len__(self) -> int:
         return len(self._copying)
@@ -113,9 +114,14 @@ class EngineLoads:
                     request_id, progress.generation, pieces, is_last, failed, self._serials
                 )
 
-    def copied(self, serials: Iterable[int]) -> None:
-        """Parts are in the KV cache, or will not be: their slots make room for what follows."""
-        for serial in serials:
+    def copied(self, over: Mapping[int, set[int]]) -> None:
+        """Workers are done with parts; with the last worker slots make room for what follows."""
+        for serial, ranks in over.items():
+            done = self._over.setdefault(serial, set())
+            done |= ranks
+            if len(done) < self._shape.ranks:  # verify: all ranks
+                continue
+            del self._over[serial]
             self._pool.end_read(serial)
             part = self._parts.pop(serial, None)
             if part is None:

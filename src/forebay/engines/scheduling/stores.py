@@ -2,11 +2,11 @@
 
     step N      the chunk's last token is computed; its key is offered to the pool
     step N + 1  the pool has answered with a slot; the workers copy before the forward
-    step N + 2  the workers have reported; the slot is committed
+    step N + 2  the workers have reported; when all have, the slot is committed
 
 One chunk's store, which only `EngineStores` moves on:
 
-    OFFERED ──slot──► HAS_SLOT ──told to the workers──► COPYING ──report──► committed or aborted
+    OFFERED ──slot──► HAS_SLOT ──told to the workers──► COPYING ──reports──► committed or aborted
        │                 └──── its step cannot be built: aborted    └── no report in 30 s: aborted
        ├──have, no, later────► over; after `later` it is offered again
        └──its blocks are free and a step passes, or the cache is reset──► DROPPED: a slot that
@@ -18,19 +18,18 @@ forward of the very next step; if the pool has not answered by then, it is dropp
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, TypeAlias
+from typing import Final
 
 from forebay.engines.copies.contract import Piece, Store
 from forebay.engines.geometry import Geometry
 from forebay.engines.scheduling.request import OFFER_CHUNKS_MAX, TrackedRequest
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import ChunkRun, Commit, Reserve, ReserveAnswer, Reserved
-from forebay.record.header import ROOT
+from forebay.record.header import ROOT, joined_hash
 
-Slot: TypeAlias = tuple[int, int]  # generation of the slab, offset in it
 _ANSWER_S: Final = 1.0
 _COPY_S: Final = 30.0
 _AGAIN_S: Final = 0.02  # before a chunk that found no slot is offered again
@@ -60,6 +59,8 @@ class _Offer:
     state: StoreState = OFFERED
     is_freed: bool = False  # its blocks are free: it is copied in the next step or never
     deadline: float = 0.0  # monotonic; of COPYING
+    generation: int = 0  # likewise: of the slab that its slot is in
+    digests: dict[int, bytes] = field(default_factory=dict)  # of shards; empty: not copied
 
 
 @dataclass(slots=True)
@@ -81,7 +82,8 @@ class EngineStores:
         self._batches: deque[_Batch] = deque()  # not answered yet: OFFERED or DROPPED
         self._numbers = 0  # of batches
         self._with_slot: list[_Offer] = []  # HAS_SLOT
-        self._copying: dict[Slot, _Offer] = {}  # COPYING
+        self._copying: dict[int, _Offer] = {}  # COPYING, by serial
+        self._serials = 0  # of stores
         self._stored_in: dict[str, int] = {}  # a request that lives → the step that last stored it
 
     @property
@@ -128,8 +130,8 @@ class EngineStores:
             keys, root = tracked.keys, tracked.root
             parent = keys[chunks.start - 1] if chunks.start else ROOT
             joined = b"".join(keys[chunks.start : chunks.stop])
-            length = self._shape.chunk_bytes
-            runs.append(ChunkRun(root.namespace, root.group, parent, joined, length))
+            length, shards = self._shape.chunk_bytes, self._shape.shards
+            runs.append(ChunkRun(root.namespace, root.group, parent, joined, length, shards))
             for chunk in chunks:
                 piece = tracked.piece(chunk, -1)
                 assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
@@ -174,9 +176,10 @@ class EngineStores:
         generation, now = self._pool.generation, time.monotonic()
         stores = []
         for offer in self._with_slot:
-            offer.state, offer.deadline = COPYING, now + _COPY_S
-            self._copying[generation, offer.piece.offset] = offer
-            stores.append(Store(generation, offer.piece, offer.is_freed))
+            offer.state, offer.deadline, offer.generation = COPYING, now + _COPY_S, generation
+            self._serials += 1
+            self._copying[self._serials] = offer
+            stores.append(Store(generation, offer.piece, offer.is_freed, self._serials))
             if not offer.is_freed:
                 self._stored_in[offer.tracked.request.request_id] = step
         self._with_slot.clear()
@@ -214,24 +217,38 @@ class EngineStores:
                 if offer.tracked.request.request_id == request_id:
                     offer.is_freed = True
 
-    def copied(self, stored: Mapping[Slot, bytes], missed: Collection[Slot]) -> None:
-        """The workers have copied into these slots, with these digests, and not into those."""
+    def copied(self, stored: Mapping[int, Mapping[int, bytes]]) -> None:
+        """Workers are done with these stores, each with its shard, and say what it has become.
+
+        A slot in which one shard is missing goes back, but not before all workers are done with it.
+        """
+        filled: dict[int, bytes] = {}  # offset → digest
+        unfilled: list[int] = []
+        for serial, digests in stored.items():
+            offer = self._copying.get(serial)
+            if offer is None:
+                continue  # given up
+            for shard, digest in digests.items():
+                offer.digests[shard] = offer.digests.get(shard, digest) and digest
+            if len(offer.digests) < self._shape.shards:  # verify: all shards
+                continue
+            del self._copying[serial]
+            if offer.generation != self._pool.generation:
+                continue
+            hashes = [offer.digests[shard] for shard in sorted(offer.digests)]
+            if all(hashes):  # verify: no shard was missed
+                filled[offer.piece.offset] = joined_hash(hashes)
+            else:
+                unfilled.append(offer.piece.offset)
         generation = self._pool.generation
-        filled = self._end_copies(stored)
         if filled:
-            digests = b"".join(stored[generation, offset] for offset in filled)
-            self._pool.post(Commit(generation, filled, digests))
-        self._pool.abort(generation, self._end_copies(missed))
+            self._pool.post(Commit(generation, list(filled), b"".join(filled.values())))
+        self._pool.abort(generation, unfilled)
 
     def session_changed(self) -> None:
         """The pool is another one, or none: only what the workers copy goes on."""
         self._batches.clear()
         self._with_slot.clear()
-
-    def _end_copies(self, slots: Iterable[Slot]) -> list[int]:
-        """The workers are done with these; the offsets of those that the pool of now has lent."""
-        mine = [slot for slot in slots if self._copying.pop(slot, None) is not None]
-        return [offset for made, offset in mine if made == self._pool.generation]
 
     def _awaits(self, tracked: TrackedRequest) -> bool:
         """Whether an offer of this request's chunks has not been answered."""
@@ -257,10 +274,10 @@ class EngineStores:
         self._pool.abort(self._pool.generation, [offer.piece.offset for offer in gone])
 
     def _give_up(self, now: float) -> None:
-        """No worker has said what became of these copies: whoever made them is long done."""
-        lost = [slot for slot, offer in self._copying.items() if offer.deadline <= now]
-        for slot in lost:
-            del self._copying[slot]
+        """Not all workers have said what became of these copies: whoever made them is long done."""
+        late = [serial for serial, offer in self._copying.items() if offer.deadline <= now]
+        lost = [self._copying.pop(serial) for serial in late]
         self._counts["stores.unreported"] += len(lost)
-        mine = [offset for generation, offset in lost if generation == self._pool.generation]
-        self._pool.abort(self._pool.generation, mine)
+        generation = self._pool.generation
+        mine = [offer.piece.offset for offer in lost if offer.generation == generation]
+        self._pool.abort(generation, mine)

@@ -9,6 +9,7 @@ setting that cannot be meant.
 import logging
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.groups import GROUP, shared_blocks
-from forebay.engines.vllm.metadata import ReportMetadata, StepMetadata
+from forebay.engines.vllm.metadata import ReportMetadata, ShardMetadata, StepMetadata
 from forebay.engines.vllm.metrics import ConnectorStats, PromMetrics, stats_of
 from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.engines.weights import WeightsHash
@@ -55,20 +56,24 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._cache = kv_cache_config
         self._scheduler: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
+        self._told: ShardMetadata | None = None  # by this worker to the scheduler
         self._weights: WeightsHash | None = None
         self._is_scheduler = role is KVConnectorRole.SCHEDULER
         self.obstacle: Obstacle | None = None
         self._must_begin = self.settings.strict or self.settings.no_pool == "fail"
-        begin = partial(self._begin, vllm_config, kv_cache_config)
-        if self._must_begin:
-            begin()
-        else:
-            self.boundary.call(self._give_up, begin)
+        self._start_with: Callable[[list[ShardMetadata]], None] | None = None  # all workers' shards
+        self._begin(partial(self._start, vllm_config, kv_cache_config))
 
-    def _begin(self, config: Any, cache: Any) -> None:
-        """Judge the configuration, and join. StartupError only where it is to end the engine."""
+    def _begin(self, start: Callable[[], None]) -> None:
+        """Start, or serve without Forebay. StartupError only where it is to end the engine."""
+        if self._must_begin:
+            self._try(start)
+        else:
+            self.boundary.call(self._give_up, partial(self._try, start))
+
+    def _try(self, start: Callable[[], None]) -> None:
         try:
-            self._start(config, cache)
+            start()
         except StartupError as error:
             if self._must_begin:
                 raise
@@ -82,6 +87,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._disable(self.obstacle)
 
     def _start(self, config: Any, cache: Any) -> None:
+        """Judge the configuration, and join."""
         # Both sides judge the configuration, alike; what they know of the machine may differ, so
         # only the scheduler's looks at that.
         self.obstacle = identity.declined(config, cache)
@@ -93,10 +99,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         clock = Clock()
         if self._is_scheduler:
             config.kv_transfer_config.kv_load_failure_policy = "recompute"
-            self._start_scheduler(config, clock, directory)
+            self._start_with = partial(self._start_scheduler, config, clock, directory)
+            if self._shape.ranks == 1:
+                self._start_with([])
         else:
             path, uids = service.socket_path(self.settings), self.settings.allow_uid
-            self._worker = WorkerConnector(path, self._shape, clock, uids)
+            shard = identity.shard_of(config, cache)
+            self._worker = WorkerConnector(path, self._shape, clock, uids, shard)
+            self._told = ShardMetadata(shard, self._shape.layers, self._shape.page_bytes)
 
     def _weights_directory(self, config: Any) -> str:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
@@ -115,10 +125,20 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._is_scheduler:
             _log.warning(_DISABLED, obstacle.sentence)
 
-    def _start_scheduler(self, config: Any, clock: Clock, directory: str) -> None:
+    def _start_scheduler(
+        self, config: Any, clock: Clock, directory: str, workers: list[ShardMetadata]
+    ) -> None:
+        """Join; where there are several workers, all of them have told of their shards."""
+        self._start_with = None
+        if workers or self._shape.ranks > 1:
+            tokens = self.settings.chunk_tokens
+            self._shape = identity.geometry(config, self._cache, tokens, workers)
+            if not identity.are_all(workers, self._shape):
+                self._stand_aside()
+                return
         socket_path = self._find_pool()
         self._model = str(config.model_config.model)
-        self._namespace = identity.Namespace(config, self._cache, self._shape)
+        self._namespace = identity.Namespace(config, self._cache, self._shape, workers)
         if self.settings.weights_id:
             self._namespace.name_weights(self.settings.weights_id)
         else:
@@ -167,6 +187,25 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_kv_delivery(self) -> bool:
         """A store that is lost is a future miss, no more."""
         return False
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Every worker has its KV cache: the scheduler's side can start, if it has not.
+
+        A worker sees more of the KV cache than the scheduler, and may have declined it.
+        """
+        workers = list(metadata.values())
+        if self._start_with is not None:
+            self._begin(partial(self._start_with, workers))
+        elif self._scheduler is not None and not identity.are_all(workers, self._shape):
+            self._begin(self._stand_aside)
+
+    def _stand_aside(self) -> None:
+        """Nobody would copy what the scheduler's side asks for, or not all of it."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+        self._scheduler = None
+        self.obstacle = Obstacle(SharingState.DECLINED, "a worker could not begin")
+        self._disable(self.obstacle)
 
     # The scheduler's side.
 
@@ -250,6 +289,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     # The worker's side.
+
+    def get_handshake_metadata(self) -> ShardMetadata | None:
+        """What this worker has of every block; nothing where it declines that."""
+        return self._told
 
     @bounded(lambda: None)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:

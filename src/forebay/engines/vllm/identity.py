@@ -8,14 +8,16 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from vllm import __version__ as vllm_version
 
-from forebay.engines.geometry import Geometry
+from forebay.engines.geometry import Geometry, Shard
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm.groups import shared_group
+from forebay.engines.vllm.metadata import ShardMetadata
 from forebay.engines.vllm.versions import layout_of
 from forebay.engines.weights import weight_files
 from forebay.identity.namespace import fingerprint
@@ -31,6 +33,8 @@ _READS_FILES: Final = {
     *("fastsafetensors", "instanttensor", "runai_streamer", "runai_streamer_sharded"),
     "sharded_state",
 }
+# Kinds of attention whose KV of a token is that token's for ever, whatever follows.
+_SHARED: Final = {"FullAttentionSpec", "MLAAttentionSpec"}
 _NAME_THEM: Final = "set weights_id to a name that no other weights have"
 
 
@@ -46,9 +50,7 @@ def _unsupported(config: Any, cache: Any) -> str:
         return "models with several kinds of attention are not supported yet"
     spec = shared_group(cache).kv_cache_spec
     reasons = {
-        f"{type(spec).__name__} is not supported yet": type(spec).__name__ != "FullAttentionSpec",
-        "tensor parallelism is not supported yet": parallel.tensor_parallel_size != 1,
-        "pipeline parallelism is not supported yet": parallel.pipeline_parallel_size != 1,
+        f"{type(spec).__name__} is not supported yet": type(spec).__name__ not in _SHARED,
         "context parallelism is not supported yet": getattr(
             parallel, "decode_context_parallel_size", 1
         )
@@ -64,17 +66,47 @@ def _unsupported(config: Any, cache: Any) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def geometry(config: Any, cache: Any, chunk_tokens: int) -> Geometry:
-    """The shape of a chunk: from the model, unless `chunk_tokens` says otherwise."""
+def geometry(
+    config: Any, cache: Any, chunk_tokens: int, workers: Sequence[ShardMetadata] = ()
+) -> Geometry:
+    """The shape of a chunk: from the model, unless `chunk_tokens` says otherwise.
+
+    Where there are several workers, only what all of them have told says how large a chunk is.
+    """
     group = shared_group(cache)
     spec = group.kv_cache_spec
     block_tokens = spec.block_size
     layers = tuple(sorted(group.layer_names, key=_as_counted))
-    block_bytes = spec.page_size_bytes * len(layers)
-    wanted = min(_CHUNK_BYTES // block_bytes, _CHUNK_TOKENS_MAX // block_tokens)
-    chunk_blocks = chunk_tokens // block_tokens if chunk_tokens else wanted
-    del config
-    return Geometry(layers, spec.page_size_bytes, block_tokens, max(1, chunk_blocks))
+    ranks = int(config.parallel_config.world_size)
+    shards = ranks // _ranks_a_shard(config, cache)
+    told = [each.page_bytes * len(each.layers) for each in workers]
+    widest_bytes = max(told, default=spec.page_size_bytes * len(layers))
+    wanted = min(_CHUNK_BYTES // (widest_bytes * shards), _CHUNK_TOKENS_MAX // block_tokens)
+    blocks = max(1, chunk_tokens // block_tokens if chunk_tokens else wanted)
+    page_bytes = spec.page_size_bytes
+    return Geometry(layers, page_bytes, block_tokens, blocks, shards, ranks, widest_bytes)
+
+
+def shard_of(config: Any, cache: Any) -> Shard:
+    """Which part of every chunk this worker has."""
+    rank = int(config.parallel_config.rank)
+    number, beside = divmod(rank, _ranks_a_shard(config, cache))
+    return Shard(rank, number, is_stored=not beside)
+
+
+def are_all(workers: Sequence[ShardMetadata], shape: Geometry) -> bool:
+    """Whether these are all workers of an engine, and one of them stores each shard."""
+    stored = sorted(each.shard.number for each in workers if each.shard.is_stored)
+    return len(workers) == shape.ranks and stored == list(range(shape.shards))
+
+
+def _ranks_a_shard(config: Any, cache: Any) -> int:
+    """How many successive ranks have the same KV."""
+    declared = getattr(cache, "kv_tp_replicas", None)  # 0.31 and later
+    if declared is not None:
+        return int(declared)
+    is_latent = type(shared_group(cache).kv_cache_spec).__name__ == "MLAAttentionSpec"
+    return int(config.parallel_config.tensor_parallel_size) if is_latent else 1
 
 
 def _as_counted(layer: str) -> list[tuple[int, str]]:
@@ -119,8 +151,10 @@ def _local_directory(model: Any) -> str:
 class Namespace:
     """The namespace of one engine; unknown until its weights are."""
 
-    def __init__(self, config: Any, cache: Any, shape: Geometry) -> None:
-        self._fields = _fields(config, cache, shape)
+    def __init__(
+        self, config: Any, cache: Any, shape: Geometry, workers: Sequence[ShardMetadata] = ()
+    ) -> None:
+        self._fields = {**_fields(config, cache, shape), **_fields_of_ranks(config, workers)}
         self._weights: dict[str, str] = {}
         self._private = ""
         self.name: bytes | None = None
@@ -167,4 +201,19 @@ def _fields(config: Any, cache: Any, shape: Geometry) -> dict[str, str | int]:
         "block_tokens": shape.block_tokens,
         "chunk_blocks": shape.chunk_blocks,
         "tp": int(config.parallel_config.tensor_parallel_size),
+    }
+
+
+def _fields_of_ranks(config: Any, workers: Sequence[ShardMetadata]) -> dict[str, str | int]:
+    """How an engine of several workers divides its KV; one of one worker has no such fields."""
+    parallel = config.parallel_config
+    if not workers:
+        return {}
+    told = [(each.shard.rank, each.shard.number, each.page_bytes, each.layers) for each in workers]
+    return {
+        "pp": int(parallel.pipeline_parallel_size),
+        "dcp": int(getattr(parallel, "decode_context_parallel_size", 1)),
+        "pcp": int(getattr(parallel, "prefill_context_parallel_size", 1)),
+        "interleave": int(getattr(parallel, "cp_kv_cache_interleave_size", 1)),
+        "workers": json.dumps(sorted(told)),
     }

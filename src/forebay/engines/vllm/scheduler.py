@@ -20,7 +20,7 @@ from forebay.engines.scheduling.lookups import LoadLimits, Lookups, Matched
 from forebay.engines.scheduling.request import TrackedRequest
 from forebay.engines.scheduling.request_load import FAILED
 from forebay.engines.scheduling.stores import EngineStores
-from forebay.engines.step import WorkerReport, by_all
+from forebay.engines.step import WorkerReport
 from forebay.engines.vllm.groups import GROUP, shared_blocks
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
@@ -128,6 +128,7 @@ class SchedulerConnector:
             max(map(self._stores.take_last_step, gone), default=0),
             self._pool.engine,
             self._pool.generation,
+            self._shape.shard_bytes if self._shape.shards > 1 else 0,
         )
         step.loads = list(self._loads.next_parts(self._requests))
         self._wait_left_s, self._has_listened = _STEP_WAIT_S, False  # for the stores
@@ -154,9 +155,8 @@ class SchedulerConnector:
         self._reported_step = max(self._reported_step, step)
         if report is not None:
             self._lookups.estimate.reported(time.monotonic(), report.step)
-            stored = {slot: report.digests[slot] for slot in by_all(report.stored)}
-            self._stores.copied(stored, by_all(report.missed))
-            self._loads.copied(by_all(report.over))
+            self._stores.copied(report.stored)
+            self._loads.copied(report.over)
         for request_id in received:
             self._load_ended(request_id, failed)
 

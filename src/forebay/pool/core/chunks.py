@@ -45,6 +45,7 @@ class Chunk:
         "name",
         "offset",
         "pins",
+        "shards",
         "slot_bytes",
         "state",
         "tiers",
@@ -65,6 +66,7 @@ class Chunk:
         self.writing_to = NO_TIERS  # lower tiers that it is being written to
         self.engine = ""  # that fills it, or that it is being read for
         self.digest = b""  # payload hash, of a READY one: as its producer, or its record, says
+        self.shards = 1  # of which that is the hash, likewise
 
     @property
     def parent(self) -> bytes | None:

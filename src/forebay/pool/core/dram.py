@@ -138,7 +138,7 @@ class Dram:
             self.drop(chunk)
             return
         self.chunks.rename(chunk, header.name)
-        chunk.digest = header.payload_hash
+        chunk.digest, chunk.shards = header.payload_hash, header.shards
         self._set_ready(chunk)
 
     def charge_load(self, chunk: Chunk, engine: str) -> None:

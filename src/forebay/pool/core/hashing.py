@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.dram import Dram
@@ -20,6 +20,12 @@ from forebay.record.header import payload_hash
 _INTERVAL_S: Final = 0.05  # between two steps, at least; a pool that sleeps takes four a second
 _STEP_BYTES: Final = 4 << 20  # so that the idle pool hashes 16 MB/s: 64 GiB in about an hour
 _STEP_CHUNKS_MAX: Final = 64
+Payload: TypeAlias = tuple[memoryview, int]  # and its shards
+
+
+def payload_of(dram: Dram, chunk: Chunk) -> Payload:
+    """What is to be hashed of a chunk."""
+    return dram.slab.payload(chunk.offset, chunk.length), chunk.shards
 
 
 class Hasher:
@@ -31,13 +37,13 @@ class Hasher:
     def __init__(self, parts: CoreParts) -> None:
         self._complete, self._barrier = parts.complete, parts.barrier
         self._jobs: queue.SimpleQueue[
-            tuple[list[memoryview], Callable[[list[bytes]], None]] | None
+            tuple[list[Payload], Callable[[list[bytes]], None]] | None
         ] = queue.SimpleQueue()
         self._under_way = 0  # counted by the pool's thread alone
         self._thread = threading.Thread(target=self._run, name="forebay-hash", daemon=True)
         self._thread.start()
 
-    def submit(self, payloads: list[memoryview], done: Callable[[list[bytes]], None]) -> None:
+    def submit(self, payloads: list[Payload], done: Callable[[list[bytes]], None]) -> None:
         """Hash payloads; `done` is called on the pool's thread.
 
         Where hashing failed, it hears of no digest at all.
@@ -68,8 +74,8 @@ class Hasher:
         done(digests)
 
 
-def _digests(payloads: list[memoryview]) -> list[bytes]:
-    return [payload_hash(payload) for payload in payloads]
+def _digests(payloads: list[Payload]) -> list[bytes]:
+    return [payload_hash(view, shards) for view, shards in payloads]
 
 
 class Scrubber:
@@ -101,7 +107,7 @@ class Scrubber:
             self._hash(chunks)
 
     def _hash(self, chunks: list[Chunk]) -> None:
-        payloads = [self._dram.slab.payload(chunk.offset, chunk.length) for chunk in chunks]
+        payloads = [payload_of(self._dram, chunk) for chunk in chunks]
         self._hasher.submit(payloads, partial(self._checked, chunks))
 
     def _checked(self, chunks: list[Chunk], digests: list[bytes]) -> None:

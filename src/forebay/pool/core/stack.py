@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from forebay.errors import StartupError
 from forebay.pool.core.chunks import ChunkTable
-from forebay.record.header import RecordName
+from forebay.record.header import Digest, RecordName
 from forebay.tiers.contract import (
     LoadOutcome,
     Miss,
@@ -141,7 +141,7 @@ class TierStack:
         length: int,
         *,
         done: Callable[[StoreOutcome], None],
-        digest: bytes | None,
+        digest: Digest | None,
     ) -> None:
         """Store in one tier."""
         self._tiers[tier].submit_store(name, source, length, done, digest)

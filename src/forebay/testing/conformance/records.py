@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.record.header import Digest, payload_hash
 from forebay.sys import memory
 from forebay.testing.conformance.hooks import (
     CLOSE_S,
@@ -47,6 +48,18 @@ class RecordConformance(ConformanceHooks):
         assert (again, payload) == (Hit(length), sample.payload), "loading does not consume"
         header = again.header if isinstance(again, Hit) else None
         assert header is None or (header.name, header.length) == (sample.name, length)
+
+    def test_a_record_of_shards_is_loaded_exactly_and_verified(self, tier: Tier) -> None:
+        sample, damaged = single("shards", 12_000), single("damaged shards", 12_000)
+        digest = Digest(payload_hash(sample.payload, 3), 3)
+        assert digest.payload_hash != payload_hash(sample.payload)
+        assert blocking.store(tier, sample.name, sample.payload, digest=digest) == Stored()
+        outcome, payload = load(tier, sample)
+        assert (outcome, payload) == (Hit(12_000), sample.payload)
+        header = outcome.header if isinstance(outcome, Hit) else None
+        assert header is None or Digest(header.payload_hash, header.shards) == digest
+        assert blocking.store(tier, damaged.name, damaged.payload, digest=digest) == Stored()
+        assert isinstance(load(tier, damaged)[0], Miss), "these bytes are not what was hashed"
 
     def test_what_was_never_stored_is_absent(self, tier: Tier) -> None:
         assert load(tier, single("nothing"))[0] == Miss(MissReason.ABSENT)

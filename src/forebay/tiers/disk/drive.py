@@ -13,6 +13,7 @@ from typing import Final
 
 from forebay.record.header import (
     Damage,
+    Digest,
     RecordHeader,
     mismatch,
     pack,
@@ -190,8 +191,8 @@ class Drive:
                 self._failed()
             return Dropped(placed)
         region, offset = placed
-        digest = job.digest or payload_hash(job.source[: job.length])
-        header = RecordHeader(job.name, job.length, digest)
+        digest = job.digest or Digest(payload_hash(job.source[: job.length]))
+        header = RecordHeader(job.name, job.length, digest.payload_hash, shards=digest.shards)
         pack(header, page, Position(region.generation, offset).pack())
         refused = self._write(job, page, region, offset)
         if refused is None:
@@ -275,6 +276,7 @@ def _verify(page: memoryview, job: LoadJob, count: int) -> RecordHeader | Damage
     wrong = mismatch(found, job.name, length)
     if wrong is not None:
         return wrong
-    if payload_hash(job.target[:length]) != found.payload_hash:  # verify: payload hash
+    digest = payload_hash(job.target[:length], found.shards)
+    if digest != found.payload_hash:  # verify: payload hash
         return Damage.PAYLOAD_HASH
     return found

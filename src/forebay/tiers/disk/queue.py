@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forebay.record.header import RecordName
+from forebay.record.header import Digest, RecordName
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
@@ -40,7 +40,7 @@ class StoreJob:
     source: memoryview
     length: int
     done: Callable[[StoreOutcome], None]
-    digest: bytes | None = None  # of the payload, where it is known
+    digest: Digest | None = None  # of the payload, where it is known
     started: float = 0.0
 
 

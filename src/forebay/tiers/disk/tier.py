@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 from forebay.errors import DirectoryError, MediumError, StartupError
-from forebay.record.header import RecordName
+from forebay.record.header import Digest, RecordName
 from forebay.record.region import short
 from forebay.sys import memory
 from forebay.sys.clock import Clock
@@ -128,7 +128,7 @@ class DiskTier(Tier):
         source: memoryview,
         length: int,
         done: Callable[[StoreOutcome], None],
-        digest: bytes | None = None,
+        digest: Digest | None = None,
     ) -> None:
         """See Tier."""
         assert memory.is_aligned(source)

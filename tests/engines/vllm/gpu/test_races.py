@@ -47,8 +47,10 @@ class Machine:
         self.memory = np.frombuffer(self.shared.view, dtype=np.uint8)
         layers = [(layer.data_ptr(), page_bytes) for layer in self.cache]
         page_table = PageTable.of(layers, page_bytes, BLOCKS)
-        self.copies = StreamedCopies(self.driver, page_table, self.chunk_bytes)
-        self.copies.attach(WorkerSlab(1, self.memory, ARENA, 2 * ARENA))
+        self.copies = StreamedCopies(self.driver, page_table)
+        self.copies.attach(
+            WorkerSlab(1, self.memory, ARENA, 2 * ARENA, slot_bytes=self.chunk_bytes)
+        )
         until = time.monotonic() + 30
         while self.copies.reach_bytes < 2 * ARENA * 0.9:
             assert time.monotonic() < until

@@ -115,14 +115,13 @@ class WitnessExtension(CountsExtension):
 
         from forebay.engines.copies.pointers import PageTable
         from forebay.engines.copies.streamed import StreamedCopies
-        from forebay.tiers.dram.slab import slot_bytes_for
 
         side = get_kv_transfer_group()._worker
         rows = side._copies._pages._layers
         layers = [(row.ctypes.data, row.strides[0]) for row in rows]
         page_table = PageTable.of(layers, side._shape.page_bytes, len(rows[0]))
         driver = InHost(copy_s=0.01, register_s=0.01)
-        side._copies = StreamedCopies(driver, page_table, slot_bytes_for(side._shape.chunk_bytes))
+        side._copies = StreamedCopies(driver, page_table)
         return True
 
     def verdict(self) -> dict[str, int]:

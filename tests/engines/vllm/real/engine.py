@@ -45,6 +45,7 @@ class Engine:
         settings: dict[str, Any] | None = None,  # of the connector; they may name a pool as well
         log: Path | None = None,  # of what it prints; else that belongs to the test
         step_wait_s: float = HANG_S,  # a chunk whose blocks are free waits so long for its slot
+        variables: dict[str, str] | None = None,  # of its environment, beside those of all
         **options: Any,
     ) -> None:
         if pool is not None:
@@ -55,6 +56,7 @@ class Engine:
             "recorded": None if recorded is None else str(recorded),
             "log": None if log is None else str(log),
             "step_wait_s": step_wait_s,
+            "variables": variables or {},
             "options": {"model": str(model), "kv_cache_memory_bytes": KV_BYTES, **options},
         }
         self.process, self._pipe = forked.start(engine_process.run, wanted)

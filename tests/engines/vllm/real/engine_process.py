@@ -13,6 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 SETTLE_S = 300.0  # a guard against hanging
+# Ends the name of a file beside the recorded pages: rank, point, and "die", "spoil" or seconds.
+DISTURBED = ".disturbed"
 
 
 def run(pipe: Connection, wanted: dict[str, Any]) -> None:
@@ -20,6 +22,7 @@ def run(pipe: Connection, wanted: dict[str, Any]) -> None:
     if wanted["log"] is not None:
         os.dup2(os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.dup2(2, 1)
+    os.environ.update(wanted["variables"])
     commands = Commands(wanted)
     pipe.send("ready")
     while True:

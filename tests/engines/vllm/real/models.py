@@ -37,6 +37,38 @@ def made_model(
     return place
 
 
+def made_latent_model(place: Path) -> Path:
+    """A small model with multi-head latent attention, as DeepSeek-V2 has it; seeded as above."""
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    torch.manual_seed(4)
+    config = DeepseekV2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=32,
+        v_head_dim=32,
+        first_k_dense_replace=2,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        max_position_embeddings=2048,
+        initializer_range=0.08,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    DeepseekV2ForCausalLM(config).save_pretrained(place)
+    return place
+
+
 def dialogs(count: int, length: int, seed: int = 0) -> list[Tokens]:
     """First prompts of as many dialogs; those of two seeds have no prefix in common."""
     draw = random.Random(seed)

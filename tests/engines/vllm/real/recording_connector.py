@@ -1,9 +1,10 @@
 """Forebay's connector, which also records the bytes of every page that it stores or loads.
 
 It reads pages through vLLM's own tensors, not through Forebay's copies, and names a block by vLLM's
-own chained hash of its tokens, not by Forebay's keys. Each line of the file RECORDED_PAGES is
-"stored" or "loaded", that name, and a digest of the block's pages in all layers. It can also kill
-the pool at a named point of a request's life.
+own chained hash of its tokens and by the rank, not by Forebay's keys. Each line of the file
+RECORDED_PAGES is "stored" or "loaded", that name, and a digest of the block's pages in all layers.
+It can also kill the pool at a named point of a request's life, and disturb a rank at one: a file
+beside RECORDED_PAGES says which, where, and how.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.engines.vllm.real.engine_process import DISTURBED
 
 from forebay.engines.vllm.connector import ForebayConnector
 from forebay.engines.vllm.metadata import StepMetadata
@@ -30,6 +32,7 @@ class Kill:
 
 KILL: Kill | None = None  # until it has happened
 PREEMPTIONS = 0
+LOUD = 0x41  # four of them are a float of 12
 
 
 def passing(point: str) -> None:
@@ -124,6 +127,7 @@ class RecordingConnector(ForebayConnector):
             self._write("stored", kv_connector_metadata.stored)
             if kv_connector_metadata.stored:
                 passing("before store")
+                self._disturb("before store")
         super().handle_preemptions(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -131,18 +135,45 @@ class RecordingConnector(ForebayConnector):
         begins = isinstance(step, NamedStep) and bool(step.loads)
         if begins:
             passing("before load")
+            self._disturb("before load")
         super().start_load_kv(forward_context, **kwargs)
         if begins:
             passing("after load")
             self._write("loaded", step.loaded)
 
+    def _disturb(self, point: str) -> None:
+        """Do to this rank what is wanted at this point; once."""
+        wanted = Path(os.environ["RECORDED_PAGES"] + DISTURBED)
+        rank = str(self._vllm_config.parallel_config.rank)
+        if not wanted.exists() or wanted.read_text().split(",")[:2] != [rank, point]:
+            return
+        how = wanted.read_text().split(",")[2]
+        wanted.unlink()
+        if how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "spoil":
+            self._spoil()
+        else:
+            time.sleep(float(how))
+
+    def _spoil(self) -> None:
+        """What this step loads lies wrong in this rank's shard, but right in the others'."""
+        worker: Any = self._worker
+        step: Any = self._get_connector_metadata()
+        memory, size = worker._copies._slab.shards, worker._shape.block_bytes
+        for load in step.loads:
+            for piece in load.pieces:
+                start = piece.offset + piece.first * size
+                memory[start : start + len(piece.blocks) * size] = LOUD
+
     def _named(self, blocks: Any) -> dict[int, str]:
         return {block: self._names[block] for block in blocks}
 
     def _write(self, what: str, blocks: dict[int, str]) -> None:
-        lines = [f"{what} {name} {self._digest(block)}\n" for block, name in blocks.items()]
-        with Path(os.environ["RECORDED_PAGES"]).open("a") as file:
-            file.writelines(lines)
+        rank = self._vllm_config.parallel_config.rank
+        lines = [f"{what} {name}.{rank} {self._digest(block)}\n" for block, name in blocks.items()]
+        with Path(os.environ["RECORDED_PAGES"]).open("ab", buffering=0) as file:
+            file.write("".join(lines).encode())  # at once: other ranks write here too
 
     def _digest(self, block: int) -> str:
         digest = hashlib.sha256()

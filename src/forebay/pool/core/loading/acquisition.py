@@ -14,7 +14,7 @@ from typing import Final
 from forebay.identity.groups import rule_of
 from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk, SlotState
-from forebay.pool.core.hashing import Hasher
+from forebay.pool.core.hashing import Hasher, payload_of
 from forebay.pool.core.loading.asks import Asks
 from forebay.pool.core.loading.orphaned_pins import OrphanedPins
 from forebay.pool.core.loading.promotions import Promotions, Waiting
@@ -273,8 +273,7 @@ class Acquisition:
             self._hold(request, position, chunk)
             return True
         check = partial(self._hashed, request, position, chunk)
-        payload = self._dram.slab.payload(chunk.offset, chunk.length)
-        self._hasher.submit([payload], check)
+        self._hasher.submit([payload_of(self._dram, chunk)], check)
         request.awaited.add(position)
         return True
 

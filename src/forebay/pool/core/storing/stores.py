@@ -36,6 +36,7 @@ from forebay.record.header import (
     PAYLOAD_BYTES_MAX,
     ROOT,
     RecordName,
+    are_shards,
 )
 from forebay.record.region import short
 from forebay.tiers.dram.slab import slot_bytes_for
@@ -136,7 +137,7 @@ class Stores:
                 answer = ReserveAnswer.HAVE
             else:
                 newcomer = newcomer or Newcomer(short(key), _short_or_none(name.parent))
-                answer = self._reserve_one(engine, name, run.length, newcomer)
+                answer = self._reserve_one(engine, name, run, newcomer)
             if answer in (ReserveAnswer.LATER, ReserveAnswer.NO):
                 break  # what follows could not be reached, or would come before what it continues
             answers.append(answer)
@@ -156,21 +157,23 @@ class Stores:
             and len(run.namespace) == NAMESPACE_BYTES
             and 0 < run.length <= PAYLOAD_BYTES_MAX
             and 0 <= run.group < 1 << 32
+            and are_shards(run.length, run.shards)
             and slot_bytes_for(run.length) <= self._dram.slab.arena_bytes
         )
 
-    def _reserve_one(self, engine: str, name: RecordName, length: int, newcomer: Newcomer) -> int:
+    def _reserve_one(self, engine: str, name: RecordName, run: ChunkRun, newcomer: Newcomer) -> int:
         # A burst may leave all of DRAM waiting to be written. But where loads want room, what
         # waits counts too: they cannot have it before it is written, and half of DRAM is theirs.
         waiting_bytes = self._dram.policy.queued_bytes if self._loads_wait() else 0
-        slot_bytes = slot_bytes_for(length)
+        slot_bytes = slot_bytes_for(run.length)
         if not self._dram.store_budget.fits(
             engine, slot_bytes, waiting_bytes
         ):  # verify: store budget
             return ReserveAnswer.LATER
-        chunk = self._dram.begin_fill(engine, name, length, newcomer)
+        chunk = self._dram.begin_fill(engine, name, run.length, newcomer)
         if isinstance(chunk, NoSlot):
             return ReserveAnswer.LATER if chunk is NoSlot.NOW else ReserveAnswer.NO
+        chunk.shards = run.shards
         self._filling.setdefault(engine, {})[chunk.offset] = chunk
         self._counters["stores.slots"] += 1
         return chunk.offset

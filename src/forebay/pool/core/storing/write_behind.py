@@ -8,6 +8,7 @@ from typing import Final
 
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.parts import CoreParts
+from forebay.record.header import Digest
 from forebay.tiers.contract import Dropped, DropReason, StoreOutcome
 
 WRITES_MAX: Final = 16  # in flight or queued at a tier; the rest waits in DRAM
@@ -68,7 +69,8 @@ class WriteBehind:
         self._in_flight_bytes[tier] += chunk.slot_bytes
         source = dram.slab.view(chunk.offset, chunk.length)
         done = partial(self._ended_on_thread, tier, chunk)
-        self._stack.store(tier, chunk.name, source, chunk.length, done=done, digest=chunk.digest)
+        digest = Digest(chunk.digest, chunk.shards)
+        self._stack.store(tier, chunk.name, source, chunk.length, done=done, digest=digest)
         return True
 
     def _is_writable(self, chunk: Chunk, tier: int) -> bool:

@@ -18,6 +18,7 @@ from forebay.record.header import (
     RecordHeader,
     RecordName,
     is_erased,
+    joined_hash,
     mismatch,
     record_bytes,
 )
@@ -157,7 +158,7 @@ class RegionReader:
             return header if is_here else Damage.PLACE
         if at + record_bytes(header.length) > limit:  # verify: walked length
             return Damage.LENGTH
-        digest = self._window.hash(at + HEADER_BYTES, header.length)
+        digest = self._window.hash(at + HEADER_BYTES, header.length, header.shards)
         if digest != header.payload_hash:  # verify: walked hash
             return Damage.PAYLOAD_HASH
         return header
@@ -181,8 +182,12 @@ class _Window:
             self._read(self._buffer, at, size)
         return self._buffer[at - self._start : min(at + size, self._stop) - self._start]
 
-    def hash(self, at: int, length: int) -> bytes:
-        """The hash of these bytes; of fewer, and so another, where the file ends early."""
+    def hash(self, at: int, length: int, shards: int) -> bytes:
+        """The payload hash of these bytes; of fewer, and so another, where the file ends early."""
+        size = length // shards
+        return joined_hash([self._hash(at + number * size, size) for number in range(shards)])
+
+    def _hash(self, at: int, length: int) -> bytes:
         digest = xxhash.xxh3_128()
         stop = at + length
         while at < stop:

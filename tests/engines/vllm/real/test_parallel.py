@@ -1,0 +1,198 @@
+"""Several workers: tokens and pages as without the pool, of whichever rank.
+
+Every rank has its own shard of each chunk; recorded pages are compared rank by rank.
+"""
+
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engines.vllm.real import forked
+from tests.engines.vllm.real.engine import (
+    HANG_S,
+    Engine,
+    RecordedPages,
+    cached_of,
+    stored_chunks,
+    tokens_of,
+)
+from tests.engines.vllm.real.engine_process import DISTURBED
+from tests.engines.vllm.real.models import Tokens, dialogs, made_latent_model, next_turn
+from tests.pool_process import PoolProcess, wait_until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+StartEngine = Callable[..., Engine]
+StartPool = Callable[..., PoolProcess]
+COUNT = 3  # dialogs
+FIRST = 600  # tokens of their first prompt
+KNOWN = 512  # of these, in whole chunks
+BLOCK = 128  # tokens, on this device
+TP2 = {"tensor_parallel_size": 2}
+# On a CPU only where graphs are traced.
+PP2 = {
+    "pipeline_parallel_size": 2,
+    "enforce_eager": False,
+    "compilation_config": {"mode": 2, "backend": "eager"},
+    "variables": {"VLLM_CPU_CI_ENV": "0"},
+}
+LATE_S = 2.0
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> RecordedPages:
+    return RecordedPages(tmp_path / "pages")
+
+
+def disturbed_by(pages: RecordedPages) -> Path:
+    """The file that says what becomes of a rank; see recording_connector.py."""
+    return pages.file.with_name(pages.file.name + DISTURBED)
+
+
+def turns_with(engine: Engine) -> list[tuple[list[Tokens], list[Tokens]]]:
+    """Prompts and answers of two turns, and of two more that continue the first."""
+    prompts = dialogs(COUNT, FIRST)
+    answers = tokens_of(engine.generate(prompts))
+    held = [(prompts, answers)]
+    for seed in range(3):
+        following = next_turn(prompts, answers, seed)
+        held.append((following, tokens_of(engine.generate(following))))
+    return held
+
+
+def check_equality(
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages, **how: Any
+) -> None:
+    """Through DRAM, an engine's restart, NVMe after both restarted; then wrong bytes.
+
+    Without `are_tokens_equal` only pages are compared: kernels for a prompt and for what is loaded
+    of it differ.
+    """
+    are_tokens_equal, block = how.pop("are_tokens_equal", True), how.pop("block", BLOCK)
+    ranks = how.get("tensor_parallel_size", 1) * how.get("pipeline_parallel_size", 1)
+    alone = start_engine(model, enable_prefix_caching=False, **how)
+    first, *later = turns_with(alone)
+    alone.kill()
+    pool = start_pool("--dram", "64MiB")
+    engine = start_engine(model, pool, recorded=pages.file, **how)
+    engine.share(pool)
+    before = stored_chunks(pool)
+    assert tokens_of(engine.generate(first[0])) == first[1], "nothing is loaded yet"
+    engine.empty_cache()
+    wait_until(lambda: stored_chunks(pool) >= before + COUNT * 2, "all commits", HANG_S)
+    turns = itertools.cycle(later)
+
+    def take_turn(engine: Engine, where: str) -> None:
+        prompts, answers = next(turns)
+        told = engine.generate(prompts)
+        assert tokens_of(told) == answers or not are_tokens_equal, where
+        assert cached_of(told) >= COUNT * KNOWN, where
+
+    take_turn(engine, "DRAM")
+    engine.kill()
+    second = start_engine(model, pool, recorded=pages.file, **how)
+    second.share(pool)
+    take_turn(second, "an engine's restart")
+    second.empty_cache()
+    pool.stop()
+    pool.start()
+    second.rejoin()
+    take_turn(second, "NVMe")
+    assert pool.stats()["counters"]["disk.loaded"] >= COUNT * 2
+    pages.check()
+    assert pages.loaded >= 3 * ranks * COUNT * KNOWN // block
+    assert pages.wrong == 0
+    second.empty_cache()
+    disturbed_by(pages).write_text(f"{ranks - 1},before load,spoil")
+    prompts, answers = next(turns)
+    told = second.generate(prompts)
+    assert cached_of(told) >= COUNT * KNOWN
+    assert tokens_of(told) != answers, "the control: wrong bytes would be noticed"
+    pages.check()
+    assert pages.wrong > 0
+
+
+def test_t50_two_tensor_parallel_ranks(
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    check_equality(model, start_pool, start_engine, pages, **TP2)
+
+
+@pytest.mark.models
+def test_t50_two_pipeline_stages_of_unequal_size(
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    """Three layers on two ranks: the shard with fewer of them is padded."""
+    check_equality(model, start_pool, start_engine, pages, **PP2)
+
+
+@pytest.mark.models
+def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    disturbed = disturbed_by(pages)
+    alone = start_engine(model, enable_prefix_caching=False, **TP2)
+    prompts = dialogs(2, FIRST)
+    answers = tokens_of(alone.generate(prompts))
+    alone.kill()
+    pool = start_pool("--dram", "64MiB")
+
+    def started() -> Engine:
+        engine = start_engine(model, pool, recorded=pages.file, **TP2)
+        engine.share(pool)
+        return engine
+
+    def dies(engine: Engine, point: str) -> None:
+        disturbed.write_text(f"1,{point},die")
+        with pytest.raises(AssertionError, match="the engine ended"):
+            engine.generate(prompts)
+        assert not disturbed.exists()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(engine.pid, signal.SIGKILL)
+
+    engine, before = started(), stored_chunks(pool)
+    dies(engine, "before store")  # the other rank has filled its shard, or does
+    assert stored_chunks(pool) == before, "half a chunk is never found"
+    wait_until(lambda: not pool.stats()["dram"]["filling"], "its slots to be free", HANG_S)
+    engine = started()
+    disturbed.write_text(f"1,before store,{LATE_S}")
+    told = engine.generate(prompts)
+    assert (tokens_of(told), cached_of(told)) == (answers, 0)
+    assert not disturbed.exists()
+    engine.empty_cache()
+    disturbed.write_text(f"1,before load,{LATE_S}")
+    told = engine.generate(prompts)
+    assert (tokens_of(told), cached_of(told)) == (answers, 2 * KNOWN)
+    assert not disturbed.exists()
+    engine.empty_cache()
+    dies(engine, "before load")
+    engine = started()
+    told = engine.generate(prompts)
+    assert (tokens_of(told), cached_of(told)) == (answers, 2 * KNOWN), "nothing of it was lost"
+    pages.check()
+    assert pages.loaded >= 2 * 2 * 2 * KNOWN // BLOCK
+    assert pages.wrong == 0
+
+
+@pytest.fixture(scope="module")
+def latent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = forked.call(made_latent_model, tmp_path_factory.mktemp("latent-model"))
+    return made
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_t50_latent_attention_is_stored_once_for_all_ranks(
+    latent_model: Path,
+    start_pool: StartPool,
+    start_engine: StartEngine,
+    pages: RecordedPages,
+    ranks: int,
+) -> None:
+    how = {"tensor_parallel_size": ranks, "kv_cache_memory_bytes": 32 << 20}
+    compared = {"are_tokens_equal": False, "block": 16}
+    check_equality(latent_model, start_pool, start_engine, pages, **how, **compared)
