@@ -125,20 +125,22 @@ def unlock_directory(disk: Disk, locked: LockedDirectory) -> None:
 
 
 def _lock(disk: Disk, path: str, directory: int) -> int | None:
-    if has_foreign_lock(disk, directory):
-        return None
+    lock = None
     try:
-        lock = disk.open(directory, LOCK_NAME, create=False, direct=False, write=False)
+        if not has_foreign_lock(disk, directory):
+            lock = disk.open(directory, LOCK_NAME, create=False, direct=False, write=False)
     except FileNotFoundError:
-        if not region_names(disk, directory):
-            raise DirectoryError(
-                f"{path} holds no regions of Forebay; name a directory that a pool has used."
-            ) from None
-        return None
+        pass
     except OSError as error:
         raise DirectoryError(
             f"{path} cannot be locked ({error.strerror}); run this as its owner."
         ) from None
+    if lock is None:
+        if not region_names(disk, directory):
+            raise DirectoryError(
+                f"{path} holds no regions of Forebay; name a directory that a pool has used."
+            )
+        return None
     try:
         _take(disk, path, lock)
     except DirectoryError:
