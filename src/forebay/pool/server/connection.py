@@ -44,6 +44,7 @@ class Connection(Session):
         self.is_reserve = False  # it has one of an operator's places
         self.kinds: set[type] = set()  # of messages that came
         self.served = 0  # the round in which it last had its turn
+        self.is_blocked = False  # the server waits until the kernel takes more of its output
         self.is_over = False
         self.error: FrameError | None = None
         self.link = link
@@ -93,6 +94,12 @@ class Connection(Session):
         """Whether the kernel has not taken everything yet."""
         return bool(self._output)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to see to at the end of a round: most are, most of the time."""
+        has_some = self.is_over or self.is_blocked or self._output or self._reader.waiting_bytes
+        return not has_some and self.has_joined
+
     def receive(self) -> None:
         """Take in what has come, unless older messages still wait for their turn."""
         if self.is_over or self.has_messages:
@@ -108,7 +115,7 @@ class Connection(Session):
 
     def stalled_s(self, now: float) -> float:
         """For how long, seen at every call, the same frame has come in part."""
-        if self.has_messages or not self.input_bytes:
+        if not self.input_bytes or self.has_messages:
             self._begun = None
             return 0.0
         self._begun = now if self._begun is None else self._begun

@@ -142,7 +142,7 @@ class PoolServer:
                 self._counts["malformed"] += 1
                 connection.refuse(f"this is not Forebay's protocol: {connection.error}")
         self._keep_time()
-        for connection in list(self._connections):
+        for connection in [each for each in self._connections if not each.is_quiet]:
             self._serve(connection, "the end of a round", self._settle, connection)
 
     def _handle(
@@ -348,10 +348,11 @@ class PoolServer:
         if connection.is_over:
             self._end(connection)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_output else 0)
-        key = self._selector.get_key(connection.link)
-        if key.events != wanted:
-            self._selector.modify(connection.link, wanted, key.data)
+        if connection.is_blocked != connection.has_output:
+            connection.is_blocked = connection.has_output
+            wanted = selectors.EVENT_READ | selectors.EVENT_WRITE * connection.is_blocked
+            ready = self._selector.get_key(connection.link).data
+            self._selector.modify(connection.link, wanted, ready)
 
     def _end(self, connection: Connection) -> None:
         now = self._clock.monotonic()
