@@ -67,7 +67,7 @@ def every_write_point(job: Job) -> int:
             if outcomes.stored:
                 _acknowledge(job, number)
             number += 1
-        tier.close(10)
+        tier.close(300)
     return 0
 
 

@@ -26,7 +26,7 @@ PROMISES: Final = {
     9: ("keys that collide in the index → a miss, no wrong bytes", ""),
     10: (
         "another model, adapter, image, tenant; the same tokens → a miss",
-        "adapters and images in vLLM: such requests are passed over",
+        "",
     ),
     11: ("another parallel size, rank, block size, layout → a miss", "several ranks: not built"),
     12: ("another format version or codec → a miss; its files are never deleted", ""),
@@ -87,7 +87,7 @@ PROMISES: Final = {
     ),
     53: (
         "adapters of one name, images named by counters → never a hit",
-        "adapters and images in vLLM: such requests are passed over",
+        "an adapter's files changed after its loading and before its first request: not seen",
     ),
     54: (
         "sleep, wake, reset while offers are unanswered → nothing copied of remapped pages",

@@ -222,9 +222,9 @@ class Settings:
     weights_id: str = _setting(
         "",
         _text,
-        "A name for the engine's weights, used instead of the hash of their files: for loaders"
-        " that read no local files. Engines with the same name share chunks, so different"
-        " weights need different names.",
+        "A name for the engine's weights, a drafter's included, used instead of the hash of their"
+        " files: for loaders that read no local files. Engines with the same name share chunks, so"
+        " different weights need different names.",
     )
     chunk_tokens: int = _setting(
         0,

@@ -42,7 +42,7 @@ def pool(tmp_path: Path) -> Path:
     tier = opened(path)
     for number in range(RECORDS):
         assert store(tier, name_of(number), payload_of(number)) == Stored()
-    tier.close(10)
+    tier.close(300)
     assert len(regions(path)) >= 2
     return path
 
@@ -95,7 +95,7 @@ def found_again(path: Path) -> int:
         if isinstance(outcome, Hit):
             assert payload == payload_of(number)
             hits += 1
-    tier.close(10)
+    tier.close(300)
     return hits
 
 
@@ -252,7 +252,7 @@ def test_a_record_erased_on_purpose_is_no_damage(
 ) -> None:
     tier = opened(pool)
     assert tier.erase(b"n" * 32) == RECORDS
-    tier.close(10)
+    tier.close(300)
     found = report(pool, capsys)
     assert (found["clean"], found["records"], found["erased"]) == (True, 0, 0)
     for region in regions(pool):
@@ -323,7 +323,7 @@ def test_a_directory_in_use_is_refused(pool: Path, capsys: pytest.CaptureFixture
     tier = opened(pool)
     assert check(pool) == 2
     assert capsys.readouterr().err == f"forebay: {pool} is in use by a pool; stop it first.\n"
-    tier.close(10)
+    tier.close(300)
     assert check(pool) == 0
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,7 @@ from tests.pool_process import (
 
 from forebay.pool.client import Chain
 from forebay.record import region as layout
+from forebay.record.header import RecordHeader, medium_part, pack, unpack
 from forebay.tiers.contract import Miss
 
 pytestmark = pytest.mark.slow
@@ -124,6 +126,36 @@ def test_t56_a_forged_table_with_right_hashes(place: Path, length: int) -> None:
         )
     with on(place) as pool:
         assert loaded(pool) == 40, "the regions are walked instead"
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("circle", [1, 2, 40])
+def test_records_that_are_their_own_ancestors(place: Path, circle: int, sealed: bool) -> None:
+    """A9: parents that form a circle; they are loaded or are misses, and leave DRAM like others."""
+    keys = [chunk.name.key for chunk in CHUNKS]
+    for path in regions(place / "disk"):
+        content = path.read_bytes()
+        for at in range(PAGE, len(content), PAGE):
+            header = unpack(content[at : at + PAGE])
+            if not isinstance(header, RecordHeader):
+                continue
+            number = keys.index(header.name.key)
+            following = number - number % circle + (number + 1) % circle
+            name = replace(header.name, parent=keys[following])
+            page = bytearray(PAGE)
+            pack(replace(header, name=name), memoryview(page), medium_part(content[at : at + PAGE]))
+            overwrite(path, at, bytes(page))
+        if not sealed:  # it is walked: what is indexed comes from the records
+            overwrite(path, len(content) - PAGE, bytes(PAGE))
+    with running_pool(place) as pool, PatientClient(pool.socket) as client:
+        for first in range(0, 40, 10):  # more than DRAM holds
+            with client.load(CHAIN, first) as found:
+                assert count_exact(found, CHUNKS) == 0 or sealed
+        again, chain = made("again", 4, 400_000)  # which needs the slots of those
+        assert client.store(chain, [chunk.payload for chunk in again]).stored == 4
+        with client.load(chain) as found:
+            assert count_exact(found, again) == 4
+        assert pool.stop() == 0
 
 
 def _a_file(path: Path) -> None:
@@ -223,6 +255,31 @@ def test_t60_a_link_is_refused_however_it_is_written(place: Path, tail: str) -> 
     assert ended.returncode == 2
     assert b"symbolic link" in ended.stderr
     assert list((place / "real").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, os.mkfifo, lambda lock: lock.symlink_to("/etc/fstab")]
+)
+def test_t60_a_lock_that_is_no_file_keeps_no_pool_from_opening(
+    place: Path, make: Callable[[Path], object]
+) -> None:
+    """A9: it did not begin; the directory's own lock still keeps a second one out."""
+    lock = place / "disk" / "lock"
+    lock.unlink()
+    make(lock)
+    with on(place) as pool:
+        assert loaded(pool) == 40
+        assert pool.stats()["disk"]["volumes"][0]["left_alone"] == 1
+        second = PoolProcess(place, "--socket", str(place / "second.sock"))
+        ended = subprocess.run(
+            second.command, env=environment(), capture_output=True, timeout=HANG_S, check=False
+        )
+        assert ended.returncode == 2
+        assert b"in use by another pool" in ended.stderr
+        assert pool.stop() == 0
+    status, text = check(place / "disk")
+    assert (status, "40 sound records" in text, "lock" in text) == (1, True, True)
+    assert not lock.is_file() or lock.is_symlink()
 
 
 @pytest.mark.parametrize("size_bytes", [200 << 20, 1 << 40])

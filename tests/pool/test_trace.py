@@ -22,7 +22,7 @@ def test_requests_are_recorded_by_number(place: Path) -> None:
     recorder = Recorder(str(path), 1 << 20)
     for keys, now in ((b"ab", 100.0), (b"abc", 100.5), (b"xa", 101.0), (b"", 102.0)):
         recorder.request(b"".join(bytes([key]) * 16 for key in keys), now)
-    recorder.close(5)
+    recorder.close(300)
     found = lines(path)
     assert [line["hash_ids"] for line in found] == [[0, 1], [0, 1, 2], [3, 0], []]
     assert [line["timestamp"] for line in found] == [0, 500, 1000, 2000]
@@ -35,7 +35,7 @@ def test_the_file_is_capped(place: Path) -> None:
     recorder = Recorder(str(path), 500)
     for number in range(100):
         recorder.request(bytes([number]) * 16, number)
-    recorder.close(5)
+    recorder.close(300)
     assert 300 < path.stat().st_size <= 500
     assert lines(path)
 
@@ -53,7 +53,7 @@ def test_an_empty_file_of_the_user_is_used(place: Path) -> None:
     path.touch()
     recorder = Recorder(str(path), 500)
     recorder.request(bytes(16), 0)
-    recorder.close(5)
+    recorder.close(300)
     assert lines(path)
     (place / "link").symlink_to(path)
     (place / "directory").mkdir()

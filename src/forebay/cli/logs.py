@@ -12,8 +12,8 @@ class _LineFormatter(logging.Formatter):
         return escaped(super().formatMessage(record))
 
 
-def start(line: str) -> None:
-    """Log from now on; `line` is the format of a message."""
-    handler = logging.StreamHandler()
+def start(line: str, handler: logging.Handler | None = None) -> None:
+    """Log from now on, with this handler if any; `line` is the format of a message."""
+    handler = handler or logging.StreamHandler()
     handler.setFormatter(_LineFormatter(line))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -1,7 +1,7 @@
 """The hash of all bytes of a model's weights, in a process of its own, remembered by file stamp.
 
 Weights are tens of gigabytes; an engine must not wait for them, nor share its interpreter with the
-hashing. `WeightsHash` starts `python -m forebay.engines.weights DIR` and looks, without waiting,
+hashing. `WeightsHash` starts `python -m forebay.engines.weights DIR…` and looks, without waiting,
 whether it has answered. Until then the identity of the KV cache is unknown and nothing is shared.
 """
 
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -18,30 +19,30 @@ SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 class WeightsHash:
-    """One model's weights; `poll` answers without waiting."""
+    """The weights of an engine's models; `poll` answers without waiting."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, *directories: str) -> None:
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
-            [sys.executable, "-m", "forebay.engines.weights", directory],
+            [sys.executable, "-m", "forebay.engines.weights", *directories],
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._digest: str | None = None
+        self._digests: list[str] | None = None
         self.why = ""  # it cannot be had, in one sentence, where that is so
 
-    def poll(self) -> str | None:
-        """The hash, once it is known."""
+    def poll(self) -> list[str] | None:
+        """The hash of each directory's weights, once all are known."""
         process = self._process
         if process is not None and process.poll() is not None:
             self._process = None
             assert process.stdout is not None
-            answer = process.stdout.read().strip()
+            answer = process.stdout.read().split()
             process.stdout.close()
             if process.returncode == 0 and answer:
-                self._digest = answer
+                self._digests = answer
             else:
                 self.why = "the weights are unknown, because their files cannot be read"
-        return self._digest
+        return self._digests
 
     def close(self) -> None:
         """Stop hashing."""
@@ -63,11 +64,16 @@ def hash_weights(directory: str, memory: Path) -> str:
     files = weight_files(directory)
     if not files:
         raise FileNotFoundError(directory)
+    return hash_files(files, memory)
+
+
+def hash_files(files: Iterable[Path], memory: Path) -> str:
+    """Hash these files, names included, or remember them."""
     known = _read(memory)
     seen: dict[str, str] = {}
     total = hashlib.blake2b(digest_size=32)
     for path in files:
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         digest = known.get(stamp) or _hash_file(path)
         seen[stamp] = digest
         total.update(f"{path.name}\0{digest}\0".encode())
@@ -81,14 +87,15 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _stamp(path: Path) -> str:
+def stamp_of(path: Path) -> str:
     """Everything that changes when a file does."""
     found = path.stat()
     stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     return ":".join(map(str, stamp))
 
 
-def _memory_path() -> Path:
+def memory_path() -> Path:
+    """Where this user's hashes are remembered."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "forebay" / "weights.json"
 
@@ -113,12 +120,12 @@ def _write(memory: Path, known: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Print the hash of one directory's weights."""
+    """Print the hash of each directory's weights, one a line."""
     try:
-        digest = hash_weights(sys.argv[1], _memory_path())
+        digests = [hash_weights(each, memory_path()) for each in sys.argv[1:]]
     except OSError:
         return 1
-    print(digest)  # noqa: T201 - this is the answer
+    print(*digests, sep="\n")  # noqa: T201 - this is the answer
     return 0
 
 

@@ -1,7 +1,11 @@
-"""Processes: watching those that joined, starting one that outlives us, waking a sleeping loop."""
+"""Processes: watching those that joined, starting one that outlives us, waking a sleeping loop.
+
+And what the system lets our own have: descriptors.
+"""
 
 import contextlib
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -37,6 +41,33 @@ def is_locked(path: str) -> bool:
     device = status.st_dev
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}"
     return any(wanted in line.split() for line in locks.splitlines())
+
+
+def allow_descriptors() -> None:
+    """Let this process have as many descriptors as the system allows it; a region needs one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class SpareDescriptor:
+    """A descriptor that is kept for the moment in which there is no other."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self.keep()
+
+    def keep(self) -> None:
+        """Have it again, if one can be had."""
+        if self._descriptor < 0:
+            with contextlib.suppress(OSError):
+                self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def give(self) -> None:
+        """The next that is opened may have its place."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class Wake:

@@ -18,6 +18,7 @@ from forebay.cli.engine import serve
 from forebay.cli.main import build_parser, main
 from forebay.engines.start import vllm
 from forebay.errors import SettingsError
+from forebay.plan.model.known import MODELS
 from forebay.pool.address import find_address, prepare
 from forebay.pool.service import Service
 from forebay.settings import DiskSetting, Settings, SettingsSource, build
@@ -126,6 +127,30 @@ def test_a_pool_is_left_to_the_engine_to_start(environment: dict[str, str]) -> N
     assert transfer["kv_connector_extra_config"] == settings
     assert not socket.exists()
     prepare(find_address(str(socket)))  # as the engine does: its directory is there, and safe
+
+
+def test_a_model_that_would_be_declined_is_told_before_it_is_loaded(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    known = {"Mistral-7B-v0.1": True, "Llama-3.1-8B": False}
+    for name, is_declined in known.items():
+        model = tmp_path / name
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(MODELS[name].config))
+        ended = subprocess.run(
+            command(str(model)), env=environment, capture_output=True, text=True, check=True
+        )
+        assert ("disabled for this engine: sliding windows" in ended.stderr) == is_declined
+        assert "--model" in ended.stdout, "vLLM is started all the same"
+    refused = subprocess.run(
+        command(str(tmp_path / "Mistral-7B-v0.1"), "--strict"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "strict and cannot share: sliding windows" in refused.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

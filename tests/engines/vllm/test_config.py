@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -12,10 +13,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.forked import VARIABLES
+from tests.engines.vllm.real.models import made_drafter
 from tests.engines.vllm.test_scheduler_side import Computed, Output, request_of
 from tests.pool_process import running_pool, short_directory, wait_until
 
@@ -24,6 +28,11 @@ from forebay.pool.messages import Refused
 from forebay.pool.wire import encode
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+TRANSFER = {
+    "kv_connector": "ForebayConnector",
+    "kv_connector_module_path": "forebay.engines.vllm.connector",
+    "kv_role": "kv_both",
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +41,12 @@ def config(model: Path) -> Any:
     os.environ.update(VARIABLES)
     from vllm.engine.arg_utils import EngineArgs
 
-    transfer = {
-        "kv_connector": "ForebayConnector",
-        "kv_connector_module_path": "forebay.engines.vllm.connector",
-        "kv_role": "kv_both",
-    }
     wanted = EngineArgs(
         model=str(model),
         skip_tokenizer_init=True,
         enforce_eager=True,
         kv_cache_memory_bytes=1 << 20,
-        kv_transfer_config=transfer,
+        kv_transfer_config=TRANSFER,
     )
     return wanted.create_engine_config()
 
@@ -261,7 +265,7 @@ def test_the_namespace_of_one_worker_has_the_fields_that_it_always_had(config: A
 
 DECLINED: dict[str, tuple[str, str, Any]] = {
     "context parallel": ("parallel_config", "decode_context_parallel_size", 2),
-    "speculative": ("", "speculative_config", object()),
+    "speculative": ("", "speculative_config", SimpleNamespace(method="custom_class")),
     "scales at run time": ("cache_config", "calculate_kv_scales", True),
     "pooling": ("model_config", "runner_type", "pooling"),
 }
@@ -280,6 +284,68 @@ def test_other_ways_to_run_are_declined(
     else:
         object.__setattr__(config, name, value)
     is_disabled(connector(config, caches(full()), socket=str(place / "nobody")), caplog)
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two drafters of one shape with other weights."""
+    places = [tmp_path_factory.mktemp("drafter") for _ in range(2)]
+    return [forked.call(made_drafter, place, seed) for seed, place in enumerate(places, 7)]
+
+
+def speculating(model: Path, speculation: dict[str, Any]) -> Any:
+    """A configuration, as vLLM makes it."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    wanted = EngineArgs(
+        model=str(model),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        kv_cache_memory_bytes=1 << 20,
+        speculative_config=speculation,
+        kv_transfer_config=TRANSFER,
+    )
+    return wanted.create_engine_config()
+
+
+def test_t10_how_an_engine_speculates_and_with_which_drafter_is_in_the_name(
+    config: Any, model: Path, drafters: list[Path], place: Path
+) -> None:
+    from forebay.engines.vllm import identity
+    from forebay.engines.weights import hash_weights
+
+    cache, memory = caches(full()), place / "weights.json"
+
+    def name(config: Any) -> bytes:
+        assert identity.declined(config, cache) is None
+        made = identity.Namespace(config, cache, identity.geometry(config, cache, 0))
+        found = identity.weights_directories(config)
+        assert isinstance(found, list)
+        made.know_weights(*(hash_weights(each, memory) for each in found))
+        assert made.name is not None
+        return made.name
+
+    def ngram(tokens: int) -> dict[str, Any]:
+        return {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": 3}
+
+    def eagle(drafter: Path) -> dict[str, Any]:
+        return {"method": "eagle", "model": str(drafter), "num_speculative_tokens": 2}
+
+    moved = place / "moved"
+    shutil.copytree(drafters[0], moved)
+    names = [
+        name(config),
+        name(speculating(model, ngram(2))),
+        name(speculating(model, ngram(3))),
+        name(speculating(model, eagle(drafters[0]))),
+        name(speculating(model, eagle(drafters[1]))),
+    ]
+    assert len(set(names)) == len(names)
+    assert name(speculating(model, eagle(moved))) == names[3], "wherever the drafter lies"
+    (moved / "model.safetensors").unlink()
+    unknown = identity.weights_directories(speculating(model, eagle(moved)))
+    assert not isinstance(unknown, list)
+    assert f"no weight files in {moved}" in unknown.sentence
 
 
 def is_disabled(

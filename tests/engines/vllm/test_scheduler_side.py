@@ -395,3 +395,31 @@ def test_a_pool_that_goes_and_comes_is_noticed_however_busy_the_engine_is(
     side._stores.offer([tracked])
     steps_until(lambda: bool(side._stores.next_stores(1)), "a slot of the next pool")
     side.close()
+
+
+def test_tokens_that_are_only_drafted_are_not_stored(near: PoolProcess) -> None:
+    """The chunk ends in drafts that a step computes; some of them are accepted after it."""
+    side, request = side_of(near), request_of([15] * (SHAPE.chunk_tokens - 2))
+    side.arrived(request)
+    tracked = side._requests["request"]
+
+    class Drafted(Computed):
+        num_scheduled_tokens = {"request": SHAPE.chunk_tokens + 2}  # noqa: RUF012 - never changed
+
+    side.add_stores(side.begin_step(Drafted), Drafted)
+    assert tracked.store.stored == 0, "its last two tokens are not known"
+    request.append_output_token_ids([15, 15, 15])  # a draft was accepted
+
+    class Accepted(Output):
+        num_scheduled_tokens = {"request": 4}  # noqa: RUF012 - never changed
+
+        class scheduled_cached_reqs:  # noqa: N801 - vLLM's name
+            req_ids = ("request",)
+            new_block_ids = (None,)
+            num_computed_tokens = (SHAPE.chunk_tokens,)
+            resumed_req_ids = ()
+
+    side.add_stores(side.begin_step(Accepted), Accepted)
+    assert tracked.store.stored == 1
+    assert tracked.keys == KeyChain(ROOT).extend([15] * SHAPE.chunk_tokens)
+    side.close()

@@ -49,7 +49,7 @@ def core() -> Iterator[CoreHarness]:
     yield core
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_a_chain_comes_back_from_dram(core: CoreHarness) -> None:
@@ -119,7 +119,7 @@ def test_others_are_served_while_slots_are_found_for_many() -> None:
     assert core.commit(first, offsets) == 60
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_a_run_whose_parent_leaves_meanwhile_gets_no_more_slots(core: CoreHarness) -> None:
@@ -201,7 +201,7 @@ def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_i
     assert core.number("counters", "stores.declined") == 2
     core.pool.handle(client, Abort(core.pool.generation, answers[:4]))
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_nonsense_is_refused(core: CoreHarness) -> None:
@@ -257,7 +257,7 @@ def test_t33_what_is_in_use_leaves_for_no_store_whatever_a_policy_says() -> None
         chunk = core.pool._dram.chunks.get(short(key))
         assert chunk is not None
         assert core.pool.view(chunk.offset, LENGTH) == payload(key)
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_leaves_go_before_roots(core: CoreHarness) -> None:
@@ -318,7 +318,7 @@ def test_t6_a_rotten_slot_is_found_by_verify_dram() -> None:
     assert core.load(client, keys) == 2
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_t6_a_rotten_slot_is_found_by_the_idle_scrubber(core: CoreHarness) -> None:
@@ -381,7 +381,7 @@ def test_everything_goes_through_a_small_dram(place: Path) -> None:
     assert core.load(client, chains[0]) == 8, "without streaming: what the budget holds"
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_a_restart_is_warm(place: Path) -> None:
@@ -391,14 +391,14 @@ def test_a_restart_is_warm(place: Path) -> None:
         if not stored:
             core.store(Client("e"), keys)
         assert core.load(Client("e"), keys) == 30
-        core.pool.close(5)
+        core.pool.close(300)
 
 
 def test_many_requests_join_one_read(place: Path) -> None:
     keys = chain("a", 16)
     core = CoreHarness(4 * MIB, place, 64 * MIB)
     core.store(Client("e"), keys)
-    core.pool.close(5)
+    core.pool.close(300)
     core = CoreHarness(4 * MIB, place, 64 * MIB)
     clients = [Client(str(number)) for number in range(6)]
     numbers = [core.lookup(client, keys)[0] for client in clients]
@@ -409,7 +409,7 @@ def test_many_requests_join_one_read(place: Path) -> None:
         core.pool.disconnected(client)
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_requests_that_want_more_than_there_is_are_served_in_turn(place: Path) -> None:
@@ -428,7 +428,7 @@ def test_requests_that_want_more_than_there_is_are_served_in_turn(place: Path) -
         assert len(promise.offsets) == promise.total == 6
         core.pool.handle(client, Release(promise.request, []))
     assert not core.pool.violations()
-    core.pool.close(10)
+    core.pool.close(300)
 
 
 def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
@@ -448,7 +448,7 @@ def test_a_full_disk_never_leaves_a_hole(place: Path) -> None:
         found += known
     assert found > 40
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_what_continues_a_head_in_dram_outlives_the_heads_record(place: Path) -> None:
@@ -481,7 +481,7 @@ def test_what_continues_a_head_in_dram_outlives_the_heads_record(place: Path) ->
         assert core.lookup(other, keys)[1].known == 0
         assert not disk.has(keys[1]), "nobody has what is before it"
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_caps_change_while_it_runs(place: Path) -> None:
@@ -501,7 +501,7 @@ def test_caps_change_while_it_runs(place: Path) -> None:
     answers = [core.receive(client, AdminReply).ok for _ in range(2)]
     assert answers == [False, True], "while it is being raised, it is not raised again"
     assert core.number("dram", "allocated_bytes") == core.number("dram", "cap_bytes") == 6 * MIB
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 @pytest.mark.parametrize("namespace", [None, "6e6e6e6e", "6E6e6e6e6"])
@@ -524,17 +524,17 @@ def test_clearing_deletes_for_good(place: Path, namespace: str | None) -> None:
     assert all(word in done.sentence for word in ("30 chunks", "MiB", "6e" * 8)), done.sentence
     core.turn()
     assert core.lookup(client, keys)[1].known == 0
-    core.pool.close(5)
+    core.pool.close(300)
     core = CoreHarness(4 * MIB, place, 64 * MIB)
     assert core.load(client, keys) == 0
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_a_promise_is_cut_at_its_deadline(place: Path) -> None:
     keys = chain("a", 8)
     core = CoreHarness(4 * MIB, place, 64 * MIB)
     core.store(Client("e"), keys)
-    core.pool.close(5)
+    core.pool.close(300)
     disk, clock = FaultDisk(), ManualClock()
     core = CoreHarness(4 * MIB, place, 64 * MIB, World(disk, clock))
     client = Client("e")
@@ -549,7 +549,7 @@ def test_a_promise_is_cut_at_its_deadline(place: Path) -> None:
     core.settle()
     assert core.load(client, keys) == 8, "what came too late for one is there for the next"
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_a_damaged_record_ends_a_stream(place: Path) -> None:
@@ -557,7 +557,7 @@ def test_a_damaged_record_ends_a_stream(place: Path) -> None:
     core = CoreHarness(1 * MIB, place, 64 * MIB)
     client = Client("e")
     core.store(client, keys)
-    core.pool.close(5)
+    core.pool.close(300)
     (region,) = place.glob("region-*")
     data = bytearray(region.read_bytes())
     at = data.find(keys[30])
@@ -568,7 +568,7 @@ def test_a_damaged_record_ends_a_stream(place: Path) -> None:
     assert core.lookup(client, keys)[1].known == 30
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Path) -> None:
@@ -576,7 +576,7 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     core = CoreHarness(8 * MIB, place, 64 * MIB)
     client = Client("e")
     core.store(client, old)
-    core.pool.close(5)
+    core.pool.close(300)
     disk = FaultDisk()
     core = CoreHarness(8 * MIB, place, 64 * MIB, World(disk, ManualClock()))
     disk.arm("write:hang")
@@ -608,4 +608,4 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     disk.disarm()
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)

@@ -224,7 +224,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self._desk.number("dram", "pinned_bytes") == 0
         assert self._desk.number("dram", "pinned_chunks") == 0
         assert self._desk.number("dram", "filling") == 0
-        self._desk.pool.close(5)
+        self._desk.pool.close(300)
         self._folder.cleanup()
 
 

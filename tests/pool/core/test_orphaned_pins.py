@@ -18,7 +18,7 @@ def core() -> Iterator[CoreHarness]:
     yield core
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def pinned(core: CoreHarness) -> int:
@@ -123,7 +123,7 @@ def test_what_was_not_promised_or_is_released_ends_with_the_connection(tmp_path:
     assert pinned(core) == SLOTS // 2
     core.pool.handle(holding, Cancel(number))
     assert pinned(core) == 0
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_operators_do_not_free_it(core: CoreHarness) -> None:

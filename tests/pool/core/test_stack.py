@@ -72,7 +72,7 @@ def test_what_a_tier_has_to_ask_for_is_found_when_it_knows(
     core.pool.disconnected(client)
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_a_record_that_the_nearest_tier_cannot_give_comes_from_the_next(
@@ -93,7 +93,7 @@ def test_a_record_that_the_nearest_tier_cannot_give_comes_from_the_next(
     assert core.number("counters", "slow_memory.loaded") == len(keys)
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_what_was_cleared_while_it_was_filled_is_found_nowhere(
@@ -108,7 +108,7 @@ def test_what_was_cleared_while_it_was_filled_is_found_nowhere(
     assert core.lookup(client, keys)[1].known == 0
     assert core.number("disk", "records") == core.number("slow_memory", "records") == 0
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_a_chunk_says_which_tiers_have_it(three_tiers: Callable[..., CoreHarness]) -> None:
@@ -122,4 +122,4 @@ def test_a_chunk_says_which_tiers_have_it(three_tiers: Callable[..., CoreHarness
     assert [chunk.tiers for chunk in chunks if chunk is not None] == [{0, 1}] * 2 + [{0}] * 2
     assert core.number("slow_memory", "records") == 2
     assert core.number("dram", "taken_bytes") == 4 * LENGTH
-    core.pool.close(5)
+    core.pool.close(300)

@@ -50,7 +50,7 @@ class Struck:
         self.core.pool.disconnected(self.client)
         self.core.settle()
         assert self.core.pool.violations() == []
-        self.core.pool.close(5)
+        self.core.pool.close(300)
 
 
 def test_a_stream_is_promised_before_the_drive_has_to_pause(place: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_an_engine_has_itself_needs_no_room(place: Path) -> None:
     core.pool.handle(other, Release(holds, []))
     assert len(core.receive(client, Promise).offsets) == 60
     core.pool.disconnected(client)
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 @pytest.mark.parametrize("rotten", [30, 50])
@@ -142,4 +142,4 @@ def test_t6_a_rotten_slot_is_found_by_verify_dram_in_a_stream(place: Path, rotte
     core.pool.disconnected(client)
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)

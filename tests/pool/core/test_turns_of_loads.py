@@ -27,7 +27,7 @@ class Hanging:
         core = CoreHarness(SLOTS * LENGTH, place, 64 * MIB)
         for name, count in (("long", 24), ("other", 4)):
             core.store(Client("e"), chain(name, count))
-        core.pool.close(5)
+        core.pool.close(300)
         self.disk = FaultDisk()
         self.core = CoreHarness(SLOTS * LENGTH, place, 64 * MIB, World(self.disk, ManualClock()))
         self.core.store(Client("e"), chain("here", 4))
@@ -47,7 +47,7 @@ def hanging(tmp_path: Path) -> Iterator[Hanging]:
     pool.disk.disarm()
     pool.core.settle()
     assert pool.core.pool.violations() == []
-    pool.core.pool.close(5)
+    pool.core.pool.close(300)
 
 
 def promised(client: Client) -> list[int]:
@@ -119,7 +119,7 @@ def test_engines_that_wait_for_one_another_are_promised_their_shares() -> None:
     core.pass_time(PATIENCE_S)
     core.turn()
     assert [promised(client)[0] for client in clients] == [10, 8, 2]
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_released_room_goes_to_whoever_waits_for_it() -> None:
@@ -134,7 +134,7 @@ def test_released_room_goes_to_whoever_waits_for_it() -> None:
     assert promised(second) == []
     core.pool.handle(first, Release(number, []))
     assert promised(second) == [14]
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_writes_to_a_hung_tier_pin_an_eighth_of_dram(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_writes_to_a_hung_tier_pin_an_eighth_of_dram(tmp_path: Path) -> None:
     )
     hang.disarm()
     core.settle()
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_records_that_no_slot_can_hold_are_absent(tmp_path: Path) -> None:
@@ -165,11 +165,11 @@ def test_records_that_no_slot_can_hold_are_absent(tmp_path: Path) -> None:
     for offset, key in zip(offsets, large, strict=True):
         core.fill(offset, payload(key, MIB))
     assert core.commit(client, offsets) == 2
-    core.pool.close(5)
+    core.pool.close(300)
     core = CoreHarness(SLOTS * LENGTH, tmp_path, 64 * MIB)
     assert core.number("disk", "records") == 2
     assert core.lookup(client, large)[1].known == 0
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_more_keys_than_an_engine_may_have_looked_up_are_not_followed() -> None:
@@ -191,4 +191,4 @@ def test_more_keys_than_an_engine_may_have_looked_up_are_not_followed() -> None:
     assert promised(other) == [1], "another has its share"
     core.pool.disconnected(client)
     core.pool.disconnected(other)
-    core.pool.close(5)
+    core.pool.close(300)

@@ -54,7 +54,7 @@ def check(core: CoreHarness, client: Client) -> None:
     assert sum(kept) >= SLOTS // 2
     core.settle()
     assert core.pool.violations() == []
-    core.pool.close(5)
+    core.pool.close(300)
 
 
 def test_while_the_budget_of_bytes_a_day_is_exhausted(place: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests import pool_process
 from tests.pool.server.test_strangers import heard_one_by_one
-from tests.pool_process import PatientClient, exact, made
+from tests.pool_process import PatientClient, exact, made, wait_until
 
 from forebay.pool import messages, wire
 from forebay.pool.client import Receipt
@@ -145,6 +145,7 @@ def test_t39_nonsense_is_ignored_and_the_pool_serves(
                 every = list(range(0, pool_process.DRAM_BYTES, 4096))
                 link.sendall(wire.encode(messages.Abort(client.generation, every)))
                 link.sendall(wire.encode(messages.Settled(fool)))
+            wait_until(lambda: len(service._server._connections) == 1, "the fool's last word")
             chunks, chain = made(f"sense {turn}")
             receipt = client.store(chain, [chunk.payload for chunk in chunks])
             assert receipt == Receipt(stored=4)

@@ -89,6 +89,11 @@ def test_a_pool_that_knows_only_the_lock_file_keeps_others_out(place: Path) -> N
     open_tier(place).close(60)
 
 
+def test_a_lock_file_that_cannot_be_opened_is_one_sentence(place: Path) -> None:
+    with pytest.raises(DirectoryError, match="run this as its owner"):
+        lock_directory(FaultDisk("open:errno=EACCES"), str(place))
+
+
 def test_t60_of_a_giant_nothing_is_read(place: Path) -> None:
     """F9: the check of a sparse TiB did not end."""
     giant = place / "region-00000000000000ff"

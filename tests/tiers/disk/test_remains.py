@@ -3,11 +3,12 @@
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.disk_harness import BadSectors, allocated, open_tier, opened, regions
+from tests.disk_harness import BadSectors, allocated, open_tier, opened, regions, until
 
 from forebay.errors import DirectoryError, StartupError
 from forebay.record import region as layout
@@ -21,6 +22,12 @@ from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, single
 from forebay.tiers.contract import Dropped, DropReason, Hit, MissReason, Stored
 from forebay.tiers.disk import Directory, DiskTier, Options
+from forebay.tiers.disk.regions.audit import (
+    FindingKind,
+    audit,
+    lock_directory,
+    unlock_directory,
+)
 
 PAGE = 4096
 REGION_BYTES = 1 << 16
@@ -120,6 +127,41 @@ def test_t60_a_file_that_is_not_ours_is_left_alone_and_counted(
         assert tier.volumes()[0].left_alone == 4
         write_until_evicted(tier, swift_path)
     assert foreign.read_bytes() == b"somebody's diary " * times
+
+
+def make_link(path: Path) -> None:
+    (path.parent / "diary").write_bytes(b"dear diary")
+    path.symlink_to("diary")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, make_link, os.mkfifo])
+def test_what_has_the_lock_files_name_is_left_alone_and_counted(
+    swift_path: Path, make: Callable[[Path], object]
+) -> None:
+    """A9: opening was refused."""
+    fill(swift_path, 2)
+    (swift_path / "lock").unlink()
+    make(swift_path / "lock")
+    names = {path.name for path in swift_path.iterdir()}
+    hasty = replace(ORDERLY, errors_max=1, probe_interval_s=0.02, tick_s=0.01)
+    disk = FaultDisk()
+    with opened(swift_path, disk, options=hasty, cap_bytes=CAP_BYTES) as tier:
+        assert held(tier, 2) == {0, 1}
+        assert tier.volumes()[0].left_alone == 2 - (make is not make_link)
+        for other in (open_tier, lambda place: lock_directory(Disk(), str(place))):
+            with pytest.raises(DirectoryError, match="in use by"):
+                other(swift_path)
+        disk.arm("read:errno=EIO@1")
+        probes = disk.arm("write:latency=0s")
+        assert not isinstance(load(tier, tiny(0))[0], Hit)
+        until(lambda: probes.fired > 0 and tier.volumes()[0].is_on)
+    left = {path.name for path in swift_path.iterdir() if not path.name.startswith("region-")}
+    assert left == {name for name in names if not name.startswith("region-")}
+    locked = lock_directory(Disk(), str(swift_path))
+    found = audit(Disk(), locked, lambda _, __: None)
+    unlock_directory(Disk(), locked)
+    kinds = [each.kind for each in found.others if each.file == "lock"]
+    assert kinds == [FindingKind.FOREIGN]
 
 
 @pytest.mark.parametrize(
@@ -433,7 +475,7 @@ def test_t60_a_pipe_is_left_alone_where_it_can_be_opened(swift_path: Path) -> No
 
 def test_a_region_that_cannot_be_measured_is_left_alone(swift_path: Path) -> None:
     fill(swift_path, 4)
-    disk = FaultDisk("status:errno=EIO@2")  # the first is of the directory
+    disk = FaultDisk("status:errno=EIO@4")  # behind the directory and its lock file
     with opened(swift_path, disk, options=ORDERLY, cap_bytes=CAP_BYTES) as tier:
         assert held(tier, 4) == {2, 3}
         assert tier.usage().used_bytes == 2 * REGION_BYTES

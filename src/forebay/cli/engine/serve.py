@@ -5,6 +5,7 @@ between it and whoever watches it.
 """
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,15 @@ from typing import Final
 
 from forebay.cli import flags, logs
 from forebay.cli.flags import Commands
+from forebay.cli.plan.inputs import read_model
 from forebay.engines.start import demo_model, vllm
 from forebay.errors import SettingsError, StartupError
+from forebay.plan.model.support import why_declined
 from forebay.pool import service
 from forebay.pool.address import find_address, prepare
 from forebay.settings import Settings
 
+_log: Final = logging.getLogger("forebay")
 # Where vLLM may be told which model it serves.
 _NAMES_A_MODEL: Final = ("--model", "--model-tag", "--config")
 _EPILOG = """\
@@ -64,12 +68,27 @@ def _run(parsed: argparse.Namespace) -> int:
     vllm.require()
     arguments, is_demo = _arguments(parsed.model, parsed.passed_on)
     logs.start("forebay: %(message)s")
+    _judge(parsed.model, settings)
     socket_path = _pool_path(settings)
     command = vllm.command(arguments, vllm.transfer_config(settings, socket_path))
     variables = vllm.environment(settings, os.environ, offline=is_demo)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, variables)  # noqa: S606 - no shell, as it should be
+
+
+def _judge(model: str | None, settings: Settings) -> None:
+    """Say of a model in a directory, before it is loaded, that its engine would be declined."""
+    if model is None or not Path(model).is_dir():
+        return
+    try:
+        why = why_declined(read_model(model, None).shape)
+    except SettingsError:  # an architecture that the planner does not know; vLLM may
+        return
+    if why and settings.strict:
+        raise StartupError(f"Forebay is strict and cannot share: {why}.")
+    if why:
+        _log.warning("Forebay will be disabled for this engine: %s.", why)
 
 
 def _pool_path(settings: Settings) -> str:

@@ -35,6 +35,7 @@ from forebay.plan.capacity import GpuMachine, capacity, kv_need
 from forebay.plan.fleet import FleetLoad, ServerSpec, cost, gpus_required
 from forebay.plan.hits import trace_hits
 from forebay.plan.measured import operating_point
+from forebay.plan.model.support import why_declined
 from forebay.plan.number import whole
 from forebay.plan.pool import Demand, pool_size
 from forebay.plan.ssd import DRIVES, wear
@@ -117,7 +118,9 @@ def _kv(arguments: Arguments) -> Answer:
     tp = 1 if arguments.tp is None else arguments.tp
     need = kv_need(model.shape, arguments.batch, arguments.tokens, machine.tp if machine else tp)
     found = capacity(model.shape, machine, arguments.tokens) if machine else None
-    facts, sections = asdict(need), [tables.kv_section(need)]
+    declined = why_declined(model.shape)
+    facts = {**asdict(need), "declined": declined}
+    sections = [tables.kv_section(need, declined)]
     if machine and found:
         facts |= {"machine": asdict(machine), "capacity": asdict(found)}
         sections.append(tables.capacity_section(found, machine))
@@ -203,8 +206,10 @@ def _pool(arguments: Arguments) -> Answer:
     if arguments.sizes is not None:
         raise SettingsError("trace is missing; --sizes needs --trace.")
     demand = Demand(arguments.users, arguments.context, **assumed(arguments, Demand))
-    found = pool_size(model_of(arguments).shape, demand)
-    return {"demand": asdict(demand), **asdict(found)}, [tables.pool_section(found, demand)]
+    shape = model_of(arguments).shape
+    found, declined = pool_size(shape, demand), why_declined(shape)
+    facts = {"demand": asdict(demand), **asdict(found), "declined": declined}
+    return facts, [tables.pool_section(found, demand, declined)]
 
 
 def _trace(arguments: Arguments) -> Answer:

@@ -25,7 +25,14 @@ def drive_size(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:,.2f} GB"
 
 
-def kv_section(need: KvNeed) -> Section:
+def _declined(why: str) -> list[str]:
+    """What becomes of a model that the connector does not support."""
+    return [f"Forebay declines this model on vLLM, which then serves without it: {why}."] * bool(
+        why
+    )
+
+
+def kv_section(need: KvNeed, declined: str) -> Section:
     rows = [("a token", f"{need.token_bytes:,} bytes", f"{need.classic_token_bytes:,} bytes")]
     if need.growing_token_bytes != need.token_bytes:
         rows.append(("a token past the window", f"{need.growing_token_bytes:,} bytes", ""))
@@ -35,6 +42,7 @@ def kv_section(need: KvNeed) -> Section:
     notes = [f"{group.layers} {group.kind} layers: {group.formula}" for group in need.groups]
     if need.classic_total_bytes != need.total_bytes:
         notes.append(f"The classic MHA estimate is {need.classic_factor:.2f} times the true size.")
+    notes += _declined(declined)
     return _section(
         f"{need.model}: {need.batch:,} x {need.tokens:,} tokens at {need.bits} bit",
         ("KV", "true", "classic MHA estimate"),
@@ -105,7 +113,7 @@ def gpus_section(need: GpuNeed, unit: str) -> Section:
     )
 
 
-def pool_section(found: PoolSize, demand: Demand) -> Section:
+def pool_section(found: PoolSize, demand: Demand, declined: str) -> Section:
     return _section(
         f"A pool for {demand.users:,} users of {demand.context_tokens:,} tokens",
         ("tier", "contexts kept", "size"),
@@ -128,6 +136,7 @@ def pool_section(found: PoolSize, demand: Demand) -> Section:
                 f" {drive_size(found.writes_per_day_bytes)} a day (plan ssd tells how long drives"
                 " last)."
             ),
+            *_declined(declined),
         ],
     )
 

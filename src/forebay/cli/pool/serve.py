@@ -10,6 +10,7 @@ from typing import Final
 
 from forebay.cli import flags, logs
 from forebay.cli.flags import Commands, Parser
+from forebay.cli.pool.log import LogWriter
 from forebay.errors import SettingsError, StartupError
 from forebay.plan.number import whole
 from forebay.pool.service import LOCK_FLAG, Service
@@ -20,7 +21,9 @@ from forebay.sys.world import World
 
 _FD_MAX: Final = (1 << 31) - 1
 _CLOSE_S: Final = 20.0  # for what is worth keeping; then the rest is dropped
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOG_S: Final = 1.0  # for the last lines of the log
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)  # end the pool
+_IGNORED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # would end it, unhandled
 _SETTINGS: Final = (
     "dram",
     "disk",
@@ -40,8 +43,9 @@ examples:
   forebay pool --dram 16GiB --linger 600
 
 Runs until SIGTERM or Ctrl-C, then writes what is worth keeping to disk, for up to 20 seconds. With
---linger it also ends after so many seconds without an engine. Listens at a Unix socket and nowhere
-else. Exit status: 0 ended as asked, 2 could not begin.
+--linger it also ends after so many seconds without an engine. SIGHUP, SIGUSR1 and SIGUSR2 are
+ignored: it outlives its terminal. Listens at a Unix socket and nowhere else. Exit status: 0 ended
+as asked, 2 could not begin.
 """
 
 
@@ -89,7 +93,24 @@ def serve(
     """Run a pool in the foreground until a signal, or with --linger until no engine is left."""
     linger_s = None if parsed.linger is None else _seconds(parsed.linger)
     settings = flags.read_settings(parsed)
-    logs.start("%(asctime)s %(levelname)s %(message)s")
+    processes.allow_descriptors()
+    log = LogWriter()
+    logs.start("%(asctime)s %(levelname)s %(message)s", log)
+    try:
+        service = _open(parsed, settings, world)
+        _announce(service, settings)
+        begun()
+        try:
+            service.run(linger_s)
+        finally:
+            service.close(_CLOSE_S)
+    finally:
+        log.drain(_LOG_S)
+    return 0
+
+
+def _open(parsed: argparse.Namespace, settings: Settings, world: World) -> Service:
+    """A pool that signals end from now on; a StartupError if it cannot begin."""
     service: Service | None = None
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -98,6 +119,7 @@ def serve(
         service.stop()
 
     handlers = {number: signal.signal(number, end) for number in _SIGNALS}
+    handlers |= {number: signal.signal(number, signal.SIG_IGN) for number in _IGNORED}
     try:
         service = Service.open(
             settings,
@@ -109,13 +131,7 @@ def serve(
         for number, handler in handlers.items():
             signal.signal(number, handler)
         raise
-    _announce(service, settings)
-    begun()
-    try:
-        service.run(linger_s)
-    finally:
-        service.close(_CLOSE_S)
-    return 0
+    return service
 
 
 def _announce(service: Service, settings: Settings) -> None:

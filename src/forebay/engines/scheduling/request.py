@@ -1,7 +1,7 @@
 """One request of the engine: its keys, its blocks, its load and what it has stored."""
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from forebay.engines.copies.contract import Piece
 from forebay.engines.geometry import Geometry
@@ -10,6 +10,8 @@ from forebay.engines.scheduling.request_load import RequestLoad
 from forebay.identity.keys import ChainRoot, KeyChain, group_key
 
 OFFER_CHUNKS_MAX: Final = 1 << 16
+# What lies in the tokens [first, end) of a request beside them; empty: nothing.
+Parts: TypeAlias = Callable[[int, int], bytes]
 
 
 class EngineRequest(Protocol):
@@ -70,14 +72,21 @@ class RequestStore:
 class TrackedRequest:
     """What is known of a request. Owned by the scheduler's thread."""
 
-    __slots__ = ("chain", "keys", "load", "request", "root", "shape", "store", "tables")
+    __slots__ = ("chain", "keys", "load", "parts", "request", "root", "shape", "store", "tables")
 
     def __init__(
-        self, request: EngineRequest, shape: Geometry, root: ChainRoot, *, is_shared: bool = True
+        self,
+        request: EngineRequest,
+        shape: Geometry,
+        root: ChainRoot,
+        parts: Parts | None = None,
+        *,
+        is_shared: bool = True,
     ) -> None:
         self.request = request
         self.shape = shape
         self.root = root
+        self.parts = parts  # None: it has nothing but tokens
         self.chain = KeyChain(root)
         self.keys: list[bytes] = []  # of the whole chunks whose tokens are known
         self.tables: list[list[int]] = [[] for _ in range(shape.table_count)]  # its block tables
@@ -90,7 +99,15 @@ class TrackedRequest:
         tokens = self.request.all_token_ids
         known, whole = len(self.keys) * size, len(tokens) // size * size
         if whole > known:
-            self.keys += self.chain.extend(tokens[known:whole])
+            self.keys += self.chain.extend(tokens[known:whole], self._parts(known, whole))
+
+    def _parts(self, known: int, whole: int) -> dict[int, bytes] | None:
+        """What the next chunks have beside tokens."""
+        if self.parts is None:
+            return None
+        size = self.shape.chunk_tokens
+        found = (self.parts(at, at + size) for at in range(known, whole, size))
+        return {number: part for number, part in enumerate(found) if part}
 
     def key_of(self, record: tuple[int, int]) -> bytes:
         """The key of a group's record of a chunk."""

@@ -120,6 +120,7 @@ class EngineStores:
             if tokens // size <= so_far:
                 continue
             tracked.extend()
+            # Of tokens that are only drafted there are no keys: what is certain is stored.
             whole = min(tokens // size, len(tracked.keys))
             if whole <= so_far:
                 continue

@@ -23,6 +23,7 @@ from forebay.engines.boundary import Boundary, BrokenError, bounded
 from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
+from forebay.engines.vllm.inputs import Inputs
 from forebay.engines.vllm.metadata import ReportMetadata, ShardMetadata, StepMetadata
 from forebay.engines.vllm.metrics import ConnectorStats, PromMetrics, stats_of
 from forebay.engines.vllm.scheduler import SchedulerConnector
@@ -95,7 +96,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         # Both sides judge the configuration, alike; what they know of the machine may differ, so
         # only the scheduler's looks at that.
         self.obstacle = identity.declined(config, cache)
-        directory = self._weights_directory(config) if self._is_scheduler else ""
+        directories = self._weights_directories(config) if self._is_scheduler else []
         if self.obstacle is not None:
             self._disable(self.obstacle)
             return
@@ -103,7 +104,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         clock = Clock()
         if self._is_scheduler:
             config.kv_transfer_config.kv_load_failure_policy = "recompute"
-            self._start_with = partial(self._start_scheduler, config, clock, directory)
+            self._start_with = partial(self._start_scheduler, config, clock, directories)
             if self._shape.ranks == 1:
                 self._start_with([])
         else:
@@ -113,15 +114,15 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             local = tuple(group.block_bytes for group in self._shape.local)
             self._told = ShardMetadata(shard, self._shape.layers, self._shape.page_bytes, local)
 
-    def _weights_directory(self, config: Any) -> str:
+    def _weights_directories(self, config: Any) -> list[str]:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
         if self.obstacle is not None or self.settings.weights_id:
-            return ""
-        found = identity.weights_directory(config)
-        if isinstance(found, str):
+            return []
+        found = identity.weights_directories(config)
+        if isinstance(found, list):
             return found
         self.obstacle = found
-        return ""
+        return []
 
     def _disable(self, obstacle: Obstacle) -> None:
         """Serve as without Forebay: no pool is joined or started. StartupError where strict."""
@@ -131,7 +132,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             _log.warning(_DISABLED, obstacle.sentence)
 
     def _start_scheduler(
-        self, config: Any, clock: Clock, directory: str, workers: list[ShardMetadata]
+        self, config: Any, clock: Clock, directories: list[str], workers: list[ShardMetadata]
     ) -> None:
         """Join; where there are several workers, all of them have told of their shards."""
         self._start_with = None
@@ -147,7 +148,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self.settings.weights_id:
             self._namespace.name_weights(self.settings.weights_id)
         else:
-            self._weights = WeightsHash(directory)
+            self._weights = WeightsHash(*directories)
         wanted = self.settings
         times = (wanted.lookup_deadline_ms, wanted.load_deadline_ms)
         limits = LoadLimits(
@@ -159,7 +160,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         # The scheduler's side never touches the slab; its workers map it.
         uids = wanted.allow_uid
         session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S, pool_uids=uids)
-        self._scheduler = SchedulerConnector(session, self._shape, limits)
+        inputs = Inputs(config, self._shape.chunk_tokens)
+        self._scheduler = SchedulerConnector(session, self._shape, limits, inputs)
         self._scheduler.join()
         self._identify()
 
@@ -428,8 +430,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         scheduler = self._scheduler
         if scheduler is None or scheduler.root is not None or self.obstacle is not None:
             return
-        if self._weights is not None and (digest := self._weights.poll()) is not None:
-            self._namespace.know_weights(digest)
+        if self._weights is not None and (digests := self._weights.poll()) is not None:
+            self._namespace.know_weights(*digests)
         elif self._weights is not None and self._weights.why:
             sentence = f"{self._weights.why}; set weights_id, or mend the files and start again"
             self.obstacle = Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence)

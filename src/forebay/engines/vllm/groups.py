@@ -9,6 +9,7 @@ bytes are shared, not what vLLM pads them with.
 from typing import Any, Final, NamedTuple
 
 from forebay.engines.geometry import FULL, Reach, ReachKind
+from forebay.engines.vllm.kinds import KINDS
 from forebay.engines.vllm.versions import keeps_states
 
 # Kinds of attention whose KV of a token is that token's for ever, whatever follows.
@@ -48,17 +49,15 @@ def cache_groups(cache: Any) -> list[CacheGroup]:
 
 
 def unsupported_groups(cache: Any) -> str:
-    """Why a KV cache with these groups cannot be shared; empty: it can."""
+    """The kind, of `KINDS`, for which a KV cache with these groups is declined; empty: none."""
     specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
     unknown = next((type(spec).__name__ for spec in specs if _reach(spec) is None), "")
-    if unknown == "MambaSpec":
-        return "recurrent states need vLLM 0.29 or later, with prefix caching"
     if unknown:
-        return f"{unknown} is not supported yet"
+        return unknown if unknown in KINDS else "other attention"
     full = [group for group in cache_groups(cache) if group.reach == FULL]
     if not full:
-        return "models without full attention are not supported yet"
-    return "layers of full attention of several sizes are not supported yet" if full[1:] else ""
+        return "local attention alone"
+    return "full attention of several sizes" if full[1:] else ""
 
 
 def _reach(spec: Any) -> Any:

@@ -19,6 +19,7 @@ from vllm import __version__ as vllm_version
 from forebay.engines.geometry import Geometry, Shard
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm.groups import CacheGroup, cache_groups, full_group, unsupported_groups
+from forebay.engines.vllm.kinds import KINDS
 from forebay.engines.vllm.metadata import ShardMetadata
 from forebay.engines.vllm.versions import layout_of, zeroes_before_stores
 from forebay.engines.weights import weight_files
@@ -38,38 +39,47 @@ _READS_FILES: Final = {
 # Fields of a spec, of whatever kind, that shape a block's bytes.
 _SHAPED_BY: Final = ("dtype", "num_kv_heads", "head_size", "shapes", "dtypes")
 _NAME_THEM: Final = "set weights_id to a name that no other weights have"
+# Ways to speculate that store no KV of their own, or a drafter's KV of tokens that are certain.
+_SPECULATES: Final = {
+    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"),
+    *("eagle", "eagle3", "mtp", "draft_model"),
+}
+# Fields of a speculative configuration that say where the drafter came from, or that are others'.
+_OTHERS: Final = {
+    *("model", "revision", "code_revision", "target_model_config", "target_parallel_config"),
+    *("draft_model_config", "draft_parallel_config", "draft_load_config"),
+}
 
 
 def declined(config: Any, cache: Any) -> Obstacle | None:
     """Why this engine's KV cannot be shared yet; None if it can."""
-    why = _unsupported(config, cache)
-    return Obstacle(SharingState.DECLINED, why) if why else None
+    kind = _unsupported(config, cache)
+    return Obstacle(SharingState.DECLINED, KINDS[kind].why) if kind else None
 
 
 def _unsupported(config: Any, cache: Any) -> str:
-    parallel, model = config.parallel_config, config.model_config
-    if why := unsupported_groups(cache):
-        return why
-    reasons = {
-        "pipeline parallelism of models with several kinds of attention is not supported yet": len(
-            cache.kv_cache_groups
-        )
-        > 1
-        < parallel.pipeline_parallel_size,
-        "this model's KV cache needs vLLM's V1 runner": zeroes_before_stores(config, cache),
-        "context parallelism is not supported yet": getattr(
-            parallel, "decode_context_parallel_size", 1
-        )
+    """The kind for which an engine is declined, as `KINDS` has it; empty: none."""
+    parallel, model, speculation = (
+        config.parallel_config,
+        config.model_config,
+        config.speculative_config,
+    )
+    if kind := unsupported_groups(cache):
+        return kind
+    has_local = len(cache.kv_cache_groups) > 1
+    kinds = {
+        "stages of several attentions": has_local and parallel.pipeline_parallel_size > 1,
+        "speculation beside local attention": has_local and speculation is not None,
+        "zeroed states": zeroes_before_stores(config, cache),
+        "context parallelism": getattr(parallel, "decode_context_parallel_size", 1)
         * getattr(parallel, "prefill_context_parallel_size", 1)
         != 1,
-        "speculative decoding is not supported yet": config.speculative_config is not None,
-        "KV scales calculated at run time are not supported": bool(
-            getattr(config.cache_config, "calculate_kv_scales", False)
-        ),
-        "encoder-decoder models are not supported": bool(model.is_encoder_decoder),
-        "pooling models are not supported": model.runner_type == "pooling",
+        "other speculation": speculation is not None and speculation.method not in _SPECULATES,
+        "run-time scales": bool(getattr(config.cache_config, "calculate_kv_scales", False)),
+        "encoder-decoder": bool(model.is_encoder_decoder),
+        "pooling": model.runner_type == "pooling",
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    return next((kind for kind, holds in kinds.items() if holds), "")
 
 
 def geometry(
@@ -140,9 +150,27 @@ def _as_counted(layer: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in parts]
 
 
-def weights_directory(config: Any) -> str | Obstacle:
-    """Where the weights that this engine loads lie as files that can be read now."""
-    model, load_format = config.model_config, str(config.load_config.load_format).lower()
+def weights_directories(config: Any) -> list[str] | Obstacle:
+    """Where the weights that this engine loads lie as files that can be read now.
+
+    First those of the model, then those of a drafter, where it has any of its own.
+    """
+    found = [_weights_directory(config.model_config, config.load_config)]
+    drafter = _drafter(config)
+    if drafter is not None and drafter.model != config.model_config.model:
+        load = getattr(config.speculative_config, "draft_load_config", None) or config.load_config
+        found.append(_weights_directory(drafter, load))
+    unknown = next((each for each in found if isinstance(each, Obstacle)), None)
+    return unknown or [each for each in found if isinstance(each, str)]
+
+
+def _drafter(config: Any) -> Any:
+    """The configuration of a speculating engine's drafter; vLLM has one where there is no model."""
+    return getattr(config.speculative_config, "draft_model_config", None)
+
+
+def _weights_directory(model: Any, load: Any) -> str | Obstacle:
+    load_format = str(load.load_format).lower()
     if load_format not in _READS_FILES or bool(getattr(model, "model_weights", "")):
         return _unknown(f"load_format={load_format} reads no weight files of the model's directory")
     try:
@@ -183,18 +211,19 @@ class Namespace:
             **_fields(config, cache, shape),
             **_fields_of_ranks(config, workers),
             **_fields_of_local(cache_groups(cache)[1:]),
+            **_fields_of_speculation(config),
         }
         self._weights: dict[str, str] = {}
         self._private = ""
         self.name: bytes | None = None
 
-    def know_weights(self, digest: str) -> None:
+    def know_weights(self, digest: str, *drafter: str) -> None:
         """The hash of the weights' files is known: from here on there is a name."""
-        self._weights = {"weights": digest}
+        self._weights = {"weights": digest, **({"drafter_weights": drafter[0]} if drafter else {})}
         self._rename()
 
     def name_weights(self, weights_id: str) -> None:
-        """Likewise, by an operator's name for them, which can equal no hash: another field."""
+        """Likewise, by an operator's name for all of them, which equals no hash: another field."""
         self._weights = {"weights_id": weights_id}
         self._rename()
 
@@ -230,6 +259,28 @@ def _fields(config: Any, cache: Any, shape: Geometry) -> dict[str, str | int]:
         "block_tokens": shape.block_tokens,
         "chunk_blocks": shape.chunk_blocks,
         "tp": int(config.parallel_config.tensor_parallel_size),
+    }
+
+
+def _without_origin(config: Any) -> Any:
+    """A model's configuration, and those that are in it, without what says where it came from."""
+    if not isinstance(config, dict):
+        return config
+    return {name: _without_origin(each) for name, each in config.items() if name not in _ORIGIN}
+
+
+def _fields_of_speculation(config: Any) -> dict[str, str | int]:
+    """How an engine speculates; one that does not has no such fields."""
+    speculation, drafter = config.speculative_config, _drafter(config)
+    if speculation is None:
+        return {}
+    chosen = {name: value for name, value in vars(speculation).items() if name not in _OTHERS}
+    loaded = {} if drafter is None else _without_origin(drafter.hf_config.to_dict())
+    return {
+        "speculation": json.dumps(chosen, sort_keys=True, default=str),
+        "drafter": json.dumps(loaded, sort_keys=True, default=str),
+        "drafter_dtype": str(getattr(drafter, "dtype", None)),
+        "drafter_quantization": str(getattr(drafter, "quantization", None)),
     }
 
 

@@ -27,7 +27,7 @@ _METRICS: Final = {
     "misses": ("forebay:misses", "Requests without a prefix from the pool", "reason"),
     "asked_again": ("forebay:asked_again", "Asks of the scheduler that were put off", "reason"),
     "stores": ("forebay:stores_skipped", "Chunks that were not stored", "reason"),
-    "requests": ("forebay:requests", "Requests of a special kind", "kind"),
+    "declined": ("forebay:declined", "Requests that are not shared", "reason"),
     "failures": ("forebay:failures", "Errors inside Forebay, each a miss", "kind"),
     "pool": ("forebay:pool", "Pools joined and lost, and pauses of the error budget", "event"),
 }

@@ -24,6 +24,7 @@ from forebay.engines.scheduling.request_load import FAILED
 from forebay.engines.scheduling.stores import EngineStores, LocalRecord
 from forebay.engines.step import WorkerReport
 from forebay.engines.vllm import versions
+from forebay.engines.vllm.inputs import Inputs, KeyedRequest
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
@@ -37,7 +38,13 @@ _log: Final = logging.getLogger("forebay")
 class SchedulerConnector:
     """One engine's plans. Owned by the scheduler's thread."""
 
-    def __init__(self, session: PoolSession, shape: Geometry, limits: LoadLimits) -> None:
+    def __init__(
+        self,
+        session: PoolSession,
+        shape: Geometry,
+        limits: LoadLimits,
+        inputs: Inputs | None = None,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.budget = ErrorBudget(self.counts)
         self.root: ChainRoot | None = None  # None: the identity is not known yet, share nothing
@@ -45,6 +52,8 @@ class SchedulerConnector:
         self._shape = shape
         each = tuple(group.shard_block_bytes for group in shape.groups)
         self._widest = each if shape.shards > 1 else ()
+        self._inputs = inputs or Inputs(None, shape.chunk_tokens)
+        self._unidentified: set[str] = set()  # requests whose inputs are being hashed
         self._requests: dict[str, TrackedRequest] = {}
         self._lookups = Lookups(
             session,
@@ -66,22 +75,38 @@ class SchedulerConnector:
 
     def arrived(self, request: Any) -> None:
         """A request is new: see how much of it is known."""
-        if self.root is None or request.request_id in self._requests:
+        if request.request_id in self._requests:
             return
-        skips = getattr(request, "skip_reading_prefix_cache", False)
-        is_shared = not (skips or _has_unkeyed_input(request))
-        tracked = TrackedRequest(
-            request, self._shape, _salted(self.root, request), is_shared=is_shared
-        )
-        if not is_shared:
-            self.counts["requests.declined"] += 1
+        self._inputs.begin(request)
+        if self.root is None:
+            self._inputs.forget(request.request_id)
+        else:
+            self._identify(self.root, request)
+
+    def _identify(self, root: ChainRoot, request: Any) -> None:
+        """Look a request up, as soon as it is known what is in its keys."""
+        found = self._inputs.identify(root, request)
+        if found is None:
+            self._unidentified.add(request.request_id)
+            return
+        self._forget_inputs(request.request_id)
+        if isinstance(found, KeyedRequest):
+            tracked = TrackedRequest(request, self._shape, found.root, found.parts)
+        else:
+            self.counts[f"declined.{found}"] += 1
+            tracked = TrackedRequest(request, self._shape, root, is_shared=False)
         self._requests[request.request_id] = tracked
         self._lookups.look_up(tracked)
+
+    def _forget_inputs(self, request_id: str) -> None:
+        self._inputs.forget(request_id)
+        self._unidentified.discard(request_id)
 
     def finished(self, request_id: str) -> None:
         """A request has ended; its blocks are free, and whole until the next forward."""
         # After a reset it is not tracked any more, and yet being stored.
         self._stores.blocks_freed(request_id)
+        self._forget_inputs(request_id)
         tracked = self._requests.get(request_id)
         if tracked is not None and not tracked.load.is_loading:
             self._lookups.cancel(tracked)
@@ -91,6 +116,11 @@ class SchedulerConnector:
 
     def matched(self, request: Any, computed: int) -> Matched:
         """How many tokens beyond `computed` can be loaded; None: ask again."""
+        if request.request_id in self._unidentified and self.root is not None:
+            self._identify(self.root, request)
+            if request.request_id in self._unidentified:
+                self.counts["asked_again.hashing"] += 1
+                return None, False
         tracked = self._requests.get(request.request_id)
         if tracked is None or not tracked.load.is_wanted:
             return 0, False
@@ -122,6 +152,7 @@ class SchedulerConnector:
         tokens = output.total_num_scheduled_tokens
         self._lookups.estimate.built(time.monotonic(), self._steps, tokens)
         self._listen()
+        self._lose(self._inputs.poll())
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         self._follow(output)
@@ -193,6 +224,8 @@ class SchedulerConnector:
 
     def reset(self) -> None:
         """Nothing that was looked up before counts any more."""
+        for request_id in list(self._unidentified):
+            self._forget_inputs(request_id)
         for tracked in list(self._requests.values()):
             if not tracked.load.is_loading:
                 self._lookups.cancel(tracked)
@@ -206,6 +239,7 @@ class SchedulerConnector:
     def close(self) -> None:
         """Leave the pool."""
         self._pool.close()
+        self._inputs.close()
 
     # Listening to the pool.
 
@@ -259,6 +293,13 @@ class SchedulerConnector:
         """The engine computes this request: the pool need not keep anything for it."""
         if not tracked.load.is_loading:
             self._lookups.cancel(tracked)
+
+    def _lose(self, adapters: set[bytes]) -> None:
+        """What these requests compute from now on may be another adapter's."""
+        if adapters:
+            for tracked in self._requests.values():
+                if tracked.root.adapter in adapters:
+                    tracked.store.is_wanted = tracked.load.is_wanted = False
 
     def _lost_track(self) -> StepMetadata:
         """A step could not be built: whose block is whose is not known any more."""
@@ -319,19 +360,3 @@ class SchedulerConnector:
         for tracked in self._requests.values():
             tracked.load.session_changed()
             tracked.store.lacks(0)
-
-
-def _salted(root: ChainRoot, request: Any) -> ChainRoot:
-    salt = getattr(request, "cache_salt", None) or ""
-    return ChainRoot(root.namespace, root.chunk_tokens, root.group, root.realm, salt)
-
-
-def _has_unkeyed_input(request: Any) -> bool:
-    """Whether more than token ids shapes this request's KV, in a way that is not keyed yet."""
-    return bool(
-        request.lora_request is not None
-        or request.mm_features
-        or getattr(request, "prompt_embeds", None) is not None
-        or request.prompt_token_ids is None
-        or request.pooling_params is not None
-    )

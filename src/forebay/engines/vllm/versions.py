@@ -49,7 +49,7 @@ def resumes_without_state(config: Any, cache: Any) -> bool:
 def zeroes_before_stores(config: Any, cache: Any) -> bool:
     """Whether blocks that were freed are zeroed before what was offered of them is copied.
 
-    The V2 runner does so, where a model has states or numbers of several precisions.
+    The newer model runner does so, where a model has states or numbers of several precisions.
     """
     is_v2 = bool(getattr(config, "use_v2_model_runner", False))
     return is_v2 and bool(getattr(cache, "needs_kv_cache_zeroing", False))

@@ -162,12 +162,15 @@ class ChunkTable:
         self._unlink(chunk)
 
     def descendants(self, *keys: bytes) -> list[Chunk]:
-        """All chunks in DRAM that continue these keys through chunks in DRAM, nearest first."""
+        """All chunks in DRAM that continue these keys through chunks in DRAM, nearest first.
+
+        Not those of the keys themselves, which forged records may name as their own descendants.
+        """
         found: dict[Chunk, None] = {}
-        stack = list(keys)
+        stack, given = list(keys), set(keys)
         while stack:
             for child in self._children.get(stack.pop(), ()):
-                if child not in found:
+                if child not in found and child.key not in given:
                     found[child] = None
                     stack.append(child.key)
         return list(found)

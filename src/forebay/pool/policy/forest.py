@@ -21,7 +21,7 @@ SAFETIES: Final = 3
 
 
 class Forest:
-    """Rows and who continues whom. A row's parent is NONE where it is not in DRAM."""
+    """Rows and who continues whom, never in a circle. A parent that is not in DRAM is NONE."""
 
     def __init__(self, tiers: int) -> None:
         self.row_of: dict[bytes, int] = {}
@@ -108,11 +108,27 @@ class Forest:
             self.queued_bytes += self.size_of(row) if is_queued else -self.size_of(row)
 
     def _adopt(self, key: bytes, row: int) -> None:
-        for child in self._early.pop(key, ()):
+        """Give a chunk those that came before it, unless it continues them: no path is a circle.
+
+        True records form none, but a forged one may name any parent; in a circle none could leave.
+        """
+        early = self._early.pop(key, ())
+        above = self._path_to(row) if early else set()
+        for child in early:
             below = self.row_of.get(child, NONE)
+            if below in above:  # verify: no circle
+                continue
             if below != NONE and self.parent[below] == NONE:
                 self.parent[below] = row
                 self.children[row] += 1
+
+    def _path_to(self, row: int) -> set[int]:
+        """A row and all above it."""
+        path = set()
+        while row != NONE:
+            path.add(row)
+            row = self.parent[row]
+        return path
 
     def _orphan(self, row: int) -> None:
         """Out of the ordinary (a chunk found damaged): a walk over all rows is fair."""

@@ -6,7 +6,9 @@ user id that the kernel saw when they connected. The pool's own user is both, ro
 When every place is taken, a newcomer gets the place of a longest silent connection: of the user who
 has most of them, and of the process of that user that has most, as long as these have more than the
 newcomer would have. So who opens many of them displaces itself. A few places more are for
-operators, who get through even then.
+operators, who get through even then. Nor do many connections bring more of the pool's time: a
+process has one turn a round, through one of them. Processes whose numbers are hidden from the pool
+count as one of their user.
 """
 
 from collections import Counter
@@ -55,6 +57,14 @@ class Roles:
         if connection.is_operator and not isinstance(message, _OPERATORS):
             return "an operator neither loads nor stores."
         return None
+
+
+def turns(connections: Iterable[Connection]) -> list[Connection]:
+    """Of every process one connection, the one whose last turn is longest ago."""
+    found: dict[Peer, Connection] = {}
+    for connection in sorted(connections, key=lambda each: each.served):
+        found.setdefault(connection.peer, connection)
+    return list(found.values())
 
 
 def gives_way(peer: Peer, connections: Collection[Connection]) -> Connection | None:

@@ -43,10 +43,13 @@ class Connection(Session):
         self.is_operator = False  # it said so in Hello
         self.is_reserve = False  # it has one of an operator's places
         self.kinds: set[type] = set()  # of messages that came
+        self.served = 0  # the round in which it last had its turn
+        self.is_blocked = False  # the server waits until the kernel takes more of its output
         self.is_over = False
         self.error: FrameError | None = None
         self.link = link
         self._reader = wire.client_reader()
+        self._begun: float | None = None  # since when a frame has come in part
         self._inbox: deque[ClientMessage] = deque()
         self._deferred: deque[ClientMessage] = deque()  # what is overtaken, in order
         self._deferred_bytes = 0
@@ -77,9 +80,25 @@ class Connection(Session):
         return self.has_messages or bool(self._deferred) or self._under_way is not None
 
     @property
+    def input_bytes(self) -> int:
+        """What has come and is no message yet."""
+        return self._reader.waiting_bytes
+
+    @property
+    def has_large_frame_begun(self) -> bool:
+        """Whether more than one receive buffer has come of a frame that is not complete."""
+        return self.input_bytes > wire.RECEIVE_BYTES and not self._reader.has_frame
+
+    @property
     def has_output(self) -> bool:
         """Whether the kernel has not taken everything yet."""
         return bool(self._output)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to see to at the end of a round: most are, most of the time."""
+        has_some = self.is_over or self.is_blocked or self._output or self._reader.waiting_bytes
+        return not has_some and self.has_joined
 
     def receive(self) -> None:
         """Take in what has come, unless older messages still wait for their turn."""
@@ -94,11 +113,20 @@ class Connection(Session):
         elif data is not None:
             self._hang_up()
 
+    def stalled_s(self, now: float) -> float:
+        """For how long, seen at every call, the same frame has come in part."""
+        if not self.input_bytes or self.has_messages:
+            self._begun = None
+            return 0.0
+        self._begun = now if self._begun is None else self._begun
+        return now - self._begun
+
     def fill(self, count_max: int) -> None:
         """Decode messages, as long as fewer than `count_max` wait; an error ends the connection."""
         if self._is_full(count_max):
             return
         for message in self._reader.messages():
+            self._begun = None
             if isinstance(message, FrameError):
                 self.error = message
                 return
@@ -127,6 +155,13 @@ class Connection(Session):
             message = self._deferred.popleft()
             self._deferred_bytes -= _bytes_of(message)
             yield message
+
+    def deferred_a_round(self) -> Iterator[ClientMessage]:
+        """Those of a round: no more than one that has to do with all that the pool holds."""
+        for message in self.deferred():
+            yield message
+            if type(message) in _OPERATOR:
+                return
 
     def begin(self, work: Work) -> None:
         """Something is under way for it."""
@@ -189,9 +224,10 @@ class Connection(Session):
         return waiting >= count_max or self._deferred_bytes >= _DEFERRED_BYTES_MAX
 
     def _hang_up(self) -> None:
-        """It has left: nobody hears what it is offered, but what it gave back is taken."""
+        """It has left: nobody hears what it is answered, but what it gave back is taken."""
         self._break_off()
-        self._deferred = deque(each for each in self._deferred if not isinstance(each, Reserve))
+        unheard = (Reserve, StatsQuery)
+        self._deferred = deque(each for each in self._deferred if not isinstance(each, unheard))
         self._deferred_bytes = sum(map(_bytes_of, self._deferred))
         self.is_over = not self.has_work
 

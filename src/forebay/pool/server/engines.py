@@ -71,17 +71,23 @@ class Engines:
             return f"this process has joined under {names} names; more are not served."
         return None
 
-    def join(self, name: str, link: socket.socket, peer: Peer, now: float) -> None:
-        """A connection said Hello, under a name that was not refused."""
+    def join(self, name: str, link: socket.socket, peer: Peer, now: float) -> bool:
+        """A connection said Hello, under a name that was not refused.
+
+        False: its process may live and cannot be watched now, for want of a descriptor.
+        """
+        process = self._find(link, peer, now)
+        if process is None:
+            return False
         engine = self._engines.setdefault(name, _Engine(peer.uid))
         engine.connections += 1
         engine.due = None
-        process = self._find(link, peer, now)
         if isinstance(process, _Process):
             process.engines.add(name)
             engine.processes.add(process.number)
         else:
             engine.has_hidden = engine.has_hidden or process
+        return True
 
     def leave(self, name: str, now: float) -> None:
         """One of its connections is over."""
@@ -156,8 +162,11 @@ class Engines:
         else:
             engine.due = max(now + self._limits.grace_s, engine.hidden_until)
 
-    def _find(self, link: socket.socket, peer: Peer, now: float) -> _Process | bool:
-        """The process of a new connection; or whether it is hidden (if not, it is gone)."""
+    def _find(self, link: socket.socket, peer: Peer, now: float) -> _Process | bool | None:
+        """The process of a new connection; or whether it is hidden (if not, it is gone).
+
+        None: there is no descriptor for it now.
+        """
         known = self._processes.get(peer.pid)
         if known is not None:
             if not processes.has_exited(known.pidfd):
@@ -165,7 +174,7 @@ class Engines:
             self.exit(known.pidfd, now)  # its number is another's now
         pidfd = _pidfd(link, peer)
         if pidfd < 0:
-            return pidfd == _HIDDEN
+            return None if pidfd == _NOT_NOW else pidfd == _HIDDEN
         process = _Process(peer.pid or -pidfd, pidfd)
         self._processes[process.number] = process
         self._pidfds[pidfd] = process
@@ -183,17 +192,18 @@ class Engines:
 
 _HIDDEN = -1
 _GONE = -2
+_NOT_NOW = -3
+_WITHOUT_PIDFD = {errno.ESRCH: _GONE, errno.EMFILE: _NOT_NOW, errno.ENFILE: _NOT_NOW}
 
 
 def _pidfd(link: socket.socket, peer: Peer) -> int:
-    """A pidfd, or one of the two above."""
+    """A pidfd, or one of the three above."""
     try:
         return sockets.peer_pidfd(link)
-    except OSError:
-        pass  # a kernel before 6.5, or the process is gone
-    if peer.pid <= 0:
-        return _HIDDEN
+    except OSError as error:  # maybe a kernel before 6.5, or the process is gone
+        if peer.pid <= 0:
+            return _NOT_NOW if _WITHOUT_PIDFD.get(error.errno or 0) == _NOT_NOW else _HIDDEN
     try:
         return processes.open_pidfd(peer.pid)
     except OSError as error:
-        return _GONE if error.errno == errno.ESRCH else _HIDDEN
+        return _WITHOUT_PIDFD.get(error.errno or 0, _HIDDEN)

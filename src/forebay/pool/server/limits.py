@@ -15,7 +15,9 @@ class ServerLimits:
     names_max: int = 64  # of one process, of these
     backlog: int = 64  # connections that the kernel keeps for us
     output_bytes_max: int = 2 * FRAME_BYTES_MAX  # a client that lets more wait is cut off
-    messages_a_round_max: int = 64  # of one connection, before others have their turn; or wait
+    messages_a_round_max: int = 64  # of one process, before others have their turn; or wait
+    input_bytes_max: int = 8 * FRAME_BYTES_MAX  # of one process; large frames beyond are refused
+    frame_s: float = 10.0  # a connection whose frame has not come whole by then is closed
     hello_s: float = 5.0  # a connection that has not said Hello by then is closed
     tick_s: float = 0.01  # how often deadlines are looked at while something is under way
     busy_tick_s: float = 0.05  # while engines have sent something within `busy_s`
@@ -23,4 +25,4 @@ class ServerLimits:
     idle_tick_s: float = 0.25  # and while nobody does anything
     grace_s: float = 1.0  # from the last process's exit until its slots are free
     hidden_s: float = 10.0  # from the last connection's end, where the process cannot be seen
-    accept_pause_s: float = 0.1  # when descriptors have run out
+    accept_pause_s: float = 0.1  # when descriptors have run out, even the one kept for that

@@ -1,11 +1,11 @@
 """The loop: accepts, reads, lets the core act, writes, and keeps time. One thread, no asyncio.
 
-Every round, loads go before stores: of each connection the messages up to its first commit are
-handled and answered, then what I/O threads have finished, then commits and what follows them. Then
-comes what need not be soon: of an offer a little a round, for making room takes long, and what
-stands behind it waits, but for loads and commits, which overtake it. Nothing here waits for a
-client: what it sends is bounded before it is read, and what it does not read is bounded before it
-is cut off.
+Every round, each process has a turn, through one of its connections, and loads go before stores:
+of each connection the messages up to its first commit are handled and answered, then what I/O
+threads have finished, then commits and what follows them. Then comes what need not be soon: of an
+offer a little a round, for making room takes long, and what stands behind it waits, but for loads
+and commits, which overtake it. Nothing here waits for a client: what it sends is bounded before it
+is read, and what it does not read is bounded before it is cut off.
 """
 
 import json
@@ -32,7 +32,8 @@ from forebay.pool.messages import (
     StatsQuery,
     StatsReply,
 )
-from forebay.pool.server.admission import Roles, gives_way
+from forebay.pool.server.acceptor import Acceptor
+from forebay.pool.server.admission import Roles, gives_way, turns
 from forebay.pool.server.connection import Connection
 from forebay.pool.server.engines import Engines
 from forebay.pool.server.limits import ServerLimits
@@ -41,10 +42,13 @@ from forebay.pool.trace import Recorder
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
+from forebay.sys.sockets import Peer
 
 _ENGINE_CHARACTERS_MAX: Final = 64
 _COUNTS: Final = ("accepted", "refused", "displaced", "malformed", "cut_off")
+_CAUGHT: Final = "the pool could not act on this message; its log says why."
 _log: Final = logging.getLogger(__name__)
+_ANYONE: Final = Peer(0, -1)  # who has no connection yet
 _Event = Callable[[int], None]
 
 
@@ -61,14 +65,16 @@ class PoolServer:
         limits: ServerLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._core, self._listener, self.wake = core, listener, wake
+        self._core, self.wake = core, wake
         core.grown = self._grown
         self._roles = roles
         self._limits = limits or ServerLimits()
         self._clock = clock or Clock()
+        self._acceptor = Acceptor(listener, self._clock)
         self.recorder: Recorder | None = None  # of requests, where a trace is wanted
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
+        self._rounds = 0
         self._engines = Engines(self._limits, core.lends, self._watch, self._unwatch)
         self._counts: Counter[str] = Counter()
         now = self._clock.monotonic()
@@ -81,7 +87,7 @@ class PoolServer:
 
     def run(self, linger_s: float | None = None) -> None:
         """Serve. Returns after `stop`, or after `linger_s` without an engine."""
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._acceptor.listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self.wake.descriptor, selectors.EVENT_READ, self._woken)
         while not self._stopping:
             self._round(linger_s)
@@ -101,6 +107,7 @@ class PoolServer:
             self._end(connection)
         self._engines.close()
         self._selector.close()
+        self._acceptor.close()
 
     def counts(self) -> dict[str, int]:
         """What `forebay stats` shows of the sockets; an operator's command is no engine."""
@@ -116,24 +123,27 @@ class PoolServer:
         for key, mask in self._selector.select(self._timeout(linger_s)):
             event: _Event = key.data
             self._core.barrier.call("a socket's event", event, mask)
-        waiting = [each for each in self._connections if each.has_work]
+        self._rounds += 1
+        waiting = turns(each for each in self._connections if each.has_work)
         for connection in waiting:
-            self._serve(connection, connection.fill, self._limits.messages_a_round_max)
+            connection.served = self._rounds
+            messages_max = self._limits.messages_a_round_max
+            self._serve(connection, "a frame", connection.fill, messages_max)
         self._handle(waiting, Connection.urgent_before_commit)
         if self._is_woken:
             self._is_woken = False
             self._core.complete()
         self._handle(waiting, Connection.urgent)
-        self._handle(waiting, Connection.deferred)
+        self._handle(waiting, Connection.deferred_a_round)
         for connection in waiting:
-            self._serve(connection, connection.resume)
+            self._serve(connection, "a message that takes long", connection.resume)
         for connection in waiting:
             if connection.error is not None and not connection.is_over:
                 self._counts["malformed"] += 1
                 connection.refuse(f"this is not Forebay's protocol: {connection.error}")
         self._keep_time()
-        for connection in list(self._connections):
-            self._settle(connection)
+        for connection in [each for each in self._connections if not each.is_quiet]:
+            self._serve(connection, "the end of a round", self._settle, connection)
 
     def _handle(
         self,
@@ -147,7 +157,7 @@ class PoolServer:
                 handled = True
                 is_first = not connection.has_joined or isinstance(message, Hello)
                 act = self._greet if is_first else self._pass_on
-                self._serve(connection, act, connection, message)
+                self._serve(connection, type(message).__name__, act, connection, message)
             if handled:
                 connection.flush()
                 self._core.answered()
@@ -155,13 +165,15 @@ class PoolServer:
     def _serve(
         self,
         connection: Connection,
+        what: str,
         work: Callable[..., object],
         *arguments: Any,  # noqa: ANN401
     ) -> None:
         """Do something for one connection; an exception ends that connection alone."""
-        what = type(arguments[-1]).__name__ if arguments else "a message that takes long"
-        if not self._core.barrier.call(what, work, *arguments):
-            connection.refuse("the pool could not act on this message; its log says why.")
+        call = self._core.barrier.call
+        if not call(what, work, *arguments):
+            call("a refusal", connection.refuse, _CAUGHT)
+            connection.is_over = True
 
     def _pass_on(self, connection: Connection, message: ClientMessage) -> None:
         if not self._may_say(connection, message):
@@ -204,8 +216,12 @@ class PoolServer:
             self._counts["refused"] += 1
             connection.refuse(sentence or "")
             return
+        join = partial(self._engines.join, message.engine, connection.link, connection.peer)
         now = self._clock.monotonic()
-        self._engines.join(message.engine, connection.link, connection.peer, now)
+        if not join(now) and not (self._one_gives_way(connection.peer) and join(now)):
+            self._counts["refused"] += 1
+            connection.refuse("the pool is short of descriptors; come again.")
+            return
         connection.engine, connection.is_operator = message.engine, message.is_operator
         connection.process = str(connection.peer.pid) if connection.peer.pid > 0 else ""
         welcome, descriptors = self._core.welcome()
@@ -234,17 +250,16 @@ class PoolServer:
 
     def _accept(self, _mask: int) -> None:
         for _ in range(self._limits.backlog):
-            try:
-                link = sockets.accept(self._listener)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # Out of descriptors: what is connected goes on, and the queue waits a little.
-                _log.warning("no connection can be accepted now: %s", error.strerror)
-                self._selector.unregister(self._listener)
-                self._accept_again = self._clock.monotonic() + self._limits.accept_pause_s
-                return
+            link = self._acceptor.accept()
+            if link is None:
+                break
             self._admit(link)
+            self._acceptor.keep_spare()
+        if self._acceptor.is_exhausted:  # what is connected goes on, and the queue waits a little
+            self._one_gives_way(_ANYONE)
+            self._acceptor.keep_spare()
+            self._selector.unregister(self._acceptor.listener)
+            self._accept_again = self._clock.monotonic() + self._limits.accept_pause_s
 
     def _admit(self, link: socket.socket) -> None:
         """A new connection; strangers hear why not, before a byte of theirs is read."""
@@ -260,32 +275,52 @@ class PoolServer:
             connection.refuse(sentence)
             connection.close()
             return
-        self._connections.add(connection)
+        connection.served = self._rounds
         self._selector.register(link, selectors.EVENT_READ, partial(self._ready, connection))
+        self._connections.add(connection)
 
     def _make_place(self, connection: Connection) -> bool:
-        """Whether there is a place for a newcomer; another may have to go for it."""
+        """Whether there is a place for a newcomer; others may have to go for it."""
         reserve = {each for each in self._connections if each.is_reserve}
-        ordinary = self._connections - reserve
-        if len(ordinary) < self._limits.connections_max:
+        is_short = self._acceptor.is_short  # of descriptors
+        ordinary = len(self._connections) - len(reserve)
+        if ordinary < self._limits.connections_max and not is_short:
             return True
-        gone = gives_way(connection.peer, ordinary)
-        if gone is None and connection.peer.uid in self._roles.operators:
+        has_given_way = self._one_gives_way(connection.peer)
+        if not has_given_way and not is_short and connection.peer.uid in self._roles.operators:
             connection.is_reserve = True
             if len(reserve) >= self._limits.operators_max:
-                gone = min(reserve, key=lambda each: each.heard_at)
+                self._displace(min(reserve, key=lambda each: each.heard_at))
+        return has_given_way or connection.is_reserve
+
+    def _one_gives_way(self, peer: Peer) -> bool:
+        """Whether a connection ended, so that there is room for what another process needs."""
+        gone = gives_way(peer, [each for each in self._connections if not each.is_reserve])
         if gone is not None:
-            self._counts["displaced"] += 1
-            gone.refuse("others need this place more; come again.")
-            self._end(gone)
-        return gone is not None or connection.is_reserve
+            self._displace(gone)
+        return gone is not None
+
+    def _displace(self, connection: Connection) -> None:
+        self._counts["displaced"] += 1
+        connection.refuse("others need this place more; come again.")
+        self._end(connection)
 
     def _ready(self, connection: Connection, mask: int) -> None:
+        self._serve(connection, "a socket's event", self._exchange, connection, mask)
+
+    def _exchange(self, connection: Connection, mask: int) -> None:
+        """Write and read what can be; of one process, only so much waits to become a message."""
         if mask & selectors.EVENT_WRITE:
             connection.flush()
-        if mask & selectors.EVENT_READ:
-            connection.heard_at = self._clock.monotonic()
-            connection.receive()
+        if not mask & selectors.EVENT_READ:
+            return
+        connection.heard_at = self._clock.monotonic()
+        connection.receive()
+        if connection.has_large_frame_begun:
+            peer = connection.peer
+            waiting = sum(each.input_bytes for each in self._connections if each.peer == peer)
+            if waiting > self._limits.input_bytes_max:  # verify: unfinished frames
+                connection.refuse("this process sends too many large messages at once.")
 
     def _woken(self, _mask: int) -> None:
         self.wake.clear()
@@ -305,16 +340,19 @@ class PoolServer:
         """After a round: write what the core said late, and end what is over."""
         if connection.has_output and not connection.is_over:
             connection.flush()
-        age_s = self._clock.monotonic() - connection.opened
-        if not connection.has_joined and not connection.is_over and age_s > self._limits.hello_s:
+        now = self._clock.monotonic()
+        if not connection.has_joined and now - connection.opened > self._limits.hello_s:
             connection.refuse("no Hello came in time.")
+        if connection.stalled_s(now) > self._limits.frame_s:  # verify: frame in time
+            connection.refuse("the rest of a message did not come in time.")
         if connection.is_over:
             self._end(connection)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_output else 0)
-        key = self._selector.get_key(connection.link)
-        if key.events != wanted:
-            self._selector.modify(connection.link, wanted, key.data)
+        if connection.is_blocked != connection.has_output:
+            connection.is_blocked = connection.has_output
+            wanted = selectors.EVENT_READ | selectors.EVENT_WRITE * connection.is_blocked
+            ready = self._selector.get_key(connection.link).data
+            self._selector.modify(connection.link, wanted, ready)
 
     def _end(self, connection: Connection) -> None:
         now = self._clock.monotonic()
@@ -344,7 +382,7 @@ class PoolServer:
             self._next_tick = min(self._next_tick, now + self._limits.busy_tick_s)
         if self._accept_again is not None and now >= self._accept_again:
             self._accept_again = None
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._selector.register(self._acceptor.listener, selectors.EVENT_READ, self._accept)
 
     def _timeout(self, linger_s: float | None) -> float:
         """How long nothing can be due."""

@@ -55,6 +55,28 @@ def know_architecture(model: str) -> None:
         ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
+def lora_of(wanted: dict[str, Any]) -> Any:
+    """The adapter of a request: a number, a path, and whatever else."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("adapter", wanted["number"], wanted["path"], **wanted.get("more", {}))
+
+
+def media_of(each: dict[str, Any]) -> dict[str, Any]:
+    """The images of a prompt, each of one colour and a pixel of another; and their names."""
+    if "images" not in each:
+        return {}
+    from PIL import Image
+
+    made = []
+    for colour in each["images"]:
+        image = Image.new("RGB", (56, 56), colour)
+        image.putpixel((20, 30), (255, 255, 255))
+        made.append(image)
+    names = {"multi_modal_uuids": {"image": each["names"]}} if "names" in each else {}
+    return {"multi_modal_data": {"image": made}, **names}
+
+
 class Commands:
     """One engine and what can be asked of it.
 
@@ -87,6 +109,7 @@ class Commands:
         know_architecture(options["model"])
         self.engine = LLM(**options).llm_engine
         self._requests = 0
+        self._model = options["model"]
 
     def generate(self, prompts: list[dict[str, Any]], answer: int) -> list[dict[str, Any]]:
         """Answer all prompts at once; those with "abort" are given up after so many steps."""
@@ -101,9 +124,12 @@ class Commands:
                 ignore_eos=True, **each.get("params", {}),
             )  # fmt: skip
             salt = {"cache_salt": each["salt"]} if each.get("salt") else {}
-            prompt = {"prompt_token_ids": each["tokens"], **salt}
+            prompt = {"prompt_token_ids": each["tokens"], **salt, **media_of(each)}
+            if each.get("as_rows"):
+                prompt = {"prompt_embeds": self._rows(each["tokens"]), **salt}
             external = f"request-{self._requests}"
-            request = self.engine.add_request(external, prompt, greedy)
+            lora = lora_of(each["lora"]) if each.get("lora") else None
+            request = self.engine.add_request(external, prompt, greedy, lora_request=lora)
             told[external] = {"tokens": [], "cached": 0, "first_step": 0}
             if "abort" in each:
                 aborts[external if request is None else request] = each["abort"]
@@ -120,6 +146,13 @@ class Commands:
                 reply["tokens"] = list(result.outputs[0].token_ids)
                 reply["cached"] = result.num_cached_tokens or 0
         return list(told.values())
+
+    def _rows(self, tokens: list[int]) -> Any:
+        """What the model makes of tokens before its first layer."""
+        from safetensors.torch import load_file
+
+        weights = load_file(Path(self._model) / "model.safetensors")
+        return weights["model.embed_tokens.weight"][tokens]
 
     def settle(self) -> bool:
         """Step as a serving engine does until nothing is in flight; with the core in here."""
@@ -168,6 +201,14 @@ class Commands:
 
         lines = generate_latest(REGISTRY).decode().splitlines()
         return [line for line in lines if line.startswith("forebay:")]
+
+    def drafted(self) -> int:
+        """How many tokens were drafted so far."""
+        from prometheus_client import REGISTRY
+
+        samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
+        name = "vllm:spec_decode_num_draft_tokens_total"
+        return int(sum(sample.value for sample in samples if sample.name == name))
 
     def version(self) -> str:
         """Of vLLM, without what it says of its build."""

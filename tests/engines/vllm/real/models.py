@@ -1,5 +1,6 @@
 """Small models with seeded weights, and prompts for them."""
 
+import json
 import random
 from pathlib import Path
 
@@ -8,6 +9,7 @@ PROCESSOR = Path("/proc/cpuinfo").read_text().split()
 # take hours.
 HAS_BFLOAT16 = "asimd" not in PROCESSOR or "bf16" in PROCESSOR
 VOCABULARY = 2048
+IMAGE = 2047  # the token in whose place an image comes
 
 Tokens = list[int]
 
@@ -175,6 +177,135 @@ def made_windowed_model(place: Path, kind: str) -> Path:
     )
     torch.manual_seed(5)
     getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(place)
+    return place
+
+
+def made_image_model(place: Path) -> Path:
+    """A small model that sees images, as Idefics3 has it: 19 tokens for one of 56 by 56 pixels."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import (
+        Idefics3Config,
+        Idefics3ForConditionalGeneration,
+        Idefics3ImageProcessorPil,
+        Idefics3Processor,
+        PreTrainedTokenizerFast,
+    )
+
+    torch.manual_seed(5)
+    tower = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 56,
+        "patch_size": 14,
+        "initializer_range": 0.5,
+    }
+    text = {
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.08,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+    }
+    config = Idefics3Config(
+        image_token_id=IMAGE, vision_config=tower, text_config=text, scale_factor=1
+    )
+    Idefics3ForConditionalGeneration(config).save_pretrained(place)
+    special = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<image>")
+    words = [f"w{number}" for number in range(VOCABULARY - len(special))] + list(special)
+    known = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="w0"))
+    known.add_special_tokens(list(special))
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 56}, max_image_size={"longest_edge": 56}, do_image_splitting=False
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=known)
+    Idefics3Processor(images, tokenizer, image_seq_len=16).save_pretrained(place)
+    return place
+
+
+def made_drafter(place: Path, seed: int) -> Path:
+    """A drafter for the first model, as EAGLE has it: one layer, fed with the model's states."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    made_model(place, seed, heads=4, kv_heads=2, layers=1)
+    weights = place / "model.safetensors"
+    kept = {
+        name.removeprefix("model."): tensor
+        for name, tensor in load_file(weights).items()
+        if name not in {"model.norm.weight", "model.layers.0.input_layernorm.weight"}
+    }
+    hidden = kept["embed_tokens.weight"].shape[1]
+    kept.pop("lm_head.weight", None)  # the model's own is used
+    kept["fc.weight"] = torch.randn(hidden, 2 * hidden) * 0.08
+    save_file(kept, weights)
+    return place
+
+
+def made_model_with_mtp(place: Path) -> Path:
+    """A small model with a layer that predicts a token more, as MiMo has it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(8)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        **sizes,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.08,
+        tie_word_embeddings=False,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(place)
+    weights, described = place / "model.safetensors", place / "config.json"
+    tensors = load_file(weights)
+    first, added = "model.layers.0.", "model.mtp_layers.0."
+    layer = {name: each for name, each in tensors.items() if name.startswith(first)}
+    for name, each in layer.items():
+        tensors[name.replace(first, added)] = torch.randn_like(each) * 0.08 + 1.0 * (each.dim() < 2)
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        tensors[f"{added}{name}.weight"] = torch.ones(128)
+    tensors[f"{added}input_proj.weight"] = torch.randn(128, 256) * 0.08
+    save_file(tensors, weights)
+    told = json.loads(described.read_text())
+    told |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    described.write_text(json.dumps(told))
+    return place
+
+
+def made_adapter(place: Path, seed: int, model: Path) -> Path:
+    """A LoRA adapter for a model: of rank 8, in the projections to K and V and beside them."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((model / "config.json").read_text())
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    width = {"q_proj": config["num_attention_heads"], "v_proj": config["num_key_value_heads"]}
+    torch.manual_seed(seed)
+    tensors = {}
+    for layer in range(layers):
+        for name, heads in width.items():
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{at}.lora_A.weight"] = torch.randn(8, hidden) * 0.3
+            tensors[f"{at}.lora_B.weight"] = torch.randn(heads * config["head_dim"], 8) * 0.3
+    save_file(tensors, place / "adapter_model.safetensors")
+    adapter = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": list(width)}
+    (place / "adapter_config.json").write_text(json.dumps(adapter))
     return place
 
 

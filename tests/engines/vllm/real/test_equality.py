@@ -20,6 +20,7 @@ from tests.engines.vllm.real.engine import (
     stored_chunks,
     tokens_of,
 )
+from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs, next_turn
 from tests.pool_process import PoolProcess, wait_until
 
@@ -99,6 +100,7 @@ def test_t50_answers_and_pages_are_equal_through_dram_restarts_and_nvme(
     pages.check()
     assert pages.loaded >= 3 * SIZE * 4
     assert pages.wrong == 0
+    has_run("FullAttentionSpec")
 
 
 def test_everything_through_nvme(
@@ -217,6 +219,7 @@ def test_a_trained_model_in_its_own_format_answers_as_with_vllms_own_prefix_cach
     pages.check()
     assert pages.loaded > 0
     assert pages.wrong == 0
+    has_run("dtypes")
 
 
 def test_a_planted_wrong_chunk_changes_answers_and_pages(

@@ -22,6 +22,7 @@ from tests.engines.vllm.real.engine import (
     tokens_of,
 )
 from tests.engines.vllm.real.engine_process import DISTURBED
+from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import Tokens, dialogs, made_latent_model, next_turn
 from tests.pool_process import PoolProcess, wait_until
 
@@ -118,6 +119,7 @@ def test_t50_two_tensor_parallel_ranks(
     model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
 ) -> None:
     check_equality(model, start_pool, start_engine, pages, **TP2)
+    has_run("tensor parallelism")
 
 
 @pytest.mark.models
@@ -126,6 +128,7 @@ def test_t50_two_pipeline_stages_of_unequal_size(
 ) -> None:
     """Three layers on two ranks: the shard with fewer of them is padded."""
     check_equality(model, start_pool, start_engine, pages, **PP2)
+    has_run("pipeline parallelism")
 
 
 @pytest.mark.models
@@ -194,3 +197,4 @@ def test_t50_latent_attention_is_stored_once_for_all_ranks(
     how = {"tensor_parallel_size": ranks, "kv_cache_memory_bytes": 32 << 20}
     compared = {"are_tokens_equal": False, "block": 16}
     check_equality(latent_model, start_pool, start_engine, pages, **how, **compared)
+    has_run("MLAAttentionSpec")

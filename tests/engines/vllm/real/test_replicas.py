@@ -25,6 +25,7 @@ from tests.engines.vllm.real.engine import (
     tokens_of,
 )
 from tests.engines.vllm.real.engine_process import transfer_config
+from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import Tokens, dialogs
 from tests.pool_process import PoolProcess, environment
 
@@ -133,3 +134,4 @@ def test_t50_two_replicas_find_what_each_other_stored(
             assert tokens_of(ours) == expected, "whoever answers"
             assert ours[0].cached == 0, "new to both"
             found.append(ours[1].cached)
+    has_run("data parallelism")

@@ -20,6 +20,7 @@ from tests.engines.vllm.real.engine import (
     cached_of,
     tokens_of,
 )
+from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs
 from tests.pool_process import PoolProcess, short_directory
 
@@ -126,6 +127,7 @@ def test_t35_t36_salts_share_nothing(first: Sharer) -> None:
         assert cached_of(answers) == KNOWN, "the control: its own"
         engine.empty_cache()
     assert first.finds(prompt) == KNOWN, "and without a salt"
+    has_run("salt")
 
 
 def test_a_second_engine_shares_until_a_reset_leaves_everything_behind(
@@ -148,6 +150,7 @@ def test_a_second_engine_shares_until_a_reset_leaves_everything_behind(
     assert cached_of(again) == KNOWN, "it shares with itself from here on"
     assert tokens_of(again) == tokens_of(after)
     assert first.finds(first.prompt) == KNOWN, "and others keep what they had"
+    has_run("reset")
 
 
 def test_keep_on_reset_keeps(

@@ -18,6 +18,7 @@ from tests.engines.vllm.real.engine import (
     cached_of,
     tokens_of,
 )
+from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import Tokens, dialogs, next_turn
 from tests.pool_process import PoolProcess, short_directory, wait_until
 
@@ -160,6 +161,7 @@ def test_preemption(subject: Subject) -> None:
     prompts = subject.stored(4, 780)  # 874 tokens when they return: 7 of 31 blocks each
     subject.generate(prompts, answer=60)
     assert subject.engine.do("preemptions") > before
+    has_run("scheduling")
 
 
 def test_t30_aborts_in_every_state(subject: Subject) -> None:

@@ -12,6 +12,7 @@ from tests.engines.vllm.real.engine import (
     stored_chunks,
     tokens_of,
 )
+from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import dialogs, next_turn
 from tests.pool_process import PoolProcess
 
@@ -50,3 +51,4 @@ def test_t50_answers_and_pages_are_equal_through_dram_kill_and_nvme(
     pages.check()
     assert pages.loaded >= 40, "the rest was still in the engine"
     assert pages.wrong == 0
+    has_run("FullAttentionSpec")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines.vllm.real.engine import Engine, cached_of, tokens_of
+from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import dialogs
 from tests.pool_process import PoolProcess
 
@@ -80,3 +81,4 @@ def test_engines_that_name_their_weights_alike_share(
     computed, loaded = answers
     assert tokens_of(loaded) == tokens_of(computed)
     assert (cached_of(computed), cached_of(loaded)) == (0, 2 * 256)
+    has_run("named weights")

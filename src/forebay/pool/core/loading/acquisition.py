@@ -90,26 +90,25 @@ class Acquisition:
 
     def expire(self, now: float) -> None:
         """Cut promises whose deadline has come, and stop retaining what was not asked for."""
-        waiting = [each for each in self._asked if each.state is LoadState.ASKED]
-        for request in [each for each in waiting if each.deadline <= now]:
+        for request in self._asked.due(now):
             self._counters["promises.cut_by_deadline"] += 1
             self._guarded(request, partial(self._promise, request, request.contiguous()))
             self._promotions.disown()
-        for request in [each for each in self._retention.arrived() if each.deadline <= now]:
+        for request in self._retention.due(now):
             self._guarded(request, partial(self.stop_retaining, request))
 
     def learned(self, learned: Collection[bytes]) -> None:
         """A tier knows these keys now, or that it has them not: who waits for one may want more."""
-        for request in self._retention.arrived():
+        for request in self._retention.waiting_for(learned):
             keys = request.unknown_keys
-            if not keys or keys[0] not in learned or request.stop < len(request.keys):
+            if request.stop < len(request.keys):
                 continue
             more, is_unknown = self._stack.prefix(keys, self._dram.chunks.ready_prefix(keys))
             request.unknown_keys = keys[more:] if is_unknown else []
+            request.keys = request.keys + keys[:more]
+            request.stop = len(request.keys)
+            self._retention.add(request)
             if more:
-                request.keys = request.keys + keys[:more]
-                request.stop = len(request.keys)
-                self._retention.add(request)
                 ready = request.retained.ready
                 request.session.send(Found(request.number, request.stop, ready))
         self.read_ahead()

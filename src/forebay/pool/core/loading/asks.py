@@ -2,12 +2,18 @@
 
 Room goes to one request of an engine after the other: were it given to all at once, each would hold
 a part of what it wants and wait for the others, until the deadline of all of them. What one engine
-waits for does not keep another engine's requests waiting.
+waits for does not keep another engine's requests waiting. Deadlines are a heap: looking at them
+costs nothing while none has come, however many requests wait.
 """
 
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final
 
-from forebay.pool.core.loading.request import LoadRequest
+from forebay.pool.core.loading.request import LoadRequest, LoadState
+
+_SLACK: Final = 64
 
 
 class Asks:
@@ -15,6 +21,9 @@ class Asks:
 
     def __init__(self) -> None:
         self._by_engine: dict[str, dict[LoadRequest, None]] = {}  # whose turn it is comes first
+        # Of those that were ASKED when last looked at, by time; some have their promise since.
+        self._deadlines: list[tuple[float, int, LoadRequest]] = []
+        self._numbers = count()
 
     def __iter__(self) -> Iterator[LoadRequest]:
         for asks in self._by_engine.values():
@@ -23,6 +32,7 @@ class Asks:
     def add(self, request: LoadRequest) -> None:
         """A request has asked."""
         self._by_engine.setdefault(request.engine, {})[request] = None
+        heappush(self._deadlines, (request.deadline, next(self._numbers), request))
 
     def remove(self, request: LoadRequest) -> None:
         """A request has all that it will get; nothing happens if it was removed before."""
@@ -30,6 +40,17 @@ class Asks:
         asks.pop(request, None)
         if not asks:
             self._by_engine.pop(request.engine, None)
+
+    def due(self, now: float) -> list[LoadRequest]:
+        """Those without a promise whose deadline has come, each once."""
+        asks = sum(map(len, self._by_engine.values()))
+        if len(self._deadlines) > 2 * asks + _SLACK:  # verify: forgotten deadlines
+            self._deadlines = [each for each in self._deadlines if _waits(each[2])]
+            heapify(self._deadlines)
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            found.append(heappop(self._deadlines)[2])
+        return list(filter(_waits, found))
 
     def first(self, engine: str) -> LoadRequest | None:
         """The request of an engine that has not acquired all it wants, and may go on."""
@@ -42,3 +63,7 @@ class Asks:
         if engines:
             self._by_engine[engines[0]] = self._by_engine.pop(engines[0])
         return engines
+
+
+def _waits(request: LoadRequest) -> bool:
+    return request.state is LoadState.ASKED

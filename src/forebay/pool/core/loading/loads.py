@@ -125,7 +125,7 @@ class Loads:
         """Nobody reads what was promised to an engine, on whichever of its connections."""
         for chunk in self.acquisition.orphaned_pins.end(engine):
             self._dram.unpin_for_load(engine, chunk)
-        for request in [each for each in self._requests if each.session.engine == engine]:
+        for request in self._requests.of_engine(engine):
             self.acquisition.end(request)
         self.acquisition.pump()
 

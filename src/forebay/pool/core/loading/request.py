@@ -170,6 +170,11 @@ class LoadRequests:
         """All requests of a session."""
         return list(self._by_session.get(session, {}).values())
 
+    def of_engine(self, engine: str) -> list[LoadRequest]:
+        """All requests of an engine, on whichever of its connections."""
+        sessions = [each for each in self._by_session if each.engine == engine]
+        return [request for session in sessions for request in self.of(session)]
+
     def admits(self, session: Session, keys: int) -> bool:
         """Whether one more request of a session, with so many keys, may be followed."""
         count = len(self._by_session.get(session, {}))

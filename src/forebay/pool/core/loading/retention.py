@@ -11,7 +11,8 @@ requests of an engine begin with counts once, and costs each next to nothing.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import takewhile
 from typing import Final
 
 from forebay.pool.core.budget import Budget
@@ -27,7 +28,9 @@ class Retention:
 
     def __init__(self, dram: Dram) -> None:
         self._dram = dram
-        self._arrived: dict[LoadRequest, None] = {}
+        self._arrived: dict[LoadRequest, None] = {}  # hence by deadline: all have equally long
+        # Of these, by the key that a tier is asking its medium for: it may bring them more.
+        self._unknown: dict[bytes, dict[LoadRequest, None]] = {}
         # Of these, those that want more from below; the engine whose turn it is comes first.
         self._unread: dict[str, dict[LoadRequest, None]] = {}
         # By engine: what is retained → for how many requests.
@@ -74,6 +77,8 @@ class Retention:
     def add(self, request: LoadRequest) -> None:
         """A request has come, or wants more than before."""
         self._arrived[request] = None
+        if request.unknown_keys:
+            self._unknown.setdefault(request.unknown_keys[0], {})[request] = None
         if request.wants_more:
             self._unread.setdefault(request.engine, {})[request] = None
         self.retain(request)
@@ -101,6 +106,12 @@ class Retention:
         """It has asked; what is retained for it stays until it has its promise."""
         self._arrived.pop(request, None)
         self._is_read(request)
+        if request.unknown_keys:
+            key = request.unknown_keys[0]
+            waiting = self._unknown.get(key, {})
+            waiting.pop(request, None)
+            if not waiting:
+                self._unknown.pop(key, None)
 
     def end(self, request: LoadRequest) -> None:
         """Nothing is retained for it any more."""
@@ -125,9 +136,13 @@ class Retention:
         young = reversed(self._arrived)
         return next((each for each in young if each.engine == engine), None)
 
-    def arrived(self) -> list[LoadRequest]:
-        """All that have not asked yet, in order of arrival."""
-        return list(self._arrived)
+    def due(self, now: float) -> list[LoadRequest]:
+        """Those that have not asked in time, in order of arrival."""
+        return list(takewhile(lambda each: each.deadline <= now, self._arrived))
+
+    def waiting_for(self, learned: Collection[bytes]) -> list[LoadRequest]:
+        """Those that have not asked and may want more, now that a tier knows of these keys."""
+        return [request for key in learned for request in self._unknown.pop(key, ())]
 
     def _count(self, request: LoadRequest, slot_bytes: int) -> None:
         """Count more of a request's chunks as retained, as far as the budget goes."""

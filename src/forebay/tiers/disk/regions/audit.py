@@ -17,7 +17,12 @@ from forebay.record import region as layout
 from forebay.record.header import Damage, RecordHeader, record_bytes
 from forebay.sys.disk import Disk, printable
 from forebay.sys.memory import PAGE_BYTES
-from forebay.tiers.disk.regions.directory import LOCK_NAME, generation_in, region_names
+from forebay.tiers.disk.regions.directory import (
+    LOCK_NAME,
+    generation_in,
+    has_foreign_lock,
+    region_names,
+)
 from forebay.tiers.disk.regions.reader import RegionReader
 
 _AT_ONCE: Final = 4  # regions
@@ -120,18 +125,22 @@ def unlock_directory(disk: Disk, locked: LockedDirectory) -> None:
 
 
 def _lock(disk: Disk, path: str, directory: int) -> int | None:
+    lock = None
     try:
-        lock = disk.open(directory, LOCK_NAME, create=False, direct=False, write=False)
+        if not has_foreign_lock(disk, directory):
+            lock = disk.open(directory, LOCK_NAME, create=False, direct=False, write=False)
     except FileNotFoundError:
-        if not region_names(disk, directory):
-            raise DirectoryError(
-                f"{path} holds no regions of Forebay; name a directory that a pool has used."
-            ) from None
-        return None
+        pass
     except OSError as error:
         raise DirectoryError(
             f"{path} cannot be locked ({error.strerror}); run this as its owner."
         ) from None
+    if lock is None:
+        if not region_names(disk, directory):
+            raise DirectoryError(
+                f"{path} holds no regions of Forebay; name a directory that a pool has used."
+            )
+        return None
     try:
         _take(disk, path, lock)
     except DirectoryError:
@@ -168,6 +177,8 @@ def _others(disk: Disk, directory: int, regions: set[str]) -> Iterator[Finding]:
     mode = disk.status(directory).mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         yield Finding(FindingKind.MODE, ".", f"mode {stat.S_IMODE(mode):o}: others can write here")
+    if has_foreign_lock(disk, directory):
+        yield Finding(FindingKind.FOREIGN, LOCK_NAME, "not a file")
     for name in sorted(set(disk.names(directory)) - regions - _NOT_OURS_BUT_FINE):
         yield Finding(FindingKind.FOREIGN, printable(name), "not of Forebay")
 

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import re
+import secrets
 import stat
 from typing import Final, NamedTuple
 
@@ -29,7 +30,9 @@ class OpenDirectory(NamedTuple):
 
     path: str
     descriptor: int  # locked
-    lock: int  # the lock file, locked too: for pools that know no other lock, and to probe with
+    # The lock file, locked too: for pools that know no other lock, and to probe with. Where
+    # something else has its name, a file without a name.
+    lock: int
     direct: bool  # whether its file system has O_DIRECT
 
 
@@ -158,8 +161,27 @@ def _open_lock(disk: Disk, path: str, directory: int) -> tuple[int, bool]:
     return lock, direct
 
 
+def has_foreign_lock(disk: Disk, directory: int) -> bool:
+    """Whether the name of the lock file is that of a link, a directory or the like.
+
+    Such a thing is left alone, and nothing is locked in its stead but the directory itself.
+    """
+    try:
+        mode = disk.status_of(directory, LOCK_NAME).mode
+    except OSError:
+        return False  # there is none, or opening it will say why it cannot be used
+    is_file = stat.S_ISREG(mode)  # verify: foreign lock
+    return not is_file
+
+
 def _open_or_create(disk: Disk, directory: int, *, direct: bool) -> int:
     try:
         return disk.open(directory, LOCK_NAME, create=True, direct=direct, write=True)
     except FileExistsError:
+        pass
+    if not has_foreign_lock(disk, directory):
         return disk.open(directory, LOCK_NAME, create=False, direct=direct, write=True)
+    name = f"{LOCK_NAME}-{secrets.token_hex(8)}"
+    lock = disk.open(directory, name, create=True, direct=direct, write=True)
+    disk.unlink(directory, name)
+    return lock

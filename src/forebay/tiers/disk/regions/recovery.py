@@ -22,6 +22,7 @@ from forebay.tiers.disk.regions import region as regions
 from forebay.tiers.disk.regions.directory import (
     LOCK_NAME,
     OpenDirectory,
+    has_foreign_lock,
     medium_error,
     open_directory,
     refuse_too_large,
@@ -102,7 +103,10 @@ def _open_files(disk: Disk, recovered: RecoveredDirectory, files: list[_File]) -
     """Open every region file, oldest first; what else is in the directory is counted."""
     place = recovered.directory.descriptor
     named = region_names(disk, place)
-    for name in set(disk.names(place)) - {name for _, name in named} - {LOCK_NAME}:
+    ours = {name for _, name in named}
+    if not has_foreign_lock(disk, place):
+        ours.add(LOCK_NAME)
+    for name in set(disk.names(place)) - ours:
         _leave_alone(disk, recovered, name, "not a region of Forebay")
     for generation, name in named:
         opened = _open_file(disk, recovered.directory, generation, name)

@@ -1,0 +1,255 @@
+"""What becomes of each kind of model, configuration and request on vLLM, and where that was seen.
+
+This is the only table of it. The connector takes its reasons to decline from here (`identity`,
+`inputs`), docs/compatibility.md is written from it (`make docs`), `forebay plan` says by it what
+would be declined, and tests on real vLLM fail unless the row of what they run names the release
+and the device. It imports nothing of vLLM.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+CPU: Final = "CPU"
+H200: Final = "H200"
+
+
+class Heading(StrEnum):
+    """Where docs/compatibility.md shows a kind."""
+
+    MODELS = "Models"
+    WAYS = "Ways to run"
+    REQUESTS = "Requests"
+
+
+class Support(StrEnum):
+    """What is shared of a kind."""
+
+    SHARED = "shared"
+    ENGINE_DECLINED = "engine declined"  # nothing of such an engine is shared
+    REQUEST_DECLINED = "request declined"  # nothing of such a request is; others are shared
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row."""
+
+    heading: Heading
+    what: str  # in the words that a reader of the table looks for
+    support: Support = Support.SHARED
+    why: str = ""  # it is declined: a sentence of the log, without a full stop
+    ran: tuple[tuple[str, str], ...] = ()  # releases and devices on which a test has seen it
+    note: str = ""  # how it is done, and what was not run
+
+    def has_run(self, release: str, device: str) -> bool:
+        """Whether a test has seen it there."""
+        return (release, device) in self.ran
+
+
+_EACH: Final = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
+_ON_0_32: Final = (("0.32.0", CPU),)
+
+
+def _model(what: str, note: str = "", ran: tuple[tuple[str, str], ...] = _ON_0_32) -> Kind:
+    return Kind(Heading.MODELS, what, ran=ran, note=note)
+
+
+def _way(what: str, note: str = "", ran: tuple[tuple[str, str], ...] = _ON_0_32) -> Kind:
+    return Kind(Heading.WAYS, what, ran=ran, note=note)
+
+
+def _request(what: str, note: str = "", ran: tuple[tuple[str, str], ...] = _ON_0_32) -> Kind:
+    return Kind(Heading.REQUESTS, what, ran=ran, note=note)
+
+
+def _no_engine(heading: Heading, what: str, why: str, note: str = "") -> Kind:
+    return Kind(heading, what, Support.ENGINE_DECLINED, why, note=note)
+
+
+def _no_request(what: str, why: str, note: str = "") -> Kind:
+    return Kind(Heading.REQUESTS, what, Support.REQUEST_DECLINED, why, note=note)
+
+
+# By the names that code uses; those of attentions are vLLM's own.
+KINDS: Final[dict[str, Kind]] = {
+    "FullAttentionSpec": _model(
+        "full attention, any number of KV heads (MHA, GQA, MQA)",
+        "three shapes on CPU; a model of one of them on every release",
+        (*((release, CPU) for release in _EACH), ("0.26.0", H200)),
+    ),
+    "dtypes": _model(
+        "any weights and KV dtype: pages are opaque bytes",
+        "float32 and bfloat16 on CPU, bfloat16 and fp8 KV on an H200",
+        (*_ON_0_32, ("0.26.0", H200)),
+    ),
+    "named weights": _model(
+        "weights without local files: `load_format=dummy`, tensorizer, remote loaders, buckets",
+        "dummy weights: shared once `weights_id` names them",
+    ),
+    "MLAAttentionSpec": _model(
+        "MLA (DeepSeek, Kimi)",
+        "one rank and two: stored once for all ranks, equal pages",
+    ),
+    "UniformTypeKVCacheSpecs": _no_engine(
+        Heading.MODELS,
+        "layers of one kind with pages of unequal size: MLA with an indexer (DeepSeek-V3.2, GLM-5)",
+        "layers with pages of unequal size are not supported yet",
+    ),
+    "SlidingWindowSpec": _model(
+        "sliding windows beside full attention (Gemma 3, Gemma 4, gpt-oss)",
+        "of a window only what a hit needs is stored; Gemma 3 on one rank and two",
+    ),
+    "ChunkedLocalAttentionSpec": _model(
+        "chunked local attention beside full attention (Llama 4)", "as sliding windows"
+    ),
+    "states": _model(
+        "recurrent states beside full attention (Mamba, gated delta nets: Qwen3-Next)",
+        "from 0.29 on, with prefix caching; vLLM's own scheduler was run with a simulated model, no"
+        " real one; with 0.26 and prefix caching the engine refuses to start, since vLLM itself"
+        " would answer wrongly",
+        (),
+    ),
+    "several attentions": _model("several kinds of attention, one of them full", "see above"),
+    "MambaSpec": _no_engine(
+        Heading.MODELS,
+        "recurrent states before 0.29, or without prefix caching",
+        "recurrent states need vLLM 0.29 or later, with prefix caching",
+    ),
+    "zeroed states": _no_engine(
+        Heading.MODELS,
+        "recurrent states, or KV of several precisions, with `VLLM_USE_V2_MODEL_RUNNER`",
+        "this model's KV cache needs VLLM_USE_V2_MODEL_RUNNER=0",
+    ),
+    "local attention alone": _no_engine(
+        Heading.MODELS,
+        "sliding windows, chunked attention or states in every layer",
+        "models without full attention are not supported yet",
+    ),
+    "full attention of several sizes": _no_engine(
+        Heading.MODELS,
+        "layers of full attention with blocks of several sizes",
+        "layers of full attention of several sizes are not supported yet",
+    ),
+    "stages of several attentions": _no_engine(
+        Heading.WAYS,
+        "pipeline parallelism of models with several kinds of attention",
+        "pipeline parallelism of models with several kinds of attention is not supported yet",
+    ),
+    "speculation beside local attention": _no_engine(
+        Heading.WAYS,
+        "speculative decoding of models with several kinds of attention",
+        "speculative decoding of models with several kinds of attention is not supported yet",
+    ),
+    "other attention": _no_engine(
+        Heading.MODELS, "other kinds of attention", "this kind of attention is not supported yet"
+    ),
+    "encoder-decoder": _no_engine(
+        Heading.MODELS, "encoder-decoder models", "encoder-decoder models are not supported"
+    ),
+    "pooling": _no_engine(Heading.MODELS, "pooling models", "pooling models are not supported"),
+    "scheduling": _way("chunked prefill, prefix caching on or off, preemption"),
+    "async": _way(
+        "CUDA graphs, asynchronous scheduling, `VLLM_USE_V2_MODEL_RUNNER`", ran=(("0.26.0", H200),)
+    ),
+    "tensor parallelism": _way(
+        "tensor parallelism",
+        "two ranks, through DRAM, restarts and NVMe; a rank that is late or dies; not on several"
+        " GPUs",
+    ),
+    "pipeline parallelism": _way(
+        "pipeline parallelism", "two stages of unequal size, as above; not on several GPUs"
+    ),
+    "data parallelism": _way(
+        "data parallelism",
+        "two replicas of one server: every replica is an engine of its own on the same pool, and"
+        " finds what another has stored",
+    ),
+    "expert parallelism": _way(
+        "expert parallelism", "read in vLLM's source: it does not change the KV cache", ()
+    ),
+    "context parallelism": _no_engine(
+        Heading.WAYS, "context parallelism", "context parallelism is not supported yet"
+    ),
+    "ngram": _way(
+        "speculative decoding without a drafter: ngram",
+        "only tokens that are accepted are stored",
+    ),
+    "eagle": _way(
+        "speculative decoding with EAGLE",
+        "the drafter's layers are stored with the model's; its weights and the speculative"
+        " configuration are in the namespace",
+    ),
+    "draft model": _way("speculative decoding with a draft model", "as EAGLE"),
+    "mtp": _way(
+        "speculative decoding with MTP",
+        "as EAGLE; run with full attention (the shape of MiMo)",
+    ),
+    "other drafters": _way(
+        "speculative decoding with EAGLE 3, Medusa, an MLP or suffixes",
+        "as EAGLE or ngram; read in vLLM's source",
+        (),
+    ),
+    "other speculation": _no_engine(
+        Heading.WAYS,
+        "other ways to speculate: DFlash, DSpark, `extract_hidden_states`, a class of your own",
+        "this way of speculative decoding is not supported yet",
+    ),
+    "run-time scales": _no_engine(
+        Heading.WAYS, "`calculate_kv_scales`", "KV scales calculated at run time are not supported"
+    ),
+    "reset": _way(
+        "`reset_prefix_cache(reset_connector=True)`, new weights in memory",
+        "nothing stored before is found again; `keep_on_reset` turns that off",
+    ),
+    "sleep": _way(
+        "sleep and wake",
+        "read in vLLM's source: CPU builds cannot sleep; both end in the reset above",
+        (),
+    ),
+    "salt": _request("`cache_salt`", "in the key"),
+    "lora": _request(
+        "LoRA adapters in a local directory",
+        "known by the hash of their files, which is computed in the background; an adapter whose"
+        " files change is not shared any more",
+    ),
+    "images": _request(
+        "images, audio, video",
+        "known by the hash of what vLLM's processor made of them; an identifier that came with two"
+        " contents is not shared any more; run with images (the shape of Idefics3)",
+    ),
+    "prompt embeddings": _request("prompt embeddings", "known by the hash of each chunk's rows"),
+    "adapter_hashing": _no_request(
+        "a LoRA adapter that is being hashed", "the adapter's files are being hashed"
+    ),
+    "adapter_unknown": _no_request(
+        "a LoRA adapter named by a hub, without local files, or changed since it was hashed",
+        "the adapter's files are not known, or have changed",
+    ),
+    "adapter_in_place": _no_request(
+        "LoRA with `load_inplace`", "its weights are replaced under one number"
+    ),
+    "media_counted": _no_request(
+        "images, audio, video with `mm_processor_cache_gb=0` and prefix caching off",
+        "vLLM names them by counters in this configuration",
+    ),
+    "media_elsewhere": _no_request(
+        "images, audio, video with `mm_processor_cache_type=shm`, or encoded by another engine",
+        "their content is not where the scheduler is",
+    ),
+    "media_renamed": _no_request(
+        "images, audio, video whose UUID, given by a client, came with two contents",
+        "what vLLM's encoder keeps by that UUID may be the other content",
+    ),
+    "media_unknown": _no_request(
+        "images, audio, video that cannot be hashed", "their content is not known"
+    ),
+    "hashing": _no_request(
+        "inputs that take longer than a second to hash", "its inputs are still being hashed"
+    ),
+    "resumable": _no_request(
+        "sessions with streamed inputs", "vLLM takes tokens back from such a session"
+    ),
+    "skips_cache": _no_request(
+        "`prompt_logprobs` and others that skip vLLM's own cache", "it skips vLLM's own cache"
+    ),
+}

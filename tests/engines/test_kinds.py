@@ -1,0 +1,35 @@
+"""The table of what is shared: nothing is claimed that no test runs, nothing declined silently."""
+
+import re
+from pathlib import Path
+
+from forebay.engines.vllm.kinds import CPU, KINDS, Support
+from forebay.plan.model.config import shape_of
+from forebay.plan.model.known import MODELS
+from forebay.plan.model.support import why_declined
+
+TESTS = Path(__file__).parent / "vllm" / "real"
+
+
+def test_what_is_said_to_have_run_on_a_cpu_is_run_by_a_test() -> None:
+    text = "".join(path.read_text() for path in TESTS.glob("test_*.py"))
+    run = set(re.findall(r'has_run\("([^"]+)"\)', text))
+    claimed = {name for name, kind in KINDS.items() if any(device == CPU for _, device in kind.ran)}
+    assert run == claimed
+
+
+def test_what_is_declined_says_why_and_was_not_run() -> None:
+    for name, kind in KINDS.items():
+        is_shared = kind.support is Support.SHARED
+        assert bool(kind.why) != is_shared, name
+        assert is_shared or not kind.ran, name
+        assert "|" not in kind.what + kind.why + kind.note, "it is a row of a table"
+
+
+def test_the_planner_says_what_the_connector_would() -> None:
+    found = {
+        name: why_declined(shape_of(name, name, model.config)) for name, model in MODELS.items()
+    }
+    assert found["Llama-3.1-8B"] == found["DeepSeek-V3"] == ""
+    assert found["Qwen3-Next-80B-A3B"] == KINDS["several attentions"].why
+    assert found["Mistral-7B-v0.1"] == KINDS["SlidingWindowSpec"].why
