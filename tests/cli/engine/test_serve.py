@@ -140,7 +140,7 @@ def test_a_model_that_would_be_declined_is_told_before_it_is_loaded(
         ended = subprocess.run(
             command(str(model)), env=environment, capture_output=True, text=True, check=True
         )
-        assert ("disabled for this engine: sliding windows" in ended.stderr) == is_declined
+        assert ("disabled for this engine: models without full" in ended.stderr) == is_declined
         assert "--model" in ended.stdout, "vLLM is started all the same"
     refused = subprocess.run(
         command(str(tmp_path / "Mistral-7B-v0.1"), "--strict"),
@@ -150,7 +150,7 @@ def test_a_model_that_would_be_declined_is_told_before_it_is_loaded(
         check=False,
     )
     assert refused.returncode == 2
-    assert "strict and cannot share: sliding windows" in refused.stderr
+    assert "strict and cannot share: models without full" in refused.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.engine import HANG_S, Engine, RecordedPages, cached_of, tokens_of
+from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import (
     HAS_BFLOAT16,
     dialogs,
@@ -51,6 +52,11 @@ def test_t50_full_and_local_attention(
 ) -> None:
     how = {**HOW, "block": BLOCK, "spoiled": CONTROLS}
     check_equality(made_model(kind), start_pool, start_engine, pages, **how)
+    has_run("several attentions")
+    if kind == "llama4":
+        has_run("ChunkedLocalAttentionSpec")
+    else:
+        has_run("SlidingWindowSpec")
 
 
 def test_t50_windows_on_two_tensor_parallel_ranks(
