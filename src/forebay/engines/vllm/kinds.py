@@ -48,6 +48,8 @@ class Kind:
 
 _EACH: Final = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 _ON_0_32: Final = (("0.32.0", CPU),)
+_ON_EACH: Final = tuple((release, CPU) for release in _EACH)
+_FROM_0_29: Final = tuple(each for each in _ON_EACH if each[0] >= "0.29")  # latent, on a CPU
 
 
 def _model(what: str, note: str = "", ran: tuple[tuple[str, str], ...] = _ON_0_32) -> Kind:
@@ -75,7 +77,7 @@ KINDS: Final[dict[str, Kind]] = {
     "FullAttentionSpec": _model(
         "full attention, any number of KV heads (MHA, GQA, MQA)",
         "three shapes on CPU; a model of one of them on every release",
-        (*((release, CPU) for release in _EACH), ("0.26.0", H200)),
+        (*_ON_EACH, ("0.26.0", H200)),
     ),
     "dtypes": _model(
         "any weights and KV dtype: pages are opaque bytes",
@@ -89,6 +91,7 @@ KINDS: Final[dict[str, Kind]] = {
     "MLAAttentionSpec": _model(
         "MLA (DeepSeek, Kimi)",
         "one rank and two: stored once for all ranks, equal pages",
+        _FROM_0_29,
     ),
     "UniformTypeKVCacheSpecs": _no_engine(
         Heading.MODELS,
@@ -98,6 +101,7 @@ KINDS: Final[dict[str, Kind]] = {
     "SlidingWindowSpec": _model(
         "sliding windows beside full attention (Gemma 3, Gemma 4, gpt-oss)",
         "of a window only what a hit needs is stored; Gemma 3 on one rank and two",
+        _ON_EACH,
     ),
     "ChunkedLocalAttentionSpec": _model(
         "chunked local attention beside full attention (Llama 4)", "as sliding windows"
@@ -155,6 +159,7 @@ KINDS: Final[dict[str, Kind]] = {
         "tensor parallelism",
         "two ranks, through DRAM, restarts and NVMe; a rank that is late or dies; not on several"
         " GPUs",
+        _ON_EACH,
     ),
     "pipeline parallelism": _way(
         "pipeline parallelism", "two stages of unequal size, as above; not on several GPUs"

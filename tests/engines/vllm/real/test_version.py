@@ -1,10 +1,14 @@
-"""Another release of vLLM than the installed one, unpacked before it: `make test-versions`."""
+"""Another release of vLLM than the installed one, unpacked before it: `make test-versions`.
+
+One dense model, and one case each of what releases do differently: ranks, latent attention, groups.
+"""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.engine import (
     Engine,
     RecordedPages,
@@ -13,17 +17,25 @@ from tests.engines.vllm.real.engine import (
     tokens_of,
 )
 from tests.engines.vllm.real.kinds import has_run
-from tests.engines.vllm.real.models import dialogs, next_turn
+from tests.engines.vllm.real.models import (
+    dialogs,
+    made_latent_model,
+    made_windowed_model,
+    next_turn,
+)
+from tests.engines.vllm.real.test_parallel import TP2, check_equality
 from tests.pool_process import PoolProcess
 
 WANTED = os.environ.get("OTHER_VLLM", "")
-pytestmark = [pytest.mark.versions, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.versions, pytest.mark.timeout(1800)]
+StartEngine = Callable[..., Engine]
+StartPool = Callable[..., PoolProcess]
 
 
 def test_t50_answers_and_pages_are_equal_through_dram_kill_and_nvme(
     model: Path,
-    start_pool: Callable[..., PoolProcess],
-    start_engine: Callable[..., Engine],
+    start_pool: StartPool,
+    start_engine: StartEngine,
     without_pool: Engine,
     tmp_path: Path,
 ) -> None:
@@ -52,3 +64,30 @@ def test_t50_answers_and_pages_are_equal_through_dram_kill_and_nvme(
     assert pages.loaded >= 40, "the rest was still in the engine"
     assert pages.wrong == 0
     has_run("FullAttentionSpec")
+
+
+def test_t50_two_tensor_parallel_ranks(
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    check_equality(model, start_pool, start_engine, pages, **TP2)
+    has_run("tensor parallelism")
+
+
+@pytest.mark.skipif(WANTED < "0.29", reason="vLLM had no latent attention on a CPU yet")
+def test_t50_latent_attention(
+    tmp_path: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    latent = forked.call(made_latent_model, tmp_path / "latent")
+    compared = {"are_tokens_equal": False, "block": 16}
+    how = {"kv_cache_memory_bytes": 32 << 20, **compared}
+    check_equality(latent, start_pool, start_engine, pages, **how)
+    has_run("MLAAttentionSpec")
+
+
+def test_t50_full_and_window_attention(
+    tmp_path: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    windowed = forked.call(made_windowed_model, tmp_path / "windowed", "gemma3")
+    how = {"block_size": 32, "kv_cache_memory_bytes": 32 << 20, "block": 32, "spoiled": ("1", "")}
+    check_equality(windowed, start_pool, start_engine, pages, **how)
+    has_run("SlidingWindowSpec")
