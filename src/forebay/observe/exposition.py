@@ -1,6 +1,7 @@
 """A snapshot of a pool as text for Prometheus, written by `prometheus_client`."""
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -44,10 +45,9 @@ class Exposition:
             return b""
         before = self._written.get(name)
         if before is None or before[0] != values:
-            before = self._written[name] = (
-                values,
-                generate_latest(_One(_family(definition, values))),
-            )
+            text = generate_latest(_One(_family(definition, values)))
+            before = self._written[name] = values, text
+            time.sleep(0)  # the pool's thread goes first where it has something to do
         return before[1]
 
 
