@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any, Final
 from tests.clocks import SlowClock
 
 from forebay.barrier import FAULT
+from forebay.metrics import reading
 from forebay.pool.client import Chain, Client, Loaded
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.service import Service
@@ -130,10 +132,12 @@ class PoolProcess:
             (place / "disk").mkdir(mode=0o700, exist_ok=True)
             self.command += ["--disk", f"{place / 'disk'}:{disk_bytes}"]
         self.process: subprocess.Popen[bytes] | None = None
+        self._log_from = 0  # where the log of this life begins
         self.expects_faults = False  # by a test of the barrier itself
 
     def start(self) -> "PoolProcess":
         """Start, and wait until it answers."""
+        self._log_from = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
@@ -180,16 +184,32 @@ class PoolProcess:
         assert isinstance(stats, dict), (stats, self.log.read_text())
         return stats
 
+    def number(self, name: str, **labels: str) -> int:
+        """One figure of these, summed over the labels that are not given."""
+        return reading.count(self.stats(), name, **labels)
+
+    def url(self) -> str:
+        """Where it answers HTTP, if it was told to."""
+        found = re.search(
+            r"metrics at (http://\S+)/metrics", self.log.read_text()[self._log_from :]
+        )
+        assert found is not None, self.log.read_text()
+        return found[1].replace("0.0.0.0", "127.0.0.1")
+
+    def volume(self) -> dict[str, Any]:
+        """Its first directory."""
+        found: dict[str, Any] = reading.tier_of(self.stats(), "disk")["volumes"][0]
+        return found
+
     def held(self) -> dict[str, int]:
         """What must be as before when everybody has gone; without our own connection."""
         stats = self.stats()
-        dram = stats["dram"]
-        names = ("pinned_bytes", "pinned_chunks", "unsettled_bytes", "filling")
+        figures = ("pinned_bytes", "pinned_chunks", "filling_bytes", "leased_slots")
         return {
-            **{name: dram[name] for name in names},
-            "requests": stats["requests"],
-            "connections": stats["server"]["connections"] - 1,
-            "engines": stats["server"]["engines"],  # a look at it is none
+            **{name: reading.count(stats, name) for name in figures},
+            "requests": stats["requests"]["active"],
+            "connections": reading.count(stats, "connections") - 1,
+            "engines": len(stats["engines"]),  # a look at it is none
             "descriptors": descriptors(self.pid),
         }
 
@@ -244,7 +264,8 @@ def running_pool(
 
 def environment() -> Mapping[str, str]:
     """Ours, without anything that a pool would take for a setting."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    return {**ours, "FOREBAY_METRICS_ADDRESS": "none"}  # whoever looks at it says where
 
 
 def descriptors(pid: int | None = None) -> int:

@@ -1,5 +1,7 @@
 """What a stack of tiers needs of each: what it has, what left it, namespaces, erasure, volumes."""
 
+import queue
+import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,7 +19,17 @@ from forebay.testing.conformance.hooks import (
 )
 from forebay.testing.outcomes import RecordingListener
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
-from forebay.tiers.contract import Hit, Miss, MissReason, Prefix, Removed, Stored, Tier
+from forebay.tiers.contract import (
+    Hit,
+    Miss,
+    MissReason,
+    NamespaceUsage,
+    Prefix,
+    Removed,
+    Stored,
+    Tier,
+    VolumeProbe,
+)
 
 OTHER = bytes(32)  # another namespace than the samples'
 
@@ -64,9 +76,36 @@ class StackConformance(ConformanceHooks):
         assert listener.gone == []
         tier.remove(links[0].name.key)
         eventually(lambda: len(listener.gone) == 3)
-        assert set(listener.gone) == {
-            Removed(short(link.name.key), link.length, link is links[1]) for link in links
-        }
+        told = {(gone.key, gone.length, gone.was_read) for gone in listener.gone}
+        assert told == {(short(link.name.key), link.length, link is links[1]) for link in links}
+
+    def test_outcomes_say_when_the_medium_began_and_the_chunk_was_used(self, tier: Tier) -> None:
+        """Where the tier knows; what is told stays what was told to it."""
+        sample = single("timed", 5000)
+        before = time.monotonic()
+        stored = store(tier, sample)
+        assert stored.begun is None or stored.begun <= time.monotonic()
+        tier.used(sample.name.key, 41.0)
+        tier.used(single("never seen").name.key, 42.0)
+        found, _ = load(tier, sample)
+        assert isinstance(found, Hit)
+        assert found.used_at in {None, 41.0}
+        assert found.begun is None or found.begun >= before
+        again, _ = load(tier, sample)
+        assert isinstance(again, Hit)
+        assert again.used_at is None or again.used_at >= before, "the load was a use too"
+
+    def test_a_probe_comes_back_and_leaves_nothing(
+        self, tier: Tier, listener: RecordingListener
+    ) -> None:
+        store(tier, single("kept"))
+        before = tier.usage()
+        for _ in range(2):
+            probed: queue.SimpleQueue[VolumeProbe] = queue.SimpleQueue()
+            found = [probed.get(timeout=HANG_S) for _ in range(tier.probe(probed.put))]
+            assert sorted(found) == [VolumeProbe(number) for number in range(len(found))]
+        assert tier.usage() == before
+        assert not listener.gone
 
     def test_every_record_that_is_evicted_is_told_once(
         self, tier: Tier, listener: RecordingListener
@@ -140,11 +179,12 @@ class StackConformance(ConformanceHooks):
         with self.opened(tmp_path, listener) as tier:
             for sample in (*ours, *others):
                 store(tier, sample)
-            assert tier.namespaces() == {NAMESPACE: 9000, OTHER: 8000}
+            usage = {NAMESPACE: NamespaceUsage(3, 9000), OTHER: NamespaceUsage(2, 8000)}
+            assert tier.namespaces() == usage
             assert tier.erase(b"?" * 32) == 0
             assert tier.erase(NAMESPACE) == 3
             assert tier.erase(NAMESPACE) == 0
-            assert tier.namespaces()[NAMESPACE] == 0
+            assert tier.namespaces()[NAMESPACE] == NamespaceUsage()
             assert [tier.has(key) for key in keys(ours)] == [False] * 3
             assert prefix_of(tier, keys(others)) == 2
             eventually(lambda: len(listener.gone) == 3)

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from forebay.record.header import (
@@ -28,6 +29,7 @@ from forebay.sys.world import World
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
+    EvictionCause,
     Hit,
     LoadOutcome,
     Miss,
@@ -40,6 +42,7 @@ from forebay.tiers.disk.erasure import Eraser, wipe_header
 from forebay.tiers.disk.health import Health
 from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
+from forebay.tiers.disk.probing import RecordProbe
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
 from forebay.tiers.disk.regions.directory import OpenDirectory, refuse_too_large
 from forebay.tiers.disk.regions.region import Region
@@ -73,6 +76,7 @@ class Drive:
         self._disk, self._clock, self._barrier = world.disk, world.clock, world.barrier
         self._queue = JobQueue(options)
         self._is_probing = False
+        self._probe_record = RecordProbe(directory.lock)
         self._threads = [
             *self._workers("read", options.read_depth, self._read_forever),
             *self._workers("write", options.write_depth, self._write_forever),
@@ -100,6 +104,13 @@ class Drive:
         if reason is not None:
             self._catalog.abandon(short(job.name.key))
             drop(job, reason)
+
+    def probe(self, done: Callable[[str], None]) -> None:
+        """Write, read and verify a record in the lock file; the reason, if that fails."""
+        if not self.health.is_on:
+            done(MissReason.TIER_OFF)
+        else:
+            self._probe_record.begin(self.submit_store, self.submit_load, done)
 
     def erase(self, namespace: bytes | None) -> int:
         """Wipe a namespace's records, or all, wherever they lie here; how many were wiped."""
@@ -152,7 +163,7 @@ class Drive:
             failed: LoadOutcome = Miss(MissReason.IO_ERROR)
             outcome = self._barrier.result("a read", failed, self._load, job, page)
             self._queue.end_load(job)
-            job.done(outcome)
+            job.done(replace(outcome, begun=job.started))
 
     def _load(self, job: LoadJob, page: memoryview) -> LoadOutcome:
         if job.started >= job.deadline:
@@ -167,12 +178,13 @@ class Drive:
         found = _verify(page, job, count)
         if isinstance(found, Damage):
             if found not in _WRONG_CLAIM:  # verify: a claim costs nobody a record
-                self._catalog.forget(short(job.name.key), job.place)
+                key = short(job.name.key)
+                self._catalog.forget(key, job.place, EvictionCause.DAMAGED)
             wrong = found in _WRONG_RECORD
             return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
         self.read_bytes += length
-        self._catalog.mark_read(short(job.name.key))
-        return Hit(length, found)
+        used_at = self._catalog.mark_read(short(job.name.key), job.started)
+        return Hit(length, found, used_at=used_at)
 
     def _write_forever(self) -> None:
         page = memory.allocate(PAGE_BYTES)
@@ -180,9 +192,11 @@ class Drive:
             failed: StoreOutcome = Dropped(DropReason.IO_ERROR)
             outcome = self._barrier.result("a write", failed, self._store, job, page)
             self._queue.end_store(job)
-            job.done(outcome)
+            job.done(replace(outcome, begun=job.started))
 
     def _store(self, job: StoreJob, page: memoryview) -> StoreOutcome:
+        if job.region is not None:
+            return self._store_at(job, page, job.region)
         key = short(job.name.key)
         placed = self.region_log.place(job.length)
         if isinstance(placed, DropReason):
@@ -191,15 +205,22 @@ class Drive:
                 self._failed()
             return Dropped(placed)
         region, offset = placed
-        digest = job.digest or Digest(payload_hash(job.source[: job.length]))
-        header = RecordHeader(job.name, job.length, digest.payload_hash, shards=digest.shards)
-        pack(header, page, Position(region.generation, offset).pack())
+        header = _pack_header(job, page, Position(region.generation, offset))
         refused = self._write(job, page, region, offset)
         if refused is None:
             refused = self._settle(region, header, offset)
         else:
             self._catalog.abandon(key)
         self.region_log.end_use(region, offset)
+        return Stored() if refused is None else Dropped(refused)
+
+    def _store_at(self, job: StoreJob, page: memoryview, region: Region) -> StoreOutcome:
+        """Write a record that nobody is to find, or zeros in its place."""
+        if job.is_wiping:
+            memory.zero(page)
+        else:
+            _pack_header(job, page, Position(region.generation, 0))
+        refused = self._write(job, page, region, 0)
         return Stored() if refused is None else Dropped(refused)
 
     def _settle(self, region: Region, header: RecordHeader, offset: int) -> DropReason | None:
@@ -263,6 +284,13 @@ class Drive:
                 _log.warning("%s answers again and is switched on", self.directory.path)
         finally:
             self._is_probing = False
+
+
+def _pack_header(job: StoreJob, page: memoryview, position: Position) -> RecordHeader:
+    digest = job.digest or Digest(payload_hash(job.source[: job.length]))
+    header = RecordHeader(job.name, job.length, digest.payload_hash, shards=digest.shards)
+    pack(header, page, position.pack())
+    return header
 
 
 def _verify(page: memoryview, job: LoadJob, count: int) -> RecordHeader | Damage:

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Self
 
 from forebay.errors import DirectoryError, MediumError, StartupError
@@ -17,11 +18,13 @@ from forebay.tiers.contract import (
     LoadOutcome,
     Miss,
     MissReason,
+    NamespaceUsage,
     Prefix,
     StoreOutcome,
     Tier,
     TierListener,
     Usage,
+    VolumeProbe,
     VolumeStatus,
 )
 from forebay.tiers.disk.catalog import Catalog
@@ -160,7 +163,11 @@ class DiskTier(Tier):
             return None
         return found[1].length
 
-    def namespaces(self) -> dict[bytes, int]:
+    def used(self, key: bytes, at: float) -> None:
+        """See Tier."""
+        self._catalog.mark_used(short(key), at)
+
+    def namespaces(self) -> dict[bytes, NamespaceUsage]:
         """See Tier."""
         return self._catalog.namespaces()
 
@@ -180,6 +187,14 @@ class DiskTier(Tier):
                 return True
         return False
 
+    def probe(self, done: Callable[[VolumeProbe], None]) -> int:
+        """See Tier."""
+        for number, drive in enumerate(self._drives):
+            drive.probe(partial(_tell, done, number))
+        for number in range(len(self._missing)):
+            done(VolumeProbe(len(self._drives) + number, MissReason.TIER_OFF))
+        return len(self._drives) + len(self._missing)
+
     def usage(self) -> Usage:
         """See Tier."""
         records, payload_bytes = self._catalog.counts()
@@ -198,6 +213,7 @@ class DiskTier(Tier):
                 drive.region_log.allocated_bytes,
                 drive.region_log.evicted_regions,
                 drive.region_log.left_alone,
+                drive.region_log.life_written_bytes,
             )
             for drive in self._drives
         ] + [VolumeStatus(path, False, 1, 0, 0, 0, 0) for path in self._missing]
@@ -236,6 +252,10 @@ class DiskTier(Tier):
                     region.number for drive in off for region in drive.region_log.regions()
                 ]
                 self._catalog.set_unavailable(unavailable)
+
+
+def _tell(done: Callable[[VolumeProbe], None], volume: int, failure: str) -> None:
+    done(VolumeProbe(volume, failure))
 
 
 def _recover(
