@@ -286,9 +286,7 @@ class Lookups:
             tokens = min(records, hit.chunks) * self._shape.chunk_tokens if is_usable else 0
         if tokens - load.computed < limits.min_tokens:
             is_wrong = tracked.attribution.decision is Decision.WRONG_PROMISE
-            return self._missed(
-                tracked, Decision.WRONG_PROMISE if is_wrong else Decision.NO_ROOM
-            )
+            return self._missed(tracked, Decision.WRONG_PROMISE if is_wrong else Decision.NO_ROOM)
         return tokens - load.computed, True
 
     def _ask(self, tracked: TrackedRequest, first: int, known: int) -> None:

@@ -13,7 +13,8 @@ some tier, and when the last copy of that one goes, what continues it in DRAM go
 thread-safe: the pool's thread owns it.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from enum import IntEnum
 from itertools import takewhile
 from typing import Final
@@ -48,6 +49,7 @@ class Chunk:
         "pins",
         "shards",
         "slot_bytes",
+        "source",
         "state",
         "tiers",
         "writing_to",
@@ -71,12 +73,18 @@ class Chunk:
         self.engine = ""  # that fills it, or that it is being read for
         self.digest = b""  # payload hash, of a READY one: as its producer, or its record, says
         self.shards = 1  # of which that is the hash, likewise
+        self.source = 0  # where it was when it was last wanted: 0 DRAM, n the lower tier n - 1
 
     @property
     def parent(self) -> bytes | None:
         """The short key of the record without which this one is of no use, if any."""
         parent = self.name.parent
         return None if parent == ROOT else short(parent)
+
+    def take_source(self) -> int:
+        """Where it was until somebody wanted it; whoever wants it next finds it in DRAM."""
+        source, self.source = self.source, 0
+        return source
 
     @property
     def is_unsettled(self) -> bool:
@@ -99,6 +107,7 @@ class ChunkTable:
         self._by_key: dict[bytes, Chunk] = {}
         self._by_offset: dict[int, Chunk] = {}
         self._children: dict[bytes, set[Chunk]] = {}  # parent → children in DRAM
+        self._namespaces: Counter[bytes] = Counter()  # chunks of each
         self._ready: set[bytes] = set()  # keys of chunks that are READY: lookups need no more
 
     def __len__(self) -> int:
@@ -141,6 +150,7 @@ class ChunkTable:
         assert chunk.offset not in self._by_offset
         self._by_key[chunk.key] = chunk
         self._by_offset[chunk.offset] = chunk
+        self._namespaces[chunk.name.namespace] += 1
         self._link(chunk)
 
     def set_ready(self, chunk: Chunk) -> None:
@@ -151,7 +161,9 @@ class ChunkTable:
     def rename(self, chunk: Chunk, name: RecordName) -> None:
         """A loaded chunk's record says what it is in full."""
         self._unlink(chunk)
+        self._uncount(chunk)
         chunk.name = name
+        self._namespaces[name.namespace] += 1
         self._link(chunk)
 
     def remove(self, chunk: Chunk) -> None:
@@ -159,6 +171,7 @@ class ChunkTable:
         del self._by_key[chunk.key]
         self._ready.discard(chunk.key)
         del self._by_offset[chunk.offset]
+        self._uncount(chunk)
         self._unlink(chunk)
 
     def descendants(self, *keys: bytes) -> list[Chunk]:
@@ -178,6 +191,16 @@ class ChunkTable:
     def has_children(self, key: bytes) -> bool:
         """Whether a chunk in DRAM continues this key."""
         return key in self._children
+
+    @property
+    def namespaces(self) -> Collection[bytes]:
+        """Those that have chunks in DRAM, in whatever state."""
+        return self._namespaces.keys()
+
+    def _uncount(self, chunk: Chunk) -> None:
+        self._namespaces[chunk.name.namespace] -= 1
+        if not self._namespaces[chunk.name.namespace]:
+            del self._namespaces[chunk.name.namespace]
 
     def _link(self, chunk: Chunk) -> None:
         parent = chunk.parent

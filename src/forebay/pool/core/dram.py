@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
+from forebay.decisions import Decision
 from forebay.pool.core.budget import NOBODY, Budget, Processes
 from forebay.pool.core.chunks import Chunk, ChunkTable, SlotState
+from forebay.pool.core.recent.lost_keys import LostKeys
 from forebay.pool.core.stack import TierStack
 from forebay.pool.policy.contract import Policy
 from forebay.record.header import ROOT, RecordHeader, RecordName
@@ -58,6 +60,7 @@ class Dram:
         self.slab = slab
         self.chunks = chunks
         self.policy = policy
+        self.lost_keys = LostKeys()
         processes = self.processes = Processes()
         # By engines, for whatever purpose; pinned, or being loaded; unsettled, see Chunk.
         held = Budget(lambda: slab.cap_bytes * 3 // 4, processes)
@@ -235,6 +238,7 @@ class Dram:
             if not self.has(record.key):
                 # Another tier may have had it when it left, and have let it go since.
                 self._stack.lost(record.key)
+                self.lost_keys.left(record.key)
                 if self.chunks.has_children(record.key):
                     self._drop_descendants(record.key)
         size = sum(record.length for record in records)
@@ -249,6 +253,8 @@ class Dram:
         assert not chunk.writing_to
         if chunk.state is SlotState.READY:
             self.policy.removed(chunk.key)
+            if not chunk.tiers:
+                self.lost_keys.left(chunk.key)
         self.chunks.remove(chunk)
         self.slab.give(chunk.offset)
         if not chunk.tiers:
@@ -257,6 +263,7 @@ class Dram:
     def drop_damaged(self, chunk: Chunk) -> None:
         """A slot does not hold what it should; copies below are verified when they are loaded."""
         if not chunk.is_busy and self.chunks.get(chunk.key) is chunk:
+            self.lost_keys.note(chunk.key, Decision.CORRUPT)
             self.drop(chunk)
             if not chunk.tiers:
                 self._drop_descendants(chunk.key)
@@ -296,6 +303,7 @@ class Dram:
         self._condemned.discard(chunk)
         if not is_here:
             return 0
+        self.lost_keys.note(chunk.key, Decision.CLEARED)
         if wipe:
             zero(self.slab.payload(chunk.offset, chunk.slot_bytes))
         self.drop(chunk)
@@ -327,6 +335,7 @@ class Dram:
 
     def _set_ready(self, chunk: Chunk) -> None:
         self.chunks.set_ready(chunk)
+        self.lost_keys.forget(chunk.key)
         above = chunk.parent or chunk.beside  # to the policy it is worth what its chain is
         self.policy.stored(chunk.key, above, chunk.slot_bytes, self._now())
         chunk.tiers = self._stack.tiers_of(chunk.key)

@@ -25,16 +25,20 @@ from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
 from forebay.pool.messages import (
     PROTOCOL,
+    TIERS_MAX,
     Abort,
     Ask,
     Cancel,
     Clear,
     ClientMessage,
     Commit,
+    Describe,
     Grown,
     Hello,
     Lookup,
     Release,
+    RequestOutcomes,
+    RequestsQuery,
     Reserve,
     Resize,
     Settled,
@@ -143,7 +147,13 @@ class Pool(Core):
         sizes = [segment.size_bytes for segment in memory.segments]
         given_back, arena_bytes = self._slab.given_back, self._slab.arena_bytes
         return Welcome(
-            PROTOCOL, self.generation, memory.limit_bytes, arena_bytes, sizes, given_back
+            PROTOCOL,
+            self.generation,
+            memory.limit_bytes,
+            arena_bytes,
+            sizes,
+            given_back,
+            ["dram", *self._stack.names][:TIERS_MAX],
         ), [segment.descriptor for segment in memory.segments]
 
     def handle(  # noqa: C901 - a line each
@@ -175,9 +185,15 @@ class Pool(Core):
             case Clear():
                 self._loads.retain_nothing()
                 self._admin.clear(session, message)
+            case Describe() | RequestOutcomes() | RequestsQuery():
+                self._loads.recent.handle(session, message, self._clock.monotonic())
             case Hello() | StatsQuery():  # the server's own
                 self._counters["nonsense"] += 1
         return None
+
+    def requests(self, query: RequestsQuery) -> dict[str, object]:
+        """The recent requests that a query names, as `forebay why --json` prints them."""
+        return self._loads.recent.answer(query, self._clock.monotonic())
 
     def disconnected(self, session: Session) -> None:
         """See Core."""
@@ -187,6 +203,7 @@ class Pool(Core):
         """See Core."""
         self._loads.settled(engine)
         self._stores.exited(engine)
+        self._loads.recent.engines.left(engine)
         self._dram.processes.leave(engine)
 
     def lends(self, engine: str) -> bool:

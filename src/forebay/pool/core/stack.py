@@ -21,7 +21,6 @@ from forebay.tiers.contract import (
     LoadOutcome,
     Miss,
     MissReason,
-    Prefix,
     Removed,
     StoreOutcome,
     Tier,
@@ -40,6 +39,14 @@ class TierStatus(NamedTuple):
     name: str
     usage: Usage
     volumes: list[VolumeStatus]
+
+
+class KnownPrefix(NamedTuple):
+    """How much of a chain of keys is known, in any tier."""
+
+    chunks: int  # from the first key
+    is_unknown: bool  # whether the next one is, is being asked in the background
+    by_tier: list[int]  # of these chunks, where they are: DRAM first
 
 
 class TierStack:
@@ -72,25 +79,37 @@ class TierStack:
         """What a tier is called in metrics."""
         return self._tiers[tier].name
 
-    def prefix(self, keys: list[bytes], ready: int) -> Prefix:
+    def prefix(self, keys: list[bytes], ready: int) -> KnownPrefix:
         """How many keys, from the first, are in DRAM or below; the first `ready` are in DRAM."""
         at = ready
+        by_tier = [ready, *[0] * len(self._tiers)]
         is_unknown = False
         while at < len(keys) and not is_unknown:
             if self._chunks.is_coming_or_ready(keys[at]):
                 at += 1
+                by_tier[0] += 1
                 continue
             before, rest = at, keys[at:]
-            for tier in self._tiers:
+            for number, tier in enumerate(self._tiers, 1):
                 found = tier.prefix(rest)
                 at += found.chunks
+                by_tier[number] += found.chunks
                 is_unknown = is_unknown or found.is_unknown
                 if found.chunks:
                     break
             if at == before:
                 break
             is_unknown = False  # whatever it was, it has been found elsewhere
-        return Prefix(at, is_unknown)
+        return KnownPrefix(at, is_unknown, by_tier)
+
+    def is_off(self, key: bytes) -> bool:
+        """Whether a lower tier has a chunk that cannot be loaded now: its volume is off."""
+        return self.has(key) and self.length_of(key) is None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tiers, the nearest first."""
+        return [tier.name for tier in self._tiers]
 
     def tiers_of(self, key: bytes) -> frozenset[int]:
         """The lower tiers that have a chunk."""

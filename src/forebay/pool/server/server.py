@@ -24,6 +24,7 @@ from forebay.pool.messages import (
     AdminReply,
     Clear,
     ClientMessage,
+    Describe,
     Grown,
     Hello,
     Lookup,
@@ -47,6 +48,7 @@ from forebay.sys.sockets import Peer
 _ENGINE_CHARACTERS_MAX: Final = 64
 _COUNTS: Final = ("accepted", "refused", "displaced", "malformed", "cut_off")
 _CAUGHT: Final = "the pool could not act on this message; its log says why."
+_SHARES_NOTHING: Final = ("declined", "weights_unknown")  # of engines, for as long as they run
 _log: Final = logging.getLogger(__name__)
 _ANYONE: Final = Peer(0, -1)  # who has no connection yet
 _Event = Callable[[int], None]
@@ -181,6 +183,8 @@ class PoolServer:
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
         if isinstance(message, Lookup) and self.recorder is not None:
             self.recorder.request(message.keys, self._clock.monotonic())
+        if isinstance(message, Describe):
+            connection.is_onlooker = message.sharing in _SHARES_NOTHING
         if isinstance(message, StatsQuery):
             numbers = {**self._core.stats(), "server": self.counts()}
             # Paths need not be UTF-8: escaped, they come back as they were.

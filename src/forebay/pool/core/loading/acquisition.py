@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
+from forebay.decisions import Decision
 from forebay.identity.groups import rule_of
 from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk, SlotState
@@ -92,6 +93,7 @@ class Acquisition:
         """Cut promises whose deadline has come, and stop retaining what was not asked for."""
         for request in self._asked.due(now):
             self._counters["promises.cut_by_deadline"] += 1
+            request.note.cut = request.note.cut or Decision.DEADLINE
             self._guarded(request, partial(self._promise, request, request.contiguous()))
             self._promotions.disown()
         for request in self._retention.due(now):
@@ -103,7 +105,8 @@ class Acquisition:
             keys = request.unknown_keys
             if request.stop < len(request.keys):
                 continue
-            more, is_unknown = self._stack.prefix(keys, self._dram.chunks.ready_prefix(keys))
+            ready = self._dram.chunks.ready_prefix(keys)
+            more, is_unknown, _ = self._stack.prefix(keys, ready)
             request.unknown_keys = keys[more:] if is_unknown else []
             request.keys = request.keys + keys[:more]
             request.stop = len(request.keys)

@@ -9,11 +9,13 @@ see `orphaned_pins`. The states of a load are drawn in `request`.
 
 from typing import Final
 
+from forebay.decisions import Decision
 from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.loading.acquisition import Acquisition
 from forebay.pool.core.loading.request import LoadRequest, LoadState
 from forebay.pool.core.loading.retention import RETAIN_S
 from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.recent.requests import LookupNote, RecentRequests
 from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
 from forebay.pool.session import Session
 from forebay.record.region import SHORT_KEY_BYTES
@@ -27,6 +29,7 @@ class Loads:
     def __init__(self, parts: CoreParts, hasher: Hasher | None) -> None:
         self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
         self._clock = parts.clock
+        self.recent = RecentRequests(["dram", *self._stack.names])
         self.acquisition = Acquisition(parts, hasher)
         self._requests = self.acquisition.requests
         self._unreported: list[tuple[list[bytes], int]] = []  # lookups the policy is to hear of
@@ -35,9 +38,9 @@ class Loads:
         """Answer how much is known; retain what is here of it, and begin to read the rest."""
         keys = _unrepeated(short_keys(message.keys))
         ready = self._dram.chunks.ready_prefix(keys)
-        known, is_unknown = self._stack.prefix(keys, ready)
+        known, is_unknown, found = self._stack.prefix(keys, ready)
         if ready < known and not self._can_be_loaded(keys[ready]):  # verify: loadable
-            known, is_unknown = ready, False
+            known, is_unknown, found = ready, False, [ready]
         self._unreported.append((keys, known))
         if ready < known:
             self.catch_up()  # before slots are freed for what will be read ahead
@@ -45,18 +48,42 @@ class Loads:
         self._counters["lookups"] += 1
         self._counters["lookup.chunks"] += len(keys)
         self._counters["lookup.known"] += known
+        beyond = self._why_no_more(message.namespace, keys, known)
+        note = LookupNote(message.namespace, found, beyond)
+        self.recent.looked_up(session, message.request, note)
         is_new = self._requests.get(session, message.request) is None
         followed = len(keys) if is_unknown else known
         if followed and is_new and not self._requests.admits(session, followed):  # verify: keys
             self._counters["lookups.not_followed"] += 1
         elif followed and is_new:
-            name = (message.namespace, message.group)
-            request = LoadRequest(session, message.request, name, keys[:known])
+            number, group = message.request, message.group
+            request = LoadRequest(session, number, note, group, keys[:known])
             request.next = request.told = ready
             request.deadline = self._clock.monotonic() + RETAIN_S
             request.unknown_keys = keys[known:] if is_unknown else []
             request.keys_counted = followed
             self.acquisition.add(request)
+
+    def _why_no_more(self, namespace: bytes, keys: list[bytes], known: int) -> Decision | None:
+        """Why no more of a chain is known; None: nothing is, or was, as far as is remembered."""
+        if known >= len(keys):
+            return None
+        why = self._dram.lost_keys.reason(keys[known])
+        if why is None and self._stack.is_off(keys[known]):
+            why = Decision.TIER_OFF
+        if why is None and not known and self._is_of_others(namespace):
+            why = Decision.OTHER_MODEL
+        return why
+
+    def _is_of_others(self, namespace: bytes) -> bool:
+        """Whether the pool has something, and nothing of this namespace."""
+        held = self._dram.chunks.namespaces
+        if namespace in held:
+            return False
+        below = [sizes for _, sizes in self._stack.namespaces()]
+        if any(sizes.get(namespace) for sizes in below):
+            return False
+        return bool(held) or any(any(sizes.values()) for sizes in below)
 
     def _which(self, joined: bytes) -> bytes:
         """A bit for each of these records, the lowest first: whether some tier has it."""
@@ -115,6 +142,7 @@ class Loads:
 
     def disconnected(self, session: Session) -> None:
         """Forget all of a session's requests; what they were promised may still be being read."""
+        self.recent.disconnected(session)
         for request in self._requests.of(session):
             if request.state is LoadState.PROMISED and request.held:
                 self.acquisition.orphaned_pins.take_over(request)

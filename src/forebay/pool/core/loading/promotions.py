@@ -9,14 +9,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from forebay.decisions import Decision
 from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.loading.request import LoadRequest
 from forebay.pool.core.parts import CoreParts
 from forebay.record.header import RecordName
-from forebay.tiers.contract import Hit, LoadOutcome
+from forebay.tiers.contract import Hit, LoadOutcome, MissReason
 
 READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
+# What a read that gave nothing means to the requests that waited for it.
+_WHY: Final = {
+    MissReason.CORRUPT: Decision.CORRUPT,
+    MissReason.WRONG_RECORD: Decision.CORRUPT,
+    MissReason.IO_ERROR: Decision.IO_ERROR,
+    MissReason.TIER_OFF: Decision.TIER_OFF,
+    MissReason.DEADLINE: Decision.DEADLINE,
+    MissReason.BUSY: Decision.DEADLINE,
+}
 Waiting = list[tuple[LoadRequest, int]]  # who waits for a chunk, and which of theirs it is
 
 
@@ -84,8 +94,18 @@ class Promotions:
             name = self._stack.name_of(tier)
             self._counters[f"{name}.loaded"] += 1
             self._counters[f"{name}.loaded_bytes"] += chunk.length
+            chunk.source = tier + 1
         else:
-            reason = "wrong_record" if isinstance(outcome, Hit) else outcome.reason.value
+            reason = MissReason.WRONG_RECORD if isinstance(outcome, Hit) else outcome.reason
             self._counters[f"misses.{reason}"] += 1
+            self._note(chunk, waiting, _WHY.get(reason, Decision.EVICTED))
         self._dram.end_load(chunk, header)
         self._done(chunk, waiting)
+
+    def _note(self, chunk: Chunk, waiting: Waiting, why: Decision) -> None:
+        """A chunk could not be read: whoever waits for it, and looks it up later, hears why."""
+        if why in (Decision.CORRUPT, Decision.IO_ERROR):
+            self._dram.lost_keys.note(chunk.key, why)
+        for request, position in waiting:
+            if position in request.awaited and request.note.cut is None:
+                request.note.cut = why

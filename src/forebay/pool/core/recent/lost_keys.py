@@ -1,0 +1,52 @@
+"""Why chunks that the pool once had are gone: remembered of the last `KEYS_MAX` that left it.
+
+A chunk is noted when its last copy leaves, whatever tier that was in, and forgotten when it is
+stored again. Which request it belonged to is not known here: keys are hashes.
+"""
+
+from typing import Final
+
+from forebay.decisions import Decision
+
+KEYS_MAX: Final = 1 << 16  # some 10 MB; chunks that left before these are as if never stored
+
+
+class LostKeys:
+    """Short keys, each with its reason. Owned by the pool's thread."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[bytes, Decision] = {}  # the oldest first
+        self._erasures = 0  # under way: what leaves meanwhile was cleared
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def note(self, key: bytes, reason: Decision) -> None:
+        """A chunk was damaged, cleared, or could not be read."""
+        self._reasons.pop(key, None)
+        self._reasons[key] = reason
+        if len(self._reasons) > KEYS_MAX:
+            del self._reasons[next(iter(self._reasons))]
+
+    def left(self, key: bytes) -> None:
+        """The last copy of a chunk has left, for room unless there is a better reason."""
+        if self._erasures:
+            self.note(key, Decision.CLEARED)
+        elif key not in self._reasons:
+            self.note(key, Decision.EVICTED)
+
+    def forget(self, key: bytes) -> None:
+        """A chunk is here."""
+        self._reasons.pop(key, None)
+
+    def reason(self, key: bytes) -> Decision | None:
+        """Why a chunk is gone; None: it never was here, or left too long ago."""
+        return self._reasons.get(key)
+
+    def begin_erasure(self) -> None:
+        """An operator has records deleted."""
+        self._erasures += 1
+
+    def end_erasure(self) -> None:
+        """They are deleted, and have been told of."""
+        self._erasures -= 1
