@@ -5,12 +5,16 @@ thread: the server hands every message of a connection to `Core.handle`, and the
 or later, through the connection's `send`.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from typing import Any, Final
 
 from forebay.barrier import Barrier
+from forebay.metrics.catalog import PoolMetrics
 from forebay.pool.messages import ClientMessage, Grown, PoolMessage, Welcome
 
+_ID_BYTES: Final = 4
 Work = Generator[None, None, None]
 
 
@@ -28,6 +32,7 @@ class Session(ABC):
 class Core(ABC):
     """What the server drives. Every method is called on the server's thread and returns at once."""
 
+    metrics: PoolMetrics  # that the server counts in too
     barrier: Barrier  # behind which every message and job is run
     # Set by the server; called with a descriptor, before a segment is used that was added.
     grown: Callable[[Grown, int], None]
@@ -77,9 +82,14 @@ class Core(ABC):
         """Look at deadlines, write behind, scrub; called every 10 ms while `is_waiting`."""
 
     @abstractmethod
-    def stats(self) -> dict[str, object]:
-        """Numbers as `forebay stats --json` prints them."""
+    def stats(self) -> dict[str, Any]:
+        """The core's sections of what `forebay stats --json` prints, made without delay."""
 
     @abstractmethod
     def close(self, timeout_s: float) -> None:
         """Write what is worth keeping within the time, then let go of everything."""
+
+
+def public_id(engine: str) -> str:
+    """Eight hex digits by which people tell engines apart, and from which no name follows."""
+    return hashlib.blake2b(engine.encode(errors="replace"), digest_size=_ID_BYTES).hexdigest()

@@ -94,9 +94,7 @@ class AdminOperations:
             if kept and now < clearing.deadline and any(map(_ends_soon, found)):
                 continue
             self._clearing.remove(clearing)
-            self._dram.lost_keys.begin_erasure()
-            if not self._in_background(clearing.session, partial(self._erase, clearing, kept)):
-                self._dram.lost_keys.end_erasure()
+            self._in_background(clearing.session, partial(self._erase, clearing, kept))
 
     def close(self, timeout_s: float) -> None:
         """Wait for what was begun."""
@@ -175,10 +173,7 @@ class AdminOperations:
         return done.is_set()
 
     def _erase(self, clearing: _Clearing, kept: int) -> AdminReply:
-        try:
-            records, sizes = self._stack.erase(clearing.digits)
-        finally:
-            self._complete(self._dram.lost_keys.end_erasure)
+        records, sizes = self._stack.erase(clearing.digits)
         wipe_free(self._dram.slab, self._on_pool_thread, self._dram.used_bytes)
         dram_bytes, lower_bytes = clearing.sizes.total(), sizes.total()
         sentence = (

@@ -1,13 +1,12 @@
 """Engines as they describe themselves, for `forebay stats` and `forebay why`."""
 
-import hashlib
 from dataclasses import dataclass
 from typing import Final
 
 from forebay.pool.messages import Describe
+from forebay.pool.session import public_id
 
 _ENGINES_MAX: Final = 1024  # descriptions kept; as many engines as can be connected
-_ID_DIGITS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,3 @@ class DescribedEngines:
             }
             for each in self._engines.values()
         ]
-
-
-def public_id(engine: str) -> str:
-    """What others may call an engine: its own name lets whoever knows it act for it."""
-    return hashlib.sha256(b"forebay engine " + engine.encode()).hexdigest()[:_ID_DIGITS]

@@ -7,8 +7,13 @@ stored again. Which request it belonged to is not known here: keys are hashes.
 from typing import Final
 
 from forebay.decisions import Decision
+from forebay.tiers.contract import EvictionCause
 
 KEYS_MAX: Final = 1 << 16  # some 10 MB; chunks that left before these are as if never stored
+_REASONS: Final = {
+    EvictionCause.CLEARED: Decision.CLEARED,
+    EvictionCause.DAMAGED: Decision.CORRUPT,
+}  # of others: evicted
 
 
 class LostKeys:
@@ -16,24 +21,22 @@ class LostKeys:
 
     def __init__(self) -> None:
         self._reasons: dict[bytes, Decision] = {}  # the oldest first
-        self._erasures = 0  # under way: what leaves meanwhile was cleared
 
     def __len__(self) -> int:
         return len(self._reasons)
 
     def note(self, key: bytes, reason: Decision) -> None:
-        """A chunk was damaged, cleared, or could not be read."""
+        """A chunk is gone, or could not be read."""
         self._reasons.pop(key, None)
         self._reasons[key] = reason
         if len(self._reasons) > KEYS_MAX:
             del self._reasons[next(iter(self._reasons))]
 
-    def left(self, key: bytes) -> None:
-        """The last copy of a chunk has left, for room unless there is a better reason."""
-        if self._erasures:
-            self.note(key, Decision.CLEARED)
-        elif key not in self._reasons:
-            self.note(key, Decision.EVICTED)
+    def left(self, key: bytes, cause: EvictionCause) -> None:
+        """The last copy of a chunk has left a tier; a reason that was noted before counts more."""
+        reason = _REASONS.get(cause, Decision.EVICTED)
+        if reason is not Decision.EVICTED or key not in self._reasons:
+            self.note(key, reason)
 
     def forget(self, key: bytes) -> None:
         """A chunk is here."""
@@ -42,11 +45,3 @@ class LostKeys:
     def reason(self, key: bytes) -> Decision | None:
         """Why a chunk is gone; None: it never was here, or left too long ago."""
         return self._reasons.get(key)
-
-    def begin_erasure(self) -> None:
-        """An operator has records deleted."""
-        self._erasures += 1
-
-    def end_erasure(self) -> None:
-        """They are deleted, and have been told of."""
-        self._erasures -= 1

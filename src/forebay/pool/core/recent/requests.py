@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.decisions import REFINED_BY_POOL, WORDS, Decision, decision_of
-from forebay.pool.core.recent.engines import DescribedEngines, public_id
+from forebay.metrics.catalog import PoolMetrics
+from forebay.metrics.requests import RequestSample
+from forebay.pool.core.recent.engines import DescribedEngines
 from forebay.pool.messages import (
     REQUESTS_KEPT,
     Describe,
@@ -23,7 +25,7 @@ from forebay.pool.messages import (
     RequestsQuery,
     RequestsReply,
 )
-from forebay.pool.session import Session
+from forebay.pool.session import Session, public_id
 
 NOTES_MAX: Final = 4096
 _TOKENS_MAX: Final = 1 << 40  # beyond it a number means nothing
@@ -97,9 +99,10 @@ _LATE_MS: Final = 1000
 class RecentRequests:
     """The ring, and the notes. Owned by the pool's thread."""
 
-    def __init__(self, tiers: Sequence[str]) -> None:
+    def __init__(self, metrics: PoolMetrics) -> None:
         self.engines = DescribedEngines()
-        self._tiers = tiers  # names by number, DRAM first
+        self._tiers = metrics.tier_names  # by number, DRAM first
+        self._metrics = metrics.requests
         self._ring: deque[RecentRequest] = deque(maxlen=REQUESTS_KEPT)
         self._numbers = 0
         self._notes: dict[
@@ -156,6 +159,7 @@ class RecentRequests:
             self._by_tier(outcome.loaded),
         )
         self._ring.append(request)
+        self._metrics.record(_sample(request))
         return request
 
     def answer(self, query: RequestsQuery, now: float) -> dict[str, object]:
@@ -185,6 +189,20 @@ def _refined(decision: Decision, note: LookupNote | None) -> Decision:
     if decision is Decision.OTHER_SALT and note.beyond is Decision.OTHER_MODEL:
         return decision
     return note.cut or note.beyond or decision
+
+
+def _sample(request: RecentRequest) -> RequestSample:
+    """A request, as metrics count it."""
+    outcome, loaded = request.outcome, dict(request.loaded)
+    return RequestSample(
+        request.decision.value,
+        outcome.engine_tokens + sum(loaded.values()) + outcome.computed_tokens,
+        outcome.engine_tokens,
+        loaded,
+        (outcome.wait_ms + outcome.load_ms) / 1000,
+        outcome.saved_gpu_ms / 1000,
+        outcome.was_preempted,
+    )
 
 
 def _is_sensible(outcome: Outcome) -> bool:
