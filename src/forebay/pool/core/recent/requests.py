@@ -17,6 +17,7 @@ from forebay.decisions import REFINED_BY_POOL, WORDS, Decision, decision_of
 from forebay.metrics.catalog import PoolMetrics
 from forebay.metrics.requests import RequestSample
 from forebay.pool.core.recent.engines import DescribedEngines
+from forebay.pool.core.recent.prompt_tags import PromptTags
 from forebay.pool.messages import (
     REQUESTS_KEPT,
     Describe,
@@ -103,6 +104,7 @@ class RecentRequests:
         self.engines = DescribedEngines()
         self._tiers = metrics.tier_names  # by number, DRAM first
         self._metrics = metrics.requests
+        self.prompts = PromptTags()
         self._ring: deque[RecentRequest] = deque(maxlen=REQUESTS_KEPT)
         self._numbers = 0
         self._notes: dict[
