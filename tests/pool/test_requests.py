@@ -151,7 +151,11 @@ def test_what_means_nothing_is_not_kept_and_the_ring_is_bounded(place: Path) -> 
                 RequestOutcomes([msgspec.structs.replace(TOLD, request=name) for name in names])
             )
         with PatientClient(service.address.path) as client:
-            newest = lambda: client.requests("", 1, 0, HANG_S)["newest"]  # type: ignore[index]  # noqa: E731
+
+            def newest() -> object:
+                reply = client.requests("", 1, 0, HANG_S)
+                return reply["newest"] if isinstance(reply, dict) else reply
+
             wait_until(lambda: newest() == REQUESTS_KEPT + 100, "all of them, and no nonsense")
             found = client.requests("", REQUESTS_KEPT, 0, HANG_S)
             assert isinstance(found, dict)
@@ -211,16 +215,16 @@ def test_an_engine_that_shares_nothing_is_listed_and_keeps_no_pool_alive(place: 
 
 def printed(capsys: pytest.CaptureFixture[str], service: Service, *words: str) -> tuple[int, str]:
     """What `forebay why` answers; a busy machine may let it give up before."""
-    answer = [2, ""]
+    answers: list[tuple[int, str]] = []
 
     def is_answered() -> bool:
         capsys.readouterr()
-        answer[0] = main(["why", *words, "--socket", service.address.path])
-        answer[1] = capsys.readouterr().out
-        return answer[0] != 2
+        status = main(["why", *words, "--socket", service.address.path])
+        answers.append((status, capsys.readouterr().out))
+        return status != 2
 
     wait_until(is_answered, "an answer")
-    return int(answer[0]), str(answer[1])
+    return answers[-1]
 
 
 def test_why_prints_a_table_a_block_and_json(

@@ -14,6 +14,7 @@ from forebay.sys import processes
 from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 10.0
+_AGAIN_S: Final = 0.05
 _Answer = TypeVar("_Answer")
 
 
@@ -30,6 +31,7 @@ def client_of(parsed: argparse.Namespace) -> Client:
     while not client.join(TIMEOUT_S):
         if client.why not in UNANSWERED or time.monotonic() >= until:
             break
+        time.sleep(_AGAIN_S)
     else:
         return client
     why = client.why
