@@ -9,7 +9,7 @@ from forebay.metrics.registry import SECONDS, Registry
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOutcome:
+class RequestSample:
     """What one request got from the pool; tokens are of its prompt."""
 
     outcome: str  # one of the code's decisions: a bounded set
@@ -55,7 +55,7 @@ class RequestMetrics:
         )
         self.saved_seconds = registry.counter(
             "saved_gpu_seconds_estimate",
-            "GPU time that these would have taken, less the time of their loads: an estimate.",
+            "GPU time that it would have taken to compute these: an estimate.",
             (),
             Unit.SECONDS,
         )
@@ -70,15 +70,15 @@ class RequestMetrics:
         )
         self.preempted.preset([(source,) for source in PreemptedSource])
 
-    def record(self, request: RequestOutcome) -> None:
+    def record(self, request: RequestSample) -> None:
         """A request's fate is known."""
-        self.requests.add(1, (request.outcome,))
         self.wait.observe(request.wait_s)
         if request.was_preempted:
             self.preemptions.add()
             self.preempted.add(request.from_pool, (PreemptedSource.LOADED,))
             self.preempted.add(request.computed_tokens, (PreemptedSource.RECOMPUTED,))
-        else:  # the tokens of a preempted one were counted when it came first
+        else:  # a preempted one, and its tokens, were counted when it came first
+            self.requests.add(1, (request.outcome,))
             self.tokens.add(request.engine_tokens, (TokenSource.ENGINE,))
             self.tokens.add(request.computed_tokens, (TokenSource.COMPUTED,))
             for tier, count in request.loaded_tokens.items():

@@ -16,11 +16,19 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.pool.messages import Clear, ClientMessage, Hello, Resize, Settled, StatsQuery
+from forebay.pool.messages import (
+    Clear,
+    ClientMessage,
+    Hello,
+    RequestsQuery,
+    Resize,
+    Settled,
+    StatsQuery,
+)
 from forebay.pool.server.connection import Connection
 from forebay.sys.sockets import Peer
 
-_OPERATORS: Final = (StatsQuery, Settled, Resize, Clear)
+_OPERATORS: Final = (StatsQuery, RequestsQuery, Settled, Resize, Clear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +60,9 @@ class Roles:
     def refusal(self, connection: Connection, message: ClientMessage) -> str | None:
         """Why this message is not acted upon, in one sentence."""
         uid = connection.peer.uid
-        if isinstance(message, Resize | Clear) and uid not in self.operators:  # verify: operator
-            return f"user {uid} may not clear or resize this pool; see --operator-uid."
+        is_admin = isinstance(message, Resize | Clear | RequestsQuery)
+        if is_admin and uid not in self.operators:  # verify: operator
+            return f"user {uid} may not clear, resize or ask this pool why; see --operator-uid."
         if connection.is_operator and not isinstance(message, _OPERATORS):
             return "an operator neither loads nor stores."
         return None
