@@ -92,6 +92,8 @@ class Lookups:
         self._by_number: dict[int, TrackedRequest] = {}
         self._numbers = 0
         self._estimate = ThroughputEstimate()
+        # Is told what the pool has of a request: chunks, and how many of them in DRAM.
+        self.when_found: Callable[[TrackedRequest, int, int], None] | None = None
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -201,6 +203,8 @@ class Lookups:
             tracked.store.junction = found.known
         if not found.known:
             self._budget.answered()
+        if self.when_found is not None:
+            self.when_found(tracked, found.known, found.ready)
 
     def _local_records(self, tracked: TrackedRequest) -> list[tuple[int, int]]:
         """The local records that a hit of this request could need, in the order of the answer."""

@@ -162,6 +162,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S, pool_uids=uids)
         inputs = Inputs(config, self._shape.chunk_tokens)
         self._scheduler = SchedulerConnector(session, self._shape, limits, inputs)
+        if versions.publishes_events(config):
+            self._scheduler.publish(self._cache)
         self._scheduler.join()
         self._identify()
 
@@ -297,6 +299,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.reset()
             self._identify()
         return True
+
+    @bounded(list)
+    def take_events(self) -> list[Any]:
+        """What vLLM tells routers of the pool, with its own events."""
+        return [] if self._scheduler is None else self._scheduler.take_events()
 
     # The worker's side.
 
