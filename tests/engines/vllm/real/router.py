@@ -1,4 +1,4 @@
-"""A router as far as it listens: vLLM's KV events from its ZMQ socket, and what follows from them."""
+"""A router as far as it listens: vLLM's KV events from its ZMQ socket, and what follows."""
 
 from collections import defaultdict
 from typing import Any

@@ -64,7 +64,7 @@ class PoolEvents:
         self._waiting: deque[Any] = deque()
 
     def stored(self, chunks: Iterable[tuple[TrackedRequest, int]]) -> None:
-        """This engine has stored chunks of group 0: they are in the pool's DRAM."""
+        """Chunks of group 0 that this engine has stored: they are in the pool's DRAM."""
         runs: list[tuple[TrackedRequest, range]] = []
         for tracked, chunk in chunks:
             if runs and runs[-1][0] is tracked and runs[-1][1].stop == chunk:
@@ -191,4 +191,4 @@ class PoolEvents:
         if len(self._waiting) < _WAITING_MAX:
             self._waiting.append(event)
         else:
-            self._counts["events.dropped"] += 1
+            self._counts["dropped.events"] += 1

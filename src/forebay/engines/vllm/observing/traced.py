@@ -6,7 +6,6 @@ and `spans` makes our span there. An outcome that finds no room is dropped and c
 needs OpenTelemetry.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,8 +21,8 @@ _HEADER_LETTERS_MAX: Final = 512  # as W3C asks of those who propagate
 class TracedRequests:
     """What spans are made of. Owned by the scheduler's thread."""
 
-    def __init__(self, counts: Counter[str]) -> None:
-        self._counts = counts
+    def __init__(self) -> None:
+        self._dropped = 0  # since the last step
         self._headers: dict[str, dict[str, str]] = {}  # by request
         self._outcomes: list[dict[str, Any]] = []
 
@@ -40,7 +39,7 @@ class TracedRequests:
     def told(self, outcome: RequestOutcome) -> None:
         """What became of a request is known."""
         if len(self._outcomes) >= OUTCOMES_MAX:
-            self._counts["spans.dropped"] += 1
+            self._dropped += 1
             return
         self._outcomes.append(
             {
@@ -56,8 +55,10 @@ class TracedRequests:
         """A request has ended."""
         self._headers.pop(request_id, None)
 
-    def take(self) -> list[dict[str, Any]]:
-        """What became known since the last step: plain values."""
+    def take(self, counts: dict[str, int]) -> list[dict[str, Any]]:
+        """What became known since the last step, as plain values; what was dropped is counted."""
+        if self._dropped:
+            counts["dropped.spans"], self._dropped = self._dropped, 0
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
