@@ -1,49 +1,57 @@
-"""vLLM's own API server, as a client and an operator have it in hand."""
+"""vLLM's own API server in a process of its own, as a client and an operator have it in hand."""
 
 import json
 import os
+import runpy
+import socket
+import sys
+import urllib.error
 import urllib.request
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.engine import HANG_S, KV_BYTES, NO_DEADLINES
-from tests.engines.vllm.real.forked import VARIABLES
+from tests.engines.vllm.real.engine_process import transfer_config
 from tests.engines.vllm.real.models import Tokens
-from tests.pool_process import PoolProcess
+from tests.pool_process import PoolProcess, wait_until
 
-from forebay.bench.processes import HOST, ServerProcess, free_port
-from forebay.engines.start import vllm
-from forebay.settings import Settings
+HOST = "127.0.0.1"
+VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "1",  # its prefix cache can be emptied
+    "OTEL_BSP_SCHEDULE_DELAY": "100",  # ms between two exports of spans
+}
+
+
+def serve(_: Connection, arguments: list[str], log: str) -> None:
+    """What `python -m vllm.entrypoints.openai.api_server` does."""
+    os.setsid()  # killed with all that it starts
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.dup2(2, 1)
+    os.environ.update(VARIABLES)
+    sys.argv = ["vllm", *arguments]
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 
 class ApiServer:
     """A server with a pool; `flags` are vLLM's."""
 
     def __init__(self, model: Path, pool: PoolProcess, log: Path, *flags: str) -> None:
-        extra = {"socket": pool.socket, **NO_DEADLINES}
-        transfer = vllm.transfer_config(Settings(), pool.socket)
-        transfer["kv_connector_extra_config"] = extra
-        port = free_port()
-        fixed = ["--model", str(model), "--served-model-name", "model", "--host", HOST]
-        fixed += ["--port", str(port), "--dtype", "float32", "--max-model-len", "2048"]
-        fixed += ["--max-num-seqs", "4", "--enforce-eager", "--skip-tokenizer-init"]
-        fixed += ["--kv-cache-memory-bytes", str(KV_BYTES), "--enable-prompt-tokens-details"]
-        variables = {
-            **os.environ,
-            **VARIABLES,
-            "VLLM_SERVER_DEV_MODE": "1",  # its prefix cache can be emptied
-            "OTEL_BSP_SCHEDULE_DELAY": "100",  # ms between two exports of spans
-        }
-        self._process = ServerProcess.start(
-            vllm.command([*fixed, *flags], transfer),
-            vllm.environment(Settings(), variables, offline=True),
-            port,
-            log,
-        )
+        settings = {"socket": pool.socket, **NO_DEADLINES}
+        self._port = free_port()
+        arguments = ["--model", str(model), "--served-model-name", "model", "--host", HOST]
+        arguments += ["--port", str(self._port), "--dtype", "float32", "--max-model-len", "2048"]
+        arguments += ["--max-num-seqs", "4", "--enforce-eager", "--skip-tokenizer-init"]
+        arguments += ["--kv-cache-memory-bytes", str(KV_BYTES), "--enable-prompt-tokens-details"]
+        transfer = transfer_config(settings, is_recorded=False)
+        arguments += ["--kv-transfer-config", json.dumps(transfer), *flags]
+        self._process, self._pipe = forked.start(serve, arguments, str(log))
+        self._log = log
         try:
-            self._process.wait()
+            wait_until(self._is_up, "vLLM's API server", HANG_S)
         except BaseException:
-            self._process.kill()
+            self.kill()
             raise
 
     def ask(
@@ -84,20 +92,37 @@ class ApiServer:
         )
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.process.wait(HANG_S)
+        """With all of its processes, at once."""
+        assert self._process.pid is not None
+        os.killpg(self._process.pid, 9)
+        self._process.join()
+        self._pipe.close()
+
+    def _is_up(self) -> bool:
+        assert self._process.is_alive(), self._log.read_text(errors="replace")[-4000:]
+        try:
+            self._fetch("/health")
+        except urllib.error.URLError:
+            return False
+        return True
 
     def _fetch(self, path: str, body: object = None, headers: dict[str, str] | None = None) -> str:
-        endpoint = self._process.endpoint
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            f"http://{endpoint.host}:{endpoint.port}{path}",
+            f"http://{HOST}:{self._port}{path}",
             data,
             {"Content-Type": "application/json", **(headers or {})},
         )
         with urllib.request.urlopen(request, timeout=HANG_S) as reply:
             content: bytes = reply.read()
         return content.decode()
+
+
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def cached_of(answer: dict[str, Any]) -> int:
