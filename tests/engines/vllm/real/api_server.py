@@ -1,12 +1,11 @@
 """vLLM's own API server in a process of its own, as a client and an operator have it in hand."""
 
+import http.client
 import json
 import os
 import runpy
 import socket
 import sys
-import urllib.error
-import urllib.request
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tests.engines.vllm.real.engine_process import transfer_config
 from tests.engines.vllm.real.models import Tokens
 from tests.pool_process import PoolProcess, wait_until
 
-HOST = "127.0.0.1"
 VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "1",  # its prefix cache can be emptied
     "OTEL_BSP_SCHEDULE_DELAY": "100",  # ms between two exports of spans
@@ -39,9 +37,9 @@ class ApiServer:
 
     def __init__(self, model: Path, pool: PoolProcess, log: Path, *flags: str) -> None:
         settings = {"socket": pool.socket, **NO_DEADLINES}
-        self._port = free_port()
-        arguments = ["--model", str(model), "--served-model-name", "model", "--host", HOST]
-        arguments += ["--port", str(self._port), "--dtype", "float32", "--max-model-len", "2048"]
+        self._socket = str(pool.place / "api.sock")
+        arguments = ["--model", str(model), "--served-model-name", "model", "--uds", self._socket]
+        arguments += ["--dtype", "float32", "--max-model-len", "2048"]
         arguments += ["--max-num-seqs", "4", "--enforce-eager", "--skip-tokenizer-init"]
         arguments += ["--kv-cache-memory-bytes", str(KV_BYTES), "--enable-prompt-tokens-details"]
         transfer = transfer_config(settings, is_recorded=False)
@@ -102,27 +100,35 @@ class ApiServer:
         assert self._process.is_alive(), self._log.read_text(errors="replace")[-4000:]
         try:
             self._fetch("/health")
-        except urllib.error.URLError:
+        except OSError:
             return False
         return True
 
     def _fetch(self, path: str, body: object = None, headers: dict[str, str] | None = None) -> str:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://{HOST}:{self._port}{path}",
-            data,
-            {"Content-Type": "application/json", **(headers or {})},
-        )
-        with urllib.request.urlopen(request, timeout=HANG_S) as reply:
-            content: bytes = reply.read()
-        return content.decode()
+        connection = _Connection(self._socket)
+        try:
+            sent = {"Content-Type": "application/json", **(headers or {})}
+            data = None if body is None else json.dumps(body)
+            connection.request("GET" if data is None else "POST", path, data, sent)
+            reply = connection.getresponse()
+            content = reply.read().decode()
+        finally:
+            connection.close()
+        assert reply.status == http.HTTPStatus.OK, (path, reply.status, content[:1000])
+        return content
 
 
-def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+class _Connection(http.client.HTTPConnection):
+    """To a server at a Unix socket: no port, and nobody else's either."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=HANG_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(HANG_S)
+        self.sock.connect(self._path)
 
 
 def cached_of(answer: dict[str, Any]) -> int:

@@ -7,6 +7,7 @@ import pytest
 from tests.engines.vllm.real.engine import HANG_S, Engine
 from tests.engines.vllm.real.models import Tokens, dialogs
 from tests.engines.vllm.real.router import Router
+from tests.engines.vllm.real.test_equality import is_written
 from tests.pool_process import PatientClient, PoolProcess, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -105,9 +106,3 @@ def test_a_router_sees_what_is_stored_found_on_disk_and_gone(
     wait_for(router, lambda: blocks <= router.media["CPU"], "what was stored again")
     assert engine.do("state")["failures"] == 0
     assert not engine.do("has_module", name="forebay.engines.vllm.observing.spans"), "not traced"
-
-
-def is_written(pool: PoolProcess) -> bool:
-    """Whether the disk has everything that was stored."""
-    stats = pool.stats()
-    return bool(stats["disk"]["records"] >= stats["counters"]["stored.chunks"])

@@ -4,13 +4,14 @@ Real vLLM's API server, a real OTLP receiver, a real pool.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engines.vllm.real.api_server import ApiServer, cached_of
 from tests.engines.vllm.real.engine import HANG_S, stored_chunks
-from tests.engines.vllm.real.models import dialogs
+from tests.engines.vllm.real.models import Tokens, dialogs
 from tests.engines.vllm.real.receiver import ReceivedSpan, TraceReceiver
 from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
@@ -59,7 +60,7 @@ def server(
 
 def spans_of(receiver: TraceReceiver, answer: dict[str, Any]) -> tuple[ReceivedSpan, ReceivedSpan]:
     """vLLM's span of a request, and ours beneath it."""
-    name = f"{answer['id']}-0"  # a prompt of a list of prompts, as vLLM counts them
+    name = f"{answer['id']}-0"  # the first prompt of the request, as vLLM names it
     wait_until(lambda: receiver.of(name, VLLMS), "vLLM's span", HANG_S)
     wait_until(lambda: receiver.of(name, OURS), "our span", HANG_S)
     (theirs,), (ours,) = receiver.of(name, VLLMS), receiver.of(name, OURS)
@@ -93,3 +94,50 @@ def test_a_span_beneath_vllms_says_where_the_tokens_came_from(
     assert ours.attributes["forebay.cached_tokens.engine"] == 0
     assert ours.attributes["forebay.computed_tokens"] == 88
     assert ours.attributes["forebay.load_ms"] > 0
+
+
+def test_samples_of_one_prompt_have_a_span_each(server: ApiServer, receiver: TraceReceiver) -> None:
+    answer = server.ask(dialogs(1, 300, 7)[0], n=2, temperature=0.5)
+    name = f"{answer['id']}-0"
+    wait_until(lambda: len(receiver.of(name, VLLMS)) == 2, "vLLM's spans", HANG_S)
+    parents = {span.id for span in receiver.of(name, VLLMS)}
+
+    def ours() -> list[ReceivedSpan]:
+        samples = [receiver.of(each, OURS) for each in (name, f"0_{name}", f"1_{name}")]
+        return [span for spans in samples for span in spans]
+
+    wait_until(lambda: len(ours()) == 2, "our spans", HANG_S)
+    assert {span.parent for span in ours()} == parents
+
+
+def cached_in(server: ApiServer) -> tuple[int, int]:
+    """Tokens that the engine had itself, and those that it took from the pool, by its metrics."""
+    own = server.total("vllm:prefix_cache_hits_total")
+    return own, server.total("forebay:loaded_total", unit="tokens")
+
+
+def test_metrics_add_up_to_what_clients_are_told(server: ApiServer, pool: PoolProcess) -> None:
+    """Whatever the source: the engine's own cache, DRAM, disk; whole prompts, parts, none."""
+    before = cached_in(server)
+    told = 0
+
+    def ask_all(prompts: list[Tokens], answer: int = 8, **more: Any) -> None:
+        nonlocal told
+        with ThreadPoolExecutor(len(prompts)) as clients:
+            answers = clients.map(lambda prompt: server.ask(prompt, answer, **more), prompts)
+            told += sum(map(cached_of, answers))
+
+    prompts = dialogs(6, 600, 77)
+    ask_all(prompts)  # more than the engine's own cache has room for
+    ask_all([prompt + prompt[:300] for prompt in prompts])  # loaded again, with others at once
+    ask_all([prompts[0][:200], prompts[1][:512], prompts[2]], cache_salt="tenant")
+    server.empty_cache()
+    ask_all([prompts[3][:256]])
+    ask_all([prompts[3][:512]])  # a whole prompt: some of it is in the engine, the rest is not
+    ask_all([prompts[4][:512]])  # a whole prompt, all of it from the pool
+    ask_all(dialogs(4, 1000, 78), answer=500)  # preempted: they do not all fit
+    assert server.total("vllm:num_preemptions_total") > 0
+    own, loaded = (now - then for now, then in zip(cached_in(server), before, strict=True))
+    assert loaded >= 6 * 512, "from the pool"
+    assert own > 0
+    assert own + loaded == told
