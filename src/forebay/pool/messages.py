@@ -241,7 +241,7 @@ class Outcome(_Message, frozen=True):
 
     request: Annotated[str, msgspec.Meta(max_length=REQUEST_LETTERS_MAX)]  # as the engine names it
     decision: Annotated[str, msgspec.Meta(max_length=REQUEST_LETTERS_MAX)]  # a `Decision`
-    detail: Annotated[str, msgspec.Meta(max_length=REQUEST_LETTERS_MAX)]  # of it, or empty
+    detail: Annotated[str, msgspec.Meta(max_length=MODEL_LETTERS_MAX)]  # of it in words, or empty
     lookup: int  # its `Lookup.request` on this connection; 0: none
     prompt_tokens: int
     engine_tokens: int  # that the engine had itself
@@ -256,7 +256,7 @@ class Outcome(_Message, frozen=True):
     age_ms: int = 0  # since then: told late, for there was no pool
 
 
-class Outcomes(_Message, frozen=True, tag="outcomes"):
+class RequestOutcomes(_Message, frozen=True, tag="outcomes"):
     """What became of requests with respect to the pool, each told when the engine computes it."""
 
     outcomes: Annotated[list[Outcome], msgspec.Meta(max_length=OUTCOMES_MAX)]
@@ -336,7 +336,7 @@ ClientMessage = (
     | Commit
     | Abort
     | Describe
-    | Outcomes
+    | RequestOutcomes
     | RequestsQuery
     | StatsQuery
     | Resize

@@ -27,7 +27,7 @@ class RequestOutcome:
     computed_tokens: int = 0  # of the prompt, and after a preemption of the answer: by the GPU
     found_tokens: int = 0  # that the pool knew, from the first token on
     found_dram_tokens: int = 0  # of these, in DRAM when it answered
-    detail: str = ""  # of NOT_SHARED: the kind, as docs/compatibility.md names it
+    detail: str = ""  # of NOT_SHARED: why, in words, without a full stop
     was_preempted: bool = False  # it was scheduled before, and lost its blocks
     lookup: int = 0  # the number of its last lookup on the connection to the pool; 0: none
     lookup_ms: float = 0.0  # until the pool had answered

@@ -19,7 +19,7 @@ from forebay.pool.messages import (
     SENTENCE_MAX,
     Describe,
     Outcome,
-    Outcomes,
+    RequestOutcomes,
 )
 
 _PENDING_MAX: Final = 256  # outcomes that no pool has heard of
@@ -58,7 +58,7 @@ class Reporter:
             outcomes = [_message(outcome, tiers, now - at) for at, outcome in self._pending]
             self._pending.clear()
             for first in range(0, len(outcomes), OUTCOMES_MAX):
-                self._pool.post(Outcomes(outcomes[first : first + OUTCOMES_MAX]), later=True)
+                self._pool.post(RequestOutcomes(outcomes[first : first + OUTCOMES_MAX]), later=True)
 
     def loaded_by_tier(self, attribution: Attribution) -> tuple[tuple[str, int], ...]:
         """Tokens by the names of tiers, the nearest first."""
@@ -96,7 +96,7 @@ def _message(outcome: RequestOutcome, tiers: Sequence[str], age_s: float) -> Out
     return Outcome(
         request=printable(outcome.request_id, REQUEST_LETTERS_MAX),
         decision=outcome.decision.value,
-        detail=outcome.detail[:REQUEST_LETTERS_MAX],
+        detail=printable(outcome.detail, MODEL_LETTERS_MAX),
         lookup=outcome.lookup,
         prompt_tokens=outcome.prompt_tokens,
         engine_tokens=outcome.engine_tokens,

@@ -28,6 +28,7 @@ from forebay.engines.scheduling.stores import EngineStores, LocalRecord
 from forebay.engines.step import WorkerReport
 from forebay.engines.vllm import versions
 from forebay.engines.vllm.inputs import Inputs, KeyedRequest
+from forebay.engines.vllm.kinds import KINDS
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
@@ -117,7 +118,7 @@ class SchedulerConnector:
             self.counts[f"declined.{found}"] += 1
             tracked = TrackedRequest(request, self._shape, root, is_shared=False)
             tracked.attribution.decision = Decision.NOT_SHARED
-            tracked.attribution.detail = found
+            tracked.attribution.detail = KINDS[found].why
         self._requests[request.request_id] = tracked
         self._lookups.look_up(tracked)
 
