@@ -95,7 +95,7 @@ class EngineLoads:
             self._copying[short(tracked.keys[chunk])] = tracked.request.request_id
         self._counts["loads"] += 1
         self._counts["loaded.tokens"] += external
-        tracked.attribution.begin_load(time.monotonic())
+        tracked.attribution.begin_load(time.monotonic(), load.computed)
 
     def next_parts(self, requests: Mapping[str, TrackedRequest]) -> Iterator[LoadPart]:
         """What the workers have to load in this step."""

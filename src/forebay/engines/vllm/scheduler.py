@@ -342,13 +342,15 @@ class SchedulerConnector:
         if known.asked_at and not known.begun_at:
             known.wait_s = time.monotonic() - known.asked_at
         loaded, speed = known.loaded.total(), self._lookups.estimate.tokens_a_s
+        # Of a whole prompt that was loaded the engine computes the last token again.
+        has_loaded = decision is Decision.LOADED
         outcome = RequestOutcome(
             request_id=request.request_id,
             decision=decision,
             detail=known.detail,
             lookup=known.lookup,
             prompt_tokens=request.num_prompt_tokens,
-            engine_tokens=max(0, computed - loaded),
+            engine_tokens=known.engine if has_loaded else max(0, computed - loaded),
             found_tokens=known.found,
             found_dram_tokens=known.ready,
             loaded=self.reporter.loaded_by_tier(known),

@@ -30,7 +30,7 @@ class TraceReceiver:
 
         received = self.spans = []
 
-        class Receiver(service.TraceServiceServicer):
+        class Receiver(service.TraceServiceServicer):  # type: ignore[misc] # it has no types
             def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
                 received.extend(_spans(request))
                 return messages.ExportTraceServiceResponse()

@@ -3,8 +3,9 @@
 Real vLLM's API server, a real OTLP receiver, a real pool.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.pool_process import PoolProcess, running_pool, short_directory, wait_
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CLIENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"}
+SOURCES = ("engine", "dram", "disk")
 OURS, VLLMS = "forebay.request", "llm_request"
 
 
@@ -110,34 +112,64 @@ def test_samples_of_one_prompt_have_a_span_each(server: ApiServer, receiver: Tra
     assert {span.parent for span in ours()} == parents
 
 
-def cached_in(server: ApiServer) -> tuple[int, int]:
-    """Tokens that the engine had itself, and those that it took from the pool, by its metrics."""
-    own = server.total("vllm:prefix_cache_hits_total")
-    return own, server.total("forebay:loaded_total", unit="tokens")
+@dataclass(frozen=True)
+class CachedTokens:
+    """Tokens of prompts that were not computed, from the first time that each was scheduled."""
+
+    engine: int  # vLLM's own prefix cache, by the pool's metrics
+    dram: int
+    disk: int
+    by_vllm: tuple[int, int]  # its own prefix cache, and the connector, by vLLM's metrics
+
+    @classmethod
+    def counted(cls, server: ApiServer, pool: PoolProcess) -> "CachedTokens":
+        own = server.total("vllm:prefix_cache_hits_total")
+        external = server.total("vllm:external_prefix_cache_hits_total")
+        engine, dram, disk = (pool.number("request_tokens", source=each) for each in SOURCES)
+        return cls(engine, dram, disk, (own, external))
+
+    def since(self, before: "CachedTokens") -> "CachedTokens":
+        own, external = (now - then for now, then in zip(self.by_vllm, before.by_vllm, strict=True))
+        return CachedTokens(
+            self.engine - before.engine,
+            self.dram - before.dram,
+            self.disk - before.disk,
+            (own, external),
+        )
 
 
 def test_metrics_add_up_to_what_clients_are_told(server: ApiServer, pool: PoolProcess) -> None:
     """Whatever the source: the engine's own cache, DRAM, disk; whole prompts, parts, none."""
-    before = cached_in(server)
-    told = 0
+    requests, told = 0, 0
 
     def ask_all(prompts: list[Tokens], answer: int = 8, **more: Any) -> None:
-        nonlocal told
+        nonlocal requests, told
         with ThreadPoolExecutor(len(prompts)) as clients:
             answers = clients.map(lambda prompt: server.ask(prompt, answer, **more), prompts)
             told += sum(map(cached_of, answers))
+        requests += len(prompts)
 
+    def has_told(count: int) -> Callable[[], bool]:
+        return lambda: pool.number("requests") >= count
+
+    known, stored = pool.number("requests"), stored_chunks(pool)
+    before = CachedTokens.counted(server, pool)
     prompts = dialogs(6, 600, 77)
-    ask_all(prompts)  # more than the engine's own cache has room for
-    ask_all([prompt + prompt[:300] for prompt in prompts])  # loaded again, with others at once
+    ask_all(prompts)
+    wait_until(lambda: stored_chunks(pool) >= stored + 12, "the commit of all chunks", HANG_S)
+    server.empty_cache()
+    ask_all([prompt + prompt[:300] for prompt in prompts])  # more than the engine has room for
+    ask_all([prompts[0][:200], prompts[1][:512], prompts[2]], cache_salt="tenant")
     ask_all([prompts[0][:200], prompts[1][:512], prompts[2]], cache_salt="tenant")
     server.empty_cache()
     ask_all([prompts[3][:256]])
     ask_all([prompts[3][:512]])  # a whole prompt: some of it is in the engine, the rest is not
     ask_all([prompts[4][:512]])  # a whole prompt, all of it from the pool
     ask_all(dialogs(4, 1000, 78), answer=500)  # preempted: they do not all fit
+    wait_until(has_told(known + requests), "the last outcome", HANG_S)
     assert server.total("vllm:num_preemptions_total") > 0
-    own, loaded = (now - then for now, then in zip(cached_in(server), before, strict=True))
-    assert loaded >= 6 * 512, "from the pool"
-    assert own > 0
-    assert own + loaded == told
+    found = CachedTokens.counted(server, pool).since(before)
+    assert found.dram >= 6 * 512, "from the pool"
+    assert found.engine > 0
+    assert found.by_vllm == (found.engine, found.dram + found.disk)
+    assert found.engine + found.dram + found.disk == told
