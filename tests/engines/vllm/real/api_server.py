@@ -6,6 +6,7 @@ import os
 import runpy
 import socket
 import sys
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class ApiServer:
         arguments += ["--kv-transfer-config", json.dumps(transfer), *flags]
         self._process, self._pipe = forked.start(serve, arguments, str(log))
         self._log = log
+        self._lock = threading.Lock()
+        self.asked = 0  # requests, as the engine counts them; guarded by the lock
         try:
             wait_until(self._is_up, "vLLM's API server", HANG_S)
         except BaseException:
@@ -66,6 +69,8 @@ class ApiServer:
             "return_token_ids": True,
             **more,
         }
+        with self._lock:
+            self.asked += int(more.get("n", 1))
         found: dict[str, Any] = json.loads(self._fetch("/v1/completions", body, headers))
         return found
 

@@ -3,7 +3,7 @@
 Real vLLM's API server, a real OTLP receiver, a real pool.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,18 @@ from tests.engines.vllm.real.api_server import ApiServer, cached_of
 from tests.engines.vllm.real.engine import HANG_S, stored_chunks
 from tests.engines.vllm.real.models import Tokens, dialogs
 from tests.engines.vllm.real.receiver import ReceivedSpan, TraceReceiver
-from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
+from tests.engines.vllm.real.test_equality import is_written
+from tests.pool_process import (
+    PatientClient,
+    PoolProcess,
+    running_pool,
+    short_directory,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+DRAM_BYTES = 64 << 20
+SMALL_BYTES = 4 << 20  # less than the unit in which DRAM is given back: none
 CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CLIENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"}
 SOURCES = ("engine", "dram", "disk")
@@ -25,7 +34,7 @@ OURS, VLLMS = "forebay.request", "llm_request"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[PoolProcess]:
-    with short_directory() as place, running_pool(place, "--dram", "64MiB") as pool:
+    with short_directory() as place, running_pool(place, "--dram", str(DRAM_BYTES)) as pool:
         yield pool
 
 
@@ -138,22 +147,38 @@ class CachedTokens:
         )
 
 
+def settle(server: ApiServer, pool: PoolProcess) -> None:
+    """Until the pool has heard of every request: once, and once more after each preemption."""
+
+    def is_told() -> bool:
+        heard = pool.number("requests") - pool.number("preemptions")
+        return heard == server.asked
+
+    wait_until(is_told, "the last outcome", HANG_S)
+
+
+def empty_dram(pool: PoolProcess) -> None:
+    """From now on the pool has everything on its disk, and nowhere else."""
+    with PatientClient(pool.socket) as operator:
+        for size_bytes in (SMALL_BYTES, DRAM_BYTES):
+            outcome = operator.resize(size_bytes, timeout_s=HANG_S)
+            assert getattr(outcome, "ok", False), outcome
+            if size_bytes == SMALL_BYTES:
+                wait_until(lambda: not pool.number("chunks", tier="dram"), "DRAM", HANG_S)
+
+
 def test_metrics_add_up_to_what_clients_are_told(server: ApiServer, pool: PoolProcess) -> None:
     """Whatever the source: the engine's own cache, DRAM, disk; whole prompts, parts, none."""
-    requests, told = 0, 0
+    told = 0
 
     def ask_all(prompts: list[Tokens], answer: int = 8, **more: Any) -> None:
-        nonlocal requests, told
+        nonlocal told
         with ThreadPoolExecutor(len(prompts)) as clients:
             answers = clients.map(lambda prompt: server.ask(prompt, answer, **more), prompts)
             told += sum(map(cached_of, answers))
-        requests += len(prompts)
 
-    def has_told(count: int) -> Callable[[], bool]:
-        return lambda: pool.number("requests") >= count
-
-    known, stored = pool.number("requests"), stored_chunks(pool)
-    before = CachedTokens.counted(server, pool)
+    settle(server, pool)
+    before, stored = CachedTokens.counted(server, pool), stored_chunks(pool)
     prompts = dialogs(6, 600, 77)
     ask_all(prompts)
     wait_until(lambda: stored_chunks(pool) >= stored + 12, "the commit of all chunks", HANG_S)
@@ -165,11 +190,23 @@ def test_metrics_add_up_to_what_clients_are_told(server: ApiServer, pool: PoolPr
     ask_all([prompts[3][:256]])
     ask_all([prompts[3][:512]])  # a whole prompt: some of it is in the engine, the rest is not
     ask_all([prompts[4][:512]])  # a whole prompt, all of it from the pool
-    ask_all(dialogs(4, 1000, 78), answer=500)  # preempted: they do not all fit
-    wait_until(has_told(known + requests), "the last outcome", HANG_S)
-    assert server.total("vllm:num_preemptions_total") > 0
+    wait_until(lambda: is_written(pool), "the disk", HANG_S)
+    empty_dram(pool)
+    server.empty_cache()
+    ask_all(prompts)
+    seed = 100
+
+    def is_preempted() -> bool:
+        nonlocal seed
+        seed += 1
+        ask_all(dialogs(4, 1000, seed), answer=500)  # they do not all fit
+        return server.total("vllm:num_preemptions_total") > 0
+
+    wait_until(is_preempted, "a preemption", HANG_S)
+    settle(server, pool)
     found = CachedTokens.counted(server, pool).since(before)
-    assert found.dram >= 6 * 512, "from the pool"
+    assert found.dram >= 6 * 512
+    assert found.disk >= 6 * 512
     assert found.engine > 0
     assert found.by_vllm == (found.engine, found.dram + found.disk)
     assert found.engine + found.dram + found.disk == told
