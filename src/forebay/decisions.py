@@ -82,9 +82,10 @@ WORDS: Final[dict[Decision, Words]] = {
         "Send the same cache_salt with requests that may share, or none.",
     ),
     Decision.OTHER_MODEL: Words(
-        "The pool holds nothing of this model and configuration, only of others.",
-        "Expected for the first requests of a model; else compare weights, dtype, context length,"
-        " block size and vLLM's release: each has a namespace of its own (forebay stats).",
+        "The same beginning is known of another model or configuration only, and these share"
+        " nothing.",
+        "Compare the engines' weights, dtype, context length, block size and vLLM release: each"
+        " combination has a namespace of its own (forebay stats).",
     ),
     Decision.EVICTED: Words(
         "The beginning of the prompt was stored and has been evicted since.",

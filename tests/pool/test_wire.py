@@ -22,7 +22,7 @@ OUTCOME = messages.Outcome(
 )
 CLIENT: dict[str, ClientMessage] = {
     "Hello": messages.Hello(messages.PROTOCOL, "e7b1"),
-    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:]),
+    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:], KEY[:8]),
     "Ask": messages.Ask(7, 0, 1, 2000, stream=False, local=[messages.KeyRun(1, KEY[16:])]),
     "Release": messages.Release(7, [0]),
     "Cancel": messages.Cancel(7),

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from forebay.identity.keys import TAG_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
 
 PROTOCOL: Final = 4  # a message more is a number more: an unknown tag ends a connection
@@ -86,6 +87,7 @@ class Lookup(_Message, frozen=True, tag="lookup"):
     group: int
     keys: _Keys
     local: _Keys = b""  # of records that stand alone: only whether they are there is wanted
+    tag: Annotated[bytes, msgspec.Meta(max_length=TAG_BYTES)] = b""  # `prompt_tag`; empty: none
 
 
 class Found(_Message, frozen=True, tag="found"):

@@ -29,6 +29,7 @@ from forebay.engines.scheduling.load_or_recompute import (
 from forebay.engines.scheduling.request import TrackedRequest
 from forebay.engines.scheduling.request_load import ASKED, FOUND, LOOKED_UP, NONE, PROMISED
 from forebay.engines.scheduling.salts import SaltMemory
+from forebay.identity.keys import prompt_tag
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import is_promise_for, is_ready_for
 from forebay.pool.messages import KEYS_MAX, Ask, Cancel, Found, KeyRun, Lookup, Promise, Ready
@@ -118,7 +119,8 @@ class Lookups:
         keys = b"".join(map(short, tracked.keys[:KEYS_MAX]))
         root = tracked.root
         local = b"".join(short(tracked.key_of(record)) for record in self._local_records(tracked))
-        self._pool.post(Lookup(load.number, root.namespace, root.group, keys, local))
+        tag = prompt_tag(root, tracked.request.all_token_ids)
+        self._pool.post(Lookup(load.number, root.namespace, root.group, keys, local, tag))
         self._counts["lookups"] += 1
         tracked.attribution.lookup = load.number
 

@@ -23,6 +23,8 @@ from forebay.pool.core.dram import Dram
 from forebay.pool.core.hashing import Hasher, Scrubber
 from forebay.pool.core.loading.loads import Loads
 from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.probing import Prober
+from forebay.pool.core.recent.requests import RecentRequest
 from forebay.pool.core.stack import TierOpener, TierStack
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
@@ -49,7 +51,7 @@ from forebay.pool.messages import (
     Welcome,
 )
 from forebay.pool.policy.contract import Policy
-from forebay.pool.session import Core, Session, Work
+from forebay.pool.session import Core, ProbeTold, Session, Work
 from forebay.sys.shared import Segment
 from forebay.sys.world import World
 from forebay.tiers.contract import Removed
@@ -115,6 +117,7 @@ class Pool(Core):
         loads_wait = self._acquisition.wait_for_room
         self._stores = Stores(parts, self._write_behind, loads_wait)
         self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
+        self._prober = Prober(parts, hasher, self._acquisition.damaged)
         self._admin = AdminOperations(parts, self._slab_grown)
         self._status = Status(
             parts, self._acquisition, self._stores, self._write_behind, options.lives
@@ -164,17 +167,19 @@ class Pool(Core):
             case Clear():
                 self._loads.retain_nothing()
                 self._admin.clear(session, message)
-            case Describe() | RequestOutcomes() | RequestsQuery():
+            case Describe() | RequestOutcomes():
                 if isinstance(message, Describe) and message.namespace:
                     self._status.name_namespace(message.namespace, message.model)
                 self._loads.recent.handle(session, message, self._clock.monotonic())
+            case RequestsQuery():
+                return self._loads.recent.reply(session, message, self._clock.monotonic())
             case Hello() | StatsQuery():  # the server's own
                 self.metrics.error(ErrorKind.UNEXPECTED)
         return None
 
-    def requests(self, query: RequestsQuery) -> dict[str, object]:
-        """The recent requests that a query names, as `forebay why --json` prints them."""
-        return self._loads.recent.answer(query, self._clock.monotonic())
+    def requests(self, query: RequestsQuery) -> list[RecentRequest]:
+        """The recent requests that a query names, the newest last."""
+        return self._loads.recent.found(query)
 
     def disconnected(self, session: Session) -> None:
         """See Core."""
@@ -245,6 +250,10 @@ class Pool(Core):
     def stats(self) -> dict[str, Any]:
         """See Core."""
         return self._status.snapshot(len(self._loads.recent))
+
+    def probe(self, told: ProbeTold) -> list[tuple[str, int]]:
+        """See Core."""
+        return self._prober.begin(told)
 
     def close(self, timeout_s: float) -> None:
         """See Core."""

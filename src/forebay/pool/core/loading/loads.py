@@ -50,7 +50,7 @@ class Loads:
         session.send(Found(message.request, known, ready, self._which(message.local)))
         self._count(len(keys), known, below)
         self._metrics.lookup_seconds.observe(self._clock.monotonic() - begun)
-        beyond = self._why_no_more(message.namespace, keys, known)
+        beyond = self._why_no_more(message, keys, known)
         note = LookupNote(message.namespace, [known - sum(below), *below], beyond)
         self.recent.looked_up(session, message.request, note)
         is_new = self._requests.get(session, message.request) is None
@@ -75,23 +75,17 @@ class Loads:
         for name, count in zip(self._tier_names[1:], below, strict=False):
             found.add(count, (name,))
 
-    def _why_no_more(self, namespace: bytes, keys: list[bytes], known: int) -> Decision | None:
-        """Why no more of a chain is known; None: nothing is, or was, as far as is remembered."""
+    def _why_no_more(self, message: Lookup, keys: list[bytes], known: int) -> Decision | None:
+        """Why no more of a chain is known; None: it never was, as far as is remembered."""
+        is_elsewhere = self.recent.prompts.seen(message.tag, message.namespace)
         if known >= len(keys):
             return None
         why = self._dram.lost_keys.reason(keys[known])
         if why is None and self._stack.is_off(keys[known]):
             why = Decision.TIER_OFF
-        if why is None and not known and self._is_of_others(namespace):
+        if why is None and not known and is_elsewhere:
             why = Decision.OTHER_MODEL
         return why
-
-    def _is_of_others(self, namespace: bytes) -> bool:
-        """Whether the pool has something, and nothing of this namespace."""
-        held = [self._dram.chunks.namespaces(), *(found for _, found in self._stack.namespaces())]
-        if any(namespace in found and found[namespace].records for found in held):
-            return False
-        return any(usage.records for found in held for usage in found.values())
 
     def _which(self, joined: bytes) -> bytes:
         """A bit for each of these records, the lowest first: whether some tier has it."""

@@ -17,7 +17,7 @@ from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.loading.request import LoadRequest
 from forebay.pool.core.parts import CoreParts
-from forebay.pool.core.stack import Operation
+from forebay.pool.core.stack import TierOperation
 from forebay.record.header import RecordName
 from forebay.tiers.contract import Hit, Miss, MissReason
 
@@ -92,10 +92,10 @@ class Promotions:
             if not is_awaited and chunk.engine != NOBODY:
                 self._dram.charge_load(chunk, NOBODY)
 
-    def _ended_on_thread(self, chunk: Chunk, operations: list[Operation]) -> None:
+    def _ended_on_thread(self, chunk: Chunk, operations: list[TierOperation]) -> None:
         self._complete(partial(self._ended, chunk, operations))
 
-    def _ended(self, chunk: Chunk, operations: list[Operation]) -> None:
+    def _ended(self, chunk: Chunk, operations: list[TierOperation]) -> None:
         waiting = self._waiting.pop(chunk)
         self._ahead.discard(chunk)
         del self._source[chunk]
@@ -111,7 +111,7 @@ class Promotions:
         self._dram.end_load(chunk, header)
         self._done(chunk, waiting)
 
-    def _note(self, chunk: Chunk, waiting: Waiting, operation: Operation) -> None:
+    def _note(self, chunk: Chunk, waiting: Waiting, operation: TierOperation) -> None:
         """A chunk could not be read: whoever waits for it, and looks it up later, hears why."""
         outcome = operation.outcome
         reason = outcome.reason if isinstance(outcome, Miss) else MissReason.WRONG_RECORD
@@ -122,7 +122,7 @@ class Promotions:
             if position in request.awaited and request.note.cut is None:
                 request.note.cut = why
 
-    def _count(self, chunk: Chunk, operation: Operation) -> None:
+    def _count(self, chunk: Chunk, operation: TierOperation) -> None:
         tier, outcome = self._stack.name_of(operation.tier), operation.outcome
         if isinstance(outcome, Miss):
             label: str = outcome.reason
