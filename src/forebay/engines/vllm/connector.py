@@ -261,6 +261,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None and num_external_tokens:
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
+    @bounded(dict)
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:  # noqa: ARG002
+        """What is being loaded, by where it lies: for vLLM's own metrics (0.32 and later)."""
+        found = {} if self._scheduler is None else self._scheduler.hit_sources(request)
+        return versions.hit_sources(found)
+
     @bounded(StepMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """What the workers do in this step."""

@@ -162,6 +162,15 @@ class SchedulerConnector:
         if tracked is not None and external:
             self._loads.allocated(tracked, tables, external)
 
+    def hit_sources(self, request: Any) -> Counter[str]:
+        """The tokens that a load which has just begun takes from each tier, by its name."""
+        tracked, names = self._requests.get(request.request_id), self._pool.tiers
+        if tracked is None:
+            return Counter()
+        expected = self._loads.expected(tracked)
+        named = {tier: names[tier] if 0 <= tier < len(names) else "" for tier in expected}
+        return Counter({named[tier]: tokens for tier, tokens in expected.items() if tokens})
+
     # A step is built.
 
     def build(self, output: Any, boundary: Boundary) -> StepMetadata:

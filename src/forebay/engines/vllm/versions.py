@@ -1,5 +1,7 @@
 """What differs between vLLM 0.26 and 0.32, and nothing else."""
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vllm import __version__
@@ -112,3 +114,14 @@ def is_traced(config: Any) -> bool:
     """Whether vLLM makes spans of requests."""
     wanted = getattr(config, "observability_config", None)
     return bool(getattr(wanted, "otlp_traces_endpoint", None))
+
+
+def hit_sources(tiers: Mapping[str, int]) -> dict[Any, int]:
+    """Tokens of our tiers, by vLLM's names for where they came from (0.32 and later)."""
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: PLC0415
+
+    names = {"dram": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+    found: Counter[Any] = Counter()
+    for tier, tokens in tiers.items():
+        found[names.get(tier, CacheHitSource.EXTERNAL_UNSPECIFIED)] += tokens
+    return dict(found)

@@ -29,6 +29,7 @@ SMALL_BYTES = 4 << 20  # less than the unit in which DRAM is given back: none
 CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CLIENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"}
 SOURCES = ("engine", "dram", "disk")
+BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"  # from 0.32 on
 OURS, VLLMS = "forebay.request", "llm_request"
 
 
@@ -128,22 +129,24 @@ class CachedTokens:
     engine: int  # vLLM's own prefix cache, by the pool's metrics
     dram: int
     disk: int
-    by_vllm: tuple[int, int]  # its own prefix cache, and the connector, by vLLM's metrics
+    by_vllm: tuple[int, ...]  # the same by vLLM's metrics; the last two together where it is older
 
     @classmethod
     def counted(cls, server: ApiServer, pool: PoolProcess) -> "CachedTokens":
+        engine, dram, disk = (pool.number("request_tokens", source=each) for each in SOURCES)
         own = server.total("vllm:prefix_cache_hits_total")
         external = server.total("vllm:external_prefix_cache_hits_total")
-        engine, dram, disk = (pool.number("request_tokens", source=each) for each in SOURCES)
-        return cls(engine, dram, disk, (own, external))
+        each = [server.total(BY_SOURCE, source=name) for name in ("host", "disk")]
+        by_vllm = (own, *each) if BY_SOURCE in server.metrics() else (own, external)
+        assert sum(by_vllm) == own + external
+        return cls(engine, dram, disk, by_vllm)
 
     def since(self, before: "CachedTokens") -> "CachedTokens":
-        own, external = (now - then for now, then in zip(self.by_vllm, before.by_vllm, strict=True))
         return CachedTokens(
             self.engine - before.engine,
             self.dram - before.dram,
             self.disk - before.disk,
-            (own, external),
+            tuple(now - then for now, then in zip(self.by_vllm, before.by_vllm, strict=True)),
         )
 
 
@@ -208,5 +211,6 @@ def test_metrics_add_up_to_what_clients_are_told(server: ApiServer, pool: PoolPr
     assert found.dram >= 6 * 512
     assert found.disk >= 6 * 512
     assert found.engine > 0
-    assert found.by_vllm == (found.engine, found.dram + found.disk)
+    pooled = (found.dram, found.disk) if len(found.by_vllm) > 2 else (found.dram + found.disk,)
+    assert found.by_vllm == (found.engine, *pooled)
     assert found.engine + found.dram + found.disk == told
