@@ -91,6 +91,14 @@ class Attribution:
         self.begun_at, self.engine = now, engine
         self.wait_s = now - self.asked_at if self.asked_at else 0.0
 
+    def engine_tokens(self, decision: Decision, computed: int) -> int:
+        """What the engine had itself of a request of which it has so many tokens now."""
+        if decision is Decision.ENDED:
+            return 0
+        if decision is Decision.LOADED:  # of a whole prompt it computes the last token again
+            return self.engine
+        return max(0, computed - self.loaded.total())
+
     def end_load(self, now: float, loaded: Counter[int], *, failed: bool) -> None:
         """A load has ended with so many tokens of each tier."""
         self.load_s = now - self.begun_at

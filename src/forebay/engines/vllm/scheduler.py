@@ -240,7 +240,7 @@ class SchedulerConnector:
     @property
     def has_work(self) -> bool:
         """Whether the engine must go on stepping though it has nothing to compute."""
-        if self._loads.is_landing or self._stores.has_work:
+        if self._loads.is_landing or self._stores.has_work or self.reporter.has_unsent:
             return True
         return any(tracked.load.progress is not None for tracked in self._requests.values())
 
@@ -335,14 +335,22 @@ class SchedulerConnector:
         The pool need not keep anything for it.
         """
         if not tracked.attribution.is_told:
-            self._tell(tracked, tracked.attribution.decision or Decision.NO_POOL, computed)
+            self._tell(
+                tracked, tracked.attribution.decision or self._why_unasked(tracked), computed
+            )
         if not tracked.load.is_loading:
             self._lookups.cancel(tracked)
+
+    def _why_unasked(self, tracked: TrackedRequest) -> Decision:
+        """Why a request is computed for which the scheduler never asked."""
+        if not tracked.load.is_wanted:
+            return Decision.NOT_SHARED
+        return Decision.UNKNOWN if self._pool.is_joined else Decision.NO_POOL
 
     def _ended(self, tracked: TrackedRequest) -> None:
         """A request has ended; maybe before the engine computed anything of it."""
         if not tracked.attribution.is_told:
-            self._tell(tracked, Decision.ENDED, tracked.request.num_computed_tokens)
+            self._tell(tracked, Decision.ENDED, len(tracked.request.all_token_ids))
 
     def _tell(self, tracked: TrackedRequest, decision: Decision, computed: int) -> None:
         """The fate of a request is known."""
@@ -351,15 +359,13 @@ class SchedulerConnector:
         if known.asked_at and not known.begun_at:
             known.wait_s = time.monotonic() - known.asked_at
         loaded, speed = known.loaded.total(), self._lookups.estimate.tokens_a_s
-        # Of a whole prompt that was loaded the engine computes the last token again.
-        has_loaded = decision is Decision.LOADED
         outcome = RequestOutcome(
             request_id=request.request_id,
             decision=decision,
             detail=known.detail,
             lookup=known.lookup,
             prompt_tokens=request.num_prompt_tokens,
-            engine_tokens=known.engine if has_loaded else max(0, computed - loaded),
+            engine_tokens=known.engine_tokens(decision, computed),
             found_tokens=known.found,
             found_dram_tokens=known.ready,
             loaded=self.reporter.loaded_by_tier(known),
