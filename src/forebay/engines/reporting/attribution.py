@@ -52,6 +52,7 @@ class Attribution:
         "begun_at",
         "decision",
         "detail",
+        "engine",
         "found",
         "is_told",
         "load_s",
@@ -74,6 +75,7 @@ class Attribution:
         self.ready = 0  # tokens, of these in DRAM
         self.asked_at = 0.0  # monotonic: when the scheduler first asked; 0: not yet
         self.begun_at = 0.0  # monotonic: when blocks were allocated for a load
+        self.engine = 0  # tokens that the engine had itself then
         self.wait_s = 0.0
         self.load_s = 0.0
         self.loaded: Counter[int] = Counter()  # tier, as the pool numbers them → tokens
@@ -84,10 +86,18 @@ class Attribution:
         if not self.asked_at:
             self.asked_at = now
 
-    def begin_load(self, now: float) -> None:
-        """Blocks are allocated."""
-        self.begun_at = now
+    def begin_load(self, now: float, engine: int) -> None:
+        """Blocks are allocated, behind so many tokens that the engine has itself."""
+        self.begun_at, self.engine = now, engine
         self.wait_s = now - self.asked_at if self.asked_at else 0.0
+
+    def engine_tokens(self, decision: Decision, computed: int) -> int:
+        """What the engine had itself of a request of which it has so many tokens now."""
+        if decision is Decision.ENDED:
+            return 0
+        if decision is Decision.LOADED:  # of a whole prompt it computes the last token again
+            return self.engine
+        return max(0, computed - self.loaded.total())
 
     def end_load(self, now: float, loaded: Counter[int], *, failed: bool) -> None:
         """A load has ended with so many tokens of each tier."""

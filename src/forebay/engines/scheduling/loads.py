@@ -96,7 +96,7 @@ class EngineLoads:
             self._copying[short(tracked.keys[chunk])] = tracked.request.request_id
         self._counts["loads"] += 1
         self._counts["loaded.tokens"] += external
-        tracked.attribution.begin_load(time.monotonic())
+        tracked.attribution.begin_load(time.monotonic(), load.computed)
 
     def next_parts(self, requests: Mapping[str, TrackedRequest]) -> Iterator[LoadPart]:
         """What the workers have to load in this step."""
@@ -158,6 +158,16 @@ class EngineLoads:
             self._landing.setdefault(number, _Landing()).has_ended = True
             self._release(number)
         return not has_failed
+
+    @staticmethod
+    def expected(tracked: TrackedRequest) -> Counter[int]:
+        """The tokens that a load which has just begun takes from each tier; -1: not known yet."""
+        load, progress = tracked.load, tracked.load.progress
+        if progress is None:
+            return Counter()
+        coming = range(progress.first, progress.stop)
+        unknown = {chunk: -1 for chunk in coming if chunk not in progress.arrived}
+        return _tokens_by_tier(progress, {**unknown, **load.sources})
 
     def session_changed(self) -> None:
         """A pool was joined or lost: parts that the workers know go on, but have no lookup."""

@@ -88,6 +88,8 @@ class Lookups:
         self._by_number: dict[int, TrackedRequest] = {}
         self._numbers = 0
         self._estimate = ThroughputEstimate()
+        # Is told what the pool has of a request: chunks, and how many of them in DRAM.
+        self.when_found: Callable[[TrackedRequest, int, int], None] | None = None
         self._salts = SaltMemory()
 
     def __len__(self) -> int:
@@ -205,6 +207,8 @@ class Lookups:
             tracked.store.junction = found.known
         if not found.known:
             self._budget.answered()
+        if self.when_found is not None:
+            self.when_found(tracked, found.known, found.ready)
 
     def _attribute(self, tracked: TrackedRequest, *, is_first: bool) -> None:
         """Keep what the pool knew; where that was before it began to read is what counts."""

@@ -92,6 +92,8 @@ class EngineStores:
         self._copying: dict[int, _Offer] = {}  # COPYING, by serial
         self._serials = 0  # of stores
         self._stored_in: dict[str, int] = {}  # a request that lives → the step that last stored it
+        # Is told of chunks of group 0 that are committed; None: nobody wants to know.
+        self.when_committed: Callable[[list[tuple[TrackedRequest, int]]], None] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -259,6 +261,7 @@ class EngineStores:
         """
         filled: dict[int, bytes] = {}  # offset → digest
         unfilled: list[int] = []
+        chunks: list[tuple[TrackedRequest, int]] = []
         for serial, digests in stored.items():
             offer = self._copying.get(serial)
             if offer is None:
@@ -273,11 +276,15 @@ class EngineStores:
             hashes = [offer.digests[shard] for shard in sorted(offer.digests)]
             if all(hashes):  # verify: no shard was missed
                 filled[offer.piece.offset] = joined_hash(hashes)
+                if offer.piece.group == 0:
+                    chunks.append((offer.tracked, offer.chunk))
             else:
                 unfilled.append(offer.piece.offset)
         generation = self._pool.generation
         if filled:
             self._pool.post(Commit(generation, list(filled), b"".join(filled.values())))
+            if self.when_committed is not None:
+                self.when_committed(chunks)
         self._pool.abort(generation, unfilled)
 
     def session_changed(self) -> None:

@@ -28,6 +28,7 @@ from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.inputs import Inputs
 from forebay.engines.vllm.metadata import ReportMetadata, ShardMetadata, StepMetadata
 from forebay.engines.vllm.metrics import ConnectorStats, PromMetrics, stats_of
+from forebay.engines.vllm.observing.traced import TracedRequests
 from forebay.engines.vllm.scheduler import SchedulerConnector, untracked_outcome
 from forebay.engines.weights import WeightsHash
 from forebay.engines.worker import WorkerConnector
@@ -66,6 +67,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._told: ShardMetadata | None = None  # by this worker to the scheduler
         self._weights: WeightsHash | None = None
         self._is_scheduler = role is KVConnectorRole.SCHEDULER
+        self._traced: TracedRequests | None = None  # None: vLLM does not trace
+        if self._is_scheduler and versions.is_traced(vllm_config):
+            self._traced = TracedRequests()
         self.obstacle: Obstacle | None = None
         self._must_begin = self.settings.strict or self.settings.no_pool == "fail"
         self._start_with: Callable[[list[ShardMetadata]], None] | None = None  # all workers' shards
@@ -169,6 +173,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         session = PoolSession(socket_path, clock, maps_slab=False, retry_s=_RETRY_S, pool_uids=uids)
         inputs = Inputs(config, self._shape.chunk_tokens)
         self._scheduler = SchedulerConnector(session, self._shape, limits, inputs)
+        if versions.publishes_events(config):
+            self._scheduler.publish(self._cache)
+        self._trace(self._scheduler.reporter)
         self._scheduler.join()
         self._identify()
 
@@ -231,6 +238,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     @bounded(lambda: None)
     def on_new_request(self, request: Any) -> None:
         """A request has arrived."""
+        if self._traced is not None:
+            self._traced.arrived(request)
         if self._scheduler is not None:
             self._identify()
             self._scheduler.arrived(request)
@@ -251,6 +260,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """Blocks are allocated for a load."""
         if self._scheduler is not None and num_external_tokens:
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    @bounded(dict)
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:  # noqa: ARG002
+        """What is being loaded, by where it lies: for vLLM's own metrics (0.32 and later)."""
+        found = {} if self._scheduler is None else self._scheduler.hit_sources(request)
+        return versions.hit_sources(found)
 
     @bounded(StepMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
@@ -279,6 +294,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """A request has ended; its blocks are never held back."""
         if self._scheduler is not None:
             self._scheduler.finished(request.request_id)
+        if self._traced is not None:
+            self._traced.finished(request.request_id)
         return False, None
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
@@ -306,6 +323,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.reset()
             self._identify()
         return True
+
+    @bounded(list)
+    def take_events(self) -> list[Any]:
+        """What vLLM tells routers of the pool, with its own events."""
+        return [] if self._scheduler is None else self._scheduler.take_events()
 
     # The worker's side.
 
@@ -396,7 +418,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             counts["failures.scheduler" if self._is_scheduler else "failures.worker"] = failures
         state, before = self._sharing_state(), self._reported_state
         self._reported_state = state
-        return stats_of(counts, hooks, state if state != before or counts or hooks else None)
+        requests = [] if self._traced is None else self._traced.take(counts)
+        told = state if state != before or counts or hooks else None
+        return stats_of(counts, hooks, told, requests)
 
     def _sharing_state(self) -> SharingState | None:
         """What the scheduler's side does about sharing; None: it is not ours to say."""
@@ -427,6 +451,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             )
         )
 
+    def _trace(self, reporter: Reporter) -> None:
+        """Spans are made of what is reported, where vLLM traces."""
+        if self._traced is not None:
+            reporter.on_outcome = self._traced.told
+
     def _report_declined(self, output: Any) -> None:
         """Tell a pool that runs, if one does, that and why this engine shares nothing with it."""
         if not self._is_scheduler or self.obstacle is None:
@@ -440,6 +469,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 pool_uids=self.settings.allow_uid,
             )
             self._reporter = Reporter(self._onlooker)
+            self._trace(self._reporter)
         self._describe(self._reporter)
         self._onlooker.poll()
         for new in output.scheduled_new_reqs:
@@ -461,8 +491,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> PromMetrics:
-        """Our metrics, in vLLM's registry."""
-        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        """Our metrics, in vLLM's registry; where vLLM traces, our spans are made here as well."""
+        made = PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        if versions.is_traced(vllm_config):
+            Boundary().call(lambda: None, made.make_spans)
+        return made
 
     def shutdown(self) -> None:
         """The engine ends."""

@@ -5,7 +5,7 @@ reason needs no line here. Whether the engine shares is a gauge of states, one o
 docs/serve.md explains the metrics to operators.
 """
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
@@ -14,9 +14,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from forebay.engines.sharing import SharingState
 
+if TYPE_CHECKING:
+    from forebay.engines.vllm.observing.spans import RequestSpans
+
 _COUNTS: Final = "counts"
 _HOOKS: Final = "hooks"
 _STATE: Final = "state"
+_REQUESTS: Final = "requests"  # what became of them, where vLLM traces (`observing.traced`)
+_REQUESTS_MAX: Final = 1 << 10  # of several steps together
 _BUCKETS: Final = (0.00005, 0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
 # First word of a count → (metric, what it counts, its label or "").
 _METRICS: Final = {
@@ -30,12 +35,13 @@ _METRICS: Final = {
     "stores": ("forebay:stores_skipped", "Chunks that were not stored", "reason"),
     "declined": ("forebay:declined", "Requests that are not shared", "reason"),
     "failures": ("forebay:failures", "Errors inside Forebay, each a miss", "kind"),
+    "dropped": ("forebay:dropped", "KV events and spans that found no room", "kind"),
     "pool": ("forebay:pool", "Pools joined and lost, and pauses of the error budget", "event"),
 }
 
 
 class ConnectorStats(KVConnectorStats):
-    """Counts, and the seconds of each call of a scheduler's hook, since the last step."""
+    """Counts, the seconds of each call of a scheduler's hook, and requests, since the last step."""
 
     def aggregate(self, other: KVConnectorStats) -> "ConnectorStats":
         """Both, as one."""
@@ -47,7 +53,8 @@ class ConnectorStats(KVConnectorStats):
             hooks.setdefault(name, []).extend(seconds)
         # Only the scheduler's side says it, and of two the later one holds.
         state = other.data.get(_STATE) or self.data.get(_STATE)
-        return ConnectorStats(data=_data(counts, hooks, state))
+        requests = [*self.data.get(_REQUESTS, ()), *other.data.get(_REQUESTS, ())]
+        return ConnectorStats(data=_data(counts, hooks, state, requests[-_REQUESTS_MAX:]))
 
     def reduce(self) -> dict[str, int | float]:
         """One line of vLLM's log."""
@@ -62,7 +69,7 @@ class ConnectorStats(KVConnectorStats):
 
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return not any(self.data.get(name) for name in (_COUNTS, _HOOKS, _STATE))
+        return not any(self.data.get(name) for name in (_COUNTS, _HOOKS, _STATE, _REQUESTS))
 
     def reset(self) -> None:
         """Begin anew."""
@@ -70,18 +77,27 @@ class ConnectorStats(KVConnectorStats):
 
 
 def stats_of(
-    counts: dict[str, int], hooks: dict[str, list[float]], state: SharingState | None
+    counts: dict[str, int],
+    hooks: dict[str, list[float]],
+    state: SharingState | None,
+    requests: list[dict[str, Any]],
 ) -> ConnectorStats | None:
     """What is new since the last step; None if nothing is."""
-    made = ConnectorStats(data=_data(counts, hooks, None if state is None else state.value))
+    told = None if state is None else state.value
+    made = ConnectorStats(data=_data(counts, hooks, told, requests))
     return None if made.is_empty() else made
 
 
 def _data(
-    counts: dict[str, int], hooks: dict[str, list[float]], state: str | None
+    counts: dict[str, int],
+    hooks: dict[str, list[float]],
+    state: str | None,
+    requests: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Plain values: they cross a process boundary."""
     data: dict[str, Any] = {_COUNTS: counts, _HOOKS: hooks}
+    if requests:
+        data[_REQUESTS] = requests
     return data if state is None else {**data, _STATE: state}
 
 
@@ -119,6 +135,14 @@ class PromMetrics(KVConnectorPromMetrics):
         )
         for engine in per_engine_labelvalues.values():
             self._set_state(engine, "")
+        self._spans: RequestSpans | None = None
+
+    def make_spans(self) -> None:
+        """Make a span of every request, from now on; vLLM traces in this process."""
+        # Not imported where it does not: what it needs may not be installed.
+        from forebay.engines.vllm.observing.spans import RequestSpans  # noqa: PLC0415
+
+        self._spans = RequestSpans.beside_vllm()
 
     def _set_state(self, engine: list[object], state: str) -> None:
         for each in SharingState:
@@ -126,6 +150,8 @@ class PromMetrics(KVConnectorPromMetrics):
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what was counted since the last step."""
+        if self._spans is not None and (requests := transfer_stats_data.get(_REQUESTS)):
+            self._spans.take(requests)
         engine = self.per_engine_labelvalues[engine_idx]
         if state := transfer_stats_data.get(_STATE):
             self._set_state(engine, state)

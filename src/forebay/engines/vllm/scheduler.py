@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.decisions import Decision
 from forebay.engines.boundary import Boundary
@@ -33,6 +33,9 @@ from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Committed, Found, PoolMessage, Promise, Ready, Reserved
+
+if TYPE_CHECKING:
+    from forebay.engines.vllm.observing.events import PoolEvents
 
 _STEP_WAIT_S: Final = 0.001  # a long ask takes 0.4 to 0.8 ms; a step that is lost costs ten of it
 _JOIN_S: Final = 2.0
@@ -75,6 +78,20 @@ class SchedulerConnector:
         self._wait_left_s = _STEP_WAIT_S  # in this step
         self._has_listened = False  # to the pool, since the last step was built
         self._taken_counts: Counter[str] = Counter()  # counts as of the last `take_counts`
+        self._events: PoolEvents | None = None  # None: nobody wants them
+
+    def publish(self, cache: Any) -> None:
+        """Make events of what the pool has, from now on; `cache` is vLLM's KV cache."""
+        # Not imported where nobody wants them.
+        from forebay.engines.vllm.observing.events import PoolEvents  # noqa: PLC0415
+
+        self._events = PoolEvents(self._shape, cache, self.counts)
+        self._stores.when_committed = self._events.stored
+        self._lookups.when_found = self._events.found
+
+    def take_events(self) -> list[Any]:
+        """What is new in the pool, and what is gone, in vLLM's own words."""
+        return [] if self._events is None else self._events.take()
 
     # Requests come and go.
 
@@ -144,6 +161,15 @@ class SchedulerConnector:
         tracked = self._requests.get(request.request_id)
         if tracked is not None and external:
             self._loads.allocated(tracked, tables, external)
+
+    def hit_sources(self, request: Any) -> Counter[str]:
+        """The tokens that a load which has just begun takes from each tier, by its name."""
+        tracked, names = self._requests.get(request.request_id), self._pool.tiers
+        if tracked is None:
+            return Counter()
+        expected = self._loads.expected(tracked)
+        named = {tier: names[tier] if 0 <= tier < len(names) else "" for tier in expected}
+        return Counter({named[tier]: tokens for tier, tokens in expected.items() if tokens})
 
     # A step is built.
 
@@ -233,6 +259,8 @@ class SchedulerConnector:
 
     def reset(self) -> None:
         """Nothing that was looked up before counts any more."""
+        if self._events is not None:
+            self._events.lost()
         for request_id in list(self._unidentified):
             self._forget_inputs(request_id)
         for tracked in list(self._requests.values()):
@@ -337,7 +365,7 @@ class SchedulerConnector:
             detail=known.detail,
             lookup=known.lookup,
             prompt_tokens=request.num_prompt_tokens,
-            engine_tokens=0 if decision is Decision.ENDED else max(0, computed - loaded),
+            engine_tokens=known.engine_tokens(decision, computed),
             found_tokens=known.found,
             found_dram_tokens=known.ready,
             loaded=self.reporter.loaded_by_tier(known),
@@ -417,6 +445,8 @@ class SchedulerConnector:
         self.counts["pool.joined" if self._pool.is_joined else "pool.lost"] += 1
         self.budget.succeeded()  # a new pool has its own budget
         _log.warning("pool %s", "joined" if self._pool.is_joined else f"lost: {self._pool.why}")
+        if self._events is not None:
+            self._events.lost()
         self._lookups.session_changed()
         self._loads.session_changed()
         self._stores.session_changed()

@@ -1,5 +1,7 @@
 """What differs between vLLM 0.26 and 0.32, and nothing else."""
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vllm import __version__
@@ -83,3 +85,43 @@ def layout_of(config: Any, cache: Any) -> str:
     # A scheduler in a process of its own has no current configuration to ask for it.
     with set_current_vllm_config(config):
         return str(get_kv_cache_layout())
+
+
+def storage_medium(events: Any) -> str:
+    """How vLLM's events name a local disk."""
+    # Until 0.26 files and objects have names of their own.
+    return str(getattr(events, "MEDIUM_STORAGE", None) or events.MEDIUM_FS)
+
+
+def event_keys(extra: list[Any]) -> list[Any] | None:
+    """What the hashes of some blocks cover beside tokens, as vLLM's events have it."""
+    from vllm.v1.core import kv_cache_utils  # noqa: PLC0415
+
+    without_tags = getattr(kv_cache_utils, "to_event_extra_keys", None)  # where it has tags
+    if without_tags is None:
+        return extra
+    found: list[Any] | None = without_tags(extra)
+    return found
+
+
+def publishes_events(config: Any) -> bool:
+    """Whether vLLM publishes KV events."""
+    wanted = getattr(config, "kv_events_config", None)
+    return bool(wanted is not None and wanted.enable_kv_cache_events)
+
+
+def is_traced(config: Any) -> bool:
+    """Whether vLLM makes spans of requests."""
+    wanted = getattr(config, "observability_config", None)
+    return bool(getattr(wanted, "otlp_traces_endpoint", None))
+
+
+def hit_sources(tiers: Mapping[str, int]) -> dict[Any, int]:
+    """Tokens of our tiers, by vLLM's names for where they came from (0.32 and later)."""
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: PLC0415
+
+    names = {"dram": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+    found: Counter[Any] = Counter()
+    for tier, tokens in tiers.items():
+        found[names.get(tier, CacheHitSource.EXTERNAL_UNSPECIFIED)] += tokens
+    return dict(found)

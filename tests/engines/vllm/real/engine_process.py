@@ -6,6 +6,7 @@ name, and what that returns is the reply. The engine ends with the pipe.
 
 import json
 import os
+import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -209,6 +210,10 @@ class Commands:
         samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
         name = "vllm:spec_decode_num_draft_tokens_total"
         return int(sum(sample.value for sample in samples if sample.name == name))
+
+    def has_module(self, name: str) -> bool:
+        """Whether something is imported here."""
+        return name in sys.modules
 
     def version(self) -> str:
         """Of vLLM, without what it says of its build."""

@@ -1,0 +1,1 @@
+"""What others may observe of an engine and its pool: KV events for routers, spans for traces."""

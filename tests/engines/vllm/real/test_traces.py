@@ -1,0 +1,216 @@
+"""Each request's tokens by source: in spans, in metrics, and in what the API tells its client.
+
+Real vLLM's API server, a real OTLP receiver, a real pool.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engines.vllm.real.api_server import ApiServer, cached_of
+from tests.engines.vllm.real.engine import HANG_S, stored_chunks
+from tests.engines.vllm.real.models import Tokens, dialogs
+from tests.engines.vllm.real.receiver import ReceivedSpan, TraceReceiver
+from tests.engines.vllm.real.test_equality import is_written
+from tests.pool_process import (
+    PatientClient,
+    PoolProcess,
+    running_pool,
+    short_directory,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+DRAM_BYTES = 64 << 20
+SMALL_BYTES = 4 << 20  # less than the unit in which DRAM is given back: none
+CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CLIENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"}
+SOURCES = ("engine", "dram", "disk")
+BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"  # from 0.32 on
+OURS, VLLMS = "forebay.request", "llm_request"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[PoolProcess]:
+    with short_directory() as place, running_pool(place, "--dram", str(DRAM_BYTES)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[TraceReceiver]:
+    made = TraceReceiver()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def server(
+    model: Path,
+    pool: PoolProcess,
+    receiver: TraceReceiver,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ApiServer]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    made = ApiServer(model, pool, log, "--otlp-traces-endpoint", receiver.endpoint)
+    seed = 30_000
+    try:
+
+        def is_shared() -> bool:
+            nonlocal seed
+            seed += 1
+            made.ask(dialogs(1, 300, seed)[0])
+            return stored_chunks(pool) > 0
+
+        wait_until(is_shared, "the engine to share", HANG_S)
+        yield made
+    finally:
+        made.kill()
+
+
+def spans_of(receiver: TraceReceiver, answer: dict[str, Any]) -> tuple[ReceivedSpan, ReceivedSpan]:
+    """vLLM's span of a request, and ours beneath it."""
+    name = f"{answer['id']}-0"  # the first prompt of the request, as vLLM names it
+    wait_until(lambda: receiver.of(name, VLLMS), "vLLM's span", HANG_S)
+    wait_until(lambda: receiver.of(name, OURS), "our span", HANG_S)
+    (theirs,), (ours,) = receiver.of(name, VLLMS), receiver.of(name, OURS)
+    assert (ours.trace, ours.parent) == (theirs.trace, theirs.id)
+    assert theirs.began_ns <= ours.began_ns <= ours.ended_ns <= theirs.ended_ns
+    return theirs, ours
+
+
+def test_a_span_beneath_vllms_says_where_the_tokens_came_from(
+    server: ApiServer, pool: PoolProcess, receiver: TraceReceiver
+) -> None:
+    prompt = dialogs(1, 600)[0]
+    before = stored_chunks(pool)
+    first = server.ask(prompt)
+    theirs, ours = spans_of(receiver, first)
+    assert theirs.parent == "", "the client does not trace"
+    assert ours.attributes["forebay.prompt_tokens"] == 600
+    assert ours.attributes["forebay.cached_tokens"] == cached_of(first) == 0
+    wait_until(lambda: stored_chunks(pool) >= before + 2, "the commit of both chunks", HANG_S)
+
+    again = server.ask(prompt, 1)
+    _, ours = spans_of(receiver, again)
+    assert ours.attributes["forebay.cached_tokens.engine"] == cached_of(again) == 512
+
+    server.empty_cache()
+    loaded = server.ask(prompt, 1, headers=CLIENT)  # it ends with the step that begins it
+    theirs, ours = spans_of(receiver, loaded)
+    assert (theirs.trace, theirs.parent) == (CLIENT_TRACE, CLIENT_SPAN)
+    assert ours.attributes["forebay.decision"] == "loaded"
+    assert ours.attributes["forebay.cached_tokens.dram"] == cached_of(loaded) == 512
+    assert ours.attributes["forebay.cached_tokens.engine"] == 0
+    assert ours.attributes["forebay.computed_tokens"] == 88
+    assert ours.attributes["forebay.load_ms"] > 0
+
+
+def test_samples_of_one_prompt_have_a_span_each(server: ApiServer, receiver: TraceReceiver) -> None:
+    answer = server.ask(dialogs(1, 300, 7)[0], n=2, temperature=0.5)
+    name = f"{answer['id']}-0"
+    wait_until(lambda: len(receiver.of(name, VLLMS)) == 2, "vLLM's spans", HANG_S)
+    parents = {span.id for span in receiver.of(name, VLLMS)}
+
+    def ours() -> list[ReceivedSpan]:
+        samples = [receiver.of(each, OURS) for each in (name, f"0_{name}", f"1_{name}")]
+        return [span for spans in samples for span in spans]
+
+    wait_until(lambda: len(ours()) == 2, "our spans", HANG_S)
+    assert {span.parent for span in ours()} == parents
+
+
+@dataclass(frozen=True)
+class CachedTokens:
+    """Tokens of prompts that were not computed, from the first time that each was scheduled."""
+
+    engine: int  # vLLM's own prefix cache, by the pool's metrics
+    dram: int
+    disk: int
+    by_vllm: tuple[int, ...]  # the same by vLLM's metrics; the last two together where it is older
+
+    @classmethod
+    def counted(cls, server: ApiServer, pool: PoolProcess) -> "CachedTokens":
+        engine, dram, disk = (pool.number("request_tokens", source=each) for each in SOURCES)
+        own = server.total("vllm:prefix_cache_hits_total")
+        external = server.total("vllm:external_prefix_cache_hits_total")
+        each = [server.total(BY_SOURCE, source=name) for name in ("host", "disk")]
+        by_vllm = (own, *each) if BY_SOURCE in server.metrics() else (own, external)
+        assert sum(by_vllm) == own + external
+        return cls(engine, dram, disk, by_vllm)
+
+    def since(self, before: "CachedTokens") -> "CachedTokens":
+        return CachedTokens(
+            self.engine - before.engine,
+            self.dram - before.dram,
+            self.disk - before.disk,
+            tuple(now - then for now, then in zip(self.by_vllm, before.by_vllm, strict=True)),
+        )
+
+
+def settle(server: ApiServer, pool: PoolProcess) -> None:
+    """Until the pool has heard of every request: once, and once more after each preemption."""
+
+    def is_told() -> bool:
+        heard = pool.number("requests") - pool.number("preemptions")
+        return heard == server.asked
+
+    wait_until(is_told, "the last outcome", HANG_S)
+
+
+def empty_dram(pool: PoolProcess) -> None:
+    """From now on the pool has everything on its disk, and nowhere else."""
+    with PatientClient(pool.socket) as operator:
+        for size_bytes in (SMALL_BYTES, DRAM_BYTES):
+            outcome = operator.resize(size_bytes, timeout_s=HANG_S)
+            assert getattr(outcome, "ok", False), outcome
+            if size_bytes == SMALL_BYTES:
+                wait_until(lambda: not pool.number("chunks", tier="dram"), "DRAM", HANG_S)
+
+
+def test_metrics_add_up_to_what_clients_are_told(server: ApiServer, pool: PoolProcess) -> None:
+    """Whatever the source: the engine's own cache, DRAM, disk; whole prompts, parts, none."""
+    told = 0
+
+    def ask_all(prompts: list[Tokens], answer: int = 8, **more: Any) -> None:
+        nonlocal told
+        with ThreadPoolExecutor(len(prompts)) as clients:
+            answers = clients.map(lambda prompt: server.ask(prompt, answer, **more), prompts)
+            told += sum(map(cached_of, answers))
+
+    settle(server, pool)
+    before, stored = CachedTokens.counted(server, pool), stored_chunks(pool)
+    prompts = dialogs(6, 600, 77)
+    ask_all(prompts)
+    wait_until(lambda: stored_chunks(pool) >= stored + 12, "the commit of all chunks", HANG_S)
+    server.empty_cache()
+    ask_all([prompt + prompt[:300] for prompt in prompts])  # more than the engine has room for
+    ask_all([prompts[0][:200], prompts[1][:512], prompts[2]], cache_salt="tenant")
+    ask_all([prompts[0][:200], prompts[1][:512], prompts[2]], cache_salt="tenant")
+    server.empty_cache()
+    ask_all([prompts[3][:256]])
+    ask_all([prompts[3][:512]])  # a whole prompt: some of it is in the engine, the rest is not
+    ask_all([prompts[4][:512]])  # a whole prompt, all of it from the pool
+    wait_until(lambda: is_written(pool), "the disk", HANG_S)
+    empty_dram(pool)
+    server.empty_cache()
+    ask_all(prompts)
+    seed = 100
+
+    def is_preempted() -> bool:
+        nonlocal seed
+        seed += 1
+        ask_all(dialogs(4, 1000, seed), answer=500)  # they do not all fit
+        return server.total("vllm:num_preemptions_total") > 0
+
+    wait_until(is_preempted, "a preemption", HANG_S)
+    settle(server, pool)
+    found = CachedTokens.counted(server, pool).since(before)
+    assert found.dram >= 6 * 512
+    assert found.disk >= 6 * 512
+    assert found.engine > 0
+    pooled = (found.dram, found.disk) if len(found.by_vllm) > 2 else (found.dram + found.disk,)
+    assert found.by_vllm == (found.engine, *pooled)
+    assert found.engine + found.dram + found.disk == told
