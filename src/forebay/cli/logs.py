@@ -2,7 +2,7 @@
 
 import logging
 
-from forebay.report.text import escaped
+from forebay.report.escaping import escaped
 
 
 class _LineFormatter(logging.Formatter):

@@ -23,7 +23,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "clear",
-        help="delete what the pool holds",
         description="Delete one namespace, or everything, from host memory and drives.",
         epilog=_EPILOG,
     )

@@ -53,7 +53,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "pool",
-        help="run the pool of this host",
         description="Run the pool: host memory and drives that every engine of this host shares.",
         epilog=_EPILOG,
     )

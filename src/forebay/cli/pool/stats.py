@@ -20,7 +20,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "stats",
-        help="what the pool holds and does",
         description="Print the running pool's numbers.",
         epilog=_EPILOG,
     )
