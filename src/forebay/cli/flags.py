@@ -52,9 +52,11 @@ def _utf8(text: str) -> str:
 UTF8: "Final[Typed[str]]" = typed(_utf8, "UTF-8 text")
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(
+    parser: argparse.ArgumentParser, what: str = "print one JSON object instead of text"
+) -> None:
     """`--json`: the same facts for programs."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--json", action="store_true", help=what)
 
 
 def add_sla(parser: argparse.ArgumentParser) -> None:
