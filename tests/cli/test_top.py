@@ -13,7 +13,7 @@ from tests.pool_process import HANG_S, PatientClient, PoolProcess, made
 from tests.terminal import Terminal
 
 CODES = re.compile(r"\x1b\[[0-9;]*m")
-COLOURS = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3[0-9]|4[0-9]|9[0-7])(?:;[0-9;]*)?m")
+COLOURS = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7])(?:;[0-9;]*)?m")
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def namespace(name: str, model: str, dram: int, disk: int = 0) -> dict[str, Any]
 
 def snapshot(uptime_s: float, **parts: Any) -> dict[str, Any]:
     """One of a pool that has been up so long; metrics by name, and whole sections."""
-    sections = {
+    sections: dict[str, Any] = {
         name: parts.pop(name) for name in ("tiers", "engines", "namespaces") if name in parts
     }
     return {

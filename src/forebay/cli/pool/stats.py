@@ -3,15 +3,12 @@
 import argparse
 import json
 import sys
-from typing import Final
+from typing import Any, Final
 
 from forebay.cli import flags
 from forebay.cli.flags import Commands
 from forebay.cli.pool import running
-from forebay.cli.view.figures import Snapshot, figures
 from forebay.cli.view.intervals import INTERVAL_S, can_be_drawn_on, interval
-from forebay.cli.view.outlook import outlook
-from forebay.cli.view.text import stats_text
 from forebay.sys.clock import Clock
 
 _CLEAR: Final = "\x1b[H\x1b[2J"  # a terminal's screen
@@ -61,10 +58,14 @@ def _run(parsed: argparse.Namespace) -> int:
             clock.sleep(parsed.watch)
 
 
-def _print(snapshot: Snapshot, before: Snapshot | None, parsed: argparse.Namespace) -> None:
+def _print(
+    snapshot: dict[str, Any], before: dict[str, Any] | None, parsed: argparse.Namespace
+) -> None:
     if parsed.json:
         print(json.dumps(snapshot, indent=None if parsed.watch else 2))
         return
-    text = stats_text(snapshot, figures(snapshot, before), outlook(snapshot, before))
+    from forebay.cli.view.text import stats_text  # noqa: PLC0415 - of no use to programs
+
+    text = stats_text(snapshot, before)
     clear = _CLEAR if parsed.watch and can_be_drawn_on() else ""
     print(f"{clear}{text}" + "\n" * bool(parsed.watch))

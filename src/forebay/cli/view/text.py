@@ -1,12 +1,11 @@
 """`forebay stats` as text: every section whole, one beneath the other, no colour."""
 
-from collections.abc import Sequence
 from typing import Final
 
 from forebay.cli.view import sections
-from forebay.cli.view.figures import Figures, Snapshot
+from forebay.cli.view.figures import Figures, Snapshot, figures
 from forebay.cli.view.lines import UNICODE, Line, line, plain
-from forebay.cli.view.outlook import RunOut
+from forebay.cli.view.outlook import outlook
 from forebay.cli.view.sections import ViewSection
 from forebay.cli.view.units import count, duration, rate, share, size
 
@@ -14,8 +13,9 @@ _INDENT: Final = "  "
 _WIDEST: Final = 10_000  # letters: lines are not cut where they may be searched
 
 
-def stats_text(snapshot: Snapshot, found: Figures, runs_out: Sequence[RunOut]) -> str:
-    """What a pool holds, what it did, and what ends first."""
+def stats_text(snapshot: Snapshot, before: Snapshot | None) -> str:
+    """What a pool holds, what it did since an older snapshot or since it began, and what ends."""
+    found = figures(snapshot, before)
     parts = [
         ViewSection("Tiers", _tiers(found), has_head=True),
         *([sections.volumes(found)] if any(tier.volumes for tier in found.tiers) else []),
@@ -29,9 +29,10 @@ def stats_text(snapshot: Snapshot, found: Figures, runs_out: Sequence[RunOut]) -
         sections.errors(found),
         sections.engines(found, _WIDEST, UNICODE),
         sections.namespaces(found, "size", _WIDEST, UNICODE),
-        sections.runs_out(runs_out),
+        sections.runs_out(outlook(snapshot, before)),
     ]
-    lines = [plain(sections.pool_line(snapshot)), f"figures of the last {duration(found.seconds)}"]
+    since = f"of the last {duration(found.seconds)}" if before else "since the pool began"
+    lines = [plain(sections.pool_line(snapshot)), f"shares and rates {since}"]
     for part in parts:
         lines += ["", part.title, *(_INDENT + plain(row) for row in part.rows if plain(row))]
     return "\n".join(lines)
