@@ -4,12 +4,15 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from tests.clocks import waiting_in_vain
 from tests.pool_process import (
     HANG_S,
     NO_NAMESPACES,
@@ -27,6 +30,7 @@ from forebay.pool.address import find_address, take_lock
 from forebay.pool.client import Client, Known
 from forebay.pool.service import Service
 from forebay.sys.processes import is_locked
+from forebay.testing.clock import ManualClock
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +211,20 @@ def test_a_pool_that_starts_is_not_taken_for_none(
     os.close(lock)
     assert run("stats", "--socket", path) == 2
     assert "start one with" in one_sentence(capsys)
+
+
+def test_a_pool_that_does_not_answer_is_not_taken_for_none(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, clock = str(place / "pool.sock"), ManualClock()
+    with socket.socket(socket.AF_UNIX) as deaf, waiting_in_vain(clock):
+        deaf.bind(path)
+        deaf.listen(1)
+        with patch("forebay.pool.client.client.Clock", lambda: clock):
+            assert run("stats", "--socket", path) == 2
+    said = f"forebay: the pool at {path} did not answer within 10 s; it is busy or stopped.\n"
+    assert one_sentence(capsys) == said
+    assert clock.monotonic() == pytest.approx(10.0)
 
 
 def test_a_cap_larger_than_the_file_system_is_refused(

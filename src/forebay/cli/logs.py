@@ -81,7 +81,7 @@ class JsonFormatter(logging.Formatter):
 
 
 @dataclass(slots=True)
-class _Window:
+class _ReasonWindow:
     """Lines of one reason since it began."""
 
     begun: float
@@ -96,7 +96,7 @@ class RateLimit(logging.Filter):
         super().__init__()
         self._clock = clock
         self._lock = threading.RLock()  # guards the windows; a signal's handler may take it again
-        self._windows: dict[tuple[str, int, str], _Window] = {}
+        self._windows: dict[tuple[str, int, str], _ReasonWindow] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is written; one that is says how many before it were not."""
@@ -106,7 +106,7 @@ class RateLimit(logging.Filter):
             window = self._windows.get(reason)
             if window is None or now - window.begun >= INTERVAL_S:
                 setattr(record, _LEFT_OUT, window.left_out if window else 0)
-                window = _Window(now)
+                window = _ReasonWindow(now)
                 self._windows.pop(reason, None)
                 self._windows[reason] = window
                 while len(self._windows) > REASONS_MAX:

@@ -28,6 +28,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("pool", "run the pool of this host", "forebay.cli.pool.serve"),
     Command("stats", "what the pool holds and does", "forebay.cli.pool.stats"),
     Command("top", "watch the pool in a terminal", "forebay.cli.pool.top"),
+    Command("health", "whether records go through the pool", "forebay.cli.pool.health"),
     Command("set", "change a running pool's caps", "forebay.cli.pool.set"),
     Command("clear", "delete what the pool holds", "forebay.cli.pool.clear"),
     Command("check", "verify every record in a directory", "forebay.cli.check"),

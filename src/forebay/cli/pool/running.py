@@ -8,7 +8,7 @@ from forebay.cli import flags
 from forebay.errors import StartupError
 from forebay.pool.address import find_address
 from forebay.pool.client import Client
-from forebay.pool.client.session import REFUSED, UNTRUSTED
+from forebay.pool.client.session import REFUSED, UNANSWERED, UNTRUSTED
 from forebay.sys import processes
 from forebay.tiers.contract import Miss, MissReason
 
@@ -28,11 +28,11 @@ def client_of(parsed: argparse.Namespace) -> Client:
     client = Client(path, pool_uids=settings.allow_uid, is_operator=True)
     if client.join(TIMEOUT_S):
         return client
-    why, is_silent = client.why, client.is_unanswered
+    why = client.why
     client.close()
     if why.startswith((REFUSED, UNTRUSTED)):
         raise StartupError(why)
-    if is_silent:
+    if why == UNANSWERED:
         raise StartupError(f"the pool at {path} {_late(TIMEOUT_S)}.")
     if processes.is_locked(f"{path}.lock"):
         raise StartupError(f"a pool is starting or ending at {path}; see its log, and try again.")

@@ -25,6 +25,7 @@ from forebay.cli.view.intervals import (
 )
 from forebay.cli.view.lines import ASCII, UNICODE, Glyphs, plain
 from forebay.pool.client import Client
+from forebay.pool.client.session import UNANSWERED
 from forebay.sys.clock import Clock
 from forebay.tiers.contract import Miss
 
@@ -155,7 +156,7 @@ def _draw(client: Client, view: View, count: int | None) -> None:
 def _take(client: Client, view: View) -> None:
     snapshot = client.stats(_ANSWER_S)
     if isinstance(snapshot, Miss):
-        view.note = client.why or "the pool has not answered yet."
+        view.note = client.why or UNANSWERED
     else:
         view.add(snapshot)
 

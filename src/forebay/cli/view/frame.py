@@ -13,7 +13,7 @@ from forebay.cli.view.lines import (
     TITLE,
     Glyphs,
     Line,
-    Piece,
+    TextPiece,
     bar,
     beside,
     cut,
@@ -99,13 +99,13 @@ def frame(view: View, width: int, height: int | None, glyphs: Glyphs) -> list[Li
         return lines
     lines = lines[: max(0, height - 1)]
     lines += [()] * (height - 1 - len(lines))
-    return [*lines, cut(line(Piece(_KEYS, SOFT)), width, glyphs)][:height]
+    return [*lines, cut(line(TextPiece(_KEYS, SOFT)), width, glyphs)][:height]
 
 
 def _head(view: View) -> list[Line]:
-    state = [Piece("  paused", BAD)] if view.is_paused else []
-    state += [Piece.of(f"  {view.note}", BAD)] if view.note else []
-    every = Piece(f"  every {view.interval_s:g} s", SOFT)
+    state = [TextPiece("  paused", BAD)] if view.is_paused else []
+    state += [TextPiece.of(f"  {view.note}", BAD)] if view.note else []
+    every = TextPiece(f"  every {view.interval_s:g} s", SOFT)
     return [(*sections.pool_line(view.snapshots[-1]), every, *state)]
 
 
@@ -119,16 +119,16 @@ def _tiers(now: Figures, width: int, glyphs: Glyphs) -> list[Line]:
         moved = f"out {rate(tier.load_bytes_s)}  in {rate(tier.store_bytes_s)}"
         drives = [each for each in tier.volumes if not each.is_on]
         off = (
-            [Piece(f"  {len(drives)} of {len(tier.volumes)} directories off", BAD)]
+            [TextPiece(f"  {len(drives)} of {len(tier.volumes)} directories off", BAD)]
             if drives
             else []
         )
         rows.append(
             line(
-                Piece(f"{tier.name:<{names}} ", TITLE),
+                TextPiece(f"{tier.name:<{names}} ", TITLE),
                 *bar(tier.share, bar_width, glyphs),
                 f" {tier.share:>4.0%}  {used:<22}  ",
-                Piece(f"{moved:<30}  {count(tier.chunks)} chunks", SOFT),
+                TextPiece(f"{moved:<30}  {count(tier.chunks)} chunks", SOFT),
                 *off,
             )
         )
@@ -146,7 +146,9 @@ def _sparks(view: View, now: Figures, width: int, glyphs: Glyphs) -> list[Line]:
     ]
     letters = max(0, min(HISTORY_MAX, width - 23))
     return [
-        line(Piece(f"{name:<8} ", TITLE), f"{value:>12}  ", spark(values, letters, glyphs, most))
+        line(
+            TextPiece(f"{name:<8} ", TITLE), f"{value:>12}  ", spark(values, letters, glyphs, most)
+        )
         for name, value, values, most in rows
     ]
 
@@ -184,7 +186,7 @@ def _stacked(shown: Sequence[ViewSection], height: int | None) -> list[Line]:
         if not room:
             continue
         lines += [()] if lines else []
-        lines += [line(Piece(section.title, TITLE)), *section.rows[:room]]
+        lines += [line(TextPiece(section.title, TITLE)), *section.rows[:room]]
     return lines
 
 

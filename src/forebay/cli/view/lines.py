@@ -1,7 +1,7 @@
 """Lines of a terminal as pieces of text with a style each: who prints them knows of colours.
 
-Widths are counted in letters. Whoever passes words of others passes them through `Piece.of`, which
-escapes what a terminal would take for a command.
+Widths are counted in letters. Words of others are passed through `TextPiece.of`, which escapes what
+a terminal would take for a command.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,20 +29,20 @@ UNICODE: Final = Glyphs("█", "░", "▁▂▃▄▅▆▇█", "…")
 ASCII: Final = Glyphs("#", ".", "_.-:=+*#", "~")
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Text of one style."""
 
     text: str
     style: str = ""
 
     @classmethod
-    def of(cls, words: str, style: str = "") -> "Piece":
+    def of(cls, words: str, style: str = "") -> "TextPiece":
         """Words that are not ours."""
         return cls(escaped(words), style)
 
 
-Line = tuple[Piece, ...]
-Cell = str | Piece
+Line = tuple[TextPiece, ...]
+Cell = str | TextPiece
 
 
 def line(*cells: Cell) -> Line:
@@ -61,9 +61,9 @@ def cut(row: Line, width: int, glyphs: Glyphs) -> Line:
         return row
     kept, left = [], max(0, width - 1)
     for piece in row:
-        kept.append(Piece(piece.text[:left], piece.style))
+        kept.append(TextPiece(piece.text[:left], piece.style))
         left -= len(kept[-1].text)
-    return (*kept, Piece(glyphs.more[:width]))
+    return (*kept, TextPiece(glyphs.more[:width]))
 
 
 def grid(
@@ -82,12 +82,12 @@ def grid(
     if over > 0:
         widths[0] = max(min(8, widths[0]), widths[0] - over)
     found = []
-    for row in [[Piece(name, SOFT) for name in names], *pieces]:
-        cells: list[Piece] = []
+    for row in [[TextPiece(name, SOFT) for name in names], *pieces]:
+        cells: list[TextPiece] = []
         for at, piece in enumerate(row):
             text = plain(cut((piece,), widths[at], glyphs))
             text = text.rjust(widths[at]) if head[at].endswith(">") else text.ljust(widths[at])
-            cells += [Piece(text, piece.style), Piece("  ")]
+            cells += [TextPiece(text, piece.style), TextPiece("  ")]
         found.append(cut(tuple(cells[:-1]), width, glyphs))
     return found
 
@@ -99,7 +99,7 @@ def beside(left: Sequence[Line], right: Sequence[Line], left_width: int) -> list
         first = left[at] if at < len(left) else ()
         second = right[at] if at < len(right) else ()
         gap = left_width - sum(len(piece.text) for piece in first)
-        found.append((*first, Piece(" " * gap), *second) if second else first)
+        found.append((*first, TextPiece(" " * gap), *second) if second else first)
     return found
 
 
@@ -108,12 +108,14 @@ def bar(part: float, width: int, glyphs: Glyphs) -> Line:
     filled = min(width, max(0, round(part * width)))
     if part > 0 and width:
         filled = max(1, filled)
-    return line(Piece(glyphs.full * filled, BAR), Piece(glyphs.empty * (width - filled), SOFT))
+    return line(
+        TextPiece(glyphs.full * filled, BAR), TextPiece(glyphs.empty * (width - filled), SOFT)
+    )
 
 
 def spark(
     values: Sequence[float | None], width: int, glyphs: Glyphs, most: float | None = None
-) -> Piece:
+) -> TextPiece:
     """The last values as a line of bars, up to `most` or to the largest; blank where unknown."""
     shown = values[-width:] if width > 0 else []
     top = most if most is not None else max((value or 0.0 for value in shown), default=0.0)
@@ -122,8 +124,8 @@ def spark(
         " " if value is None else glyphs.levels[round(steps * min(1.0, value / top)) if top else 0]
         for value in shown
     ]
-    return Piece("".join(letters).rjust(max(0, width)), BAR)
+    return TextPiece("".join(letters).rjust(max(0, width)), BAR)
 
 
-def _piece(cell: Cell) -> Piece:
-    return cell if isinstance(cell, Piece) else Piece(cell)
+def _piece(cell: Cell) -> TextPiece:
+    return cell if isinstance(cell, TextPiece) else TextPiece(cell)

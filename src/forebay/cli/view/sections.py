@@ -13,7 +13,7 @@ from forebay.cli.view.lines import (
     Cell,
     Glyphs,
     Line,
-    Piece,
+    TextPiece,
     grid,
     line,
 )
@@ -45,10 +45,10 @@ def pool_line(snapshot: Snapshot) -> Line:
     """Which pool this is."""
     up = duration(snapshot["uptime_s"])
     return line(
-        Piece("pool", TITLE),
+        TextPiece("pool", TITLE),
         " at ",
-        Piece.of(snapshot["socket"]),
-        Piece(f"  up {up}, process {snapshot['pid']}, forebay {snapshot['forebay']}", SOFT),
+        TextPiece.of(snapshot["socket"]),
+        TextPiece(f"  up {up}, process {snapshot['pid']}, forebay {snapshot['forebay']}", SOFT),
     )
 
 
@@ -93,7 +93,7 @@ def errors(found: Figures) -> ViewSection:
 def runs_out(found: Sequence[RunOut]) -> ViewSection:
     """What ends first."""
     rows = [line(each.sentence) for each in found]
-    return ViewSection("Runs out first", rows or [line(Piece("nothing in sight", SOFT))])
+    return ViewSection("Runs out first", rows or [line(TextPiece("nothing in sight", SOFT))])
 
 
 def volumes(found: Figures) -> ViewSection:
@@ -101,9 +101,9 @@ def volumes(found: Figures) -> ViewSection:
     rows = []
     for tier in found.tiers:
         for each in tier.volumes:
-            state = Piece("on", GOOD) if each.is_on else Piece("off", BAD)
-            failed = Piece(count(each.errors), BAD if each.errors else "")
-            rows.append((Piece.of(each.path), tier.name, state, failed))
+            state = TextPiece("on", GOOD) if each.is_on else TextPiece("off", BAD)
+            failed = TextPiece(count(each.errors), BAD if each.errors else "")
+            rows.append((TextPiece.of(each.path), tier.name, state, failed))
     head = ("directory", "tier", "state", "errors>")
     return ViewSection("Directories", table(head, rows), has_head=True)
 
@@ -112,13 +112,13 @@ def engines(found: Figures, width: int, glyphs: Glyphs) -> ViewSection:
     """Who has joined, and whether it shares."""
     rows = [
         (
-            Piece.of(each.model or _NAMELESS),
-            Piece.of(each.engine or "?"),
-            Piece.of(each.sharing or "?", GOOD if each.sharing == _SHARING else BAD),
+            TextPiece.of(each.model or _NAMELESS),
+            TextPiece.of(each.engine or "?"),
+            TextPiece.of(each.sharing or "?", GOOD if each.sharing == _SHARING else BAD),
             count(each.processes),
             duration(each.joined_s),
-            Piece.of(each.id),
-            Piece.of("" if each.sharing == _SHARING else each.why),
+            TextPiece.of(each.id),
+            TextPiece.of("" if each.sharing == _SHARING else each.why),
         )
         for each in found.engines
     ]
@@ -131,8 +131,8 @@ def namespaces(found: Figures, order: str, width: int, glyphs: Glyphs) -> ViewSe
     tiers = [tier.name for tier in found.tiers]
     rows: list[Sequence[Cell]] = [
         [
-            Piece.of(each.model or _NAMELESS),
-            Piece.of(each.namespace),
+            TextPiece.of(each.model or _NAMELESS),
+            TextPiece.of(each.namespace),
             *(size(each.bytes.get(tier, 0)) for tier in tiers),
             count(sum(each.chunks.values())),
         ]
@@ -174,11 +174,11 @@ def lifetimes(found: Figures) -> list[Line]:
 def _reasons(counted: Sequence[tuple[str, float]], seconds: float) -> list[Line]:
     whole = sum(number for _, number in counted)
     rows = [
-        (Piece.of(name), count(number), share(number, whole), frequency(number, seconds))
+        (TextPiece.of(name), count(number), share(number, whole), frequency(number, seconds))
         for name, number in counted
     ]
     found = table(("", ">", ">", ">"), rows)[1:]
-    return found or [line(Piece("none", SOFT))]
+    return found or [line(TextPiece("none", SOFT))]
 
 
 def table(
@@ -189,4 +189,4 @@ def table(
 ) -> list[Line]:
     """A grid, or that there is nothing."""
     found = grid(head, rows, width, glyphs)
-    return found if rows else [found[0][:0], line(Piece("none", SOFT))]
+    return found if rows else [found[0][:0], line(TextPiece("none", SOFT))]

@@ -70,11 +70,6 @@ class Client:
         """In one sentence, where there is no pool, why."""
         return self._session.why
 
-    @property
-    def is_unanswered(self) -> bool:
-        """Whether a pool took our connection and has not welcomed us yet."""
-        return self._session.is_joining
-
     def __enter__(self) -> Self:
         return self
 

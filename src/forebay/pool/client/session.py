@@ -40,6 +40,7 @@ from forebay.sys.shared import Segment
 
 REFUSED: Final = "the pool refuses: "  # begins `why` where asking again is no use
 UNTRUSTED: Final = "the pool is not trusted: "  # likewise
+UNANSWERED: Final = "the pool has not answered yet."  # `why` while it may still
 _WELCOME_S: Final = 2.0  # a pool that has not welcomed us by then is left alone
 _UNANSWERED_PAUSE_S: Final = 0.5  # for so long
 _NAMES_MAX: Final = 16  # lost sessions; of older ones the pool hears when this process ends
@@ -185,7 +186,7 @@ class PoolSession:
         if isinstance(connection, str):
             self.why = connection
             return
-        self.why = "the pool has not answered yet."
+        self.why = UNANSWERED
         self.engine = self._name or secrets.token_hex(16)
         self.connection, self._connected_at = PoolConnection(connection, self._clock), now
         self.post(Hello(PROTOCOL, self.engine, self.is_operator))
