@@ -18,6 +18,7 @@ ABSENT: Final = "absent"
 _OK: Final = "ok"
 _LOADED: Final = "loaded"  # the outcome of a request that is no miss
 _HAVE: Final = "have"  # the reason for a store that was not needed
+_DUPLICATE: Final = "duplicate"  # likewise, in a lower tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +196,8 @@ def _misses(change: Change) -> tuple[tuple[str, float], ...]:
 
 def _stores_left_out(change: Change) -> tuple[tuple[str, float], ...]:
     found = {**change.by("stores_refused", "reason"), **_failed(change, "store")}
-    found.pop(_HAVE, None)
-    return _ranked(found.items())
+    needless = {reason for reason in found if reason.endswith((_HAVE, _DUPLICATE))}
+    return _ranked((reason, count) for reason, count in found.items() if reason not in needless)
 
 
 def _failed(change: Change, direction: str) -> dict[str, float]:

@@ -24,7 +24,8 @@ from forebay.cli.view.outlook import RunOut, outlook
 from forebay.cli.view.sections import ORDERS, ViewSection
 from forebay.cli.view.units import count, frequency, rate, size
 
-HISTORY_MAX: Final = 300  # snapshots that are kept: what a sparkline and the outlook are made of
+HISTORY_MAX: Final = 300  # snapshots that are kept: what sparklines and misses are made of
+OUTLOOK_INTERVALS: Final = 30  # that tell what runs out
 _WIDE: Final = 110  # letters, from which lists stand beside each other
 _BAR_MAX: Final = 40
 _KEYS: Final = "q quit  p pause  s sort  + - interval"
@@ -79,8 +80,9 @@ class View:
         return figures(self.snapshots[-1], self._oldest())
 
     def runs_out(self) -> list[RunOut]:
-        """From all of them too: one interval's rate says little."""
-        return outlook(self.snapshots[-1], self._oldest())
+        """From some intervals: the rate of one says little, and that of long ago nothing."""
+        first = max(0, len(self.snapshots) - 1 - OUTLOOK_INTERVALS)
+        return outlook(self.snapshots[-1], self.snapshots[first] if self._oldest() else None)
 
     def _oldest(self) -> Snapshot | None:
         return self.snapshots[0] if len(self.snapshots) > 1 else None
@@ -180,12 +182,16 @@ def _lists(view: View, now: Figures, width: int, height: int | None, glyphs: Gly
 
 def _stacked(shown: Sequence[ViewSection], height: int | None) -> list[Line]:
     """Sections beneath each other, each with as many rows as all can have alike."""
-    rooms = _rooms([len(each.rows) for each in shown], height, 2 * len(shown) - 1)
+    wanted = [len(each.rows) for each in shown]
+    gaps = len(shown) - 1  # blank lines between them, where there is room for those too
+    rooms = _rooms(wanted, height, len(shown) + gaps)
+    if rooms != wanted:
+        gaps, rooms = 0, _rooms(wanted, height, len(shown))
     lines: list[Line] = []
     for section, room in zip(shown, rooms, strict=True):
         if not room:
             continue
-        lines += [()] if lines else []
+        lines += [()] if lines and gaps else []
         lines += [line(TextPiece(section.title, TITLE)), *section.rows[:room]]
     return lines
 

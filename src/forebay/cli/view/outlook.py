@@ -10,7 +10,7 @@ from forebay.cli.view.figures import Change, Snapshot
 from forebay.cli.view.units import duration, rate, size
 from forebay.metrics.reading import total
 
-FULL: Final = 0.97  # of its cap: what is left is less than an arena or a region
+FULL: Final = 0.95  # of its cap: what is left is less than an arena or a region
 _DAY_S: Final = 86_400.0
 _SECONDS_MAX: Final = 100 * 365 * _DAY_S  # later is never
 

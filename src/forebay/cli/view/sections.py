@@ -21,6 +21,7 @@ from forebay.cli.view.outlook import RunOut
 from forebay.cli.view.units import count, duration, frequency, rate, share, size
 
 _SHARING: Final = "sharing"
+_SHARING_STYLES: Final = {_SHARING: GOOD, "unknown": SOFT, "": SOFT}
 _WIDEST: Final = 10_000  # letters: no bound
 _NAMELESS: Final = "(no name)"  # of a model that its engine did not name
 
@@ -114,7 +115,7 @@ def engines(found: Figures, width: int, glyphs: Glyphs) -> ViewSection:
         (
             TextPiece.of(each.model or _NAMELESS),
             TextPiece.of(each.engine or "?"),
-            TextPiece.of(each.sharing or "?", GOOD if each.sharing == _SHARING else BAD),
+            TextPiece.of(each.sharing, _SHARING_STYLES.get(each.sharing, BAD)),
             count(each.processes),
             duration(each.joined_s),
             TextPiece.of(each.id),
