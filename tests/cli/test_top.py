@@ -133,6 +133,13 @@ def test_json_is_one_object_a_line(pool: PoolProcess) -> None:
     assert len(facts) == 2
     assert [tier["name"] for tier in facts[1]["tiers"]] == ["dram", "disk"]
     assert facts[1]["namespaces"][0]["chunks"]["dram"] == 4
+    page = (Path(__file__).parents[2] / "docs" / "terminal.md").read_text()
+    documented = {
+        name
+        for row in page.split("figures of one interval:")[1].split("\n\n")[1].splitlines()
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+    assert documented == facts[0].keys()
     (directory,) = facts[1]["tiers"][1]["volumes"]
     assert directory["path"] == str(pool.place / "disk")
     with subprocess.Popen(

@@ -105,7 +105,7 @@ def _readable(found: Figures, *, is_sure: bool) -> str:
 
 def _is_meant(parsed: argparse.Namespace) -> bool:
     """Whether it is to be done: asked where somebody can answer."""
-    if parsed.yes or parsed.json or not sys.stdin.isatty():
+    if parsed.yes or parsed.json or sys.stdin is None or not sys.stdin.isatty():
         return True
     print("Delete this? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

@@ -48,8 +48,7 @@ examples:
   forebay top --json --count 10 > pool.jsonl
 
 Keys: q quits, p pauses, s sorts the namespaces by size, chunks or model, + and - change the
-interval. Rates and the hit rate are of the last interval, misses of the last 300, what runs out of
-the last 30.
+interval. Rates and the hit rate are of the last interval, misses and what runs out of the last 30.
 Piped, or with TERM=dumb, it prints one plain snapshot (--count N: so many); NO_COLOR is heeded.
 docs/terminal.md explains every line. Exit status: 0 ended as asked, 2 there is no pool.
 """

@@ -24,8 +24,8 @@ from forebay.cli.view.outlook import RunOut, outlook
 from forebay.cli.view.sections import ORDERS, ViewSection
 from forebay.cli.view.units import count, frequency, rate, size
 
-HISTORY_MAX: Final = 300  # snapshots that are kept: what sparklines and misses are made of
-OUTLOOK_INTERVALS: Final = 30  # that tell what runs out
+POINTS_MAX: Final = 300  # intervals that a sparkline is made of
+INTERVALS_MAX: Final = 30  # of which misses and what runs out are told
 _WIDE: Final = 110  # letters, from which lists stand beside each other
 _BAR_MAX: Final = 40
 _KEYS: Final = "q quit  p pause  s sort  + - interval"
@@ -46,8 +46,8 @@ class View:
     """What `top` has seen, and how it is to be shown."""
 
     interval_s: float
-    snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
-    points: deque[Point] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=INTERVALS_MAX + 1))
+    points: deque[Point] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
     order: str = "size"
     is_paused: bool = False
     note: str = ""  # why there is no newer snapshot
@@ -76,13 +76,12 @@ class View:
         return figures(self.snapshots[-1], self.snapshots[-2] if len(self.snapshots) > 1 else None)
 
     def recent(self) -> Figures:
-        """Of all intervals that are kept, so that what is rare is seen."""
+        """Of some intervals, so that what is rare is seen."""
         return figures(self.snapshots[-1], self._oldest())
 
     def runs_out(self) -> list[RunOut]:
         """From some intervals: the rate of one says little, and that of long ago nothing."""
-        first = max(0, len(self.snapshots) - 1 - OUTLOOK_INTERVALS)
-        return outlook(self.snapshots[-1], self.snapshots[first] if self._oldest() else None)
+        return outlook(self.snapshots[-1], self._oldest())
 
     def _oldest(self) -> Snapshot | None:
         return self.snapshots[0] if len(self.snapshots) > 1 else None
@@ -146,7 +145,7 @@ def _sparks(view: View, now: Figures, width: int, glyphs: Glyphs) -> list[Line]:
         ("stores", rate(now.store_bytes_s), [each.store_bytes_s for each in points], None),
         ("lookups", frequency(now.lookups, now.seconds), [each.lookups_s for each in points], None),
     ]
-    letters = max(0, min(HISTORY_MAX, width - 23))
+    letters = max(0, min(POINTS_MAX, width - 23))
     return [
         line(
             TextPiece(f"{name:<8} ", TITLE), f"{value:>12}  ", spark(values, letters, glyphs, most)
