@@ -14,7 +14,6 @@ twice.
 """
 
 import os
-import secrets
 import socket
 from collections.abc import Collection, Iterable
 from typing import Final
@@ -187,7 +186,7 @@ class PoolSession:
             self.why = connection
             return
         self.why = UNANSWERED
-        self.engine = self._name or secrets.token_hex(16)
+        self.engine = self._name or os.urandom(16).hex()
         self.connection, self._connected_at = PoolConnection(connection, self._clock), now
         self.post(Hello(PROTOCOL, self.engine, self.is_operator))
 
