@@ -1,5 +1,6 @@
 """The command line: every command explains itself, and what cannot begin is one sentence."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from forebay.cli.flags import Parser, add_settings, read_settings
 from forebay.cli.main import main
 from forebay.settings import NAMES
 
-COMMANDS = ["serve", "demo", "pool", "stats", "why", "set", "clear", "check", "plan", "sim"]
+COMMANDS = ["serve", "demo", "pool", "stats", "set", "clear", "check", "plan", "sim", "completion"]
+COMMANDS += ["top", "why", "health"]
 COMMANDS += [f"bench {name}" for name in ("ab", "compare", "pool", "serve")]
 COMMANDS += [f"plan {name}" for name in ("kv", "gpus", "pool", "breakeven", "ssd", "cost")]
 
@@ -37,6 +39,75 @@ def test_a_bad_command_line_is_one_sentence(
     assert err.startswith("forebay: ")
     assert err.endswith("--help.\n")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("statz", "'statz' is not a command of forebay (did you mean stats?)"),
+        ("bench sreve", "'sreve' is not a command of forebay bench (did you mean serve?)"),
+        ("plan pol", "'pol' is not a command of forebay plan (did you mean pool?)"),
+        ("stats --jsn", "--jsn is not a flag of forebay stats (did you mean --json?)"),
+        ("zzz", "'zzz' is not a command of forebay"),
+    ],
+)
+def test_what_was_probably_meant_is_named(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    command = meant.partition(" of ")[2].partition(" (")[0]
+    assert capsys.readouterr().err == f"forebay: {meant}; see {command} --help.\n"
+
+
+def test_with_json_an_error_is_an_object_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for words in (["stats", "--json", "--socket", f"{tmp_path}/none"], ["plan", "kv", "--json"]):
+        assert main(words) == 2
+        said = capsys.readouterr()
+        error = json.loads(said.out)
+        assert error["exit_status"] == 2
+        assert said.err == f"forebay: {error['error']}\n"
+    assert main(["serve", "--", "--json"]) == 2  # vLLM's word, not ours
+    assert capsys.readouterr().out == ""
+
+
+# What no command may import that only looks: seconds of CPU time, on some machines.
+HEAVY = {"numpy", "aiohttp", "rich", "asyncio", "multiprocessing", "concurrent", "torch"}
+HEAVY |= {
+    "forebay.sim",
+    "forebay.engines",
+    "forebay.cli.plan",
+    "forebay.cli.sim",
+    "prometheus_client",
+}
+SERVER = {"forebay.pool.core", "forebay.pool.server", "forebay.tiers.disk", "forebay.observe"}
+WITHOUT: dict[str, set[str]] = {
+    "--version": {"forebay.settings", "msgspec", "http"},
+    "--help": {"forebay.settings", "msgspec", "http"},
+    "bench --help": {"forebay.bench", "forebay.settings", "msgspec", "http"},
+    "stats": SERVER | {"forebay.plan.model", "http"},
+    "health": SERVER | {"forebay.plan.model"},
+}
+
+
+@pytest.mark.parametrize("words", WITHOUT)
+def test_a_command_imports_only_what_it_needs(words: str, tmp_path: Path) -> None:
+    """Modules are counted, not seconds: what starts fast on one machine starts fast on all."""
+    program = (
+        "import sys\nfrom forebay.cli.main import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print(*sorted(sys.modules), sep='\\n', file=sys.stderr)"
+    )
+    arguments = words.split()
+    if words in {"stats", "health"}:
+        arguments += ["--socket", str(tmp_path / "none.sock")]
+    command = [sys.executable, "-c", program, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = set(ended.stderr.splitlines())
+    assert "forebay.cli.main" in imported
+    assert not imported & (HEAVY | WITHOUT[words])
+    assert len([name for name in imported if name.startswith("forebay")]) <= 60
 
 
 def test_every_setting_can_be_a_flag(

@@ -4,12 +4,15 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from tests.clocks import waiting_in_vain
 from tests.pool_process import (
     HANG_S,
     NO_NAMESPACES,
@@ -19,6 +22,7 @@ from tests.pool_process import (
     wait_until,
     with_disk,
 )
+from tests.terminal import Terminal
 
 from forebay.cli.main import main
 from forebay.metrics.reading import count
@@ -26,6 +30,7 @@ from forebay.pool.address import find_address, take_lock
 from forebay.pool.client import Client, Known
 from forebay.pool.service import Service
 from forebay.sys.processes import is_locked
+from forebay.testing.clock import ManualClock
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +44,9 @@ def run(*words: str) -> int:
 
 def test_stats(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("stats", "--socket", service.address.path) == 0
-    assert "cap_bytes" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "shares and rates since the pool began" in out
+    assert "16 MiB" in out
     assert run("stats", "--json", "--socket", service.address.path) == 0
     assert count(json.loads(capsys.readouterr().out), "chunks", tier="dram") == 0
 
@@ -113,6 +120,43 @@ def test_set_and_clear(
     assert count(stats, "cap_bytes", tier="dram") == 8 << 20
 
 
+def test_clear_says_what_it_will_remove_and_a_dry_run_removes_nothing(
+    service: Service, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chunks, chain = made("a")
+    client.store(chain, [chunk.payload for chunk in chunks])
+    name, path = chain.namespace.hex()[:16], service.address.path
+    assert run("clear", "--all", "--dry-run", "--socket", path) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Would be deleted: 390.6 KiB in 4 chunks\n")
+    assert name in out
+    assert out.endswith("nothing was deleted: this was a dry run.\n")
+    assert client.lookup(chain) == Known(4, 4)
+    assert run("clear", "--namespace", chain.namespace.hex(), "--json", "--socket", path) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["deleted"], said["namespaces"][0]["namespace"]) == (True, name)
+    assert said["said"].startswith("removed 4 chunks (390.6 KiB) from DRAM")
+    assert client.lookup(chain) == Known(0, 0)
+    assert run("clear", "--model", "no/such", "--socket", path) == 2
+    assert "no namespace is of model 'no/such'; forebay stats lists them." in one_sentence(capsys)
+
+
+@pytest.mark.parametrize(("answer", "status", "known"), [("n", 1, 4), ("y", 0, 0)])
+def test_clear_asks_on_a_terminal(
+    place: Path, answer: str, status: int, known: int, tmp_path: Path
+) -> None:
+    with serving(place) as service, PatientClient(service.address.path) as client:
+        chunks, chain = made("a")
+        client.store(chain, [chunk.payload for chunk in chunks])
+        words = [sys.executable, "-m", "forebay.cli", "clear", "--all"]
+        with Terminal(*words, "--socket", service.address.path, place=tmp_path) as terminal:
+            terminal.wait_for("To be deleted: 390.6 KiB in 4 chunks", "Delete this? [y/N]")
+            assert client.lookup(chain) == Known(4, 4)
+            terminal.type(answer)
+            terminal.wait_for(f"ended {status}")
+        assert client.lookup(chain) == Known(known, known)
+
+
 WRONG = [
     ("set",),
     ("set", "dram"),
@@ -167,6 +211,20 @@ def test_a_pool_that_starts_is_not_taken_for_none(
     os.close(lock)
     assert run("stats", "--socket", path) == 2
     assert "start one with" in one_sentence(capsys)
+
+
+def test_a_pool_that_does_not_answer_is_not_taken_for_none(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, clock = str(place / "pool.sock"), ManualClock()
+    with socket.socket(socket.AF_UNIX) as deaf, waiting_in_vain(clock):
+        deaf.bind(path)
+        deaf.listen(1)
+        with patch("forebay.pool.client.client.Clock", lambda: clock):
+            assert run("stats", "--socket", path) == 2
+    said = f"forebay: the pool at {path} did not answer within 10 s; it is busy or stopped.\n"
+    assert one_sentence(capsys) == said
+    assert clock.monotonic() == pytest.approx(10.0)
 
 
 def test_a_cap_larger_than_the_file_system_is_refused(

@@ -85,7 +85,7 @@ from forebay.cli.pool.log import LINES_MAX, LogWriter
 writer = LogWriter()
 logs.start("%(message)s", writer)
 for number in range(2 * LINES_MAX):
-    logging.warning("line %d", number)
+    logging.warning(f"line {number}")  # each a reason of its own, so that none is too many
 print("said", flush=True)
 input()
 while not writer._lines.empty():

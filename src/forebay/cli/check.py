@@ -30,7 +30,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "check",
-        help="verify every record in a directory",
         description="Read and verify every record in a directory that no pool is using.",
         epilog=_EPILOG,
     )

@@ -1,40 +1,44 @@
 """The `forebay` command line: parse it, run one command, print an error as one sentence.
 
+The sentence goes to standard error. Where the words hold --json, standard output has an object with
+it, so that a program finds JSON there whatever happens: `{"error": SENTENCE, "exit_status": 2}`.
+
 Exit status: 0 done, 1 the command found what it looks for (damage, a violation), 2 it could not
 begin, 130 interrupted, 143 terminated.
 """
 
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 
 from forebay import __version__
-from forebay.cli import bench, check, plan, sim
-from forebay.cli.engine import demo, serve
-from forebay.cli.flags import Parser
-from forebay.cli.pool import clear, stats, why
-from forebay.cli.pool import serve as pool
-from forebay.cli.pool import set as set_command
+from forebay.cli.parser import Command, Parser
 from forebay.errors import StartupError
-from forebay.report.text import escaped
+from forebay.report.escaping import escaped
 
-# One module a command, in the order of the help text.
-_MODULES: tuple[ModuleType, ...] = (
-    serve,
-    demo,
-    pool,
-    stats,
-    why,
-    set_command,
-    clear,
-    check,
-    bench,
-    plan,
-    sim,
+# In the order of the help text. A module is imported when its command is given.
+COMMANDS: tuple[Command, ...] = (
+    Command("serve", "run vLLM with the pool beneath it", "forebay.cli.engine.serve"),
+    Command("demo", "dialogs with vLLM, without and with the pool", "forebay.cli.engine.demo"),
+    Command("pool", "run the pool of this host", "forebay.cli.pool.serve"),
+    Command("stats", "what the pool holds and does", "forebay.cli.pool.stats"),
+    Command("top", "watch the pool in a terminal", "forebay.cli.pool.top"),
+    Command("why", "what became of the last requests, and why", "forebay.cli.pool.why"),
+    Command("health", "whether records go through the pool", "forebay.cli.pool.health"),
+    Command("set", "change a running pool's caps", "forebay.cli.pool.set"),
+    Command("clear", "delete what the pool holds", "forebay.cli.pool.clear"),
+    Command("check", "verify every record in a directory", "forebay.cli.check"),
+    Command("bench", "measure this machine, or a server", "forebay.cli.bench"),
+    Command(
+        "plan", "what to buy: KV size, GPUs, pool, break-even, SSD life, cost", "forebay.cli.plan"
+    ),
+    Command("sim", "simulate policies on a trace of requests", "forebay.cli.sim"),
+    Command("completion", "complete this command line in a shell", "forebay.cli.completion"),
 )
 _LINE_LETTERS_MAX = 2000  # of an error
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -45,55 +49,59 @@ class _Terminated(KeyboardInterrupt):
 
 
 def build_parser() -> Parser:
-    """The whole command line, every command with its help."""
+    """The whole command line, every command with its line of help."""
     parser = Parser(
         prog="forebay",
         description="A shared, verified KV-cache pool beneath the GPUs of LLM inference servers.",
     )
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in _MODULES:
-        module.add(commands)
+    parser.add_commands("commands", "COMMAND", COMMANDS)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and answer its exit status."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        words = sys.argv[1:] if arguments is None else list(arguments)
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="replace")  # a terminal need not know every letter
-        parsed = build_parser().parse_args(words)
-        parsed.words = words  # a result says by which command it was measured
-        with _terminable():
-            status = int(parsed.run(parsed))
-        sys.stdout.flush()
+        return _run(words)
     except StartupError as error:
-        return _cannot(str(error))
+        return _end(words, str(error))
     except _Terminated:
         return 143
     except KeyboardInterrupt:
-        print("forebay: interrupted", file=sys.stderr)
-        return 130
+        return _end(words, "interrupted", 130)
     except BrokenPipeError:
         _drop_output()  # its reader has gone
         return 0
     except OSError as error:
-        return _cannot(f"the system refused: {error.strerror or error}.")
+        return _end(words, f"the system refused: {error.strerror or error}.")
     except MemoryError:
-        return _cannot("there is not enough memory for this.")
+        return _end(words, "there is not enough memory for this.")
+
+
+def _run(words: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal need not know every letter
+    parsed = build_parser().parse_args(words)
+    parsed.words = words  # a result says by which command it was measured
+    with _terminable():
+        status = int(parsed.run(parsed))
+    sys.stdout.flush()
     return status
 
 
-def _cannot(why: str) -> int:
-    """Say why the command could not begin, or not go on."""
-    print(f"forebay: {_one_line(why)}", file=sys.stderr)
+def _end(words: list[str], why: str, status: int = 2) -> int:
+    """Say why the command could not begin, or not go on; with --json, to programs as well."""
+    sentence = _one_line(why)
+    print(f"forebay: {sentence}", file=sys.stderr)
     try:
+        if "--json" in words[: words.index("--") if "--" in words else None]:
+            print(json.dumps({"error": sentence, "exit_status": status}))
         sys.stdout.flush()
     except OSError:
         _drop_output()
-    return 2
+    return status
 
 
 def _drop_output() -> None:

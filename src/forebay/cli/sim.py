@@ -36,7 +36,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "sim",
-        help="simulate policies on a trace of requests",
         description="Replay a trace against the pool's own policy, the usual ones and the optimum.",
         epilog=_EPILOG,
     )

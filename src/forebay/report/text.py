@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Final, NamedTuple
 
+from forebay.report.escaping import escaped
 from forebay.report.page import Cell, Table
 
 LINE_LETTERS: Final = 100
@@ -18,16 +19,6 @@ class Section(NamedTuple):
     table: Table | None = None
     lines: Sequence[str] = ()
     commands: str = ""  # to copy; on a page alone
-
-
-def escaped(text: str) -> str:
-    """A line that may hold words of others: control characters and odd bytes are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
 
 
 def sections_text(sections: Iterable[Section]) -> list[str]:

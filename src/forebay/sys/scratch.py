@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Collection, Iterator
@@ -112,7 +111,7 @@ def make_private(path: str) -> None:
 def scratch(parent: str) -> Iterator[Path]:
     """A fresh directory of mode 0700 in `parent`, removed with all in it, also after Ctrl-C."""
     refuse_unsafe(parent)
-    path = Path(parent, PREFIX + secrets.token_hex(6))  # known before it is made: a signal may come
+    path = Path(parent, PREFIX + os.urandom(6).hex())  # known before it is made: a signal may come
     try:
         _make(path, parent)
         yield path

@@ -141,6 +141,22 @@ def test_a_pool_that_never_answers_costs_no_more_than_the_deadline(place: Path) 
             assert clock.monotonic() == pytest.approx(0.4)
 
 
+def test_join_waits_for_a_busy_pool_as_long_as_it_is_told(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(place / "deaf.sock"))
+        deaf.listen(8)
+        clock = ManualClock()
+        with waiting_in_vain(clock), Client(str(place / "deaf.sock"), clock) as client:
+            assert not client.join(30.0)
+        assert clock.monotonic() == pytest.approx(30.0)
+        with waiting_in_vain(clock), Client(str(place / "deaf.sock"), clock) as client:
+            assert client.stats(30.0) == NO_POOL
+        assert clock.monotonic() == pytest.approx(60.0)
+        with waiting_in_vain(clock), Client(str(place / "deaf.sock"), clock) as client:
+            assert client.lookup(made("a")[1], 30.0) == NO_POOL
+        assert clock.monotonic() == pytest.approx(61.0)
+
+
 def test_the_pool_restarts_and_the_client_rejoins_by_itself(place: Path) -> None:
     chunks, chain = made("a")
     payloads = [chunk.payload for chunk in chunks]

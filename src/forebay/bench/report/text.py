@@ -5,7 +5,8 @@ from forebay.bench.report.sections import compared, failures, findings, headline
 from forebay.bench.result.compare import Comparison, judged_result
 from forebay.bench.result.format import AbResult, LoadResult
 from forebay.plan.measured import FAILED_SHARE_MAX, Sla
-from forebay.report.text import escaped, plain, sections_text
+from forebay.report.escaping import escaped
+from forebay.report.text import plain, sections_text
 
 
 def comparison_text(found: Comparison) -> str:

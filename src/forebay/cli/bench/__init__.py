@@ -1,13 +1,19 @@
 """`forebay bench`: measurements, of drives, of servers, and of one server against another."""
 
-from forebay.cli.bench import ab, compare, pool, serve
-from forebay.cli.flags import Commands
+from typing import Final
+
+from forebay.cli.parser import Command, Commands
 
 __all__ = ["add"]
+_KINDS: Final = (
+    Command("ab", "a server without and with the pool", "forebay.cli.bench.ab"),
+    Command("serve", "a rising load on a server", "forebay.cli.bench.serve"),
+    Command("compare", "two results side by side", "forebay.cli.bench.compare"),
+    Command(
+        "pool", "a drive: raw O_DIRECT against Forebay's verified tier", "forebay.cli.bench.pool"
+    ),
+)
 
 
 def add(commands: Commands) -> None:
-    bench = commands.add_parser("bench", help="measure this machine, or a server")
-    kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
-    for module in (ab, serve, compare, pool):
-        module.add(kinds)
+    commands.add_parser("bench").add_commands("benchmarks", "BENCHMARK", _KINDS)

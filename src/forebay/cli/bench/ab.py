@@ -45,7 +45,6 @@ not begin.
 def add(kinds: Commands) -> None:
     parser = kinds.add_parser(
         "ab",
-        help="a server without and with the pool",
         description="Load the same server without and with the pool, and compare what it carries.",
         epilog=_EPILOG,
         usage="forebay bench ab [MODEL | --off URL --on URL] [options] [vLLM arguments]",

@@ -28,7 +28,6 @@ what the figures mean. Exit status: 0 compared, 2 a file cannot be read.
 def add(kinds: Commands) -> None:
     parser = kinds.add_parser(
         "compare",
-        help="two results side by side",
         description="What each of two servers carries under an SLA, and what one gains over the "
         "other.",
         epilog=_EPILOG,

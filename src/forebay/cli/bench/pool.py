@@ -30,7 +30,6 @@ touched. docs/bench.md defines every figure. Exit status: 0 measured, 2 could no
 def add(kinds: Commands) -> None:
     parser = kinds.add_parser(
         "pool",
-        help="a drive: raw O_DIRECT against Forebay's verified tier",
         description="Is this drive good enough? Raw O_DIRECT bandwidth against Forebay's tier, "
         "every load verified, in alternating pairs of one run.",
         epilog=_EPILOG,

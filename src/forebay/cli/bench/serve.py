@@ -35,7 +35,6 @@ measured, 1 measured but requests failed, 2 could not begin.
 def add(kinds: Commands) -> None:
     parser = kinds.add_parser(
         "serve",
-        help="a rising load on a server",
         description="Ask a streaming server, with more and more clients, and say what it carries.",
         epilog=_EPILOG,
     )

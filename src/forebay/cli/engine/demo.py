@@ -33,7 +33,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "demo",
-        help="dialogs with vLLM, without and with the pool",
         description="Hold the same dialogs with vLLM without and with the pool, and compare.",
         epilog=_EPILOG,
     )

@@ -44,7 +44,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "serve",
-        help="run vLLM with the pool beneath it",
         description="Run vLLM's OpenAI-compatible server with its KV cache on the pool.",
         epilog=_EPILOG,
         usage="forebay serve [MODEL] [--dram SIZE] [--disk DIR:SIZE] [--pool SOCKET]"

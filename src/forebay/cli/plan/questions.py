@@ -60,7 +60,6 @@ def add(commands: Commands) -> None:
     """Add `plan` and its six questions."""
     parser = commands.add_parser(
         "plan",
-        help="what to buy: KV size, GPUs, pool, break-even, SSD life, cost",
         description="What must I buy? Arithmetic on model shapes and measured results.",
         epilog=_EPILOG,
     )

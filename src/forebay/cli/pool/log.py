@@ -12,6 +12,8 @@ from queue import SimpleQueue
 from typing import Final
 
 LINES_MAX: Final = 1000  # that wait to be written
+_UNREAD: Final = "%d lines were left out here: nobody read them"
+_OURS: Final = {"name": __name__, "levelno": logging.WARNING}
 _STDERR: Final = 2  # not sys.stderr: its lock, held by a blocked thread, would hold up our exit
 
 
@@ -31,7 +33,8 @@ class LogWriter(logging.Handler):
             self._left_out += 1
             return
         if self._left_out:
-            self._lines.put(f"{self._left_out} lines were left out here: nobody read them\n")
+            left_out = {"msg": _UNREAD, "args": (self._left_out,), "levelname": "WARNING"}
+            self._lines.put(self.format(logging.makeLogRecord({**_OURS, **left_out})) + "\n")
             self._left_out = 0
         self._lines.put(self.format(record) + "\n")
 

@@ -2,19 +2,17 @@
 
 import argparse
 import shlex
-import time
 from typing import Final, TypeVar
 
 from forebay.cli import flags
 from forebay.errors import StartupError
+from forebay.pool.address import find_address
 from forebay.pool.client import Client
 from forebay.pool.client.session import REFUSED, UNANSWERED, UNTRUSTED
-from forebay.pool.service import socket_path
 from forebay.sys import processes
 from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 10.0
-_AGAIN_S: Final = 0.05
 _Answer = TypeVar("_Answer")
 
 
@@ -26,19 +24,16 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 def client_of(parsed: argparse.Namespace) -> Client:
     """A client of the pool that the settings name; a StartupError if there is none."""
     settings = flags.read_settings(parsed)
-    client = Client(socket_path(settings), pool_uids=settings.allow_uid, is_operator=True)
-    until = time.monotonic() + TIMEOUT_S
-    while not client.join(TIMEOUT_S):
-        if client.why not in UNANSWERED or time.monotonic() >= until:
-            break
-        time.sleep(_AGAIN_S)
-    else:
+    path = find_address(settings.socket).path
+    client = Client(path, pool_uids=settings.allow_uid, is_operator=True)
+    if client.join(TIMEOUT_S):
         return client
     why = client.why
     client.close()
     if why.startswith((REFUSED, UNTRUSTED)):
         raise StartupError(why)
-    path = socket_path(settings)
+    if why == UNANSWERED:
+        raise StartupError(f"the pool at {path} {_late(TIMEOUT_S)}.")
     if processes.is_locked(f"{path}.lock"):
         raise StartupError(f"a pool is starting or ending at {path}; see its log, and try again.")
     start = ["forebay", "pool", *(["--socket", settings.socket] if settings.socket else [])]
@@ -49,6 +44,9 @@ def answered(outcome: _Answer | Miss, timeout_s: float = TIMEOUT_S) -> _Answer:
     """The pool's answer; a StartupError if there is none."""
     if isinstance(outcome, Miss):
         late = outcome.reason is MissReason.DEADLINE
-        why = f"did not answer within {timeout_s:.0f} s" if late else "went away"
-        raise StartupError(f"the pool {why}.")
+        raise StartupError(f"the pool {_late(timeout_s) if late else 'went away'}.")
     return outcome
+
+
+def _late(timeout_s: float) -> str:
+    return f"did not answer within {timeout_s:.0f} s; it is busy or stopped"

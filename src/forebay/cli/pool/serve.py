@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+from forebay import __version__
 from forebay.cli import flags, logs
 from forebay.cli.flags import Commands, Parser
 from forebay.cli.pool.log import LogWriter
@@ -21,6 +22,7 @@ from forebay.settings import Settings
 from forebay.sys import processes
 from forebay.sys.world import World
 
+_log: Final = logging.getLogger(__name__)
 _FD_MAX: Final = (1 << 31) - 1
 _CLOSE_S: Final = 20.0  # for what is worth keeping; then the rest is dropped
 _HTTP_S: Final = 1.0  # for the thread that accepts HTTP clients
@@ -51,7 +53,8 @@ examples:
 Runs until SIGTERM or Ctrl-C, then writes what is worth keeping to disk, for up to 20 seconds. With
 --linger it also ends after so many seconds without an engine. SIGHUP, SIGUSR1 and SIGUSR2 are
 ignored: it outlives its terminal. Engines join it at a Unix socket; its metrics and health are
-answered over HTTP at --metrics-address. Exit status: 0 ended as asked, 2 could not begin.
+answered over HTTP at --metrics-address. Its log has one line a thing, as text or as one JSON object
+(--log-format json). Exit status: 0 ended as asked, 2 could not begin.
 """
 
 
@@ -59,7 +62,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "pool",
-        help="run the pool of this host",
         description="Run the pool: host memory and drives that every engine of this host shares.",
         epilog=_EPILOG,
     )
@@ -83,6 +85,7 @@ def add_flags(parser: Parser) -> None:
         type=flags.typed(int, "a user id"),
         help="a user, besides the pool's own and root, who may clear and resize it",
     )
+    logs.add_flags(parser)
     descriptor = flags.typed(lambda text: whole("it", int(text), least=0, most=_FD_MAX), "a number")
     parser.add_argument(LOCK_FLAG, type=descriptor, help=argparse.SUPPRESS)  # an engine started us
 
@@ -102,30 +105,38 @@ def serve(
     processes.allow_descriptors()
     access = Access.of(settings)  # before anything is taken: a public address needs a token
     log = LogWriter()
-    logs.start("%(asctime)s %(levelname)s %(message)s", log)
+    line = "%(asctime)s %(levelname)s %(message)s"
+    logs.start(line, log, form=parsed.log_format, level=parsed.log_level)
+    signals: list[int] = []
     try:
-        service = _open(parsed, settings, world)
+        service = _open(parsed, settings, world, signals)
         _announce(service, settings)
         http = observer.start(settings, service, world.barrier, access)
         begun()
         try:
             service.run(linger_s)
         finally:
+            for number in signals[:1]:
+                _log.info("%s: the pool ends", signal.Signals(number).name)
             if http is not None:
                 http.close(_HTTP_S)
             service.close(_CLOSE_S)
+            _log.info("the pool at %s has ended", service.address.path)
     finally:
         log.drain(_LOG_S)
     return 0
 
 
-def _open(parsed: argparse.Namespace, settings: Settings, world: World) -> Service:
-    """A pool that signals end from now on; a StartupError if it cannot begin."""
+def _open(
+    parsed: argparse.Namespace, settings: Settings, world: World, signals: list[int]
+) -> Service:
+    """A pool that signals end from now on, and are noted; a StartupError if it cannot begin."""
     service: Service | None = None
 
-    def end(_number: int, _frame: FrameType | None) -> None:
+    def end(number: int, _frame: FrameType | None) -> None:
         if service is None:  # it has served nobody, and a kill is safe at any time
             os._exit(0)
+        signals.append(number)  # logged later: a handler does as little as it can
         service.stop()
 
     handlers = {number: signal.signal(number, end) for number in _SIGNALS}
@@ -146,11 +157,13 @@ def _open(parsed: argparse.Namespace, settings: Settings, world: World) -> Servi
 
 def _announce(service: Service, settings: Settings) -> None:
     disks = ", ".join(f"{disk.path} {format_size(disk.cap_bytes)}" for disk in settings.disk)
-    logging.getLogger(__name__).info(
-        "serving at %s: DRAM %s, %s",
+    _log.info(
+        "serving at %s: DRAM %s, %s; forebay %s, process %d",
         service.address.path,
         format_size(settings.dram),
         disks or "no disk",
+        __version__,
+        os.getpid(),
     )
 
 

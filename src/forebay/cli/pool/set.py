@@ -26,7 +26,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "set",
-        help="change a running pool's caps",
         description="Change how much a running pool may hold.",
         epilog=_EPILOG,
     )

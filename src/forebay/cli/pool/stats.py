@@ -1,19 +1,27 @@
-"""`forebay stats`: what the pool holds and does."""
+"""`forebay stats`: what the pool holds and does, for people; with --json every metric by name."""
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import sys
+from typing import Any, Final
 
 from forebay.cli import flags
 from forebay.cli.flags import Commands
 from forebay.cli.pool import running
-from forebay.quantity import format_size
+from forebay.cli.view.intervals import INTERVAL_S, can_be_drawn_on, interval
+from forebay.sys.clock import Clock
 
+_CLEAR: Final = "\x1b[H\x1b[2J"  # a terminal's screen
 _EPILOG = """\
 examples:
   forebay stats
+  forebay stats --watch 5
   forebay stats --json
+
+Shares and rates are since the pool began; with --watch, since the look before. docs/terminal.md
+explains every line. --json prints the pool's snapshot with the names of docs/metrics.md, with
+--watch one a line. forebay top shows the same as a live screen. Exit status: 0 answered, 2 there
+is no pool.
 """
 
 
@@ -21,9 +29,16 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "stats",
-        help="what the pool holds and does",
-        description="Print the running pool's numbers.",
+        description="Print what the running pool holds and does: shares, rates, sizes, reasons.",
         epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        const=INTERVAL_S,
+        type=flags.typed(interval, "a number of seconds"),
+        help=f"again and again, so many seconds apart ({INTERVAL_S:g})",
     )
     running.add_socket(parser)
     flags.add_json(parser)
@@ -31,40 +46,26 @@ def add(commands: Commands) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    clock, before = Clock(), None
     with running.client_of(parsed) as client:
-        numbers = running.answered(client.stats(running.TIMEOUT_S))
-    print(json.dumps(numbers, indent=2) if parsed.json else readable(numbers))
-    return 0
+        while True:
+            snapshot = running.answered(client.stats(running.TIMEOUT_S))
+            _print(snapshot, before, parsed)
+            if parsed.watch is None:
+                return 0
+            sys.stdout.flush()
+            before = snapshot
+            clock.sleep(parsed.watch)
 
 
-def readable(numbers: Mapping[str, Any]) -> str:
-    """The numbers for people: one a line, bytes as sizes."""
-    lines = [*_lines("", {**numbers, "metrics": {}}), *_series(numbers)]
-    width = max((len(name) for name, _ in lines), default=0)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+def _print(
+    snapshot: dict[str, Any], before: dict[str, Any] | None, parsed: argparse.Namespace
+) -> None:
+    if parsed.json:
+        print(json.dumps(snapshot, indent=None if parsed.watch else 2))
+        return
+    from forebay.cli.view.text import stats_text  # noqa: PLC0415 - of no use to programs
 
-
-def _series(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, family in numbers["metrics"].items():
-        for labels, value in family["values"]:
-            title = ".".join(["metrics", name, *labels.values()])
-            yield from _lines(title, value["count"] if isinstance(value, Mapping) else value)
-
-
-def _lines(prefix: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _lines(f"{prefix}.{name}" if prefix else str(name), inner)
-    elif isinstance(value, list):
-        for position, inner in enumerate(value):
-            yield from _lines(f"{prefix}.{position}", inner)
-    elif isinstance(value, int) and not isinstance(value, bool) and prefix.endswith("bytes"):
-        yield prefix, format_size(value)
-    else:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        yield prefix, f"{value:,}" if is_number else _printable(value)
-
-
-def _printable(value: object) -> str:
-    """A value as text; of a path that is not UTF-8, the odd bytes are escaped."""
-    return str(value).encode(errors="backslashreplace").decode()
+    text = stats_text(snapshot, before)
+    clear = _CLEAR if parsed.watch and can_be_drawn_on() else ""
+    print(f"{clear}{text}" + "\n" * bool(parsed.watch))

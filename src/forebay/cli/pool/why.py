@@ -15,8 +15,9 @@ from forebay.decisions import WORDS, decision_of
 from forebay.errors import SettingsError
 from forebay.pool.client import Client
 from forebay.pool.messages import REQUEST_LETTERS_MAX, REQUESTS_KEPT
+from forebay.report.escaping import escaped
 from forebay.report.page import Table
-from forebay.report.text import LINE_LETTERS, escaped, plain
+from forebay.report.text import LINE_LETTERS, plain
 from forebay.tiers.contract import Miss
 
 _LAST: Final = 10
@@ -42,7 +43,6 @@ def add(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "why",
-        help="why requests did, or did not, load from the pool",
         description="Say what became of the last requests of all engines, and why.",
         epilog=_EPILOG,
     )

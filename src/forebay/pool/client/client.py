@@ -40,7 +40,7 @@ from forebay.sys.clock import Clock
 from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 2.0
-_JOIN_S_MAX: Final = 1.0  # a pool that takes longer to welcome us is not waited for
+_JOIN_S_MAX: Final = 1.0  # a load or a store waits no longer for a pool's welcome
 _ASK_SHARE: Final = 0.9  # of the time left, so that the pool's answer is here before it is over
 
 _Answer = TypeVar("_Answer", bound=PoolMessage)
@@ -85,8 +85,11 @@ class Client:
         self.close()
 
     def join(self, timeout_s: float = TIMEOUT_S) -> bool:
-        """Whether there is a pool; `why` says why not. Other calls do this by themselves."""
-        return self._joins(self._clock.monotonic() + timeout_s)
+        """Whether there is a pool; `why` says why not. Waits for its welcome as long as it is told.
+
+        Other calls join by themselves; a load or a store waits for a second at most.
+        """
+        return self._joins(self._clock.monotonic() + timeout_s, timeout_s)
 
     @property
     def generation(self) -> int | None:
@@ -196,7 +199,7 @@ class Client:
         self, message: ClientMessage, kind: type[_Answer], timeout_s: float
     ) -> _Answer | Miss:
         until = self._clock.monotonic() + timeout_s
-        if not self._joins(until):
+        if not self._joins(until, timeout_s):
             return Miss(MissReason.NO_POOL)
         return self._calls.call(message, kind, until)
 
@@ -230,14 +233,14 @@ class Client:
             return Miss(MissReason.WRONG_RECORD)
         return Loaded(promise.first, tuple(views))
 
-    def _joins(self, until: float) -> bool:
-        """Whether there is a pool; joined anew if it was lost."""
+    def _joins(self, until: float, wait_s: float = _JOIN_S_MAX) -> bool:
+        """Whether there is a pool; joined anew if it was lost, within `wait_s`."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._session.disown()
         if self._session.connection is not None:
             self._session.connection.pump()  # notices a pool that is gone
-        limit = min(until, self._clock.monotonic() + _JOIN_S_MAX)
+        limit = min(until, self._clock.monotonic() + wait_s)
         if not self._session.wait_until_joined(limit):
             return False
         self._calls.begin()

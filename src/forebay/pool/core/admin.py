@@ -3,6 +3,7 @@
 What waits for a medium happens on a thread of its own and is answered when it is done.
 """
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from forebay.sys.shared import Segment
 from forebay.tiers.dram.taking import add_memory
 from forebay.tiers.dram.wiping import wipe_free
 
+_log: Final = logging.getLogger(__name__)
 _SHOWN_DIGITS: Final = 16  # of a namespace
 _SHOWN_MAX: Final = 8  # namespaces in one answer
 _OPERATIONS_MAX: Final = 4  # under way at once
@@ -67,6 +69,9 @@ class AdminOperations:
             session.send(AdminReply(ok=False, sentence="DRAM is being raised already; try again."))
             return
         self._is_growing = self._is_growing or bool(missing_bytes)
+        caps = [f"DRAM {format_size(message.dram_bytes)}"] if message.dram_bytes >= 0 else []
+        caps += [f"{path} {format_size(cap_bytes)}" for path, cap_bytes in message.disk]
+        _log.info("resizing to %s, as process %s asks", ", ".join(caps), session.process or "?")
         if not self._in_background(session, partial(self._resize, message, missing_bytes)):
             self._growth_ended(missing_bytes)
 
@@ -76,6 +81,8 @@ class AdminOperations:
         if name is not None and not is_namespace(name):  # verify: a namespace's digits
             session.send(AdminReply(ok=False, sentence=NAMESPACE_RULE))
             return
+        what = "everything" if name is None else f"namespace {name}"
+        _log.info("clearing %s, as process %s asks", what, session.process or "?")
         deadline = self._clock.monotonic() + _CLEAR_S
         self._clearing.append(_Clearing(session, (name or "").lower(), deadline))
         self.tick(self._clock.monotonic())
@@ -107,6 +114,7 @@ class AdminOperations:
         def run() -> None:
             failed = AdminReply(ok=False, sentence="the pool failed at it; its log says why.")
             reply = self._barrier.result("an admin operation", failed, work)
+            _log.log(logging.INFO if reply.ok else logging.WARNING, "%s", reply.sentence)
             self._complete(partial(session.send, reply))
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]

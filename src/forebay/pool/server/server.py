@@ -274,6 +274,8 @@ class PoolServer:
             return
         connection.engine, connection.is_operator = message.engine, message.is_operator
         connection.process = str(connection.peer.pid) if connection.peer.pid > 0 else ""
+        level = logging.DEBUG if message.is_operator else logging.INFO
+        _log.log(level, "process %d of user %d joined", *connection.peer)
         welcome, descriptors = self._core.welcome()
         connection.send(welcome, [] if message.is_operator else descriptors)
 
@@ -418,6 +420,7 @@ class PoolServer:
             self._busy_until = now + self._limits.busy_s
         if connection.is_engine:
             self._alone_since = now
+            _log.info("process %d of user %d left", *connection.peer)
 
     def _keep_time(self) -> None:
         now = self._clock.monotonic()

@@ -1,0 +1,107 @@
+"""`forebay health`: whether a record goes through every tier of the running pool, for probes.
+
+Asks /healthz of the pool's HTTP port, and that it is this pool's: another one may have the port.
+"""
+
+import argparse
+import http.client
+import ipaddress
+import json
+from typing import Any, Final
+
+from forebay.cli import flags
+from forebay.cli.flags import Commands
+from forebay.errors import StartupError
+from forebay.files import read_regular
+from forebay.pool.address import find_address
+from forebay.report.escaping import escaped
+from forebay.settings import Settings, parse_address
+
+_ANSWER_S: Final = 10.0  # twice the bound of the pool's own check
+_ANSWER_BYTES_MAX: Final = 16 << 20
+_TOKEN_BYTES_MAX: Final = 4096
+_SETTINGS: Final = ("socket", "metrics_address", "metrics_token_file")
+_EPILOG = """\
+examples:
+  forebay health
+  forebay health --json
+  forebay health --metrics-address 127.0.0.1:7412 --socket /run/forebay/pool.sock
+
+A record is written to every tier, read back and compared, and the pool's socket is joined, all
+within 5 seconds; a report holds for 5 seconds, however often it is asked for. The same is answered
+over HTTP at /healthz. Exit status: 0 well, 1 not well, 2 the pool does not answer.
+"""
+
+
+def add(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "health",
+        description="Say whether records go through the running pool, tier by tier.",
+        epilog=_EPILOG,
+    )
+    flags.add_settings(parser, _SETTINGS)
+    flags.add_json(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    settings = flags.read_settings(parsed)
+    _check_pool(settings)
+    report = _asked(settings, "/healthz")
+    if parsed.json:
+        print(json.dumps(report, indent=2))
+    else:
+        for check in report["checks"]:
+            state = "well" if check["ok"] else f"not well: {escaped(str(check['why']))}"
+            print(f"{escaped(str(check['tier']))} {check['volume']}: {state}")
+    return 0 if report["ok"] else 1
+
+
+def _check_pool(settings: Settings) -> None:
+    """A StartupError if another pool has the port than the one that the settings name."""
+    wanted, found = find_address(settings.socket).path, _asked(settings, "/stats.json")["socket"]
+    if found != wanted:
+        raise StartupError(
+            f"the pool of {found} answers at {settings.metrics_address}, not that of {wanted};"
+            " give each its own --metrics-address."
+        )
+
+
+def _asked(settings: Settings, path: str) -> dict[str, Any]:
+    """What the pool answers, as JSON; a StartupError if it does not."""
+    link = http.client.HTTPConnection(*_address(settings), timeout=_ANSWER_S)
+    where = f"the pool's HTTP port at {settings.metrics_address}"
+    try:
+        link.request("GET", path, headers=_headers(settings))
+        answer = link.getresponse()
+        body = answer.read(_ANSWER_BYTES_MAX)
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise StartupError(f"{where} does not answer ({why}); see --metrics-address.") from None
+    finally:
+        link.close()
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise StartupError(f"{where} answers {answer.status} {answer.reason}, not with a report.")
+    return found
+
+
+def _address(settings: Settings) -> tuple[str, int]:
+    found = parse_address(settings.metrics_address)
+    if found is None:
+        raise StartupError("metrics_address is none: the pool's health is answered over HTTP.")
+    host, port = found
+    if ipaddress.ip_address(host).is_unspecified:  # listened at everywhere, so here too
+        host = "127.0.0.1" if ipaddress.ip_address(host).version == 4 else "::1"
+    return host, port
+
+
+def _headers(settings: Settings) -> dict[str, str]:
+    if not settings.metrics_token_file:
+        return {}
+    token = read_regular(settings.metrics_token_file, _TOKEN_BYTES_MAX).strip()
+    return {"Authorization": f"Bearer {token.decode(errors='replace')}"}

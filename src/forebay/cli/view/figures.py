@@ -1,0 +1,242 @@
+"""Figures for people, from snapshots of a pool: shares, and rates between two of them.
+
+Pure functions. With one snapshot, amounts and rates are since the pool began; with an older one
+too, since that one. A pool that was restarted in between counts as begun anew.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from forebay.metrics.reading import series_of, total
+
+Snapshot = Mapping[str, Any]
+ENGINE: Final = "engine"  # the source of tokens that the engine's own prefix cache had
+COMPUTED: Final = "computed"
+ABSENT: Final = "absent"
+_OK: Final = "ok"
+_LOADED: Final = "loaded"  # the outcome of a request that is no miss
+_HAVE: Final = "have"  # the reason for a store that was not needed
+_DUPLICATE: Final = "duplicate"  # likewise, in a lower tier
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFigures:
+    """One directory."""
+
+    path: str
+    is_on: bool
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierFigures:
+    """One tier; rates are bytes a second."""
+
+    name: str
+    used_bytes: int
+    cap_bytes: int
+    chunks: int
+    load_bytes_s: float
+    store_bytes_s: float
+    queued: int  # operations that wait, or are under way
+    volumes: tuple[VolumeFigures, ...]
+    age_s: float | None  # that half of the chunks had at most when they left it
+    gap_s: float | None  # that half of them had rested at most when they were used again
+
+    @property
+    def share(self) -> float:
+        """Of its cap, how much is taken."""
+        return self.used_bytes / self.cap_bytes if self.cap_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """One engine that has joined."""
+
+    id: str
+    model: str
+    engine: str
+    sharing: str
+    why: str
+    processes: int
+    joined_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceFigures:
+    """What one configuration of a model holds."""
+
+    namespace: str
+    model: str
+    bytes: Mapping[str, int]  # by tier
+    chunks: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """In all tiers; what is in two counts twice, as it takes space twice."""
+        return sum(self.bytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a pool holds, and what it did in some seconds."""
+
+    seconds: float  # that amounts and rates are of
+    lookups: float
+    tokens: Mapping[str, float]  # of prompts, by where they came from
+    chunks: Mapping[str, float]  # that were looked up, by the tier that had them
+    saved_tokens: float
+    saved_gpu_s: float  # an estimate of the engines
+    tiers: tuple[TierFigures, ...]
+    misses: tuple[tuple[str, float], ...]  # reasons, the most frequent first
+    stores_left_out: tuple[tuple[str, float], ...]  # likewise
+    evictions: tuple[tuple[str, float], ...]  # by tier and cause, likewise
+    errors: tuple[tuple[str, float], ...]  # by kind, likewise
+    engines: tuple[EngineFigures, ...]
+    namespaces: tuple[NamespaceFigures, ...]  # the largest first
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the prompt tokens that engines did not have themselves, those from the pool.
+
+        Of the chunks that were looked up, where no engine has reported tokens; None: of nothing.
+        """
+        missing = sum(self.tokens.values()) - self.tokens.get(ENGINE, 0.0)
+        if missing:
+            return 1 - self.tokens.get(COMPUTED, 0.0) / missing
+        looked_up = sum(self.chunks.values())
+        return 1 - self.chunks.get(ABSENT, 0.0) / looked_up if looked_up else None
+
+    @property
+    def load_bytes_s(self) -> float:
+        """Handed to engines: all of it comes through the first tier."""
+        return self.tiers[0].load_bytes_s if self.tiers else 0.0
+
+    @property
+    def store_bytes_s(self) -> float:
+        """Taken from engines."""
+        return self.tiers[0].store_bytes_s if self.tiers else 0.0
+
+
+def figures(now: Snapshot, before: Snapshot | None = None) -> Figures:
+    """What changed from one snapshot to a later one, or since the pool began."""
+    change = Change(now, before)
+    return Figures(
+        seconds=change.seconds,
+        lookups=change.of("lookups"),
+        tokens=change.by("request_tokens", "source"),
+        chunks=change.by("lookup_chunks", "found"),
+        saved_tokens=change.of("saved_tokens"),
+        saved_gpu_s=change.of("saved_gpu_seconds_estimate"),
+        tiers=tuple(_tier(tier, change) for tier in now["tiers"]),
+        misses=_misses(change),
+        stores_left_out=_stores_left_out(change),
+        evictions=_ranked(change.by("evictions", "tier", "cause").items()),
+        errors=_ranked(change.by("errors", "kind").items()),
+        engines=tuple(_engine(engine) for engine in now["engines"]),
+        namespaces=tuple(_namespace(each) for each in now["namespaces"]),
+    )
+
+
+class Change:
+    """Counters of a snapshot, less those of an older one of the same pool."""
+
+    def __init__(self, now: Snapshot, before: Snapshot | None) -> None:
+        is_same = before is not None and (
+            before["pid"] == now["pid"] and before["uptime_s"] < now["uptime_s"]
+        )
+        self.now = now
+        self.before = before if is_same else None
+        begun_s = self.before["uptime_s"] if self.before else 0.0
+        self.seconds = max(1e-6, float(now["uptime_s"] - begun_s))
+
+    def of(self, name: str, **labels: str) -> float:
+        """How much a counter grew."""
+        earlier = total(self.before, name, **labels) if self.before else 0.0
+        return max(0.0, total(self.now, name, **labels) - earlier)
+
+    def rate(self, name: str, **labels: str) -> float:
+        """The same, a second."""
+        return self.of(name, **labels) / self.seconds
+
+    def by(self, name: str, *labels: str) -> dict[str, float]:
+        """How much each series grew, by these of its labels."""
+        grown: Counter[str] = Counter()
+        for snapshot, sign in ((self.now, 1), (self.before, -1)):
+            for series, value in series_of(snapshot, name) if snapshot else ():
+                grown[" ".join(series[label] for label in labels)] += sign * value
+        return {name: max(0.0, float(value)) for name, value in grown.items()}
+
+    def median(self, name: str, **labels: str) -> float | None:
+        """The least bound of a histogram's buckets that half of what was added lies within.
+
+        None if nothing was added; the largest bound if more than half lies beyond it.
+        """
+        added: Counter[float] = Counter()
+        observed = 0
+        for snapshot, sign in ((self.now, 1), (self.before, -1)):
+            for _, value in series_of(snapshot, name, **labels) if snapshot else ():
+                observed += sign * value["count"]
+                for bound, up_to in value["buckets"]:
+                    added[bound] += sign * up_to
+        if observed <= 0:
+            return None
+        within = (bound for bound in sorted(added) if 2 * added[bound] >= observed)
+        return next(within, max(added, default=0.0))
+
+
+def _misses(change: Change) -> tuple[tuple[str, float], ...]:
+    """Requests that loaded nothing, and loads of a tier that failed."""
+    found = {**change.by("requests", "outcome"), **_failed(change, "load")}
+    found.pop(_LOADED, None)
+    return _ranked(found.items())
+
+
+def _stores_left_out(change: Change) -> tuple[tuple[str, float], ...]:
+    found = {**change.by("stores_refused", "reason"), **_failed(change, "store")}
+    needless = {reason for reason in found if reason.endswith((_HAVE, _DUPLICATE))}
+    return _ranked((reason, count) for reason, count in found.items() if reason not in needless)
+
+
+def _failed(change: Change, direction: str) -> dict[str, float]:
+    """Operations of tiers that did not do what they should, by tier and outcome."""
+    return {
+        f"{series['tier']}: {series['outcome']}": change.of("operations", **series)
+        for series, _ in series_of(change.now, "operations", direction=direction)
+        if series["outcome"] != _OK
+    }
+
+
+def _ranked(counted: Iterable[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    kept = [(name.replace("_", " "), count) for name, count in counted if count]
+    return tuple(sorted(kept, key=lambda each: (-each[1], each[0])))
+
+
+def _tier(tier: Mapping[str, Any], change: Change) -> TierFigures:
+    name = tier["name"]
+    return TierFigures(
+        name=name,
+        used_bytes=tier["used_bytes"],
+        cap_bytes=tier["cap_bytes"],
+        chunks=tier["chunks"],
+        load_bytes_s=change.rate("moved_bytes", tier=name, direction="load"),
+        store_bytes_s=change.rate("moved_bytes", tier=name, direction="store"),
+        queued=int(total(change.now, "queue_depth", tier=name)),
+        volumes=tuple(
+            VolumeFigures(each["path"], each["is_on"], each["errors"]) for each in tier["volumes"]
+        ),
+        age_s=change.median("age_at_eviction_seconds", tier=name),
+        gap_s=change.median("gap_at_reuse_seconds", tier=name),
+    )
+
+
+def _engine(engine: Mapping[str, Any]) -> EngineFigures:
+    return EngineFigures(**{each.name: engine[each.name] for each in fields(EngineFigures)})
+
+
+def _namespace(namespace: Mapping[str, Any]) -> NamespaceFigures:
+    return NamespaceFigures(
+        **{each.name: namespace[each.name] for each in fields(NamespaceFigures)}
+    )
