@@ -24,12 +24,14 @@ LAYERS = {
     "sim": 6,
     "plan": 6,
     "bench": 6,
+    "observe": 6,
     "cli": 7,
     "testing": 8,
 }
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
 SIBLINGS |= {("files", "errors"), ("settings", "files")}
 SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}
+SIBLINGS |= {("observe", "plan"), ("observe", "bench")}
 # What only some layers may import from outside.
 ONLY_IN = {
     "torch": {"engines"},
