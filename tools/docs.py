@@ -4,6 +4,8 @@ import ast
 from pathlib import Path
 
 from forebay.engines.vllm.kinds import KINDS, Heading, Kind, Support
+from forebay.observe.doctor.finding import Group
+from forebay.observe.doctor.run import CHECKS
 from forebay.settings import documentation
 
 ROOT = Path(__file__).parent.parent
@@ -11,8 +13,11 @@ SOURCE = ROOT / "src" / "forebay"
 SETTINGS = ROOT / "docs" / "settings.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
+DOCTOR = ROOT / "docs" / "doctor.md"
 _MODULES_BEGIN = "<!-- modules:"
 _MODULES_END = "<!-- end of modules -->"
+_CHECKS_BEGIN = "<!-- checks:"
+_CHECKS_END = "<!-- end of checks -->"
 _SETTINGS_HEAD = """\
 # Settings
 
@@ -57,6 +62,23 @@ MODEL`, and `forebay serve` with a model in a directory, say it of a model befor
 engine and pool were killed, from NVMe, with equal tokens in float32 and equal pages. A release
 never finds what another one stored: layouts have changed between releases without being declared.
 """
+
+
+def doctor_page() -> str:
+    """docs/doctor.md with its list of checks written anew."""
+    page = DOCTOR.read_text()
+    begin = page.index("\n", page.index(_CHECKS_BEGIN)) + 1
+    end = page.index(_CHECKS_END)
+    return f"{page[:begin]}{_checks()}\n{page[end:]}"
+
+
+def _checks() -> str:
+    page = ""
+    for group in Group:
+        page += f"\n## {group}\n\n| check | finds | at worst |\n|---|---|---|\n"
+        rows = (check for check in CHECKS if check.group is group)
+        page += "".join(f"| `{each.name}` | {each.finds} | {each.worst} |\n" for each in rows)
+    return page
 
 
 def compatibility_page() -> str:
@@ -109,3 +131,4 @@ if __name__ == "__main__":
     SETTINGS.write_text(settings_page())
     ARCHITECTURE.write_text(architecture_page())
     COMPATIBILITY.write_text(compatibility_page())
+    DOCTOR.write_text(doctor_page())

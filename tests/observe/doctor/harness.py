@@ -12,6 +12,7 @@ from forebay.sys.disk import Disk
 
 GIB = 1 << 30
 MIB = 1 << 20
+_WELL = {Severity.SKIPPED, Severity.OK}
 _LIMIT = "{name:<26}{soft:<21}{hard:<21}units\n"
 
 
@@ -80,14 +81,18 @@ def look(name: str, facts: Facts) -> list[Observation]:
     order = list(Severity)
     for each in seen:
         assert each.sentence.endswith("."), each
-        assert bool(each.advice) or each.severity in {Severity.OK, Severity.NOTE}, each
+        assert bool(each.advice) or each.severity in {
+            Severity.SKIPPED,
+            Severity.OK,
+            Severity.NOTE,
+        }, each
         assert order.index(each.severity) <= order.index(check.worst), "docs say another worst one"
     return seen
 
 
 def finds(name: str, facts: Facts, severity: Severity, *words: str) -> None:
     """The check finds one thing so bad, in these words, and says what to do."""
-    found = [each for each in look(name, facts) if each.severity is not Severity.OK]
+    found = [each for each in look(name, facts) if each.severity not in _WELL]
     assert [each.severity for each in found] == [severity], found
     for word in words:
         assert word in f"{found[0].sentence} {found[0].advice}", (word, found[0])
@@ -95,6 +100,11 @@ def finds(name: str, facts: Facts, severity: Severity, *words: str) -> None:
 
 def is_fine(name: str, facts: Facts) -> None:
     """The check has looked, and finds nothing."""
+    seen = {each.severity for each in look(name, facts)}
+    assert seen in ({Severity.OK}, _WELL), look(name, facts)
+
+
+def is_skipped(name: str, facts: Facts) -> None:
+    """The check says why it has not looked."""
     seen = look(name, facts)
-    assert seen
-    assert {each.severity for each in seen} == {Severity.OK}, seen
+    assert [each.severity for each in seen] == [Severity.SKIPPED], seen

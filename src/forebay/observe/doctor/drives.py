@@ -14,6 +14,7 @@ from forebay.observe.doctor.finding import (
     note,
     ok,
     problem,
+    skipped,
     warning,
 )
 from forebay.plan.breakeven import KvSource, breakeven
@@ -35,7 +36,7 @@ _SHOWN_MAX: Final = 8  # leftovers that are named
 
 def _usable(facts: Facts) -> Iterator[Observation]:
     if not facts.directories:
-        yield ok(_NO_DISK)
+        yield skipped(_NO_DISK)
     for each in facts.directories:
         sentence, _, advice = each.refusal.partition("; ")
         path = printable(each.setting.path)
@@ -163,7 +164,7 @@ def _leftovers(facts: Facts) -> Iterator[Observation]:
 def _speed(facts: Facts) -> Iterator[Observation]:
     for path, speed in facts.speeds.items():
         if isinstance(speed, str):
-            yield ok(printable(speed))
+            yield skipped(printable(speed))
         else:
             yield ok(
                 f"{printable(path)} reads {speed.read_bytes_s / GB:.2f} GB/s and writes"
@@ -178,9 +179,9 @@ def _against_computing(facts: Facts) -> Observation:
     shape = facts.inputs.model.shape if facts.inputs.model else None
     speeds = [each for each in facts.speeds.values() if isinstance(each, DriveSpeed)]
     if shape is None:
-        return ok("Not compared with computing: give --model, and --prefill-tps.")
+        return skipped("Not compared with computing: give --model, and --prefill-tps.")
     if not speeds:
-        return ok("Not compared with computing: no drive was measured.")
+        return skipped("Not compared with computing: no drive was measured.")
     # A prefix is read from all drives at once.
     read_bytes_s = max(1.0, sum(each.read_bytes_s for each in speeds))
     found = breakeven(

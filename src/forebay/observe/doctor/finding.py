@@ -11,7 +11,8 @@ from forebay.observe.doctor.facts import Facts
 class Severity(StrEnum):
     """How bad a finding is, the least first."""
 
-    OK = "ok"  # as it should be, or not looked at: the sentence says which
+    SKIPPED = "skipped"  # not looked at; the sentence says why
+    OK = "ok"  # as it should be
     NOTE = "note"  # nothing is wrong, something could be better or is worth knowing
     WARNING = "warning"  # it works, but worse than it could
     PROBLEM = "problem"  # a pool or an engine will not start, or nothing will be shared
@@ -60,8 +61,13 @@ class DoctorFinding(NamedTuple):
 
 
 def ok(sentence: str) -> Observation:
-    """All is well, or this was not looked at, and why."""
+    """All is well."""
     return Observation(Severity.OK, sentence)
+
+
+def skipped(sentence: str) -> Observation:
+    """Not looked at, and why."""
+    return Observation(Severity.SKIPPED, sentence)
 
 
 def note(sentence: str, advice: str = "") -> Observation:

@@ -12,6 +12,7 @@ from forebay.observe.doctor.finding import (
     note,
     ok,
     problem,
+    skipped,
     warning,
 )
 from forebay.quantity import format_size
@@ -31,7 +32,7 @@ def _dram(facts: Facts) -> Iterator[Observation]:
     wanted_bytes = facts.settings.dram
     wanted = format_size(wanted_bytes)
     if facts.pool.stats is not None:
-        yield ok("The running pool has its memory.")
+        yield skipped("The running pool has its memory.")
         return
     total_bytes, left = total_memory_bytes(), available_memory(facts.root)
     if wanted_bytes > total_bytes:
@@ -61,7 +62,7 @@ def _model(facts: Facts) -> Iterator[Observation]:
     """A chunk has to fit into an eighth of DRAM."""
     shape = facts.inputs.model.shape if facts.inputs.model else None
     if shape is None:
-        yield ok("The size of a chunk was not looked at: give --model.")
+        yield skipped("The size of a chunk was not looked at: give --model.")
         return
     block_tokens = facts.inputs.vllm.block_tokens if facts.inputs.vllm else 16
     block_bytes = max(1, *(shape.group_bytes(group, block_tokens) for group in shape.groups))
@@ -81,7 +82,7 @@ def _model(facts: Facts) -> Iterator[Observation]:
 def _gpu_cache(facts: Facts) -> Iterator[Observation]:
     cache_bytes = _gpu_cache_bytes(facts)
     if cache_bytes is None:
-        yield ok("DRAM was not compared with the engine's own KV cache: give --gpu-cache.")
+        yield skipped("DRAM was not compared with the engine's own KV cache: give --gpu-cache.")
         return
     dram_bytes = _dram_bytes(facts)
     said = f"DRAM has {format_size(dram_bytes)} and the engine's own KV cache"
@@ -129,7 +130,7 @@ def _huge_pages(facts: Facts) -> Iterator[Observation]:
             yield ok("Huge pages are not asked for.")
         return
     if facts.pool.stats is not None:
-        yield ok("The running pool has its memory.")
+        yield skipped("The running pool has its memory.")
         return
     if found is None:
         yield problem("This kernel has no huge pages.", "Leave --huge-pages out.")

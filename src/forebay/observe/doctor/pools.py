@@ -15,6 +15,7 @@ from forebay.observe.doctor.finding import (
     note,
     ok,
     problem,
+    skipped,
     warning,
 )
 from forebay.pool.address import why_unsafe
@@ -28,6 +29,7 @@ from forebay.sys.machine.mounts import listened_paths, lock_holder
 _SHOWN_MAX: Final = 8
 _LOOKUPS_MIN: Final = 100  # before it means anything that none was answered
 _APART: Final = 4  # a size may differ by one part in so many: an arena or a region is not whole
+_HAS_JOINED: Final = ("sharing", "unknown", "")  # an engine need not say what it does
 _NO_POOL: Final = "No pool runs there."
 
 
@@ -123,7 +125,7 @@ def _version(facts: Facts) -> Iterator[Observation]:
     if facts.pool.why.startswith(REFUSED) and "protocol" in facts.pool.why:
         yield problem(f"T{facts.pool.why[1:]}", advice)
     elif facts.pool.stats is None:
-        yield ok(_NO_POOL)
+        yield skipped(_NO_POOL)
     else:
         theirs = str(facts.pool.stats.get("forebay", "an older one"))
         protocol = facts.pool.stats.get("protocol", PROTOCOL)
@@ -145,7 +147,7 @@ def _sizes(facts: Facts) -> Iterator[Observation]:
     }
     caps = {each.get("name"): each.get("cap_bytes") for each in facts.pool.listed("tiers")}
     if not caps:
-        yield ok(_NO_POOL)
+        yield skipped(_NO_POOL)
         return
     differ = [
         f"{format_size(cap)} of {name} where {format_size(wanted[name])} are asked for"
@@ -165,7 +167,7 @@ def _sizes(facts: Facts) -> Iterator[Observation]:
 def _volumes(facts: Facts) -> Iterator[Observation]:
     found = [each for tier in facts.pool.listed("tiers") for each in tier.get("volumes") or []]
     if not found:
-        yield ok("No running pool has drives.")
+        yield skipped("No running pool has drives.")
     for volume in found:
         path, errors = printable(str(volume.get("path"))), volume.get("errors") or 0
         if volume.get("is_on") is False:
@@ -181,7 +183,7 @@ def _volumes(facts: Facts) -> Iterator[Observation]:
 
 def _engines(facts: Facts) -> Iterator[Observation]:
     if facts.pool.stats is None:
-        yield ok(_NO_POOL)
+        yield skipped(_NO_POOL)
         return
     engines = facts.pool.listed("engines")
     if not engines:
@@ -192,7 +194,7 @@ def _engines(facts: Facts) -> Iterator[Observation]:
     for engine in engines[:_SHOWN_MAX]:
         who = f"{engine.get('engine') or 'An engine'} with {engine.get('model') or 'its model'}"
         state = str(engine.get("sharing") or "")
-        if state in {"sharing", ""}:
+        if state in _HAS_JOINED:
             yield ok(f"{who} has joined.")
         elif state == "hashing_weights":
             yield note(f"{who} is still hashing its weights.", "Wait; then it shares.")
@@ -216,7 +218,7 @@ def _hits(facts: Facts) -> Iterator[Observation]:
         for tier in facts.pool.listed("tiers")
     )
     if facts.pool.stats is None:
-        yield ok(_NO_POOL)
+        yield skipped(_NO_POOL)
     elif lookups < _LOOKUPS_MIN or known:
         yield ok(f"Of {lookups:,.0f} lookups, {known:,.0f} chunks were found.")
     else:

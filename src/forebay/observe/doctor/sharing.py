@@ -21,6 +21,7 @@ from forebay.observe.doctor.finding import (
     note,
     ok,
     problem,
+    skipped,
     warning,
 )
 from forebay.plan.model.shape import LayerKind
@@ -41,7 +42,7 @@ _DECLINES: Final = {"prompt_logprobs": "skips_cache"}
 def _model(facts: Facts) -> Iterator[Observation]:
     model = facts.inputs.model
     if model is None:
-        yield ok("No model was named: give --model.")
+        yield skipped("No model was named: give --model.")
         return
     name = printable(model.name)
     why = why_declined(model.shape) if model.shape else ""
@@ -61,7 +62,7 @@ def _configuration(facts: Facts) -> Iterator[Observation]:
     """As `engines/vllm/identity.py` judges it, by the flags alone."""
     flags, model = facts.inputs.vllm, facts.inputs.model
     if flags is None:
-        yield ok(_NO_FLAGS)
+        yield skipped(_NO_FLAGS)
         return
     kinds = {group.kind for group in model.shape.groups} if model and model.shape else set()
     has_local, has_states = len(kinds) > 1, LayerKind.LINEAR in kinds
@@ -93,7 +94,7 @@ def _configuration(facts: Facts) -> Iterator[Observation]:
 def _prefix_caching(facts: Facts) -> Iterator[Observation]:
     flags = facts.inputs.vllm
     if flags is None:
-        yield ok(_NO_FLAGS)
+        yield skipped(_NO_FLAGS)
     elif flags.prefix_caching is False:
         yield warning(
             "vLLM's prefix caching is off: every turn loads its whole prefix from the pool again,"
@@ -107,7 +108,7 @@ def _prefix_caching(facts: Facts) -> Iterator[Observation]:
 def _weights(facts: Facts) -> Iterator[Observation]:
     advice = "Set weights_id to a name that no other weights have."
     settings, flags, model = _engine_settings(facts), facts.inputs.vllm, facts.inputs.model
-    if settings is not None and settings.weights_id:
+    if isinstance(settings, Settings) and settings.weights_id:
         yield ok("The weights are known by weights_id.")
         return
     load_format = flags.load_format if flags else "auto"
@@ -119,7 +120,7 @@ def _weights(facts: Facts) -> Iterator[Observation]:
         )
         return
     if model is None or not model.directory:
-        yield ok("The weights' files were not looked at: give --model with a directory.")
+        yield skipped("The weights' files were not looked at: give --model with a directory.")
         return
     directory = printable(model.directory)
     try:
@@ -166,7 +167,7 @@ def _realm(facts: Facts) -> Iterator[Observation]:
 def _requests(facts: Facts) -> Iterator[Observation]:
     body = facts.inputs.request
     if body is None:
-        yield ok("No request was looked at: give one with --request.")
+        yield skipped("No request was looked at: give one with --request.")
         return
     is_fine = True
     if body.get("cache_salt"):
@@ -220,7 +221,7 @@ def _namespaces(facts: Facts) -> Iterator[Observation]:
 def _settings(facts: Facts) -> Iterator[Observation]:
     flags = facts.inputs.vllm
     if flags is None:
-        yield ok(_NO_FLAGS)
+        yield skipped(_NO_FLAGS)
         return
     if flags.connector not in {None, _CONNECTOR}:
         yield problem(
@@ -228,20 +229,17 @@ def _settings(facts: Facts) -> Iterator[Observation]:
             f"Name {_CONNECTOR}, or leave --kv-transfer-config out and use forebay serve.",
         )
     found = _engine_settings(facts)
-    if found is None:
-        try:
-            build([_told(facts)])
-        except SettingsError as error:
-            yield problem(
-                f"The connector would refuse its settings: {str(error).rstrip('.')}.",
-                "Mend kv_connector_extra_config; docs/settings.md lists all settings.",
-            )
+    if isinstance(found, str):
+        yield problem(
+            f"The connector would refuse its settings: {found}",
+            "Mend kv_connector_extra_config; docs/settings.md lists all settings.",
+        )
         return
     context = flags.context_tokens
     if context is not None and found.min_tokens >= context:
         yield problem(
-            f"The setting min_tokens is {found.min_tokens:,} and no prompt has more than {context:,} tokens, so"
-            " nothing is ever shared.",
+            f"The setting min_tokens is {found.min_tokens:,} and no prompt has more than"
+            f" {context:,} tokens, so nothing is ever shared.",
             "Lower min_tokens.",
         )
     elif flags.connector in {None, _CONNECTOR}:
@@ -254,7 +252,7 @@ def _vllm(facts: Facts) -> Iterator[Observation]:
     releases = sorted({release for release, _ in ran}, key=_minor)
     span = f"{_shown(releases[0])} to {_shown(releases[-1])}"
     if not version:
-        yield ok("vLLM is not installed beside this Forebay.")
+        yield skipped("vLLM is not installed beside this Forebay.")
     elif not _minor(releases[0]) <= _minor(version) <= _minor(releases[-1]):
         yield warning(
             f"vLLM {version[:40]} is installed, and Forebay was run with {span}.",
@@ -280,19 +278,15 @@ def _shown(release: str) -> str:
     return ".".join(map(str, _minor(release)))
 
 
-def _told(facts: Facts) -> SettingsSource:
-    flags = facts.inputs.vllm
-    return SettingsSource((flags.settings if flags else None) or {}, lambda name: name)
-
-
-def _engine_settings(facts: Facts) -> Settings | None:
-    """What the engine would be told: its flags, else the settings here; None: it would refuse."""
-    if not _told(facts).values:
+def _engine_settings(facts: Facts) -> Settings | str:
+    """What the engine is told by its flags, else the settings here; or why it would refuse them."""
+    told = facts.inputs.vllm.settings if facts.inputs.vllm else None
+    if not told:
         return facts.settings
     try:
-        return build([_told(facts)])
-    except SettingsError:
-        return None
+        return build([SettingsSource(told, lambda name: name)])
+    except SettingsError as error:
+        return str(error)
 
 
 CHECKS: Final = (
