@@ -6,10 +6,20 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.observe.doctor.harness import GIB, MIB, Machine, finds, is_fine, is_skipped, on_disk
-from tests.pool_process import HANG_S, environment
+from tests.observe.doctor.harness import (
+    GIB,
+    MIB,
+    Machine,
+    facts_of,
+    finds,
+    is_fine,
+    is_skipped,
+    on_disk,
+)
+from tests.pool_process import HANG_S, PoolProcess, environment, short_directory
 
 from forebay.engines.start.vllm_flags import VllmFlags
 from forebay.observe.doctor.facts import DoctorModel
@@ -70,9 +80,7 @@ def test_dram_that_holds_no_eight_chunks(machine: Machine) -> None:
         {"vllm": VllmFlags(gpu_blocks=30720), "model": MODEL},
     ],
 )
-def test_dram_smaller_than_the_engines_own_cache(
-    machine: Machine, inputs: dict[str, object]
-) -> None:
+def test_dram_smaller_than_the_engines_own_cache(machine: Machine, inputs: dict[str, Any]) -> None:
     facts = machine.facts(settings=Settings(dram=32 * GIB), **inputs)
     finds("memory.gpu_cache", facts, Severity.WARNING, "60 GiB", "several times")
     is_fine("memory.gpu_cache", machine.facts(settings=Settings(dram=64 * GIB), **inputs))
@@ -204,6 +212,20 @@ def test_limits_of_a_real_process_are_found(tmp_path: Path) -> None:
     bad = {each["check"]: each["sentence"] for each in findings if each["severity"] == "problem"}
     assert "may have 300" in bad["limits.descriptors"]
     assert "100 MiB by ulimit -f" in bad["memory.shared"]
+
+
+def test_limits_of_a_running_pool_are_its_own() -> None:
+    """Not those of the process that the doctor runs in."""
+    with short_directory() as place:
+        pool = PoolProcess(place, disk=False)
+        pool.command = ["bash", "-c", 'ulimit -n 400 && exec "$@"', "bash", *pool.command]
+        pool.start()
+        try:
+            facts = facts_of(place)
+            finds("limits.descriptors", facts, Severity.PROBLEM, "may have 400")
+            assert facts.pool_process == pool.pid
+        finally:
+            pool.kill()
 
 
 def test_the_kernels_own_files_can_be_read() -> None:

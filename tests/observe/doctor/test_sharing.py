@@ -194,6 +194,8 @@ def test_a_release_of_vllm_that_was_not_run(machine: Machine) -> None:
     for version in ("0.25.1", "0.33.0", "1.0.0"):
         facts = machine.facts(vllm_version=version)
         finds("sharing.vllm", facts, Severity.WARNING, version, "0.26 to 0.32")
+    joined = with_snapshot(machine.facts(), engines=[{"engine": "vLLM 0.34.1"}])
+    finds("sharing.vllm", joined, Severity.WARNING, "vLLM 0.34.1")
     machine.write("dev/nvidia0", "")
     facts = machine.facts(vllm_version="0.32.0+cpu")
     finds("sharing.vllm", facts, Severity.NOTE, "on CPUs only")

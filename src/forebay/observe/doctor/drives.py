@@ -37,10 +37,13 @@ _SHOWN_MAX: Final = 8  # leftovers that are named
 def _usable(facts: Facts) -> Iterator[Observation]:
     if not facts.directories:
         yield skipped(_NO_DISK)
+    ours = _volumes(facts)
     for each in facts.directories:
         sentence, _, advice = each.refusal.partition("; ")
         path = printable(each.setting.path)
-        if advice:
+        if os.path.realpath(each.setting.path) in ours:
+            yield ok(f"{path} is what the running pool uses.")
+        elif advice:
             yield problem(f"{sentence}.", f"{advice[0].upper()}{advice[1:].rstrip('.')}.")
         elif each.refusal:
             yield problem(each.refusal, "Check the drive: dmesg, smartctl.")

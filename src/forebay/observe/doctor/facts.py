@@ -21,7 +21,7 @@ from forebay.plan.model.shape import Shape
 from forebay.pool.address import PoolAddress, find_address
 from forebay.pool.client import Client
 from forebay.settings import DiskSetting, Settings
-from forebay.sys import scratch
+from forebay.sys import scratch, sockets
 from forebay.sys.disk import Disk, Space
 from forebay.sys.machine import mounts
 from forebay.tiers.disk.options import Directory, Options
@@ -142,6 +142,17 @@ class Facts:
         if not isinstance(stats, dict):
             return PoolFacts(address, None, "the pool does not answer.")
         return PoolFacts(address, stats)
+
+    @cached_property
+    def pool_process(self) -> int | str:
+        """The running pool's process as this machine's `proc` names it, or else our own."""
+        if self.pool.stats is None or self.pool.address is None:
+            return "self"
+        try:
+            with sockets.connect(self.pool.address.path) as connection:
+                return sockets.peer_of(connection).pid or "self"
+        except OSError:  # it is gone, or has no place for another connection
+            return "self"
 
     @cached_property
     def speeds(self) -> dict[str, DriveSpeed | str]:

@@ -1,4 +1,7 @@
-"""Checks of what the process and its container may have: descriptors, CPU time, threads."""
+"""Checks of what a pool's process and its container may have: descriptors, CPU time, threads.
+
+They are of the running pool's process, where it can be seen, and else of the one that we run in.
+"""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +28,7 @@ _CORES_MIN: Final = 2.0
 def _descriptors(facts: Facts) -> Iterator[Observation]:
     """A pool raises its own limit up to the hard one, and has every region open."""
     need = _BESIDE_DESCRIPTORS + sum(each.regions for each in facts.directories)
-    limit = limits.process_limit(LimitName.DESCRIPTORS, facts.root)
+    limit = limits.process_limit(LimitName.DESCRIPTORS, facts.root, facts.pool_process)
     if limit is None or limit.hard is None or limit.hard >= need:
         yield ok(f"A pool needs up to {need:,} file descriptors and may have them.")
         return
@@ -37,7 +40,7 @@ def _descriptors(facts: Facts) -> Iterator[Observation]:
 
 
 def _cpu(facts: Facts) -> Iterator[Observation]:
-    allowance = cgroups.cpu_allowance(facts.root)
+    allowance = cgroups.cpu_allowance(facts.root, facts.pool_process)
     cores = float(os.cpu_count() or 1)
     if allowance is None or allowance.most >= min(cores, _CORES_MIN):
         yield ok("The container's CPU limit is no obstacle.")
@@ -52,8 +55,9 @@ def _cpu(facts: Facts) -> Iterator[Observation]:
 def _threads(facts: Facts) -> Iterator[Observation]:
     depth = facts.settings.read_depth + facts.settings.write_depth
     need = _BESIDE_THREADS + depth * len(facts.settings.disk)
-    allowance = cgroups.process_allowance(facts.root)
-    if allowance is None or allowance.most - allowance.used >= need:
+    allowance = cgroups.process_allowance(facts.root, facts.pool_process)
+    left = need if facts.pool.stats is not None else 0  # its threads are there already
+    if allowance is None or allowance.most - allowance.used + left >= need:
         yield ok(f"A pool's {need} threads may be had.")
         return
     yield warning(

@@ -34,6 +34,7 @@ _CONNECTOR: Final = "ForebayConnector"
 _NO_FLAGS: Final = "vLLM's flags were not looked at: give them after --."
 _COMPATIBILITY: Final = "See docs/compatibility.md for what is shared."
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
+_SHOWN_MAX: Final = 8  # releases of engines
 _STATES_SINCE: Final = (0, 29)  # this release, recurrent states are shared
 # Fields of a request's body for which it is declined, or shares with few.
 _DECLINES: Final = {"prompt_logprobs": "skips_cache"}
@@ -230,9 +231,10 @@ def _settings(facts: Facts) -> Iterator[Observation]:
         )
     found = _engine_settings(facts)
     if isinstance(found, str):
+        why, _, hint = found.partition("; ")
         yield problem(
-            f"The connector would refuse its settings: {found}",
-            "Mend kv_connector_extra_config; docs/settings.md lists all settings.",
+            f"The connector would refuse its settings: {why.rstrip('.')}.",
+            f"Mend kv_connector_extra_config: {hint or 'docs/settings.md lists all settings.'}",
         )
         return
     context = flags.context_tokens
@@ -247,26 +249,33 @@ def _settings(facts: Facts) -> Iterator[Observation]:
 
 
 def _vllm(facts: Facts) -> Iterator[Observation]:
-    version = facts.inputs.vllm_version
+    """Of the one that is installed, and of those that have joined the pool."""
+    told = [str(each.get("engine") or "") for each in facts.pool.listed("engines")]
+    joined = [each.removeprefix("vLLM ") for each in told if each.startswith("vLLM ")]
+    versions = dict.fromkeys([facts.inputs.vllm_version, *joined])
+    versions.pop("", None)
+    if not versions:
+        yield skipped("vLLM is not installed beside this Forebay, and none has joined the pool.")
+    for version in list(versions)[:_SHOWN_MAX]:
+        yield _release(version[:40], is_on_gpu=limits.has_nvidia_gpu(facts.root))
+
+
+def _release(version: str, *, is_on_gpu: bool) -> Observation:
     ran = KINDS["FullAttentionSpec"].ran
     releases = sorted({release for release, _ in ran}, key=_minor)
     span = f"{_shown(releases[0])} to {_shown(releases[-1])}"
-    if not version:
-        yield skipped("vLLM is not installed beside this Forebay.")
-    elif not _minor(releases[0]) <= _minor(version) <= _minor(releases[-1]):
-        yield warning(
-            f"vLLM {version[:40]} is installed, and Forebay was run with {span}.",
+    on_gpu = {_minor(release) for release, device in ran if device == H200}
+    if not _minor(releases[0]) <= _minor(version) <= _minor(releases[-1]):
+        return warning(
+            f"This is vLLM {version}, and Forebay was run with {span}.",
             "Install one of those, or try this one before you rely on it.",
         )
-    elif limits.has_nvidia_gpu(facts.root) and not any(
-        device == H200 and _minor(release) == _minor(version) for release, device in ran
-    ):
-        yield note(
-            f"vLLM {version[:40]} was run with Forebay on CPUs only.",
+    if is_on_gpu and _minor(version) not in on_gpu:
+        return note(
+            f"vLLM {version} was run with Forebay on CPUs only.",
             "Try it before you rely on it; docs/compatibility.md says what ran where.",
         )
-    else:
-        yield ok(f"vLLM {version[:40]} is among those that Forebay was run with ({span}).")
+    return ok(f"vLLM {version} is among those that Forebay was run with ({span}).")
 
 
 def _minor(release: str) -> tuple[int, int]:

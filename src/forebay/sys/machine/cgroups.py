@@ -1,6 +1,7 @@
-"""The cgroups of this process, of both versions, with their limits of CPU time and processes.
+"""The cgroups of a process, of both versions, with their limits of CPU time and processes.
 
-`root` has `proc` and `sys` in it. What cannot be read is no limit.
+`root` has `proc` and `sys` in it; `process` is a number, or our own. What
+cannot be read is no limit.
 """
 
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ class Allowance(NamedTuple):
     group: str  # the cgroup's directory
 
 
-def cgroups(controller: str, root: Path = ROOT) -> Iterator[tuple[Path, bool]]:
-    """Our cgroup and those above it, as far as they are mounted; whether they are of version 1."""
+def cgroups(
+    controller: str, root: Path = ROOT, process: int | str = "self"
+) -> Iterator[tuple[Path, bool]]:
+    """A process's cgroup and those above it, as far as mounted; whether they are of version 1."""
     try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        lines = (root / f"proc/{process}/cgroup").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return
     for line in lines:
@@ -35,10 +38,10 @@ def cgroups(controller: str, root: Path = ROOT) -> Iterator[tuple[Path, bool]]:
                 yield group, bool(controllers)
 
 
-def cpu_allowance(root: Path = ROOT) -> Allowance | None:
-    """Cores' worth of CPU time that our cgroups allow; None: as many as there are."""
+def cpu_allowance(root: Path = ROOT, process: int | str = "self") -> Allowance | None:
+    """Cores' worth of CPU time that its cgroups allow a process; None: as many as there are."""
     found = []
-    for group, is_v1 in cgroups("cpu", root):
+    for group, is_v1 in cgroups("cpu", root, process):
         if is_v1:
             quota, period = _words(group / "cpu.cfs_quota_us"), _words(group / "cpu.cfs_period_us")
         else:
@@ -49,10 +52,10 @@ def cpu_allowance(root: Path = ROOT) -> Allowance | None:
     return min(found, default=None)
 
 
-def process_allowance(root: Path = ROOT) -> Allowance | None:
-    """Processes and threads that our cgroups allow, and those that there are; None: no limit."""
+def process_allowance(root: Path = ROOT, process: int | str = "self") -> Allowance | None:
+    """Processes and threads that its cgroups allow, and those that there are; None: no limit."""
     found = []
-    for group, _ in cgroups("pids", root):
+    for group, _ in cgroups("pids", root, process):
         most, used = _words(group / "pids.max"), _words(group / "pids.current")
         if most and used and most[0].isdecimal():
             found.append(Allowance(int(most[0]), int(used[0]), str(group)))
