@@ -1,1 +1,1 @@
-"""What can be seen of a pool, and of the machine that it runs on."""
+"""Watching a pool over HTTP: metrics for Prometheus, health, readiness and statistics as JSON."""

@@ -148,7 +148,7 @@ def test_a_job_that_raises_is_a_miss_and_its_thread_lives(
     harness = CoreHarness(1 << 20, tmp_path, 64 << 20, World(disk, ManualClock()))
     client, keys = Client("e"), chain("a", 4)
     harness.store(client, keys)
-    harness.pass_time_until(lambda: harness.pool.number("chunks", tier="disk") == 4)  # type: ignore[index]
+    harness.pass_time_until(lambda: harness.number("chunks", tier="disk") == 4)
     for number in range(8):  # until nothing of it is left in DRAM
         harness.store(client, chain(f"other {number}", 4))
     harness.settle()
