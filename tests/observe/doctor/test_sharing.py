@@ -10,7 +10,7 @@ from tests.observe.doctor.harness import Machine, finds, is_fine, is_skipped, wi
 from forebay.cli.plan.inputs import read_model
 from forebay.engines.start.vllm_flags import VllmFlags, read_flags
 from forebay.errors import SettingsError
-from forebay.observe.doctor.facts import DoctorModel
+from forebay.observe.doctor.facts import DoctorModel, Facts
 from forebay.observe.doctor.finding import Severity
 from forebay.settings import Settings
 
@@ -144,6 +144,19 @@ def test_a_request_with_a_salt(machine: Machine) -> None:
     finds("sharing.requests", facts, Severity.WARNING, "same salt", "one salt")
     facts = machine.facts(request={"prompt_logprobs": 1})
     finds("sharing.requests", facts, Severity.WARNING, "prompt_logprobs", "skips vLLM's own cache")
+
+
+def test_requests_that_salts_keep_apart(machine: Machine) -> None:
+    def counted(**outcomes: int) -> Facts:
+        values = [[{"outcome": name}, count] for name, count in outcomes.items()]
+        return with_snapshot(machine.facts(), metrics={"requests": {"values": values}})
+
+    is_skipped("sharing.salts", machine.facts())
+    is_fine("sharing.salts", counted(loaded=1000, other_salt=40, other_model=9))
+    salted = counted(loaded=100, unknown=60, other_salt=40)
+    finds("sharing.salts", salted, Severity.WARNING, "Of 200 requests, 40", "one cache_salt")
+    apart = counted(loaded=100, other_model=40)
+    finds("sharing.salts", apart, Severity.WARNING, "another model", "realm")
 
 
 @pytest.mark.parametrize(

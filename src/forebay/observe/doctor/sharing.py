@@ -35,6 +35,10 @@ _NO_FLAGS: Final = "vLLM's flags were not looked at: give them after --."
 _COMPATIBILITY: Final = "See docs/compatibility.md for what is shared."
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
 _SHOWN_MAX: Final = 8  # releases of engines
+_OTHER_SALT: Final = "other_salt"  # outcomes of requests, as the pool counts them
+_OTHER_MODEL: Final = "other_model"
+_REQUESTS_MIN: Final = 10  # of one outcome, before it means anything
+_SHARE_MIN: Final = 0.05
 _STATES_SINCE: Final = (0, 29)  # this release, recurrent states are shared
 # Fields of a request's body for which it is declined, or shares with few.
 _DECLINES: Final = {"prompt_logprobs": "skips_cache"}
@@ -186,6 +190,30 @@ def _requests(facts: Facts) -> Iterator[Observation]:
             )
     if is_fine:
         yield ok("Nothing in the request keeps it from being shared.")
+
+
+def _salts(facts: Facts) -> Iterator[Observation]:
+    """What the pool has seen: the same prompts under other salts, or of other configurations."""
+    counted = facts.pool.counted("requests")
+    if not counted:
+        yield skipped("No engine has told the pool of its requests.")
+        return
+    salted = facts.pool.counted("requests", outcome=_OTHER_SALT) or 0
+    apart = facts.pool.counted("requests", outcome=_OTHER_MODEL) or 0
+    if salted >= max(_REQUESTS_MIN, counted * _SHARE_MIN):
+        yield warning(
+            f"Of {counted:,.0f} requests, {salted:,.0f} found their beginning under another"
+            " cache_salt only.",
+            "Send one cache_salt with all requests that may share, or none.",
+        )
+    if apart >= max(_REQUESTS_MIN, counted * _SHARE_MIN):
+        yield warning(
+            f"Of {counted:,.0f} requests, {apart:,.0f} found their beginning stored by another"
+            " model or configuration only.",
+            "Compare the engines' weights, realm, dtype, --max-model-len and vLLM release.",
+        )
+    if max(salted, apart) < max(_REQUESTS_MIN, counted * _SHARE_MIN):
+        yield ok(f"Of {counted:,.0f} requests, few were kept apart by salts or configurations.")
 
 
 def _media(facts: Facts) -> Iterator[Observation]:
@@ -340,6 +368,14 @@ CHECKS: Final = (
         "a salt, or `prompt_logprobs`, in a request (`--request FILE`)",
         Severity.WARNING,
         _requests,
+    ),
+    Check(
+        "sharing.salts",
+        Group.SHARING,
+        "requests whose beginning the running pool has under another salt, or of another"
+        " configuration, only",
+        Severity.WARNING,
+        _salts,
     ),
     Check(
         "sharing.media",
