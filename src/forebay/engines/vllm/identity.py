@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from vllm import __version__ as vllm_version
 
-from forebay.engines.geometry import Geometry, Shard
+from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX, Geometry, Shard
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm.groups import CacheGroup, cache_groups, full_group, unsupported_groups
 from forebay.engines.vllm.kinds import KINDS, READS_FILES, SPECULATES
@@ -25,8 +25,6 @@ from forebay.engines.vllm.versions import layout_of, zeroes_before_stores
 from forebay.engines.weights import weight_files
 from forebay.identity.namespace import fingerprint
 
-_CHUNK_BYTES: Final = 4 << 20  # what a chunk should have: a good size for a drive and for DMA
-_CHUNK_TOKENS_MAX: Final = 256
 # Fields of a model's configuration that say where it came from, not what it is.
 _ORIGIN: Final = ("_name_or_path", "transformers_version", "_commit_hash")
 # Fields of a spec, of whatever kind, that shape a block's bytes.
@@ -87,7 +85,7 @@ def geometry(
     unit = math.lcm(*(group.block_tokens for group in groups))
     blocks_of = [unit // group.block_tokens for group in groups]
     unit_bytes = max(size * count for size, count in zip(widest, blocks_of, strict=True)) * shards
-    wanted = min(_CHUNK_BYTES // unit_bytes, _CHUNK_TOKENS_MAX // unit)
+    wanted = min(CHUNK_BYTES // unit_bytes, CHUNK_TOKENS_MAX // unit)
     units = max(1, chunk_tokens // unit if chunk_tokens else wanted)
 
     def shape_of(number: int, local: tuple[Geometry, ...] = ()) -> Geometry:

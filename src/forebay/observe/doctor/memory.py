@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX
 from forebay.observe.doctor.facts import Facts
 from forebay.observe.doctor.finding import (
     Check,
@@ -22,8 +23,6 @@ from forebay.sys.memory import available_memory, total_memory_bytes
 from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
 
 _BESIDE_BYTES: Final = 2 << 30  # a pool's own memory, ample for several terabytes on drives
-_CHUNK_BYTES: Final = 4 << 20  # what the connector gives a chunk, if blocks are not larger
-_CHUNK_TOKENS_MAX: Final = 256
 _BY_THEMSELVES: Final = ("always", "within_size", "force")
 _SHM_BYTES: Final = 1 << 30  # vLLM's ranks exchange messages there
 
@@ -66,7 +65,7 @@ def _model(facts: Facts) -> Iterator[Observation]:
         return
     block_tokens = facts.inputs.vllm.block_tokens if facts.inputs.vllm else 16
     block_bytes = max(1, *(shape.group_bytes(group, block_tokens) for group in shape.groups))
-    wished = min(_CHUNK_BYTES // block_bytes, _CHUNK_TOKENS_MAX // block_tokens)
+    wished = min(CHUNK_BYTES // block_bytes, CHUNK_TOKENS_MAX // block_tokens)
     blocks = max(1, facts.settings.chunk_tokens // block_tokens or wished)
     need_bytes = cap_bytes_for(slot_bytes_for(blocks * block_bytes))
     said = f"A chunk of {shape.name} has {format_size(blocks * block_bytes)}"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from forebay.barrier import Barrier
-from forebay.observe.doctor import drives, memory, pools, process, sharing
+from forebay.observe.doctor import drives, memory, pools, process, requests, sharing
 from forebay.observe.doctor.facts import Facts
 from forebay.observe.doctor.finding import Check, DoctorFinding, Observation, Severity
 
@@ -14,6 +14,7 @@ CHECKS: Final = (
     *process.CHECKS,
     *pools.CHECKS,
     *sharing.CHECKS,
+    *requests.CHECKS,
 )
 FINDINGS_MAX: Final = 1000  # of one check
 _BAD: Final = (Severity.WARNING, Severity.PROBLEM)
