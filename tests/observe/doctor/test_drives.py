@@ -20,7 +20,8 @@ from tests.observe.doctor.harness import (
 )
 from tests.pool_process import HANG_S, serving, short_directory, with_disk
 
-from forebay.observe.doctor.facts import DoctorModel, DriveSpeed
+from forebay.observe.doctor.drives import _by_drive
+from forebay.observe.doctor.facts import DoctorModel, DriveSpeed, Facts
 from forebay.observe.doctor.finding import Severity
 from forebay.plan.model.shape import plain_shape
 from forebay.settings import DiskSetting, Settings
@@ -197,10 +198,18 @@ def test_a_drive_is_slower_than_a_gpu_that_computes_anything_at_once(place: Path
         "disk.speed", slow, Severity.WARNING, "1,000,000,000,000 prompt tokens/s", "faster drives"
     )
     is_fine("disk.speed", facts_of(place, prefill_tps=1e-3, **inputs))
+    both = facts_of(place, **{**inputs, "settings": on_disk(place / "disk", place / "b")})
+    assert max(speed.read_bytes_s for speed in measured(both)) == sum(_by_drive(both).values()), (
+        "two directories on one drive are not faster than one"
+    )
     speed = slow.speeds[str(place / "disk")]
     assert isinstance(speed, DriveSpeed)
     assert min(speed) > 0
     assert list((place / "disk").iterdir()) == [], "what was measured with is gone"
+
+
+def measured(facts: Facts) -> list[DriveSpeed]:
+    return [speed for speed in facts.speeds.values() if isinstance(speed, DriveSpeed)]
 
 
 def test_a_drive_is_not_measured_where_a_pool_uses_it_or_it_is_not_asked_for(place: Path) -> None:

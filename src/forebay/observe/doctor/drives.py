@@ -180,13 +180,13 @@ def _speed(facts: Facts) -> Iterator[Observation]:
 def _against_computing(facts: Facts) -> Observation:
     """Whether engines would read from these drives at all."""
     shape = facts.inputs.model.shape if facts.inputs.model else None
-    speeds = [each for each in facts.speeds.values() if isinstance(each, DriveSpeed)]
+    speeds = _by_drive(facts)
     if shape is None:
         return skipped("Not compared with computing: give --model, and --prefill-tps.")
     if not speeds:
         return skipped("Not compared with computing: no drive was measured.")
     # A prefix is read from all drives at once.
-    read_bytes_s = max(1.0, sum(each.read_bytes_s for each in speeds))
+    read_bytes_s = max(1.0, sum(speeds.values()))
     found = breakeven(
         shape, facts.prefill_tps, _TOKENS, [KvSource("drives", read_bytes_s, _LATENCY_US)]
     )
@@ -202,6 +202,17 @@ def _against_computing(facts: Facts) -> Observation:
         f"{sentence}: engines would compute what is on them.",
         "Use faster drives, or several of them, one --disk each; or leave --disk out.",
     )
+
+
+def _by_drive(facts: Facts) -> dict[str, float]:
+    """Bytes a second read from each drive that was measured; several directories may share one."""
+    found: dict[str, float] = {}
+    for each in facts.directories:
+        speed = facts.speeds[each.setting.path]
+        if isinstance(speed, DriveSpeed):
+            drive = each.mount.device if each.mount else each.setting.path
+            found[drive] = max(found.get(drive, 0.0), speed.read_bytes_s)
+    return found
 
 
 def _volumes(facts: Facts) -> set[str]:

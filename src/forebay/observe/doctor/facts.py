@@ -28,7 +28,7 @@ from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.regions import directory as directories
 
 PREFILL_TPS: Final = 20_000.0  # a GPU of today with a model of 8 billion parameters
-_JOIN_S: Final = 5.0
+JOIN_S: Final = 5.0  # a pool that takes longer does not answer
 _IO_BYTES: Final = 4 << 20  # as a record has
 _IO_COUNT: Final = 16  # of the file that is read and written
 _MEASURE_S: Final = 0.5  # each way
@@ -136,9 +136,9 @@ class Facts:
             return PoolFacts(None, None, str(error))
         uids = self.settings.allow_uid
         with Client(address.path, pool_uids=uids, is_operator=True) as client:
-            if not client.join(_JOIN_S):
+            if not client.join(JOIN_S):
                 return PoolFacts(address, None, client.why)
-            stats = client.stats(_JOIN_S)
+            stats = client.stats(JOIN_S)
         if not isinstance(stats, dict):
             return PoolFacts(address, None, "the pool does not answer.")
         return PoolFacts(address, stats)
@@ -153,6 +153,19 @@ class Facts:
                 return sockets.peer_of(connection).pid or "self"
         except OSError:  # it is gone, or has no place for another connection
             return "self"
+
+    @cached_property
+    def is_listened_at(self) -> bool:
+        """Whether somebody listens at the socket, be it without answering."""
+        if self.pool.address is None:
+            return False
+        try:
+            sockets.connect(self.pool.address.path).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # its backlog is full, or it is not ours to ask
+            return True
+        return True
 
     @cached_property
     def speeds(self) -> dict[str, DriveSpeed | str]:

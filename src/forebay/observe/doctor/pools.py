@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from forebay import __version__
-from forebay.observe.doctor.facts import Facts
+from forebay.observe.doctor.facts import JOIN_S, Facts
 from forebay.observe.doctor.finding import (
     Check,
     Group,
@@ -54,8 +54,14 @@ def _socket(facts: Facts) -> Iterator[Observation]:
         )
     elif facts.pool.why.startswith((REFUSED, UNTRUSTED)):
         yield ok(f"A pool listens at {path}, and does not let this command in (see below).")
+    elif facts.is_listened_at:
+        yield warning(
+            f"A process listens at {path} and does not answer as a pool within"
+            f" {JOIN_S:.0f} seconds.",
+            "See its log: it is short of CPU time, stopped, or hangs; end it, and start another.",
+        )
     elif lock_holder(f"{address.path}.lock", facts.root) is not None:
-        yield ok(f"A pool is behind {path} (see below).")
+        yield ok(f"A pool is starting or ending at {path} (see below).")
     else:
         yield warning(
             f"{path} is left over from a pool that was killed: nobody listens there.",
@@ -251,7 +257,7 @@ CHECKS: Final = (
     Check(
         "pool.socket",
         Group.POOL,
-        "a socket that a killed pool left, or a file in its place",
+        "a socket that a killed pool left, a file in its place, or a pool that does not answer",
         Severity.PROBLEM,
         _socket,
     ),
