@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.clocks import SlowClock
+
 from forebay.observe.doctor.facts import DoctorInputs, Facts, PoolFacts
 from forebay.observe.doctor.finding import Observation, Severity
 from forebay.observe.doctor.run import CHECKS
@@ -59,7 +61,8 @@ def facts_of(place: Path, root: Path = Path("/"), disk: Disk | None = None, **in
     if not settings.socket:
         settings = replace(settings, socket=str(place / "pool.sock"))
     inputs.setdefault("measures", False)
-    return Facts(DoctorInputs(settings=settings, **inputs), disk, root)
+    clock = inputs.pop("clock", SlowClock())
+    return Facts(DoctorInputs(settings=settings, **inputs), disk, root, clock)
 
 
 def on_disk(*places: Path, cap_bytes: int = 64 * MIB, **settings: Any) -> Settings:

@@ -26,6 +26,7 @@ from forebay.observe.doctor.finding import Severity
 from forebay.plan.model.shape import plain_shape
 from forebay.settings import DiskSetting, Settings
 from forebay.sys.disk import Disk, Space
+from forebay.sys.machine.mounts import mount_of
 from forebay.testing.faultdisk import FaultDisk
 
 MODEL = DoctorModel("model", shape=plain_shape(32, 8, 128, 16))
@@ -111,12 +112,12 @@ def test_another_file_system_is_worth_a_note(tmp_path: Path, place: Path) -> Non
     finds("disk.file_system", machine.facts(settings=on_disk(place / "disk")), Severity.NOTE)
 
 
-def test_this_machine_says_what_its_memory_is(swift_path: Path) -> None:
-    """/dev/shm is a real tmpfs."""
-    if not swift_path.is_relative_to("/dev/shm"):
-        pytest.skip("there is no /dev/shm")
-    facts = facts_of(swift_path, settings=on_disk(swift_path / "disk"))
-    finds("disk.file_system", facts, Severity.WARNING, "tmpfs")
+def test_the_kernels_own_list_of_mounts_can_be_read(tmp_path: Path) -> None:
+    proc, here = mount_of("/proc/self/fd"), mount_of(str(tmp_path))
+    assert proc is not None
+    assert here is not None
+    assert (proc.kind, proc.point) == ("proc", "/proc")
+    assert tmp_path.is_relative_to(here.point)
 
 
 class WithoutODirect(Disk):

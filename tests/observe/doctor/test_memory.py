@@ -58,13 +58,13 @@ def test_more_dram_than_a_machine_has(machine: Machine) -> None:
 
 def test_more_dram_than_a_container_may_have(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "0::/pod\n")
-    machine.write("sys/fs/cgroup/pod/memory.max", f"{6 * GIB}\n")
-    machine.write("sys/fs/cgroup/pod/memory.current", f"{GIB}\n")
-    is_fine("memory.dram", machine.facts(settings=Settings(dram=2 * GIB)))
-    facts = machine.facts(settings=Settings(dram=8 * GIB))
-    finds("memory.dram", facts, Severity.PROBLEM, "sys/fs/cgroup/pod leaves 5 GiB", "raise")
-    facts = machine.facts(settings=Settings(dram=4 * GIB))
-    finds("memory.dram", facts, Severity.WARNING, "leave 1 GiB", "2 GiB for the pool")
+    machine.write("sys/fs/cgroup/pod/memory.max", f"{3 * GIB}\n")
+    machine.write("sys/fs/cgroup/pod/memory.current", f"{GIB // 2}\n")
+    is_fine("memory.dram", machine.facts(settings=Settings(dram=GIB // 2)))
+    facts = machine.facts(settings=Settings(dram=GIB * 13 // 5))
+    finds("memory.dram", facts, Severity.PROBLEM, "sys/fs/cgroup/pod leaves 2.5 GiB", "raise")
+    facts = machine.facts(settings=Settings(dram=GIB))
+    finds("memory.dram", facts, Severity.WARNING, "leave 1.5 GiB", "2 GiB for the pool")
 
 
 def test_dram_that_holds_no_eight_chunks(machine: Machine) -> None:

@@ -35,10 +35,11 @@ from tests.pool_process import (
     with_disk,
 )
 
-from forebay.observe.doctor.facts import DoctorInputs, Facts
+from forebay.observe.doctor.facts import Facts
 from forebay.observe.doctor.finding import Severity
 from forebay.pool.address import PoolAddress
 from forebay.settings import Settings
+from forebay.sys.clock import Clock
 
 SOURCE = Path(__file__).parents[3] / "src"
 
@@ -71,7 +72,7 @@ def test_a_pool_that_is_well_is_fine(place: Path) -> None:
 
 def replaced_cache(facts: Facts) -> Facts:
     """The same where the engine's own cache is smaller than the running pool's DRAM."""
-    return Facts(replace(facts.inputs, gpu_cache_bytes=MIB), facts.disk, facts.root)
+    return Facts(replace(facts.inputs, gpu_cache_bytes=MIB), clock=facts.clock)
 
 
 def test_a_socket_that_a_killed_pool_left(place: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_socket_that_a_killed_pool_left(place: Path) -> None:
 def test_a_pool_that_is_stopped_and_does_not_answer(place: Path) -> None:
     with running_pool(place, disk=False) as pool:
         pool.signal(signal.SIGSTOP)
-        facts = facts_of(place)
+        facts = facts_of(place, clock=Clock())
         finds("pool.lock", facts, Severity.WARNING, f"Process {pool.pid}", f"kill {pool.pid}")
         finds("pool.socket", facts, Severity.WARNING, "does not answer", "stopped, or hangs")
         is_skipped("pool.version", facts)
@@ -218,5 +219,5 @@ def test_another_pool_on_this_host(place: Path, tmp_path: Path) -> None:
     (place / "other").mkdir(mode=0o700)
     with serving(place / "other", SMALL) as service:
         other: PoolAddress = service.address
-        facts = Facts(DoctorInputs(Settings(socket=str(place / "pool.sock"))))
+        facts = facts_of(place)
         finds("pool.others", facts, Severity.NOTE, other.path, "one socket")

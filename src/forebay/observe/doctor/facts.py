@@ -22,13 +22,15 @@ from forebay.pool.address import PoolAddress, find_address
 from forebay.pool.client import Client
 from forebay.settings import DiskSetting, Settings
 from forebay.sys import scratch, sockets
+from forebay.sys.clock import Clock
 from forebay.sys.disk import Disk, Space
 from forebay.sys.machine import mounts
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.regions import directory as directories
 
 PREFILL_TPS: Final = 20_000.0  # a GPU of today with a model of 8 billion parameters
-JOIN_S: Final = 5.0  # a pool that takes longer does not answer
+_ATTEMPTS: Final = 3  # to join the pool, a second each
+_ANSWER_S: Final = 5.0
 _IO_BYTES: Final = 4 << 20  # as a record has
 _IO_COUNT: Final = 16  # of the file that is read and written
 _MEASURE_S: Final = 0.5  # each way
@@ -115,11 +117,16 @@ class Facts:
     """Facts of one run; each is read once, when the first check asks for it. One thread."""
 
     def __init__(
-        self, inputs: DoctorInputs, disk: Disk | None = None, root: Path = Path("/")
+        self,
+        inputs: DoctorInputs,
+        disk: Disk | None = None,
+        root: Path = Path("/"),
+        clock: Clock | None = None,
     ) -> None:
         self.inputs = inputs
         self.settings = inputs.settings
         self.disk = disk or Disk()
+        self.clock = clock or Clock()  # by which a pool is waited for
         self.root = root  # has `proc`, `sys` and `dev` in it
 
     @cached_property
@@ -135,10 +142,10 @@ class Facts:
         except StartupError as error:
             return PoolFacts(None, None, str(error))
         uids = self.settings.allow_uid
-        with Client(address.path, pool_uids=uids, is_operator=True) as client:
-            if not client.join(JOIN_S):
+        with Client(address.path, self.clock, pool_uids=uids, is_operator=True) as client:
+            if not any(client.join() for _ in range(_ATTEMPTS)):
                 return PoolFacts(address, None, client.why)
-            stats = client.stats(JOIN_S)
+            stats = client.stats(_ANSWER_S)
         if not isinstance(stats, dict):
             return PoolFacts(address, None, "the pool does not answer.")
         return PoolFacts(address, stats)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from forebay import __version__
-from forebay.observe.doctor.facts import JOIN_S, Facts
+from forebay.observe.doctor.facts import Facts
 from forebay.observe.doctor.finding import (
     Check,
     Group,
@@ -26,7 +26,8 @@ from forebay.settings import Settings
 from forebay.sys.disk import printable
 from forebay.sys.machine.mounts import listened_paths, lock_holder
 
-_SHOWN_MAX: Final = 8
+_SHOWN_MAX: Final = 8  # engines, and their releases
+_POOLS_MAX: Final = 32
 _LOOKUPS_MIN: Final = 100  # before it means anything that none was answered
 _APART: Final = 4  # a size may differ by one part in so many: an arena or a region is not whole
 _HAS_JOINED: Final = ("sharing", "unknown", "")  # an engine need not say what it does
@@ -56,8 +57,7 @@ def _socket(facts: Facts) -> Iterator[Observation]:
         yield ok(f"A pool listens at {path}, and does not let this command in (see below).")
     elif facts.is_listened_at:
         yield warning(
-            f"A process listens at {path} and does not answer as a pool within"
-            f" {JOIN_S:.0f} seconds.",
+            f"A process listens at {path} and does not answer as a pool would.",
             "See its log: it is short of CPU time, stopped, or hangs; end it, and start another.",
         )
     elif lock_holder(f"{address.path}.lock", facts.root) is not None:
@@ -246,7 +246,7 @@ def _others(facts: Facts) -> Iterator[Observation]:
     if not others:
         yield ok("No other pool runs on this host.")
         return
-    names = ", ".join(printable(path) for path in others[:_SHOWN_MAX])
+    names = ", ".join(printable(path) for path in others[:_POOLS_MAX])
     yield note(
         f"Another pool runs on this host, at {names}: it shares nothing with the one here.",
         "Give all engines that trust each other one socket, and stop the pool that is not used.",
