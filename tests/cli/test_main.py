@@ -11,7 +11,19 @@ from forebay.cli.flags import Parser, add_settings, read_settings
 from forebay.cli.main import main
 from forebay.settings import NAMES
 
-COMMANDS = ["serve", "demo", "pool", "stats", "set", "clear", "check", "doctor", "plan", "sim"]
+COMMANDS = [
+    "serve",
+    "demo",
+    "pool",
+    "stats",
+    "why",
+    "set",
+    "clear",
+    "check",
+    "doctor",
+    "plan",
+    "sim",
+]
 COMMANDS += [f"bench {name}" for name in ("ab", "compare", "pool", "serve")]
 COMMANDS += [f"plan {name}" for name in ("kv", "gpus", "pool", "breakeven", "ssd", "cost")]
 

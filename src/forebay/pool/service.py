@@ -22,6 +22,7 @@ from forebay.pool.client.session import REFUSED, UNTRUSTED, PoolSession, join
 from forebay.pool.core.accounting.status import TierLife
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.core.stack import TierOpener
+from forebay.pool.messages import RequestsQuery
 from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.learned import Learned
 from forebay.pool.server.admission import Roles
@@ -122,8 +123,11 @@ class Service:
         self._server.post(self._pool.metrics.server.scrapes.add)
 
     def requests(self, after: int, last: int, timeout_s: float) -> list[dict[str, Any]] | None:
-        """Recent requests; none are kept yet."""
-        return self._server.call(list, timeout_s) if after >= 0 and last >= 0 else []
+        """The last requests of engines, the newest last."""
+        query = RequestsQuery("", last, after)
+        found = self._server.call(partial(self._pool.requests, query), timeout_s)
+        # They do not change any more: whoever asks does what takes long.
+        return None if found is None else [request.to_builtins() for request in found]
 
     def close(self, timeout_s: float) -> None:
         """Hang up, write what is worth keeping within the time, and let go of everything."""

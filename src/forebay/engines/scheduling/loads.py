@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from forebay.decisions import Decision
 from forebay.engines.copies.contract import LoadPart
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import hit_of
@@ -95,6 +96,7 @@ class EngineLoads:
             self._copying[short(tracked.keys[chunk])] = tracked.request.request_id
         self._counts["loads"] += 1
         self._counts["loaded.tokens"] += external
+        tracked.attribution.begin_load(time.monotonic())
 
     def next_parts(self, requests: Mapping[str, TrackedRequest]) -> Iterator[LoadPart]:
         """What the workers have to load in this step."""
@@ -148,7 +150,9 @@ class EngineLoads:
         has_failed = tracked.load.state is FAILED
         if has_failed:
             tracked.store.lacks(min(progress.stop, progress.target.hit.chunks))
-            self._counts["misses.load_failed"] += 1
+            self._counts[f"misses.{Decision.LOAD_FAILED}"] += 1
+        loaded = _tokens_by_tier(progress, tracked.load.sources)
+        tracked.attribution.end_load(time.monotonic(), loaded, failed=has_failed)
         number = self._lookups.end(tracked)
         if number:
             self._landing.setdefault(number, _Landing()).has_ended = True
@@ -168,3 +172,15 @@ class EngineLoads:
         if landing.has_ended:
             self._pool.post(Release(number, []))
         del self._landing[number]
+
+
+def _tokens_by_tier(progress: LoadProgress, sources: Mapping[int, int]) -> Counter[int]:
+    """The tokens that came of each tier; a load of several groups is used whole or not at all."""
+    target, found = progress.target, Counter[int]()
+    size = target.shape.chunk_tokens
+    if progress.failed and target.shape.local:
+        return found
+    for chunk in range(progress.first, min(progress.stop, target.hit.chunks)):
+        first, end = max(chunk * size, target.computed), min((chunk + 1) * size, target.stop)
+        found[sources.get(chunk, 0)] += max(0, end - first)
+    return found

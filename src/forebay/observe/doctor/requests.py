@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from forebay.decisions import Decision
 from forebay.engines.vllm.kinds import KINDS
 from forebay.observe.doctor.facts import Facts
 from forebay.observe.doctor.finding import (
@@ -17,8 +18,6 @@ from forebay.observe.doctor.finding import (
 )
 
 _COMPATIBILITY: Final = "See docs/compatibility.md for what is shared."
-_OTHER_SALT: Final = "other_salt"  # outcomes of requests, as the pool counts them
-_OTHER_MODEL: Final = "other_model"
 _REQUESTS_MIN: Final = 10  # of one outcome, before it means anything
 _SHARE_MIN: Final = 0.05
 # Fields of a request's body for which it is declined, or shares with few.
@@ -54,8 +53,8 @@ def _salts(facts: Facts) -> Iterator[Observation]:
     if not counted:
         yield skipped("No engine has told the pool of its requests.")
         return
-    salted = facts.pool.counted("requests", outcome=_OTHER_SALT) or 0
-    apart = facts.pool.counted("requests", outcome=_OTHER_MODEL) or 0
+    salted = facts.pool.counted("requests", outcome=Decision.OTHER_SALT) or 0
+    apart = facts.pool.counted("requests", outcome=Decision.OTHER_MODEL) or 0
     if salted >= max(_REQUESTS_MIN, counted * _SHARE_MIN):
         yield warning(
             f"Of {counted:,.0f} requests, {salted:,.0f} found their beginning under another"

@@ -16,7 +16,7 @@ twice.
 import os
 import secrets
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from forebay.pool import address
@@ -24,6 +24,7 @@ from forebay.pool.client.connection import PoolConnection
 from forebay.pool.client.slab import MappedSlab, map_slab
 from forebay.pool.messages import (
     PROTOCOL,
+    TIERS_MAX,
     Abort,
     ClientMessage,
     Grown,
@@ -40,6 +41,8 @@ from forebay.sys.shared import Segment
 
 REFUSED: Final = "the pool refuses: "  # begins `why` where asking again is no use
 UNTRUSTED: Final = "the pool is not trusted: "  # likewise
+# Of a pool that is there and busy: it may answer yet.
+UNANSWERED: Final = ("the pool has not answered yet.", "the pool does not answer.")
 _WELCOME_S: Final = 2.0  # a pool that has not welcomed us by then is left alone
 _UNANSWERED_PAUSE_S: Final = 0.5  # for so long
 _NAMES_MAX: Final = 16  # lost sessions; of older ones the pool hears when this process ends
@@ -65,6 +68,7 @@ class PoolSession:
         self.why = ""  # in one sentence, while there is no pool
         self.engine = ""  # our name in the pool
         self.generation = 0  # of its slab; 0: not joined
+        self.tiers: Sequence[str] = ()  # of the pool, by number; 0 is DRAM
         self.slab: MappedSlab | None = None  # while it is mapped, also after the session is lost
         self.connection: PoolConnection | None = None
         self.is_operator = False  # set before joining: it only looks, clears and resizes
@@ -95,7 +99,7 @@ class PoolSession:
         if self.is_joining:
             self.take(0.0)
             if self.is_joining and self._clock.monotonic() > self._connected_at + _WELCOME_S:
-                self._lose("the pool does not answer.", _UNANSWERED_PAUSE_S)
+                self._lose(UNANSWERED[1], _UNANSWERED_PAUSE_S)
         elif self.connection is not None and self.connection.is_lost:
             self._lose("the pool went away.", self._retry_s)
         if self.connection is None:
@@ -110,10 +114,10 @@ class PoolSession:
             self.take(until)
         return self.is_joined
 
-    def post(self, message: ClientMessage) -> None:
-        """Say something, if there is anyone to hear it."""
+    def post(self, message: ClientMessage, *, later: bool = False) -> None:
+        """Say something, if there is anyone to hear it; `later`: with whatever is said next."""
         if self.connection is not None:
-            self.connection.post(message)
+            self.connection.post(message, later=later)
 
     def abort(self, generation: int, answers: Iterable[int]) -> None:
         """Give back the slots among these answers to a `Reserve`: they will not be filled."""
@@ -185,7 +189,7 @@ class PoolSession:
         if isinstance(connection, str):
             self.why = connection
             return
-        self.why = "the pool has not answered yet."
+        self.why = UNANSWERED[0]
         self.engine = self._name or secrets.token_hex(16)
         self.connection, self._connected_at = PoolConnection(connection, self._clock), now
         self.post(Hello(PROTOCOL, self.engine, self.is_operator))
@@ -216,6 +220,7 @@ class PoolSession:
             self._lose(slab, self._retry_s)
             return
         self.why, self.slab, self.generation = "", slab, welcome.generation
+        self.tiers = tuple(welcome.tiers[:TIERS_MAX])
         for name, serials in self._lost_reads.items():
             if not serials:
                 self.post(Settled(name))
