@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from forebay.identity.keys import ChainRoot, KeyChain
+from forebay.identity.keys import TAG_TOKENS, ChainRoot, KeyChain, prompt_tag
 
 ROOT = ChainRoot(bytes(range(32)), chunk_tokens=4)
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -146,3 +146,19 @@ def test_a_chain_goes_on_behind_a_part() -> None:
     found = chain.extend(TOKENS[:4], {0: b"a"}) + chain.extend(TOKENS[4:])
     assert found == keys(ROOT, TOKENS, {0: b"a"})
     assert all(a != b for a, b in pairwise(found))
+
+
+def test_a_tag_knows_a_beginning_in_any_namespace_and_keeps_tenants_apart() -> None:
+    tokens = list(range(TAG_TOKENS))
+    root = ChainRoot(bytes(32), 16)
+    tag = prompt_tag(root, tokens)
+    assert tag.hex() == "798d68d8dedeabd0"
+    assert prompt_tag(ChainRoot(b"n" * 32, 256), [*tokens, 7]) == tag
+    apart = [
+        prompt_tag(ChainRoot(bytes(32), 16, salt="a"), tokens),
+        prompt_tag(ChainRoot(bytes(32), 16, realm="a"), tokens),
+        prompt_tag(ChainRoot(bytes(32), 16, realm="a", salt="a"), tokens),
+        prompt_tag(root, [*tokens[:-1], 7]),
+    ]
+    assert len({tag, *apart}) == 5
+    assert prompt_tag(root, tokens[:-1]) == b"", "too little to tell"

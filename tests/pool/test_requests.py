@@ -1,6 +1,7 @@
 """What engines tell of their requests, what the pool adds, and what `forebay why` says of it."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -37,13 +38,18 @@ from forebay.pool.messages import (
     Lookup,
     Outcome,
     RequestOutcomes,
+    RequestsQuery,
 )
+from forebay.pool.server.admission import Roles
+from forebay.pool.server.connection import Connection
 from forebay.pool.service import Service
 from forebay.sys.clock import Clock
+from forebay.sys.sockets import Peer
 from forebay.tiers.contract import EvictionCause
 
 CHUNK = 64
 TOLD = Outcome("r1", "unknown", "", 0, 700, 64, 0, [0, 0], 636, 0.1, 2.0, 0.0, 0.0, False)
+TOLD_ALL = RequestOutcomes([TOLD])
 
 
 @pytest.fixture
@@ -267,3 +273,14 @@ def test_why_follows(place: Path) -> None:
                 tell(engine, request=name)
                 assert json.loads(follower.stdout.readline())["request"] == name
             follower.kill()
+
+
+def test_only_operators_see_requests() -> None:
+    """An engine of another user may load and store, and not see whose requests there are."""
+    roles, query = Roles(frozenset({1}), frozenset({2})), RequestsQuery("", 1, 0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        engine, operator = (Connection(ours, Peer(7, uid), 0.0, 1) for uid in (1, 2))
+        assert "may not" in (roles.refusal(engine, query) or "")
+        assert roles.refusal(engine, TOLD_ALL) is None
+        assert roles.refusal(operator, query) is None

@@ -72,13 +72,13 @@ class RequestMetrics:
 
     def record(self, request: RequestSample) -> None:
         """A request's fate is known."""
-        self.requests.add(1, (request.outcome,))
         self.wait.observe(request.wait_s)
         if request.was_preempted:
             self.preemptions.add()
             self.preempted.add(request.from_pool, (PreemptedSource.LOADED,))
             self.preempted.add(request.computed_tokens, (PreemptedSource.RECOMPUTED,))
-        else:  # the tokens of a preempted one were counted when it came first
+        else:  # a preempted one, and its tokens, were counted when it came first
+            self.requests.add(1, (request.outcome,))
             self.tokens.add(request.engine_tokens, (TokenSource.ENGINE,))
             self.tokens.add(request.computed_tokens, (TokenSource.COMPUTED,))
             for tier, count in request.loaded_tokens.items():

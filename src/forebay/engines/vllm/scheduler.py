@@ -307,14 +307,22 @@ class SchedulerConnector:
         The pool need not keep anything for it.
         """
         if not tracked.attribution.is_told:
-            self._tell(tracked, tracked.attribution.decision or Decision.NO_POOL, computed)
+            self._tell(
+                tracked, tracked.attribution.decision or self._why_unasked(tracked), computed
+            )
         if not tracked.load.is_loading:
             self._lookups.cancel(tracked)
+
+    def _why_unasked(self, tracked: TrackedRequest) -> Decision:
+        """Why a request is computed for which the scheduler never asked."""
+        if not tracked.load.is_wanted:
+            return Decision.NOT_SHARED
+        return Decision.UNKNOWN if self._pool.is_joined else Decision.NO_POOL
 
     def _ended(self, tracked: TrackedRequest) -> None:
         """A request has ended; maybe before the engine computed anything of it."""
         if not tracked.attribution.is_told:
-            self._tell(tracked, Decision.ENDED, tracked.request.num_computed_tokens)
+            self._tell(tracked, Decision.ENDED, len(tracked.request.all_token_ids))
 
     def _tell(self, tracked: TrackedRequest, decision: Decision, computed: int) -> None:
         """The fate of a request is known."""
@@ -329,7 +337,7 @@ class SchedulerConnector:
             detail=known.detail,
             lookup=known.lookup,
             prompt_tokens=request.num_prompt_tokens,
-            engine_tokens=max(0, computed - loaded),
+            engine_tokens=0 if decision is Decision.ENDED else max(0, computed - loaded),
             found_tokens=known.found,
             found_dram_tokens=known.ready,
             loaded=self.reporter.loaded_by_tier(known),

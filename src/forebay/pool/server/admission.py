@@ -60,8 +60,9 @@ class Roles:
     def refusal(self, connection: Connection, message: ClientMessage) -> str | None:
         """Why this message is not acted upon, in one sentence."""
         uid = connection.peer.uid
-        if isinstance(message, Resize | Clear) and uid not in self.operators:  # verify: operator
-            return f"user {uid} may not clear or resize this pool; see --operator-uid."
+        is_admin = isinstance(message, Resize | Clear | RequestsQuery)
+        if is_admin and uid not in self.operators:  # verify: operator
+            return f"user {uid} may not clear, resize or ask this pool why; see --operator-uid."
         if connection.is_operator and not isinstance(message, _OPERATORS):
             return "an operator neither loads nor stores."
         return None
