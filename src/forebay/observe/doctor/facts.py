@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from forebay.bench.disk.raw import prepared_files
 from forebay.engines.start.vllm_flags import VllmFlags
 from forebay.errors import DirectoryError, StartupError
+from forebay.metrics.reading import total
 from forebay.plan.model.shape import Shape
 from forebay.pool.address import PoolAddress, find_address
 from forebay.pool.client import Client
@@ -103,14 +104,10 @@ class PoolFacts(NamedTuple):
         found = (self.stats or {}).get(name)
         return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
-    def counted(self, metric: str, **labels: str) -> float | None:
-        """The sum of a metric's values that have these labels; None where it is not there."""
-        metrics = (self.stats or {}).get("metrics")
-        found = metrics.get(metric) if isinstance(metrics, dict) else None
-        if not isinstance(found, dict):
-            return None
-        values = found.get("values", [])
-        return float(sum(n for at, n in values if labels.items() <= at.items()))
+    def counted(self, metric: str, **labels: str) -> float:
+        """The sum of a metric's values that have these labels; 0 where it is not there."""
+        stats = self.stats or {}
+        return total(stats, metric, **labels) if "metrics" in stats else 0.0
 
 
 class Facts:

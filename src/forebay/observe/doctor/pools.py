@@ -218,9 +218,9 @@ def _engines(facts: Facts) -> Iterator[Observation]:
 
 def _hits(facts: Facts) -> Iterator[Observation]:
     """Of prompts, realms and salts nothing can be seen; that nothing is ever found, can."""
-    lookups = facts.pool.counted("lookups") or 0
+    lookups = facts.pool.counted("lookups")
     known = sum(
-        facts.pool.counted("lookup_chunks", found=tier.get("name", "")) or 0
+        facts.pool.counted("lookup_chunks", found=tier.get("name", ""))
         for tier in facts.pool.listed("tiers")
     )
     if facts.pool.stats is None:

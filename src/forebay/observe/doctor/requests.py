@@ -53,8 +53,8 @@ def _salts(facts: Facts) -> Iterator[Observation]:
     if not counted:
         yield skipped("No engine has told the pool of its requests.")
         return
-    salted = facts.pool.counted("requests", outcome=Decision.OTHER_SALT) or 0
-    apart = facts.pool.counted("requests", outcome=Decision.OTHER_MODEL) or 0
+    salted = facts.pool.counted("requests", outcome=Decision.OTHER_SALT)
+    apart = facts.pool.counted("requests", outcome=Decision.OTHER_MODEL)
     if salted >= max(_REQUESTS_MIN, counted * _SHARE_MIN):
         yield warning(
             f"Of {counted:,.0f} requests, {salted:,.0f} found their beginning under another"
