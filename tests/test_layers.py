@@ -33,6 +33,7 @@ LAYERS = {
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
 SIBLINGS |= {("files", "errors"), ("settings", "files")}
 SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}
+SIBLINGS |= {("observe", "plan"), ("observe", "bench")}
 # What only some layers may import from outside.
 ONLY_IN = {
     "torch": {"engines"},

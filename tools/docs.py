@@ -8,6 +8,8 @@ from forebay.engines.vllm.kinds import KINDS, Heading, Kind, Support
 from forebay.metrics.catalog import PoolMetrics, label_values
 from forebay.metrics.kinds import Definition
 from forebay.metrics.registry import exposed_name
+from forebay.observe.doctor.finding import Group
+from forebay.observe.doctor.run import CHECKS
 from forebay.settings import documentation
 
 ROOT = Path(__file__).parent.parent
@@ -15,8 +17,11 @@ SOURCE = ROOT / "src" / "forebay"
 SETTINGS = ROOT / "docs" / "settings.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
+DOCTOR = ROOT / "docs" / "doctor.md"
 WHY = ROOT / "docs" / "why.md"
 METRICS = ROOT / "docs" / "metrics.md"
+_CHECKS_BEGIN = "<!-- checks:"
+_CHECKS_END = "<!-- end of checks -->"
 _MODULES_BEGIN = "<!-- modules:"
 _DECISIONS_BEGIN = "<!-- decisions:"
 _DECISIONS_END = "<!-- end of decisions -->"
@@ -67,6 +72,23 @@ MODEL`, and `forebay serve` with a model in a directory, say it of a model befor
 engine and pool were killed, from NVMe, with equal tokens in float32 and equal pages. A release
 never finds what another one stored: layouts have changed between releases without being declared.
 """
+
+
+def doctor_page() -> str:
+    """docs/doctor.md with its list of checks written anew."""
+    page = DOCTOR.read_text()
+    begin = page.index("\n", page.index(_CHECKS_BEGIN)) + 1
+    end = page.index(_CHECKS_END)
+    return f"{page[:begin]}{_checks()}\n{page[end:]}"
+
+
+def _checks() -> str:
+    page = ""
+    for group in Group:
+        page += f"\n## {group}\n\n| check | finds | at worst |\n|---|---|---|\n"
+        rows = (check for check in CHECKS if check.group is group)
+        page += "".join(f"| `{each.name}` | {each.finds} | {each.worst} |\n" for each in rows)
+    return page
 
 
 def compatibility_page() -> str:
@@ -149,5 +171,6 @@ if __name__ == "__main__":
     SETTINGS.write_text(settings_page())
     ARCHITECTURE.write_text(architecture_page())
     COMPATIBILITY.write_text(compatibility_page())
+    DOCTOR.write_text(doctor_page())
     WHY.write_text(why_page())
     METRICS.write_text(metrics_page())

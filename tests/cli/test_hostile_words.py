@@ -30,6 +30,7 @@ SOUND: Final = {
     "set": ["dram=8MiB", "--socket", "{place}/none"],
     "clear": ["--all", "--socket", "{place}/none"],
     "check": ["directory"],
+    "doctor": ["--socket", "{place}/none", "--no-measure"],
     "bench ab": ["--off", NOWHERE, "--on", NOWHERE],
     "bench serve": ["--url", NOWHERE, "--model", "model"],
     "bench compare": ["result.json", "result.json"],

@@ -13,8 +13,12 @@ have one shard together, which one of them stores and all of them load.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from forebay.engines.copies.contract import Piece
+
+CHUNK_BYTES: Final = 4 << 20  # what a chunk should have: a good size for a drive and for DMA
+CHUNK_TOKENS_MAX: Final = 256
 
 
 class ReachKind(StrEnum):

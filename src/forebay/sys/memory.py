@@ -7,9 +7,10 @@ limits are read before anything large is taken.
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from forebay.sys.machine.cgroups import cgroups
 
 PAGE_BYTES: Final = 4096
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, from Linux 5.14
@@ -71,8 +72,8 @@ def available_memory(root: Path = Path("/")) -> AvailableMemory:
     meminfo = _numbers(root / "proc/meminfo")
     machine_bytes = meminfo["MemAvailable:"] << 10 if meminfo else total_memory_bytes()
     found = [AvailableMemory(machine_bytes, "this machine")]
-    for group, names in _memory_cgroups(root):
-        limit, usage, cache = names
+    for group, is_v1 in cgroups("memory", root):
+        limit, usage, cache = _CGROUP_V1 if is_v1 else _CGROUP
         limit_bytes, usage_bytes = _number(group / limit), _number(group / usage)
         if limit_bytes is not None and usage_bytes is not None:
             stat = _numbers(group / "memory.stat")
@@ -87,23 +88,6 @@ _CGROUP_V1: Final = (
     "memory.usage_in_bytes",
     ("total_active_file", "total_inactive_file"),
 )
-
-
-def _memory_cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, str]]]]:
-    """Our cgroup and those above it, as far as they are mounted, with the names of their files."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = root / "sys/fs/cgroup" / controllers
-        own = top / path.lstrip("/")
-        for group in (own, *own.parents):
-            if group.is_relative_to(top):
-                yield group, _CGROUP_V1 if controllers else _CGROUP
 
 
 def _number(path: Path) -> int | None:

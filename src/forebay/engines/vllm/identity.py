@@ -16,34 +16,20 @@ from typing import Any, Final
 
 from vllm import __version__ as vllm_version
 
-from forebay.engines.geometry import Geometry, Shard
+from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX, Geometry, Shard
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm.groups import CacheGroup, cache_groups, full_group, unsupported_groups
-from forebay.engines.vllm.kinds import KINDS
+from forebay.engines.vllm.kinds import KINDS, READS_FILES, SPECULATES
 from forebay.engines.vllm.metadata import ShardMetadata
 from forebay.engines.vllm.versions import layout_of, zeroes_before_stores
 from forebay.engines.weights import weight_files
 from forebay.identity.namespace import fingerprint
 
-_CHUNK_BYTES: Final = 4 << 20  # what a chunk should have: a good size for a drive and for DMA
-_CHUNK_TOKENS_MAX: Final = 256
 # Fields of a model's configuration that say where it came from, not what it is.
 _ORIGIN: Final = ("_name_or_path", "transformers_version", "_commit_hash")
-# Loaders of vLLM that read the files beside the model's configuration: their hash is the weights'.
-# Others make weights up, or take them from a service, a stream or another file.
-_READS_FILES: Final = {
-    *("auto", "hf", "safetensors", "pt", "npcache", "mistral", "gguf", "bitsandbytes"),
-    *("fastsafetensors", "instanttensor", "runai_streamer", "runai_streamer_sharded"),
-    "sharded_state",
-}
 # Fields of a spec, of whatever kind, that shape a block's bytes.
 _SHAPED_BY: Final = ("dtype", "num_kv_heads", "head_size", "shapes", "dtypes")
 _NAME_THEM: Final = "set weights_id to a name that no other weights have"
-# Ways to speculate that store no KV of their own, or a drafter's KV of tokens that are certain.
-_SPECULATES: Final = {
-    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"),
-    *("eagle", "eagle3", "mtp", "draft_model"),
-}
 # Fields of a speculative configuration that say where the drafter came from, or that are others'.
 _OTHERS: Final = {
     *("model", "revision", "code_revision", "target_model_config", "target_parallel_config"),
@@ -74,7 +60,7 @@ def _unsupported(config: Any, cache: Any) -> str:
         "context parallelism": getattr(parallel, "decode_context_parallel_size", 1)
         * getattr(parallel, "prefill_context_parallel_size", 1)
         != 1,
-        "other speculation": speculation is not None and speculation.method not in _SPECULATES,
+        "other speculation": speculation is not None and speculation.method not in SPECULATES,
         "run-time scales": bool(getattr(config.cache_config, "calculate_kv_scales", False)),
         "encoder-decoder": bool(model.is_encoder_decoder),
         "pooling": model.runner_type == "pooling",
@@ -99,7 +85,7 @@ def geometry(
     unit = math.lcm(*(group.block_tokens for group in groups))
     blocks_of = [unit // group.block_tokens for group in groups]
     unit_bytes = max(size * count for size, count in zip(widest, blocks_of, strict=True)) * shards
-    wanted = min(_CHUNK_BYTES // unit_bytes, _CHUNK_TOKENS_MAX // unit)
+    wanted = min(CHUNK_BYTES // unit_bytes, CHUNK_TOKENS_MAX // unit)
     units = max(1, chunk_tokens // unit if chunk_tokens else wanted)
 
     def shape_of(number: int, local: tuple[Geometry, ...] = ()) -> Geometry:
@@ -171,7 +157,7 @@ def _drafter(config: Any) -> Any:
 
 def _weights_directory(model: Any, load: Any) -> str | Obstacle:
     load_format = str(load.load_format).lower()
-    if load_format not in _READS_FILES or bool(getattr(model, "model_weights", "")):
+    if load_format not in READS_FILES or bool(getattr(model, "model_weights", "")):
         return _unknown(f"load_format={load_format} reads no weight files of the model's directory")
     try:
         directory = _local_directory(model)

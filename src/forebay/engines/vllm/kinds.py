@@ -12,6 +12,18 @@ from typing import Final
 
 CPU: Final = "CPU"
 H200: Final = "H200"
+# Loaders of vLLM that read the files beside the model's configuration: their hash is the weights'.
+# Others make weights up, or take them from a service, a stream or another file.
+READS_FILES: Final = {
+    *("auto", "hf", "safetensors", "pt", "npcache", "mistral", "gguf", "bitsandbytes"),
+    *("fastsafetensors", "instanttensor", "runai_streamer", "runai_streamer_sharded"),
+    "sharded_state",
+}
+# Ways to speculate that store no KV of their own, or a drafter's KV of tokens that are certain.
+SPECULATES: Final = {
+    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"),
+    *("eagle", "eagle3", "mtp", "draft_model"),
+}
 
 
 class Heading(StrEnum):

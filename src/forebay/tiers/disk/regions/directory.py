@@ -88,16 +88,16 @@ def open_directory(disk: Disk, path: str) -> OpenDirectory:
     try:
         descriptor = disk.open_directory(path)
     except OSError as error:
-        raise _cannot_open(path, error) from None
+        raise cannot_open(path, error) from None
     try:
-        _refuse_unsafe(disk, path, descriptor)
+        refuse_unsafe(disk, path, descriptor)
         _take(disk, path, descriptor)  # verify: lock of the directory
         lock, direct = _open_lock(disk, path, descriptor)
     except (DirectoryError, OSError) as error:
         disk.close(descriptor)
         if isinstance(error, DirectoryError):
             raise
-        raise _cannot_open(path, error) from None
+        raise cannot_open(path, error) from None
     return OpenDirectory(path, descriptor, lock, direct)
 
 
@@ -106,7 +106,8 @@ def medium_error(path: str, error: OSError) -> MediumError:
     return MediumError(f"{path} cannot be used now ({error.strerror}).")
 
 
-def _cannot_open(path: str, error: OSError) -> DirectoryError:
+def cannot_open(path: str, error: OSError) -> DirectoryError:
+    """The sentence for a directory that cannot be opened."""
     if error.errno in _MEDIUM_ERRNOS:
         return medium_error(path, error)
     sentence = f"{path} cannot be opened ({error.strerror}); choose a directory of your own."
@@ -124,7 +125,8 @@ def _take(disk: Disk, path: str, descriptor: int) -> None:
         )
 
 
-def _refuse_unsafe(disk: Disk, path: str, descriptor: int) -> None:
+def refuse_unsafe(disk: Disk, path: str, descriptor: int) -> None:
+    """A DirectoryError if an open directory is not ours alone to write."""
     status = disk.status(descriptor)
     if status.owner_uid != disk.user():
         raise DirectoryError(f"{path} belongs to another user; choose a directory of your own.")

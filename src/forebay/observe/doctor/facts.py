@@ -1,0 +1,261 @@
+"""What the checks look at: what the command was given, and what this machine says, read when asked.
+
+Every fact is read through the `sys` layer, with the machine's `proc`, `sys` and `dev` beneath one
+root. What cannot be read is None. Nothing is changed, but for a file without content that shows
+whether a directory can be written, and the files of a measured drive, which are gone afterwards.
+"""
+
+import contextlib
+import errno
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from forebay.bench.disk.raw import prepared_files
+from forebay.engines.start.vllm_flags import VllmFlags
+from forebay.errors import DirectoryError, StartupError
+from forebay.metrics.reading import total
+from forebay.plan.model.shape import Shape
+from forebay.pool.address import PoolAddress, find_address
+from forebay.pool.client import Client
+from forebay.settings import DiskSetting, Settings
+from forebay.sys import scratch, sockets
+from forebay.sys.clock import Clock
+from forebay.sys.disk import Disk, Space
+from forebay.sys.machine import mounts
+from forebay.tiers.disk.options import Directory, Options
+from forebay.tiers.disk.regions import directory as directories
+
+PREFILL_TPS: Final = 20_000.0  # a GPU of today with a model of 8 billion parameters
+_ATTEMPTS: Final = 3  # to join the pool, a second each
+_ANSWER_S: Final = 5.0
+_IO_BYTES: Final = 4 << 20  # as a record has
+_IO_COUNT: Final = 16  # of the file that is read and written
+_MEASURE_S: Final = 0.5  # each way
+_SPARE_BYTES: Final = 256 << 20  # a directory with less free space is not measured
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorModel:
+    """The model in question."""
+
+    name: str
+    directory: str = ""  # where its files lie; empty: not known
+    shape: Shape | None = None  # None: its architecture is not known here
+    is_encoder_decoder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorInputs:
+    """What the doctor is told."""
+
+    settings: Settings = field(default_factory=Settings)
+    model: DoctorModel | None = None
+    prefill_tps: float | None = None  # prompt tokens a second; None: PREFILL_TPS is assumed
+    gpu_cache_bytes: int | None = None  # of the engine's own KV cache
+    vllm: VllmFlags | None = None
+    request: Mapping[str, Any] | None = None  # the body of a request, as clients send it
+    measures: bool | None = None  # drives; None: those that no pool is using
+    environment: Mapping[str, str] = field(default_factory=dict)
+    vllm_version: str = ""  # installed beside this Forebay; empty: none is
+
+
+class DriveSpeed(NamedTuple):
+    """What a directory's drive was seen to do."""
+
+    read_bytes_s: float
+    write_bytes_s: float
+
+
+class DirectoryFacts(NamedTuple):
+    """One directory of the settings."""
+
+    setting: DiskSetting
+    refusal: str  # why a pool could not use it, a sentence; empty: it could
+    is_direct: bool | None = None  # whether it has O_DIRECT
+    space: Space | None = None
+    held_bytes: int = 0  # by the regions that are in it
+    mount: mounts.Mount | None = None
+    lock_holder: int | None = None  # the process of a pool that uses it
+
+    @property
+    def regions(self) -> int:
+        """How many files a pool has open for it."""
+        wanted = Directory(*self.setting)
+        try:
+            size = directories.region_bytes(wanted, Options().region_bytes)
+        except DirectoryError:  # its cap is too small, and a pool says so
+            return 0
+        return directories.usable_bytes(wanted.cap_bytes) // size + 1
+
+
+class PoolFacts(NamedTuple):
+    """The pool at the socket of the settings, if there is one."""
+
+    address: PoolAddress | None
+    stats: Mapping[str, Any] | None  # None: no pool has answered
+    why: str = ""  # it has not, a sentence
+
+    def listed(self, name: str) -> list[dict[str, Any]]:
+        """The objects of a list in its statistics."""
+        found = (self.stats or {}).get(name)
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+    def counted(self, metric: str, **labels: str) -> float:
+        """The sum of a metric's values that have these labels; 0 where it is not there."""
+        stats = self.stats or {}
+        return total(stats, metric, **labels) if "metrics" in stats else 0.0
+
+
+class Facts:
+    """Facts of one run; each is read once, when the first check asks for it. One thread."""
+
+    def __init__(
+        self,
+        inputs: DoctorInputs,
+        disk: Disk | None = None,
+        root: Path = Path("/"),
+        clock: Clock | None = None,
+    ) -> None:
+        self.inputs = inputs
+        self.settings = inputs.settings
+        self.disk = disk or Disk()
+        self.clock = clock or Clock()  # by which a pool is waited for
+        self.root = root  # has `proc`, `sys` and `dev` in it
+
+    @cached_property
+    def directories(self) -> list[DirectoryFacts]:
+        """Of every directory in the settings."""
+        return [self._directory(setting) for setting in self.settings.disk]
+
+    @cached_property
+    def pool(self) -> PoolFacts:
+        """The running pool; waits a few seconds for one that does not answer."""
+        try:
+            address = find_address(self.settings.socket)
+        except StartupError as error:
+            return PoolFacts(None, None, str(error))
+        uids = self.settings.allow_uid
+        with Client(address.path, self.clock, pool_uids=uids, is_operator=True) as client:
+            if not any(client.join() for _ in range(_ATTEMPTS)):
+                return PoolFacts(address, None, client.why)
+            stats = client.stats(_ANSWER_S)
+        if not isinstance(stats, dict):
+            return PoolFacts(address, None, "the pool does not answer.")
+        return PoolFacts(address, stats)
+
+    @cached_property
+    def pool_process(self) -> int | str:
+        """The running pool's process as this machine's `proc` names it, or else our own."""
+        if self.pool.stats is None or self.pool.address is None:
+            return "self"
+        try:
+            with sockets.connect(self.pool.address.path) as connection:
+                return sockets.peer_of(connection).pid or "self"
+        except OSError:  # it is gone, or has no place for another connection
+            return "self"
+
+    @cached_property
+    def is_listened_at(self) -> bool:
+        """Whether somebody listens at the socket, be it without answering."""
+        if self.pool.address is None:
+            return False
+        try:
+            sockets.connect(self.pool.address.path).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # its backlog is full, or it is not ours to ask
+            return True
+        return True
+
+    @cached_property
+    def speeds(self) -> dict[str, DriveSpeed | str]:
+        """Of every directory, how fast it is, or why that was not measured."""
+        return {each.setting.path: self._speed(each) for each in self.directories}
+
+    @property
+    def prefill_tps(self) -> float:
+        """Prompt tokens that the engine computes in a second, as given or assumed."""
+        return self.inputs.prefill_tps or PREFILL_TPS
+
+    def _directory(self, setting: DiskSetting) -> DirectoryFacts:
+        try:
+            descriptor = self.disk.open_directory(setting.path)
+        except OSError as error:
+            return DirectoryFacts(setting, str(directories.cannot_open(setting.path, error)))
+        try:
+            is_direct, refusal = self._probe(setting.path, descriptor)
+            space = self.disk.space(descriptor)
+            names = [name for _, name in directories.region_names(self.disk, descriptor)]
+            held_bytes = sum(self._allocated(descriptor, name) for name in names)
+        except OSError as error:
+            refusal = str(directories.medium_error(setting.path, error))
+            is_direct, space, held_bytes = None, None, 0
+        finally:
+            self.disk.close(descriptor)
+        mount = mounts.mount_of(setting.path, self.root)
+        holder = mounts.lock_holder(setting.path, self.root)
+        return DirectoryFacts(setting, refusal, is_direct, space, held_bytes, mount, holder)
+
+    def _allocated(self, directory: int, name: str) -> int:
+        try:
+            return self.disk.status_of(directory, name).allocated_bytes
+        except FileNotFoundError:  # evicted meanwhile
+            return 0
+
+    def _probe(self, path: str, directory: int) -> tuple[bool | None, str]:
+        """Whether a file in it can be written past the page cache; and why none can be."""
+        try:
+            directories.refuse_unsafe(self.disk, path, directory)
+        except DirectoryError as error:
+            return None, str(error)
+        for direct in (True, False):
+            try:
+                self._try_file(directory, direct=direct)
+            except OSError as error:
+                if direct and error.errno == errno.EINVAL:
+                    continue
+                return None, (
+                    f"{path} cannot be written ({error.strerror}); choose a directory of your own"
+                    " on a writable file system."
+                )
+            return direct, ""
+        return None, ""
+
+    def _try_file(self, directory: int, *, direct: bool) -> None:
+        """Make a file, and remove it; also where O_DIRECT is refused after it was made."""
+        name = f".forebay-doctor-{secrets.token_hex(6)}"
+        try:
+            opened = self.disk.open(directory, name, create=True, direct=direct, write=True)
+            self.disk.close(opened)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                self.disk.unlink(directory, name)
+
+    def _speed(self, facts: DirectoryFacts) -> DriveSpeed | str:
+        path, measures = facts.setting.path, self.inputs.measures
+        if measures is False:
+            return f"{path} was not measured, as asked."
+        if facts.refusal:
+            return f"{path} was not measured: it cannot be used."
+        if facts.lock_holder is not None and measures is None:
+            return f"{path} was not measured, since a pool is using it; --measure does it anyway."
+        if facts.space is not None and facts.space.free_bytes < _SPARE_BYTES:
+            return f"{path} was not measured: there is no free space for it."
+        if not facts.is_direct:
+            return f"{path} was not measured: without O_DIRECT, reads come from memory."
+        depth = self.settings.read_depth, self.settings.write_depth
+        try:
+            with (
+                scratch.scratch(path) as place,
+                prepared_files([place], _IO_BYTES, _IO_COUNT) as raw,
+            ):
+                read, write = (min(each, len(raw.buffers)) for each in depth)
+                return DriveSpeed(
+                    raw.read(read, _MEASURE_S) * 1e9, raw.write(write, _MEASURE_S) * 1e9
+                )
+        except OSError as error:
+            return f"{path} was not measured ({error.strerror})."

@@ -1,0 +1,85 @@
+"""A check of the doctor, and what it finds: how bad, what is, and what to do about it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from forebay.observe.doctor.facts import Facts
+
+
+class Severity(StrEnum):
+    """How bad a finding is, the least first."""
+
+    SKIPPED = "skipped"  # not looked at; the sentence says why
+    OK = "ok"  # as it should be
+    NOTE = "note"  # nothing is wrong, something could be better or is worth knowing
+    WARNING = "warning"  # it works, but worse than it could
+    PROBLEM = "problem"  # a pool or an engine will not start, or nothing will be shared
+
+
+class Group(StrEnum):
+    """Where a report shows a check."""
+
+    DRIVES = "Drives"
+    MEMORY = "Memory"
+    LIMITS = "Limits of the process and the container"
+    POOL = "The pool"
+    SHARING = "What an engine would share"
+
+
+class Observation(NamedTuple):
+    """One thing that a check has seen."""
+
+    severity: Severity
+    sentence: str  # what is
+    advice: str = ""  # what to do, a sentence; empty where there is nothing to do
+
+
+Look = Callable[[Facts], Iterable[Observation]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check; `docs/doctor.md` lists them all."""
+
+    name: str
+    group: Group
+    finds: str  # what it would find, in a few words
+    worst: Severity
+    look: Look
+
+
+class DoctorFinding(NamedTuple):
+    """An observation, and which check made it."""
+
+    check: str
+    group: Group
+    severity: Severity
+    sentence: str
+    advice: str
+
+
+def ok(sentence: str) -> Observation:
+    """All is well."""
+    return Observation(Severity.OK, sentence)
+
+
+def skipped(sentence: str) -> Observation:
+    """Not looked at, and why."""
+    return Observation(Severity.SKIPPED, sentence)
+
+
+def note(sentence: str, advice: str = "") -> Observation:
+    """Worth knowing."""
+    return Observation(Severity.NOTE, sentence, advice)
+
+
+def warning(sentence: str, advice: str) -> Observation:
+    """It works, but worse than it could."""
+    return Observation(Severity.WARNING, sentence, advice)
+
+
+def problem(sentence: str, advice: str) -> Observation:
+    """It will not work."""
+    return Observation(Severity.PROBLEM, sentence, advice)

@@ -1,0 +1,275 @@
+"""Checks of host memory: enough of it, in large pages, and allowed to be locked and shared."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX
+from forebay.observe.doctor.facts import Facts
+from forebay.observe.doctor.finding import (
+    Check,
+    Group,
+    Observation,
+    Severity,
+    note,
+    ok,
+    problem,
+    skipped,
+    warning,
+)
+from forebay.quantity import format_size
+from forebay.sys.machine import limits
+from forebay.sys.machine.limits import LimitName
+from forebay.sys.memory import available_memory, total_memory_bytes
+from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
+
+_BESIDE_BYTES: Final = 2 << 30  # a pool's own memory, ample for several terabytes on drives
+_BY_THEMSELVES: Final = ("always", "within_size", "force")
+_SHM_BYTES: Final = 1 << 30  # vLLM's ranks exchange messages there
+
+
+def _dram(facts: Facts) -> Iterator[Observation]:
+    wanted_bytes = facts.settings.dram
+    wanted = format_size(wanted_bytes)
+    if facts.pool.stats is not None:
+        yield skipped("The running pool has its memory.")
+        return
+    total_bytes, left = total_memory_bytes(), available_memory(facts.root)
+    if wanted_bytes > total_bytes:
+        yield problem(
+            f"{wanted} of DRAM are asked for and this machine has {format_size(total_bytes)}.",
+            "Lower --dram.",
+        )
+    elif facts.settings.huge_pages:
+        yield ok("DRAM comes from huge pages.")
+    elif wanted_bytes > left.size_bytes:
+        yield problem(
+            f"{wanted} of DRAM are asked for and {left.limited_by} leaves"
+            f" {format_size(left.size_bytes)}.",
+            "Lower --dram, or raise the limit to --dram and 2 GiB.",
+        )
+    elif wanted_bytes + _BESIDE_BYTES > left.size_bytes:
+        yield warning(
+            f"{wanted} of DRAM leave {format_size(left.size_bytes - wanted_bytes)} of what"
+            f" {left.limited_by} has left.",
+            "Leave 2 GiB for the pool besides --dram, and what engines need.",
+        )
+    else:
+        yield ok(f"{wanted} of DRAM fit: {left.limited_by} leaves {format_size(left.size_bytes)}.")
+
+
+def _model(facts: Facts) -> Iterator[Observation]:
+    """A chunk has to fit into an eighth of DRAM."""
+    shape = facts.inputs.model.shape if facts.inputs.model else None
+    if shape is None:
+        yield skipped("The size of a chunk was not looked at: give --model.")
+        return
+    block_tokens = facts.inputs.vllm.block_tokens if facts.inputs.vllm else 16
+    block_bytes = max(1, *(shape.group_bytes(group, block_tokens) for group in shape.groups))
+    wished = min(CHUNK_BYTES // block_bytes, CHUNK_TOKENS_MAX // block_tokens)
+    blocks = max(1, facts.settings.chunk_tokens // block_tokens or wished)
+    need_bytes = cap_bytes_for(slot_bytes_for(blocks * block_bytes))
+    said = f"A chunk of {shape.name} has {format_size(blocks * block_bytes)}"
+    if need_bytes > facts.settings.dram:
+        yield problem(
+            f"{said}, and {format_size(facts.settings.dram)} of DRAM hold no eight of them.",
+            f"Give --dram at least {format_size(need_bytes)}.",
+        )
+    else:
+        yield ok(f"{said}.")
+
+
+def _gpu_cache(facts: Facts) -> Iterator[Observation]:
+    cache_bytes = _gpu_cache_bytes(facts)
+    if cache_bytes is None:
+        yield skipped("DRAM was not compared with the engine's own KV cache: give --gpu-cache.")
+        return
+    dram_bytes = _dram_bytes(facts)
+    said = f"DRAM has {format_size(dram_bytes)} and the engine's own KV cache"
+    if dram_bytes < cache_bytes:
+        yield warning(
+            f"{said} {format_size(cache_bytes)}: most of what DRAM holds is on the GPU as well.",
+            "Give --dram several times the engine's own cache, or add a --disk.",
+        )
+    else:
+        yield ok(f"{said} {format_size(cache_bytes)}.")
+
+
+def _gpu_cache_bytes(facts: Facts) -> int | None:
+    """Of all ranks, as told, or as vLLM's flags say it."""
+    if facts.inputs.gpu_cache_bytes is not None:
+        return facts.inputs.gpu_cache_bytes
+    flags, model = facts.inputs.vllm, facts.inputs.model
+    if flags is None:
+        return None
+    if flags.kv_cache_bytes is not None:
+        return flags.kv_cache_bytes * flags.tensor_parallel * flags.pipeline_parallel
+    if flags.gpu_blocks is not None and model is not None and model.shape is not None:
+        return flags.gpu_blocks * flags.block_tokens * model.shape.token_bytes
+    return None
+
+
+def _dram_bytes(facts: Facts) -> int:
+    """Of the running pool, or else as the settings say."""
+    for tier in facts.pool.listed("tiers"):
+        if tier.get("name") == "dram" and isinstance(tier.get("cap_bytes"), int):
+            return int(tier["cap_bytes"])
+    return facts.settings.dram
+
+
+def _huge_pages(facts: Facts) -> Iterator[Observation]:
+    found, wanted_bytes = limits.huge_pages(facts.root), facts.settings.dram
+    if not facts.settings.huge_pages:
+        unused_bytes = found.page_bytes * found.free if found else 0
+        if facts.pool.stats is None and unused_bytes >= wanted_bytes:
+            yield note(
+                f"{format_size(unused_bytes)} of huge pages are reserved and nobody uses them.",
+                "Give --huge-pages: reads from drives take less CPU time.",
+            )
+        else:
+            yield ok("Huge pages are not asked for.")
+        return
+    if facts.pool.stats is not None:
+        yield skipped("The running pool has its memory.")
+        return
+    if found is None:
+        yield problem("This kernel has no huge pages.", "Leave --huge-pages out.")
+        return
+    need = -(-wanted_bytes // found.page_bytes)
+    if need > found.free:
+        yield problem(
+            f"--huge-pages needs {need:,} pages of {format_size(found.page_bytes)} and"
+            f" {found.free:,} are free of {found.total:,} reserved.",
+            f"Run: sysctl vm.nr_hugepages={found.total - found.free + need}",
+        )
+    else:
+        yield ok(f"{found.free:,} huge pages are free and {need:,} are needed.")
+
+
+def _transparent(facts: Facts) -> Iterator[Observation]:
+    mode = limits.shared_huge_pages(facts.root)
+    if facts.settings.huge_pages or mode is None:
+        yield ok("Transparent huge pages do not matter here.")
+    elif mode in _BY_THEMSELVES:
+        yield ok(f"Shared memory gets huge pages by itself ({mode}).")
+    else:
+        yield note(
+            f"Shared memory has pages of 4 KiB (shmem_enabled is {mode}), which take more CPU time"
+            " for each GB read.",
+            "Reserve huge pages and give --huge-pages; or run: echo within_size >"
+            " /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        )
+
+
+def _locked(facts: Facts) -> Iterator[Observation]:
+    """A GPU's engine registers all of DRAM; some systems count that as locked memory."""
+    limit = limits.process_limit(LimitName.LOCKED, facts.root)
+    most = limit.hard if limit else None
+    if most is None or limits.may_lock_memory(facts.root) or most >= facts.settings.dram:
+        yield ok("The limit of locked memory (ulimit -l) is no obstacle.")
+        return
+    sentence = (
+        f"This process may lock {format_size(most)} of memory, and an engine registers"
+        f" {format_size(facts.settings.dram)} of DRAM with its GPU."
+    )
+    advice = "Start engines with --ulimit memlock=-1 (systemd: LimitMEMLOCK=infinity)."
+    if limits.has_nvidia_gpu(facts.root):
+        yield warning(sentence, advice)
+    else:
+        yield note(f"{sentence[:-1]}; there is no GPU here.", advice)
+
+
+def _shared(facts: Facts) -> Iterator[Observation]:
+    """DRAM is one shared mapping; a limit below its size ends a pool at its start."""
+    wanted_bytes, is_fine = facts.settings.dram, True
+    for name, flag in ((LimitName.ADDRESSES, "-v"), (LimitName.FILE_BYTES, "-f")):
+        limit = limits.process_limit(name, facts.root)
+        if limit is not None and limit.soft is not None and limit.soft < wanted_bytes:
+            is_fine = False
+            yield problem(
+                f"A process here may have {format_size(limit.soft)} by ulimit {flag}, less than"
+                f" --dram, {format_size(wanted_bytes)}.",
+                f"Start the pool with: ulimit {flag} unlimited",
+            )
+    left_bytes = limits.uncommitted_bytes(facts.root)
+    if left_bytes is not None and left_bytes < wanted_bytes and facts.pool.stats is None:
+        is_fine = False
+        yield problem(
+            f"The kernel commits to {format_size(left_bytes)} more (vm.overcommit_memory is 2), and"
+            f" {format_size(wanted_bytes)} of DRAM are asked for.",
+            "Run: sysctl vm.overcommit_memory=0, or raise vm.overcommit_ratio.",
+        )
+    ranks = facts.inputs.vllm.tensor_parallel if facts.inputs.vllm else 1
+    shm_bytes = _shm_bytes(facts)
+    if ranks > 1 and shm_bytes is not None and shm_bytes < _SHM_BYTES:
+        is_fine = False
+        yield warning(
+            f"vLLM's {ranks} ranks need more than the {format_size(shm_bytes)} of /dev/shm.",
+            "Start the engine's container with --shm-size=8g or --ipc=host.",
+        )
+    if is_fine:
+        yield ok("No limit of shared memory is below --dram.")
+
+
+def _shm_bytes(facts: Facts) -> int | None:
+    try:
+        directory = facts.disk.open_directory(str(facts.root / "dev/shm"))
+    except OSError:
+        return None
+    try:
+        return facts.disk.space(directory).total_bytes
+    finally:
+        facts.disk.close(directory)
+
+
+CHECKS: Final = (
+    Check(
+        "memory.dram",
+        Group.MEMORY,
+        "DRAM above what the machine, or the container's memory limit, has left",
+        Severity.PROBLEM,
+        _dram,
+    ),
+    Check(
+        "memory.model",
+        Group.MEMORY,
+        "DRAM that is too small for eight chunks of the model",
+        Severity.PROBLEM,
+        _model,
+    ),
+    Check(
+        "memory.gpu_cache",
+        Group.MEMORY,
+        "DRAM smaller than the engine's own KV cache",
+        Severity.WARNING,
+        _gpu_cache,
+    ),
+    Check(
+        "memory.huge_pages",
+        Group.MEMORY,
+        "huge pages that are asked for and not reserved, or reserved and not asked for",
+        Severity.PROBLEM,
+        _huge_pages,
+    ),
+    Check(
+        "memory.transparent_huge_pages",
+        Group.MEMORY,
+        "shared memory in pages of 4 KiB",
+        Severity.NOTE,
+        _transparent,
+    ),
+    Check(
+        "memory.locked",
+        Group.MEMORY,
+        "a limit of locked memory (`ulimit -l`) below DRAM",
+        Severity.WARNING,
+        _locked,
+    ),
+    Check(
+        "memory.shared",
+        Group.MEMORY,
+        "limits of addresses, of a file's size or of committed memory below DRAM; a small /dev/shm"
+        " under several ranks",
+        Severity.PROBLEM,
+        _shared,
+    ),
+)
