@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
+from tests.pool_process import HANG_S, PoolProcess, running_pool, short_directory, wait_until
 
 from forebay.engines.boundary import Boundary
 from forebay.engines.geometry import Geometry
@@ -19,6 +19,7 @@ from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.client import Chain, Client
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Cancel
+from forebay.sys import sockets
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
 
@@ -113,6 +114,32 @@ def asked(side: SchedulerConnector, request: Any, computed: int) -> int:
             return tokens
         assert time.monotonic() < until
         side.begin_step(Output)
+
+
+def test_a_welcome_that_comes_behind_the_look_for_it_loses_no_lookup(near: PoolProcess) -> None:
+    """What is looked up in a session that is not known to be new was forgotten, and never told."""
+    session = PoolSession(near.socket, Clock(), maps_slab=False)
+    side = SchedulerConnector(session, SHAPE, LoadLimits(16, 5000, 5000))
+    side.root = ROOT
+    look = session.poll
+
+    def look_too_early() -> bool:
+        has_changed = look()
+        if session.is_joining and session.connection is not None:
+            sockets.wait(session.connection._connection, write=False, timeout_s=HANG_S)
+        return has_changed
+
+    session.poll = look_too_early  # type: ignore[method-assign]
+    side.begin_step(Output)
+    assert side.is_joined
+    request = request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)))
+    side.arrived(request)
+    assert asked(side, request, 0) == CHUNKS * SHAPE.chunk_tokens
+    assert side.counts["lookups"] == 1
+    assert side.counts["pool.joined"] == 1
+    side.finished(request.request_id)
+    wait_until(lambda: not near.stats()["requests"], "the pool to forget the request")
+    side.close()
 
 
 def test_blocks_that_are_lost_between_ask_and_promise_are_loaded_too(pool: PoolProcess) -> None:

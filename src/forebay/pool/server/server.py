@@ -123,6 +123,7 @@ class PoolServer:
         for key, mask in self._selector.select(self._timeout(linger_s)):
             event: _Event = key.data
             self._core.barrier.call("a socket's event", event, mask)
+        self._end_gone()
         self._rounds += 1
         waiting = turns(each for each in self._connections if each.has_work)
         for connection in waiting:
@@ -354,6 +355,13 @@ class PoolServer:
             ready = self._selector.get_key(connection.link).data
             self._selector.modify(connection.link, wanted, ready)
 
+    def _end_gone(self) -> None:
+        """Who has left by now is not there any more for what is asked in this round."""
+        for connection in [each for each in self._connections if each.is_over]:
+            self._core.barrier.call("the end of a connection", self._end, connection)
+        for engine in self._engines.take_due(self._clock.monotonic()):
+            self._core.barrier.call("the end of an engine", self._core.exited, engine)
+
     def _end(self, connection: Connection) -> None:
         now = self._clock.monotonic()
         self._connections.discard(connection)
@@ -371,8 +379,6 @@ class PoolServer:
 
     def _keep_time(self) -> None:
         now = self._clock.monotonic()
-        for engine in self._engines.take_due(now):
-            self._core.barrier.call("the end of an engine", self._core.exited, engine)
         if now >= self._next_tick:
             self._core.tick(now)
             self._next_tick = now + self._limits.idle_tick_s
