@@ -200,14 +200,14 @@ def test_names_of_one_process_are_bounded(
 def test_the_peers_own_pidfd_is_taken_where_the_kernel_has_one() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        before = pool_process.descriptors()
+        before = pool_process.open_files("pidfd")
         lending, watched = {"e"}, set[int]()
         engines = Engines(LIMITS, lending.__contains__, watched.add, watched.remove)
         engines.join("e", ours, Peer(0, 0), 0)
         if watched:  # Linux 6.5 and later: no pid is needed
             assert not any(map(processes.has_exited, watched))
         engines.close()
-        assert pool_process.descriptors() == before
+        assert pool_process.open_files("pidfd") == before
 
 
 def test_a_name_is_its_users_and_its_processes_own(
