@@ -12,8 +12,6 @@ from forebay.engines import weights
 from forebay.engines.adapters import AdapterHashes, hash_adapter, stamps_of
 from forebay.engines.weights import WeightsHash
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdapterHashes]:

@@ -61,7 +61,7 @@ class SimulatedDriver:
         self.has_kernels = True  # else copies fail that are not asked of copy engines
         self.registered: dict[int, int] = {}
         self.submitted: list[str] = []  # the stream of each batch
-        self.on_submitted: Callable[[], None] = lambda: None  # on the thread that submits
+        self.on_submitted: Callable[[], object] = lambda: None  # on the thread that submits
         self.problems: list[str] = []
         self._streams = [SimulatedStream("compute")]
 
