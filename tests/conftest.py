@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +26,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],  # so is a busy machine
 )
 settings.load_profile("default")
+_DEAD_WORKERS = pytest.StashKey[bool]()
 # A background job of a shell ignores it, and so does all that it starts; some tests interrupt that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -94,7 +96,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"skipped for want of something on this machine: {names}")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """A worker of xdist has ended; with an error if it died."""
+    if error is not None:
+        node.config.stash[_DEAD_WORKERS] = True
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a run that lacks tests has no failed tests to try again: tools/run_tests.py."""
+    if os.environ.get("CI") != "true":
+        return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("CI") == "true" and reporter and reporter.stats.get("skipped"):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if session.config.stash.get(_DEAD_WORKERS, False):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+    elif reporter and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED

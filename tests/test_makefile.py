@@ -1,6 +1,7 @@
 """`make vllm`: which packages come from where, in which order; pip is played by a script."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,3 +89,18 @@ def test_the_index_may_be_emptied(make_vllm: Make) -> None:
 
 def test_with_a_gpu_it_is_vllm_itself(make_vllm: Make) -> None:
     assert make_vllm(has_gpu=True) == (0, ["-m pip install vllm==0.32.0", *OURS])
+
+
+def test_what_ci_runs_gives_failed_tests_a_second_try() -> None:
+    """Each under a name of its own: two runs of one name would believe each other's failures."""
+    targets = re.findall(r"^make (.+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    shown = subprocess.run(
+        ["make", "-n", *targets],
+        cwd=ROOT,
+        env={**os.environ, "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "-m pytest" not in shown
+    assert re.findall(r"tools/run_tests\.py (\S+) ", shown) == ["fast", "slow", "vllm", "models"]

@@ -1,5 +1,6 @@
 """An engine of a measurement: a real process, quoted where it fails, gone with all it started."""
 
+import socket
 import sys
 from pathlib import Path
 
@@ -39,5 +40,18 @@ def test_an_engine_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or "Z" in stat.read_text()
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended as we read
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_kernel_gives_a_free_port_to_nobody_else() -> None:
+    kernels = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    first, last = map(int, kernels)
+    for _ in range(20):
+        port = processes.free_port()
+        assert not first <= port <= last
+        with socket.socket() as listener:
+            listener.bind((processes.HOST, port))

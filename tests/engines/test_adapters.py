@@ -1,15 +1,16 @@
 """Adapters are what their files hold, for as long as they hold it; nobody waits for the hash."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.pool_process import wait_until
+from tests.pool_process import HANG_S, wait_until
 
+from forebay.engines import weights
 from forebay.engines.adapters import AdapterHashes, hash_adapter, stamps_of
-
-pytestmark = pytest.mark.timeout(120)
+from forebay.engines.weights import WeightsHash
 
 
 @pytest.fixture
@@ -99,3 +100,16 @@ def test_files_that_change_while_they_are_hashed_have_no_hash(tmp_path: Path) ->
     assert hash_adapter(path, before, tmp_path / "memory")
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"others")
     assert hash_adapter(path, before, tmp_path / "memory") == ""
+
+
+def test_a_hashing_process_that_takes_its_time_to_end_keeps_no_engine_from_closing(
+    hashes: AdapterHashes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_END_S", 0.0)
+    model = WeightsHash(str(tmp_path))
+    process = model._process
+    assert process is not None
+    model.close()
+    hashes.close()
+    assert process.wait(HANG_S) == -signal.SIGKILL, "it ends all the same"
+    assert hashes._process.wait(HANG_S) == -signal.SIGKILL

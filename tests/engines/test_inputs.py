@@ -17,7 +17,6 @@ from forebay.engines.vllm.inputs import Inputs, KeyedRequest
 from forebay.engines.vllm.kinds import KINDS, Support
 from forebay.identity.keys import ChainRoot
 
-pytestmark = pytest.mark.timeout(120)
 SHAPE = Geometry(("layer",), page_bytes=4096, block_tokens=16, chunk_blocks=1)
 SIZE = SHAPE.chunk_tokens
 ROOT = ChainRoot(b"n" * 32, SIZE)

@@ -17,6 +17,7 @@ from tests.disk_harness import (
     regions,
     until,
 )
+from tests.pool_process import open_files
 
 from forebay.errors import DirectoryError
 from forebay.sys.clock import Clock
@@ -99,9 +100,8 @@ def fail_nth_call(fault: str, swift_path: Path, n: int) -> bool:
     place = swift_path / str(n)
     disk = FaultDisk()
     rule = disk.arm(f"{fault}@{n}")
-    before = descriptors()
     stored = workload(place, disk)
-    assert descriptors() == before, "every descriptor was given back"
+    assert open_files(str(place)) == 0, "every descriptor was given back"
     if not rule.fired:
         return False
     if stored is not None:
@@ -113,10 +113,6 @@ def fail_nth_call(fault: str, swift_path: Path, n: int) -> bool:
         assert tier.usage().used_bytes == sum(path.stat().st_size for path in regions(place))
     shutil.rmtree(place)
     return True
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.slow

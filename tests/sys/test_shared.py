@@ -3,9 +3,9 @@
 import errno
 import mmap
 import os
-from pathlib import Path
 
 import pytest
+from tests.pool_process import open_files
 
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.shared import AddressRange, Segment, SharedMemory
@@ -15,8 +15,8 @@ def allocated(memory: SharedMemory) -> list[int]:
     return [os.fstat(segment.descriptor).st_blocks * 512 for segment in memory.segments]
 
 
-def descriptors() -> set[str]:
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
+def descriptors() -> int:
+    return open_files("memfd:")
 
 
 def test_every_page_is_taken_at_once_and_given_back_by_ranges() -> None:

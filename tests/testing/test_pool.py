@@ -1,6 +1,7 @@
 """The faulty pool: the same flags as the product's, and rules besides."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from tests.pool_process import PatientClient, exact, made
 
 from forebay.cli.main import main as product
 from forebay.pool.client import Known, Receipt
-from forebay.testing.__main__ import main
+from forebay.testing.__main__ import listen_to_hangup, main
+from forebay.testing.faultdisk import FaultDisk
+from forebay.testing.faults import parse_fault
 
 
 @pytest.fixture
@@ -41,6 +44,24 @@ def test_bad_rules_are_one_sentence(
 def test_the_product_has_no_such_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert product(["pool", "--fault", "read:errno=EIO"]) == 2
     assert "--fault" in capsys.readouterr().err
+
+
+def test_faults_are_switched_whatever_the_interrupted_thread_holds() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    disk, lets_go = FaultDisk(), threading.Event()
+    disk.arm(parse_fault("read:errno=EIO"))
+
+    def switch() -> None:
+        disk.disarm()
+        lets_go.set()
+
+    try:
+        listen_to_hangup(switch)
+        with disk._rules._lock:
+            signal.raise_signal(signal.SIGHUP)  # the handler has run when this returns
+        assert lets_go.wait(pool_process.HANG_S)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.slow

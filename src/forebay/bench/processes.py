@@ -7,6 +7,7 @@ it started. A pool that we leave behind because we were killed ends soon after i
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -40,13 +41,24 @@ _SERVER_POLL_S: Final = 0.25
 _SERVER_END_S: Final = 30.0
 _KILLED_S: Final = 60.0  # a busy machine takes its time to free gigabytes
 _LOG_LINES: Final = 15
+_PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")  # what the kernel gives
+_PORTS_FROM: Final = 12_000  # well-known services listen below
+_PORT_TRIES: Final = 100
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens at now, and that the kernel gives nobody who names none.
+
+    So it is still free when a server that is told of it begins to listen, seconds later.
+    """
+    stop = int(_PORT_RANGE.read_text(encoding="ascii").split()[0])
+    ours = range(_PORTS_FROM, stop)
+    named = [secrets.choice(ours) for _ in range(_PORT_TRIES)] if ours else []
+    for port in (*named, 0):  # the kernel's own, where no other is left
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return int(probe.getsockname()[1])
+    raise StartupError(f"no port of {HOST} is free.")
 
 
 def begin_module(

@@ -24,7 +24,8 @@ from forebay.observe.doctor.run import CHECKS, examine, is_bad
 from forebay.plan.model.config import KV_BITS
 from forebay.plan.number import real
 from forebay.quantity import parse_size
-from forebay.report.text import LINE_LETTERS, escaped
+from forebay.report.escaping import escaped
+from forebay.report.text import LINE_LETTERS
 
 _REQUEST_BYTES_MAX: Final = 16 << 20
 _SETTINGS: Final = (

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from forebay.engines.weights import SUFFIXES, hash_files, memory_path, stamp_of
+from forebay.engines.weights import SUFFIXES, end_hashing, hash_files, memory_path, stamp_of
 
 _LOOK_S: Final = 1.0  # between looks at the files
 _CONFIG: Final = "adapter_config.json"
@@ -83,11 +83,7 @@ class AdapterHashes:
 
     def close(self) -> None:
         """Stop hashing."""
-        self._process.kill()
-        self._process.wait(1.0)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        end_hashing(self._process)
 
     def _ask(self, number: int, adapter: _Adapter) -> None:
         line = json.dumps([number, adapter.path]).encode() + b"\n"

@@ -5,6 +5,7 @@ hashing. `WeightsHash` starts `python -m forebay.engines.weights DIR…` and loo
 whether it has answered. Until then the identity of the KV cache is unknown and nothing is shared.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+_END_S: Final = 1.0  # the engine that closes waits for no longer
 SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -47,11 +49,18 @@ class WeightsHash:
     def close(self) -> None:
         """Stop hashing."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait(1.0)
-            if self._process.stdout is not None:
-                self._process.stdout.close()
+            end_hashing(self._process)
             self._process = None
+
+
+def end_hashing(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
+    """Kill it, and close its pipes; one that a busy machine does not end in time ends later."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def weight_files(directory: str) -> list[Path]:

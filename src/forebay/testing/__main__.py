@@ -7,11 +7,12 @@ can be switched while it runs. `forebay.testing.faults` has the rules.
 
 import argparse
 import logging
+import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from forebay.cli.flags import Parser
@@ -50,7 +51,7 @@ def _run(parsed: argparse.Namespace) -> int:
     for fault in [*map(parse_fault, parsed.fault), *_read(parsed.faults_file)]:
         disk.arm(fault)
 
-    def switch(_number: int, _frame: FrameType | None) -> None:
+    def switch() -> None:
         try:
             faults = _read(parsed.faults_file)
         except SettingsError as error:
@@ -61,11 +62,23 @@ def _run(parsed: argparse.Namespace) -> int:
             disk.arm(fault)
         _log.info("%d faults are on", len(faults))
 
-    return serve.serve(parsed, World(disk), lambda: _listen_to_hangup(switch))
+    return serve.serve(parsed, World(disk), lambda: listen_to_hangup(switch))
 
 
-def _listen_to_hangup(switch: "signal._HANDLER") -> None:
-    signal.signal(signal.SIGHUP, switch)
+def listen_to_hangup(switch: Callable[[], None]) -> None:
+    """Call `switch` after each SIGHUP, on a thread of its own.
+
+    The thread that a signal interrupts may hold the locks that `switch` takes.
+    """
+    hangups = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def run() -> None:
+        while True:
+            os.eventfd_read(hangups)
+            switch()
+
+    threading.Thread(target=run, name="forebay-hangup", daemon=True).start()
+    signal.signal(signal.SIGHUP, lambda _number, _frame: os.eventfd_write(hangups, 1))
 
 
 def _read(path: str | None) -> list[Fault]:

@@ -164,7 +164,7 @@ def test_signals_reach_vllm(
         assert running.stdout is not None
         assert running.stdout.readline()
         running.send_signal(number)
-        assert running.wait(30) == -number
+        assert running.wait(300) == -number
 
 
 @pytest.mark.parametrize(

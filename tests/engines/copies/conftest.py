@@ -6,6 +6,16 @@ from typing import Any
 import pytest
 from tests.engines.copies.machine import Machine, Make
 from tests.engines.copies.simulated import SimulatedDriver
+from tests.pool_process import HANG_S
+
+from forebay.engines.copies import streamed
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine runs no thread for seconds; a test of giving up names its own time."""
+    for name in ("_SUBMIT_S", "_REACH_S"):
+        monkeypatch.setattr(streamed, name, HANG_S)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 from tests.engines.copies.simulated import SimulatedDriver
+from tests.pool_process import HANG_S, wait_until
 
 from forebay.engines.copies.contract import FinishedCopies, LoadPart, Piece, Store, WorkerSlab
 from forebay.engines.copies.pointers import PageTable, PageTables
@@ -18,7 +19,6 @@ CHUNK = PAGE * LAYERS * CHUNK_BLOCKS
 ARENA = 1 << 17
 SLOT = 24576
 SLOTS_AN_ARENA = ARENA // SLOT
-LATE_S = 0.5
 
 
 def slot(number: int) -> int:
@@ -43,6 +43,7 @@ class Machine:
         self.slab = WorkerSlab(1, self.memory, ARENA, cap_arenas * ARENA, slot_bytes=SLOT)
         self.copies.attach(self.slab)
         self.steps = 0
+        self.has_ended = False  # no more steps follow
 
     def blocks(self, chunk: int) -> list[int]:
         return [2 * chunk + 1, 2 * chunk]  # not in order
@@ -76,19 +77,19 @@ class Machine:
     def fill(self, number: int, value: int) -> None:
         self.memory[slot(number) : slot(number) + CHUNK] = value
 
-    def done(self, count: int) -> FinishedCopies:
-        """What has ended, once so much has."""
+    def done(self, count: int, overtaking: int = 0) -> FinishedCopies:
+        """What has ended, once so much has; after `overtaking` of them what is late goes on."""
         found = FinishedCopies()
-        until = time.monotonic() + 10
+        until = time.monotonic() + HANG_S
         while time.monotonic() < until:
             more = self.copies.take_done()
             for name in ("stored", "missed", "loaded", "failed"):
                 getattr(found, name).extend(getattr(more, name))
             found.submit_s += more.submit_s
-            if (
-                sum(len(getattr(found, n)) for n in ("stored", "missed", "loaded", "failed"))
-                >= count
-            ):
+            ended = len(found.stored + found.missed + found.loaded + found.failed)
+            if overtaking and ended >= overtaking:
+                self.driver.overtaken.set()
+            if ended >= count:
                 return found
             time.sleep(0.002)
         raise AssertionError(f"not {count} ended, but {found}")
@@ -96,16 +97,22 @@ class Machine:
     def coming(self, count: int) -> list[LoadPart]:
         """Loads that are coming, once there are so many."""
         found: list[LoadPart] = []
-        until = time.monotonic() + 10
+        until = time.monotonic() + HANG_S
         while len(found) < count:
             assert time.monotonic() < until
             found += self.copies.take_done().coming
             time.sleep(0.002)
         return found
 
+    def two_steps_late(self) -> None:
+        """Called on a stream, before a copy: until two more steps are computed."""
+        step = self.steps
+        wait_until(lambda: self.steps >= step + 2 or self.has_ended, "two steps")
+        assert self.driver.record(self.driver.compute()).wait(HANG_S)
+
     def reach(self) -> None:
         """Until the whole slab is registered."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + HANG_S
         registration = self.copies._registration
         assert registration is not None
         while not registration.are_ready([slot(n) for n in range(8 * SLOTS_AN_ARENA)]).all():

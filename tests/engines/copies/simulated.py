@@ -11,7 +11,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from tests.pool_process import HANG_S
+
 from forebay.engines.copies.pointers import Batch
+
+LATE_S = 0.5
 
 
 class SimulatedStream:
@@ -28,7 +32,8 @@ class SimulatedStream:
 
     def end(self) -> None:
         self._work.put(None)
-        self._thread.join(10)
+        self._thread.join(HANG_S)
+        assert not self._thread.is_alive()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -39,17 +44,24 @@ class SimulatedDriver:
     """See Driver; `waits=False` is the negative control: nothing waits for anything."""
 
     def __init__(
-        self, *, waits: bool = True, copy_s: float = 0.0, register_s: float = 0.0, pages: int = 1024
+        self,
+        *,
+        waits: bool = True,
+        copy_s: float = 0.0,
+        register_s: float = 0.0,
+        before_register: Callable[[], object] = lambda: None,
+        pages: int = 1024,
     ) -> None:
         self.waits = waits
-        self.copy_s = copy_s  # before each batch
-        self.register_s = register_s
+        self.before_copy: Callable[[], object] = lambda: time.sleep(copy_s)  # before each batch
+        self.overtaken = threading.Event()  # what a control comes too late for has happened
+        self.register_s, self.before_register = register_s, before_register
         self.pages = pages
         self.refuses = ""  # why registering fails
         self.has_kernels = True  # else copies fail that are not asked of copy engines
         self.registered: dict[int, int] = {}
         self.submitted: list[str] = []  # the stream of each batch
-        self.on_submitted: Callable[[], None] = lambda: None  # on the thread that submits
+        self.on_submitted: Callable[[], object] = lambda: None  # on the thread that submits
         self.problems: list[str] = []
         self._streams = [SimulatedStream("compute")]
 
@@ -70,7 +82,7 @@ class SimulatedDriver:
 
     def wait(self, stream: SimulatedStream, event: threading.Event) -> None:
         if self.waits:
-            stream.put(lambda: self._check(event.wait(10)))
+            stream.put(lambda: self._check(event.wait(HANG_S)))
 
     def is_done(self, event: threading.Event) -> bool:
         return event.is_set()
@@ -89,7 +101,7 @@ class SimulatedDriver:
         self.submitted.append(stream.name)
 
         def work() -> None:
-            time.sleep(self.copy_s)
+            self.before_copy()
             for page, slot in zip(pages, slots, strict=True):
                 self._check(self._reaches(slot, batch.page_bytes))
                 source, target = (slot, page) if inward else (page, slot)
@@ -102,6 +114,7 @@ class SimulatedDriver:
         return self.pages
 
     def register(self, address: int, length: int) -> str:
+        self.before_register()
         time.sleep(self.register_s)
         if not self.refuses:
             self.registered[address] = length
@@ -110,11 +123,22 @@ class SimulatedDriver:
     def unregister(self, address: int) -> None:
         del self.registered[address]
 
-    def forward(self, work: Callable[[], None], seconds: float) -> None:
+    def late(self) -> None:
+        """Take long. A control takes as long as it must to lose its race, on any machine."""
+        if self.waits:
+            time.sleep(LATE_S)
+        else:
+            self._check(self.overtaken.wait(HANG_S))
+
+    def forward(
+        self, work: Callable[[], object], seconds: float = 0.0, *, is_late: bool = False
+    ) -> None:
         """What the engine computes in a step: it takes its time, then does this."""
 
         def run() -> None:
             time.sleep(seconds)
+            if is_late:
+                self.late()
             work()
 
         self.compute().put(run)
@@ -122,9 +146,10 @@ class SimulatedDriver:
     def settle(self) -> None:
         """Until all that was put on the streams is done."""
         for stream in self._streams:
-            assert self.record(stream).wait(10)
+            assert self.record(stream).wait(HANG_S)
 
     def end(self) -> None:
+        self.overtaken.set()
         for stream in self._streams:
             stream.end()
         assert not self.problems
@@ -151,6 +176,6 @@ class InHost(SimulatedDriver):
 
     def wait(self, stream: SimulatedStream, event: threading.Event) -> None:
         if stream is self.compute():
-            self._check(event.wait(10))
+            self._check(event.wait(HANG_S))
         else:
             super().wait(stream, event)

@@ -4,8 +4,8 @@ import threading
 from typing import Any
 
 import pytest
-from tests.engines.copies.machine import LATE_S, LAYERS, Machine, Make
-from tests.pool_process import wait_until
+from tests.engines.copies.machine import LAYERS, Machine, Make
+from tests.pool_process import HANG_S, wait_until
 
 from forebay.engines.boundary import Boundary, BrokenError
 from forebay.engines.copies import streamed
@@ -35,7 +35,7 @@ def told_and_failed(machine: Machine) -> LoadPart:
 
     def late(*_: Any, **__: Any) -> None:
         machine.driver.copy = copy  # type: ignore[method-assign]
-        assert has_heard.wait(10)
+        assert has_heard.wait(HANG_S)
         raise RuntimeError
 
     machine.driver.copy = late  # type: ignore[method-assign]
@@ -57,7 +57,7 @@ def test_a_coming_load_that_fails_is_copied_before_a_forward_is_built_on_it(
         machine.driver.settle()
         assert machine.copies.take_done() == FinishedCopies(), "it is neither loaded nor failed"
         assert not machine.copies.detach(), "the slab is needed"
-    machine.driver.forward(machine.write(3, 7), LATE_S)  # of whom these blocks were before
+    machine.driver.forward(machine.write(3, 7), is_late=True)  # of whom these blocks were before
     machine.copies.await_loads([load])
     read: list[set[int]] = []
     machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)
@@ -85,12 +85,12 @@ def test_an_engine_does_not_compute_from_what_is_half_submitted_for_good(
 
     def hang(*_: Any, **__: Any) -> None:
         began.set()
-        gate.wait(20)
+        gate.wait(HANG_S)
 
     machine.driver.copy = hang  # type: ignore[method-assign]
     machine.step(loads=(load,))
     assert machine.coming(1) == [load]
-    assert began.wait(20)
+    assert began.wait(HANG_S)
     with pytest.raises(BrokenError, match="hangs"):
         machine.copies.await_loads([load])
     gate.set()
@@ -107,16 +107,16 @@ def test_a_coming_load_of_a_thread_that_was_given_up_is_copied_when_that_comes_b
 
     def slow(*to: Any, **how: Any) -> None:
         began.set()
-        goes_on.wait(10)
+        goes_on.wait(HANG_S)
         copy(*to, **how)
 
     machine.driver.copy = slow  # type: ignore[method-assign]
     machine.step(machine.store(4, 0), loads=(load,))
-    assert began.wait(5)
+    assert began.wait(HANG_S)
     assert machine.coming(1) == [load]
     machine.step()  # waits for the store, and gives up
     assert machine.copies._is_off
-    monkeypatch.setattr(streamed, "_SUBMIT_S", 20)
+    monkeypatch.setattr(streamed, "_SUBMIT_S", HANG_S)
     threading.Timer(0.05, goes_on.set).start()
     machine.copies.await_loads([load])
     machine.driver.settle()
@@ -134,13 +134,13 @@ def test_a_load_that_hangs_half_submitted_is_over_when_the_device_is_done_with_i
     def hang(*to: Any, **how: Any) -> None:
         if machine.driver.submitted.count("loads") == 1 and how["inward"]:
             hangs.set()
-            goes_on.wait(10)
+            goes_on.wait(HANG_S)
         copy(*to, **how)
 
     machine.driver.copy = hang  # type: ignore[method-assign]
     first, behind = machine.load(3, 5, "first"), machine.load(4, 5, "behind")
     machine.step(loads=(first, behind))
-    assert hangs.wait(10)
+    assert hangs.wait(HANG_S)
     machine.step(machine.store(1, 7))
     machine.step()  # waits for that store, and gives up
     early = machine.copies.take_done()

@@ -13,7 +13,6 @@ import pytest
 from tests.engines.copies.machine import (
     ARENA,
     CHUNK,
-    LATE_S,
     LAYERS,
     PAGE,
     SLOTS_AN_ARENA,
@@ -21,7 +20,7 @@ from tests.engines.copies.machine import (
     Make,
     slot,
 )
-from tests.pool_process import wait_until
+from tests.pool_process import HANG_S, wait_until
 
 from forebay.engines.copies import streamed
 from forebay.engines.copies.contract import LoadPart, Piece, Store
@@ -68,19 +67,21 @@ def test_part_of_a_chunk_lands_in_its_blocks_alone(make: Make) -> None:
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
 def test_t14_a_store_reads_what_the_forward_before_it_wrote(make: Make, waits: bool) -> None:
     machine = make(waits=waits)
-    machine.driver.forward(machine.write(3, 7), LATE_S)
+    machine.driver.forward(machine.write(3, 7), is_late=True)
     machine.step(machine.store(3, 0))
-    assert len(machine.done(1).stored) == 1
+    assert len(machine.done(1, overtaking=1).stored) == 1
     assert (machine.stored(0) == {7}) is waits
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
 def test_t14_blocks_of_a_store_may_be_written_by_the_next_step(make: Make, waits: bool) -> None:
-    machine = make(waits=waits, copy_s=LATE_S)
+    machine = make(waits=waits)
+    machine.driver.before_copy = machine.driver.late
     machine.write(3, 7)()
     machine.step(machine.store(3, 0))
     machine.step()
-    machine.driver.forward(machine.write(3, 8), 0)
+    machine.driver.forward(machine.write(3, 8))
+    machine.driver.forward(machine.driver.overtaken.set)
     machine.done(1)
     assert (machine.stored(0) == {7}) is waits
 
@@ -89,13 +90,13 @@ def test_a_store_holds_up_no_forward_as_long_as_nothing_is_freed(make: Make) -> 
     machine = make()
     machine.write(3, 7)()
     gate, ran = threading.Event(), threading.Event()
-    machine.copies._store_stream.put(lambda: gate.wait(10))
+    machine.copies._store_stream.put(lambda: gate.wait(HANG_S))
     machine.step(machine.store(3, 0), freed=0)
     machine.step(machine.store(4, 1), freed=0)
     machine.driver.forward(ran.set, 0)
-    assert ran.wait(5), "beside the store"
+    assert ran.wait(HANG_S), "beside the store"
     machine.step()
-    machine.driver.forward(machine.write(3, 8), LATE_S)
+    machine.driver.forward(machine.write(3, 8), is_late=True)
     gate.set()
     machine.done(2)
     assert machine.stored(0) == {7}
@@ -107,16 +108,17 @@ def test_t14_a_forward_waits_for_the_stores_of_freed_blocks_and_for_no_later_one
 ) -> None:
     machine = make(waits=waits)
     machine.write(3, 7)()
-    machine.copies._store_stream.put(lambda: time.sleep(LATE_S))
+    machine.copies._store_stream.put(machine.driver.late)
     machine.step(machine.store(3, 0), freed=0)
     wait_until(lambda: not machine.copies._stores, "the first store to be submitted")
     gate, ran = threading.Event(), threading.Event()
-    machine.copies._store_stream.put(lambda: gate.wait(10))
+    machine.copies._store_stream.put(lambda: gate.wait(HANG_S))
     machine.step(machine.store(4, 1), freed=0)
     machine.step(freed=1)
     machine.driver.forward(machine.write(3, 8), 0)
     machine.driver.forward(ran.set, 0)
-    assert ran.wait(5), "beside the store of blocks that are not free"
+    assert ran.wait(HANG_S), "beside the store of blocks that are not free"
+    machine.driver.overtaken.set()
     gate.set()
     machine.done(2)
     assert (machine.stored(0) == {7}) is waits
@@ -129,7 +131,7 @@ def test_the_model_waits_for_the_submission_of_no_store_but_of_freed_blocks(make
     wait_until(lambda: not machine.copies._stores, "the first store to be submitted")
 
     def hang() -> None:
-        assert goes_on.wait(10)
+        assert goes_on.wait(HANG_S)
 
     machine.driver.on_submitted = hang
     machine.step(machine.store(4, 1), freed=0)
@@ -147,21 +149,23 @@ def test_t14_blocks_of_an_older_store_may_be_loaded_into_once_they_are_free(
     machine = make(waits=waits)
     machine.write(3, 7)()
     machine.fill(5, 9)
-    machine.copies._store_stream.put(lambda: time.sleep(LATE_S))
+    machine.copies._store_stream.put(machine.driver.late)
     machine.step(machine.store(3, 0), freed=0)
     machine.step(machine.store(4, 1), freed=0)
     machine.step()  # free from here on
     machine.step(loads=(machine.load(3, 5),), freed=0)
-    machine.done(3)
+    machine.done(3, overtaking=1)
     assert (machine.stored(0) == {7}) is waits
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
 def test_t14_blocks_of_a_freed_store_may_be_written_by_its_step(make: Make, waits: bool) -> None:
-    machine = make(waits=waits, copy_s=LATE_S)
+    machine = make(waits=waits)
+    machine.driver.before_copy = machine.driver.late
     machine.write(3, 7)()
     machine.step(machine.store(4, 1), machine.store(3, 0, is_freed=True))
-    machine.driver.forward(machine.write(3, 8), 0)
+    machine.driver.forward(machine.write(3, 8))
+    machine.driver.forward(machine.driver.overtaken.set)
     machine.done(2)
     assert (machine.stored(0) == {7}) is waits
 
@@ -172,9 +176,9 @@ def test_t14_a_load_does_not_disturb_the_forward_before_it(make: Make, waits: bo
     machine.write(3, 7)()
     machine.fill(5, 9)
     read: list[set[int]] = []
-    machine.driver.forward(lambda: read.append(machine.chunk(3)), LATE_S)
+    machine.driver.forward(lambda: read.append(machine.chunk(3)), is_late=True)
     machine.step(loads=(machine.load(3, 5),))
-    machine.done(1)
+    machine.done(1, overtaking=1)
     machine.driver.settle()
     assert (read == [{7}]) is waits
     assert machine.chunk(3) == {9}
@@ -186,28 +190,32 @@ def test_t14_a_load_does_not_disturb_a_store(make: Make, waits: bool, is_freed: 
     machine = make(waits=waits)
     machine.write(3, 7)()
     machine.fill(5, 9)
-    machine.copies._store_stream.put(lambda: time.sleep(LATE_S))
+    machine.copies._store_stream.put(machine.driver.late)
     if is_freed:
         machine.step(machine.store(3, 0, is_freed=True), loads=(machine.load(3, 5),))
     else:
         machine.step(machine.store(3, 0))
         machine.step(loads=(machine.load(3, 5),))
-    machine.done(2)
+    machine.done(2, overtaking=1)
     assert (machine.stored(0) == {7}) is waits
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
 def test_t14_a_forward_that_is_built_on_a_coming_load_waits_for_it(make: Make, waits: bool) -> None:
-    machine = make(waits=waits, copy_s=LATE_S)
+    machine = make(waits=waits)
+    read_once, overtaken = threading.Event(), machine.driver.overtaken
+    machine.driver.before_copy = lambda: (read_once if waits else overtaken).wait(HANG_S)
     machine.fill(5, 9)
     load = machine.load(3, 5)
     machine.step(loads=(load,))
     assert machine.coming(1) == [load]
     read: list[set[int]] = []
-    machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)  # the engine had not heard
+    machine.driver.forward(lambda: read.append(machine.chunk(3)))  # the engine had not heard
+    machine.driver.forward(read_once.set)
     machine.copies.await_loads([load])
-    machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)
-    machine.driver.forward(machine.write(3, 7), 0)  # its blocks may be anyone's by then
+    machine.driver.forward(lambda: read.append(machine.chunk(3)))
+    machine.driver.forward(machine.write(3, 7))  # its blocks may be anyone's by then
+    machine.driver.forward(overtaken.set)
     machine.driver.settle()
     assert read == [{0}, {9} if waits else {0}]
     assert machine.chunk(3) == {7 if waits else 9}
@@ -217,10 +225,10 @@ def test_a_load_comes_when_little_is_before_it(make: Make, monkeypatch: pytest.M
     monkeypatch.setattr(streamed, "COMING_BYTES", CHUNK)
     machine = make()
     gate = threading.Event()
-    machine.copies._load_stream.put(lambda: gate.wait(10))
+    machine.copies._load_stream.put(lambda: gate.wait(HANG_S))
     loads = tuple(machine.load(chunk, chunk, f"r{chunk}") for chunk in range(3))
     machine.step(loads=loads)
-    wait_until(lambda: len(machine.copies._loading) == 3, "all to be submitted", 10)
+    wait_until(lambda: len(machine.copies._loading) == 3, "all to be submitted")
     assert machine.coming(1) == [loads[0]]
     assert not machine.copies.take_done().coming, "each once, and no more than that"
     gate.set()
@@ -231,7 +239,7 @@ def test_nobody_hears_of_a_copy_before_it_is_done(make: Make) -> None:
     machine = make()
     gate, was_opened = threading.Event(), []
     for stream in (machine.copies._store_stream, machine.copies._load_stream):
-        stream.put(lambda: was_opened.append(gate.wait(10)))
+        stream.put(lambda: was_opened.append(gate.wait(HANG_S)))
     machine.step(machine.store(3, 0), loads=(machine.load(4, 5),))
     machine.step()
     early = machine.copies.take_done()
@@ -260,7 +268,7 @@ def test_a_load_of_many_batches_makes_way_for_stores_that_are_waited_for(make: M
 
     def midway() -> None:
         if len(submitted) == 20:
-            wait_until(lambda: machine.copies._is_waited_for, "someone to wait for stores", 10)
+            wait_until(lambda: machine.copies._is_waited_for, "someone to wait for stores")
 
     machine.driver.on_submitted = midway
     many = LoadPart("r", 1, [Piece(slot(9), 0, [0, 1])] * 400, is_last=True)
@@ -277,7 +285,7 @@ def test_a_store_into_memory_out_of_reach_is_missed_and_then_reached(make: Make)
     far = 5 * SLOTS_AN_ARENA
     machine.step(machine.store(3, far))
     assert len(machine.done(1).missed) == 1
-    until = time.monotonic() + 5
+    until = time.monotonic() + HANG_S
     stored: list[tuple[Store, bytes]] = []
     while not stored and time.monotonic() < until:
         machine.step(machine.store(3, far))
@@ -288,13 +296,17 @@ def test_a_store_into_memory_out_of_reach_is_missed_and_then_reached(make: Make)
 
 
 def test_what_a_load_needs_is_registered_first_and_the_load_waits(make: Make) -> None:
-    machine = make(is_reached=False, register_s=0.03)
+    goes_on = threading.Event()
+    machine = make(is_reached=False, before_register=lambda: goes_on.wait(HANG_S))
     last = 8 * SLOTS_AN_ARENA - 1
     machine.fill(last, 9)
     machine.step(loads=(machine.load(3, last),))
+    goes_on.set()
     assert len(machine.done(1).loaded) == 1
     assert machine.chunk(3) == {9}
-    assert len(machine.driver.registered) <= 3, "not after all the others"
+    start = machine.memory.ctypes.data + slot(last)
+    ends = [at + size for at, size in list(machine.driver.registered.items())]
+    assert any(start < end for end in ends[:2]), "not after all the others"
 
 
 def test_t49_memory_that_cannot_be_registered_is_no_tier(
@@ -311,21 +323,23 @@ def test_t49_memory_that_cannot_be_registered_is_no_tier(
 
 
 def test_how_long_a_load_waited_for_its_submission_is_told(make: Make) -> None:
-    machine = make(is_reached=False, register_s=0.3)
+    goes_on = threading.Event()
+    machine = make(is_reached=False, before_register=lambda: goes_on.wait(HANG_S))
     machine.step(loads=(machine.load(3, 8 * SLOTS_AN_ARENA - 1),))
+    time.sleep(0.2)
+    goes_on.set()
     assert machine.done(1).submit_s >= 0.2, "its memory had to be registered first"
 
 
 def test_a_slab_is_left_only_when_nothing_is_under_way(make: Make) -> None:
-    machine = make(copy_s=LATE_S)
+    machine, goes_on = make(), threading.Event()
+    machine.driver.before_copy = lambda: goes_on.wait(HANG_S)
     machine.fill(2, 9)
     machine.step(loads=(machine.load(3, 2),))
     assert not machine.copies.detach()
     assert machine.driver.registered
-    until = time.monotonic() + 10
-    while not machine.copies.detach():
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    goes_on.set()
+    wait_until(machine.copies.detach, "the slab to be left")
     assert machine.chunk(3) == {9}
     assert not machine.driver.registered
     machine.copies.attach(machine.slab)
@@ -336,13 +350,15 @@ def test_a_forward_waits_for_a_coming_load_that_is_not_submitted_yet(make: Make)
     machine = make(pages=1)
     machine.fill(5, 9)
     load = machine.load(3, 5)
-    machine.driver.on_submitted = lambda: time.sleep(0.1)
+    goes_on = threading.Event()
+    machine.driver.on_submitted = lambda: goes_on.wait(HANG_S)
     machine.step(loads=(load,))
     assert machine.coming(1) == [load]
     assert len(machine.driver.submitted) < 2 * LAYERS
+    threading.Timer(0.05, goes_on.set).start()
     machine.copies.await_loads([load])
     read: list[set[int]] = []
-    machine.driver.forward(lambda: read.append(machine.chunk(3)), 0)
+    machine.driver.forward(lambda: read.append(machine.chunk(3)))
     machine.driver.settle()
     assert read == [{9}]
 
@@ -350,8 +366,11 @@ def test_a_forward_waits_for_a_coming_load_that_is_not_submitted_yet(make: Make)
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "control"])
 def test_random_histories_keep_every_byte(make: Make, waits: bool) -> None:
     machine = make(waits=waits, copy_s=0.003, pages=4)
+    if not waits:
+        machine.driver.before_copy = machine.two_steps_late
     with contextlib.nullcontext() if waits else pytest.raises(AssertionError):
         live(machine, np.random.default_rng(11))
+    machine.has_ended = True
 
 
 def live(machine: Machine, draw: Any) -> None:
@@ -398,6 +417,7 @@ def live(machine: Machine, draw: Any) -> None:
             chunk = free.pop()
             machine.driver.forward(machine.write(chunk, value), float(draw.random()) * 0.004)
             computed.append((chunk, value))
+    machine.has_ended = True
     machine.driver.settle()
     assert all(machine.stored(at) == {wanted} for at, wanted in expected.items())
     assert len(expected) > 30

@@ -5,6 +5,20 @@ from pathlib import Path
 import pytest
 from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.models import made_model
+from tests.pool_process import HANG_S
+
+from forebay.engines import worker
+from forebay.engines.copies import streamed
+from forebay.engines.vllm import scheduler
+
+
+@pytest.fixture(autouse=True)
+def _a_pool_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine runs no process for seconds; who joins in a test waits for the pool."""
+    monkeypatch.setattr(scheduler, "_JOIN_S", HANG_S)
+    monkeypatch.setattr(worker, "_JOIN_S", HANG_S)
+    for name in ("_SUBMIT_S", "_REACH_S"):
+        monkeypatch.setattr(streamed, name, HANG_S)
 
 
 @pytest.fixture(scope="session")

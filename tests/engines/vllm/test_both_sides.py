@@ -5,6 +5,7 @@ between the two sides; a slow device stands in for the GPU.
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +14,27 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.engines.copies.simulated import SimulatedDriver
-from tests.engines.vllm.test_scheduler_side import CHUNKS, ROOT, SHAPE, Output, asked, request_of
-from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
+from tests.engines.vllm.test_scheduler_side import (
+    CHUNKS,
+    LIMITS,
+    ROOT,
+    SHAPE,
+    Output,
+    asked,
+    request_of,
+)
+from tests.pool_process import (
+    HANG_S,
+    PatientClient,
+    PoolProcess,
+    running_pool,
+    short_directory,
+    wait_until,
+)
 
 from forebay.engines.copies.contract import LoadPart
 from forebay.engines.copies.pointers import PageTable, PageTables
 from forebay.engines.copies.streamed import StreamedCopies
-from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.engines.worker import WorkerConnector
@@ -29,7 +44,7 @@ from forebay.pool.client.outcomes import AdminOutcome
 from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.vllm
 TOKENS = CHUNKS * SHAPE.chunk_tokens
 BLOCKS = CHUNKS * SHAPE.chunk_blocks
 VALUE = 9
@@ -38,12 +53,15 @@ VALUE = 9
 class Both(contextlib.AbstractContextManager["Both"]):
     """A scheduler's side and a worker's, with a request whose chunks lie in the pool's DRAM."""
 
-    def __init__(self, pool: PoolProcess, *, copy_s: float) -> None:
+    def __init__(self, pool: PoolProcess, *, copy_s: float = 0.0, is_gated: bool = False) -> None:
         self.pool = pool
         self.driver = SimulatedDriver(copy_s=copy_s)
+        self.gate = threading.Event()  # every copy waits for it
+        if is_gated:
+            self.driver.before_copy = lambda: self.gate.wait(HANG_S)
         self.cache = np.zeros((BLOCKS, SHAPE.page_bytes), dtype=np.uint8)
         self.scheduler = SchedulerConnector(
-            PoolSession(pool.socket, Clock(), maps_slab=False), SHAPE, LoadLimits(16, 5000, 5000)
+            PoolSession(pool.socket, Clock(), maps_slab=False), SHAPE, LIMITS
         )
         self.scheduler.join()
         self.scheduler.root = ROOT
@@ -53,6 +71,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         self.worker._copies = StreamedCopies(self.driver, PageTables([page_table], SHAPE))
 
     def __exit__(self, *_: object) -> None:
+        self.gate.set()
         self.worker.close()
         self.scheduler.close()
         self.driver.end()
@@ -75,7 +94,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
 
     def received(self) -> set[str]:
         """Until the engine would hear of the request; whether it failed."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + HANG_S
         received: set[str] = set()
         while not received:
             assert time.monotonic() < until
@@ -132,13 +151,13 @@ def pool() -> Iterator[PoolProcess]:
     with short_directory() as place, running_pool(place) as pool:
         keys = KeyChain(ROOT).extend(list(range(TOKENS)))
         payloads = [bytes([VALUE]) * SHAPE.chunk_bytes] * CHUNKS
-        with Client(pool.socket) as client:
-            assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10)
+        with PatientClient(pool.socket) as client:
+            assert client.store(Chain(ROOT.namespace, keys), payloads).stored == CHUNKS
         yield pool
 
 
 def test_a_step_that_was_built_before_the_engine_heard_does_not_wait(pool: PoolProcess) -> None:
-    with Both(pool, copy_s=2.0) as both:
+    with Both(pool, is_gated=True) as both:
         both.load()
         built = both.scheduler.begin_step(Output)  # as async scheduling does, a step ahead
         both.hear("request")
@@ -147,6 +166,7 @@ def test_a_step_that_was_built_before_the_engine_heard_does_not_wait(pool: PoolP
         both.driver.forward(lambda: seen.append(int(both.cache.max())), 0)
         wait_until(lambda: seen, "a forward")
         assert seen == [0], "nothing held it up"
+        both.gate.set()
         both.step()
         assert both.seen_by_a_forward() == {VALUE}
 
@@ -173,7 +193,7 @@ def test_a_forward_waits_for_every_part_of_a_load(pool: PoolProcess) -> None:
 
 
 def test_a_part_that_is_coming_is_waited_for_though_another_has_failed(pool: PoolProcess) -> None:
-    with Both(pool, copy_s=0.3) as both:
+    with Both(pool, is_gated=True) as both:
         _, load = both.told()
         first, last = halves(load)
         both.worker.load(first)
@@ -182,6 +202,7 @@ def test_a_part_that_is_coming_is_waited_for_though_another_has_failed(pool: Poo
         report = both.worker.take_report()
         assert report is not None
         assert list(report.over) == [last.serial], "the other is still being read"
+        both.gate.set()
         both.worker.begin(StepMetadata())
         assert both.seen_by_a_forward() == {0, VALUE}
         report = both.worker.take_report()
@@ -190,7 +211,7 @@ def test_a_part_that_is_coming_is_waited_for_though_another_has_failed(pool: Poo
 
 
 def test_slots_of_a_load_that_failed_are_the_pools_again(pool: PoolProcess) -> None:
-    with Both(pool, copy_s=0) as both:
+    with Both(pool) as both:
         request, load = both.told()
         both.worker.load(replace(load, generation=load.generation + 1))
         failed = both.received()
@@ -211,13 +232,14 @@ def test_workers_that_do_not_say_in_which_step_they_are_may_have_told_of_anythin
 
 
 def test_slots_are_the_pools_again_when_nobody_reads_them(pool: PoolProcess) -> None:
-    with Both(pool, copy_s=0.5) as both:
+    with Both(pool, is_gated=True) as both:
         request = both.load()
         both.hear("request")
         assert both.has_work(), "somebody has to hear that it has landed"
         both.scheduler.finished(request.request_id)
         both.step()
         assert both.pinned_chunks() == CHUNKS, "it is still being read"
+        both.gate.set()
         both.driver.settle()
         both.hear()
         assert not both.has_work()
@@ -235,7 +257,7 @@ def flood(pool: PoolProcess) -> None:
 
 
 def test_t23_a_copy_in_flight_is_whole_though_the_connection_was_lost(pool: PoolProcess) -> None:
-    with Both(pool, copy_s=3.0) as both:
+    with Both(pool, is_gated=True) as both:
         both.load()
         both.hear("request")
         both.lose()
@@ -243,12 +265,13 @@ def test_t23_a_copy_in_flight_is_whole_though_the_connection_was_lost(pool: Pool
         flood(pool)
         assert both.worker._copies is not None
         assert not both.worker._copies.take_done().loaded, "it is still being read"
+        both.gate.set()
         assert both.seen_by_a_forward() == {VALUE}
         assert both.pinned_chunks() == CHUNKS, "nobody has said that it is over"
 
 
 def test_slots_of_a_lost_connection_are_free_when_nobody_reads_them(pool: PoolProcess) -> None:
-    with Both(pool, copy_s=2.0) as both:
+    with Both(pool, is_gated=True) as both:
         request = both.load()
         both.hear("request")
         both.lose()
@@ -257,6 +280,7 @@ def test_slots_of_a_lost_connection_are_free_when_nobody_reads_them(pool: PoolPr
         both.hear()
         assert both.pinned_chunks() == CHUNKS, "a worker was told of them before"
         assert both.has_work(), "somebody has to hear when it has landed"
+        both.gate.set()
         both.driver.settle()
         both.hear()
         assert not both.has_work()
@@ -264,27 +288,28 @@ def test_slots_of_a_lost_connection_are_free_when_nobody_reads_them(pool: PoolPr
 
 
 def test_slots_of_a_lost_connection_are_free_however_often_it_is_lost(pool: PoolProcess) -> None:
-    with Both(pool, copy_s=0.5) as both:
+    with Both(pool, is_gated=True) as both:
         both.load()
         both.hear("request")
         for _ in range(2):
             both.lose()
-            both.step()
             both.scheduler.counts["pool.joined"] = 0
+            both.step()
             both.rejoin()
         assert both.pinned_chunks() == CHUNKS
+        both.gate.set()
         both.driver.settle()
         both.lose()
+        both.scheduler.counts["pool.joined"] = 0
         both.hear()  # there is no pool to tell
         both.step()
-        both.scheduler.counts["pool.joined"] = 0
         both.rejoin()
         wait_until(lambda: both.pinned_chunks() == 0, "the pool to have its slots again")
 
 
 def test_a_promise_of_which_no_worker_knew_fails_with_its_connection(pool: PoolProcess) -> None:
     """The pool that comes next may be another one, which knows nothing of these slots."""
-    with Both(pool, copy_s=0) as both:
+    with Both(pool) as both:
         request = request_of(list(range(TOKENS + 1)))
         both.scheduler.arrived(request)
         assert asked(both.scheduler, request, 0) == TOKENS
@@ -305,7 +330,7 @@ def test_a_promise_of_which_no_worker_knew_fails_with_its_connection(pool: PoolP
 def test_a_pool_too_small_for_a_chunk_is_told_with_the_size_it_needs(
     pool: PoolProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Both(pool, copy_s=0) as both:
+    with Both(pool) as both:
         both.worker._shape = replace(SHAPE, chunk_blocks=(3 << 20) // SHAPE.block_bytes)
         both.step()
     (line,) = [line for line in caplog.messages if "too small" in line]
@@ -320,15 +345,16 @@ def test_t59_what_lies_in_memory_that_was_added_is_copied_too() -> None:
     with (
         short_directory() as place,
         running_pool(place, disk=False) as pool,
-        Both(pool, copy_s=0) as both,
+        Both(pool) as both,
     ):
         both.step()
         with Client(pool.socket, is_operator=True) as operator:
+            wait_until(operator.join, "the pool")
             outcome = operator.resize(24 << 20, timeout_s=60)
             assert isinstance(outcome, AdminOutcome), outcome
             assert outcome.ok, outcome
-        with Client(pool.socket) as client:
-            assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10).stored
+        with PatientClient(pool.socket) as client:
+            assert client.store(Chain(ROOT.namespace, keys), payloads).stored == CHUNKS
         request, load = both.told()
         assert min(piece.offset for piece in load.pieces) >= 16 << 20, "a new arena is used first"
         both.worker.load(load)

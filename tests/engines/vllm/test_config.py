@@ -27,7 +27,7 @@ from forebay.errors import StartupError
 from forebay.pool.messages import Refused
 from forebay.pool.wire import encode
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 TRANSFER = {
     "kv_connector": "ForebayConnector",
     "kv_connector_module_path": "forebay.engines.vllm.connector",

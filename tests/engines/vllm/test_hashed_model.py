@@ -15,7 +15,7 @@ from tests.pool_process import PoolProcess, running_pool, short_directory
 from forebay.engines.copies.pages import Pages
 from forebay.engines.geometry import FULL, Reach, ReachKind
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 WINDOW, SHORT = Reach(ReachKind.WINDOW, 150), Reach(ReachKind.WINDOW, 20)
 CHUNKED, STATE = Reach(ReachKind.CHUNKED, 160), Reach(ReachKind.STATE)
 KINDS = {

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 from tests.engines.test_adapters import adapter
-from tests.engines.vllm.test_scheduler_side import ROOT, SHAPE, Output
+from tests.engines.vllm.test_scheduler_side import LIMITS, ROOT, SHAPE, Output
 from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
-from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.vllm import inputs
 from forebay.engines.vllm.inputs import Inputs
 from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.vllm
 TOKENS = [5] * (SHAPE.chunk_tokens + 1)
 
 
@@ -42,7 +41,7 @@ def side(
     )
     session = PoolSession(pool.socket, Clock(), maps_slab=False)
     keyed = Inputs(config, SHAPE.chunk_tokens)
-    made = SchedulerConnector(session, SHAPE, LoadLimits(16, 5000, 5000), keyed)
+    made = SchedulerConnector(session, SHAPE, LIMITS, keyed)
     made.join()
     made.root = ROOT
     yield made

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines.vllm.test_scheduler_side import Output, asked, request_of
+from tests.engines.vllm.test_scheduler_side import LIMITS, Output, asked, request_of
 from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
 from forebay.engines.geometry import Geometry, Reach, ReachKind, Shard
-from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.vllm.metadata import ReportMetadata, StepMetadata
 from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.engines.worker import WorkerConnector
@@ -20,7 +19,7 @@ from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.vllm
 BLOCKS, PAGE, WINDOW_PAGE = 32, 4096, 2048
 CHUNK = 64  # tokens
 FIRST_TABLES = ([5, 6, 7, 8, 9, 10, 11, 12, 13], [1, 2, 3, 4, 14], [15, 16, 17, 18, 19])
@@ -62,7 +61,7 @@ class Both:
     def __init__(self, pool: PoolProcess, ranks: int) -> None:
         self.pool, shape = pool, shape_of(ranks)
         session = PoolSession(pool.socket, Clock(), maps_slab=False)
-        self.side = SchedulerConnector(session, shape, LoadLimits(16, 5000, 5000))
+        self.side = SchedulerConnector(session, shape, LIMITS)
         self.side.join()
         self.side.root = ChainRoot(b"g" * 32, CHUNK)
         self.caches: list[dict[str, Any]] = []

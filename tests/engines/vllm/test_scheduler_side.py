@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
+from tests.pool_process import (
+    HANG_S,
+    PatientClient,
+    PoolProcess,
+    running_pool,
+    short_directory,
+    wait_until,
+)
 
 from forebay.engines.boundary import Boundary
 from forebay.engines.geometry import Geometry
@@ -16,16 +23,18 @@ from forebay.engines.step import EVERYTHING
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.identity.keys import ChainRoot, KeyChain
-from forebay.pool.client import Chain, Client
+from forebay.pool.client import Chain
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import Cancel
+from forebay.sys import sockets
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.vllm
 SHAPE = Geometry(("layer",), page_bytes=4096, block_tokens=16, chunk_blocks=4)
 ROOT = ChainRoot(b"n" * 32, SHAPE.chunk_tokens)
 CHUNKS = 4
+LIMITS = LoadLimits(16, 60_000, 60_000)  # a busy machine answers late
 
 
 class Output:
@@ -54,8 +63,8 @@ def request_of(tokens: list[int], name: str = "request") -> Any:
 def fill(pool: PoolProcess) -> None:
     keys = KeyChain(ROOT).extend(list(range(CHUNKS * SHAPE.chunk_tokens)))
     payloads = [bytes([number]) * SHAPE.chunk_bytes for number in range(CHUNKS)]
-    with Client(pool.socket) as client:
-        assert client.store(Chain(ROOT.namespace, keys), payloads, timeout_s=10)
+    with PatientClient(pool.socket) as client:
+        assert client.store(Chain(ROOT.namespace, keys), payloads).stored == CHUNKS
 
 
 @pytest.fixture
@@ -70,6 +79,21 @@ def pool() -> Iterator[PoolProcess]:
 
 
 @pytest.fixture
+def hanging() -> Iterator[PoolProcess]:
+    """A pool whose chunks are on a disk that answers no read while it has this fault."""
+    with short_directory() as place:
+        (place / "faults").write_text("")
+        with running_pool(place, "--faults-file", str(place / "faults"), faulty=True) as pool:
+            fill(pool)
+            pool.stop()
+            pool.start()
+            (place / "faults").write_text("read:hang")
+            pool.signal(signal.SIGHUP)
+            wait_until(lambda: "1 faults are on" in pool.log.read_text(), "the fault")
+            yield pool
+
+
+@pytest.fixture
 def near() -> Iterator[PoolProcess]:
     """A pool that has them in DRAM."""
     with short_directory() as place, running_pool(place, disk=False) as pool:
@@ -78,9 +102,7 @@ def near() -> Iterator[PoolProcess]:
 
 
 def side_of(pool: PoolProcess) -> SchedulerConnector:
-    side = SchedulerConnector(
-        PoolSession(pool.socket, Clock(), maps_slab=False), SHAPE, LoadLimits(16, 5000, 5000)
-    )
+    side = SchedulerConnector(PoolSession(pool.socket, Clock(), maps_slab=False), SHAPE, LIMITS)
     side.join()
     side.root = ROOT
     return side
@@ -94,7 +116,7 @@ def both_promised(side: SchedulerConnector, tokens: tuple[int, int]) -> list[Any
         requests[1].request_id += " again"
     for request in requests:
         side.arrived(request)
-    until = time.monotonic() + 10
+    until = time.monotonic() + HANG_S
     while any(side._requests[each.request_id].load.promise is None for each in requests):
         assert time.monotonic() < until
         for each in requests:
@@ -106,7 +128,7 @@ def both_promised(side: SchedulerConnector, tokens: tuple[int, int]) -> list[Any
 
 def asked(side: SchedulerConnector, request: Any, computed: int) -> int:
     """Ask as the scheduler does, until it is told a number."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + HANG_S
     while True:
         tokens, _ = side.matched(request, computed)
         if tokens is not None:
@@ -115,8 +137,36 @@ def asked(side: SchedulerConnector, request: Any, computed: int) -> int:
         side.begin_step(Output)
 
 
-def test_blocks_that_are_lost_between_ask_and_promise_are_loaded_too(pool: PoolProcess) -> None:
-    side = side_of(pool)
+def test_a_welcome_that_comes_behind_the_look_for_it_loses_no_lookup(near: PoolProcess) -> None:
+    """What is looked up in a session that is not known to be new was forgotten, and never told."""
+    session = PoolSession(near.socket, Clock(), maps_slab=False)
+    side = SchedulerConnector(session, SHAPE, LIMITS)
+    side.root = ROOT
+    look = session.poll
+
+    def look_too_early() -> bool:
+        has_changed = look()
+        if session.is_joining and session.connection is not None:
+            sockets.wait(session.connection._connection, write=False, timeout_s=HANG_S)
+        return has_changed
+
+    session.poll = look_too_early  # type: ignore[method-assign]
+    side.begin_step(Output)
+    assert side.is_joined
+    request = request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)))
+    side.arrived(request)
+    assert asked(side, request, 0) == CHUNKS * SHAPE.chunk_tokens
+    assert side.counts["lookups"] == 1
+    assert side.counts["pool.joined"] == 1
+    side.finished(request.request_id)
+    wait_until(lambda: not near.stats()["requests"], "the pool to forget the request")
+    side.close()
+
+
+def test_blocks_that_are_lost_between_ask_and_promise_are_loaded_too(
+    hanging: PoolProcess,
+) -> None:
+    side = side_of(hanging)
     request = request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)))
     side.arrived(request)
     while (
@@ -125,11 +175,13 @@ def test_blocks_that_are_lost_between_ask_and_promise_are_loaded_too(pool: PoolP
     ):
         side.begin_step(Output)
     assert side.counts["asked_again.reading"], "the promise is on its way"
+    (hanging.place / "faults").write_text("")
+    hanging.signal(signal.SIGHUP)  # the disk goes on
     assert asked(side, request, 0) == CHUNKS * SHAPE.chunk_tokens
     blocks = list(range(100, 100 + CHUNKS * SHAPE.chunk_blocks))
     side.allocated(request, [blocks], CHUNKS * SHAPE.chunk_tokens)
     loaded: list[int] = []
-    until = time.monotonic() + 10
+    until = time.monotonic() + HANG_S
     while len(loaded) < len(blocks):
         assert time.monotonic() < until
         for load in side.begin_step(Output).loads:
@@ -184,9 +236,9 @@ def test_one_that_waits_for_its_turn_holds_nothing_that_another_needs(near: Pool
     namespace, size = ROOT.namespace, SHAPE.chunk_bytes
     count = near.number("cap_bytes", tier="dram") // 2 // slot_bytes_for(size)
     tokens = [10**6 + number for number in range(count * SHAPE.chunk_tokens)]
-    with Client(near.socket) as client:
+    with PatientClient(near.socket) as client:
         chain = Chain(namespace, KeyChain(ROOT).extend(tokens))
-        assert client.store(chain, [bytes(size)] * count, timeout_s=30)
+        assert client.store(chain, [bytes(size)] * count).stored == count
     queued, due = side_of(near), side_of(near)
     queued.arrived(request_of([*tokens, 7], "queued"))
     wait_until(lambda: queued.begin_step(Output) and near.number("requests_active"), "its arrival")

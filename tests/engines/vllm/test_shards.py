@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines.vllm.test_scheduler_side import SHAPE, Output, asked, request_of, stored
+from tests.engines.vllm.test_scheduler_side import LIMITS, SHAPE, Output, asked, request_of, stored
 from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
 from forebay.engines.geometry import Geometry, Shard
 from forebay.engines.scheduling import stores
-from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.step import WorkerReport
 from forebay.engines.vllm.metadata import ReportMetadata
 from forebay.engines.vllm.scheduler import SchedulerConnector
@@ -23,7 +22,7 @@ from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.vllm
 BLOCKS = 32
 TOKEN = 9  # of which all prompts consist
 STORED, LOADED = [5, 6, 7, 8], [20, 21, 22, 23]  # blocks
@@ -37,7 +36,7 @@ class Ranks:
         widest = max(layers) * SHAPE.page_bytes
         shape = replace(SHAPE, shards=writers, ranks=len(layers), widest_bytes=widest)
         session = PoolSession(pool.socket, Clock(), maps_slab=False)
-        self.side = SchedulerConnector(session, shape, LoadLimits(16, 5000, 5000))
+        self.side = SchedulerConnector(session, shape, LIMITS)
         self.side.join()
         self.side.root = ChainRoot(b"s" * 32, SHAPE.chunk_tokens)
         self.caches: list[dict[str, Any]] = []

@@ -1,13 +1,20 @@
 """Leases belong to processes: when an engine is gone for good, and when it is not (T47)."""
 
+import json
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests import pool_process
+from tests.pool.server.test_strangers import heard_one_by_one
+from tests.pool_process import PatientClient
 
+from forebay.pool import wire
+from forebay.pool.messages import PROTOCOL, Hello, StatsQuery, StatsReply, Welcome
 from forebay.pool.server.engines import Engines
 from forebay.pool.server.limits import ServerLimits
 from forebay.sys import processes
@@ -193,14 +200,14 @@ def test_names_of_one_process_are_bounded(
 def test_the_peers_own_pidfd_is_taken_where_the_kernel_has_one() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        before = pool_process.descriptors()
+        before = pool_process.open_files("pidfd")
         lending, watched = {"e"}, set[int]()
         engines = Engines(LIMITS, lending.__contains__, watched.add, watched.remove)
         engines.join("e", ours, Peer(0, 0), 0)
         if watched:  # Linux 6.5 and later: no pid is needed
             assert not any(map(processes.has_exited, watched))
         engines.close()
-        assert pool_process.descriptors() == before
+        assert pool_process.open_files("pidfd") == before
 
 
 def test_a_name_is_its_users_and_its_processes_own(
@@ -215,3 +222,30 @@ def test_a_name_is_its_users_and_its_processes_own(
     for stranger in (Peer(one, 8), Peer(other, 7), Peer(0, 7), Peer(0, 8)):
         assert not engines.is_member("e", stranger)
     assert not engines.is_member("another", Peer(one, 7))
+
+
+def test_who_has_left_is_not_counted_by_a_question_that_comes_with_the_leaving(place: Path) -> None:
+    """The pool sees both in one round: it is stopped until both have happened."""
+    with (
+        pool_process.running_pool(place, disk=False) as pool,
+        PatientClient(pool.socket) as leaving,
+        socket.socket(socket.AF_UNIX) as link,
+    ):
+        link.settimeout(pool_process.HANG_S)
+        link.connect(pool.socket)
+        link.sendall(wire.encode(Hello(PROTOCOL, "operator", is_operator=True)))
+        said = heard_one_by_one(link)
+        assert isinstance(next(said), Welcome)
+        assert leaving.join()
+
+        def engines() -> int:
+            link.sendall(wire.encode(StatsQuery()))
+            pool.signal(signal.SIGCONT)
+            reply = next(said)
+            assert isinstance(reply, StatsReply)
+            return int(json.loads(reply.json)["server"]["engines"])
+
+        assert engines() == 1
+        pool.signal(signal.SIGSTOP)
+        leaving.close()
+        assert engines() == 0

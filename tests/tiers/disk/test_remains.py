@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.disk_harness import BadSectors, allocated, open_tier, opened, regions, until
+from tests.pool_process import open_files
 
 from forebay.errors import DirectoryError, StartupError
 from forebay.record import region as layout
@@ -483,13 +484,12 @@ def test_a_region_that_cannot_be_measured_is_left_alone(swift_path: Path) -> Non
 
 def test_every_descriptor_is_given_back_by_what_cannot_be_opened(swift_path: Path) -> None:
     fill(swift_path, 4)
-    before = len(list(Path("/proc/self/fd").iterdir()))
     with opened(
         swift_path, FaultDisk("space:errno=EIO@2"), options=ORDERLY, cap_bytes=CAP_BYTES
     ) as tier:
         assert not tier.volumes()[0].is_on
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert open_files(str(swift_path)) == 0
     wanted = [Directory(str(path), CAP_BYTES) for path in (swift_path, swift_path / "missing")]
     with pytest.raises(DirectoryError, match="does not exist"):
         DiskTier.open(wanted, ORDERLY)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files(str(swift_path)) == 0

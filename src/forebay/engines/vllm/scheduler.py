@@ -284,7 +284,7 @@ class SchedulerConnector:
         """Wait for the pool, within the limit."""
         begun = time.monotonic()
         until = begun + self._wait_left_s
-        while not is_done():
+        while self._pool.is_joined and not is_done():
             message = self._pool.take(until)
             if message is None:
                 break
@@ -293,10 +293,16 @@ class SchedulerConnector:
 
     def _listen(self) -> None:
         """Take all that the pool has said, and see whether it is still the same one."""
-        if self._pool.poll():
-            self._session_changed()
+        self._check_session()
         while (message := self._pool.take(0.0)) is not None:
             self._dispatch(message)
+        # A welcome may have come with the rest. Later, it would make us forget what is looked up
+        # until then, and the pool would keep it for ever.
+        self._check_session()
+
+    def _check_session(self) -> None:
+        if self._pool.poll():
+            self._session_changed()
 
     def _dispatch(self, message: PoolMessage) -> None:
         if isinstance(message, Reserved):

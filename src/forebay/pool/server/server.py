@@ -169,6 +169,7 @@ class PoolServer:
         for key, mask in self._selector.select(self._timeout(linger_s)):
             event: _Event = key.data
             self._core.barrier.call("a socket's event", event, mask)
+        self._end_gone()
         for _ in range(len(self._calls)):
             self._core.barrier.call("a call of another thread", self._calls.popleft())
         self._rounds += 1
@@ -406,6 +407,13 @@ class PoolServer:
             ready = self._selector.get_key(connection.link).data
             self._selector.modify(connection.link, wanted, ready)
 
+    def _end_gone(self) -> None:
+        """Who has left by now is not there any more for what is asked in this round."""
+        for connection in [each for each in self._connections if each.is_over]:
+            self._core.barrier.call("the end of a connection", self._end, connection)
+        for engine in self._engines.take_due(self._clock.monotonic()):
+            self._core.barrier.call("the end of an engine", self._core.exited, engine)
+
     def _end(self, connection: Connection) -> None:
         now = self._clock.monotonic()
         self._connections.discard(connection)
@@ -424,8 +432,6 @@ class PoolServer:
 
     def _keep_time(self) -> None:
         now = self._clock.monotonic()
-        for engine in self._engines.take_due(now):
-            self._core.barrier.call("the end of an engine", self._core.exited, engine)
         if now >= self._next_tick:
             self._core.tick(now)
             self._next_tick = now + self._limits.idle_tick_s
