@@ -1,0 +1,197 @@
+// Asks the pool for its snapshot and its newest requests, again and again, and shows them.
+//
+// Only /stats.json and /requests.json of the server that sent this page are asked. One question is
+// under way at a time; one that is not answered within ANSWER_MS is given up.
+
+import { Chart } from "./chart.js";
+import { byId, setText } from "./dom.js";
+import { clock, plain, seconds } from "./format.js";
+import { PANELS } from "./panels.js";
+import { Recent, Snapshot } from "./snapshot.js";
+import { showCards, showEngines, showLimits, showMetrics, showNamespaces, showRequests, showTiers } from "./tables.js";
+
+const ANSWER_MS = 10_000;
+const REQUESTS_MAX = 1000; // of the ring: what a pool keeps
+const TOKEN = "forebay-token";
+
+const charts = [];
+const recent = new Recent();
+let ring = [];
+let lastSequence = 0;
+let timer = null;
+let isAsking = false;
+let lostSince = null;
+
+class Refused extends Error {}
+
+// A reader's settings; a browser that keeps none is as good.
+function remembered(storage, name, value) {
+  try {
+    if (value !== undefined) storage.setItem(name, value);
+    return storage.getItem(name);
+  } catch {
+    return value ?? null;
+  }
+}
+
+async function ask(path) {
+  const token = remembered(sessionStorage, TOKEN);
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const answer = await fetch(path, { headers, cache: "no-store", credentials: "same-origin", signal: AbortSignal.timeout(ANSWER_MS) });
+  if (answer.status === 401 || answer.status === 403) throw new Refused();
+  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  return answer.json();
+}
+
+async function refresh() {
+  if (isAsking) return;
+  isAsking = true;
+  try {
+    const json = await ask("stats.json");
+    take(new Snapshot(json, Date.now() / 1000));
+    await takeRequests();
+    lostSince = null;
+    byId("token-form").hidden = true;
+    showState(isPaused() ? "paused" : "live", isPaused() ? "Paused" : "Live");
+  } catch (error) {
+    failed(error);
+  } finally {
+    isAsking = false;
+  }
+}
+
+function failed(error) {
+  if (error instanceof Refused) {
+    const form = byId("token-form");
+    setText(byId("token-wrong"), remembered(sessionStorage, TOKEN) ? "That is not this pool's token." : "");
+    if (form.hidden) {
+      form.hidden = false;
+      byId("token").focus();
+    }
+    showState("lost", "Token wanted");
+    return;
+  }
+  lostSince ??= Date.now();
+  showState("lost", `No answer since ${clock(lostSince)}`);
+}
+
+function take(snapshot) {
+  if (recent.add(snapshot)) {
+    ring = [];
+    lastSequence = 0;
+    for (const chart of charts) chart.interrupt(snapshot.time - 0.001);
+  }
+  const { json } = snapshot;
+  setText(byId("pool"), `Process ${json.pid}, Forebay ${plain(json.forebay)}, up ${seconds(json.uptime_s)}, ${plain(json.socket)}`);
+  showCards(snapshot);
+  showLimits(recent);
+  showTiers(snapshot);
+  showEngines(snapshot);
+  showNamespaces(snapshot);
+  showMetrics(snapshot);
+  for (const chart of charts) {
+    if (chart.panel.readCurves) {
+      const { xs, series } = chart.panel.readCurves(recent);
+      chart.replace(xs, series);
+    } else {
+      chart.add(snapshot.time, chart.panel.read(recent));
+    }
+    chart.show();
+  }
+  // For whoever watches the page, tests among them: which snapshot is on it.
+  document.documentElement.dataset.uptime = String(json.uptime_s);
+}
+
+async function takeRequests() {
+  const fresh = await ask(`requests.json?after=${lastSequence}&last=${REQUESTS_MAX}`);
+  if (fresh.length) {
+    ring = [...ring, ...fresh].slice(-REQUESTS_MAX);
+    lastSequence = ring.at(-1).sequence;
+  }
+  showRequests(ring);
+}
+
+// The state is read out when it changes, and only then.
+function showState(state, text) {
+  const shown = byId("state");
+  shown.dataset.state = state;
+  setText(shown, text);
+}
+
+const isPaused = () => byId("pause").getAttribute("aria-pressed") === "true";
+
+async function tick() {
+  clearTimeout(timer);
+  if (!isPaused()) {
+    await refresh();
+    clearTimeout(timer);
+    timer = setTimeout(tick, 1000 * Number(byId("interval").value));
+  }
+}
+
+function pause() {
+  const paused = !isPaused();
+  byId("pause").setAttribute("aria-pressed", String(paused));
+  if (paused) showState("paused", "Paused");
+  tick();
+}
+
+function redraw() {
+  for (const chart of charts) {
+    if (chart.plot) {
+      chart.make();
+      chart.rescale();
+    }
+  }
+}
+
+function setTheme(value) {
+  if (value) document.documentElement.dataset.theme = value;
+  else delete document.documentElement.dataset.theme;
+  redraw();
+}
+
+// A token may come with the address, behind #token=: it is not sent to anybody, and is taken away.
+function takeToken() {
+  const match = /^#token=(.+)$/.exec(location.hash);
+  if (!match) return;
+  remembered(sessionStorage, TOKEN, decodeURIComponent(match[1]));
+  history.replaceState(null, "", location.pathname);
+}
+
+function begin() {
+  takeToken();
+  for (const place of document.querySelectorAll("[data-panels]")) {
+    for (const panel of PANELS[place.dataset.panels]) {
+      const chart = new Chart(panel);
+      charts.push(chart);
+      place.append(chart.root);
+    }
+  }
+  byId("pause").addEventListener("click", pause);
+  byId("interval").addEventListener("change", tick);
+  byId("window").addEventListener("change", (event) => {
+    for (const chart of charts) {
+      chart.windowS = Number(event.target.value);
+      chart.show();
+    }
+  });
+  const theme = byId("theme");
+  theme.value = remembered(localStorage, "forebay-theme") ?? "";
+  theme.addEventListener("change", () => setTheme(remembered(localStorage, "forebay-theme", theme.value)));
+  setTheme(theme.value);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  for (const id of ["request-filter", "decision-filter", "request-count"]) {
+    byId(id).addEventListener("input", () => showRequests(ring));
+  }
+  byId("metrics-details").addEventListener("toggle", () => recent.newest && showMetrics(recent.newest));
+  byId("token-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    remembered(sessionStorage, TOKEN, byId("token").value);
+    byId("token").value = "";
+    tick();
+  });
+  tick();
+}
+
+begin();
