@@ -19,13 +19,15 @@ LAYERS = {
     "record": 2,
     "identity": 2,
     "tiers": 3,
-    "pool": 4,
-    "engines": 5,
-    "sim": 6,
-    "plan": 6,
-    "bench": 6,
-    "cli": 7,
-    "testing": 8,
+    "metrics": 4,
+    "pool": 5,
+    "engines": 6,
+    "sim": 7,
+    "plan": 7,
+    "bench": 7,
+    "observe": 7,
+    "cli": 8,
+    "testing": 9,
 }
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
 SIBLINGS |= {("files", "errors"), ("settings", "files")}

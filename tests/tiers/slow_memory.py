@@ -78,7 +78,7 @@ class SlowMemoryTier(contract.Tier):
             self.remove(name.key)
             return Miss(MissReason.WRONG_RECORD if is_wrong else MissReason.CORRUPT)
         target[: header.length] = payload
-        self._catalog.mark_read(short(name.key))
+        self._catalog.mark_read(short(name.key), self._clock.monotonic())
         self._moved_bytes[0] += header.length
         return Hit(header.length, header)
 
@@ -122,7 +122,7 @@ class SlowMemoryTier(contract.Tier):
     def lost(self, key: bytes) -> None:
         self._catalog.lost(short(key))
 
-    def namespaces(self) -> dict[bytes, int]:
+    def namespaces(self) -> dict[bytes, contract.NamespaceUsage]:
         return self._catalog.namespaces()
 
     def erase(self, namespace: bytes | None) -> int:

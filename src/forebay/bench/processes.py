@@ -21,6 +21,7 @@ from typing import Any, Final
 from forebay.bench.load import client
 from forebay.bench.load.client import Endpoint
 from forebay.errors import StartupError
+from forebay.metrics import reading
 from forebay.pool.client import Client
 from forebay.pool.service import COMMAND, TAKEN_BYTES_PER_S
 from forebay.settings import VARIABLE_PREFIX, DiskSetting
@@ -118,15 +119,15 @@ def pool_stats(watch: Client) -> dict[str, Any]:
     return stats
 
 
-def settled(watch: Client, quiet_s: float) -> dict[str, int]:
+def settled(watch: Client, quiet_s: float) -> dict[str, float]:
     """A pool's counters once none has changed for so long and nothing is being stored."""
     until = time.monotonic() + _POOL_SETTLE_S
-    counters: dict[str, int] = {}
+    counters: dict[str, float] = {}
     since = time.monotonic()
     while time.monotonic() < until:
         stats = pool_stats(watch)
-        if stats["counters"] != counters or stats["dram"]["filling"]:
-            counters, since = stats["counters"], time.monotonic()
+        if reading.counters(stats) != counters or reading.total(stats, "leased_slots"):
+            counters, since = reading.counters(stats), time.monotonic()
         elif time.monotonic() - since >= quiet_s:
             break
         time.sleep(quiet_s / 5)

@@ -243,7 +243,7 @@ def _compare(address: PoolAddress, settings: Settings) -> None:
         stats = client.stats(_ANSWER_S)
     if not isinstance(stats, dict):
         return
-    caps = {name: part.get("cap_bytes") for name, part in stats.items() if isinstance(part, dict)}
+    caps = {tier["name"]: tier["cap_bytes"] for tier in stats["tiers"]}
     wanted = {"dram": settings.dram, "disk": sum(disk.cap_bytes for disk in settings.disk)}
     for name, wanted_bytes in wanted.items():
         cap_bytes = caps.get(name)

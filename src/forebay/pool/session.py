@@ -7,8 +7,10 @@ or later, through the connection's `send`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from typing import Any
 
 from forebay.barrier import Barrier
+from forebay.metrics.catalog import PoolMetrics
 from forebay.pool.messages import ClientMessage, Grown, PoolMessage, Welcome
 
 Work = Generator[None, None, None]
@@ -28,6 +30,7 @@ class Session(ABC):
 class Core(ABC):
     """What the server drives. Every method is called on the server's thread and returns at once."""
 
+    metrics: PoolMetrics  # that the server counts in too
     barrier: Barrier  # behind which every message and job is run
     # Set by the server; called with a descriptor, before a segment is used that was added.
     grown: Callable[[Grown, int], None]
@@ -77,8 +80,8 @@ class Core(ABC):
         """Look at deadlines, write behind, scrub; called every 10 ms while `is_waiting`."""
 
     @abstractmethod
-    def stats(self) -> dict[str, object]:
-        """Numbers as `forebay stats --json` prints them."""
+    def stats(self) -> dict[str, Any]:
+        """The core's sections of what `forebay stats --json` prints, made without delay."""
 
     @abstractmethod
     def close(self, timeout_s: float) -> None:

@@ -49,12 +49,29 @@ class DropReason(StrEnum):
     TIER_OFF = "tier_off"  # switched off by its error budget, or closed
 
 
+class EvictionCause(StrEnum):
+    """Why a record left a tier; also the metric label."""
+
+    SPACE = "space"  # for one that is worth more, or newer
+    SIZE_CLASS = "size_class"  # with its arena, for chunks of another size
+    PREFIX = "prefix"  # what it continues is in no tier any more
+    RESIZED = "resized"  # the tier's cap was lowered
+    CLEARED = "cleared"  # by `forebay clear`
+    DAMAGED = "damaged"  # its bytes are not what they should be
+
+
+# When the medium began with what an outcome is the end of, monotonic; None: it never did.
+Begun = float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """The payload is in the target buffer, verified."""
 
     length: int  # payload bytes; what lies behind them in the target is undefined
     header: RecordHeader | None = field(default=None, compare=False)  # as it stood on the medium
+    begun: Begun = field(default=None, compare=False)
+    used_at: float | None = field(default=None, compare=False)  # before this; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +80,14 @@ class Miss:
 
     reason: MissReason
     damage: Damage | None = None  # what verification found, where it found something
+    begun: Begun = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """The record can be loaded from now on."""
+
+    begun: Begun = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +95,7 @@ class Dropped:
     """Nothing was stored."""
 
     reason: DropReason
+    begun: Begun = field(default=None, compare=False)
 
 
 LoadOutcome = Hit | Miss
@@ -103,6 +124,7 @@ class VolumeStatus:
     allocated_bytes: int
     evictions: int  # regions, or whatever this medium evicts at once
     left_alone: int = 0  # files that are there and not ours; their bytes count
+    life_written_bytes: int = 0  # by any pool, since the volume was made; as far as is known
 
 
 class Prefix(NamedTuple):
@@ -118,6 +140,15 @@ class Removed(NamedTuple):
     key: bytes  # short
     length: int  # payload bytes
     was_read: bool  # loaded at least once
+    cause: EvictionCause = EvictionCause.SPACE
+    stored_at: float | None = None  # monotonic; None: not known
+
+
+class NamespaceUsage(NamedTuple):
+    """What a tier holds of one namespace."""
+
+    records: int = 0
+    payload_bytes: int = 0
 
 
 class TierListener:
@@ -197,13 +228,16 @@ class Tier(ABC):
     def remove(self, key: bytes) -> None:
         """Forget a record and all that continue it."""
 
+    def used(self, key: bytes, at: float) -> None:  # noqa: B027 - a tier need not remember it
+        """A record's chunk left DRAM, where it was last used at this time; see `Hit.used_at`."""
+
     @abstractmethod
     def lost(self, key: bytes) -> None:
         """No other tier has this chunk any more: forget what is here only as its continuation."""
 
     @abstractmethod
-    def namespaces(self) -> dict[bytes, int]:
-        """The payload bytes of every namespace that has, or had, records here."""
+    def namespaces(self) -> dict[bytes, NamespaceUsage]:
+        """What every namespace has here that has, or had, records; kept up to date, not counted."""
 
     @abstractmethod
     def erase(self, namespace: bytes | None) -> int:

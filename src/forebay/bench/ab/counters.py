@@ -6,20 +6,22 @@ from typing import Any, Final
 import msgspec
 
 from forebay.bench.result.format import PoolFigures
+from forebay.metrics.labels import OK
+from forebay.metrics.reading import count
 from forebay.pool.client import Client
 from forebay.tiers.contract import Miss
 
 _STATS_S: Final = 10.0
-# Our fields, and what the pool calls them.
+# Our fields, and the pool's counter with its tier and direction.
 _NAMES: Final = {
-    "stored_chunks": "stored.chunks",
-    "stored_bytes": "stored.bytes",
-    "written_chunks": "disk.written",
-    "written_bytes": "disk.written_bytes",
-    "read_nvme_chunks": "disk.loaded",
-    "read_nvme_bytes": "disk.loaded_bytes",
-    "read_dram_chunks": "loaded.chunks",
-    "read_dram_bytes": "loaded.bytes",
+    "stored_chunks": ("operations", "dram", "store"),
+    "stored_bytes": ("moved_bytes", "dram", "store"),
+    "written_chunks": ("operations", "disk", "store"),
+    "written_bytes": ("moved_bytes", "disk", "store"),
+    "read_nvme_chunks": ("operations", "disk", "load"),
+    "read_nvme_bytes": ("moved_bytes", "disk", "load"),
+    "read_dram_chunks": ("operations", "dram", "load"),
+    "read_dram_bytes": ("moved_bytes", "dram", "load"),
 }
 
 
@@ -35,11 +37,18 @@ class Counters:
         stats: Any = self._watch.stats(_STATS_S)
         if isinstance(stats, Miss):
             return None
-        now = {field: stats["counters"].get(name, 0) for field, name in _NAMES.items()}
+        now = {field: _counted(stats, *name) for field, name in _NAMES.items()}
         moved = {field: max(0, count - self._before.get(field, 0)) for field, count in now.items()}
         self._before = now
-        nvme_bytes = (stats.get("disk") or {}).get("used_bytes", 0)
-        return PoolFigures(**moved, dram_bytes=stats["dram"]["taken_bytes"], nvme_bytes=nvme_bytes)
+        used = {tier["name"]: tier["used_bytes"] for tier in stats["tiers"]}
+        return PoolFigures(**moved, dram_bytes=used["dram"], nvme_bytes=used.get("disk", 0))
+
+
+def _counted(stats: dict[str, Any], name: str, tier: str, direction: str) -> int:
+    """What succeeded."""
+    labels = {"tier": tier, "direction": direction}
+    outcome = {"outcome": OK} if name == "operations" else {}
+    return count(stats, name, **labels, **outcome)
 
 
 def together(pools: Iterable[PoolFigures | None]) -> PoolFigures | None:

@@ -15,9 +15,11 @@ from forebay.bench.gpu.requests import FinalTurn
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, GPU_ONLY
 from forebay.bench.load.client import Completion
+from forebay.metrics.reading import tier_of
 
 REPEATS: Final = 3
 DIALOG_FIGURES: Final = ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms")
+_READ_BYTES: Final = "moved_bytes.disk.load"
 _RAW_BYTES: Final = 4 << 30
 _RAW_IO_BYTES: Final = 2 << 20
 _RAW_DEPTH: Final = 8  # as the tier reads
@@ -62,7 +64,7 @@ async def nvme_32k(run: RowRun) -> None:
         begun = time.perf_counter()
         reply = await engine.ask(prompt, 1)
         took_s = time.perf_counter() - begun
-        read = run.counters().get("disk.loaded_bytes", 0) - before.get("disk.loaded_bytes", 0)
+        read = int(run.counters().get(_READ_BYTES, 0) - before.get(_READ_BYTES, 0))
         return {
             "ttft_ms": milliseconds(reply),
             "seconds": round(took_s, 4),
@@ -135,7 +137,8 @@ async def restart(run: RowRun) -> None:
         run.results.spread(f"{way}_to_recomputed", found.pop("ratios"))
         found |= await run.since(before, variant, engine)
         counted = found["counters"]["pool"]
-        found["damaged"] = sum(counted.get(f"misses.{reason}", 0) for reason in _DAMAGE)
+        reasons = (f"operations.disk.load.{reason}" for reason in _DAMAGE)
+        found["damaged"] = sum(counted.get(reason, 0) for reason in reasons)
         # What no cache beneath vLLM's own can be faster than, on this machine at this hour.
         own = await _each(engine, turns[way])
         found["own_cache_ttft_ms"] = [milliseconds(reply) for reply in own]
@@ -240,6 +243,6 @@ async def _watch(run: RowRun, most: dict[str, int]) -> None:
     """Keep the most that the drive ever held."""
     while True:
         files = sum(path.stat().st_blocks * 512 for path in run.directory("nvme").glob("*"))
-        most["disk_bytes"] = max(most["disk_bytes"], int(run.stats()["disk"]["used_bytes"]))
+        most["disk_bytes"] = max(most["disk_bytes"], tier_of(run.stats(), "disk")["used_bytes"])
         most["files_bytes"] = max(most["files_bytes"], files)
         await asyncio.sleep(_WATCH_S)

@@ -16,17 +16,19 @@ from forebay.bench.gpu.results import RowResults
 from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, RowScale
 from forebay.bench.processes import PoolProcess
 from forebay.errors import StartupError
+from forebay.metrics import reading
 from forebay.pool.client import Client
 from forebay.settings import DiskSetting
 
 ROW_S: Final = 520.0  # then a row ends; the rest of it is for the next run
 DISK_BYTES_MAX: Final = 40 << 30
 FREE_BYTES_MIN: Final = 15 << 30
+_STORED: Final = "operations.dram.store.ok"
 _REACH_S: Final = 90.0
 _QUIET_S: Final = 0.2
 _WARM_SEED: Final = 990_000
 
-Counted = dict[str, dict[str, int]]  # by the pool, by the connector; empty without Forebay
+Counted = dict[str, dict[str, float]]  # by the pool, by the connector; empty without Forebay
 Measure = Callable[[str, Any, int], Awaitable[dict[str, Any]]]  # variant, engine, repeat
 
 
@@ -151,13 +153,13 @@ class RowRun:
             await self._ask_something(engine, 8)
         if variant not in {FOREBAY, ALWAYS_LOADS}:
             return
-        begun, before = time.monotonic(), self.counters().get("stored.chunks", 0)
+        begun, before = time.monotonic(), self.counters().get(_STORED, 0)
         # An engine shares nothing before it knows its weights.
-        while self.counters().get("stored.chunks", 0) <= before:
+        while self.counters().get(_STORED, 0) <= before:
             if time.monotonic() > begun + _REACH_S:
                 raise StartupError("the engine shares nothing.")
             await self._ask_something(engine)
-        slab_bytes = self.stats()["dram"]["cap_bytes"]
+        slab_bytes = reading.tier_of(self.stats(), "dram")["cap_bytes"]
         while time.monotonic() < begun + 2 * _REACH_S:
             reach_bytes = (await engine.counts())["reach_bytes"]
             if reach_bytes < 0 or reach_bytes >= slab_bytes:
@@ -179,7 +181,7 @@ class RowRun:
         """By the pool and by the connector, where the variant has Forebay."""
         if engine is None or variant not in {FOREBAY, ALWAYS_LOADS}:
             return {}
-        return {"pool": self.counters(), "connector": await engine.counts()}
+        return {"pool": self.counters(), "connector": {**await engine.counts()}}
 
     async def since(
         self, before: Counted, variant: str, engine: TokenEngine | None
@@ -195,11 +197,10 @@ class RowRun:
         assert self._watch is not None
         return processes.pool_stats(self._watch)
 
-    def counters(self) -> dict[str, int]:
-        found: dict[str, int] = self.stats()["counters"]
-        return found
+    def counters(self) -> dict[str, float]:
+        return reading.counters(self.stats())
 
-    def settled(self) -> dict[str, int]:
+    def settled(self) -> dict[str, float]:
         """The counters once nothing is stored or written any more."""
         assert self._watch is not None
         return processes.settled(self._watch, _QUIET_S)

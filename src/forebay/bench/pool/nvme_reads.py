@@ -9,6 +9,7 @@ from typing import Final
 from forebay.bench.pool.stored_chains import CHAIN_RECORDS
 from forebay.bench.processes import PoolProcess, pool_stats
 from forebay.errors import StartupError
+from forebay.metrics.reading import count
 from forebay.pool.client import Client
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.session import join
@@ -73,7 +74,7 @@ class NvmeReads:
         raise StartupError("the pool did not answer an ask in time.")
 
     def _loaded_bytes(self) -> int:
-        return int(pool_stats(self._watch)["counters"].get("disk.loaded_bytes", 0))
+        return count(pool_stats(self._watch), "moved_bytes", tier="disk", direction="load")
 
 
 def _round(chains: Sequence[Chain]) -> Iterator[Chain]:

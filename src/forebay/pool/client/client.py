@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from forebay.pool import messages
 from forebay.pool.client.calls import Calls
@@ -149,7 +149,7 @@ class Client:
             return Receipt(lost=len(payloads))
         return StoreCall(self._calls, chain, payloads, first).run(until)
 
-    def stats(self, timeout_s: float = TIMEOUT_S) -> dict[str, object] | Miss:
+    def stats(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | Miss:
         """The pool's numbers, as `forebay stats --json` prints them."""
         reply = self._ask_pool(StatsQuery(), StatsReply, timeout_s)
         if isinstance(reply, Miss):

@@ -20,6 +20,7 @@ from typing import Final
 
 from forebay.record.header import ROOT, RecordName
 from forebay.record.region import short
+from forebay.tiers.contract import NamespaceUsage
 
 NO_TIERS: Final[frozenset[int]] = frozenset()
 
@@ -47,9 +48,11 @@ class Chunk:
         "offset",
         "pins",
         "shards",
+        "since",
         "slot_bytes",
         "state",
         "tiers",
+        "used_at",
         "writing_to",
     )
 
@@ -60,6 +63,8 @@ class Chunk:
         self.offset = offset
         self.length = length
         self.slot_bytes = 0
+        self.since = 0.0  # when it got its slot; of a READY one, when it became so; monotonic
+        self.used_at = 0.0  # of a READY one: when it was last handed out, or became READY
         self.pins = 0  # of all kinds
         self.load_pins: dict[str, int] = {}  # of these, by loads that were asked for, by engine
         self.guarded_parent: Chunk | None = None  # pinned while this is filled
@@ -100,6 +105,8 @@ class ChunkTable:
         self._by_offset: dict[int, Chunk] = {}
         self._children: dict[bytes, set[Chunk]] = {}  # parent → children in DRAM
         self._ready: set[bytes] = set()  # keys of chunks that are READY: lookups need no more
+        self._usage: dict[bytes, NamespaceUsage] = {}  # of namespaces that have chunks here
+        self.payload_bytes = 0
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -142,6 +149,11 @@ class ChunkTable:
         self._by_key[chunk.key] = chunk
         self._by_offset[chunk.offset] = chunk
         self._link(chunk)
+        self._count(chunk, 1)
+
+    def namespaces(self) -> dict[bytes, NamespaceUsage]:
+        """What every namespace has here that has chunks."""
+        return dict(self._usage)
 
     def set_ready(self, chunk: Chunk) -> None:
         """What is in a chunk's slot can be read from now on."""
@@ -151,7 +163,9 @@ class ChunkTable:
     def rename(self, chunk: Chunk, name: RecordName) -> None:
         """A loaded chunk's record says what it is in full."""
         self._unlink(chunk)
+        self._count(chunk, -1)
         chunk.name = name
+        self._count(chunk, 1)
         self._link(chunk)
 
     def remove(self, chunk: Chunk) -> None:
@@ -160,6 +174,7 @@ class ChunkTable:
         self._ready.discard(chunk.key)
         del self._by_offset[chunk.offset]
         self._unlink(chunk)
+        self._count(chunk, -1)
 
     def descendants(self, *keys: bytes) -> list[Chunk]:
         """All chunks in DRAM that continue these keys through chunks in DRAM, nearest first.
@@ -178,6 +193,16 @@ class ChunkTable:
     def has_children(self, key: bytes) -> bool:
         """Whether a chunk in DRAM continues this key."""
         return key in self._children
+
+    def _count(self, chunk: Chunk, more: int) -> None:
+        """Keep the books: so many chunks like this one more, or less."""
+        name, more_bytes = chunk.name.namespace, more * chunk.length
+        self.payload_bytes += more_bytes
+        records, size = self._usage.get(name, NamespaceUsage())
+        if records + more:
+            self._usage[name] = NamespaceUsage(records + more, size + more_bytes)
+        else:
+            del self._usage[name]
 
     def _link(self, chunk: Chunk) -> None:
         parent = chunk.parent

@@ -10,10 +10,12 @@ here waits: what cannot be had now is refused.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from forebay.metrics.catalog import PoolMetrics
+from forebay.metrics.labels import DRAM, Direction
 from forebay.pool.core.budget import NOBODY, Budget, Processes
 from forebay.pool.core.chunks import Chunk, ChunkTable, SlotState
 from forebay.pool.core.stack import TierStack
@@ -21,10 +23,11 @@ from forebay.pool.policy.contract import Policy
 from forebay.record.header import ROOT, RecordHeader, RecordName
 from forebay.record.region import short
 from forebay.sys.memory import padded, zero
-from forebay.tiers.contract import Removed
+from forebay.tiers.contract import EvictionCause, Removed
 from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
 
 _SWEPT_BYTES_MAX: Final = 64 << 20  # zeroed by one sweep
+_STORED: Final = (DRAM, Direction.STORE)
 _TRIES_MAX: Final = 64  # victims asked for one slot; a policy that offers more than that is wrong
 
 
@@ -52,7 +55,7 @@ class Dram:
         stack: TierStack,
         policy: Policy,
         *,
-        counters: Counter[str],
+        metrics: PoolMetrics,
         now: Callable[[], float],
     ) -> None:
         self.slab = slab
@@ -64,7 +67,8 @@ class Dram:
         self.load_budget = Budget(lambda: slab.cap_bytes // 2, processes, held)
         self.store_budget = Budget(lambda: slab.cap_bytes // 2, processes, held)
         self._stack = stack
-        self._counters = counters
+        self._metrics = metrics
+        self.pinned_chunks = 0
         self._now = now
         self._condemned: set[Chunk] = set()  # cleared while in use: dropped when they are not
 
@@ -88,6 +92,7 @@ class Dram:
     def commit(self, chunk: Chunk, digest: bytes) -> bool:
         """An engine has filled a slot; False if it was cleared, or the chunk before it is gone."""
         self._end_fill(chunk)
+        self._metrics.tiers.seconds.observe(self._now() - chunk.since, _STORED)
         chunk.digest = digest
         if chunk in self._condemned or not self.is_known(chunk.name.parent):
             self._condemned.discard(chunk)
@@ -153,6 +158,8 @@ class Dram:
     def pin(self, *chunks: Chunk) -> None:
         """Keep ready chunks where they are."""
         for chunk in chunks:
+            if not chunk.pins:
+                self.pinned_chunks += 1
             chunk.pins += 1
         self.policy.pin(*[chunk.key for chunk in chunks])
 
@@ -160,6 +167,7 @@ class Dram:
         """One pin less."""
         assert chunk.pins > 0
         chunk.pins -= 1
+        self.pinned_chunks -= not chunk.pins
         self.policy.unpin(chunk.key)
 
     def pin_for_load(self, engine: str, *chunks: Chunk) -> None:
@@ -239,25 +247,42 @@ class Dram:
                     self._drop_descendants(record.key)
         size = sum(record.length for record in records)
         read = sum(record.length for record in records if record.was_read)
-        self.policy.evicted(tier, size, read, self._now())
+        now = self._now()
+        self.policy.evicted(tier, size, read, now)
+        name = self._stack.name_of(tier)
+        for record in records:
+            self._metrics.evictions.left(name, record.cause, record.stored_at, now)
+
+    def handed_out(self, chunks: Sequence[Chunk]) -> None:
+        """These READY chunks were handed to an engine: they are used."""
+        now = self._now()
+        gap = self._metrics.evictions.gap
+        for used_at, count in Counter(chunk.used_at for chunk in chunks).items():
+            if used_at:  # else it has just come from a lower tier, which says more
+                gap.observe(now - used_at, (DRAM,), count)
+        for chunk in chunks:
+            chunk.used_at = now
 
     # Leaving DRAM.
 
-    def drop(self, chunk: Chunk) -> None:
-        """Forget a chunk that nobody uses, and free its slot."""
+    def drop(self, chunk: Chunk, cause: EvictionCause = EvictionCause.PREFIX) -> None:
+        """Forget a chunk that nobody uses, and free its slot; only a READY one was evicted."""
         assert not chunk.pins
         assert not chunk.writing_to
         if chunk.state is SlotState.READY:
             self.policy.removed(chunk.key)
+            self._metrics.evictions.left(DRAM, cause, chunk.since, self._now())
         self.chunks.remove(chunk)
         self.slab.give(chunk.offset)
         if not chunk.tiers:
             self._stack.lost(chunk.key)
+        elif chunk.used_at:
+            self._stack.used(chunk.key, chunk.used_at)
 
     def drop_damaged(self, chunk: Chunk) -> None:
         """A slot does not hold what it should; copies below are verified when they are loaded."""
         if not chunk.is_busy and self.chunks.get(chunk.key) is chunk:
-            self.drop(chunk)
+            self.drop(chunk, EvictionCause.DAMAGED)
             if not chunk.tiers:
                 self._drop_descendants(chunk.key)
 
@@ -298,13 +323,13 @@ class Dram:
             return 0
         if wipe:
             zero(self.slab.payload(chunk.offset, chunk.slot_bytes))
-        self.drop(chunk)
+        self.drop(chunk, EvictionCause.CLEARED)
         return chunk.slot_bytes if wipe else 0
 
     def shrink(self) -> None:
         """Empty arenas until the slab is under its cap, as far as nobody uses them."""
         while self.slab.excess() and (arena := self._emptiest()) is not None:
-            self._empty(arena)
+            self._empty(arena, EvictionCause.RESIZED)
 
     @property
     def must_write(self) -> bool:
@@ -321,14 +346,18 @@ class Dram:
 
     def _add(self, name: RecordName, state: SlotState, offset: int, length: int) -> Chunk:
         chunk = Chunk(name, state, offset, length)
-        chunk.slot_bytes = self.slab.slot_bytes_at(offset)
+        chunk.slot_bytes, chunk.since = self.slab.slot_bytes_at(offset), self._now()
         self.chunks.add(chunk)
         return chunk
 
     def _set_ready(self, chunk: Chunk) -> None:
+        now = self._now()
+        # What was loaded counts as used when it is handed out; it was not used for being loaded.
+        chunk.used_at = 0.0 if chunk.state is SlotState.LOADING else now
+        chunk.since = now
         self.chunks.set_ready(chunk)
         above = chunk.parent or chunk.beside  # to the policy it is worth what its chain is
-        self.policy.stored(chunk.key, above, chunk.slot_bytes, self._now())
+        self.policy.stored(chunk.key, above, chunk.slot_bytes, now)
         chunk.tiers = self._stack.tiers_of(chunk.key)
         if chunk.tiers:
             self.policy.in_tiers(chunk.key, chunk.tiers)
@@ -357,9 +386,7 @@ class Dram:
         return NoSlot.NOW if offset is None else offset
 
     def _declines(self, newcomer: Newcomer, slot_bytes: int) -> bool:
-        declines = self.policy.declines(newcomer.key, newcomer.parent, self._now(), slot_bytes)
-        self._counters["stores.declined"] += declines
-        return declines
+        return self.policy.declines(newcomer.key, newcomer.parent, self._now(), slot_bytes)
 
     def _evict_one(self, slot_bytes: int) -> bool:
         spare = len(self._stack) > 0
@@ -369,8 +396,7 @@ class Dram:
             return False
         if chunk.is_busy:  # verify: busy victim
             return False
-        self._counters["dram.evicted"] += 1
-        self.drop(chunk)
+        self.drop(chunk, EvictionCause.SPACE)
         return True
 
     def _take_arena(self, slot_bytes: int) -> bool:
@@ -378,8 +404,8 @@ class Dram:
         arena = self._emptiest(other_than=slot_bytes)
         if arena is None:
             return False
-        self._empty(arena)
-        self._counters["dram.arenas_taken"] += 1
+        self._empty(arena, EvictionCause.SIZE_CLASS)
+        self._metrics.evictions.arenas_taken.add()
         return True
 
     def _awaits_writes(self, slot_bytes: int) -> bool:
@@ -414,7 +440,7 @@ class Dram:
         alone = [chunk.key for chunk in chunks if chunk is not None and not chunk.tiers]
         return not any(child.is_busy for child in self.chunks.descendants(*alone))
 
-    def _empty(self, arena: Arena) -> None:
+    def _empty(self, arena: Arena, cause: EvictionCause) -> None:
         for offset in list(arena.taken):
             chunk = self.chunks.at(offset)
             if chunk is None:
@@ -422,4 +448,4 @@ class Dram:
             doomed = [] if chunk.tiers else self.chunks.descendants(chunk.key)
             for child in reversed(doomed):
                 self.drop(child)
-            self.drop(chunk)
+            self.drop(chunk, cause)

@@ -1,10 +1,10 @@
 """What the parts of a pool's core work with; made once, when the pool begins."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.barrier import Barrier
+from forebay.metrics.catalog import PoolMetrics
 from forebay.pool.core.dram import Dram
 from forebay.pool.core.stack import TierStack
 from forebay.sys.clock import Clock
@@ -18,7 +18,7 @@ class CoreParts:
 
     dram: Dram
     stack: TierStack
-    counters: Counter[str]
+    metrics: PoolMetrics
     clock: Clock
     complete: Complete
     barrier: Barrier

@@ -6,15 +6,18 @@ calls `complete`.
 
 import secrets
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from forebay.errors import StartupError
+from forebay.metrics.catalog import PoolMetrics
+from forebay.metrics.labels import ErrorKind
+from forebay.pool.core.accounting.audit import violations
+from forebay.pool.core.accounting.status import Status, TierLife
 from forebay.pool.core.admin import AdminOperations
-from forebay.pool.core.audit import violations
 from forebay.pool.core.chunks import ChunkTable
 from forebay.pool.core.dram import Dram
 from forebay.pool.core.hashing import Hasher, Scrubber
@@ -45,39 +48,11 @@ from forebay.pool.policy.contract import Policy
 from forebay.pool.session import Core, Session, Work
 from forebay.sys.shared import Segment
 from forebay.sys.world import World
-from forebay.tiers.contract import MissReason, Removed
+from forebay.tiers.contract import Removed
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 from forebay.tiers.dram.taking import take_memory
 
 _FLUSH_STEP_S: Final = 0.002
-# What `forebay stats` shows even at 0: docs/operating.md explains each.
-_COUNTERS: Final = (
-    "dram.evicted",
-    "loaded.bytes",
-    "loaded.chunks",
-    "lookup.chunks",
-    "lookup.known",
-    "faults.caught",
-    "lookups",
-    "lookups.not_followed",
-    "misses.dram_corrupt",
-    *(f"misses.{reason}" for reason in MissReason if reason is not MissReason.NO_POOL),
-    "promises.cut_by_deadline",
-    "stored.bytes",
-    "stored.chunks",
-    "stores.declined",
-    "stores.later",
-)
-_NAMESPACES_MAX: Final = 100  # that `stats` shows, the largest
-_NAMESPACE_DIGITS: Final = 16  # of 64 hex digits: more than enough to tell them apart
-_TIER_COUNTERS: Final = (
-    "dropped.busy",
-    "dropped.no_space",
-    "loaded",
-    "loaded_bytes",
-    "written",
-    "written_bytes",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +63,7 @@ class PoolOptions:
     tiers: tuple[TierOpener, ...] = ()  # beneath DRAM, the nearest first
     huge_pages: bool = False
     verify_dram: bool = False
+    lives: tuple[TierLife, ...] = ()  # of the tiers, in the same order
 
 
 class Pool(Core):
@@ -111,21 +87,22 @@ class Pool(Core):
         self.generation = secrets.randbits(62)
         chunks = ChunkTable()
         # The tiers first: DRAM takes long, and a directory that cannot be used is told at once.
-        self._stack = TierStack(chunks, options.tiers, self._tier_removed, self._tier_learned)
+        self._stack = TierStack(
+            chunks, options.tiers, self._tier_removed, self._tier_learned, clock.monotonic
+        )
         try:
             self._slab = _slab(options)
         except StartupError:
             self._stack.close(0.0)
             raise
-        counters = self._counters = Counter[str](dict.fromkeys(_COUNTERS, 0))
-        for tier in range(len(self._stack)):
-            name = self._stack.name_of(tier)
-            counters.update({f"{name}.{event}": 0 for event in _TIER_COUNTERS})
+        metrics = self.metrics = PoolMetrics(
+            [self._stack.name_of(tier) for tier in range(len(self._stack))]
+        )
         dram = self._dram = Dram(
-            self._slab, chunks, self._stack, policy, counters=counters, now=clock.monotonic
+            self._slab, chunks, self._stack, policy, metrics=metrics, now=clock.monotonic
         )
         parts = CoreParts(
-            dram, self._stack, counters, clock, self._complete, self.barrier, self.generation
+            dram, self._stack, metrics, clock, self._complete, self.barrier, self.generation
         )
         hasher = self._hasher = Hasher(parts)
         self._loads = Loads(parts, hasher if options.verify_dram else None)
@@ -135,7 +112,9 @@ class Pool(Core):
         self._stores = Stores(parts, self._write_behind, loads_wait)
         self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
         self._admin = AdminOperations(parts, self._slab_grown)
-        self._started = clock.monotonic()
+        self._status = Status(
+            parts, self._acquisition, self._stores, self._write_behind, options.lives
+        )
 
     def welcome(self) -> tuple[Welcome, list[int]]:
         """See Core."""
@@ -176,7 +155,7 @@ class Pool(Core):
                 self._loads.retain_nothing()
                 self._admin.clear(session, message)
             case Hello() | StatsQuery():  # the server's own
-                self._counters["nonsense"] += 1
+                self.metrics.error(ErrorKind.UNEXPECTED)
         return None
 
     def disconnected(self, session: Session) -> None:
@@ -214,6 +193,7 @@ class Pool(Core):
         call = self.barrier.call
         call("deadlines", self._loads.tick, now)
         call("shrinking", self._dram.shrink)
+        call("accounting", self._status.tick, now)
         call("admin operations", self._admin.tick, now)
         idle = not (self._acquisition.reads_in_flight or self._write_behind.nearest_in_flight)
         call("write-behind", partial(self._write_behind.run, idle=idle))
@@ -243,52 +223,9 @@ class Pool(Core):
         """Whether tiers have reads or writes of ours in hand."""
         return bool(self._acquisition.reads_in_flight or self._write_behind.in_flight)
 
-    def stats(self) -> dict[str, object]:
+    def stats(self) -> dict[str, Any]:
         """See Core."""
-        chunks = self._dram.chunks
-        self._counters["faults.caught"] = self.barrier.caught
-        return {
-            "uptime_s": round(self._clock.monotonic() - self._started, 3),
-            "dram": {
-                "cap_bytes": self._slab.cap_bytes,
-                "allocated_bytes": self._slab.allocated_bytes,
-                "taken_bytes": self._slab.taken_bytes,
-                "pinned_bytes": self._dram.load_budget.used_bytes,
-                "retained_bytes": self._acquisition.retained_bytes,
-                "unsettled_bytes": self._dram.store_budget.used_bytes,
-                "chunks": len(chunks),
-                "pinned_chunks": sum(1 for chunk in chunks if chunk.pins),
-                "filling": self._stores.filling,
-            },
-            **{
-                tier.name: {
-                    "cap_bytes": tier.usage.cap_bytes,
-                    "used_bytes": tier.usage.used_bytes,
-                    "records": tier.usage.records,
-                    "payload_bytes": tier.usage.payload_bytes,
-                    "volumes": tier.volumes,
-                }
-                for tier in self._stack.status()
-            },
-            "namespaces": self._namespaces(),
-            "requests": len(self._acquisition.requests),
-            "counters": dict(sorted(self._counters.items())),
-        }
-
-    def _namespaces(self) -> dict[str, dict[str, int]]:
-        """Bytes of each namespace by tier, the largest first, by what `clear --namespace` takes."""
-        sizes = [("dram", chunk.name.namespace, chunk.length) for chunk in self._dram.chunks]
-        for tier, namespaces in self._stack.namespaces():
-            sizes += [(tier, namespace, count) for namespace, count in namespaces.items() if count]
-        columns = ["dram", *map(self._stack.name_of, range(len(self._stack)))]
-        found: dict[str, dict[str, int]] = {}
-        for tier, namespace, count in sizes:
-            row = found.setdefault(
-                namespace.hex()[:_NAMESPACE_DIGITS], {f"{column}_bytes": 0 for column in columns}
-            )
-            row[f"{tier}_bytes"] += count
-        largest = sorted(found.items(), key=lambda item: -sum(item[1].values()))
-        return dict(largest[:_NAMESPACES_MAX])
+        return self._status.snapshot()
 
     def close(self, timeout_s: float) -> None:
         """See Core."""

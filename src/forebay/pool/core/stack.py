@@ -21,7 +21,7 @@ from forebay.tiers.contract import (
     LoadOutcome,
     Miss,
     MissReason,
-    Prefix,
+    NamespaceUsage,
     Removed,
     StoreOutcome,
     Tier,
@@ -31,7 +31,39 @@ from forebay.tiers.contract import (
 )
 
 TierOpener = Callable[[TierListener], Tier]
-LoadDone = Callable[[LoadOutcome, int], None]  # with the tier that answered last
+
+
+class Operation(NamedTuple):
+    """One load from a tier or store in it, as it ended."""
+
+    tier: int
+    outcome: LoadOutcome | StoreOutcome
+    submitted: float  # monotonic
+    ended: float
+
+    @property
+    def waited_s(self) -> float | None:
+        """How long it waited for the medium; None if that never began with it."""
+        begun = self.outcome.begun
+        return None if begun is None else max(0.0, begun - self.submitted)
+
+    @property
+    def took_s(self) -> float:
+        """How long the medium took, or the tier to refuse it."""
+        begun = self.outcome.begun
+        return max(0.0, self.ended - (self.submitted if begun is None else begun))
+
+
+class KnownPrefix(NamedTuple):
+    """How much of a chain of keys is in the tiers."""
+
+    chunks: int  # from the first key
+    is_unknown: bool  # whether a tier has the next one is being asked in the background
+    by_tier: list[int]  # chunks found in each lower tier; the others are in DRAM
+
+
+LoadDone = Callable[[list[Operation]], None]  # one a tier that was tried; the last one counts
+StoreDone = Callable[[Operation], None]
 
 
 class TierStatus(NamedTuple):
@@ -51,12 +83,13 @@ class TierStack:
         openers: Sequence[TierOpener],
         on_removed: Callable[[int, list[Removed]], None],
         on_learned: Callable[[Sequence[bytes]], None],
+        now: Callable[[], float],
     ) -> None:
         """Open the tiers, the nearest first; a StartupError if one cannot be had.
 
-        `on_removed` and `on_learned` are called on the tiers' threads.
+        `on_removed` and `on_learned` are called on the tiers' threads, `now` on any.
         """
-        self._chunks = chunks
+        self._chunks, self._now = chunks, now
         self._tiers: list[Tier] = []
         try:
             for number, opener in enumerate(openers):
@@ -72,25 +105,27 @@ class TierStack:
         """What a tier is called in metrics."""
         return self._tiers[tier].name
 
-    def prefix(self, keys: list[bytes], ready: int) -> Prefix:
+    def prefix(self, keys: list[bytes], ready: int) -> KnownPrefix:
         """How many keys, from the first, are in DRAM or below; the first `ready` are in DRAM."""
         at = ready
         is_unknown = False
+        by_tier = [0] * len(self._tiers)
         while at < len(keys) and not is_unknown:
             if self._chunks.is_coming_or_ready(keys[at]):
                 at += 1
                 continue
             before, rest = at, keys[at:]
-            for tier in self._tiers:
+            for number, tier in enumerate(self._tiers):
                 found = tier.prefix(rest)
                 at += found.chunks
+                by_tier[number] += found.chunks
                 is_unknown = is_unknown or found.is_unknown
                 if found.chunks:
                     break
             if at == before:
                 break
             is_unknown = False  # whatever it was, it has been found elsewhere
-        return Prefix(at, is_unknown)
+        return KnownPrefix(at, is_unknown, by_tier)
 
     def tiers_of(self, key: bytes) -> frozenset[int]:
         """The lower tiers that have a chunk."""
@@ -112,26 +147,29 @@ class TierStack:
         lengths = (tier.length_of(key) for tier in self._tiers)
         return next((length for length in lengths if length is not None), None)
 
-    def load(self, name: RecordName, target: memoryview, done: LoadDone, deadline: float) -> None:
-        """Load from the nearest tier that can; from the next one if that misses."""
-        tiers = enumerate(self._tiers)
+    def load(self, name: RecordName, target: memoryview, done: LoadDone, deadline: float) -> int:
+        """Load from the nearest tier that can; from the next one if that misses. The nearest."""
+        tiers, now = enumerate(self._tiers), self._now
         sources = [number for number, tier in tiers if tier.length_of(name.key) is not None]
+        operations: list[Operation] = []
 
         def load_from(position: int) -> None:
-            source = sources[position]
+            source, submitted = sources[position], now()
 
             def ended(outcome: LoadOutcome) -> None:
+                operations.append(Operation(source, outcome, submitted, now()))
                 if isinstance(outcome, Miss) and position + 1 < len(sources):
                     load_from(position + 1)
                 else:
-                    done(outcome, source)
+                    done(operations)
 
             self._tiers[source].submit_load(name, target, ended, deadline)
 
         if sources:
             load_from(0)
-        else:
-            done(Miss(MissReason.ABSENT), 0)
+            return sources[0]
+        done([Operation(0, Miss(MissReason.ABSENT), now(), now())])
+        return 0
 
     def store(
         self,
@@ -140,11 +178,21 @@ class TierStack:
         source: memoryview,
         length: int,
         *,
-        done: Callable[[StoreOutcome], None],
+        done: StoreDone,
         digest: Digest | None,
     ) -> None:
         """Store in one tier."""
-        self._tiers[tier].submit_store(name, source, length, done, digest)
+        submitted = self._now()
+
+        def ended(outcome: StoreOutcome) -> None:
+            done(Operation(tier, outcome, submitted, self._now()))
+
+        self._tiers[tier].submit_store(name, source, length, ended, digest)
+
+    def used(self, key: bytes, at: float) -> None:
+        """A chunk that lower tiers have leaves DRAM, where it was last used at this time."""
+        for tier in self._tiers:
+            tier.used(key, at)
 
     def lost(self, key: bytes) -> None:
         """No tier has a chunk any more: what hangs on it alone is forgotten everywhere."""
@@ -162,15 +210,17 @@ class TierStack:
             found = [each for each in tier.namespaces().items() if each[0].hex().startswith(digits)]
             count += sum(tier.erase(name) for name, _ in found) if digits else tier.erase(None)
             left = tier.namespaces()
-            sizes.update({name: max(0, size - left.get(name, 0)) for name, size in found})
+            for name, usage in found:
+                left_bytes = left.get(name, NamespaceUsage()).payload_bytes
+                sizes[name] += max(0, usage.payload_bytes - left_bytes)
         return count, +sizes
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""
         return any(tier.resize(path, cap_bytes) for tier in self._tiers)
 
-    def namespaces(self) -> list[tuple[str, dict[bytes, int]]]:
-        """Each tier's name and the payload bytes of its namespaces, the nearest tier first."""
+    def namespaces(self) -> list[tuple[str, dict[bytes, NamespaceUsage]]]:
+        """Each tier's name and what it has of each namespace, the nearest tier first."""
         return [(tier.name, tier.namespaces()) for tier in self._tiers]
 
     def status(self) -> list[TierStatus]:

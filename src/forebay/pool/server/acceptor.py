@@ -27,6 +27,11 @@ class Acceptor:
         self._spare = SpareDescriptor()
         self._said_at = -_SAY_AGAIN_S
 
+    @property
+    def path(self) -> str:
+        """Where it listens."""
+        return str(self.listener.getsockname())
+
     def accept(self) -> socket.socket | None:
         """The next connection; None if there is none, or if it cannot be accepted now."""
         self.is_short = self.is_exhausted = False

@@ -11,9 +11,11 @@ one user's processes only those that joined under a name may settle it.
 """
 
 import errno
+import hashlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from forebay.pool.server.limits import ServerLimits
 from forebay.sys import processes, sockets
@@ -27,9 +29,21 @@ class _Process:
     engines: set[str] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineDescription:
+    """What an engine says of itself; texts are for people, and bounded by who takes them."""
+
+    model: str = ""
+    engine: str = ""  # its name and version
+    sharing: str = "unknown"  # what it does about sharing its KV
+    why: str = ""  # in a sentence
+
+
 @dataclass(slots=True, eq=False)
 class _Engine:
     uid: int
+    joined: float = 0.0  # monotonic
+    description: EngineDescription = EngineDescription()
     connections: int = 0
     processes: set[int] = field(default_factory=set)  # that live, by number
     hidden_until: float = 0.0  # when a process that cannot be seen is taken for dead
@@ -79,7 +93,7 @@ class Engines:
         process = self._find(link, peer, now)
         if process is None:
             return False
-        engine = self._engines.setdefault(name, _Engine(peer.uid))
+        engine = self._engines.setdefault(name, _Engine(peer.uid, now))
         engine.connections += 1
         engine.due = None
         if isinstance(process, _Process):
@@ -88,6 +102,28 @@ class Engines:
         else:
             engine.has_hidden = engine.has_hidden or process
         return True
+
+    def describe(self, name: str, description: EngineDescription) -> None:
+        """An engine says what it is; the last word counts."""
+        engine = self._engines.get(name)
+        if engine is not None:
+            engine.description = description
+
+    def listed(self, now: float, other_than: Collection[str]) -> list[dict[str, Any]]:
+        """All but some, for `forebay stats`; an engine's name is its secret and not shown."""
+        return [
+            {
+                "id": _public_id(name),
+                "model": engine.description.model,
+                "engine": engine.description.engine,
+                "sharing": engine.description.sharing,
+                "why": engine.description.why,
+                "processes": len(engine.processes),
+                "joined_s": round(now - engine.joined, 3),
+            }
+            for name, engine in self._engines.items()
+            if name not in other_than
+        ]
 
     def leave(self, name: str, now: float) -> None:
         """One of its connections is over."""
@@ -194,6 +230,11 @@ _HIDDEN = -1
 _GONE = -2
 _NOT_NOW = -3
 _WITHOUT_PIDFD = {errno.ESRCH: _GONE, errno.EMFILE: _NOT_NOW, errno.ENFILE: _NOT_NOW}
+
+
+def _public_id(name: str) -> str:
+    """Eight hex digits by which people tell engines apart, and from which no name follows."""
+    return hashlib.blake2b(name.encode(errors="replace"), digest_size=4).hexdigest()
 
 
 def _pidfd(link: socket.socket, peer: Peer) -> int:

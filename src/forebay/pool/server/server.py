@@ -10,15 +10,17 @@ is read, and what it does not read is bounded before it is cut off.
 
 import json
 import logging
+import os
 import selectors
 import socket
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-import msgspec
-
+from forebay import __version__
+from forebay.metrics.labels import ErrorKind
 from forebay.pool.messages import (
     PROTOCOL,
     AdminReply,
@@ -45,11 +47,13 @@ from forebay.sys.processes import Wake
 from forebay.sys.sockets import Peer
 
 _ENGINE_CHARACTERS_MAX: Final = 64
-_COUNTS: Final = ("accepted", "refused", "displaced", "malformed", "cut_off")
+_SNAPSHOT_VERSION: Final = 1  # of what `stats` says
+_CALLS_MAX: Final = 64  # of other threads that wait for a turn
 _CAUGHT: Final = "the pool could not act on this message; its log says why."
 _log: Final = logging.getLogger(__name__)
 _ANYONE: Final = Peer(0, -1)  # who has no connection yet
 _Event = Callable[[int], None]
+_Result = TypeVar("_Result")
 
 
 class PoolServer:
@@ -76,7 +80,8 @@ class PoolServer:
         self._connections: set[Connection] = set()
         self._rounds = 0
         self._engines = Engines(self._limits, core.lends, self._watch, self._unwatch)
-        self._counts: Counter[str] = Counter()
+        self._metrics = core.metrics.server
+        self._calls: deque[Callable[[], None]] = deque()  # left by other threads
         now = self._clock.monotonic()
         self._busy_until = now
         self._next_tick = now
@@ -109,20 +114,51 @@ class PoolServer:
         self._selector.close()
         self._acceptor.close()
 
-    def counts(self) -> dict[str, int]:
-        """What `forebay stats` shows of the sockets; an operator's command is no engine."""
-        engines = {each.engine for each in self._connections if each.is_engine}
-        operators = {each.engine for each in self._connections if each.has_joined} - engines
+    def call(self, work: Callable[[], _Result], timeout_s: float) -> _Result | None:
+        """Have something done between two rounds, and wait for it; from any other thread.
+
+        None: it was not done in time, and will not be.
+        """
+        done, given_up = threading.Event(), threading.Event()
+        results: list[_Result] = []
+
+        def run() -> None:
+            if not given_up.is_set():
+                results.append(work())
+                done.set()
+
+        if len(self._calls) >= _CALLS_MAX:
+            return None
+        self._calls.append(run)
+        self.wake()
+        if not done.wait(timeout_s):
+            given_up.set()
+        return results[0] if done.is_set() else None
+
+    def stats(self) -> dict[str, Any]:
+        """What `forebay stats --json` prints; an operator's command is no engine."""
+        joined = {each.engine for each in self._connections if each.is_engine}
+        operators = {each.engine for each in self._connections if each.has_joined} - joined
+        engines = self._engines.listed(self._clock.monotonic(), operators)
+        self._metrics.connections.set(len(self._connections))
+        sharing = Counter(str(engine["sharing"]) for engine in engines)
+        self._metrics.engines.replace({(word,): count for word, count in sharing.items()})
         return {
-            "connections": len(self._connections),
-            "engines": len(self._engines) - len(operators),
-            **{name: self._counts[name] for name in _COUNTS},
+            "version": _SNAPSHOT_VERSION,
+            "forebay": __version__,
+            "protocol": PROTOCOL,
+            "pid": os.getpid(),
+            "socket": self._acceptor.path,
+            **self._core.stats(),
+            "engines": engines,
         }
 
     def _round(self, linger_s: float | None) -> None:
         for key, mask in self._selector.select(self._timeout(linger_s)):
             event: _Event = key.data
             self._core.barrier.call("a socket's event", event, mask)
+        for _ in range(len(self._calls)):
+            self._core.barrier.call("a call of another thread", self._calls.popleft())
         self._rounds += 1
         waiting = turns(each for each in self._connections if each.has_work)
         for connection in waiting:
@@ -139,7 +175,7 @@ class PoolServer:
             self._serve(connection, "a message that takes long", connection.resume)
         for connection in waiting:
             if connection.error is not None and not connection.is_over:
-                self._counts["malformed"] += 1
+                self._core.metrics.error(ErrorKind.MALFORMED)
                 connection.refuse(f"this is not Forebay's protocol: {connection.error}")
         self._keep_time()
         for connection in [each for each in self._connections if not each.is_quiet]:
@@ -182,10 +218,8 @@ class PoolServer:
         if isinstance(message, Lookup) and self.recorder is not None:
             self.recorder.request(message.keys, self._clock.monotonic())
         if isinstance(message, StatsQuery):
-            numbers = {**self._core.stats(), "server": self.counts()}
             # Paths need not be UTF-8: escaped, they come back as they were.
-            text = json.dumps(msgspec.to_builtins(numbers))
-            connection.send(StatsReply(text.encode()))
+            connection.send(StatsReply(json.dumps(self.stats()).encode()))
         else:
             work = self._core.handle(connection, message)
             if work is not None:
@@ -200,9 +234,9 @@ class PoolServer:
             is_own = not isinstance(message, Settled) or self._engines.is_member(
                 message.engine, connection.peer
             )
-            self._counts["refused"] += not is_own
+            self._core.metrics.error(ErrorKind.REFUSED, int(not is_own))
             return is_own
-        self._counts["refused"] += 1
+        self._core.metrics.error(ErrorKind.REFUSED)
         if isinstance(message, Resize | Clear):
             connection.send(AdminReply(ok=False, sentence=sentence))
         else:
@@ -213,13 +247,13 @@ class PoolServer:
         """The first message of a connection: Hello, or nothing more is heard."""
         sentence = self._refusal(connection, message)
         if sentence is not None or not isinstance(message, Hello):
-            self._counts["refused"] += 1
+            self._core.metrics.error(ErrorKind.REFUSED)
             connection.refuse(sentence or "")
             return
         join = partial(self._engines.join, message.engine, connection.link, connection.peer)
         now = self._clock.monotonic()
         if not join(now) and not (self._one_gives_way(connection.peer) and join(now)):
-            self._counts["refused"] += 1
+            self._core.metrics.error(ErrorKind.REFUSED)
             connection.refuse("the pool is short of descriptors; come again.")
             return
         connection.engine, connection.is_operator = message.engine, message.is_operator
@@ -263,7 +297,7 @@ class PoolServer:
 
     def _admit(self, link: socket.socket) -> None:
         """A new connection; strangers hear why not, before a byte of theirs is read."""
-        self._counts["accepted"] += 1
+        self._metrics.accepted.add()
         now = self._clock.monotonic()
         peer = sockets.peer_of(link)
         connection = Connection(link, peer, now, self._limits.output_bytes_max)
@@ -271,7 +305,7 @@ class PoolServer:
         if sentence is None and not self._make_place(connection):
             sentence = f"the pool has {len(self._connections)} connections; more are not served."
         if sentence is not None:
-            self._counts["refused"] += 1
+            self._core.metrics.error(ErrorKind.REFUSED)
             connection.refuse(sentence)
             connection.close()
             return
@@ -301,7 +335,7 @@ class PoolServer:
         return gone is not None
 
     def _displace(self, connection: Connection) -> None:
-        self._counts["displaced"] += 1
+        self._core.metrics.error(ErrorKind.DISPLACED)
         connection.refuse("others need this place more; come again.")
         self._end(connection)
 
@@ -359,7 +393,7 @@ class PoolServer:
         self._connections.discard(connection)
         self._selector.unregister(connection.link)
         if connection.has_output:
-            self._counts["cut_off"] += 1
+            self._core.metrics.error(ErrorKind.CUT_OFF)
         connection.close()
         if connection.has_joined:
             call = self._core.barrier.call

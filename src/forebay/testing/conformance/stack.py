@@ -17,7 +17,16 @@ from forebay.testing.conformance.hooks import (
 )
 from forebay.testing.outcomes import RecordingListener
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
-from forebay.tiers.contract import Hit, Miss, MissReason, Prefix, Removed, Stored, Tier
+from forebay.tiers.contract import (
+    Hit,
+    Miss,
+    MissReason,
+    NamespaceUsage,
+    Prefix,
+    Removed,
+    Stored,
+    Tier,
+)
 
 OTHER = bytes(32)  # another namespace than the samples'
 
@@ -64,9 +73,8 @@ class StackConformance(ConformanceHooks):
         assert listener.gone == []
         tier.remove(links[0].name.key)
         eventually(lambda: len(listener.gone) == 3)
-        assert set(listener.gone) == {
-            Removed(short(link.name.key), link.length, link is links[1]) for link in links
-        }
+        told = {(gone.key, gone.length, gone.was_read) for gone in listener.gone}
+        assert told == {(short(link.name.key), link.length, link is links[1]) for link in links}
 
     def test_every_record_that_is_evicted_is_told_once(
         self, tier: Tier, listener: RecordingListener
@@ -140,11 +148,12 @@ class StackConformance(ConformanceHooks):
         with self.opened(tmp_path, listener) as tier:
             for sample in (*ours, *others):
                 store(tier, sample)
-            assert tier.namespaces() == {NAMESPACE: 9000, OTHER: 8000}
+            usage = {NAMESPACE: NamespaceUsage(3, 9000), OTHER: NamespaceUsage(2, 8000)}
+            assert tier.namespaces() == usage
             assert tier.erase(b"?" * 32) == 0
             assert tier.erase(NAMESPACE) == 3
             assert tier.erase(NAMESPACE) == 0
-            assert tier.namespaces()[NAMESPACE] == 0
+            assert tier.namespaces()[NAMESPACE] == NamespaceUsage()
             assert [tier.has(key) for key in keys(ours)] == [False] * 3
             assert prefix_of(tier, keys(others)) == 2
             eventually(lambda: len(listener.gone) == 3)

@@ -11,7 +11,13 @@ from typing import Final
 
 from forebay.record.header import RecordName
 from forebay.record.region import ContentsEntry, short
-from forebay.tiers.contract import DropReason, Removed, TierListener
+from forebay.tiers.contract import (
+    DropReason,
+    EvictionCause,
+    NamespaceUsage,
+    Removed,
+    TierListener,
+)
 from forebay.tiers.disk.index import NO_PARENT, Index, RecordPlace
 from forebay.tiers.disk.regions.region import Region
 
@@ -75,26 +81,33 @@ class Catalog:
             self._rows[place.region].append(row)
             return True
 
-    def mark_read(self, key: bytes) -> None:
-        """A record was loaded."""
+    def mark_read(self, key: bytes, now: float) -> float | None:
+        """A record was loaded; when it was last used before, if that is known."""
         with self._lock:
-            self._index.mark_read(key)
+            return self._index.mark_read(key, now)
 
-    def forget(self, key: bytes, place: RecordPlace | None = None) -> None:
+    def mark_used(self, key: bytes, at: float) -> None:
+        """A record's chunk was used in DRAM; without the lock: what is lost is a figure."""
+        self._index.mark_used(key, at)
+
+    def forget(
+        self,
+        key: bytes,
+        place: RecordPlace | None = None,
+        cause: EvictionCause = EvictionCause.CLEARED,
+    ) -> None:
         """Drop a record and all that continue it; only if it still lies at `place`, where given."""
         removed: list[Removed] = []
         with self._lock:
             if place is None or self._index.find(key) == place:
                 removed = self._index.remove(key)
-        if removed:
-            self._listener.removed(removed)
+        self._tell(_because(cause, removed))
 
     def abandon(self, key: bytes) -> None:
         """A record that was announced will not be written."""
         with self._lock:
             removed = self._index.abandon(key, self._listener.holds)
-        if removed:
-            self._listener.removed(removed)
+        self._tell(_because(EvictionCause.PREFIX, removed))
 
     def lost(self, key: bytes) -> None:
         """No other tier has this chunk any more; called after `holds` has begun to say so.
@@ -103,8 +116,7 @@ class Catalog:
         """
         with self._lock:
             removed = self._index.close_gap(key)
-        if removed:
-            self._listener.removed(removed)
+        self._tell(_because(EvictionCause.PREFIX, removed))
 
     def forget_namespace(self, namespace: bytes | None) -> None:
         """Drop all records of a namespace, or of all, also those that are being written."""
@@ -112,11 +124,14 @@ class Catalog:
         with self._lock:
             for key in list(self._index.keys_of(namespace)):
                 removed += self._index.remove(key)
+        self._tell([each._replace(cause=EvictionCause.CLEARED) for each in removed])
+
+    def _tell(self, removed: list[Removed]) -> None:
         if removed:
             self._listener.removed(removed)
 
-    def namespaces(self) -> dict[bytes, int]:
-        """The payload bytes of every namespace that has, or had, records here."""
+    def namespaces(self) -> dict[bytes, NamespaceUsage]:
+        """What every namespace has here that has, or had, records."""
         with self._lock:
             return self._index.namespaces()
 
@@ -125,8 +140,10 @@ class Catalog:
         with self._lock:
             self._regions[region.number] = region
             self._rows[region.number] = array("i")
+            if region.begun_at is not None:
+                self._index.stored_at[region.number] = region.begun_at
 
-    def drop_region(self, region: Region) -> int:
+    def drop_region(self, region: Region, cause: EvictionCause) -> int:
         """Forget a region's records, and what continues them unless another tier has the chunk.
 
         How many records left.
@@ -137,11 +154,13 @@ class Catalog:
             removed: list[Removed] = []
             with self._lock:
                 for _ in range(min(_BATCH, len(rows))):
-                    removed += self._index.evict(rows.pop(), region.number, self._listener.holds)
+                    gone = self._index.evict(rows.pop(), region.number, self._listener.holds)
+                    removed += _because(cause, gone)
             count += len(removed)
             self._listener.removed(removed)
         with self._lock:
             del self._rows[region.number], self._regions[region.number]
+            self._index.stored_at.pop(region.number, None)
         return count
 
     def set_unavailable(self, regions: Iterable[int]) -> None:
@@ -188,3 +207,9 @@ class Catalog:
             assert row is not None, "its parent was restored before it"
             self._rows[number].append(row)
             ready.extend(waiting.pop(short(entry.key), ()))
+
+
+def _because(cause: EvictionCause, removed: list[Removed]) -> list[Removed]:
+    """The first of these left for this cause, and the others because they continue it."""
+    causes = [cause] + [EvictionCause.PREFIX] * (len(removed) - 1)
+    return [each._replace(cause=because) for each, because in zip(removed, causes, strict=False)]

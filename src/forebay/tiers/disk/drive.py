@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from forebay.record.header import (
@@ -28,6 +29,7 @@ from forebay.sys.world import World
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
+    EvictionCause,
     Hit,
     LoadOutcome,
     Miss,
@@ -152,7 +154,7 @@ class Drive:
             failed: LoadOutcome = Miss(MissReason.IO_ERROR)
             outcome = self._barrier.result("a read", failed, self._load, job, page)
             self._queue.end_load(job)
-            job.done(outcome)
+            job.done(replace(outcome, begun=job.started))
 
     def _load(self, job: LoadJob, page: memoryview) -> LoadOutcome:
         if job.started >= job.deadline:
@@ -167,12 +169,13 @@ class Drive:
         found = _verify(page, job, count)
         if isinstance(found, Damage):
             if found not in _WRONG_CLAIM:  # verify: a claim costs nobody a record
-                self._catalog.forget(short(job.name.key), job.place)
+                key = short(job.name.key)
+                self._catalog.forget(key, job.place, EvictionCause.DAMAGED)
             wrong = found in _WRONG_RECORD
             return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
         self.read_bytes += length
-        self._catalog.mark_read(short(job.name.key))
-        return Hit(length, found)
+        used_at = self._catalog.mark_read(short(job.name.key), job.started)
+        return Hit(length, found, used_at=used_at)
 
     def _write_forever(self) -> None:
         page = memory.allocate(PAGE_BYTES)
@@ -180,7 +183,7 @@ class Drive:
             failed: StoreOutcome = Dropped(DropReason.IO_ERROR)
             outcome = self._barrier.result("a write", failed, self._store, job, page)
             self._queue.end_store(job)
-            job.done(outcome)
+            job.done(replace(outcome, begun=job.started))
 
     def _store(self, job: StoreJob, page: memoryview) -> StoreOutcome:
         key = short(job.name.key)

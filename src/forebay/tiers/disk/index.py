@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from forebay.record.region import SHORT_KEY_BYTES, ContentsEntry
-from forebay.tiers.contract import Removed
+from forebay.tiers.contract import EvictionCause, NamespaceUsage, Removed
 
 NO_PARENT: Final = bytes(SHORT_KEY_BYTES)  # short(ROOT)
 _NONE: Final = -1
@@ -46,6 +46,7 @@ class Index:
         self._length = array("I")
         self._namespace = array("I")
         self._read = bytearray()  # 1: loaded since it was settled
+        self._used_at = array("f")  # when its chunk was last used, monotonic; 0: not known
         self._parent = array("i")
         self._first_child = array("i")
         self._next_sibling = array("i")
@@ -53,6 +54,8 @@ class Index:
         self._free = array("i")
         self._namespace_numbers: dict[bytes, int] = {}
         self._namespace_bytes: list[int] = []  # payload bytes of settled records, by that number
+        self._namespace_records: list[int] = []  # and how many these are
+        self.stored_at: dict[int, float] = {}  # region → when it was begun, monotonic, where known
         self.records = 0  # settled
         self.payload_bytes = 0  # of settled records
 
@@ -107,7 +110,7 @@ class Index:
         if row is None or self._region[row] != _PENDING:
             return None
         self._region[row], self._offset[row], self._length[row] = place
-        self.records += 1
+        self._count(row, 1)
         self._add_bytes(row, place.length)
         return row
 
@@ -140,6 +143,7 @@ class Index:
         self.records += 1
         self.payload_bytes += length
         self._namespace_bytes[number] += length
+        self._namespace_records[number] += 1
         return row
 
     def move(self, key: bytes, place: RecordPlace) -> int:
@@ -150,11 +154,20 @@ class Index:
         self._region[row], self._offset[row], self._length[row] = place
         return row
 
-    def mark_read(self, key: bytes) -> None:
-        """A record was loaded; said again when it is removed."""
+    def mark_read(self, key: bytes, now: float) -> float | None:
+        """A record was loaded; said again when it is removed. When it was last used, if known."""
+        row = self._rows.get(key)
+        if row is None:
+            return None
+        self._read[row] = 1
+        before, self._used_at[row] = self._used_at[row], now
+        return before or None
+
+    def mark_used(self, key: bytes, at: float) -> None:
+        """A record's chunk was used in another tier."""
         row = self._rows.get(key)
         if row is not None:
-            self._read[row] = 1
+            self._used_at[row] = at
 
     def remove(self, key: bytes) -> list[Removed]:
         """Forget a record and all that continue it; those that were settled."""
@@ -191,15 +204,21 @@ class Index:
             if number is None or self._namespace[row] == number:
                 yield key
 
-    def namespaces(self) -> dict[bytes, int]:
-        """The payload bytes of every namespace ever seen."""
-        return dict(zip(self._namespace_numbers, self._namespace_bytes, strict=True))
+    def namespaces(self) -> dict[bytes, NamespaceUsage]:
+        """What there is of every namespace ever seen."""
+        usage = map(NamespaceUsage, self._namespace_records, self._namespace_bytes)
+        return dict(zip(self._namespace_numbers, usage, strict=True))
 
     def _number_of(self, namespace: bytes) -> int:
         number = self._namespace_numbers.setdefault(namespace, len(self._namespace_numbers))
         if number == len(self._namespace_bytes):
             self._namespace_bytes.append(0)
+            self._namespace_records.append(0)
         return number
+
+    def _count(self, row: int, count: int) -> None:
+        self.records += count
+        self._namespace_records[self._namespace[row]] += count
 
     def _add_bytes(self, row: int, count: int) -> None:
         self.payload_bytes += count
@@ -221,6 +240,7 @@ class Index:
         """Make many rows at once: a row alone costs an append to every column."""
         self._keys.extend([b""] * _GROWTH)
         self._read.extend(bytes(_GROWTH))
+        self._used_at.frombytes(bytes(_GROWTH * self._used_at.itemsize))
         self._offset.frombytes(bytes(_GROWTH * self._offset.itemsize))
         for column in (self._length, self._namespace):
             column.frombytes(bytes(_GROWTH * column.itemsize))
@@ -267,9 +287,12 @@ class Index:
         """Take a settled record out of the counts; nothing if the row has none."""
         if self._region[row] < 0:
             return []
-        self.records -= 1
+        self._count(row, -1)
         self._add_bytes(row, -self._length[row])
-        return [Removed(self._keys[row], self._length[row], self._read[row] == 1)]
+        stored_at = self.stored_at.get(self._region[row])
+        was_read = self._read[row] == 1
+        cause = EvictionCause.SPACE  # the catalog knows better
+        return [Removed(self._keys[row], self._length[row], was_read, cause, stored_at)]
 
     def _highest(self, row: int) -> int:
         """The row, or the highest of the gaps above it that nothing else continues."""
@@ -285,7 +308,7 @@ class Index:
         del self._rows[self._keys[row]]
         self._keys[row] = b""
         self._region[row] = _FREE
-        self._read[row] = 0
+        self._read[row], self._used_at[row] = 0, 0.0
         for column in self._links():
             column[row] = _NONE
         self._free.append(row)

@@ -17,6 +17,7 @@ from forebay.tiers.contract import (
     LoadOutcome,
     Miss,
     MissReason,
+    NamespaceUsage,
     Prefix,
     StoreOutcome,
     Tier,
@@ -160,7 +161,11 @@ class DiskTier(Tier):
             return None
         return found[1].length
 
-    def namespaces(self) -> dict[bytes, int]:
+    def used(self, key: bytes, at: float) -> None:
+        """See Tier."""
+        self._catalog.mark_used(short(key), at)
+
+    def namespaces(self) -> dict[bytes, NamespaceUsage]:
         """See Tier."""
         return self._catalog.namespaces()
 
@@ -198,6 +203,7 @@ class DiskTier(Tier):
                 drive.region_log.allocated_bytes,
                 drive.region_log.evicted_regions,
                 drive.region_log.left_alone,
+                drive.region_log.life_written_bytes,
             )
             for drive in self._drives
         ] + [VolumeStatus(path, False, 1, 0, 0, 0, 0) for path in self._missing]

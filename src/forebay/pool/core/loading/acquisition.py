@@ -7,11 +7,13 @@ deadline with what is verified by then. While no ask of an engine waits for room
 has looked up is read ahead. An ask overtakes those of its engine that wait if DRAM has all of it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
 from forebay.identity.groups import rule_of
+from forebay.metrics.labels import DRAM, Direction, ErrorKind
 from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.hashing import Hasher, payload_of
@@ -29,6 +31,7 @@ from forebay.tiers.dram.slab import slot_bytes_for
 
 AHEAD_READS: Final = 8  # in flight at once for who has not asked; who asks waits for no more
 TELL_CHUNKS: Final = 16  # come into DRAM before an engine hears of it
+_LOADED: Final = (DRAM, Direction.LOAD)
 PATIENCE_S: Final = 0.25  # how long an ask waits for what other engines hold beyond their share
 
 
@@ -39,9 +42,9 @@ class Acquisition:
     """
 
     def __init__(self, parts: CoreParts, hasher: Hasher | None) -> None:
-        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
         self._clock, self._barrier = parts.clock, parts.barrier
-        self._replies = Replies(parts.counters, parts.generation)
+        self._replies = Replies(parts)
         self._promotions = Promotions(parts, self._promoted)
         self._hasher = hasher  # where everything is hashed again before it is promised
         self._retention = Retention(parts.dram)
@@ -59,7 +62,7 @@ class Acquisition:
     def begin(self, request: LoadRequest, first: int, count: int) -> None:
         """A request asks for these chunks; the promise follows, now or later."""
         self._retention.asked(request)
-        request.state = LoadState.ASKED
+        request.state, request.asked_at = LoadState.ASKED, self._clock.monotonic()
         request.first = request.next = request.run = max(0, first)
         wanted = range(request.first, min(len(request.keys), request.first + max(0, count)))
         request.stop = len(request.keys) if request.local else wanted.stop
@@ -79,8 +82,15 @@ class Acquisition:
         if not positions:
             self.end(request)
             return
-        copied = [request.held.pop(position, None) for position in positions]
-        self._dram.unpin_for_load(request.engine, *filter(None, copied))
+        copied = list(filter(None, [request.held.pop(at, None) for at in positions]))
+        self._copied(request, len(copied))
+        self._dram.unpin_for_load(request.engine, *copied)
+
+    def _copied(self, request: LoadRequest, count: int) -> None:
+        """So many chunks of a promise were released."""
+        if count and request.state is LoadState.PROMISED:
+            took_s = self._clock.monotonic() - request.promised_at
+            self._metrics.tiers.seconds.observe(took_s, _LOADED, count)
 
     def answered(self) -> None:
         """A promise was sent: what was retained for it need not be any more."""
@@ -91,7 +101,7 @@ class Acquisition:
     def expire(self, now: float) -> None:
         """Cut promises whose deadline has come, and stop retaining what was not asked for."""
         for request in self._asked.due(now):
-            self._counters["promises.cut_by_deadline"] += 1
+            self._metrics.loads.promises_cut.add()
             self._guarded(request, partial(self._promise, request, request.contiguous()))
             self._promotions.disown()
         for request in self._retention.due(now):
@@ -103,7 +113,8 @@ class Acquisition:
             keys = request.unknown_keys
             if request.stop < len(request.keys):
                 continue
-            more, is_unknown = self._stack.prefix(keys, self._dram.chunks.ready_prefix(keys))
+            ready = self._dram.chunks.ready_prefix(keys)
+            more, is_unknown, _ = self._stack.prefix(keys, ready)
             request.unknown_keys = keys[more:] if is_unknown else []
             request.keys = request.keys + keys[:more]
             request.stop = len(request.keys)
@@ -139,7 +150,7 @@ class Acquisition:
 
     def damaged(self, chunk: Chunk) -> None:
         """A slot does not hold what it should: forget it."""
-        self._counters["misses.dram_corrupt"] += 1
+        self._metrics.error(ErrorKind.DRAM_CORRUPT)
         for request in [each for each in self.requests if chunk in each.retained.pinned]:
             self.stop_retaining(request)
         self._dram.drop_damaged(chunk)
@@ -148,6 +159,10 @@ class Acquisition:
     def reads_in_flight(self) -> int:
         """Chunks on their way from lower tiers."""
         return self._promotions.in_flight
+
+    def queue_depths(self) -> tuple[int, Counter[int]]:
+        """Asks that have no promise yet; and reads in flight, by tier."""
+        return self._asked.waiting, self._promotions.in_flight_by_tier()
 
     @property
     def retained_bytes(self) -> int:
@@ -459,8 +474,8 @@ class Acquisition:
         if request is not self._answering:  # whoever comes next may use what was retained for it
             self._retention.end(request)
         total = max(0, request.stop - request.first)
-        self._counters["promises"] += 1
-        self._counters["promised.chunks"] += total
+        request.promised_at = self._clock.monotonic()
+        self._metrics.loads.promised(total, request.promised_at - request.asked_at)
         self._replies.promise(request.session, request.number, request.first, held, total)
         for position in sorted(position for position in request.held if position >= end):
             self._replies.ready(request, position, request.held[position])
@@ -474,6 +489,7 @@ class Acquisition:
 
     def end(self, request: LoadRequest) -> None:
         """It is over, in whatever state it was: nothing is held, awaited or retained for it."""
+        self._copied(request, len(request.held))
         self._dram.unpin_for_load(request.engine, *request.held.values())
         request.held.clear()
         had_awaited = bool(request.awaited)

@@ -29,6 +29,11 @@ class Asks:
         for asks in self._by_engine.values():
             yield from asks
 
+    @property
+    def waiting(self) -> int:
+        """How many have no promise yet."""
+        return sum(map(_waits, self))
+
     def add(self, request: LoadRequest) -> None:
         """A request has asked."""
         self._by_engine.setdefault(request.engine, {})[request] = None

@@ -9,6 +9,7 @@ see `orphaned_pins`. The states of a load are drawn in `request`.
 
 from typing import Final
 
+from forebay.metrics.labels import ABSENT, DRAM
 from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.loading.acquisition import Acquisition
 from forebay.pool.core.loading.request import LoadRequest, LoadState
@@ -25,7 +26,8 @@ class Loads:
     """All requests of all sessions. Owned by the pool's thread."""
 
     def __init__(self, parts: CoreParts, hasher: Hasher | None) -> None:
-        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics.loads
+        self._tier_names = parts.metrics.tier_names
         self._clock = parts.clock
         self.acquisition = Acquisition(parts, hasher)
         self._requests = self.acquisition.requests
@@ -33,22 +35,22 @@ class Loads:
 
     def lookup(self, session: Session, message: Lookup) -> None:
         """Answer how much is known; retain what is here of it, and begin to read the rest."""
+        begun = self._clock.monotonic()
         keys = _unrepeated(short_keys(message.keys))
         ready = self._dram.chunks.ready_prefix(keys)
-        known, is_unknown = self._stack.prefix(keys, ready)
+        known, is_unknown, below = self._stack.prefix(keys, ready)
         if ready < known and not self._can_be_loaded(keys[ready]):  # verify: loadable
-            known, is_unknown = ready, False
+            known, is_unknown, below = ready, False, []
         self._unreported.append((keys, known))
         if ready < known:
             self.catch_up()  # before slots are freed for what will be read ahead
         session.send(Found(message.request, known, ready, self._which(message.local)))
-        self._counters["lookups"] += 1
-        self._counters["lookup.chunks"] += len(keys)
-        self._counters["lookup.known"] += known
+        self._count(len(keys), known, below)
+        self._metrics.lookup_seconds.observe(self._clock.monotonic() - begun)
         is_new = self._requests.get(session, message.request) is None
         followed = len(keys) if is_unknown else known
         if followed and is_new and not self._requests.admits(session, followed):  # verify: keys
-            self._counters["lookups.not_followed"] += 1
+            self._metrics.lookups_not_followed.add()
         elif followed and is_new:
             name = (message.namespace, message.group)
             request = LoadRequest(session, message.request, name, keys[:known])
@@ -57,6 +59,15 @@ class Loads:
             request.unknown_keys = keys[known:] if is_unknown else []
             request.keys_counted = followed
             self.acquisition.add(request)
+
+    def _count(self, chunks: int, known: int, below: list[int]) -> None:
+        """A lookup was answered; `below` are the chunks that each lower tier has."""
+        self._metrics.lookups.add()
+        found = self._metrics.lookup_chunks
+        found.add(known - sum(below), (DRAM,))
+        found.add(chunks - known, (ABSENT,))
+        for name, count in zip(self._tier_names[1:], below, strict=False):
+            found.add(count, (name,))
 
     def _which(self, joined: bytes) -> bytes:
         """A bit for each of these records, the lowest first: whether some tier has it."""

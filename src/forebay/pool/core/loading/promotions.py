@@ -5,16 +5,20 @@ its engine's share as long as anyone waits for it. The chunk is in the table as 
 while, so that others join it instead of reading it again.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from forebay.metrics.catalog import Ended
+from forebay.metrics.labels import OK, Direction
 from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.loading.request import LoadRequest
 from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.stack import Operation
 from forebay.record.header import RecordName
-from forebay.tiers.contract import Hit, LoadOutcome
+from forebay.tiers.contract import Hit, Miss, MissReason
 
 READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
 Waiting = list[tuple[LoadRequest, int]]  # who waits for a chunk, and which of theirs it is
@@ -24,10 +28,11 @@ class Promotions:
     """All reads in flight. Owned by the pool's thread; `complete` brings them back to it."""
 
     def __init__(self, parts: CoreParts, done: Callable[[Chunk, Waiting], None]) -> None:
-        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
         self._clock, self._complete = parts.clock, parts.complete
         self._done = done  # told of every chunk that is READY, or was dropped
         self._waiting: dict[Chunk, Waiting] = {}
+        self._source: dict[Chunk, int] = {}  # the tier that each is read from, first of all
         self._ahead: set[Chunk] = set()
 
     @property
@@ -56,8 +61,13 @@ class Promotions:
             self._ahead.add(chunk)
         deadline = self._clock.monotonic() + READ_DEADLINE_S
         target = self._dram.slab.view(chunk.offset, length)
-        self._stack.load(name, target, partial(self._ended_on_thread, chunk), deadline)
+        ended = partial(self._ended_on_thread, chunk)
+        self._source[chunk] = self._stack.load(name, target, ended, deadline)
         return chunk
+
+    def in_flight_by_tier(self) -> Counter[int]:
+        """Reads that tiers have not answered yet, by tier."""
+        return Counter(self._source.values())
 
     def join(self, chunk: Chunk, request: LoadRequest, position: int) -> None:
         """Wait for a chunk that is LOADING."""
@@ -72,20 +82,30 @@ class Promotions:
             if not is_awaited and chunk.engine != NOBODY:
                 self._dram.charge_load(chunk, NOBODY)
 
-    def _ended_on_thread(self, chunk: Chunk, outcome: LoadOutcome, tier: int) -> None:
-        self._complete(partial(self._ended, chunk, outcome, tier))
+    def _ended_on_thread(self, chunk: Chunk, operations: list[Operation]) -> None:
+        self._complete(partial(self._ended, chunk, operations))
 
-    def _ended(self, chunk: Chunk, outcome: LoadOutcome, tier: int) -> None:
+    def _ended(self, chunk: Chunk, operations: list[Operation]) -> None:
         waiting = self._waiting.pop(chunk)
         self._ahead.discard(chunk)
+        del self._source[chunk]
+        for operation in operations:
+            self._count(chunk, operation)
+        outcome = operations[-1].outcome
         is_whole = isinstance(outcome, Hit) and outcome.length == chunk.length
         header = outcome.header if isinstance(outcome, Hit) and is_whole else None
-        if header is not None:
-            name = self._stack.name_of(tier)
-            self._counters[f"{name}.loaded"] += 1
-            self._counters[f"{name}.loaded_bytes"] += chunk.length
-        else:
-            reason = "wrong_record" if isinstance(outcome, Hit) else outcome.reason.value
-            self._counters[f"misses.{reason}"] += 1
         self._dram.end_load(chunk, header)
         self._done(chunk, waiting)
+
+    def _count(self, chunk: Chunk, operation: Operation) -> None:
+        tier, outcome = self._stack.name_of(operation.tier), operation.outcome
+        if isinstance(outcome, Miss):
+            label: str = outcome.reason
+        else:
+            is_whole = isinstance(outcome, Hit) and outcome.length == chunk.length
+            label = OK if is_whole else MissReason.WRONG_RECORD
+        took = Ended(chunk.length, operation.waited_s, operation.took_s)
+        self._metrics.tiers.record((tier, Direction.LOAD), label, took)
+        if isinstance(outcome, Hit) and outcome.used_at is not None:
+            gap_s = max(0.0, operation.submitted - outcome.used_at)
+            self._metrics.evictions.gap.observe(gap_s, (tier,))

@@ -4,11 +4,13 @@ A promise carries a proof over the keys of what it hands out, and each later chu
 that an engine never takes a slot for another chunk's; see docs/protocol.md.
 """
 
-from collections import Counter
+from collections.abc import Sequence
 
 from forebay.identity.keys import proof_of
+from forebay.metrics.labels import Direction
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.loading.request import LoadRequest
+from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import Promise, Ready
 from forebay.pool.session import Session
 
@@ -16,9 +18,9 @@ from forebay.pool.session import Session
 class Replies:
     """Sends promises, and counts what left with them."""
 
-    def __init__(self, counters: Counter[str], generation: int) -> None:
-        self._counters = counters
-        self._generation = generation  # of the slab that slots are named in
+    def __init__(self, parts: CoreParts) -> None:
+        self._dram, self._metrics = parts.dram, parts.metrics.tiers
+        self._generation = parts.generation  # of the slab that slots are named in
 
     def promise(
         self, session: Session, number: int, first: int, held: list[Chunk], total: int
@@ -40,6 +42,7 @@ class Replies:
         """A promised chunk, and what follows it, will not come."""
         request.session.send(Ready(request.number, self._generation, position, 0, 0, b""))
 
-    def _count(self, chunks: list[Chunk]) -> None:
-        self._counters["loaded.chunks"] += len(chunks)
-        self._counters["loaded.bytes"] += sum(chunk.length for chunk in chunks)
+    def _count(self, chunks: Sequence[Chunk]) -> None:
+        if chunks:
+            self._metrics.copied(Direction.LOAD, [chunk.length for chunk in chunks])
+            self._dram.handed_out(chunks)

@@ -67,6 +67,7 @@ class LoadRequest:
     """A chain of keys on its way from lookup to release."""
 
     __slots__ = (
+        "asked_at",
         "awaited",
         "deadline",
         "engine",
@@ -81,6 +82,7 @@ class LoadRequest:
         "namespace",
         "next",
         "number",
+        "promised_at",
         "retained",
         "run",
         "session",
@@ -110,6 +112,7 @@ class LoadRequest:
         self.told = 0  # chunks that its engine knows to be in DRAM
         self.run = 0  # how far what is held reaches from `first`, as last seen
         self.in_dram = 0  # chunks that lay in DRAM when it came to them
+        self.asked_at = self.promised_at = 0.0  # monotonic, once it was
         self.half_time = 0.0  # of the time until its deadline
         self.deadline = 0.0  # of the ask; before it, how long things are retained for it
         self.waits_since: float | None = None  # for room that other engines hold

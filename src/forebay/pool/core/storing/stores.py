@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from forebay.identity.groups import GroupRule, rule_of
+from forebay.metrics.labels import Direction, RefusalReason
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.dram import Newcomer, NoSlot
 from forebay.pool.core.parts import CoreParts
@@ -53,7 +54,7 @@ class Stores:
         write_behind: WriteBehind,
         loads_wait: Callable[[], bool],
     ) -> None:
-        self._dram, self._counters = parts.dram, parts.counters
+        self._dram, self._metrics = parts.dram, parts.metrics
         self._generation = parts.generation
         self._write_behind = write_behind
         self._loads_wait = loads_wait  # whether somebody wants to load more than there is room for
@@ -85,9 +86,7 @@ class Stores:
                 if chunk is not None and self._dram.commit(chunk, digest):
                     committed.append(chunk)
             self._take_back(session.engine, message.offsets)  # of what has no digest
-        self._counters["stored.commits"] += len(committed)
-        self._counters["stored.chunks"] += len(committed)
-        self._counters["stored.bytes"] += sum(chunk.length for chunk in committed)
+        self._metrics.tiers.copied(Direction.STORE, [chunk.length for chunk in committed])
         session.send(Committed(len(committed)))
 
     def abort(self, session: Session, message: Abort) -> None:
@@ -121,19 +120,20 @@ class Stores:
         missing = count = len(run.keys) // KEY_BYTES
         keys = [run.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in range(count)]
         if not self._is_sensible(run):
-            self._counters["stores.no"] += count
+            self._refused(RefusalReason.MALFORMED, count)
             answers += [ReserveAnswer.NO] * count
             return
         rule = rule_of(run.group)
         answer, previous, newcomer = int(ReserveAnswer.HAVE), run.parent, None
+        reason = RefusalReason.DECLINED
         for key in keys:
             yield
             name = RecordName(run.namespace, run.group, key, rule.parent_of(previous))
             if not self._dram.is_known(name.parent):
-                answer = ReserveAnswer.NO
+                answer, reason = ReserveAnswer.NO, RefusalReason.ORPHAN
                 break
             if self._dram.has(short(key)):
-                self._counters["stores.have"] += 1
+                self._refused(RefusalReason.HAVE, 1)
                 answer = ReserveAnswer.HAVE
             else:
                 above = run.parent if rule is GroupRule.LOCAL else name.parent
@@ -146,7 +146,7 @@ class Stores:
             previous = key
         if missing:
             is_later = answer == ReserveAnswer.LATER
-            self._counters["stores.later" if is_later else "stores.no"] += missing
+            self._refused(RefusalReason.LATER if is_later else reason, missing)
             if is_later:
                 self._write_behind.hurry()
             answers += [answer] * missing
@@ -178,8 +178,11 @@ class Stores:
         if name.parent == ROOT:
             chunk.beside = newcomer.parent
         self._filling.setdefault(engine, {})[chunk.offset] = chunk
-        self._counters["stores.slots"] += 1
+        self._metrics.stores.leases.add()
         return chunk.offset
+
+    def _refused(self, reason: RefusalReason, count: int) -> None:
+        self._metrics.stores.refused.add(count, (reason,))
 
 
 def _digests(commit: Commit) -> Iterator[tuple[int, bytes]]:

@@ -6,10 +6,13 @@ What is written, and in which order, is the policy's decision; see `forebay.pool
 from functools import partial
 from typing import Final
 
+from forebay.metrics.catalog import Ended
+from forebay.metrics.labels import OK, Direction, ErrorKind
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.stack import Operation
 from forebay.record.header import Digest
-from forebay.tiers.contract import Dropped, DropReason, StoreOutcome
+from forebay.tiers.contract import Dropped, DropReason
 
 WRITES_MAX: Final = 16  # in flight or queued at a tier; the rest waits in DRAM
 _WRITES_SHARE: Final = 8  # of DRAM, an eighth: a tier that hangs keeps what is being written
@@ -19,7 +22,7 @@ class WriteBehind:
     """All writes to lower tiers. Owned by the pool's thread; `complete` brings them back to it."""
 
     def __init__(self, parts: CoreParts) -> None:
-        self._dram, self._stack, self._counters = parts.dram, parts.stack, parts.counters
+        self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
         self._clock, self._complete = parts.clock, parts.complete
         self._in_flight = [0] * len(self._stack)  # by tier
         self._in_flight_bytes = [0] * len(self._stack)  # likewise
@@ -33,6 +36,10 @@ class WriteBehind:
     def nearest_in_flight(self) -> int:
         """Of these, to the nearest tier: what a further one takes its time for holds up nothing."""
         return self._in_flight[0] if self._in_flight else 0
+
+    def in_flight_at(self, tier: int) -> int:
+        """Of these, to one tier."""
+        return self._in_flight[tier]
 
     def run(self, *, idle: bool = False) -> None:
         """Hand to every tier what the policy offers for it, while there is room."""
@@ -51,7 +58,7 @@ class WriteBehind:
         self.run(idle=True)
         has_room = any(map(self._has_room, range(len(self._stack))))
         if has_room and self._dram.policy.queued_bytes:
-            self._counters["stores.later_beside_an_idle_disk"] += 1  # it should not be
+            self._metrics.error(ErrorKind.IDLE_DRIVE)  # it should not be
 
     def _write_next(self, tier: int, *, idle: bool) -> bool:
         """Begin the next write to a tier; False if nothing is to be written now."""
@@ -68,7 +75,7 @@ class WriteBehind:
         self._in_flight[tier] += 1
         self._in_flight_bytes[tier] += chunk.slot_bytes
         source = dram.slab.view(chunk.offset, chunk.length)
-        done = partial(self._ended_on_thread, tier, chunk)
+        done = partial(self._ended_on_thread, chunk)
         digest = Digest(chunk.digest, chunk.shards)
         self._stack.store(tier, chunk.name, source, chunk.length, done=done, digest=digest)
         return True
@@ -78,17 +85,15 @@ class WriteBehind:
             return False
         return not self._dram.is_condemned(chunk)
 
-    def _ended_on_thread(self, tier: int, chunk: Chunk, outcome: StoreOutcome) -> None:
-        self._complete(partial(self._ended, tier, chunk, outcome))
+    def _ended_on_thread(self, chunk: Chunk, operation: Operation) -> None:
+        self._complete(partial(self._ended, chunk, operation))
 
-    def _ended(self, tier: int, chunk: Chunk, outcome: StoreOutcome) -> None:
+    def _ended(self, chunk: Chunk, operation: Operation) -> None:
+        tier, outcome = operation.tier, operation.outcome
         self._in_flight[tier] -= 1
         self._in_flight_bytes[tier] -= chunk.slot_bytes
-        name = self._stack.name_of(tier)
-        is_stored = not isinstance(outcome, Dropped) or outcome.reason is DropReason.DUPLICATE
-        self._dram.end_write(chunk, tier, is_stored=is_stored)
-        if isinstance(outcome, Dropped) and not is_stored:
-            self._counters[f"{name}.dropped.{outcome.reason.value}"] += 1
-        else:
-            self._counters[f"{name}.written"] += 1
-            self._counters[f"{name}.written_bytes"] += chunk.length
+        label = outcome.reason if isinstance(outcome, Dropped) else OK
+        self._dram.end_write(chunk, tier, is_stored=label in (OK, DropReason.DUPLICATE))
+        way = (self._stack.name_of(tier), Direction.STORE)
+        ended = Ended(chunk.length, operation.waited_s, operation.took_s)
+        self._metrics.tiers.record(way, label, ended)

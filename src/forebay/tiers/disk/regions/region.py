@@ -23,6 +23,7 @@ class Region:
     """A region file that is open in this process."""
 
     __slots__ = (
+        "begun_at",
         "contents",
         "descriptor",
         "drive",
@@ -48,6 +49,7 @@ class Region:
         self.generation = generation  # in the header of each of its records
         self.descriptor = descriptor
         self.drive = 0  # the number of its directory in the tier
+        self.begun_at: float | None = None  # monotonic; None: by an earlier pool
         self.size_bytes = size_bytes  # whole pages
         self.file_bytes = size_bytes  # what it counts for; more where a file ends within a page
         self.end = layout.FIRST_RECORD  # where the next record goes

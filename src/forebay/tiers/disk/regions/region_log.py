@@ -16,7 +16,7 @@ from forebay.record import region as layout
 from forebay.record.header import RecordHeader, record_bytes
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.world import World
-from forebay.tiers.contract import DropReason
+from forebay.tiers.contract import DropReason, EvictionCause
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions import region as regions
@@ -101,6 +101,11 @@ class RegionLog:
         self._to_remove.append((name, size_bytes))
         self.allocated_bytes += size_bytes
 
+    @property
+    def life_written_bytes(self) -> int:
+        """What all regions that were ever begun here hold, were they as large as a new one."""
+        return self._generation * self._limits.region_bytes
+
     def regions(self) -> list[Region]:
         """All regions here, oldest first."""
         with self._changed:
@@ -120,7 +125,10 @@ class RegionLog:
         try:
             if unfit is not None:
                 self._seal(unfit)
-            while self.allocated_bytes > usable and (oldest := self._evict()) is not None:
+            while self.allocated_bytes > usable:
+                oldest = self._evict(EvictionCause.RESIZED)
+                if oldest is None:
+                    break
                 self._unlink(oldest)
         except OSError as error:
             _log.warning("%s is above its cap (%s)", self._directory.path, error.strerror)
@@ -306,7 +314,7 @@ class RegionLog:
             return reason
         self._remove_leftovers()
         while self.allocated_bytes + self._limits.region_bytes > self._limits.usable_bytes:
-            oldest = self._evict()
+            oldest = self._evict(EvictionCause.SPACE)
             if oldest is None:
                 return DropReason.BUSY
             within_cap = self.allocated_bytes <= self._limits.usable_bytes
@@ -331,14 +339,14 @@ class RegionLog:
             self._to_remove.remove((name, size_bytes))
             self.allocated_bytes -= size_bytes
 
-    def _evict(self) -> Region | None:
+    def _evict(self, cause: EvictionCause) -> Region | None:
         """The oldest region, its records forgotten; None if all are still being written."""
         with self._changed:
             oldest = self._full[0] if self._full else None
         if oldest is None or oldest.users:
             return None
         if oldest.number:
-            self._catalog.drop_region(oldest)
+            self._catalog.drop_region(oldest, cause)
             oldest.number = 0  # forgotten already, if what follows fails and is tried again
             self.evicted_regions += 1
         return oldest
@@ -389,7 +397,7 @@ class RegionLog:
     def _begin(self, name: str, descriptor: int) -> Region:
         number = self._catalog.number()
         region = Region(number, name, generation_in(name), descriptor, self._limits.region_bytes)
-        region.drive = self._limits.drive
+        region.drive, region.begun_at = self._limits.drive, self._clock.monotonic()
         regions.write_header(self._disk, region)
         return region
 

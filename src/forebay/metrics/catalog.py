@@ -1,0 +1,298 @@
+"""The catalogue: every metric of a pool, defined once; docs/metrics.md is generated from it.
+
+Owned by the pool's thread. The families stand in groups by what fills them; gauges are set when a
+snapshot is made, from figures that are kept up to date: no snapshot walks over chunks.
+"""
+
+from collections import Counter as CountOf
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from forebay.metrics import labels
+from forebay.metrics.kinds import Definition, Unit
+from forebay.metrics.labels import (
+    ABSENT,
+    DRAM,
+    LOAD_OUTCOMES,
+    OK,
+    STORE_OUTCOMES,
+    Direction,
+    ErrorKind,
+    RefusalReason,
+)
+from forebay.metrics.registry import AGES, SECONDS, SIZES, Registry
+from forebay.metrics.requests import RequestMetrics
+from forebay.tiers.contract import EvictionCause
+
+_TIER = ("tier",)
+_WAY = ("tier", "direction")
+_VOLUME = ("tier", "volume")
+
+
+class Ended(NamedTuple):
+    """How long an operation took."""
+
+    size_bytes: int
+    waited_s: float | None  # for the medium; None: that never began with it
+    took_s: float
+
+
+class LoadMetrics:
+    """Lookups and promises."""
+
+    def __init__(self, registry: Registry, tiers: Sequence[str]) -> None:
+        self.lookups = registry.counter("lookups", "Lookups that were answered.")
+        self.lookup_chunks = registry.counter(
+            "lookup_chunks",
+            "Chunks that were looked up, by the nearest tier that had them without a hole before;"
+            " absent: none.",
+            ("found",),
+        )
+        self.lookup_chunks.preset([(found,) for found in (*tiers, ABSENT)])
+        self.lookup_seconds = registry.histogram(
+            "lookup_seconds", "Time that the pool took to answer a lookup.", SECONDS
+        )
+        self.lookups_not_followed = registry.counter(
+            "lookups_not_followed",
+            "Lookups that were answered and for which nothing was retained or read ahead: their"
+            " process has too many requests.",
+        )
+        self.promises = registry.counter("promises", "Asks that were answered with a promise.")
+        self.promised_chunks = registry.counter("promised_chunks", "Chunks of these promises.")
+        self.promises_cut = registry.counter(
+            "promises_cut", "Promises of less than was asked for, because the deadline had come."
+        )
+        self.promise_seconds = registry.histogram(
+            "promise_seconds", "Time from an ask to its promise.", SECONDS
+        )
+        self.active = registry.gauge(
+            "requests_active", "Requests that were looked up and are not over."
+        )
+
+    def promised(self, chunks: int, waited_s: float) -> None:
+        """An ask was answered."""
+        self.promises.add()
+        self.promised_chunks.add(chunks)
+        self.promise_seconds.observe(waited_s)
+
+
+class StoreMetrics:
+    """Slots for engines, and what was refused."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.leases = registry.counter("leases", "Slots that were lent to engines to be filled.")
+        self.leased_slots = registry.gauge("leased_slots", "Slots that engines may write into now.")
+        self.refused = registry.counter(
+            "stores_refused", "Chunks that engines offered and that got no slot.", ("reason",)
+        )
+        self.refused.preset([(reason,) for reason in RefusalReason])
+
+
+class TierMetrics:
+    """What moves into and out of the tiers; DRAM's operations are the engines' copies."""
+
+    def __init__(self, registry: Registry, tiers: Sequence[str]) -> None:
+        ways = [(tier, way) for tier in tiers for way in Direction]
+        self.operations = registry.counter(
+            "operations",
+            "Chunks that were to be loaded from or stored in a tier, by what came of it; of DRAM,"
+            " those handed to and committed by engines.",
+            (*_WAY, "outcome"),
+        )
+        self.operations.preset(
+            [(tier, Direction.LOAD, each) for tier, each in product(tiers, LOAD_OUTCOMES)]
+            + [(tier, Direction.STORE, each) for tier, each in product(tiers, STORE_OUTCOMES)]
+        )
+        self.moved = registry.counter(
+            "moved_bytes", "Payload bytes of operations that succeeded.", _WAY, Unit.BYTES
+        )
+        self.moved.preset(ways)
+        self.seconds = registry.histogram(
+            "operation_seconds",
+            "Time of an operation without its wait in the queue; of DRAM, from hand-out to release"
+            " and from lease to commit, a chunk.",
+            SECONDS,
+            _WAY,
+        )
+        self.sizes = registry.histogram(
+            "operation_bytes", "Payload of operations that succeeded.", SIZES, _WAY
+        )
+        self.waits = registry.histogram(
+            "queue_wait_seconds", "Time that operations waited for the medium.", SECONDS, _WAY
+        )
+        for family in (self.seconds, self.sizes):
+            family.preset(ways)
+        self.waits.preset([way for way in ways if way[0] != DRAM])
+        self.depth = registry.gauge(
+            "queue_depth",
+            "Operations that wait for a tier or are under way; of DRAM, asks without a promise.",
+            _WAY,
+        )
+
+    def record(self, way: tuple[str, Direction], outcome: str, ended: Ended) -> None:
+        """An operation of a lower tier has ended."""
+        self.operations.add(1, (*way, outcome))
+        self.seconds.observe(ended.took_s, way)
+        if ended.waited_s is not None:
+            self.waits.observe(ended.waited_s, way)
+        if outcome == OK:
+            self.moved.add(ended.size_bytes, way)
+            self.sizes.observe(ended.size_bytes, way)
+
+    def copied(self, direction: Direction, lengths: Sequence[int]) -> None:
+        """Engines were handed, or have committed, chunks of these lengths."""
+        way = (DRAM, direction)
+        self.operations.add(len(lengths), (*way, OK))
+        self.moved.add(sum(lengths), way)
+        for length, count in CountOf(lengths).items():
+            self.sizes.observe(length, way, count)
+
+
+class EvictionMetrics:
+    """What leaves the tiers, and how long chunks live and rest."""
+
+    def __init__(self, registry: Registry, tiers: Sequence[str]) -> None:
+        self.evictions = registry.counter(
+            "evictions", "Chunks that left a tier.", ("tier", "cause")
+        )
+        self.evictions.preset(product(tiers, EvictionCause))
+        self.age = registry.histogram(
+            "age_at_eviction_seconds",
+            "Time since a chunk had come into the tier, when it left; of a drive, since its region"
+            " was begun.",
+            AGES,
+            _TIER,
+        )
+        self.gap = registry.histogram(
+            "gap_at_reuse_seconds",
+            "Time since a chunk was last used, or stored, when it was handed out again, by the tier"
+            " that had it.",
+            AGES,
+            _TIER,
+        )
+        self.arenas_taken = registry.counter(
+            "arenas_taken", "Arenas of DRAM that were emptied for chunks of another size."
+        )
+        for family in (self.age, self.gap):
+            family.preset([(tier,) for tier in tiers])
+
+    def left(self, tier: str, cause: EvictionCause, since: float | None, now: float) -> None:
+        """A chunk left a tier; it had been there since then, where that is known."""
+        self.evictions.add(1, (tier, cause))
+        if since is not None:
+            self.age.observe(now - since, (tier,))
+
+
+class HeldMetrics:
+    """What the tiers hold, and for whom."""
+
+    def __init__(self, registry: Registry) -> None:
+        gauge, size = registry.gauge, Unit.BYTES
+        self.used = gauge("used_bytes", "Bytes that a tier has taken of its medium.", _TIER, size)
+        self.cap = gauge("cap_bytes", "Bytes that a tier may take.", _TIER, size)
+        self.payload = gauge("payload_bytes", "Payload of a tier's chunks.", _TIER, size)
+        self.chunks = gauge("chunks", "Chunks in a tier.", _TIER)
+        self.pinned = gauge(
+            "pinned_bytes", "DRAM that is promised to engines or being loaded.", (), size
+        )
+        self.pinned_chunks = gauge("pinned_chunks", "Chunks in DRAM that may not leave now.")
+        self.retained = gauge(
+            "retained_bytes", "DRAM kept for requests that looked up and have not asked.", (), size
+        )
+        self.filling = gauge(
+            "filling_bytes",
+            "DRAM that engines fill, or that is being written to its first lower tier.",
+            (),
+            size,
+        )
+        names = ("tier", "namespace", "model")
+        self.namespace_bytes = gauge(
+            "namespace_bytes", "Payload of a namespace's chunks.", names, size
+        )
+        self.namespace_chunks = gauge("namespace_chunks", "Chunks of a namespace.", names)
+
+
+class VolumeMetrics:
+    """Each directory of a tier, and the life of its drive."""
+
+    def __init__(self, registry: Registry) -> None:
+        size = Unit.BYTES
+        self.on = registry.gauge(
+            "volume_on", "1: a volume is used; 0: its error budget has switched it off.", _VOLUME
+        )
+        self.errors = registry.counter("volume_errors", "Calls that a volume failed.", _VOLUME)
+        self.read = registry.counter("read_bytes", "Payload read from a volume.", _VOLUME, size)
+        self.written = registry.counter(
+            "written_bytes", "Bytes of records written to a volume.", _VOLUME, size
+        )
+        self.budget = registry.gauge(
+            "write_budget_bytes", "Bytes that may be written a day; absent: no limit.", _TIER, size
+        )
+        self.budget_used = registry.gauge(
+            "write_budget_used_bytes", "Of these, written in the last 24 hours.", _TIER, size
+        )
+        self.life_written = registry.gauge(
+            "life_written_bytes",
+            "Bytes of regions begun in a volume since the directory was made, by any pool.",
+            _VOLUME,
+            size,
+        )
+        self.rated_life = registry.gauge(
+            "rated_life_bytes",
+            "Bytes that the drives are rated for, as the setting disk_rated_life says; absent: not"
+            " known.",
+            _TIER,
+            size,
+        )
+
+
+class ServerMetrics:
+    """The pool's process, its connections and its errors."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.uptime = registry.gauge(
+            "uptime_seconds", "Time since the pool began.", (), Unit.SECONDS
+        )
+        self.engines = registry.gauge(
+            "engines", "Engines that have joined, by what they say of sharing.", ("sharing",)
+        )
+        self.connections = registry.gauge("connections", "Connections that are open.")
+        self.accepted = registry.counter("connections_accepted", "Connections that were accepted.")
+        self.errors = registry.counter("errors", "What went wrong, by kind.", ("kind",))
+        self.errors.preset([(kind,) for kind in ErrorKind])
+        self.scrapes = registry.counter("scrapes", "Answers at the HTTP port's /metrics.")
+
+
+class PoolMetrics:
+    """All of them."""
+
+    def __init__(self, lower_tiers: Sequence[str] = ()) -> None:
+        """The names of the tiers below DRAM, the nearest first."""
+        self.tier_names = (DRAM, *lower_tiers)
+        registry = self._registry = Registry()
+        self.requests = RequestMetrics(registry, self.tier_names)
+        self.loads = LoadMetrics(registry, self.tier_names)
+        self.stores = StoreMetrics(registry)
+        self.tiers = TierMetrics(registry, self.tier_names)
+        self.evictions = EvictionMetrics(registry, self.tier_names)
+        self.held = HeldMetrics(registry)
+        self.volumes = VolumeMetrics(registry)
+        self.server = ServerMetrics(registry)
+
+    def definitions(self) -> list[Definition]:
+        """Every metric, in the order of the docs."""
+        return self._registry.definitions()
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """Every metric by name, with what it is now."""
+        return self._registry.snapshot()
+
+    def error(self, kind: ErrorKind, by: int = 1) -> None:
+        """Something went wrong."""
+        self.server.errors.add(by, (kind,))
+
+
+def label_values(metric: str, label: str) -> tuple[str, ...]:
+    """The values that a metric's label can have, or what they are, for the docs."""
+    return labels.VALUES.get(f"{metric}.{label}") or labels.VALUES[label]

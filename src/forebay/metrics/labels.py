@@ -1,0 +1,77 @@
+"""The labels of metrics, and the values that each can have: enums, tiers, or bounded names."""
+
+from enum import StrEnum
+from typing import Final
+
+from forebay.tiers.contract import DropReason, EvictionCause, MissReason
+
+OK: Final = "ok"  # the outcome of an operation that did what it should
+DRAM: Final = "dram"  # the tier that is always there
+ABSENT: Final = "absent"  # found in no tier
+NAMESPACES_MAX: Final = 100  # with series of their own; the rest is "other"
+NAMESPACE_DIGITS: Final = 16  # of 64 hex digits: more than enough to tell them apart
+
+
+class Direction(StrEnum):
+    """Which way a chunk goes."""
+
+    LOAD = "load"  # towards the GPU
+    STORE = "store"  # away from it
+
+
+class RefusalReason(StrEnum):
+    """Why a chunk that an engine offered was given no slot."""
+
+    HAVE = "have"  # the pool has it
+    DECLINED = "declined"  # the policy values what would leave for it more
+    LATER = "later"  # everything is in use; the engine may offer it again
+    ORPHAN = "orphan"  # the chunk before it is in no tier
+    MALFORMED = "malformed"  # what was offered cannot be a record
+
+
+class ErrorKind(StrEnum):
+    """What went wrong in the pool, whether or not anybody noticed."""
+
+    BUG = "bug"  # the barrier caught an exception
+    DRAM_CORRUPT = "dram_corrupt"  # a slot does not hold what it should
+    MALFORMED = "malformed"  # a connection sent what is not our protocol
+    REFUSED = "refused"  # a connection or a message that is not allowed
+    DISPLACED = "displaced"  # a connection gave way to another one
+    CUT_OFF = "cut_off"  # a client did not read what it was sent
+    UNEXPECTED = "unexpected"  # a message that makes no sense here
+    IDLE_DRIVE = "idle_drive"  # an engine was sent away though a drive could have made room
+
+
+class TokenSource(StrEnum):
+    """Where a request's tokens came from; a tier's name stands for what was loaded from it."""
+
+    ENGINE = "engine"  # the engine's own prefix cache
+    COMPUTED = "computed"
+
+
+class PreemptedSource(StrEnum):
+    """What became of the tokens of a request that was preempted, when it went on."""
+
+    LOADED = "loaded"
+    RECOMPUTED = "recomputed"
+
+
+LOAD_OUTCOMES: Final = (OK, *(each.value for each in MissReason if each != MissReason.NO_POOL))
+STORE_OUTCOMES: Final = (OK, *(each.value for each in DropReason))
+# What the docs say of each label, or of one metric's: its values, or what they are taken from.
+VALUES: Final = {
+    "cause": tuple(each.value for each in EvictionCause),
+    "direction": tuple(each.value for each in Direction),
+    "found": (DRAM, "disk", ABSENT),
+    "kind": tuple(each.value for each in ErrorKind),
+    "model": ("a model's name",),
+    "namespace": (f"{NAMESPACE_DIGITS} hex digits, of the {NAMESPACES_MAX} largest", "other"),
+    "outcome": tuple(dict.fromkeys((*LOAD_OUTCOMES, *STORE_OUTCOMES))),
+    "requests.outcome": ("what was decided for a request, as `forebay why` names it",),
+    "source": (*(each.value for each in TokenSource), DRAM, "disk"),
+    "preempted_tokens.source": tuple(each.value for each in PreemptedSource),
+    "reason": tuple(each.value for each in RefusalReason),
+    "sharing": ("what an engine says of itself",),
+    "tier": (DRAM, "disk"),
+    "volume": ("a directory's number, from 0, in the order of the setting",),
+}
