@@ -12,13 +12,17 @@ import pytest
 import yaml
 
 from forebay.metrics.catalog import PoolMetrics
-from forebay.metrics.kinds import Definition, Kind
+from forebay.metrics.kinds import Definition, MetricKind
 
 ROOT = Path(__file__).parent.parent.parent
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 GRAFANA = ROOT / "deploy" / "grafana" / "forebay.json"
 NEEDED = {"TierOff", "WriteBudgetSpent", "HitRateCollapsed", "QueueStuck", "EngineDeclined"}
-SUFFIXES = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+SUFFIXES = {
+    MetricKind.COUNTER: ("_total",),
+    MetricKind.GAUGE: ("",),
+    MetricKind.HISTOGRAM: ("_bucket", "_sum", "_count"),
+}
 TARGET_LABELS = {"job", "instance"}  # that Prometheus adds
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None,
@@ -114,7 +118,9 @@ def test_promtool_takes_the_queries_of_the_grafana_dashboard(tmp_path: Path) -> 
     """Every query as a rule of its own, with what Grafana puts in."""
     queries = [target["expr"] for panel in panels() for target in panel["targets"]]
     filled = [
-        re.sub(r"\$__(rate_interval|range)", "5m", text).replace("$job", ".*").replace("$instance", ".*")
+        re.sub(r"\$__(rate_interval|range)", "5m", text)
+        .replace("$job", ".*")
+        .replace("$instance", ".*")
         for text in queries
     ]
     assert not [text for text in filled if "$" in text]

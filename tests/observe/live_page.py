@@ -40,9 +40,7 @@ class LivePage:
 
     async def _call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
         self._number += 1
-        await self._socket.send_json(
-            {"id": self._number, "method": method, "params": parameters}
-        )
+        await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
         while True:
             message = json.loads(await self._socket.receive_str())
             if message.get("id") == self._number:

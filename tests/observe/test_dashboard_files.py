@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.metrics.catalog import PoolMetrics
 from forebay.observe import dashboard
 
 ROOT = Path(__file__).parent.parent.parent
@@ -89,11 +90,7 @@ def test_the_page_is_whole_and_names_only_what_is_served(page: Tags) -> None:
 
 
 def test_scripts_find_the_elements_that_they_name(page: Tags) -> None:
-    named = {
-        each
-        for name in SCRIPTS
-        for each in re.findall(r'byId\("([a-z-]+)"\)', text_of(name))
-    }
+    named = {each for name in SCRIPTS for each in re.findall(r'byId\("([a-z-]+)"\)', text_of(name))}
     assert len(named) > 20
     assert named <= set(page.ids)
 
@@ -124,3 +121,13 @@ def test_the_readme_says_which_library_it_is() -> None:
     assert version is not None
     assert (version[1] or version[2]) in (FOLDER / "README.md").read_text()
     assert "MIT" in text_of("uPlot.LICENSE.txt")
+
+
+def test_every_metric_that_the_page_reads_is_in_the_catalogue() -> None:
+    known = {each.name: each for each in PoolMetrics(("disk",)).definitions()}
+    calls = r'\b(?:sum|by|rows|histograms|total|rates|shares|failures|rise)\((?:recent, )?"(\w+)"'
+    pairs = r'\["(\w+_seconds)", "\w+"\]'
+    text = "".join(map(text_of, SCRIPTS))
+    read = {*re.findall(calls, text), *re.findall(pairs, text)}
+    assert len(read) > 15
+    assert read <= set(known), read - set(known)

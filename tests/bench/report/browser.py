@@ -89,7 +89,9 @@ def command(home: str, *words: str) -> list[str]:
 
 def _run(home: str, page: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     words = (*words, page.resolve().as_uri())
-    return subprocess.run(command(home, *words), capture_output=True, text=True, timeout=110, check=True)
+    return subprocess.run(
+        command(home, *words), capture_output=True, text=True, timeout=110, check=True
+    )
 
 
 def colours(picture: Path) -> Counter[tuple[int, int, int]]:

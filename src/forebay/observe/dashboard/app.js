@@ -17,7 +17,7 @@ const TOKEN = "forebay-token";
 const charts = [];
 const recent = new Recent();
 let ring = [];
-let lastSequence = 0;
+let lastNumber = 0;
 let timer = null;
 let isAsking = false;
 let lostSince = null;
@@ -78,7 +78,7 @@ function failed(error) {
 function take(snapshot) {
   if (recent.add(snapshot)) {
     ring = [];
-    lastSequence = 0;
+    lastNumber = 0;
     for (const chart of charts) chart.interrupt(snapshot.time - 0.001);
   }
   const { json } = snapshot;
@@ -103,10 +103,11 @@ function take(snapshot) {
 }
 
 async function takeRequests() {
-  const fresh = await ask(`requests.json?after=${lastSequence}&last=${REQUESTS_MAX}`);
+  const answer = await ask(`requests.json?after=${lastNumber}&last=${REQUESTS_MAX}`);
+  const fresh = answer.requests ?? [];
   if (fresh.length) {
     ring = [...ring, ...fresh].slice(-REQUESTS_MAX);
-    lastSequence = ring.at(-1).sequence;
+    lastNumber = ring.at(-1).number;
   }
   showRequests(ring);
 }

@@ -142,8 +142,8 @@ export class Chart {
     const size = fontSize();
     const lines = { stroke: variable("--soft"), font: `${size}px system-ui, sans-serif`, grid: { stroke: variable("--rule"), width: 1 }, ticks: { show: false } };
     const x = overTime
-      ? { ...lines, size: 1.8 * size, space: 6 * size, values: (_, ticks) => ticks.map((tick) => clock(1000 * tick)) }
-      : { ...lines, size: 1.8 * size, space: 4 * size, values: (_, ticks) => ticks.map((tick) => this.panel.formatX(tick)),
+      ? { ...lines, size: 2.2 * size, gap: 8, space: 6 * size, values: (_, ticks) => ticks.map((tick) => clock(1000 * tick)) }
+      : { ...lines, size: 2.2 * size, gap: 8, space: 4 * size, values: (_, ticks) => ticks.map((tick) => this.panel.formatX(tick)),
         filter: (_, ticks) => ticks, splits: (_, __, low, high) => ticksX.filter((tick) => tick >= low && tick <= high) };
     const y = { ...lines, size: 5.5 * size, ...(isBytes ? { incrs: POWERS } : {}), values: (_, ticks) => ticks.map((tick) => format(tick)) };
     const share = { ...lines, size: 4 * size, side: 1, scale: "share", grid: { show: false }, values: (_, ticks) => ticks.map((tick) => percent(tick)) };

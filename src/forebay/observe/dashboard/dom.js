@@ -20,6 +20,7 @@ export function fillTable(table, columns, rows) {
   const body = rows.map(([name, ...cells]) => element("tr", {},
     element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, cell))));
   const shown = table.tBodies[0];
+  table.hidden = rows.length === 0;
   if (table.tHead?.textContent !== columns.join("")) {
     const caption = table.caption;
     table.replaceChildren(...(caption ? [caption] : []),

@@ -77,10 +77,14 @@ function lifetimes({ newest }) {
     }
   }
   const bounds = new Set(curves.flatMap(([, { buckets }]) => buckets.map(([upper]) => bound(upper))));
-  const xs = [...bounds].filter((x) => Number.isFinite(x) && x > 0).sort((one, other) => one - other);
-  const series = new Map(curves.map(([name, { buckets, count: all }]) => {
+  const all = [...bounds].filter((x) => Number.isFinite(x) && x > 0).sort((one, other) => one - other);
+  // Not further than to the first bound that nothing exceeded.
+  const exceeded = curves.flatMap(([, { buckets, count: n }]) => buckets.filter(([, under]) => under < n).map(([upper]) => upper));
+  const last = all.findIndex((x) => x > Math.max(0, ...exceeded));
+  const xs = last < 1 ? all : all.slice(0, last + 1);
+  const series = new Map(curves.map(([name, { buckets, count: n }]) => {
     const known = new Map(buckets.map(([upper, cumulative]) => [bound(upper), cumulative]));
-    return [name, xs.map((x) => (known.has(x) ? 1 - known.get(x) / all : null))];
+    return [name, xs.map((x) => (known.has(x) ? 1 - known.get(x) / n : null))];
   }));
   return { xs, series };
 }

@@ -1,7 +1,7 @@
 // Cards and tables: what the newest snapshot and the ring of requests say, as text.
 
 import { byId, element, fillTable, setText } from "./dom.js";
-import { bytes, count, milliseconds, percent, plain, seconds, words } from "./format.js";
+import { bytes, clock, count, milliseconds, percent, plain, seconds, words } from "./format.js";
 import { quantile } from "./snapshot.js";
 
 const DAY_S = 86400;
@@ -27,12 +27,12 @@ export function showCards(snapshot) {
   const figures = {
     "hit-rate": percent(hitRate(snapshot)),
     "pool-share": percent(poolShare(snapshot)),
-    "saved-tokens": count(snapshot.sum("saved_tokens")),
-    "saved-seconds": seconds(snapshot.sum("saved_gpu_seconds_estimate")),
-    "requests": count(snapshot.sum("requests")),
+    "saved-tokens": count(snapshot.sum("saved_tokens") ?? 0),
+    "saved-seconds": seconds(snapshot.sum("saved_gpu_seconds_estimate") ?? 0),
+    "requests": count(snapshot.sum("requests") ?? 0),
     "loaded-bytes": bytes(snapshot.sum("moved_bytes", { direction: "load" })),
     "stored-bytes": bytes(snapshot.sum("moved_bytes", { direction: "store" })),
-    "errors": count(snapshot.sum("errors")),
+    "errors": count(snapshot.sum("errors") ?? 0),
   };
   for (const [name, text] of Object.entries(figures)) setText(byId(`card-${name}`), text);
 }
@@ -51,19 +51,20 @@ export function showTiers({ json }) {
     rows.push([plain(tier.name), gauge(share, `${plain(tier.name)} used`), bytes(tier.used_bytes), bytes(tier.cap_bytes),
       count(tier.chunks), "", "", "", ""]);
     for (const [at, volume] of (tier.volumes ?? []).entries()) {
-      const used = volume.cap_bytes ? gauge(volume.used_bytes / volume.cap_bytes, `volume ${at} used`) : "";
-      rows.push([`${plain(tier.name)} volume ${at}: ${plain(volume.path)}`, used, bytes(volume.used_bytes), bytes(volume.cap_bytes),
-        "", stateOf(volume), count(volume.errors), bytes(volume.read_bytes), bytes(volume.written_bytes)]);
+      rows.push([`${plain(tier.name)} volume ${at}: ${plain(volume.path)}`, "", "", "", "", stateOf(volume), count(volume.errors),
+        bytes(volume.read_bytes), bytes(volume.written_bytes)]);
     }
   }
   fillTable(byId("tiers"), ["tier", "full", "used", "cap", "chunks", "state", "errors", "read", "written"], rows);
 }
 
+const SHARING_CLASS = { sharing: "good", declined: "bad", weights_unknown: "bad" };
+
 export function showEngines({ json }) {
   const engines = json.engines ?? [];
   byId("no-engines").hidden = engines.length > 0;
   const rows = engines.map((each) => [plain(each.id), plain(each.model), plain(each.engine),
-    element("span", { class: each.sharing === "sharing" ? "good" : "bad" }, words(each.sharing)),
+    element("span", { class: SHARING_CLASS[each.sharing] ?? "" }, words(each.sharing)),
     plain(each.why, 400), count(each.processes), seconds(each.joined_s)]);
   fillTable(byId("engines"), ["engine", "model", "release", "sharing", "why", "processes", "joined for"], rows);
 }
@@ -134,25 +135,30 @@ export function showLimits(recent) {
 const byTier = (amounts) => Object.entries(amounts ?? {}).filter(([, tokens]) => tokens > 0)
   .map(([tier, tokens]) => `${plain(tier)} ${count(tokens)}`).join(", ") || "0";
 
+const REQUEST_COLUMNS = ["time", "request", "decision", "why", "prompt tokens", "engine's own", "found", "loaded", "computed", "lookup",
+  "wait", "load", "saved (estimate)", "preempted", "model"];
+
+const rowOf = (each) => [clock(1000 * each.time_s), plain(each.request, 64), words(each.decision),
+  plain([each.what, each.detail, each.advice].filter(Boolean).join(" "), 600), count(each.prompt_tokens), count(each.engine_tokens),
+  byTier(each.found_tokens), byTier(each.loaded_tokens), count(each.computed_tokens), milliseconds(each.lookup_ms),
+  milliseconds(each.wait_ms), milliseconds(each.load_ms), milliseconds(each.saved_gpu_ms_estimate), each.was_preempted ? "yes" : "no",
+  plain(each.model)];
+
 // The newest requests first, those that the two fields of the page let through.
 export function showRequests(ring) {
   const text = byId("request-filter").value.trim().toLowerCase();
   const decision = byId("decision-filter").value;
   const most = Number(byId("request-count").value);
-  const fits = ring.filter((each) => (!decision || each.reason === decision)
-    && (!text || `${each.request} ${each.namespace}`.toLowerCase().includes(text)));
+  const fits = ring.filter((each) => (!decision || each.decision === decision)
+    && (!text || `${each.request} ${each.model} ${each.namespace}`.toLowerCase().includes(text)));
   byId("no-requests").hidden = ring.length > 0;
   setText(byId("requests-shown"), ring.length ? `${count(Math.min(most, fits.length))} of ${count(ring.length)} that are kept.` : "");
-  const rows = fits.slice(-most).reverse().map((each) => [plain(each.request, 64), words(each.reason), count(each.prompt_tokens),
-    count(each.engine_tokens), byTier(each.found), byTier(each.loaded), milliseconds(each.lookup_ms), milliseconds(each.wait_ms),
-    milliseconds(each.load_ms), milliseconds(each.saved_ms), each.was_preempted ? "yes" : "no", plain(each.namespace).slice(0, 16)]);
-  fillTable(byId("requests"), ["request", "decision", "prompt tokens", "engine's own", "found", "loaded", "lookup", "wait", "load",
-    "saved (estimate)", "preempted", "namespace"], rows);
+  fillTable(byId("requests"), REQUEST_COLUMNS, fits.slice(-most).reverse().map(rowOf));
   showDecisions(ring);
 }
 
 function showDecisions(ring) {
-  const known = [...new Set(ring.map((each) => each.reason))].sort();
+  const known = [...new Set(ring.map((each) => each.decision))].sort();
   const field = byId("decision-filter");
   const shown = [...field.options].slice(1).map((option) => option.value);
   if (known.join("\n") === shown.join("\n")) return;
