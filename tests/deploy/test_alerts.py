@@ -85,6 +85,8 @@ def test_every_alert_says_what_to_do_and_is_tested() -> None:
     assert {f"Forebay{name}" for name in NEEDED} <= set(alerts)
     tests = yaml.safe_load((Path(__file__).parent / "alerts_test.yaml").read_text())["tests"]
     cases = [case for test in tests for case in test["alert_rule_test"]]
+    docs = (ROOT / "docs" / "dashboard.md").read_text()
+    assert re.findall(r"^\| `(Forebay\w+)` \|", docs, re.MULTILINE) == list(alerts)
     for name, rule in alerts.items():
         assert rule["annotations"]["summary"].endswith("."), name
         assert rule["annotations"]["action"].endswith("."), name
