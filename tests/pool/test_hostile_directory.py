@@ -89,9 +89,9 @@ def write_times_the_cap(pool: PoolProcess, directory: Path, label: str = "flood"
         for number in range(12):
             chunks, chain = made(f"{label} {number}", count=4, length=1_500_000)
             client.store(chain, [chunk.payload for chunk in chunks])
-            wait_until(lambda: pool.stats()["dram"]["unsettled_bytes"] == 0, "all to be written")
+            wait_until(lambda: pool.number("filling_bytes") == 0, "all to be written")
             assert du(directory) <= DISK_BYTES
-    assert pool.stats()["disk"]["volumes"][0]["evictions"] > 0
+    assert pool.volume()["evictions"] > 0
 
 
 def check(directory: Path | bytes, *flags: str) -> tuple[int, str]:
@@ -194,12 +194,12 @@ def test_t60_an_absurd_generation(
     with on(place) as pool:
         assert loaded(pool) == 40
         write_times_the_cap(pool, disk)
-        assert pool.stats()["disk"]["volumes"][0]["is_on"]
+        assert pool.volume()["is_on"]
         assert pool.stop() == 0
     assert absurd.exists() == (make in {Path.mkdir, _a_file}), "what is not ours is left alone"
     assert len(list(disk.iterdir())) == len(regions(disk)) + 1, "no other file was made"
     with on(place) as pool:
-        assert pool.stats()["disk"]["records"] > 0
+        assert pool.number("chunks", tier="disk") > 0
         write_times_the_cap(pool, disk, "again")
 
 
@@ -269,7 +269,7 @@ def test_t60_a_lock_that_is_no_file_keeps_no_pool_from_opening(
     make(lock)
     with on(place) as pool:
         assert loaded(pool) == 40
-        assert pool.stats()["disk"]["volumes"][0]["left_alone"] == 1
+        assert pool.volume()["left_alone"] == 1
         second = PoolProcess(place, "--socket", str(place / "second.sock"))
         ended = subprocess.run(
             second.command, env=environment(), capture_output=True, timeout=HANG_S, check=False
@@ -345,11 +345,11 @@ def test_clear_leaves_no_byte_of_what_it_deletes(place: Path, what: str) -> None
             keys = [bytes([number, chunk]) * 16 for chunk in range(3)]
             payload = SECRET * (24_000 + 100 * number)  # of several sizes, hence in several classes
             client.store(Chain(namespace, keys), [payload] * 3)
-        wait_until(lambda: pool.stats()["dram"]["unsettled_bytes"] == 0, "all to be written")
-        assert pool.stats()["disk"]["volumes"][0]["evictions"] > 0
+        wait_until(lambda: pool.number("filling_bytes") == 0, "all to be written")
+        assert pool.volume()["evictions"] > 0
         kept = made("kept beside it", count=4)
         client.store(kept[1], [chunk.payload for chunk in kept[0]])
-        wait_until(lambda: pool.stats()["dram"]["unsettled_bytes"] == 0, "all to be written")
+        wait_until(lambda: pool.number("filling_bytes") == 0, "all to be written")
         assert secrets_in(pool, place / "disk") > 6000
         subprocess.run([*command, pool.socket], env=environment(), timeout=HANG_S, check=True)
         assert secrets_in(pool, place / "disk") == 0

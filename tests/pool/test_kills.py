@@ -21,7 +21,7 @@ from forebay.testing.clock import ManualClock
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 STATES = ("reserved", "copying", "committed", "waiting", "leased")
-NOTHING = {"pinned_bytes": 0, "filling": 0, "requests": 0, "connections": 0}
+NOTHING = {"pinned_bytes": 0, "leased_slots": 0, "requests": 0, "connections": 0}
 
 
 class EngineProcess:
@@ -80,7 +80,7 @@ def share(pool: PoolProcess) -> None:
     chunks, chain = made("shared")
     with PatientClient(pool.socket) as client:
         assert client.store(chain, [chunk.payload for chunk in chunks]) == Receipt(stored=4)
-        pool_process.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
+        pool_process.wait_until(lambda: pool.number("chunks", tier="disk") == 4, "writing behind")
     assert pool.stop() == 0
     pool.start()
 
@@ -122,7 +122,7 @@ def test_t30_a_client_killed_in_any_state_gives_back_all_that_it_held(pool: Pool
         with engine(state, pool) as client:
             held = pool.held()
             assert held != baseline, state
-            assert held["filling"] == (4 if state in {"reserved", "copying"} else 0), state
+            assert held["leased_slots"] == (4 if state in {"reserved", "copying"} else 0), state
             if state == "leased":
                 assert held["pinned_bytes"], state
             client.kill()
@@ -149,7 +149,7 @@ def test_a_slot_is_not_given_away_while_its_process_lives(pool: PoolProcess) -> 
             with other.load(chain) as loaded:
                 came += count_exact(loaded, chunks)
         assert came
-        assert pool.held()["filling"] == 4
+        assert pool.held()["leased_slots"] == 4
         other.close()
         client.kill()
     returns_to(pool, baseline)
@@ -183,7 +183,7 @@ def test_slots_wait_for_every_process_of_their_engine(pool: PoolProcess) -> None
         with engine("paired", pool) as first:
             first.kill()
         time.sleep(1.5)
-        assert pool.held()["filling"] == 4
+        assert pool.held()["leased_slots"] == 4
         second.kill()
     returns_to(pool, baseline)
 
@@ -249,5 +249,5 @@ def test_no_call_exceeds_its_deadline_while_the_pool_stands_still(pool: PoolProc
         pool.signal(signal.SIGCONT)
         # The first store was granted slots when nobody waited for them any more; they come back.
         assert isinstance(client.stats(), dict)
-        pool_process.wait_until(lambda: not pool.held()["filling"], "the late slots")
+        pool_process.wait_until(lambda: not pool.held()["leased_slots"], "the late slots")
         assert client.store(chain, payloads) == Receipt(stored=4)

@@ -159,7 +159,7 @@ def test_sigterm_keeps_what_was_stored(place: Path) -> None:
     with PatientClient(pool.socket) as client:
         pool.start()
         assert client.store(chain, payloads) == Receipt(stored=4)
-        pool_process.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
+        pool_process.wait_until(lambda: pool.number("chunks", tier="disk") == 4, "writing behind")
         assert pool.stop() == 0
         assert not Path(pool.socket).exists()
         pool.start()

@@ -80,7 +80,7 @@ def test_a_stopped_engine_that_holds_slots_keeps_no_other_from_storing(
         for number in range(4 if disk else 1):  # with a disk, more than DRAM has left
             store(honest, f"dialog {number}")
         assert loads_all(honest, "dialog 0", 10)
-        assert pool.stats()["dram"]["filling"] == held
+        assert pool.number("leased_slots") == held
 
 
 @pytest.mark.parametrize("disk", [False, True])
@@ -98,7 +98,7 @@ def test_a_stopped_reader_keeps_no_other_from_loading(place: Path, disk: bool) -
                 assert exact(loaded, chunks), "what another one reads costs nothing more"
             store(honest, "more", 10)
             assert loads_all(honest, "more", 10)
-        assert not pool.stats()["counters"].get("promises.cut_by_deadline")
+        assert not pool.number("promises_cut")
 
 
 def test_many_names_of_one_process_bring_it_one_share(place: Path) -> None:
@@ -158,7 +158,7 @@ def test_records_that_no_slot_can_hold_are_absent_and_hold_up_nobody(place: Path
         with PatientClient(pool.socket) as client:
             receipt = client.store(large[1], [chunk.payload for chunk in large[0]])
             assert receipt == Receipt(stored=4)
-            wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
+            wait_until(lambda: pool.number("chunks", tier="disk") == 4, "writing behind")
         assert pool.stop() == 0
     with (
         running_pool(place) as pool,
@@ -185,7 +185,7 @@ def test_one_message_has_only_so_much_to_do(place: Path) -> None:
             heard = list(talk(link, Release(1, [0] * (4 << 20 - 1))))
         assert isinstance(heard[-1], Refused)
         assert loads_all(honest, "small", 4)
-        assert pool.stats()["server"]["malformed"] == 1
+        assert pool.number("errors", kind="malformed") == 1
 
 
 def test_the_keys_that_an_engine_may_have_looked_up_are_bounded(place: Path) -> None:
@@ -202,9 +202,11 @@ def test_the_keys_that_an_engine_may_have_looked_up_are_bounded(place: Path) -> 
             heard = talk(link, *lookups, StatsQuery())
             answers = [type(answer) for answer in heard_until_stats(heard)]
             assert answers.count(Found) == 1000
-            assert pool.stats()["counters"]["lookups.not_followed"] == 1000 - (1 << 19) // count
+            assert pool.number("lookups_not_followed") == 1000 - (1 << 19) // count
             assert pool.resident_bytes() - before_bytes < 80 << 20
-        wait_until(lambda: not pool.stats()["requests"], "the end of the greedy one's requests")
+        wait_until(
+            lambda: not pool.number("requests_active"), "the end of the greedy one's requests"
+        )
         assert pool.resident_bytes() - before_bytes < 40 << 20
 
 

@@ -144,7 +144,7 @@ def test_t59_dram_grows_by_a_segment_that_is_sealed_too(place: Path) -> None:
                 outcome = operator.resize(cap_bytes)
                 assert isinstance(outcome, AdminOutcome)
                 assert outcome.ok, outcome
-                assert pool.slab_bytes() == cap_bytes == pool.stats()["dram"]["cap_bytes"]
+                assert pool.slab_bytes() == cap_bytes == pool.number("cap_bytes", tier="dram")
         assert old.store(chain, payloads).stored == len(chunks), "who joined before"
         with PatientClient(pool.socket) as new, new.load(chain) as loaded:
             assert count_exact(loaded, chunks) > 0, "who joins now"
@@ -165,7 +165,7 @@ def test_t59_an_absurd_cap_is_refused(place: Path) -> None:
         running_pool(place) as pool,
         Client(pool.socket, SlowClock(), is_operator=True) as operator,
     ):
-        before = pool.stats()["disk"]["cap_bytes"]
+        before = pool.number("cap_bytes", tier="disk")
         for cap_bytes in ((1 << 60) + 1, 1 << 62, 1 << 63, (1 << 64) - 1):
             for refused in (
                 operator.resize(cap_bytes),
@@ -174,7 +174,7 @@ def test_t59_an_absurd_cap_is_refused(place: Path) -> None:
                 assert refused == AdminOutcome(
                     ok=False, sentence=f"a cap is {1 << 60} bytes at most."
                 )
-        assert pool.stats()["disk"]["cap_bytes"] == before
+        assert pool.number("cap_bytes", tier="disk") == before
 
 
 def test_t58_what_is_written_behind_a_commit_is_never_served_from_disk(place: Path) -> None:
@@ -213,4 +213,4 @@ def test_a_commit_without_a_digest_for_each_slot_gives_the_slots_back(place: Pat
                 assert min(reserved.answers) >= 0, "nothing of it is left from before"
                 link.post(Commit(link.generation, reserved.answers, digests))
                 assert link.take(until) == Committed(0)
-        assert pool.stats()["dram"]["chunks"] == 0
+        assert pool.number("chunks", tier="dram") == 0

@@ -53,7 +53,7 @@ def test_t24_faults_begin_with_the_pool_and_are_switched_while_it_runs(place: Pa
         with PatientClient(pool.socket) as client:
             receipt = client.store(chain, [chunk.payload for chunk in chunks])
             assert receipt == Receipt(stored=4)
-            pool_process.wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing")
+            pool_process.wait_until(lambda: pool.number("chunks", tier="disk") == 4, "writing")
         pool.stop()
         pool.start()
         (place / "faults").write_text("read:latency=60s\n")

@@ -1,1 +1,1 @@
-"""What others see of a pool over HTTP: its dashboard."""
+"""Watching a pool over HTTP: metrics for Prometheus, health, readiness and statistics as JSON."""

@@ -11,13 +11,15 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from forebay.errors import StartupError
 from forebay.pool.address import PoolAddress, create_log, find_address, prepare, take_lock
 from forebay.pool.client import Client
 from forebay.pool.client.session import REFUSED, UNTRUSTED, PoolSession, join
+from forebay.pool.core.accounting.status import TierLife
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.core.stack import TierOpener
 from forebay.pool.policy.admission import LowerTier
@@ -25,6 +27,7 @@ from forebay.pool.policy.learned import Learned
 from forebay.pool.server.admission import Roles
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.server.server import PoolServer
+from forebay.pool.session import ProbeTold
 from forebay.pool.trace import Recorder
 from forebay.quantity import format_size
 from forebay.settings import Settings, parse_trace
@@ -103,6 +106,24 @@ class Service:
     def stop(self) -> None:
         """End `run`; safe on any thread and in a signal handler."""
         self._server.stop()
+
+    # What other threads may ask of a running pool. Each waits, and None says that it was in vain.
+
+    def stats(self, timeout_s: float) -> dict[str, Any] | None:
+        """What `forebay stats --json` prints, made by the pool's thread between two rounds."""
+        return self._server.call(self._server.stats, timeout_s)
+
+    def probe(self, told: ProbeTold, timeout_s: float) -> list[tuple[str, int]] | None:
+        """Begin to prove the data path; see `Core.probe`."""
+        return self._server.call(partial(self._pool.probe, told), timeout_s)
+
+    def scraped(self) -> None:
+        """Somebody has read the metrics; does not wait."""
+        self._server.post(self._pool.metrics.server.scrapes.add)
+
+    def requests(self, after: int, last: int, timeout_s: float) -> list[dict[str, Any]] | None:
+        """Recent requests; none are kept yet."""
+        return self._server.call(list, timeout_s) if after >= 0 and last >= 0 else []
 
     def close(self, timeout_s: float) -> None:
         """Hang up, write what is worth keeping within the time, and let go of everything."""
@@ -192,6 +213,10 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     flags += ["--huge-pages" if settings.huge_pages else "--no-huge-pages"]
     flags += ["--verify-dram" if settings.verify_dram else "--no-verify-dram"]
     flags += ["--disk-writes-a-day", str(settings.disk_writes_a_day)]
+    flags += ["--disk-rated-life", str(settings.disk_rated_life)]
+    flags += ["--metrics-address", settings.metrics_address or "none"]
+    if settings.metrics_token_file:
+        flags += ["--metrics-token-file", os.path.abspath(settings.metrics_token_file)]  # noqa: PTH100
     if settings.trace:
         path, size_bytes = parse_trace(settings.trace)
         flags += ["--trace", f"{os.path.abspath(path)}:{size_bytes}"]  # noqa: PTH100
@@ -200,7 +225,10 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
 
 def _options(settings: Settings, world: World) -> PoolOptions:
     tiers = (_disk_tier(settings, world),) if settings.disk else ()
-    return PoolOptions(settings.dram, tiers, settings.huge_pages, settings.verify_dram)
+    life = TierLife(settings.disk_writes_a_day, settings.disk_rated_life)
+    return PoolOptions(
+        settings.dram, tiers, settings.huge_pages, settings.verify_dram, (life,) * len(tiers)
+    )
 
 
 def _disk_tier(settings: Settings, world: World) -> TierOpener:

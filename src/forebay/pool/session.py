@@ -7,13 +7,24 @@ or later, through the connection's `send`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 from forebay.barrier import Barrier
 from forebay.metrics.catalog import PoolMetrics
 from forebay.pool.messages import ClientMessage, Grown, PoolMessage, Welcome
 
 Work = Generator[None, None, None]
+
+
+class ProbeResult(NamedTuple):
+    """What became of a record that was written, read and verified to prove the data path."""
+
+    tier: str
+    volume: int
+    failure: str  # a reason; empty: the record came back exact
+
+
+ProbeTold = Callable[[ProbeResult], None]
 
 
 class Session(ABC):
@@ -82,6 +93,13 @@ class Core(ABC):
     @abstractmethod
     def stats(self) -> dict[str, Any]:
         """The core's sections of what `forebay stats --json` prints, made without delay."""
+
+    @abstractmethod
+    def probe(self, told: ProbeTold) -> list[tuple[str, int]]:
+        """Begin to prove the data path; the tier and volume of each result that will be told.
+
+        `told` is called on any thread. Nobody's chunk is disturbed and nothing is left behind.
+        """
 
     @abstractmethod
     def close(self, timeout_s: float) -> None:

@@ -1,4 +1,6 @@
-"""Unix stream sockets: the only way into a pool. Every call raises OSError as the kernel says it.
+"""Sockets: Unix ones, the only way into a pool, and TCP for those who watch it.
+
+Every call raises OSError as the kernel says it.
 
 All sockets made here are non-blocking and close-on-exec. A path is short: the kernel keeps at most
 107 bytes of it.
@@ -42,6 +44,20 @@ class Peer(NamedTuple):
 
     pid: int  # 0 where its namespace hides it
     uid: int
+
+
+def listen_tcp(address: str, port: int, backlog: int) -> socket.socket:
+    """A listening, blocking TCP socket at a numeric address; port 0: any that is free."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def listen(path: str, mode: int, backlog: int) -> socket.socket:

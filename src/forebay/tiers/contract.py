@@ -127,6 +127,13 @@ class VolumeStatus:
     life_written_bytes: int = 0  # by any pool, since the volume was made; as far as is known
 
 
+class VolumeProbe(NamedTuple):
+    """What became of a record that was written, read and verified to prove the way there."""
+
+    volume: int  # in the order of `Tier.volumes`
+    failure: str = ""  # a reason, as of a miss or a dropped store; empty: it came back exact
+
+
 class Prefix(NamedTuple):
     """How much of a chain of keys a tier has."""
 
@@ -252,6 +259,14 @@ class Tier(ABC):
 
         DirectoryError if the cap is too small to work with.
         """
+
+    def probe(self, done: Callable[[VolumeProbe], None]) -> int:  # noqa: ARG002 - nothing to probe
+        """Write, read and verify a record in every volume, as stores and loads do.
+
+        Leaves nothing behind and disturbs no record. `done` is called once a volume, on any thread;
+        how many these are. A tier that cannot do this has none.
+        """
+        return 0
 
     @abstractmethod
     def usage(self) -> Usage:

@@ -14,6 +14,7 @@ from forebay.bench.disk.figures import latency
 from forebay.bench.pool.background_client import running_beside
 from forebay.bench.pool.stored_chains import StoredChains
 from forebay.bench.processes import running_pool
+from forebay.metrics.reading import count
 from forebay.pool.client import Client
 from forebay.settings import DiskSetting
 
@@ -53,9 +54,7 @@ def test_a_neighbour_stores_at_its_rate_until_told(home: Path) -> None:
 def stored_chunks(client: Client) -> int:
     stats = client.stats(60.0)
     assert isinstance(stats, dict)
-    counters = stats["counters"]
-    assert isinstance(counters, dict)
-    return int(counters.get("stored.chunks", 0))
+    return count(stats, "operations", tier="dram", direction="store")
 
 
 def test_latency_is_the_median_of_medians_and_the_p99_of_all() -> None:

@@ -96,7 +96,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         connection = self.scheduler._pool.connection
         assert connection is not None
         connection.close()
-        wait_until(lambda: not self.pool.stats()["requests"], "the pool to see it")
+        wait_until(lambda: not self.pool.number("requests_active"), "the pool to see it")
 
     def rejoin(self) -> None:
         def is_joined() -> bool:
@@ -109,7 +109,7 @@ class Both(contextlib.AbstractContextManager["Both"]):
         return self.scheduler.has_work
 
     def pinned_chunks(self) -> int:
-        return int(self.pool.stats()["dram"]["pinned_chunks"])
+        return self.pool.number("pinned_chunks")
 
     def seen_by_a_forward(self) -> set[int]:
         seen: set[int] = set()

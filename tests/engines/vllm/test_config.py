@@ -89,7 +89,7 @@ def test_an_ordinary_model_joins(config: Any, place: Path) -> None:
     with running_pool(place) as pool:
         made = connector(config, caches(full()), socket=pool.socket)
         assert made.obstacle is None
-        assert pool.stats()["server"]["engines"] == 1
+        assert pool.number("engines") == 1
         made.shutdown()
 
 
@@ -208,17 +208,17 @@ def test_with_several_workers_it_joins_when_all_have_told_of_their_shards(
         for layers in (("layer.0",), ("layer.0", "layer.1")):
             settings = {"socket": pool.socket, "weights_id": "a"}
             made = connector(of_ranks(config, 2), caches(full()), **settings)
-            assert pool.stats()["server"]["engines"] == 0, "it does not know what a chunk has"
+            assert pool.number("engines") == 0, "it does not know what a chunk has"
             made.set_xfer_handshake_metadata_pp_aware(told(layers, 0, 1))
             assert made.obstacle is None
-            assert pool.stats()["server"]["engines"] == 1
+            assert pool.number("engines") == 1
             shape = made._scheduler._shape
             assert shape.block_bytes == full().page_size_bytes
             wanted = 2 * len(layers) * full().page_size_bytes * shape.chunk_blocks
             assert shape.chunk_bytes == wanted, "by what the workers say"
             names.append(made._namespace.name)
             made.shutdown()
-            wait_until(lambda: not pool.stats()["server"]["engines"], "its end")
+            wait_until(lambda: not pool.number("engines"), "its end")
     assert names[0] != names[1]
 
 
@@ -246,7 +246,7 @@ def test_the_scheduler_stands_aside_where_the_only_worker_declines(
         assert made.obstacle.sentence == "a worker could not begin"
         assert "a worker could not begin" in caplog.text
         assert made.get_num_new_matched_tokens(request_of([1] * 600), 0) == (0, False)
-        wait_until(lambda: not pool.stats()["server"]["engines"], "its end")
+        wait_until(lambda: not pool.number("engines"), "its end")
         made.shutdown()
 
 
@@ -608,6 +608,6 @@ def test_t54_what_was_offered_before_a_reset_is_never_copied(
             made._scheduler._pool.connection.rest(time.monotonic() + 1)
             steps.append(made.build_connector_meta(Output))
         assert [step.stores for step in steps if step.stores] == []
-        wait_until(lambda: not pool.held()["filling"], "the slot to be given back")
-        assert pool.stats()["counters"]["stores.slots"] == 1, "the control: there was one"
+        wait_until(lambda: not pool.held()["leased_slots"], "the slot to be given back")
+        assert pool.number("leases") == 1, "the control: there was one"
         made.shutdown()

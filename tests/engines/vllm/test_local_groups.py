@@ -145,7 +145,7 @@ def test_a_window_is_stored_and_loaded_with_the_chunks_that_it_goes_with(
     ], "of the window only what a hit of the prompt needs"
     window = step.stores[2].piece
     assert (window.blocks, window.others, window.size) == ([4], ([18],), 1)
-    sent = both.pool.stats()["counters"]["stored.bytes"]
+    sent = both.pool.number("moved_bytes", tier="dram", direction="store")
     assert sent == ranks * (2 * 4 * PAGE + 3 * WINDOW_PAGE)
     second = request_of([7] * (2 * CHUNK + 30), "second")
     both.side.arrived(second)
@@ -205,5 +205,5 @@ def test_t52_a_window_is_not_stored_when_its_slot_comes_a_step_late(pool: PoolPr
     step = both.side.begin_step(Output)
     both.side.add_stores(step, Output)
     assert [each.piece.group for each in step.stores] == [0, 0], "full blocks stay the request's"
-    wait_until(lambda: both.pool.stats()["dram"]["filling"] == 2, "the late slot to be given back")
+    wait_until(lambda: both.pool.number("leased_slots") == 2, "the late slot to be given back")
     both.close()

@@ -182,14 +182,14 @@ def test_one_with_more_to_load_does_not_wait_for_another(pool: PoolProcess) -> N
 def test_one_that_waits_for_its_turn_holds_nothing_that_another_needs(near: PoolProcess) -> None:
     """All that asks may hold, wanted by one that the scheduler has not come to."""
     namespace, size = ROOT.namespace, SHAPE.chunk_bytes
-    count = int(near.stats()["dram"]["cap_bytes"]) // 2 // slot_bytes_for(size)
+    count = near.number("cap_bytes", tier="dram") // 2 // slot_bytes_for(size)
     tokens = [10**6 + number for number in range(count * SHAPE.chunk_tokens)]
     with Client(near.socket) as client:
         chain = Chain(namespace, KeyChain(ROOT).extend(tokens))
         assert client.store(chain, [bytes(size)] * count, timeout_s=30)
     queued, due = side_of(near), side_of(near)
     queued.arrived(request_of([*tokens, 7], "queued"))
-    wait_until(lambda: queued.begin_step(Output) and near.stats()["requests"], "its arrival")
+    wait_until(lambda: queued.begin_step(Output) and near.number("requests_active"), "its arrival")
     request = request_of(list(range(CHUNKS * SHAPE.chunk_tokens + 1)))
     due.arrived(request)
     assert asked(due, request, 0) == CHUNKS * SHAPE.chunk_tokens
@@ -302,7 +302,7 @@ def test_t14_after_a_step_that_could_not_be_built_nothing_of_before_is_stored(
     assert boundary.failures == 1
     for _ in range(3):
         assert not side.build(Computed, boundary).stores
-    wait_until(lambda: not near.held()["filling"], "slots to be given back")
+    wait_until(lambda: not near.held()["leased_slots"], "slots to be given back")
     side.close()
 
 
@@ -360,7 +360,7 @@ def test_t14_what_is_freed_when_stores_could_not_be_told_is_never_stored(near: P
         assert side.build(Output, boundary).number, "what was asked for is loaded"
     assert boundary.failures == 1
     assert not side.build(Output, boundary).stores
-    wait_until(lambda: not near.held()["filling"], "slots to be given back")
+    wait_until(lambda: not near.held()["leased_slots"], "slots to be given back")
     side.close()
 
 

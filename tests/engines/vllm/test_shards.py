@@ -100,7 +100,7 @@ class Ranks:
                 assert torch.equal(pages[LOADED], pages[STORED])
 
     def number(self, name: str) -> int:
-        return int(self.pool.stats()["dram"][name])
+        return self.pool.number(name)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -128,10 +128,10 @@ def test_a_chunk_is_there_when_all_have_stored_and_free_when_all_have_loaded(
     for rank in range(writers - 1):
         ranks.report(rank)
         assert ranks.side.has_work
-        assert ranks.number("filling") == 1, "a shard is missing"
+        assert ranks.number("leased_slots") == 1, "a shard is missing"
     ranks.report(*range(writers - 1, len(layers)))
-    wait_until(lambda: not ranks.number("filling"), "the commit")
-    assert ranks.number("chunks") == 1
+    wait_until(lambda: not ranks.number("leased_slots"), "the commit")
+    assert ranks.pool.number("chunks", tier="dram") == 1
     ranks.load()
     ranks.check()
     for rank in range(len(layers) - 1):
@@ -149,7 +149,7 @@ def test_shards_are_verified_when_they_come_from_a_drive(pool: PoolProcess) -> N
     ranks.compute()
     ranks.offer()
     ranks.report(0, 1)
-    wait_until(lambda: pool.stats()["disk"]["records"] == 1, "the drive")
+    wait_until(lambda: pool.number("chunks", tier="disk") == 1, "the drive")
     ranks.close()
     pool.stop()
     pool.start()
@@ -157,7 +157,7 @@ def test_shards_are_verified_when_they_come_from_a_drive(pool: PoolProcess) -> N
     later.compute()
     later.load()
     later.check()
-    assert pool.stats()["counters"]["disk.loaded"] == 1
+    assert pool.number("operations", tier="disk", direction="load", outcome="ok") == 1
     later.close()
 
 
@@ -169,10 +169,10 @@ def test_t51_a_chunk_that_one_rank_missed_is_given_back_when_all_are_done(
     ranks.workers[1]._socket_path += " of nobody"
     ranks.offer()
     ranks.report(order[0])
-    assert ranks.number("filling") == 1, "the other may still write there"
+    assert ranks.number("leased_slots") == 1, "the other may still write there"
     ranks.report(order[1])
-    wait_until(lambda: not ranks.number("filling"), "the slot to come back")
-    assert not ranks.number("chunks")
+    wait_until(lambda: not ranks.number("leased_slots"), "the slot to come back")
+    assert not ranks.pool.number("chunks", tier="dram")
     assert not ranks.side.has_work
     ranks.close()
 
@@ -187,17 +187,17 @@ def test_t51_what_a_late_rank_says_is_not_taken_for_another_chunk(
     late = ranks.workers[1].take_report()
     ranks.report(0)
     ranks.side.add_stores(ranks.side.begin_step(Output), Output)  # it is given up
-    wait_until(lambda: not ranks.number("filling"), "the slot to come back")
+    wait_until(lambda: not ranks.number("leased_slots"), "the slot to come back")
     step = stored(ranks.side, "c", [9, 10, 11, 12], TOKEN + 1)  # which it may have now
     ranks.workers[0].begin(step)
     assert late is not None
     ranks.side.reported(late, (), set())
     ranks.report(0)
-    assert ranks.number("filling") == 1, "the other rank has not stored this one"
+    assert ranks.number("leased_slots") == 1, "the other rank has not stored this one"
     ranks.workers[1].begin(step)
     ranks.report(1)
-    wait_until(lambda: not ranks.number("filling"), "the commit")
-    assert ranks.number("chunks") == 1
+    wait_until(lambda: not ranks.number("leased_slots"), "the commit")
+    assert ranks.pool.number("chunks", tier="dram") == 1
     ranks.close()
 
 

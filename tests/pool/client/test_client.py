@@ -13,6 +13,7 @@ from tests import pool_process
 from tests.clocks import CountingClock, waiting_in_vain
 from tests.pool_process import PatientClient, exact, made
 
+from forebay.metrics.reading import count
 from forebay.pool.client import Chain, Client, Known, Loaded, Receipt
 from forebay.pool.client.streaming import StreamCall
 from forebay.pool.messages import Ready
@@ -197,11 +198,11 @@ def figures(client: Client) -> dict[str, Any]:
 
 
 def requests(client: Client) -> int:
-    return int(figures(client)["requests"])
+    return int(figures(client)["requests"]["active"])
 
 
 def pinned(client: Client) -> int:
-    return int(figures(client)["dram"]["pinned_bytes"])
+    return count(figures(client), "pinned_bytes")
 
 
 def test_what_is_read_stays_pinned_when_the_connection_is_lost(
@@ -268,7 +269,7 @@ def test_late_answers_are_put_away_and_late_slots_given_back(place: Path) -> Non
         pool.signal(signal.SIGCONT)
         assert isinstance(client.stats(), dict)
         pool_process.wait_until(
-            lambda: client.lookup(chain) == Known(0, 0) and not pool.held()["filling"],
+            lambda: client.lookup(chain) == Known(0, 0) and not pool.held()["leased_slots"],
             "the slots of the late answer",
         )
         assert client.store(chain, payloads) == Receipt(stored=4)
@@ -325,7 +326,7 @@ def test_a_stream_is_longer_than_the_memory(place: Path) -> None:
 def held_requests(client: Client) -> object:
     stats = client.stats()
     assert isinstance(stats, dict)
-    return stats["requests"]
+    return stats["requests"]["active"]
 
 
 def test_a_streamed_chunk_must_have_the_full_key(client: Client) -> None:

@@ -20,8 +20,8 @@ def test_a_chunk_that_is_its_own_ancestor_leaves_once() -> None:
     core.fill(offset, payload(parent))
     assert core.commit(client, [offset]) == 1
     core.pool.handle(client, Release(number, []))
-    assert core.number("dram", "chunks") == 2
+    assert core.number("chunks", tier="dram") == 2
     core.pool.handle(client, Resize(LENGTH, []))
     core.turn()
-    assert core.number("dram", "chunks") == 0
+    assert core.number("chunks", tier="dram") == 0
     assert not core.pool.violations()

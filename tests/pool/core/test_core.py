@@ -139,10 +139,10 @@ def test_slots_of_an_offer_that_is_broken_off_are_free_again(core: CoreHarness) 
     client = Client("e")
     work = core.reserving(client, chain("a", 40))
     next(work)
-    assert core.number("dram", "filling") == 14
+    assert core.number("leased_slots") == 14
     work.close()
     assert not core.pool.lends("e")
-    assert core.number("dram", "filling") == 0
+    assert core.number("leased_slots") == 0
     assert core.reserve(client, chain("a", 4))[0] >= 0
 
 
@@ -150,7 +150,7 @@ def test_a_turn_is_short_whatever_the_answers_are(
     core: CoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, tried = Client("e"), Counter[int]()
-    while core.reserve(client, chain(f"full {core.number('dram', 'filling')}", 1))[0] >= 0:
+    while core.reserve(client, chain(f"full {core.number('leased_slots')}", 1))[0] >= 0:
         pass
     has = Dram.has
 
@@ -198,7 +198,7 @@ def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_i
     assert more == [ReserveAnswer.NO, ReserveAnswer.NO]
     assert policy.asked[-1] == (short(chain("a", 61)[-1]), short(kept[-1]))
     assert core.lookup(client, kept)[1].ready == 60
-    assert core.number("counters", "stores.declined") == 2
+    assert core.number("stores_refused", reason="declined") == 6, "chunks"
     core.pool.handle(client, Abort(core.pool.generation, answers[:4]))
     assert core.pool.violations() == []
     core.pool.close(300)
@@ -230,7 +230,7 @@ def test_t33_with_everything_pinned_a_store_is_refused_at_once(core: CoreHarness
     assert core.reserve(Client("f"), chain("other", 2))[0] >= 0, "another has its share"
     core.pool.handle(client, Abort(core.pool.generation, offsets))
     core.pool.exited("f")
-    assert core.number("dram", "taken_bytes") == 0
+    assert core.number("used_bytes", tier="dram") == 0
 
 
 class CarelessPolicy(OldestFirst):
@@ -251,7 +251,7 @@ def test_t33_what_is_in_use_leaves_for_no_store_whatever_a_policy_says() -> None
     core.ask(client, number, keys)
     core.store(client, chain("idle", 8))
     answers = core.reserve(client, chain("new", 16))
-    assert core.number("dram", "pinned_chunks") == 8
+    assert core.number("pinned_chunks") == 8
     assert answers[-1] == ReserveAnswer.LATER
     for key in keys:
         chunk = core.pool._dram.chunks.get(short(key))
@@ -288,11 +288,11 @@ def test_an_engine_that_exits_gives_back_all_that_it_held(core: CoreHarness) -> 
     number, _ = core.lookup(client, keys)
     core.ask(client, number, keys)
     core.pool.disconnected(client)
-    assert core.number("dram", "pinned_bytes") == 4 * LENGTH, "a living process may still read"
-    assert core.number("dram", "filling") == 4, "or write there"
+    assert core.number("pinned_bytes") == 4 * LENGTH, "a living process may still read"
+    assert core.number("leased_slots") == 4, "or write there"
     core.pool.exited("e")
-    assert core.number("dram", "pinned_bytes") == 0
-    assert core.number("dram", "filling") == 0
+    assert core.number("pinned_bytes") == 0
+    assert core.number("leased_slots") == 0
     assert core.load(Client("f"), keys) == 4
 
 
@@ -366,7 +366,7 @@ def test_t58_a_commit_without_a_digest_for_each_slot_gives_the_slots_back(
         assert min(offsets) >= 0
         core.pool.handle(client, Commit(core.pool.generation, offsets, digests))
         assert core.receive(client, Committed).count == 0
-    assert core.number("dram", "taken_bytes") == 0
+    assert core.number("used_bytes", tier="dram") == 0
     assert core.pool.violations() == []
 
 
@@ -404,7 +404,7 @@ def test_many_requests_join_one_read(place: Path) -> None:
     numbers = [core.lookup(client, keys)[0] for client in clients]
     for client, number in zip(clients, numbers, strict=True):
         assert core.ask(client, number, keys).total == 16
-    assert core.number("counters", "disk.loaded") == 16
+    assert core.number("operations", tier="disk", direction="load", outcome="ok") == 16
     for client in clients:
         core.pool.disconnected(client)
     core.settle()
@@ -492,15 +492,15 @@ def test_caps_change_while_it_runs(place: Path) -> None:
     core.settle()
     core.pool.handle(client, Resize(1 * MIB, [(str(place), 6 * MIB)]))
     assert core.receive(client, AdminReply).ok
-    core.until(lambda: core.number("dram", "allocated_bytes") <= MIB)
-    assert core.number("disk", "used_bytes") <= 6 * MIB
+    core.until(lambda: core.allocated_bytes() <= MIB)
+    assert core.number("used_bytes", tier="disk") <= 6 * MIB
     core.pool.handle(client, Resize(-1, [("/nowhere", MIB)]))
     assert not core.receive(client, AdminReply).ok
     for _ in range(2):
         core.pool.handle(client, Resize(6 * MIB, []))
     answers = [core.receive(client, AdminReply).ok for _ in range(2)]
     assert answers == [False, True], "while it is being raised, it is not raised again"
-    assert core.number("dram", "allocated_bytes") == core.number("dram", "cap_bytes") == 6 * MIB
+    assert core.allocated_bytes() == core.number("cap_bytes", tier="dram") == 6 * MIB
     core.pool.close(300)
 
 
@@ -581,7 +581,7 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     core = CoreHarness(8 * MIB, place, 64 * MIB, World(disk, ManualClock()))
     disk.arm("write:hang")
     core.store(client, new)
-    assert not core.number("disk", "records") - 100, "a burst waits for no disk"
+    assert not core.number("chunks", tier="disk") - 100, "a burst waits for no disk"
     disk.disarm()
     core.settle()
     disk.arm("write:hang")
@@ -603,7 +603,7 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     )
     core.pool.handle(client, Release(number, list(range(64))))
     assert core.receive(client, Ready).chunk >= 64
-    assert core.number("disk", "records") == 100 + 110, "no load waits for writes"
+    assert core.number("chunks", tier="disk") == 100 + 110, "no load waits for writes"
     core.pool.disconnected(client)
     disk.disarm()
     core.settle()

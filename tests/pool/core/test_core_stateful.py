@@ -221,9 +221,9 @@ class PoolMachine(RuleBasedStateMachine):
             self._desk.pool.exited(engine)
         self._desk.settle()
         assert self._desk.pool.violations() == []
-        assert self._desk.number("dram", "pinned_bytes") == 0
-        assert self._desk.number("dram", "pinned_chunks") == 0
-        assert self._desk.number("dram", "filling") == 0
+        assert self._desk.number("pinned_bytes") == 0
+        assert self._desk.number("pinned_chunks") == 0
+        assert self._desk.number("leased_slots") == 0
         self._desk.pool.close(300)
         self._folder.cleanup()
 

@@ -24,7 +24,7 @@ def core() -> Iterator[CoreHarness]:
 def pinned(core: CoreHarness) -> int:
     """Chunks that count against the load budget; the books are right."""
     assert core.pool.violations() == []
-    return core.number("dram", "pinned_bytes") // LENGTH
+    return core.number("pinned_bytes") // LENGTH
 
 
 def lost(core: CoreHarness, keys: list[bytes], engine: str = "e") -> list[int]:
@@ -70,7 +70,7 @@ def test_it_is_free_when_the_engine_has_exited(core: CoreHarness) -> None:
     assert pinned(core) == 4, "the other one's"
     core.pool.exited("other")
     assert pinned(core) == 0
-    assert core.number("dram", "pinned_chunks") == 0
+    assert core.number("pinned_chunks") == 0
 
 
 def test_it_is_free_when_the_engine_says_that_nobody_reads_it(core: CoreHarness) -> None:
@@ -140,7 +140,7 @@ def test_operators_do_not_free_it(core: CoreHarness) -> None:
         assert core.pool.view(offset, LENGTH) == payload(key)
     core.pool.handle(operator, Settled("e"))
     core.turn()
-    assert core.number("dram", "chunks") == 0, "cleared as soon as nobody uses it"
+    assert core.number("chunks", tier="dram") == 0, "cleared as soon as nobody uses it"
 
 
 def test_a_connection_lost_again_and_again_counts_once(core: CoreHarness) -> None:

@@ -63,9 +63,7 @@ def close(core: CoreHarness) -> None:
 
 
 def read(core: CoreHarness) -> int:
-    counters = core.pool.stats()["counters"]
-    assert isinstance(counters, dict)
-    return int(counters.get("disk.loaded", 0))
+    return core.number("operations", tier="disk", direction="load", outcome="ok")
 
 
 def churn(core: CoreHarness, client: Client, chunks: int = 3 * SLOTS) -> None:
@@ -83,7 +81,7 @@ def test_what_was_found_in_dram_is_there_when_it_is_asked_for(
     assert found == Found(number, 10, 10)
     churn(dram, client)
     dram.settle()
-    assert dram.number("dram", "pinned_chunks") == 1, "one pin keeps ten chunks"
+    assert dram.number("pinned_chunks") == 1, "one pin keeps ten chunks"
     assert dram.ask(client, number, keys).total == 10
     dram.pool.handle(client, Release(number, []))
     churn(dram, client)
@@ -121,7 +119,7 @@ def test_what_is_read_ahead_is_read_once_whatever_comes_between(
     assert read(disk) == 12
     assert disk.ask(client, number, keys).total == 12
     assert read(disk) == 12
-    assert disk.number("counters", "loaded.chunks") == 12
+    assert disk.number("operations", tier="dram", direction="load") == 12
 
 
 def test_what_comes_before_its_turn_is_there_when_its_turn_comes(
@@ -144,7 +142,7 @@ def test_what_comes_before_its_turn_is_there_when_its_turn_comes(
     assert found == Found(number, 8, 8), "none of them had to leave meanwhile"
     core.pool.disconnected(client)
     core.settle()
-    assert core.number("dram", "pinned_chunks") == 0
+    assert core.number("pinned_chunks") == 0
     close(core)
 
 
@@ -155,7 +153,7 @@ def test_reading_ahead_stays_within_the_load_budget_in_order_of_arrival(
     numbers = [disk.lookup(client, keys)[0] for keys in chains]
     disk.settle()
     assert read(disk) == SLOTS // 2
-    assert disk.number("dram", "retained_bytes") == SLOTS // 2 * LENGTH
+    assert disk.number("retained_bytes") == SLOTS // 2 * LENGTH
     assert disk.ask(client, numbers[0], chains[0]).total == 12
     assert read(disk) == SLOTS // 2, "the first had all it wanted"
     disk.pool.handle(client, Release(numbers[0], []))
@@ -178,10 +176,10 @@ def test_nothing_is_kept_for_ever(disk: CoreHarness, client: Client, clock: Manu
     keys = chain("0", 12)
     number, _ = disk.lookup(client, keys)
     disk.settle()
-    assert disk.number("dram", "retained_bytes") == 12 * LENGTH
+    assert disk.number("retained_bytes") == 12 * LENGTH
     clock.advance(retention.RETAIN_S)
     disk.turn()
-    assert disk.number("dram", "retained_bytes") == 0
+    assert disk.number("retained_bytes") == 0
     assert disk.ask(client, number, keys).total == 12, "it may still ask"
 
 
@@ -195,7 +193,7 @@ def test_an_operators_wish_does_not_wait_for_who_only_arrived(
     assert reply.ok
     records = int(reply.sentence.partition(" records")[0].split()[-1])
     assert records >= 72, "the disk's; a tier beneath it has copies"
-    assert disk.number("dram", "chunks") == 0
+    assert disk.number("chunks", tier="dram") == 0
 
 
 def test_an_ask_for_a_part_lets_go_of_the_rest(disk: CoreHarness, client: Client) -> None:
@@ -204,7 +202,7 @@ def test_an_ask_for_a_part_lets_go_of_the_rest(disk: CoreHarness, client: Client
     disk.pool.handle(client, Ask(number, 4, 4, 10_000, stream=True))
     promise = disk.receive(client, Promise)
     assert (promise.first, promise.total, len(promise.offsets)) == (4, 4, 4)
-    assert disk.number("dram", "pinned_bytes") == 4 * LENGTH
+    assert disk.number("pinned_bytes") == 4 * LENGTH
 
 
 def test_what_was_read_ahead_does_not_keep_out_what_comes_before_it(
@@ -224,7 +222,7 @@ def test_what_was_read_ahead_does_not_keep_out_what_comes_before_it(
     assert found == Found(number, 30, 10)
     core.pool.handle(client, Release(elsewhere, []))
     core.settle()
-    assert core.number("dram", "retained_bytes") == SLOTS // 2 * LENGTH
+    assert core.number("retained_bytes") == SLOTS // 2 * LENGTH
     promise = core.ask(client, number, keys, stream=True)
     assert (promise.total, len(promise.offsets)) == (30, SLOTS // 2)
     core.pool.handle(client, Cancel(number))
@@ -281,7 +279,7 @@ def test_what_many_requests_begin_with_is_kept_once(place: Path, client: Client)
     for number in numbers:
         assert core.pool.violations() == []
         core.pool.handle(client, Cancel(number))
-    assert core.number("dram", "retained_bytes") == core.number("dram", "pinned_chunks") == 0
+    assert core.number("retained_bytes") == core.number("pinned_chunks") == 0
     close(core)
 
 
@@ -293,7 +291,7 @@ def test_a_damaged_chunk_is_not_kept(dram: CoreHarness, client: Client) -> None:
     last = dram.pool._dram.chunks.get(short(keys[3]))
     assert last is not None
     dram.fill(last.offset, b"spoilt")
-    dram.pass_time_until(lambda: bool(dram.pool._counters["misses.dram_corrupt"]))  # the scrubber
+    dram.pass_time_until(lambda: bool(dram.number("errors", kind="dram_corrupt")))
     assert dram.ask(client, number, keys).total == 3
 
 
@@ -312,7 +310,7 @@ def test_thousands_may_wait_for_the_same_long_prompt(place: Path, client: Client
             core.turn()
         most_lines = max(most_lines, counter.lines)
     assert read(core) == 500
-    assert core.number("dram", "retained_bytes") == 500 * LENGTH
+    assert core.number("retained_bytes") == 500 * LENGTH
     # A chunk that is pinned takes some thirty lines.
     assert most_lines < 6 * 1000 * 500, "not for each of them and each of their chunks"
     core.pool.disconnected(client)
@@ -334,7 +332,7 @@ def test_who_is_behind_may_use_what_was_kept_for_the_one_before(place: Path) -> 
     number, _ = core.lookup(first, trunk)  # all six are kept for it
     core.store(other, chain("c", 8))
     core.store(other, chain("more", 2))
-    assert core.number("dram", "taken_bytes") == 16 * LENGTH
+    assert core.number("used_bytes", tier="dram") == 16 * LENGTH
     next_number, found = core.lookup(behind, branch)
     assert found.known == 3
     holding, _ = core.lookup(other, chain("c", 8))
@@ -367,12 +365,12 @@ def test_what_comes_for_an_ask_behind_another_is_held_once(
     for number in (2, 1):  # the first waits for room, the other for it and for what it reads ahead
         disk.pool.handle(client, Ask(numbers[number], 0, 12, 10_000, stream=False))
     disk.settle()
-    assert disk.number("dram", "pinned_bytes") == SLOTS // 2 * LENGTH
+    assert disk.number("pinned_bytes") == SLOTS // 2 * LENGTH
     for number in (0, 2, 1):
         if number:
             assert disk.receive(client, Promise).total == 12
         disk.pool.handle(client, Release(numbers[number], []))
-    assert disk.number("dram", "pinned_bytes") == 0
+    assert disk.number("pinned_bytes") == 0
 
 
 def test_an_ask_does_not_wait_for_what_was_read_ahead_for_one_behind_it(place: Path) -> None:
@@ -393,7 +391,7 @@ def test_an_ask_does_not_wait_for_what_was_read_ahead_for_one_behind_it(place: P
     core.pool.handle(first, Release(number, []))
     assert len(core.receive(behind, Promise).offsets) == SLOTS // 2
     core.pool.handle(behind, Release(waiting, []))
-    assert core.number("dram", "pinned_bytes") == 0
+    assert core.number("pinned_bytes") == 0
     close(core)
 
 
@@ -409,7 +407,7 @@ def test_what_may_not_be_kept_is_not_kept_by_being_here(place: Path, client: Cli
     core.lookup(client, chain("a", SLOTS // 2))
     assert core.load(Client("f"), chain("a", SLOTS // 2)) == SLOTS // 2
     core.settle()
-    assert core.number("dram", "retained_bytes") == SLOTS // 2 * LENGTH
+    assert core.number("retained_bytes") == SLOTS // 2 * LENGTH
     new = chain("new", SLOTS // 2)
     assert len([slot for slot in core.reserve(client, new) if slot >= 0]) == SLOTS // 2
     core.pool.disconnected(client)
@@ -429,4 +427,4 @@ def test_a_chain_ends_where_a_key_is_repeated(dram: CoreHarness, client: Client)
     dram.pool.handle(client, Cancel(once))
     dram.pool.answered()
     assert dram.pool.violations() == []
-    assert dram.number("dram", "retained_bytes") == 0
+    assert dram.number("retained_bytes") == 0

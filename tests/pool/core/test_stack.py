@@ -84,13 +84,15 @@ def test_a_record_that_the_nearest_tier_cannot_give_comes_from_the_next(
     disk, third = core.pool._stack._tiers
     assert all(disk.has(key) and third.has(key) for key in keys)
     while core.pool._dram.chunks.get(short(keys[0])) is not None:
-        core.store(client, chain(f"filler {core.number('disk', 'records')}", 4))
+        core.store(client, chain(f"filler {core.number('chunks', tier='disk')}", 4))
         core.settle()
     assert all(disk.has(key) for key in keys)
     for path, offset in records(place):
         flip(path, (offset + HEADER_BYTES) * 8)
     assert core.load(client, keys) == len(keys)
-    assert core.number("counters", "slow_memory.loaded") == len(keys)
+    assert core.number("operations", tier="slow_memory", direction="load", outcome="ok") == len(
+        keys
+    )
     core.settle()
     assert core.pool.violations() == []
     core.pool.close(300)
@@ -106,7 +108,7 @@ def test_what_was_cleared_while_it_was_filled_is_found_nowhere(
     assert core.commit(client, offsets) == 0
     core.settle()
     assert core.lookup(client, keys)[1].known == 0
-    assert core.number("disk", "records") == core.number("slow_memory", "records") == 0
+    assert core.number("chunks", tier="disk") == core.number("chunks", tier="slow_memory") == 0
     assert core.pool.violations() == []
     core.pool.close(300)
 
@@ -120,6 +122,6 @@ def test_a_chunk_says_which_tiers_have_it(three_tiers: Callable[..., CoreHarness
     core.pool._stack._tiers[1].remove(keys[2])
     core.until(lambda: chunks[2] is not None and chunks[2].tiers == {0})
     assert [chunk.tiers for chunk in chunks if chunk is not None] == [{0, 1}] * 2 + [{0}] * 2
-    assert core.number("slow_memory", "records") == 2
-    assert core.number("dram", "taken_bytes") == 4 * LENGTH
+    assert core.number("chunks", tier="slow_memory") == 2
+    assert core.number("used_bytes", tier="dram") == 4 * LENGTH
     core.pool.close(300)

@@ -65,7 +65,9 @@ def test_a_stream_is_promised_before_the_drive_has_to_pause(place: Path) -> None
         struck.core.pool.handle(struck.client, Release(struck.number, came[-1:]))
         came.append(struck.core.receive(struck.client, Ready).chunk)
     assert sorted(came) == list(range(100)), "each once"
-    assert struck.core.number("counters", "disk.loaded") == 100, "and read once"
+    assert struck.core.number("operations", tier="disk", direction="load", outcome="ok") == 100, (
+        "and read once"
+    )
     struck.end()
 
 
@@ -77,12 +79,13 @@ def test_a_stream_that_has_room_is_promised_when_it_is_here(place: Path) -> None
 
 def test_a_drive_that_leaves_a_hole_is_not_relied_upon(place: Path) -> None:
     struck = Struck(place, 100, "read:hang@2")
-    struck.core.until(lambda: struck.core.pool._counters["disk.loaded"] == 63)
+    loads = {"tier": "disk", "direction": "load", "outcome": "ok"}
+    struck.core.until(lambda: struck.core.number("operations", **loads) == 63)
     assert not struck.promises
     struck.clock.advance(2.1)
     promise = struck.core.receive(struck.client, Promise)
     assert promise.total == len(promise.offsets) < 8
-    assert struck.core.number("counters", "promises.cut_by_deadline") == 1
+    assert struck.core.number("promises_cut") == 1
     struck.end()
 
 
@@ -115,7 +118,7 @@ def test_what_an_engine_has_itself_needs_no_room(place: Path) -> None:
     assert len(core.ask(other, holds, held).offsets) == 10
     number, _ = core.lookup(client, keys)
     core.pool.handle(client, Ask(number, 40, 60, 10_000, stream=True))
-    core.until(lambda: core.number("dram", "pinned_bytes") == 64 * LENGTH)
+    core.until(lambda: core.number("pinned_bytes") == 64 * LENGTH)
     core.until(lambda: not core.pool._acquisition.reads_in_flight)
     assert not [each for each in client.inbox if isinstance(each, Promise)], "it fits, but for ten"
     core.pool.handle(other, Release(holds, []))

@@ -84,7 +84,7 @@ def test_a_deadline_is_not_later_than_a_pool_waits(hanging: Hanging) -> None:
 def test_reads_that_nobody_waits_for_leave_an_engine_its_share(hanging: Hanging, end: str) -> None:
     client = Client("e")
     number = hanging.ask(client, "long", 24, deadline_ms=100)
-    assert hanging.core.number("dram", "pinned_bytes") == 16 * LENGTH
+    assert hanging.core.number("pinned_bytes") == 16 * LENGTH
     if end == "deadline":
         hanging.core.pass_time(0.2)
         hanging.core.turn()
@@ -167,7 +167,7 @@ def test_records_that_no_slot_can_hold_are_absent(tmp_path: Path) -> None:
     assert core.commit(client, offsets) == 2
     core.pool.close(300)
     core = CoreHarness(SLOTS * LENGTH, tmp_path, 64 * MIB)
-    assert core.number("disk", "records") == 2
+    assert core.number("chunks", tier="disk") == 2
     assert core.lookup(client, large)[1].known == 0
     core.pool.close(300)
 
@@ -181,10 +181,10 @@ def test_more_keys_than_an_engine_may_have_looked_up_are_not_followed() -> None:
         core.commit(client, offsets)
     for _ in range(KEYS_FOLLOWED // 1000):
         core.lookup(client, keys)
-    assert not core.number("counters", "lookups.not_followed")
+    assert not core.number("lookups_not_followed")
     number, found = core.lookup(client, keys)
     assert found.known == 1000
-    assert core.number("counters", "lookups.not_followed") == 1
+    assert core.number("lookups_not_followed") == 1
     assert core.ask(client, number, keys[:0]).total == 0, "not followed"
     number, _ = core.lookup(other, keys)
     core.pool.handle(other, Ask(number, 0, 1, 10_000, stream=False))

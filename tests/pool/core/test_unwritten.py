@@ -65,7 +65,7 @@ def test_while_the_budget_of_bytes_a_day_is_exhausted(place: Path) -> None:
     for depth in (4, 8, 12, 24):  # a dialog that was let in, and grows
         assert stores(core, client, chain("first", depth))
         core.settle()
-    assert core.number("counters", "disk.written") == 8
+    assert core.number("operations", tier="disk", direction="store", outcome="ok") == 8
     check(core, client)
 
 

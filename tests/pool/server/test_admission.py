@@ -1,5 +1,6 @@
 """Who may do what at a real pool's socket, and who gets a place there (F8, F9)."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from tests.pool_process import (
 )
 
 from forebay.cli.main import main
+from forebay.metrics.reading import count
 from forebay.pool import wire
 from forebay.pool.client import AdminOutcome, Known, Receipt
 from forebay.pool.client.session import REFUSED
@@ -81,7 +83,7 @@ def test_an_engine_of_another_user_neither_clears_nor_resizes(place: Path) -> No
         said, seen = asked_by_other_user(partial(operate, pool.socket))
         assert said.count("--operator-uid") == 2
         assert seen == {"joined": True, "commands": [2, 0]}
-        assert pool.stats()["dram"]["cap_bytes"] == pool_process.DRAM_BYTES
+        assert pool.number("cap_bytes", tier="dram") == pool_process.DRAM_BYTES
         with PatientClient(pool.socket) as client:
             assert client.lookup(CHAIN) == Known(4, 4)
             assert client.clear(None) != AdminOutcome(ok=False, sentence="")
@@ -120,7 +122,7 @@ def test_only_digits_of_a_namespace_clear_it(place: Path) -> None:
             answer = client._operate(Clear(wrong), pool_process.HANG_S)
             assert answer == AdminOutcome(ok=False, sentence=NAMESPACE_RULE), "nor has the pool"
         assert client.lookup(CHAIN) == Known(4, 4)
-        wait_until(lambda: pool.stats()["disk"]["records"] == 4, "writing behind")
+        wait_until(lambda: pool.number("chunks", tier="disk") == 4, "writing behind")
         done = client.clear(namespace[:9].upper())
         assert done == AdminOutcome(
             ok=True,
@@ -213,7 +215,7 @@ def test_idle_connections_keep_nobody_out(
                 assert main(["stats", "--json", "--socket", pool.socket]) == 0
                 assert '"displaced"' in capsys.readouterr().out
                 assert before.lookup(CHAIN) == Known(4, 4), "who was there is there"
-            assert pool.stats()["server"]["connections"] <= ServerLimits().connections_max
+            assert pool.number("connections") <= ServerLimits().connections_max
 
 
 def connections(*peers: tuple[int, int]) -> list[Connection]:
@@ -269,4 +271,4 @@ def test_an_operator_finds_a_place_when_all_are_taken(
             idle._session.is_operator = True
             assert idle.join()
         assert main(["stats", "--json", "--socket", path]) == 0
-        assert '"connections": 6' in capsys.readouterr().out
+        assert count(json.loads(capsys.readouterr().out), "connections") == 6

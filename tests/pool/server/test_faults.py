@@ -62,7 +62,7 @@ def test_a_missing_thread_costs_no_more_than_what_wanted_it(place: Path) -> None
         ExitStack() as operators,
     ):
         honest.store(stored, [chunk.payload for chunk in chunks])
-        wait_until(lambda: pool.stats()["disk"]["records"] == len(chunks), "writing behind")
+        wait_until(lambda: pool.number("chunks", tier="disk") == len(chunks), "writing behind")
         (place / "faults").write_text("write:hang")
         pool.signal(signal.SIGHUP)
         wait_until(lambda: "faults are on" in pool.log.read_text(), "the fault")
@@ -119,7 +119,7 @@ def test_a_path_that_is_not_utf_8_is_told_as_it_is(place: Path) -> None:
     Path(path).mkdir(mode=0o700)
     flags = ("--disk", f"{path}:{pool_process.DISK_BYTES}")
     with pool_process.running_pool(place, *flags, disk=False) as pool:
-        assert [volume["path"] for volume in pool.stats()["disk"]["volumes"]] == [path]
+        assert pool.volume()["path"] == path
         pool.check_alive()
 
 
@@ -148,7 +148,7 @@ def test_a_job_that_raises_is_a_miss_and_its_thread_lives(
     harness = CoreHarness(1 << 20, tmp_path, 64 << 20, World(disk, ManualClock()))
     client, keys = Client("e"), chain("a", 4)
     harness.store(client, keys)
-    harness.pass_time_until(lambda: harness.pool.stats()["disk"]["records"] == 4)  # type: ignore[index]
+    harness.pass_time_until(lambda: harness.number("chunks", tier="disk") == 4)
     for number in range(8):  # until nothing of it is left in DRAM
         harness.store(client, chain(f"other {number}", 4))
     harness.settle()

@@ -26,6 +26,7 @@ from tests.pool_process import (
     wait_until,
 )
 
+from forebay.metrics.reading import count
 from forebay.pool import wire
 from forebay.pool.client import Known, Receipt
 from forebay.pool.messages import (
@@ -107,9 +108,9 @@ def test_a_process_has_one_turn_a_round_however_many_connections_it_has(
             pool.signal(signal.SIGCONT)
             reply = next(each for each in heard_one_by_one(honest) if type(each) is StatsReply)
     stats = json.loads(reply.json)
-    assert stats["server"]["connections"] == LINKS + 1, "they were all there"
-    assert stats["counters"]["lookups"] <= 2 * LIMITS.messages_a_round_max
-    offered = stats["dram"]["filling"] + stats["counters"].get("stores.have", 0)
+    assert count(stats, "connections") == LINKS + 1, "they were all there"
+    assert count(stats, "lookups") <= 2 * LIMITS.messages_a_round_max
+    offered = count(stats, "leased_slots") + count(stats, "stores_refused", reason="have")
     assert offered <= 2 * 10 * A_ROUND + 4 * A_ROUND, "half is mine"
 
 
@@ -213,8 +214,8 @@ def test_who_has_all_descriptors_keeps_nobody_out(place: Path) -> None:
             receipt = honest.store(CHAIN, [chunk.payload for chunk in CHUNKS])
             assert receipt == Receipt(stored=4)
             stats = pool.stats()
-            assert stats["server"]["displaced"] > 0
-            assert stats["counters"]["faults.caught"] == 0
+            assert count(stats, "errors", kind="displaced") > 0
+            assert count(stats, "errors", kind="bug") == 0
         lines = pool.log.read_text().count("short of descriptors")
         assert 1 <= lines <= 1 + (time.monotonic() - began) / 60
 

@@ -14,6 +14,7 @@ from tests.other_user import OTHER_UID, THIRD_UID, asked_by_other_user, needs_ro
 from tests.pool.test_wire import BOMBS, CLIENT, framed
 from tests.pool_process import PatientClient
 
+from forebay.metrics.reading import count
 from forebay.pool import wire
 from forebay.pool.client import Client, Known
 from forebay.pool.messages import (
@@ -73,12 +74,10 @@ def say_for_ever(link: socket.socket, data: bytes) -> None:
         link.sendall(data)
 
 
-def counters(client: Client) -> dict[str, int]:
+def number(client: Client, name: str, **labels: str) -> int:
     stats = client.stats()
     assert isinstance(stats, dict)
-    found = stats["counters"]
-    assert isinstance(found, dict)
-    return found
+    return count(stats, name, **labels)
 
 
 @pytest.mark.parametrize("name", sorted(BOMBS.keys() - {"2^63 and more"}))
@@ -105,7 +104,7 @@ def test_half_a_frame_and_an_end_is_nobody(service: Service, client: Client) -> 
 def test_t38_nothing_is_answered_before_hello(service: Service, client: Client, name: str) -> None:
     with connected(service, wire.encode(CLIENT[name])) as link:
         assert [type(answer) for answer in heard(link)] == [Refused]
-    assert not counters(client).get("lookups")
+    assert not number(client, "lookups")
 
 
 @pytest.mark.parametrize(
@@ -197,10 +196,7 @@ def test_who_does_not_read_is_cut_off(place: Path) -> None:
         question = wire.encode(StatsQuery()) * 100
         with connected(service, HELLO) as link, pytest.raises(ConnectionError):
             say_for_ever(link, question)
-        stats = client.stats()
-        assert isinstance(stats, dict)
-        assert isinstance(server := stats["server"], dict)
-        assert server["cut_off"] == 1
+        assert number(client, "errors", kind="cut_off") == 1
 
 
 def test_a_talker_does_not_keep_others_waiting(place: Path) -> None:
@@ -220,7 +216,7 @@ def test_a_talker_does_not_keep_others_waiting(place: Path) -> None:
 
         with pool_process.serving(place, before=ask):
             reply = next(each for each in heard_one_by_one(others[0]) if type(each) is StatsReply)
-        handled = json.loads(reply.json)["counters"]["lookups"]
+        handled = count(json.loads(reply.json), "lookups")
     assert handled <= 2 * ServerLimits().messages_a_round_max < sent[0]
 
 

@@ -12,6 +12,8 @@ from forebay.cli import flags, logs
 from forebay.cli.flags import Commands, Parser
 from forebay.cli.pool.log import LogWriter
 from forebay.errors import SettingsError, StartupError
+from forebay.observe import observer
+from forebay.observe.access import Access
 from forebay.plan.number import whole
 from forebay.pool.service import LOCK_FLAG, Service
 from forebay.quantity import format_size
@@ -21,6 +23,7 @@ from forebay.sys.world import World
 
 _FD_MAX: Final = (1 << 31) - 1
 _CLOSE_S: Final = 20.0  # for what is worth keeping; then the rest is dropped
+_HTTP_S: Final = 1.0  # for the thread that accepts HTTP clients
 _LOG_S: Final = 1.0  # for the last lines of the log
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)  # end the pool
 _IGNORED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # would end it, unhandled
@@ -34,6 +37,9 @@ _SETTINGS: Final = (
     "read_depth",
     "write_depth",
     "disk_writes_a_day",
+    "disk_rated_life",
+    "metrics_address",
+    "metrics_token_file",
     "trace",
 )
 _EPILOG = """\
@@ -44,8 +50,8 @@ examples:
 
 Runs until SIGTERM or Ctrl-C, then writes what is worth keeping to disk, for up to 20 seconds. With
 --linger it also ends after so many seconds without an engine. SIGHUP, SIGUSR1 and SIGUSR2 are
-ignored: it outlives its terminal. Listens at a Unix socket and nowhere else. Exit status: 0 ended
-as asked, 2 could not begin.
+ignored: it outlives its terminal. Engines join it at a Unix socket; its metrics and health are
+answered over HTTP at --metrics-address. Exit status: 0 ended as asked, 2 could not begin.
 """
 
 
@@ -94,15 +100,19 @@ def serve(
     linger_s = None if parsed.linger is None else _seconds(parsed.linger)
     settings = flags.read_settings(parsed)
     processes.allow_descriptors()
+    access = Access.of(settings)  # before anything is taken: a public address needs a token
     log = LogWriter()
     logs.start("%(asctime)s %(levelname)s %(message)s", log)
     try:
         service = _open(parsed, settings, world)
         _announce(service, settings)
+        http = observer.start(settings, service, world.barrier, access)
         begun()
         try:
             service.run(linger_s)
         finally:
+            if http is not None:
+                http.close(_HTTP_S)
             service.close(_CLOSE_S)
     finally:
         log.drain(_LOG_S)

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from forebay.cli import flags
 from forebay.cli.flags import Commands
@@ -36,11 +37,18 @@ def _run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def readable(numbers: Mapping[str, object]) -> str:
+def readable(numbers: Mapping[str, Any]) -> str:
     """The numbers for people: one a line, bytes as sizes."""
-    lines = list(_lines("", numbers))
+    lines = [*_lines("", {**numbers, "metrics": {}}), *_series(numbers)]
     width = max((len(name) for name, _ in lines), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def _series(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, family in numbers["metrics"].items():
+        for labels, value in family["values"]:
+            title = ".".join(["metrics", name, *labels.values()])
+            yield from _lines(title, value["count"] if isinstance(value, Mapping) else value)
 
 
 def _lines(prefix: str, value: object) -> Iterator[tuple[str, str]]:

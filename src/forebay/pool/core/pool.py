@@ -23,6 +23,7 @@ from forebay.pool.core.dram import Dram
 from forebay.pool.core.hashing import Hasher, Scrubber
 from forebay.pool.core.loading.loads import Loads
 from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.probing import Prober
 from forebay.pool.core.stack import TierOpener, TierStack
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
@@ -45,7 +46,7 @@ from forebay.pool.messages import (
     Welcome,
 )
 from forebay.pool.policy.contract import Policy
-from forebay.pool.session import Core, Session, Work
+from forebay.pool.session import Core, ProbeTold, Session, Work
 from forebay.sys.shared import Segment
 from forebay.sys.world import World
 from forebay.tiers.contract import Removed
@@ -111,6 +112,7 @@ class Pool(Core):
         loads_wait = self._acquisition.wait_for_room
         self._stores = Stores(parts, self._write_behind, loads_wait)
         self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
+        self._prober = Prober(parts, hasher, self._acquisition.damaged)
         self._admin = AdminOperations(parts, self._slab_grown)
         self._status = Status(
             parts, self._acquisition, self._stores, self._write_behind, options.lives
@@ -226,6 +228,10 @@ class Pool(Core):
     def stats(self) -> dict[str, Any]:
         """See Core."""
         return self._status.snapshot()
+
+    def probe(self, told: ProbeTold) -> list[tuple[str, int]]:
+        """See Core."""
+        return self._prober.begin(told)
 
     def close(self, timeout_s: float) -> None:
         """See Core."""

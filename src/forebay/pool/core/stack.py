@@ -33,7 +33,7 @@ from forebay.tiers.contract import (
 TierOpener = Callable[[TierListener], Tier]
 
 
-class Operation(NamedTuple):
+class TierOperation(NamedTuple):
     """One load from a tier or store in it, as it ended."""
 
     tier: int
@@ -62,8 +62,8 @@ class KnownPrefix(NamedTuple):
     by_tier: list[int]  # chunks found in each lower tier; the others are in DRAM
 
 
-LoadDone = Callable[[list[Operation]], None]  # one a tier that was tried; the last one counts
-StoreDone = Callable[[Operation], None]
+LoadDone = Callable[[list[TierOperation]], None]  # one a tier that was tried; the last one counts
+StoreDone = Callable[[TierOperation], None]
 
 
 class TierStatus(NamedTuple):
@@ -104,6 +104,10 @@ class TierStack:
     def name_of(self, tier: int) -> str:
         """What a tier is called in metrics."""
         return self._tiers[tier].name
+
+    def tiers(self) -> list[tuple[str, Tier]]:
+        """Every tier with its name, the nearest first."""
+        return [(tier.name, tier) for tier in self._tiers]
 
     def prefix(self, keys: list[bytes], ready: int) -> KnownPrefix:
         """How many keys, from the first, are in DRAM or below; the first `ready` are in DRAM."""
@@ -151,13 +155,13 @@ class TierStack:
         """Load from the nearest tier that can; from the next one if that misses. The nearest."""
         tiers, now = enumerate(self._tiers), self._now
         sources = [number for number, tier in tiers if tier.length_of(name.key) is not None]
-        operations: list[Operation] = []
+        operations: list[TierOperation] = []
 
         def load_from(position: int) -> None:
             source, submitted = sources[position], now()
 
             def ended(outcome: LoadOutcome) -> None:
-                operations.append(Operation(source, outcome, submitted, now()))
+                operations.append(TierOperation(source, outcome, submitted, now()))
                 if isinstance(outcome, Miss) and position + 1 < len(sources):
                     load_from(position + 1)
                 else:
@@ -168,7 +172,7 @@ class TierStack:
         if sources:
             load_from(0)
             return sources[0]
-        done([Operation(0, Miss(MissReason.ABSENT), now(), now())])
+        done([TierOperation(0, Miss(MissReason.ABSENT), now(), now())])
         return 0
 
     def store(
@@ -185,7 +189,7 @@ class TierStack:
         submitted = self._now()
 
         def ended(outcome: StoreOutcome) -> None:
-            done(Operation(tier, outcome, submitted, self._now()))
+            done(TierOperation(tier, outcome, submitted, self._now()))
 
         self._tiers[tier].submit_store(name, source, length, ended, digest)
 

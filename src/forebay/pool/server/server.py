@@ -81,7 +81,7 @@ class PoolServer:
         self._rounds = 0
         self._engines = Engines(self._limits, core.lends, self._watch, self._unwatch)
         self._metrics = core.metrics.server
-        self._calls: deque[Callable[[], None]] = deque()  # left by other threads
+        self._calls: deque[Callable[[], object]] = deque()  # left by other threads
         now = self._clock.monotonic()
         self._busy_until = now
         self._next_tick = now
@@ -127,13 +127,17 @@ class PoolServer:
                 results.append(work())
                 done.set()
 
-        if len(self._calls) >= _CALLS_MAX:
-            return None
-        self._calls.append(run)
-        self.wake()
-        if not done.wait(timeout_s):
+        if not self.post(run) or not done.wait(timeout_s):
             given_up.set()
         return results[0] if done.is_set() else None
+
+    def post(self, work: Callable[[], object]) -> bool:
+        """Have something done between two rounds; from any other thread. False: it is too much."""
+        if len(self._calls) >= _CALLS_MAX:
+            return False
+        self._calls.append(work)
+        self.wake()
+        return True
 
     def stats(self) -> dict[str, Any]:
         """What `forebay stats --json` prints; an operator's command is no engine."""

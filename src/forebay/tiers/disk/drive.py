@@ -42,6 +42,7 @@ from forebay.tiers.disk.erasure import Eraser, wipe_header
 from forebay.tiers.disk.health import Health
 from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
+from forebay.tiers.disk.probing import RecordProbe
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
 from forebay.tiers.disk.regions.directory import OpenDirectory, refuse_too_large
 from forebay.tiers.disk.regions.region import Region
@@ -75,6 +76,7 @@ class Drive:
         self._disk, self._clock, self._barrier = world.disk, world.clock, world.barrier
         self._queue = JobQueue(options)
         self._is_probing = False
+        self._probe_record = RecordProbe(directory.lock)
         self._threads = [
             *self._workers("read", options.read_depth, self._read_forever),
             *self._workers("write", options.write_depth, self._write_forever),
@@ -102,6 +104,13 @@ class Drive:
         if reason is not None:
             self._catalog.abandon(short(job.name.key))
             drop(job, reason)
+
+    def probe(self, done: Callable[[str], None]) -> None:
+        """Write, read and verify a record in the lock file; the reason, if that fails."""
+        if not self.health.is_on:
+            done(MissReason.TIER_OFF)
+        else:
+            self._probe_record.begin(self.submit_store, self.submit_load, done)
 
     def erase(self, namespace: bytes | None) -> int:
         """Wipe a namespace's records, or all, wherever they lie here; how many were wiped."""
@@ -186,6 +195,8 @@ class Drive:
             job.done(replace(outcome, begun=job.started))
 
     def _store(self, job: StoreJob, page: memoryview) -> StoreOutcome:
+        if job.region is not None:
+            return self._store_at(job, page, job.region)
         key = short(job.name.key)
         placed = self.region_log.place(job.length)
         if isinstance(placed, DropReason):
@@ -194,15 +205,22 @@ class Drive:
                 self._failed()
             return Dropped(placed)
         region, offset = placed
-        digest = job.digest or Digest(payload_hash(job.source[: job.length]))
-        header = RecordHeader(job.name, job.length, digest.payload_hash, shards=digest.shards)
-        pack(header, page, Position(region.generation, offset).pack())
+        header = _pack_header(job, page, Position(region.generation, offset))
         refused = self._write(job, page, region, offset)
         if refused is None:
             refused = self._settle(region, header, offset)
         else:
             self._catalog.abandon(key)
         self.region_log.end_use(region, offset)
+        return Stored() if refused is None else Dropped(refused)
+
+    def _store_at(self, job: StoreJob, page: memoryview, region: Region) -> StoreOutcome:
+        """Write a record that nobody is to find, or zeros in its place."""
+        if job.is_wiping:
+            memory.zero(page)
+        else:
+            _pack_header(job, page, Position(region.generation, 0))
+        refused = self._write(job, page, region, 0)
         return Stored() if refused is None else Dropped(refused)
 
     def _settle(self, region: Region, header: RecordHeader, offset: int) -> DropReason | None:
@@ -266,6 +284,13 @@ class Drive:
                 _log.warning("%s answers again and is switched on", self.directory.path)
         finally:
             self._is_probing = False
+
+
+def _pack_header(job: StoreJob, page: memoryview, position: Position) -> RecordHeader:
+    digest = job.digest or Digest(payload_hash(job.source[: job.length]))
+    header = RecordHeader(job.name, job.length, digest.payload_hash, shards=digest.shards)
+    pack(header, page, position.pack())
+    return header
 
 
 def _verify(page: memoryview, job: LoadJob, count: int) -> RecordHeader | Damage:

@@ -41,6 +41,8 @@ class StoreJob:
     length: int
     done: Callable[[StoreOutcome], None]
     digest: Digest | None = None  # of the payload, where it is known
+    region: Region | None = None  # that it goes to, at its first byte; None: wherever is room
+    is_wiping: bool = False  # zeros are written there, and no record
     started: float = 0.0
 
 

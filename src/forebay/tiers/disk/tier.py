@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Self
 
 from forebay.errors import DirectoryError, MediumError, StartupError
@@ -23,6 +24,7 @@ from forebay.tiers.contract import (
     Tier,
     TierListener,
     Usage,
+    VolumeProbe,
     VolumeStatus,
 )
 from forebay.tiers.disk.catalog import Catalog
@@ -185,6 +187,14 @@ class DiskTier(Tier):
                 return True
         return False
 
+    def probe(self, done: Callable[[VolumeProbe], None]) -> int:
+        """See Tier."""
+        for number, drive in enumerate(self._drives):
+            drive.probe(partial(_tell, done, number))
+        for number in range(len(self._missing)):
+            done(VolumeProbe(len(self._drives) + number, MissReason.TIER_OFF))
+        return len(self._drives) + len(self._missing)
+
     def usage(self) -> Usage:
         """See Tier."""
         records, payload_bytes = self._catalog.counts()
@@ -242,6 +252,10 @@ class DiskTier(Tier):
                     region.number for drive in off for region in drive.region_log.regions()
                 ]
                 self._catalog.set_unavailable(unavailable)
+
+
+def _tell(done: Callable[[VolumeProbe], None], volume: int, failure: str) -> None:
+    done(VolumeProbe(volume, failure))
 
 
 def _recover(

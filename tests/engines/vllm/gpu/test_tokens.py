@@ -30,6 +30,7 @@ from tests.pool_process import PoolProcess
 
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.load.client import Completion
+from forebay.metrics.reading import counters
 
 pytestmark = [*rig.NEEDS_GPU, pytest.mark.timeout(560)]
 Say = Callable[[str], None]
@@ -189,7 +190,7 @@ class Bench:
                 f"{way}: tokens cached {[reply.cached_tokens for reply in replies]}, by vLLM itself"
             )
             self.say(f"{alone.cached[turn]}; {await engine.counts()}")
-            self.say(f"{self.pool.stats()['counters']}")
+            self.say(f"{counters(self.pool.stats())}")
         self.demand(len(same) >= MOST, f"{way}: {len(same)} answers with as long a hit as vLLM's")
         answers = tokens_of([replies[at] for at in same])
         self.judge(way, alone.turns[turn].only(same), answers)
@@ -238,7 +239,7 @@ def test_t50_every_token_is_equal_through_dram_restart_and_nvme(
         bench.pool.start()
         async with bench.engine("third", ROOMY) as engine:
             await ask_last(engine, f"turn {TURNS} by the next pool, from NVMe")
-            read = bench.pool.stats()["counters"].get("disk.loaded", 0)
+            read = bench.pool.number("operations", tier="disk", direction="load", outcome="ok")
             bench.demand(read >= DIALOGS, f"chunks came from NVMe: {read}")
             assert await engine.call("spoil")
             await engine.clear_cache()

@@ -138,7 +138,7 @@ class RecordedPages:
 
 def stored_chunks(pool: PoolProcess) -> int:
     """How many chunks engines have stored since the pool began."""
-    return int(pool.stats()["counters"].get("stored.chunks", 0))
+    return pool.number("operations", tier="dram", direction="store")
 
 
 def tokens_of(answers: list[Answer]) -> list[Tokens]:

@@ -102,7 +102,7 @@ def test_t50_t53_two_adapters_of_one_name(
     third = started(adapters[0])
     told = with_adapter(third, adapters[0])
     assert (tokens_of(told), cached_of(told)) == (first, COUNT * KNOWN), "restarts and NVMe"
-    assert pool.stats()["counters"]["disk.loaded"] >= COUNT * 2
+    assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= COUNT * 2
     pages.check()
     assert pages.loaded >= 3 * COUNT * KNOWN // 128
     assert pages.wrong == 0

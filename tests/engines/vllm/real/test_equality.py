@@ -96,7 +96,7 @@ def test_t50_answers_and_pages_are_equal_through_dram_restarts_and_nvme(
     second.rejoin()
     found = cached_of(conversation.take_turn(second, TURNS))
     assert found == SIZE * 768, "and so does it in the next pool"
-    assert pool.stats()["counters"]["disk.loaded"] >= SIZE * 3
+    assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= SIZE * 3
     pages.check()
     assert pages.loaded >= 3 * SIZE * 4
     assert pages.wrong == 0
@@ -120,11 +120,11 @@ def test_everything_through_nvme(
             engine.empty_cache()  # what is known comes from the pool, not from the engine
             assert cached_of(conversation.take_turn(engine, turn, some)) == 2 * known
             wait_until(lambda: is_written(pool), "the disk", HANG_S)
-    assert pool.stats()["counters"]["disk.loaded"] >= SIZE
+    assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= SIZE
     flip_records(pool)
     conversation.take_turn(engine, TURNS)
-    counters = pool.stats()["counters"]
-    assert counters.get("misses.corrupt", 0) > 0, "what was corrupted was asked for, and noticed"
+    corrupt = pool.number("operations", outcome="corrupt")
+    assert corrupt > 0, "what was corrupted was asked for, and noticed"
     pool.kill()
     pool.start()
     engine.rejoin()
@@ -137,8 +137,8 @@ def test_everything_through_nvme(
 
 def is_written(pool: PoolProcess) -> bool:
     """Whether the disk has everything that was stored."""
-    stats = pool.stats()
-    return bool(stats["disk"]["records"] >= stats["counters"]["stored.chunks"])
+    stored = pool.number("operations", tier="dram", direction="store")
+    return pool.number("chunks", tier="disk") >= stored
 
 
 def flip_records(pool: PoolProcess) -> None:

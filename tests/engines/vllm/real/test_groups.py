@@ -88,7 +88,7 @@ def test_bytes_stored_are_those_that_plan_kv_says(
     engine.share(pool)
 
     def stored_bytes() -> int:
-        return int(pool.stats()["counters"]["stored.bytes"])
+        return pool.number("moved_bytes", tier="dram", direction="store")
 
     before = stored_bytes()
     prompts = dialogs(count, 6 * CHUNK + 40)

@@ -74,7 +74,7 @@ def test_t50_t10_two_images_of_one_size(
     pool.start()
     second.rejoin()
     assert seen(second, LATE, RED) == (late_red, 2 * CHUNK), "NVMe"
-    assert pool.stats()["counters"]["disk.loaded"] >= 2
+    assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= 2
     second.kill()
     third = start_engine(image_model, pool, recorded=pages.file, **SEES)
     third.share(pool)

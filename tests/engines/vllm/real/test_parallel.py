@@ -107,7 +107,7 @@ def check_equality(
     pool.start()
     second.rejoin()
     take_turn(second, "NVMe")
-    assert pool.stats()["counters"]["disk.loaded"] >= COUNT * 2
+    assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= COUNT * 2
     pages.check()
     assert pages.loaded >= 3 * ranks * COUNT * known // block
     assert pages.wrong == 0
@@ -165,7 +165,7 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
     engine, before = started(), stored_chunks(pool)
     dies(engine, "before store")  # the other rank has filled its shard, or does
     assert stored_chunks(pool) == before, "half a chunk is never found"
-    wait_until(lambda: not pool.stats()["dram"]["filling"], "its slots to be free", HANG_S)
+    wait_until(lambda: not pool.number("leased_slots"), "its slots to be free", HANG_S)
     engine = started()
     disturbed.write_text(f"1,before store,{LATE_S}")
     told = engine.generate(prompts)

@@ -96,7 +96,7 @@ class Subject:
 
     def _pool_holds_nothing(self) -> bool:
         held = self.pool.held()
-        return not (held["pinned_chunks"] or held["filling"] or held["requests"])
+        return not (held["pinned_chunks"] or held["leased_slots"] or held["requests"])
 
     def count(self, name: str) -> int:
         return int(self.engine.do("state")["counts"].get(name, 0))

@@ -16,7 +16,7 @@ from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.loading.request import LoadRequest
 from forebay.pool.core.parts import CoreParts
-from forebay.pool.core.stack import Operation
+from forebay.pool.core.stack import TierOperation
 from forebay.record.header import RecordName
 from forebay.tiers.contract import Hit, Miss, MissReason
 
@@ -82,10 +82,10 @@ class Promotions:
             if not is_awaited and chunk.engine != NOBODY:
                 self._dram.charge_load(chunk, NOBODY)
 
-    def _ended_on_thread(self, chunk: Chunk, operations: list[Operation]) -> None:
+    def _ended_on_thread(self, chunk: Chunk, operations: list[TierOperation]) -> None:
         self._complete(partial(self._ended, chunk, operations))
 
-    def _ended(self, chunk: Chunk, operations: list[Operation]) -> None:
+    def _ended(self, chunk: Chunk, operations: list[TierOperation]) -> None:
         waiting = self._waiting.pop(chunk)
         self._ahead.discard(chunk)
         del self._source[chunk]
@@ -97,7 +97,7 @@ class Promotions:
         self._dram.end_load(chunk, header)
         self._done(chunk, waiting)
 
-    def _count(self, chunk: Chunk, operation: Operation) -> None:
+    def _count(self, chunk: Chunk, operation: TierOperation) -> None:
         tier, outcome = self._stack.name_of(operation.tier), operation.outcome
         if isinstance(outcome, Miss):
             label: str = outcome.reason

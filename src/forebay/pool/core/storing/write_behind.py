@@ -10,7 +10,7 @@ from forebay.metrics.catalog import Ended
 from forebay.metrics.labels import OK, Direction, ErrorKind
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.parts import CoreParts
-from forebay.pool.core.stack import Operation
+from forebay.pool.core.stack import TierOperation
 from forebay.record.header import Digest
 from forebay.tiers.contract import Dropped, DropReason
 
@@ -85,10 +85,10 @@ class WriteBehind:
             return False
         return not self._dram.is_condemned(chunk)
 
-    def _ended_on_thread(self, chunk: Chunk, operation: Operation) -> None:
+    def _ended_on_thread(self, chunk: Chunk, operation: TierOperation) -> None:
         self._complete(partial(self._ended, chunk, operation))
 
-    def _ended(self, chunk: Chunk, operation: Operation) -> None:
+    def _ended(self, chunk: Chunk, operation: TierOperation) -> None:
         tier, outcome = operation.tier, operation.outcome
         self._in_flight[tier] -= 1
         self._in_flight_bytes[tier] -= chunk.slot_bytes

@@ -1,0 +1,210 @@
+"""A small HTTP server for those who watch: GET and HEAD, one request a connection, all bounded.
+
+Promised: whatever a client sends, or does not, costs at most one of `CONNECTIONS_MAX` threads for
+`REQUEST_S` seconds and `HEAD_BYTES_MAX` bytes; who comes when all are taken is told so and goes.
+Nothing here touches the pool: what is answered comes from the handler. Assumed: the handler is
+bounded in time too, and any thread may call it.
+"""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from forebay.barrier import Barrier
+from forebay.observe.access import Access
+from forebay.sys import sockets
+
+CONNECTIONS_MAX: Final = 16
+HEAD_BYTES_MAX: Final = 8192  # of a request: line and headers
+HEADERS_MAX: Final = 64
+REQUEST_S: Final = 5.0  # for a request's head to come whole, and again for its answer to go
+_BACKLOG: Final = 32
+_QUERY_FIELDS_MAX: Final = 8
+_END: Final = b"\r\n\r\n"
+_METHODS: Final = ("GET", "HEAD")
+_PLAIN: Final = "text/plain; charset=utf-8"
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """What a client wants, as far as it is looked at."""
+
+    method: str
+    path: str  # decoded, without the query
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # by lower-case name; the last of a name counts
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """What it gets."""
+
+    status: HTTPStatus = HTTPStatus.OK
+    body: bytes = b""
+    content_type: str = _PLAIN
+    headers: Mapping[str, str] = field(default_factory=dict)  # besides those that all have
+
+
+HttpHandler = Callable[[HttpRequest], HttpResponse]
+
+
+class HttpServer:
+    """Listens at one address, on threads of its own. Made and closed by one thread."""
+
+    def __init__(self, access: Access, handler: HttpHandler, barrier: Barrier) -> None:
+        """Listen; OSError as the kernel says it."""
+        self._access, self._handler, self._barrier = access, handler, barrier
+        self._listener = sockets.listen_tcp(access.address, access.port, _BACKLOG)
+        self.port: int = self._listener.getsockname()[1]
+        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._accept, name="forebay-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        address = self._access.address
+        return f"http://{f'[{address}]' if ':' in address else address}:{self.port}"
+
+    def close(self, timeout_s: float) -> None:
+        """Accept nobody any more; answers under way go on, and end in time."""
+        self._is_closing = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout_s)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._is_closing:
+            try:
+                link, _ = self._listener.accept()
+            except OSError as error:
+                if not self._is_closing:
+                    _log.warning("HTTP clients cannot be accepted now (%s)", error.strerror)
+                    time.sleep(REQUEST_S / 10)  # descriptors may have run out
+                continue
+            self._barrier.call("an HTTP client", self._admit, link)
+
+    def _admit(self, link: socket.socket) -> None:
+        if not self._places.acquire(blocking=False):
+            with link:
+                busy = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"too many clients at once\n")
+                link.settimeout(0.0)
+                with contextlib.suppress(OSError):
+                    link.send(_encode(busy, "GET"))
+            return
+        try:
+            serve = threading.Thread(
+                target=self._serve, args=(link,), name="forebay-http-client", daemon=True
+            )
+            serve.start()
+        except RuntimeError:  # the system has no thread for us now
+            link.close()
+            self._places.release()
+
+    def _serve(self, link: socket.socket) -> None:
+        try:
+            self._barrier.call("an HTTP request", self._answer, link)
+        finally:
+            link.close()
+            self._places.release()
+
+    def _answer(self, link: socket.socket) -> None:
+        head = _receive_head(link)
+        if head is None:
+            return  # it hung up, or was too slow: nobody waits for an answer
+        parsed = parse_head(head)
+        if isinstance(parsed, HttpResponse):
+            _send(link, _encode(parsed, "GET"))
+            return
+        failed = HttpResponse(HTTPStatus.INTERNAL_SERVER_ERROR, b"the pool's log says why\n")
+        response = self._refusal(parsed) or self._barrier.result(
+            "an HTTP request", failed, self._handler, parsed
+        )
+        _send(link, _encode(response, parsed.method))
+
+    def _refusal(self, request: HttpRequest) -> HttpResponse | None:
+        if not self._access.is_host_ours(request.headers.get("host")):
+            return HttpResponse(HTTPStatus.MISDIRECTED_REQUEST, b"this host has another name\n")
+        if not self._access.is_allowed(request.headers.get("authorization")):
+            challenge = {"WWW-Authenticate": 'Basic realm="forebay", charset="UTF-8"'}
+            return HttpResponse(HTTPStatus.UNAUTHORIZED, b"a token is needed\n", headers=challenge)
+        return None
+
+
+def parse_head(head: bytes) -> HttpRequest | HttpResponse:
+    """A request's line and headers, or why they are refused."""
+    lines = head.decode("latin-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return HttpResponse(HTTPStatus.BAD_REQUEST, b"this is not HTTP/1.1\n")
+    method, target, _ = words
+    if method not in _METHODS:
+        allow = {"Allow": ", ".join(_METHODS)}
+        return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n", headers=allow)
+    if len(lines) - 1 > HEADERS_MAX or not target.startswith("/"):
+        return HttpResponse(HTTPStatus.BAD_REQUEST, b"this request is not understood\n")
+    headers = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            return HttpResponse(HTTPStatus.BAD_REQUEST, b"a header is malformed\n")
+        headers[name.lower()] = value.strip()
+    try:
+        parts = urlsplit(target)
+        query = dict(parse_qsl(parts.query, max_num_fields=_QUERY_FIELDS_MAX))
+    except ValueError:
+        return HttpResponse(HTTPStatus.BAD_REQUEST, b"this address is not understood\n")
+    return HttpRequest(method, unquote(parts.path), query, headers)
+
+
+def _receive_head(link: socket.socket) -> bytes | None:
+    """All up to the empty line, within its bounds of bytes and time; None: it did not come so."""
+    until = time.monotonic() + REQUEST_S
+    head = b""
+    while _END not in head:
+        left_s = until - time.monotonic()
+        if left_s <= 0 or len(head) > HEAD_BYTES_MAX:
+            return None
+        link.settimeout(left_s)
+        try:
+            data = link.recv(HEAD_BYTES_MAX)
+        except OSError:
+            return None
+        if not data:
+            return None
+        head += data
+    head = head.partition(_END)[0]
+    return head if len(head) <= HEAD_BYTES_MAX else None
+
+
+def _send(link: socket.socket, data: bytes) -> None:
+    """As much as the client takes in time; `sendall` has one bound for all of it."""
+    link.settimeout(REQUEST_S)
+    with contextlib.suppress(OSError):
+        link.sendall(data)
+        link.shutdown(socket.SHUT_WR)
+
+
+def _encode(response: HttpResponse, method: str) -> bytes:
+    status = response.status
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {response.content_type}",
+        f"Content-Length: {len(response.body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+        *(f"{name}: {value}" for name, value in response.headers.items()),
+    ]
+    head = "\r\n".join(lines).encode("latin-1") + _END
+    return head if method == "HEAD" else head + response.body

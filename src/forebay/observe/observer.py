@@ -1,0 +1,125 @@
+"""The observer of a pool: an HTTP server whose answers come from snapshots.
+
+    /metrics          text for Prometheus
+    /healthz          200 if a record came back exact from every tier in time, else 503
+    /readyz           200 if the pool's thread answers, else 503
+    /stats.json       what `forebay stats --json` prints
+    /requests.json    recent requests; ?after=N and ?last=N choose among them
+
+Snapshots are made by the pool's thread between two rounds and serve everyone for `FRESH_S`; what
+costs time, the text and the JSON, is made on the client's own thread. Further paths are added with
+`add`.
+"""
+
+import json
+import logging
+import threading
+import time
+from http import HTTPStatus
+from typing import Any, Final
+
+from forebay.barrier import Barrier
+from forebay.observe.access import Access
+from forebay.observe.exposition import CONTENT_TYPE, exposition
+from forebay.observe.health import HealthCheck
+from forebay.observe.http import HttpHandler, HttpRequest, HttpResponse, HttpServer
+from forebay.pool.service import Service
+from forebay.settings import Settings
+
+FRESH_S: Final = 1.0
+ANSWER_S: Final = 2.0  # for the pool's thread; longer than it is ever busy
+REQUESTS_MAX: Final = 1000  # in one answer
+_JSON: Final = "application/json"
+_BUSY: Final = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the pool did not answer in time\n")
+_log: Final = logging.getLogger(__name__)
+
+
+class Observer:
+    """Answers for one pool. `answer` may be called on any thread; the lock guards the snapshot."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._health = HealthCheck(service, service.address.path)
+        self._lock = threading.Lock()
+        self._stats: dict[str, Any] | None = None
+        self._taken_at = 0.0
+        self._routes: dict[str, HttpHandler] = {
+            "/metrics": self._metrics,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/stats.json": self._stats_json,
+            "/requests.json": self._requests_json,
+        }
+
+    def add(self, path: str, handler: HttpHandler) -> None:
+        """Answer at a further path; before the server is started."""
+        self._routes[path] = handler
+
+    def answer(self, request: HttpRequest) -> HttpResponse:
+        """What a request gets."""
+        handler = self._routes.get(request.path)
+        if handler is None:
+            paths = " ".join(sorted(self._routes)).encode()
+            return HttpResponse(HTTPStatus.NOT_FOUND, b"there is: " + paths + b"\n")
+        return handler(request)
+
+    def stats(self) -> dict[str, Any] | None:
+        """A snapshot that is not older than `FRESH_S`; None: the pool did not answer in time."""
+        with self._lock:
+            if self._stats is None or time.monotonic() - self._taken_at > FRESH_S:
+                self._stats = self._service.stats(ANSWER_S)
+                self._taken_at = time.monotonic()
+            return self._stats
+
+    def _metrics(self, _request: HttpRequest) -> HttpResponse:
+        self._service.scraped()
+        stats = self.stats()
+        if stats is None:
+            return _BUSY
+        return HttpResponse(body=exposition(stats), content_type=CONTENT_TYPE)
+
+    def _healthz(self, _request: HttpRequest) -> HttpResponse:
+        report = self._health.report()
+        body = {"ok": report.is_well, "checks": report.checks}
+        return _json(body, HTTPStatus.OK if report.is_well else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _readyz(self, _request: HttpRequest) -> HttpResponse:
+        return _json({"ok": True}) if self.stats() is not None else _BUSY
+
+    def _stats_json(self, _request: HttpRequest) -> HttpResponse:
+        stats = self.stats()
+        return _BUSY if stats is None else _json(stats)
+
+    def _requests_json(self, request: HttpRequest) -> HttpResponse:
+        after = _whole(request.query.get("after", "0"))
+        last = _whole(request.query.get("last", str(REQUESTS_MAX)))
+        if after is None or last is None:
+            return HttpResponse(HTTPStatus.BAD_REQUEST, b"after and last are whole numbers\n")
+        found = self._service.requests(after, min(last, REQUESTS_MAX), ANSWER_S)
+        return _BUSY if found is None else _json(found)
+
+
+def start(
+    settings: Settings, service: Service, barrier: Barrier, access: Access | None
+) -> HttpServer | None:
+    """Answer for a pool where `access` says; None, and one line, if that cannot be had."""
+    if access is None:
+        return None
+    observer = Observer(service)
+    try:
+        server = HttpServer(access, observer.answer, barrier)
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or error
+        _log.warning("no metrics at %s (%s)", settings.metrics_address, why)
+        return None
+    token = ", with a token" if access.needs_token else ""
+    _log.info("metrics at %s/metrics%s", server.url, token)
+    return server
+
+
+def _json(found: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
+    return HttpResponse(status, json.dumps(found).encode() + b"\n", _JSON)
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= 15 else None

@@ -1,0 +1,82 @@
+"""A record that proves a drive's way: through its queues and threads, to the medium and back.
+
+It lies in the directory's lock file and not in a region, so that no record is evicted for it, no
+start finds it and no index knows it. One at a time: while a drive has not answered the last one,
+the next is refused.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from forebay.record.header import KEY_BYTES, NAMESPACE_BYTES, ROOT, RecordName
+from forebay.sys import memory
+from forebay.sys.memory import PAGE_BYTES
+from forebay.tiers.contract import (
+    Dropped,
+    LoadOutcome,
+    Miss,
+    MissReason,
+    StoreOutcome,
+)
+from forebay.tiers.disk.index import RecordPlace
+from forebay.tiers.disk.queue import LoadJob, StoreJob
+from forebay.tiers.disk.regions.directory import LOCK_NAME
+from forebay.tiers.disk.regions.region import Region
+
+_NEVER: Final = float("inf")  # whoever waits for a probe gives up by a clock of its own
+_NAMESPACE: Final = bytes(NAMESPACE_BYTES)
+
+
+class RecordProbe:
+    """The probe of one drive. Any thread may call."""
+
+    def __init__(self, lock: int) -> None:
+        # No generation is 0: what lies here can be taken for no record of a region.
+        self._region = Region(0, LOCK_NAME, 0, lock, 2 * PAGE_BYTES)
+        self._turn = threading.Lock()  # held while a probe is under way
+
+    def begin(
+        self,
+        store: Callable[[StoreJob], None],
+        load: Callable[[LoadJob], None],
+        done: Callable[[str], None],
+    ) -> None:
+        """Store a record of random bytes, load it and wipe it; then say what failed, if anything.
+
+        `done` is called on one of the drive's threads, or at once.
+        """
+        if not self._turn.acquire(blocking=False):
+            done(MissReason.BUSY)
+            return
+        name = RecordName(_NAMESPACE, 0, secrets.token_bytes(KEY_BYTES), ROOT)
+        payload = secrets.token_bytes(PAGE_BYTES)
+        source, target = memory.allocate(PAGE_BYTES), memory.allocate(PAGE_BYTES)
+        source[:] = payload
+
+        def end(failure: str) -> None:
+            self._turn.release()
+            done(failure)
+
+        def stored(outcome: StoreOutcome) -> None:
+            if isinstance(outcome, Dropped):
+                end(outcome.reason)
+                return
+            place = RecordPlace(0, 0, PAGE_BYTES)
+            load(LoadJob(name, self._region, place, target, loaded, _NEVER))
+
+        def loaded(outcome: LoadOutcome) -> None:
+            failure = outcome.reason if isinstance(outcome, Miss) else ""
+            if not failure and bytes(target) != payload:  # verify: probe
+                failure = MissReason.WRONG_RECORD
+            memory.zero(source)
+            wiped = partial(ended, failure)
+            job = StoreJob(name, source, PAGE_BYTES, wiped, region=self._region, is_wiping=True)
+            store(job)
+
+        def ended(failure: str, outcome: StoreOutcome) -> None:
+            end(failure or (outcome.reason if isinstance(outcome, Dropped) else ""))
+
+        store(StoreJob(name, source, PAGE_BYTES, stored, region=self._region))
