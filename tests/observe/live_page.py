@@ -1,7 +1,7 @@
 """A page in a real Chromium that stays open: asked over its DevTools protocol, on a websocket.
 
-Every request, every line on the console and every exception of the page is kept. Nothing here sleeps
-and hopes: `until` asks again until the page says so, and gives up after HANG_S.
+Every request, every line on the console and every exception of the page is kept. Nothing sleeps and
+hopes: `until` asks again until the page says so, and gives up after two minutes.
 """
 
 import asyncio
@@ -116,9 +116,7 @@ async def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession()
 
 
-async def _connect(
-    session: aiohttp.ClientSession, port: int
-) -> "aiohttp.ClientWebSocketResponse[bool]":
+async def _connect(session: aiohttp.ClientSession, port: int) -> aiohttp.ClientWebSocketResponse:
     async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
         [address] = [
             each["webSocketDebuggerUrl"] for each in await answer.json() if each["type"] == "page"

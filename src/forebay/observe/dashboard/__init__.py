@@ -1,8 +1,8 @@
 """The dashboard: the page that a pool's HTTP port serves at `/`, and the headers it goes out with.
 
 Promised: only files that are named in `TYPES` are given out, and none names another host. The files
-are data of this package: plain HTML, CSS and JavaScript that a browser takes as they are. They hold
-nothing of a pool, so they need no token; what the page asks for, /stats.json and /requests.json, does.
+are data of this package: plain HTML, CSS and JavaScript that a browser takes as they are. What they
+show they ask for at /stats.json and /requests.json of the same port.
 """
 
 from importlib import resources
@@ -26,15 +26,14 @@ TYPES: Final = {
     "uPlot.iife.min.js": _SCRIPT,
     "uPlot.min.css": _STYLE,
 }
+PATHS: Final = ("/", *(f"/{name}" for name in TYPES))
 # A browser runs and loads what comes from this server, and sends nothing to any other.
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
         " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
 }
 
 
@@ -45,9 +44,7 @@ class PageFile(NamedTuple):
     body: bytes
 
 
-def read(path: str) -> PageFile | None:
-    """The file at a path of the HTTP port, such as `/` or `/app.js`; None where there is none."""
+def read(path: str) -> PageFile:
+    """The file at one of `PATHS`."""
     name = path.removeprefix("/") or INDEX
-    if name not in TYPES:
-        return None
     return PageFile(TYPES[name], resources.files(__name__).joinpath(name).read_bytes())

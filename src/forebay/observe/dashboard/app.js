@@ -12,7 +12,7 @@ import { showCards, showEngines, showLimits, showMetrics, showNamespaces, showRe
 
 const ANSWER_MS = 10_000;
 const REQUESTS_MAX = 1000; // of the ring: what a pool keeps
-const TOKEN = "forebay-token";
+const THEME = "forebay-theme";
 
 const charts = [];
 const recent = new Recent();
@@ -22,23 +22,20 @@ let timer = null;
 let isAsking = false;
 let lostSince = null;
 
-class Refused extends Error {}
-
-// A reader's settings; a browser that keeps none is as good.
-function remembered(storage, name, value) {
+// A reader's choice of colours; a browser that keeps nothing is as good.
+function remembered(name, value) {
   try {
-    if (value !== undefined) storage.setItem(name, value);
-    return storage.getItem(name);
+    if (value !== undefined) localStorage.setItem(name, value);
+    return localStorage.getItem(name);
   } catch {
     return value ?? null;
   }
 }
 
+// Where a pool wants a token, the browser itself has asked for it with the page, and sends it here.
 async function ask(path) {
-  const token = remembered(sessionStorage, TOKEN);
-  const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const answer = await fetch(path, { headers, cache: "no-store", credentials: "same-origin", signal: AbortSignal.timeout(ANSWER_MS) });
-  if (answer.status === 401 || answer.status === 403) throw new Refused();
+  const url = new URL(path, location.origin + location.pathname); // without what a user wrote before an @
+  const answer = await fetch(url, { cache: "no-store", credentials: "same-origin", signal: AbortSignal.timeout(ANSWER_MS) });
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   return answer.json();
 }
@@ -46,33 +43,20 @@ async function ask(path) {
 async function refresh() {
   if (isAsking) return;
   isAsking = true;
+  let answers = null;
   try {
-    const json = await ask("stats.json");
-    take(new Snapshot(json, Date.now() / 1000));
-    await takeRequests();
-    lostSince = null;
-    byId("token-form").hidden = true;
-    showState(isPaused() ? "paused" : "live", isPaused() ? "Paused" : "Live");
-  } catch (error) {
-    failed(error);
-  } finally {
-    isAsking = false;
+    answers = [await ask("stats.json"), await ask(`requests.json?after=${lastNumber}&last=${REQUESTS_MAX}`)];
+  } catch {
+    lostSince ??= Date.now();
+    showState("lost", `No answer since ${clock(lostSince)}`);
   }
-}
-
-function failed(error) {
-  if (error instanceof Refused) {
-    const form = byId("token-form");
-    setText(byId("token-wrong"), remembered(sessionStorage, TOKEN) ? "That is not this pool's token." : "");
-    if (form.hidden) {
-      form.hidden = false;
-      byId("token").focus();
-    }
-    showState("lost", "Token wanted");
-    return;
-  }
-  lostSince ??= Date.now();
-  showState("lost", `No answer since ${clock(lostSince)}`);
+  isAsking = false;
+  if (answers === null) return;
+  const [stats, requests] = answers;
+  take(new Snapshot(stats, Date.now() / 1000));
+  takeRequests(requests.requests ?? requests);
+  lostSince = null;
+  showState(isPaused() ? "paused" : "live", isPaused() ? "Paused" : "Live");
 }
 
 function take(snapshot) {
@@ -102,9 +86,7 @@ function take(snapshot) {
   document.documentElement.dataset.uptime = String(json.uptime_s);
 }
 
-async function takeRequests() {
-  const answer = await ask(`requests.json?after=${lastNumber}&last=${REQUESTS_MAX}`);
-  const fresh = answer.requests ?? [];
+function takeRequests(fresh) {
   if (fresh.length) {
     ring = [...ring, ...fresh].slice(-REQUESTS_MAX);
     lastNumber = ring.at(-1).number;
@@ -152,16 +134,7 @@ function setTheme(value) {
   redraw();
 }
 
-// A token may come with the address, behind #token=: it is not sent to anybody, and is taken away.
-function takeToken() {
-  const match = /^#token=(.+)$/.exec(location.hash);
-  if (!match) return;
-  remembered(sessionStorage, TOKEN, decodeURIComponent(match[1]));
-  history.replaceState(null, "", location.pathname);
-}
-
 function begin() {
-  takeToken();
   for (const place of document.querySelectorAll("[data-panels]")) {
     for (const panel of PANELS[place.dataset.panels]) {
       const chart = new Chart(panel);
@@ -178,20 +151,14 @@ function begin() {
     }
   });
   const theme = byId("theme");
-  theme.value = remembered(localStorage, "forebay-theme") ?? "";
-  theme.addEventListener("change", () => setTheme(remembered(localStorage, "forebay-theme", theme.value)));
+  theme.value = remembered(THEME) ?? "";
+  theme.addEventListener("change", () => setTheme(remembered(THEME, theme.value)));
   setTheme(theme.value);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   for (const id of ["request-filter", "decision-filter", "request-count"]) {
     byId(id).addEventListener("input", () => showRequests(ring));
   }
   byId("metrics-details").addEventListener("toggle", () => recent.newest && showMetrics(recent.newest));
-  byId("token-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    remembered(sessionStorage, TOKEN, byId("token").value);
-    byId("token").value = "";
-    tick();
-  });
   tick();
 }
 
