@@ -253,7 +253,8 @@ def running_pool(
 
 def environment() -> Mapping[str, str]:
     """Ours, without anything that a pool would take for a setting."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    return {**ours, "FOREBAY_METRICS_ADDRESS": "none"}  # whoever looks at it says where
 
 
 def descriptors(pid: int | None = None) -> int:

@@ -4,6 +4,9 @@ import ast
 from pathlib import Path
 
 from forebay.engines.vllm.kinds import KINDS, Heading, Kind, Support
+from forebay.metrics.catalog import PoolMetrics, label_values
+from forebay.metrics.kinds import Definition
+from forebay.metrics.registry import exposed_name
 from forebay.settings import documentation
 
 ROOT = Path(__file__).parent.parent
@@ -11,8 +14,11 @@ SOURCE = ROOT / "src" / "forebay"
 SETTINGS = ROOT / "docs" / "settings.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
+METRICS = ROOT / "docs" / "metrics.md"
 _MODULES_BEGIN = "<!-- modules:"
 _MODULES_END = "<!-- end of modules -->"
+_METRICS_BEGIN = "<!-- metrics:"
+_METRICS_END = "<!-- end of metrics -->"
 _SETTINGS_HEAD = """\
 # Settings
 
@@ -90,10 +96,31 @@ def settings_page() -> str:
 
 def architecture_page() -> str:
     """ARCHITECTURE.md with its list of modules written anew."""
-    page = ARCHITECTURE.read_text()
-    begin = page.index("\n", page.index(_MODULES_BEGIN)) + 1
-    end = page.index(_MODULES_END)
-    return f"{page[:begin]}\n{_modules()}\n{page[end:]}"
+    return _with_part(ARCHITECTURE, _MODULES_BEGIN, _MODULES_END, _modules())
+
+
+def metrics_page() -> str:
+    """docs/metrics.md with its table written anew."""
+    rows = [_metric_row(each) for each in PoolMetrics(("disk",)).definitions()]
+    table = "".join(["| metric | kind | labels | what it is |\n|---|---|---|---|\n", *rows])
+    return _with_part(METRICS, _METRICS_BEGIN, _METRICS_END, table)
+
+
+def _metric_row(metric: Definition) -> str:
+    labels = (
+        f"`{label}`: {', '.join(label_values(metric.name, label))}" for label in metric.labels
+    )
+    return (
+        f"| `{exposed_name(metric)}` | {metric.kind} | {'; '.join(labels) or '-'} |"
+        f" {metric.doc} |\n"
+    )
+
+
+def _with_part(path: Path, begin: str, end: str, part: str) -> str:
+    """A page whose part between two comments is this."""
+    page = path.read_text()
+    start = page.index("\n", page.index(begin)) + 1
+    return f"{page[:start]}\n{part}\n{page[page.index(end) :]}"
 
 
 def _modules() -> str:
@@ -109,3 +136,4 @@ if __name__ == "__main__":
     SETTINGS.write_text(settings_page())
     ARCHITECTURE.write_text(architecture_page())
     COMPATIBILITY.write_text(compatibility_page())
+    METRICS.write_text(metrics_page())

@@ -141,7 +141,7 @@ def running_pool(dram_bytes: int, disks: Sequence[DiskSetting]) -> Iterator[Pool
         socket_path = str(place / "pool.sock")
         log = place / "log"
         arguments = ["pool", "--socket", socket_path, "--dram", str(dram_bytes)]
-        arguments += ["--linger", str(_POOL_LINGER_S)]
+        arguments += ["--linger", str(_POOL_LINGER_S), "--metrics-address", "none"]
         for disk in disks:
             arguments += ["--disk", f"{Path(disk.path).resolve()}:{disk.cap_bytes}"]
         with log.open("wb") as output:

@@ -73,5 +73,5 @@ VALUES: Final = {
     "reason": tuple(each.value for each in RefusalReason),
     "sharing": ("what an engine says of itself",),
     "tier": (DRAM, "disk"),
-    "volume": ("a directory's number, from 0, in the order of the setting",),
+    "volume": ("a directory's number, from 0, in the order of /stats.json",),
 }

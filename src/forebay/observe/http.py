@@ -1,7 +1,7 @@
 """A small HTTP server for those who watch: GET and HEAD, one request a connection, all bounded.
 
-Promised: whatever a client sends, or does not, costs at most one of `CONNECTIONS_MAX` threads for
-`REQUEST_S` seconds and `HEAD_BYTES_MAX` bytes; who comes when all are taken is told so and goes.
+Promised: whatever a client sends, or does not, costs at most one of a few threads for a few seconds
+and some KiB (`HttpLimits`); who comes when all threads are taken is told so and goes.
 Nothing here touches the pool: what is answered comes from the handler. Assumed: the handler is
 bounded in time too, and any thread may call it.
 """
@@ -21,16 +21,23 @@ from forebay.barrier import Barrier
 from forebay.observe.access import Access
 from forebay.sys import sockets
 
-CONNECTIONS_MAX: Final = 16
 HEAD_BYTES_MAX: Final = 8192  # of a request: line and headers
 HEADERS_MAX: Final = 64
-REQUEST_S: Final = 5.0  # for a request's head to come whole, and again for its answer to go
+_EXHAUSTED_S: Final = 0.5  # how long nobody is accepted when descriptors have run out
 _BACKLOG: Final = 32
 _QUERY_FIELDS_MAX: Final = 8
 _END: Final = b"\r\n\r\n"
 _METHODS: Final = ("GET", "HEAD")
 _PLAIN: Final = "text/plain; charset=utf-8"
 _log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """How much of the process clients may have; tests make it small."""
+
+    connections_max: int = 16  # a thread each
+    request_s: float = 5.0  # for a request's head to come whole, and again for its answer to go
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +66,19 @@ HttpHandler = Callable[[HttpRequest], HttpResponse]
 class HttpServer:
     """Listens at one address, on threads of its own. Made and closed by one thread."""
 
-    def __init__(self, access: Access, handler: HttpHandler, barrier: Barrier) -> None:
+    def __init__(
+        self,
+        access: Access,
+        handler: HttpHandler,
+        barrier: Barrier,
+        limits: HttpLimits | None = None,
+    ) -> None:
         """Listen; OSError as the kernel says it."""
         self._access, self._handler, self._barrier = access, handler, barrier
+        self._limits = limits or HttpLimits()
         self._listener = sockets.listen_tcp(access.address, access.port, _BACKLOG)
         self.port: int = self._listener.getsockname()[1]
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._places = threading.BoundedSemaphore(self._limits.connections_max)
         self._is_closing = False
         self._thread = threading.Thread(target=self._accept, name="forebay-http", daemon=True)
         self._thread.start()
@@ -90,7 +104,7 @@ class HttpServer:
             except OSError as error:
                 if not self._is_closing:
                     _log.warning("HTTP clients cannot be accepted now (%s)", error.strerror)
-                    time.sleep(REQUEST_S / 10)  # descriptors may have run out
+                    time.sleep(_EXHAUSTED_S)
                 continue
             self._barrier.call("an HTTP client", self._admit, link)
 
@@ -119,18 +133,19 @@ class HttpServer:
             self._places.release()
 
     def _answer(self, link: socket.socket) -> None:
-        head = _receive_head(link)
+        timeout_s = self._limits.request_s
+        head = _receive_head(link, timeout_s)
         if head is None:
             return  # it hung up, or was too slow: nobody waits for an answer
         parsed = parse_head(head)
         if isinstance(parsed, HttpResponse):
-            _send(link, _encode(parsed, "GET"))
+            _send(link, _encode(parsed, "GET"), timeout_s)
             return
         failed = HttpResponse(HTTPStatus.INTERNAL_SERVER_ERROR, b"the pool's log says why\n")
         response = self._refusal(parsed) or self._barrier.result(
             "an HTTP request", failed, self._handler, parsed
         )
-        _send(link, _encode(response, parsed.method))
+        _send(link, _encode(response, parsed.method), timeout_s)
 
     def _refusal(self, request: HttpRequest) -> HttpResponse | None:
         if not self._access.is_host_ours(request.headers.get("host")):
@@ -167,9 +182,9 @@ def parse_head(head: bytes) -> HttpRequest | HttpResponse:
     return HttpRequest(method, unquote(parts.path), query, headers)
 
 
-def _receive_head(link: socket.socket) -> bytes | None:
+def _receive_head(link: socket.socket, timeout_s: float) -> bytes | None:
     """All up to the empty line, within its bounds of bytes and time; None: it did not come so."""
-    until = time.monotonic() + REQUEST_S
+    until = time.monotonic() + timeout_s
     head = b""
     while _END not in head:
         left_s = until - time.monotonic()
@@ -187,9 +202,9 @@ def _receive_head(link: socket.socket) -> bytes | None:
     return head if len(head) <= HEAD_BYTES_MAX else None
 
 
-def _send(link: socket.socket, data: bytes) -> None:
+def _send(link: socket.socket, data: bytes, timeout_s: float) -> None:
     """As much as the client takes in time; `sendall` has one bound for all of it."""
-    link.settimeout(REQUEST_S)
+    link.settimeout(timeout_s)
     with contextlib.suppress(OSError):
         link.sendall(data)
         link.shutdown(socket.SHUT_WR)

@@ -22,7 +22,7 @@ from typing import Any, Final
 from forebay.barrier import Barrier
 from forebay.observe import dashboard
 from forebay.observe.access import Access
-from forebay.observe.exposition import CONTENT_TYPE, exposition
+from forebay.observe.exposition import CONTENT_TYPE, Exposition
 from forebay.observe.health import HealthCheck
 from forebay.observe.http import HttpHandler, HttpRequest, HttpResponse, HttpServer
 from forebay.pool.service import Service
@@ -42,6 +42,7 @@ class Observer:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._health = HealthCheck(service, service.address.path)
+        self._exposition = Exposition()
         self._lock = threading.Lock()
         self._stats: dict[str, Any] | None = None
         self._taken_at = 0.0
@@ -85,7 +86,7 @@ class Observer:
         stats = self.stats()
         if stats is None:
             return _BUSY
-        return HttpResponse(body=exposition(stats), content_type=CONTENT_TYPE)
+        return HttpResponse(body=self._exposition.text(stats), content_type=CONTENT_TYPE)
 
     def _healthz(self, _request: HttpRequest) -> HttpResponse:
         report = self._health.report()
