@@ -17,7 +17,14 @@ from forebay.metrics.kinds import Definition, MetricKind
 ROOT = Path(__file__).parent.parent.parent
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 GRAFANA = ROOT / "deploy" / "grafana" / "forebay.json"
-NEEDED = {"TierOff", "WriteBudgetSpent", "HitRateCollapsed", "QueueStuck", "EngineDeclined"}
+NEEDED = {
+    "EngineDeclined",
+    "HealthFailing",
+    "HitRateCollapsed",
+    "QueueStuck",
+    "TierOff",
+    "WriteBudgetSpent",
+}
 SUFFIXES = {
     MetricKind.COUNTER: ("_total",),
     MetricKind.GAUGE: ("",),

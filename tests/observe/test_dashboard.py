@@ -22,7 +22,7 @@ from forebay.metrics.reading import count, tier_of
 pytestmark = [needs_chromium, pytest.mark.slow]
 AXE = Path(__file__).parent / "axe-core" / "axe.min.js"
 # What looking at a pool changes, and what time alone changes.
-NOT_COMPARED = {"scrapes", "connections", "connections_accepted", "uptime_seconds"}
+NOT_COMPARED = {"scrapes", "connections", "connections_accepted", "healthy", "uptime_seconds"}
 LOOKS = (("light", 3840, 2160), ("light", 360, 780), ("dark", 1280, 900))
 
 

@@ -73,6 +73,8 @@ class Observer:
             if self._stats is None or time.monotonic() - self._taken_at > FRESH_S:
                 self._stats = self._service.stats(ANSWER_S)
                 self._taken_at = time.monotonic()
+                if self._stats is not None:
+                    self._stats["metrics"]["healthy"]["values"] = self._health.series()
             return self._stats
 
     def _page(self, request: HttpRequest) -> HttpResponse:
@@ -83,6 +85,7 @@ class Observer:
 
     def _metrics(self, _request: HttpRequest) -> HttpResponse:
         self._service.scraped()
+        self._health.refresh()
         stats = self.stats()
         if stats is None:
             return _BUSY
@@ -97,6 +100,7 @@ class Observer:
         return _json({"ok": True}) if self.stats() is not None else _BUSY
 
     def _stats_json(self, _request: HttpRequest) -> HttpResponse:
+        self._health.refresh()
         stats = self.stats()
         return _BUSY if stats is None else _json(stats)
 

@@ -93,6 +93,9 @@ export function limitsOf(recent) {
       if (!volume.is_on) found.push([0, `${plain(tier.name)} volume ${at} is switched off: its error budget is spent.`]);
     }
   }
+  for (const [{ tier, volume }, isWell] of newest.rows("healthy")) {
+    if (!isWell) found.push([0, `${plain(tier)} ${plain(volume)} failed the last check of health: see /healthz.`]);
+  }
   const written = rise("written_bytes", {});
   const budget = newest.sum("write_budget_bytes");
   if (budget) {
