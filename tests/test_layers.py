@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "forebay"
 # Lower numbers are lower layers. Siblings of one layer do not import each other, unless listed.
 LAYERS = {
     "barrier": 0,
+    "decisions": 0,
     "errors": 0,
     "files": 0,
     "quantity": 0,

@@ -17,7 +17,12 @@ from tests.observe import live_page
 from tests.observe.live_page import LivePage
 from tests.pool_process import HANG_S, PoolProcess, environment, short_directory, wait_until
 
+from forebay.decisions import WORDS, Decision
+from forebay.engines.reporting.attribution import RequestOutcome
+from forebay.engines.reporting.reporter import Reporter, description_of
 from forebay.metrics.reading import count, tier_of
+from forebay.pool.client.session import PoolSession
+from forebay.sys.clock import Clock
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 AXE = Path(__file__).parent / "axe-core" / "axe.min.js"
@@ -110,6 +115,41 @@ def loaded(pool: PoolProcess, clients: int = 2) -> Iterator[None]:
     assert [client.returncode for client in running] == [0] * clients, ended
 
 
+REQUESTS = (
+    RequestOutcome(
+        "chat-1",
+        Decision.LOADED,
+        4000,
+        engine_tokens=512,
+        loaded=(("dram", 2048), ("disk", 1024)),
+        computed_tokens=416,
+        wait_ms=12.5,
+        load_ms=30.0,
+        saved_gpu_ms=150.0,
+    ),
+    RequestOutcome("chat-2", Decision.SHORT, 100, computed_tokens=100),
+    RequestOutcome("chat-3", Decision.EVICTED, 900, computed_tokens=900, wait_ms=1.0),
+)
+
+
+@contextmanager
+def reporting(pool: PoolProcess) -> Iterator[None]:
+    """An engine that says who it is and what became of its requests, as the connector does."""
+    session = PoolSession(pool.socket, Clock())
+    try:
+        assert session.wait_until_joined(time.monotonic() + HANG_S), session.why
+        reporter = Reporter(session)
+        name = description_of("a/model", "vLLM 0.32.0", "declined", "It is too old.", b"n" * 32)
+        reporter.describe(name)
+        for outcome in REQUESTS:
+            reporter.tell(outcome)
+        reporter.send()
+        session.post(name)  # what was to be said later goes with it
+        yield
+    finally:
+        session.close()
+
+
 def on_the_page(seen: Watched) -> dict[str, float]:
     """Every value of the table of all metrics."""
     rows = {name: float(value) for name, _, _, value in seen.rows("metrics")}
@@ -138,10 +178,12 @@ def _is_left_out(name: str) -> bool:
 
 
 def test_the_page_says_what_the_pool_counts() -> None:
-    with watched() as seen:
+    with ExitStack() as stack:
+        seen = stack.enter_context(watched())
         page = seen.page
         seen.choose("window", "60")
         page.click("#metrics-details summary")
+        stack.enter_context(reporting(seen.pool))
         with loaded(seen.pool):
             moves(seen, "bandwidth")
             moves(seen, "lookups")
@@ -150,6 +192,7 @@ def test_the_page_says_what_the_pool_counts() -> None:
             )
         shows_the_counters(seen)
         shows_the_tiers(seen)
+        shows_the_requests(seen)
         page.until("document.querySelector('#state').innerText === 'Live'")
         assert page.said == []
         assert page.failed == []
@@ -202,6 +245,23 @@ def shows_the_tiers(seen: Watched) -> None:
     ]
     assert len(stats["namespaces"]) == 2
     assert "dram is" in seen.text("#limits-list")
+
+
+def shows_the_requests(seen: Watched) -> None:
+    """What an engine told of its requests, in its figures and row by row."""
+    assert seen.text("#card-requests") == "3"
+    assert seen.text("#card-pool-share") == seen.written("percent", 3072 / 5000)
+    assert seen.text("#card-hit-rate") == seen.written("percent", 3584 / 5000)
+    assert seen.text("#card-saved-tokens") == "3,072"
+    third, second, first = seen.rows("requests")
+    assert first[1:3] == ["chat-1", "loaded"]
+    assert first[4:9] == ["4,000", "512", "0", "dram 2,048, disk 1,024", "416"]
+    assert (second[1:3], third[1:3]) == (["chat-2", "short"], ["chat-3", "evicted"])
+    assert WORDS[Decision.EVICTED].what in third[3]
+    seen.choose("decision-filter", "short")
+    assert [row[1] for row in seen.rows("requests")] == ["chat-2"]
+    [engine] = [row for row in seen.rows("engines") if row[1] == "a/model"]
+    assert engine[2:5] == ["vLLM 0.32.0", "declined", "It is too old."]
 
 
 def complains_where_it_must(seen: Watched) -> None:

@@ -13,13 +13,16 @@ from forebay.pool.messages import FRAME_BYTES_MAX, ClientMessage, PoolMessage
 from forebay.pool.wire import FrameError
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "protocol-v3.json"
+GOLDEN = ROOT / "tests" / "golden" / "protocol-v4.json"
 KEY = bytes(range(32))
 SPACE = bytes(reversed(range(32)))
 RUN = messages.ChunkRun(SPACE, 0, bytes(32), KEY, 4096)
+OUTCOME = messages.Outcome(
+    "chatcmpl-1", "loaded", "", 7, 700, 64, 640, [320, 256], 60, 0.2, 3.5, 8.0, 57.6, False
+)
 CLIENT: dict[str, ClientMessage] = {
     "Hello": messages.Hello(messages.PROTOCOL, "e7b1"),
-    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:]),
+    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:], KEY[:8]),
     "Ask": messages.Ask(7, 0, 1, 2000, stream=False, local=[messages.KeyRun(1, KEY[16:])]),
     "Release": messages.Release(7, [0]),
     "Cancel": messages.Cancel(7),
@@ -27,19 +30,25 @@ CLIENT: dict[str, ClientMessage] = {
     "Reserve": messages.Reserve(3, [RUN]),
     "Commit": messages.Commit(11, [4096, 8192], KEY),
     "Abort": messages.Abort(11, [4096]),
+    "Describe": messages.Describe("Qwen3-8B", "vLLM 0.32.0", "sharing", "", SPACE, 64),
+    "RequestOutcomes": messages.RequestOutcomes([OUTCOME]),
+    "RequestsQuery": messages.RequestsQuery("chatcmpl-1", 10, 0),
     "StatsQuery": messages.StatsQuery(),
     "Resize": messages.Resize(-1, [("/mnt/nvme/forebay", 1 << 40)]),
     "Clear": messages.Clear("3fa94c1d"),
 }
 POOL: dict[str, PoolMessage] = {
-    "Welcome": messages.Welcome(messages.PROTOCOL, 11, 1 << 40, 1 << 27, [1 << 30, 1 << 28], [7]),
+    "Welcome": messages.Welcome(
+        messages.PROTOCOL, 11, 1 << 40, 1 << 27, [1 << 30, 1 << 28], [7], ["dram", "disk"]
+    ),
     "Grown": messages.Grown(11, 1 << 28),
     "Refused": messages.Refused("why not."),
     "Found": messages.Found(7, 1, 0, b"\x01"),
-    "Promise": messages.Promise(7, 11, 0, 1, [4096], [4000], bytes(16)),
-    "Ready": messages.Ready(7, 11, 0, 4096, 4000, KEY),
+    "Promise": messages.Promise(7, 11, 0, 1, [4096], [4000], bytes(16), [1]),
+    "Ready": messages.Ready(7, 11, 0, 4096, 4000, KEY, 1),
     "Reserved": messages.Reserved(3, 11, [8192, -1, -2, -3]),
     "Committed": messages.Committed(2),
+    "RequestsReply": messages.RequestsReply(b"{}"),
     "StatsReply": messages.StatsReply(b"{}"),
     "AdminReply": messages.AdminReply(ok=True, sentence="done."),
 }

@@ -16,7 +16,7 @@ from forebay import __version__
 from forebay.cli import bench, check, plan, sim
 from forebay.cli.engine import demo, serve
 from forebay.cli.flags import Parser
-from forebay.cli.pool import clear, stats
+from forebay.cli.pool import clear, stats, why
 from forebay.cli.pool import serve as pool
 from forebay.cli.pool import set as set_command
 from forebay.errors import StartupError
@@ -28,6 +28,7 @@ _MODULES: tuple[ModuleType, ...] = (
     demo,
     pool,
     stats,
+    why,
     set_command,
     clear,
     check,

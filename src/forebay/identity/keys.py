@@ -21,6 +21,9 @@ _ROOT: Final = struct.Struct(
 _KEY_VERSION: Final = b"forebay key 1"
 _PARTS_PERSON: Final = b"forebay parts"
 _GROUP_PERSON: Final = b"forebay group"
+_TAG_PERSON: Final = b"forebay tag"
+TAG_TOKENS: Final = 64
+TAG_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,20 @@ class KeyChain:
             key=self._realm,
             person=_PARTS_PERSON,
         )
+
+
+def prompt_tag(root: ChainRoot, tokens: Sequence[int]) -> bytes:
+    """A few bytes by which the same beginning of a prompt is known in any namespace.
+
+    It proves nothing and finds nothing; it only tells why nothing is found. Realms and salts keep
+    it apart as they do keys. Empty where a prompt has fewer than `TAG_TOKENS` tokens.
+    """
+    if len(tokens) < TAG_TOKENS:
+        return b""
+    secret = f"{len(root.realm)} {root.realm} {root.salt}".encode("utf-8", "surrogatepass")
+    key = hashlib.blake2b(secret, digest_size=KEY_BYTES).digest()
+    data = _token_bytes(tokens[:TAG_TOKENS])
+    return hashlib.blake2b(data, digest_size=TAG_BYTES, key=key, person=_TAG_PERSON).digest()
 
 
 def group_key(key: bytes, group: int) -> bytes:

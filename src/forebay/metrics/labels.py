@@ -3,6 +3,7 @@
 from enum import StrEnum
 from typing import Final
 
+from forebay.decisions import Decision
 from forebay.tiers.contract import DropReason, EvictionCause, MissReason
 
 OK: Final = "ok"  # the outcome of an operation that did what it should
@@ -67,7 +68,7 @@ VALUES: Final = {
     "model": ("a model's name",),
     "namespace": (f"{NAMESPACE_DIGITS} hex digits, of the {NAMESPACES_MAX} largest", "other"),
     "outcome": tuple(dict.fromkeys((*LOAD_OUTCOMES, *STORE_OUTCOMES))),
-    "requests.outcome": ("what was decided for a request, as `forebay why` names it",),
+    "requests.outcome": tuple(each.value for each in Decision),
     "source": (*(each.value for each in TokenSource), DRAM, "disk"),
     "preempted_tokens.source": tuple(each.value for each in PreemptedSource),
     "reason": tuple(each.value for each in RefusalReason),

@@ -9,7 +9,7 @@ from forebay.metrics.registry import SECONDS, Registry
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOutcome:
+class RequestSample:
     """What one request got from the pool; tokens are of its prompt."""
 
     outcome: str  # one of the code's decisions: a bounded set
@@ -55,7 +55,7 @@ class RequestMetrics:
         )
         self.saved_seconds = registry.counter(
             "saved_gpu_seconds_estimate",
-            "GPU time that these would have taken, less the time of their loads: an estimate.",
+            "GPU time that it would have taken to compute these: an estimate.",
             (),
             Unit.SECONDS,
         )
@@ -70,7 +70,7 @@ class RequestMetrics:
         )
         self.preempted.preset([(source,) for source in PreemptedSource])
 
-    def record(self, request: RequestOutcome) -> None:
+    def record(self, request: RequestSample) -> None:
         """A request's fate is known."""
         self.requests.add(1, (request.outcome,))
         self.wait.observe(request.wait_s)

@@ -13,9 +13,10 @@ from typing import Annotated, Final
 
 import msgspec
 
+from forebay.identity.keys import TAG_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
 
-PROTOCOL: Final = 3  # a message more is a number more: an unknown tag ends a connection
+PROTOCOL: Final = 4  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
 ITEMS_MAX: Final = 1 << 14  # numbers in one message: one that takes long keeps others waiting
 KEYS_MAX: Final = 1 << 17  # likewise, of a lookup
@@ -25,6 +26,11 @@ _NAMESPACE: Final = re.compile(r"[0-9a-fA-F]{8,64}")
 _KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a fifth each
 
 
+MODEL_LETTERS_MAX: Final = 200
+REQUEST_LETTERS_MAX: Final = 64
+REQUESTS_KEPT: Final = 1000  # that `RequestsReply` can tell of, the last ones
+OUTCOMES_MAX: Final = 256  # in one message
+TIERS_MAX: Final = 16
 RUNS_MAX: Final = 1 << 12  # of a batch: each costs far more memory than bytes of a message
 _Items = Annotated[list[int], msgspec.Meta(max_length=ITEMS_MAX)]
 _Keys = Annotated[bytes, msgspec.Meta(max_length=KEYS_MAX * SHORT_KEY_BYTES)]
@@ -51,6 +57,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     arena_bytes: int  # a slot never straddles a multiple of it
     segments: list[int]  # bytes of each, mapped one behind the other
     given_back: list[int]  # arenas, by number, that are not used any more: touch none of them
+    tiers: list[str] = []  # what the numbers of tiers in `Promise` and `Ready` mean; 0 is DRAM
 
 
 class Grown(_Message, frozen=True, tag="grown"):
@@ -80,6 +87,7 @@ class Lookup(_Message, frozen=True, tag="lookup"):
     group: int
     keys: _Keys
     local: _Keys = b""  # of records that stand alone: only whether they are there is wanted
+    tag: Annotated[bytes, msgspec.Meta(max_length=TAG_BYTES)] = b""  # `prompt_tag`; empty: none
 
 
 class Found(_Message, frozen=True, tag="found"):
@@ -121,6 +129,7 @@ class Promise(_Message, frozen=True, tag="promise"):
     offsets: list[int]  # of chunks first, first + 1, …
     lengths: list[int]
     proof: bytes  # `proof_of` the full keys of the chunks whose offsets are here
+    sources: list[int] = []  # the tier that each of these was in; empty: all in DRAM
 
 
 class Ready(_Message, frozen=True, tag="ready"):
@@ -135,6 +144,7 @@ class Ready(_Message, frozen=True, tag="ready"):
     offset: int
     length: int
     key: bytes  # the full key
+    source: int = 0  # the tier that it was in
 
 
 class Release(_Message, frozen=True, tag="release"):
@@ -216,6 +226,58 @@ class Abort(_Message, frozen=True, tag="abort"):
     offsets: _Items
 
 
+class Describe(_Message, frozen=True, tag="describe"):
+    """Who this engine is and whether it shares: after Welcome, and again when it changes."""
+
+    model: Annotated[str, msgspec.Meta(max_length=MODEL_LETTERS_MAX)]
+    engine: Annotated[str, msgspec.Meta(max_length=REQUEST_LETTERS_MAX)]  # program and release
+    sharing: Annotated[str, msgspec.Meta(max_length=REQUEST_LETTERS_MAX)]  # a `SharingState`
+    why: Annotated[str, msgspec.Meta(max_length=SENTENCE_MAX)]  # it does not share; else empty
+    namespace: Annotated[bytes, msgspec.Meta(max_length=32)]  # empty: not known
+    chunk_tokens: int
+    prefix_caching: bool = True  # whether the engine keeps what it computed itself
+
+
+class Outcome(_Message, frozen=True):
+    """The fate of one request. It holds no token, no text and no key."""
+
+    request: Annotated[str, msgspec.Meta(max_length=REQUEST_LETTERS_MAX)]  # as the engine names it
+    decision: Annotated[str, msgspec.Meta(max_length=REQUEST_LETTERS_MAX)]  # a `Decision`
+    detail: Annotated[str, msgspec.Meta(max_length=MODEL_LETTERS_MAX)]  # of it in words, or empty
+    lookup: int  # its `Lookup.request` on this connection; 0: none
+    prompt_tokens: int
+    engine_tokens: int  # that the engine had itself
+    found_tokens: int  # that the pool knew, by `Found`
+    loaded: Annotated[list[int], msgspec.Meta(max_length=TIERS_MAX)]  # tokens by tier
+    computed_tokens: int
+    lookup_ms: float
+    wait_ms: float
+    load_ms: float
+    saved_gpu_ms: float  # an estimate: to compute what was loaded; 0: not known
+    was_preempted: bool
+    age_ms: int = 0  # since then: told late, for there was no pool
+
+
+class RequestOutcomes(_Message, frozen=True, tag="outcomes"):
+    """What became of requests with respect to the pool, each told when the engine computes it."""
+
+    outcomes: Annotated[list[Outcome], msgspec.Meta(max_length=OUTCOMES_MAX)]
+
+
+class RequestsQuery(_Message, frozen=True, tag="requests"):
+    """The last requests wanted, of those kept."""
+
+    request: Annotated[str, msgspec.Meta(max_length=REQUEST_LETTERS_MAX)]  # begins so; "": any
+    last: int  # so many at most, the latest
+    after: int  # only those with a higher number; 0: any
+
+
+class RequestsReply(_Message, frozen=True, tag="requests_reply"):
+    """The answer to RequestsQuery: a JSON object, as `forebay why --json` prints it."""
+
+    json: bytes
+
+
 class StatsQuery(_Message, frozen=True, tag="stats"):
     """Numbers wanted."""
 
@@ -275,6 +337,9 @@ ClientMessage = (
     | Reserve
     | Commit
     | Abort
+    | Describe
+    | RequestOutcomes
+    | RequestsQuery
     | StatsQuery
     | Resize
     | Clear
@@ -288,6 +353,7 @@ PoolMessage = (
     | Ready
     | Reserved
     | Committed
+    | RequestsReply
     | StatsReply
     | AdminReply
 )

@@ -22,6 +22,7 @@ from forebay.pool.client.session import REFUSED, UNTRUSTED, PoolSession, join
 from forebay.pool.core.accounting.status import TierLife
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.core.stack import TierOpener
+from forebay.pool.messages import RequestsQuery
 from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.learned import Learned
 from forebay.pool.server.admission import Roles
@@ -121,9 +122,10 @@ class Service:
         """Somebody has read the metrics; does not wait."""
         self._server.post(self._pool.metrics.server.scrapes.add)
 
-    def requests(self, after: int, last: int, timeout_s: float) -> list[dict[str, Any]] | None:
-        """Recent requests; none are kept yet."""
-        return self._server.call(list, timeout_s) if after >= 0 and last >= 0 else []
+    def requests(self, after: int, last: int, timeout_s: float) -> dict[str, Any] | None:
+        """The last requests after a number, as `forebay why --json` prints them."""
+        query = RequestsQuery(request="", last=last, after=after)
+        return self._server.call(partial(self._pool.requests, query), timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Hang up, write what is worth keeping within the time, and let go of everything."""

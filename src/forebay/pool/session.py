@@ -5,14 +5,16 @@ thread: the server hands every message of a connection to `Core.handle`, and the
 or later, through the connection's `send`.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from forebay.barrier import Barrier
 from forebay.metrics.catalog import PoolMetrics
 from forebay.pool.messages import ClientMessage, Grown, PoolMessage, Welcome
 
+_ID_BYTES: Final = 4
 Work = Generator[None, None, None]
 
 
@@ -104,3 +106,8 @@ class Core(ABC):
     @abstractmethod
     def close(self, timeout_s: float) -> None:
         """Write what is worth keeping within the time, then let go of everything."""
+
+
+def public_id(engine: str) -> str:
+    """Eight hex digits by which people tell engines apart, and from which no name follows."""
+    return hashlib.blake2b(engine.encode(errors="replace"), digest_size=_ID_BYTES).hexdigest()

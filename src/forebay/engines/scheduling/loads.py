@@ -95,6 +95,7 @@ class EngineLoads:
             self._copying[short(tracked.keys[chunk])] = tracked.request.request_id
         self._counts["loads"] += 1
         self._counts["loaded.tokens"] += external
+        tracked.attribution.begin_load(time.monotonic())
 
     def next_parts(self, requests: Mapping[str, TrackedRequest]) -> Iterator[LoadPart]:
         """What the workers have to load in this step."""
@@ -149,6 +150,8 @@ class EngineLoads:
         if has_failed:
             tracked.store.lacks(min(progress.stop, progress.target.hit.chunks))
             self._counts["misses.load_failed"] += 1
+        loaded = _tokens_by_tier(progress, tracked.load.sources)
+        tracked.attribution.end_load(time.monotonic(), loaded, failed=has_failed)
         number = self._lookups.end(tracked)
         if number:
             self._landing.setdefault(number, _Landing()).has_ended = True
@@ -168,3 +171,15 @@ class EngineLoads:
         if landing.has_ended:
             self._pool.post(Release(number, []))
         del self._landing[number]
+
+
+def _tokens_by_tier(progress: LoadProgress, sources: Mapping[int, int]) -> Counter[int]:
+    """The tokens that came of each tier; a load of several groups is used whole or not at all."""
+    target, found = progress.target, Counter[int]()
+    size = target.shape.chunk_tokens
+    if progress.failed and target.shape.local:
+        return found
+    for chunk in range(progress.first, min(progress.stop, target.hit.chunks)):
+        first, end = max(chunk * size, target.computed), min((chunk + 1) * size, target.stop)
+        found[sources.get(chunk, 0)] += max(0, end - first)
+    return found

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from forebay.decisions import Decision
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import PrefixHit, hit_of, longest_hit, record_blocks
 from forebay.engines.scheduling.error_budget import ErrorBudget
@@ -26,14 +27,9 @@ from forebay.engines.scheduling.load_or_recompute import (
     worth_reading,
 )
 from forebay.engines.scheduling.request import TrackedRequest
-from forebay.engines.scheduling.request_load import (
-    ASKED,
-    FOUND,
-    LOOKED_UP,
-    NONE,
-    PROMISED,
-    RequestLoad,
-)
+from forebay.engines.scheduling.request_load import ASKED, FOUND, LOOKED_UP, NONE, PROMISED
+from forebay.engines.scheduling.salts import SaltMemory
+from forebay.identity.keys import prompt_tag
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import is_promise_for, is_ready_for
 from forebay.pool.messages import KEYS_MAX, Ask, Cancel, Found, KeyRun, Lookup, Promise, Ready
@@ -92,6 +88,7 @@ class Lookups:
         self._by_number: dict[int, TrackedRequest] = {}
         self._numbers = 0
         self._estimate = ThroughputEstimate()
+        self._salts = SaltMemory()
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -110,6 +107,7 @@ class Lookups:
         if not (load.is_wanted and load.state is NONE and self._pool.is_joined):
             return
         tracked.extend()
+        self._salts.remember(tracked)
         load.is_short = len(tracked.keys) * self._shape.chunk_tokens < self._limits.min_tokens
         if load.is_short or not self._budget.allows(time.monotonic()):
             return
@@ -119,26 +117,29 @@ class Lookups:
         keys = b"".join(map(short, tracked.keys[:KEYS_MAX]))
         root = tracked.root
         local = b"".join(short(tracked.key_of(record)) for record in self._local_records(tracked))
-        self._pool.post(Lookup(load.number, root.namespace, root.group, keys, local))
+        tag = prompt_tag(root, tracked.request.all_token_ids)
+        self._pool.post(Lookup(load.number, root.namespace, root.group, keys, local, tag))
         self._counts["lookups"] += 1
+        tracked.attribution.lookup = load.number
 
     def matched(
         self, tracked: TrackedRequest, computed: int, copying: Mapping[bytes, str], wait: Wait
     ) -> Matched:
         """How many tokens beyond `computed` can be loaded; `copying` is on its way for requests."""
         load = tracked.load
+        tracked.attribution.asked(time.monotonic())
         if not self._pool.is_joined:
-            return self._missed(load, "no_pool")
+            return self._missed(tracked, Decision.NO_POOL)
         if load.state is NONE:
             self.look_up(tracked)
         if load.state is NONE:
-            return self._missed(load, "short" if load.is_short else "paused")
+            return self._missed(tracked, Decision.SHORT if load.is_short else Decision.PAUSED)
         if load.state is LOOKED_UP:
             wait(lambda: load.state is not LOOKED_UP)
         if load.state is LOOKED_UP:
-            return self._unanswered(load)
+            return self._unanswered(tracked)
         if load.known * self._shape.chunk_tokens - computed < self._limits.min_tokens:
-            return self._missed(load, "not_worth" if load.known else "unknown")
+            return self._missed(tracked, self._why_too_little(tracked, computed))
         load.computed = computed
         first = computed // self._shape.chunk_tokens
         if self._is_copied_for_another(tracked, first, copying):
@@ -180,12 +181,14 @@ class Lookups:
             self._found(tracked, message)
         elif isinstance(message, Promise):
             tracked.load.take_promise(self._checked(tracked, message))
+            tracked.load.sources.update(enumerate(message.sources, message.first))
             self._arrived(tracked, message.first, len(message.offsets))
         else:
             self._arrived(tracked, message.chunk, 1)
             is_sound = is_ready_for(message, tracked.load.keys, self._pool.generation)
             is_whole = is_sound and message.length == self._length_at(tracked, message.chunk)
             tracked.load.streamed[message.chunk] = message.offset if is_whole else -1
+            tracked.load.sources[message.chunk] = message.source
 
     def _found(self, tracked: TrackedRequest, found: Found) -> None:
         load, before = tracked.load, tracked.load.found
@@ -196,11 +199,20 @@ class Lookups:
         if before is not None and not found.has:  # which comes once
             found = msgspec.structs.replace(found, has=before.has)
         load.take_found(found, self._servable(tracked, found))
+        self._attribute(tracked, is_first=before is None)
         tracked.store.has(found.known)
         if load.known < found.known:
             tracked.store.junction = found.known
         if not found.known:
             self._budget.answered()
+
+    def _attribute(self, tracked: TrackedRequest, *, is_first: bool) -> None:
+        """Keep what the pool knew; where that was before it began to read is what counts."""
+        attribution, load, size = tracked.attribution, tracked.load, self._shape.chunk_tokens
+        attribution.found = load.known * size
+        if is_first:
+            attribution.lookup_s = time.monotonic() - load.looked_up_at
+            attribution.ready = load.ready * size
 
     def _local_records(self, tracked: TrackedRequest) -> list[tuple[int, int]]:
         """The local records that a hit of this request could need, in the order of the answer."""
@@ -221,34 +233,42 @@ class Lookups:
         most = len(records) // len(self._shape.local)
         return longest_hit(self._shape, min(found.known, most), lambda *each: each in there)
 
-    def _unanswered(self, load: RequestLoad) -> Matched:
+    def _why_too_little(self, tracked: TrackedRequest, computed: int) -> Decision:
+        """The pool knows no more than the engine has, or hardly more."""
+        if not tracked.load.known:
+            is_salted = self._salts.is_known_elsewhere(tracked)
+            return Decision.OTHER_SALT if is_salted else Decision.UNKNOWN
+        return Decision.NOT_WORTH if computed else Decision.TOO_LITTLE
+
+    def _unanswered(self, tracked: TrackedRequest) -> Matched:
         """The pool has not answered within the limits: wait a little longer, or count a miss.
 
         It answers within a tenth of a millisecond, so no pure miss comes here on a machine that
         has a core for the pool. Where it has none, a step of an engine that waits costs less than
         a prompt that is computed though it was known.
         """
-        if time.monotonic() < load.looked_up_at + self._limits.lookup_s:
+        if time.monotonic() < tracked.load.looked_up_at + self._limits.lookup_s:
             self._counts["asked_again.unanswered"] += 1
             return None, False
         self._budget.failed(time.monotonic())
-        return self._missed(load, "unanswered")
+        return self._missed(tracked, Decision.UNANSWERED)
 
-    def _missed(self, load: RequestLoad, reason: str) -> Matched:
+    def _missed(self, tracked: TrackedRequest, decision: Decision) -> Matched:
         """Nothing to load; counted once a request, though the scheduler may ask often."""
-        if not load.has_missed:
-            load.has_missed = True
-            self._counts[f"misses.{reason}"] += 1
+        tracked.attribution.decision = decision
+        if not tracked.load.has_missed:
+            tracked.load.has_missed = True
+            self._counts[f"misses.{decision}"] += 1
         return 0, False
 
     def _promised(self, tracked: TrackedRequest, first: int, wait: Wait) -> Matched:
         load, limits = tracked.load, self._limits
         if load.state is FOUND:
             if not self._may_wait(load.computed):
-                return self._missed(load, "too_many_asking")
+                return self._missed(tracked, Decision.TOO_MANY_ASKING)
             known = self._wanted(tracked, first)
             if known * self._shape.chunk_tokens - load.computed < limits.min_tokens:
-                return self._missed(load, "computing_is_faster")
+                return self._missed(tracked, Decision.COMPUTING_IS_FASTER)
             self._ask(tracked, first, known)
         if load.state is ASKED and load.number not in self._estimate:
             wait(lambda: load.state is not ASKED)  # drives take longer than we may wait
@@ -259,7 +279,7 @@ class Lookups:
             self.cancel(tracked)
             load.fail()  # a pool that hangs is not asked again for this request
             self._budget.failed(time.monotonic())
-            return self._missed(load, "no_promise")
+            return self._missed(tracked, Decision.NO_PROMISE)
         promise, hit = load.promise, load.asked_hit
         tokens = 0
         if promise is not None:
@@ -267,7 +287,8 @@ class Lookups:
             is_usable = records == hit.records or not hit.local  # verify: all that a hit needs
             tokens = min(records, hit.chunks) * self._shape.chunk_tokens if is_usable else 0
         if tokens - load.computed < limits.min_tokens:
-            return self._missed(load, "promise_too_small")
+            is_wrong = tracked.attribution.decision is Decision.WRONG_PROMISE
+            return self._missed(tracked, Decision.WRONG_PROMISE if is_wrong else Decision.NO_ROOM)
         return tokens - load.computed, True
 
     def _ask(self, tracked: TrackedRequest, first: int, known: int) -> None:
@@ -355,7 +376,7 @@ class Lookups:
         )
         if is_sound:
             return promise
-        self._missed(tracked.load, "wrong_promise")
+        self._missed(tracked, Decision.WRONG_PROMISE)
         self._budget.failed(time.monotonic())
         return Promise(promise.request, promise.generation, promise.first, 0, [], [], b"")
 

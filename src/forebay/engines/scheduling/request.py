@@ -6,6 +6,7 @@ from typing import Final, Protocol, TypeAlias
 from forebay.engines.copies.contract import Piece
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import piece_of, record_blocks
+from forebay.engines.reporting.attribution import Attribution
 from forebay.engines.scheduling.request_load import RequestLoad
 from forebay.identity.keys import ChainRoot, KeyChain, group_key
 
@@ -72,7 +73,18 @@ class RequestStore:
 class TrackedRequest:
     """What is known of a request. Owned by the scheduler's thread."""
 
-    __slots__ = ("chain", "keys", "load", "parts", "request", "root", "shape", "store", "tables")
+    __slots__ = (
+        "attribution",
+        "chain",
+        "keys",
+        "load",
+        "parts",
+        "request",
+        "root",
+        "shape",
+        "store",
+        "tables",
+    )
 
     def __init__(
         self,
@@ -92,6 +104,7 @@ class TrackedRequest:
         self.tables: list[list[int]] = [[] for _ in range(shape.table_count)]  # its block tables
         self.load = RequestLoad(is_wanted=is_shared)
         self.store = RequestStore(is_wanted=is_shared)
+        self.attribution = Attribution()
 
     def extend(self) -> None:
         """Make keys of all whole chunks whose tokens are known."""

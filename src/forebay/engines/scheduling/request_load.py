@@ -56,6 +56,7 @@ class RequestLoad:
         "number",
         "progress",
         "promise",
+        "sources",
         "state",
         "streamed",
     )
@@ -74,6 +75,7 @@ class RequestLoad:
         self.computed = 0  # tokens that the engine had itself when the scheduler last asked
         self.promise: Promise | None = None  # from PROMISED on
         self.streamed: dict[int, int] = {}  # chunk → slot, or -1: came after the promise
+        self.sources: dict[int, int] = {}  # position in that hit → tier that it was in, but DRAM
         self.progress: LoadProgress | None = None  # in LOADING and TOLD
         self.has_missed = False  # its miss is counted
         self.is_short = False  # too few tokens to ask for
@@ -120,6 +122,7 @@ class RequestLoad:
         assert self.state is FOUND
         self.state, self.first, self.asked_at = ASKED, first, now
         self.asked_hit, self.keys = hit, keys
+        self.sources = {}
 
     def take_promise(self, promise: Promise) -> None:
         """ASKED → PROMISED; a promise that nobody waits for changes nothing."""

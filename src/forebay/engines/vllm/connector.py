@@ -19,14 +19,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from forebay.decisions import Decision
 from forebay.engines.boundary import Boundary, BrokenError, bounded
+from forebay.engines.reporting.reporter import Reporter, description_of
 from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.inputs import Inputs
 from forebay.engines.vllm.metadata import ReportMetadata, ShardMetadata, StepMetadata
 from forebay.engines.vllm.metrics import ConnectorStats, PromMetrics, stats_of
-from forebay.engines.vllm.scheduler import SchedulerConnector
+from forebay.engines.vllm.scheduler import SchedulerConnector, untracked_outcome
 from forebay.engines.weights import WeightsHash
 from forebay.engines.worker import WorkerConnector
 from forebay.errors import StartupError
@@ -38,6 +40,7 @@ from forebay.sys.clock import Clock
 
 _ALWAYS_LOAD: Final = "always_load"
 _RETRY_S: Final = 0.25  # between attempts to join a pool
+_DECLINED_RETRY_S: Final = 5.0  # likewise, only to tell it that nothing is shared
 _DISABLED: Final = "Forebay is disabled for this engine: %s."
 _NAMESPACE_DIGITS: Final = 16  # as `forebay stats` shows a namespace
 _log: Final = logging.getLogger("forebay")
@@ -52,6 +55,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self.boundary = Boundary(self._failed)
         self._reported_failures = 0
         self._reported_state: SharingState | None = None
+        self._described: SharingState | None = None
+        self._onlooker: PoolSession | None = None  # of an engine that shares nothing
+        self._reporter: Reporter | None = None
+        self._config = vllm_config
         self.settings = _settings(vllm_config)
         self._cache = kv_cache_config
         self._scheduler: SchedulerConnector | None = None
@@ -250,8 +257,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """What the workers do in this step."""
         scheduler = self._scheduler
         if scheduler is None:
+            self.boundary.call(lambda: None, partial(self._report_declined, scheduler_output))
             return StepMetadata()
         self.boundary.call(lambda: None, self._identify)
+        self.boundary.call(lambda: None, partial(self._describe, scheduler.reporter))
         return scheduler.build(scheduler_output, self.boundary)
 
     @bounded(lambda: None)
@@ -399,6 +408,46 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             return SharingState.HASHING_WEIGHTS
         return SharingState.SHARING if self._scheduler.is_joined else SharingState.NO_POOL
 
+    def _describe(self, reporter: Reporter) -> None:
+        """Tell the pool who this engine is, when that has changed."""
+        state = self._sharing_state()
+        if state is None or state is self._described:
+            return
+        self._described = state
+        config, root = self._config, self._scheduler and self._scheduler.root
+        reporter.describe(
+            description_of(
+                str(config.model_config.served_model_name or config.model_config.model),
+                f"vLLM {versions.RELEASE}",
+                state.value,
+                self.obstacle.sentence if self.obstacle is not None else "",
+                root.namespace if root else b"",
+                chunk_tokens=root.chunk_tokens if root else 0,
+                prefix_caching=bool(config.cache_config.enable_prefix_caching),
+            )
+        )
+
+    def _report_declined(self, output: Any) -> None:
+        """Tell a pool that runs, if one does, that and why this engine shares nothing with it."""
+        if not self._is_scheduler or self.obstacle is None:
+            return
+        if self._reporter is None or self._onlooker is None:
+            self._onlooker = PoolSession(
+                service.socket_path(self.settings),
+                Clock(),
+                maps_slab=False,
+                retry_s=_DECLINED_RETRY_S,
+                pool_uids=self.settings.allow_uid,
+            )
+            self._reporter = Reporter(self._onlooker)
+        self._describe(self._reporter)
+        self._onlooker.poll()
+        for new in output.scheduled_new_reqs:
+            self._reporter.tell(untracked_outcome(new, Decision.DECLINED))
+        self._reporter.send()
+        while self._onlooker.take(0.0) is not None:  # which also sends
+            pass
+
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
         """The same on the other side of a socket."""
@@ -422,6 +471,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 self.boundary.call(lambda: None, side.close)
         if self._weights is not None:
             self._weights.close()
+        if self._onlooker is not None:
+            self._onlooker.close()
         if self._scheduler is not None:
             _log.info("Forebay leaves: %s", dict(sorted(self._scheduler.counts.items())))
 

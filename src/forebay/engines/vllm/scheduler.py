@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
+from forebay.decisions import Decision
 from forebay.engines.boundary import Boundary
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import kept_states
+from forebay.engines.reporting.attribution import Attribution, RequestOutcome
+from forebay.engines.reporting.reporter import Reporter
 from forebay.engines.scheduling.error_budget import ErrorBudget
 from forebay.engines.scheduling.loads import EngineLoads
 from forebay.engines.scheduling.lookups import LoadLimits, Lookups, Matched
@@ -25,6 +28,7 @@ from forebay.engines.scheduling.stores import EngineStores, LocalRecord
 from forebay.engines.step import WorkerReport
 from forebay.engines.vllm import versions
 from forebay.engines.vllm.inputs import Inputs, KeyedRequest
+from forebay.engines.vllm.kinds import KINDS
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
@@ -65,6 +69,7 @@ class SchedulerConnector:
         )
         self._loads = EngineLoads(session, shape, self._lookups, self.counts)
         self._stores = EngineStores(session, shape, self.counts)
+        self.reporter = Reporter(session)
         self._steps = 0  # built so far
         self._reported_step = 0  # the last of which the workers have reported
         self._wait_left_s = _STEP_WAIT_S  # in this step
@@ -95,6 +100,8 @@ class SchedulerConnector:
         else:
             self.counts[f"declined.{found}"] += 1
             tracked = TrackedRequest(request, self._shape, root, is_shared=False)
+            tracked.attribution.decision = Decision.NOT_SHARED
+            tracked.attribution.detail = KINDS[found].why
         self._requests[request.request_id] = tracked
         self._lookups.look_up(tracked)
 
@@ -109,6 +116,7 @@ class SchedulerConnector:
         self._forget_inputs(request_id)
         tracked = self._requests.get(request_id)
         if tracked is not None and not tracked.load.is_loading:
+            self._ended(tracked)
             self._lookups.cancel(tracked)
             del self._requests[request_id]
 
@@ -166,6 +174,7 @@ class SchedulerConnector:
             self._widest,
         )
         step.loads = list(self._loads.next_parts(self._requests))
+        self.reporter.send()
         self._wait_left_s, self._has_listened = _STEP_WAIT_S, False  # for the stores
         return step
 
@@ -277,22 +286,63 @@ class SchedulerConnector:
             tracked = self._requests.get(new.req_id)
             if tracked is not None:
                 tracked.tables = [list(ids) for ids in new.block_ids]
-                self._is_computed(tracked)
+                self._is_computed(tracked, new.num_computed_tokens)
+            else:
+                self.reporter.tell(untracked_outcome(new, Decision.HASHING_WEIGHTS))
         cached = output.scheduled_cached_reqs
-        for request_id, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        each = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
+        for request_id, added, computed in each:
             tracked = self._requests.get(request_id)
             if tracked is None:
                 continue
             if request_id in cached.resumed_req_ids:
                 tracked.tables = [[] for _ in tracked.tables]
-                self._is_computed(tracked)
+                self._is_computed(tracked, computed)
             for table, ids in zip(tracked.tables, added or (), strict=False):
                 table.extend(ids)
 
-    def _is_computed(self, tracked: TrackedRequest) -> None:
-        """The engine computes this request: the pool need not keep anything for it."""
+    def _is_computed(self, tracked: TrackedRequest, computed: int) -> None:
+        """The engine computes this request, of which it has so many tokens: its fate is known.
+
+        The pool need not keep anything for it.
+        """
+        if not tracked.attribution.is_told:
+            self._tell(tracked, tracked.attribution.decision or Decision.NO_POOL, computed)
         if not tracked.load.is_loading:
             self._lookups.cancel(tracked)
+
+    def _ended(self, tracked: TrackedRequest) -> None:
+        """A request has ended; maybe before the engine computed anything of it."""
+        if not tracked.attribution.is_told:
+            self._tell(tracked, Decision.ENDED, tracked.request.num_computed_tokens)
+
+    def _tell(self, tracked: TrackedRequest, decision: Decision, computed: int) -> None:
+        """The fate of a request is known."""
+        known, request = tracked.attribution, tracked.request
+        known.is_told = True
+        if known.asked_at and not known.begun_at:
+            known.wait_s = time.monotonic() - known.asked_at
+        loaded, speed = known.loaded.total(), self._lookups.estimate.tokens_a_s
+        outcome = RequestOutcome(
+            request_id=request.request_id,
+            decision=decision,
+            detail=known.detail,
+            lookup=known.lookup,
+            prompt_tokens=request.num_prompt_tokens,
+            engine_tokens=max(0, computed - loaded),
+            found_tokens=known.found,
+            found_dram_tokens=known.ready,
+            loaded=self.reporter.loaded_by_tier(known),
+            computed_tokens=max(0, len(request.all_token_ids) - computed),
+            lookup_ms=known.lookup_s * 1000,
+            wait_ms=known.wait_s * 1000,
+            load_ms=known.load_s * 1000,
+            saved_gpu_ms=loaded / speed * 1000 if speed else 0.0,
+            was_preempted=known.was_preempted,
+            began_ns=known.began_ns,
+            ended_ns=time.time_ns(),
+        )
+        self.reporter.tell(outcome)
 
     def _lose(self, adapters: set[bytes]) -> None:
         """What these requests compute from now on may be another adapter's."""
@@ -334,6 +384,10 @@ class SchedulerConnector:
         tracked = self._requests.get(request_id)
         if tracked is not None:
             tracked.tables = [[] for _ in tracked.tables]
+            decision, detail = tracked.attribution.decision, tracked.attribution.detail
+            tracked.attribution = Attribution(was_preempted=True)
+            if not tracked.load.is_wanted:
+                tracked.attribution.decision, tracked.attribution.detail = decision, detail
             self._lookups.cancel(tracked)
             self._lookups.look_up(tracked)
 
@@ -347,6 +401,7 @@ class SchedulerConnector:
         else:
             self.budget.failed(time.monotonic())
         if tracked.request.is_finished():
+            self._ended(tracked)
             del self._requests[request_id]
 
     def _session_changed(self) -> None:
@@ -360,3 +415,19 @@ class SchedulerConnector:
         for tracked in self._requests.values():
             tracked.load.session_changed()
             tracked.store.lacks(0)
+
+
+def untracked_outcome(new: Any, decision: Decision) -> RequestOutcome:
+    """The fate of a request that an engine schedules and shares nothing of."""
+    prompt = len(getattr(new, "prompt_token_ids", None) or ())  # none where it is of embeddings
+    now = time.time_ns()
+    computed = new.num_computed_tokens
+    return RequestOutcome(
+        request_id=new.req_id,
+        decision=decision,
+        prompt_tokens=prompt,
+        engine_tokens=computed,
+        computed_tokens=max(0, prompt - computed),
+        began_ns=now,
+        ended_ns=now,
+    )

@@ -1,6 +1,6 @@
 """What differs between vLLM 0.26 and 0.32, and nothing else."""
 
-from typing import Any
+from typing import Any, Final
 
 from vllm import __version__
 
@@ -8,6 +8,8 @@ try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 except ImportError:  # before 0.30: a failed load is reported by its blocks alone
     KVConnectorTransferResults = None
+
+RELEASE: Final = str(__version__)
 
 
 def transfer_results(received: set[str], failed: set[str]) -> Any:

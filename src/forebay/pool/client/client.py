@@ -21,6 +21,7 @@ from forebay.pool.client.storing import StoreCall
 from forebay.pool.client.streaming import StreamCall
 from forebay.pool.messages import (
     NAMESPACE_RULE,
+    REQUEST_LETTERS_MAX,
     Ask,
     Cancel,
     Clear,
@@ -28,6 +29,8 @@ from forebay.pool.messages import (
     PoolMessage,
     Promise,
     Release,
+    RequestsQuery,
+    RequestsReply,
     Resize,
     StatsQuery,
     StatsReply,
@@ -152,13 +155,15 @@ class Client:
     def stats(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | Miss:
         """The pool's numbers, as `forebay stats --json` prints them."""
         reply = self._ask_pool(StatsQuery(), StatsReply, timeout_s)
-        if isinstance(reply, Miss):
-            return reply
-        try:
-            numbers = json.loads(reply.json)
-        except (ValueError, RecursionError):
-            return Miss(MissReason.CORRUPT)
-        return numbers if isinstance(numbers, dict) else Miss(MissReason.CORRUPT)
+        return reply if isinstance(reply, Miss) else _object(reply.json)
+
+    def requests(
+        self, request: str = "", last: int = 1, after: int = 0, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, object] | Miss:
+        """The last requests of engines, as `forebay why --json` prints them."""
+        query = RequestsQuery(request[:REQUEST_LETTERS_MAX], last, after)
+        reply = self._ask_pool(query, RequestsReply, timeout_s)
+        return reply if isinstance(reply, Miss) else _object(reply.json)
 
     def resize(
         self,
@@ -237,3 +242,11 @@ class Client:
             return False
         self._calls.begin()
         return True
+
+
+def _object(text: bytes) -> dict[str, object] | Miss:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return Miss(MissReason.CORRUPT)
+    return found if isinstance(found, dict) else Miss(MissReason.CORRUPT)

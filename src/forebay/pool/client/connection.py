@@ -28,8 +28,11 @@ class PoolConnection:
         self._inbox: deque[PoolMessage] = deque()
         self._output = bytearray()
 
-    def post(self, message: ClientMessage) -> None:
-        """Send as much as the kernel takes now; the rest goes with the next call."""
+    def post(self, message: ClientMessage, *, later: bool = False) -> None:
+        """Send as much as the kernel takes now; the rest goes with the next call.
+
+        `later`: all of it goes with the next call, so that it costs no system call of its own.
+        """
         if self.is_lost:
             return
         frame = wire.encode(message)
@@ -37,7 +40,8 @@ class PoolConnection:
             self.close()  # the pool does not read
             return
         self._output += frame
-        self._flush()
+        if not later:
+            self._flush()
 
     def take(self, until: float) -> PoolMessage | None:
         """The next message; None when the time is up, or the connection is lost."""

@@ -16,7 +16,7 @@ twice.
 import os
 import secrets
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from forebay.pool import address
@@ -24,6 +24,7 @@ from forebay.pool.client.connection import PoolConnection
 from forebay.pool.client.slab import MappedSlab, map_slab
 from forebay.pool.messages import (
     PROTOCOL,
+    TIERS_MAX,
     Abort,
     ClientMessage,
     Grown,
@@ -65,6 +66,7 @@ class PoolSession:
         self.why = ""  # in one sentence, while there is no pool
         self.engine = ""  # our name in the pool
         self.generation = 0  # of its slab; 0: not joined
+        self.tiers: Sequence[str] = ()  # of the pool, by number; 0 is DRAM
         self.slab: MappedSlab | None = None  # while it is mapped, also after the session is lost
         self.connection: PoolConnection | None = None
         self.is_operator = False  # set before joining: it only looks, clears and resizes
@@ -110,10 +112,10 @@ class PoolSession:
             self.take(until)
         return self.is_joined
 
-    def post(self, message: ClientMessage) -> None:
-        """Say something, if there is anyone to hear it."""
+    def post(self, message: ClientMessage, *, later: bool = False) -> None:
+        """Say something, if there is anyone to hear it; `later`: with whatever is said next."""
         if self.connection is not None:
-            self.connection.post(message)
+            self.connection.post(message, later=later)
 
     def abort(self, generation: int, answers: Iterable[int]) -> None:
         """Give back the slots among these answers to a `Reserve`: they will not be filled."""
@@ -216,6 +218,7 @@ class PoolSession:
             self._lose(slab, self._retry_s)
             return
         self.why, self.slab, self.generation = "", slab, welcome.generation
+        self.tiers = tuple(welcome.tiers[:TIERS_MAX])
         for name, serials in self._lost_reads.items():
             if not serials:
                 self.post(Settled(name))

@@ -50,6 +50,7 @@ class Chunk:
         "shards",
         "since",
         "slot_bytes",
+        "source",
         "state",
         "tiers",
         "used_at",
@@ -76,12 +77,18 @@ class Chunk:
         self.engine = ""  # that fills it, or that it is being read for
         self.digest = b""  # payload hash, of a READY one: as its producer, or its record, says
         self.shards = 1  # of which that is the hash, likewise
+        self.source = 0  # where it was when it was last wanted: 0 DRAM, n the lower tier n - 1
 
     @property
     def parent(self) -> bytes | None:
         """The short key of the record without which this one is of no use, if any."""
         parent = self.name.parent
         return None if parent == ROOT else short(parent)
+
+    def take_source(self) -> int:
+        """Where it was until somebody wanted it; whoever wants it next finds it in DRAM."""
+        source, self.source = self.source, 0
+        return source
 
     @property
     def is_unsettled(self) -> bool:

@@ -18,6 +18,7 @@ from forebay.metrics.catalog import PoolMetrics
 from forebay.metrics.labels import DRAM, Direction
 from forebay.pool.core.budget import NOBODY, Budget, Processes
 from forebay.pool.core.chunks import Chunk, ChunkTable, SlotState
+from forebay.pool.core.recent.lost_keys import LostKeys
 from forebay.pool.core.stack import TierStack
 from forebay.pool.policy.contract import Policy
 from forebay.record.header import ROOT, RecordHeader, RecordName
@@ -61,6 +62,7 @@ class Dram:
         self.slab = slab
         self.chunks = chunks
         self.policy = policy
+        self.lost_keys = LostKeys()
         processes = self.processes = Processes()
         # By engines, for whatever purpose; pinned, or being loaded; unsettled, see Chunk.
         held = Budget(lambda: slab.cap_bytes * 3 // 4, processes)
@@ -243,6 +245,7 @@ class Dram:
             if not self.has(record.key):
                 # Another tier may have had it when it left, and have let it go since.
                 self._stack.lost(record.key)
+                self.lost_keys.left(record.key, record.cause)
                 if self.chunks.has_children(record.key):
                     self._drop_descendants(record.key)
         size = sum(record.length for record in records)
@@ -272,6 +275,8 @@ class Dram:
         if chunk.state is SlotState.READY:
             self.policy.removed(chunk.key)
             self._metrics.evictions.left(DRAM, cause, chunk.since, self._now())
+            if not chunk.tiers:
+                self.lost_keys.left(chunk.key, cause)
         self.chunks.remove(chunk)
         self.slab.give(chunk.offset)
         if not chunk.tiers:
@@ -356,6 +361,7 @@ class Dram:
         chunk.used_at = 0.0 if chunk.state is SlotState.LOADING else now
         chunk.since = now
         self.chunks.set_ready(chunk)
+        self.lost_keys.forget(chunk.key)
         above = chunk.parent or chunk.beside  # to the policy it is worth what its chain is
         self.policy.stored(chunk.key, above, chunk.slot_bytes, now)
         chunk.tiers = self._stack.tiers_of(chunk.key)

@@ -29,16 +29,20 @@ from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
 from forebay.pool.messages import (
     PROTOCOL,
+    TIERS_MAX,
     Abort,
     Ask,
     Cancel,
     Clear,
     ClientMessage,
     Commit,
+    Describe,
     Grown,
     Hello,
     Lookup,
     Release,
+    RequestOutcomes,
+    RequestsQuery,
     Reserve,
     Resize,
     Settled,
@@ -124,10 +128,16 @@ class Pool(Core):
         sizes = [segment.size_bytes for segment in memory.segments]
         given_back, arena_bytes = self._slab.given_back, self._slab.arena_bytes
         return Welcome(
-            PROTOCOL, self.generation, memory.limit_bytes, arena_bytes, sizes, given_back
+            PROTOCOL,
+            self.generation,
+            memory.limit_bytes,
+            arena_bytes,
+            sizes,
+            given_back,
+            list(self.metrics.tier_names[:TIERS_MAX]),
         ), [segment.descriptor for segment in memory.segments]
 
-    def handle(  # noqa: C901 - a line each
+    def handle(  # noqa: C901, PLR0912 - a line each
         self, session: Session, message: ClientMessage
     ) -> Work | None:
         """See Core."""
@@ -156,9 +166,17 @@ class Pool(Core):
             case Clear():
                 self._loads.retain_nothing()
                 self._admin.clear(session, message)
+            case Describe() | RequestOutcomes() | RequestsQuery():
+                if isinstance(message, Describe) and message.namespace:
+                    self._status.name_namespace(message.namespace, message.model)
+                self._loads.recent.handle(session, message, self._clock.monotonic())
             case Hello() | StatsQuery():  # the server's own
                 self.metrics.error(ErrorKind.UNEXPECTED)
         return None
+
+    def requests(self, query: RequestsQuery) -> dict[str, object]:
+        """The recent requests that a query names, as `forebay why --json` prints them."""
+        return self._loads.recent.answer(query, self._clock.monotonic())
 
     def disconnected(self, session: Session) -> None:
         """See Core."""
@@ -168,6 +186,7 @@ class Pool(Core):
         """See Core."""
         self._loads.settled(engine)
         self._stores.exited(engine)
+        self._loads.recent.engines.left(engine)
         self._dram.processes.leave(engine)
 
     def lends(self, engine: str) -> bool:
@@ -227,7 +246,7 @@ class Pool(Core):
 
     def stats(self) -> dict[str, Any]:
         """See Core."""
-        return self._status.snapshot()
+        return self._status.snapshot(len(self._loads.recent))
 
     def probe(self, told: ProbeTold) -> list[tuple[str, int]]:
         """See Core."""

@@ -131,6 +131,10 @@ class TierStack:
             is_unknown = False  # whatever it was, it has been found elsewhere
         return KnownPrefix(at, is_unknown, by_tier)
 
+    def is_off(self, key: bytes) -> bool:
+        """Whether a lower tier has a chunk that cannot be loaded now: its volume is off."""
+        return self.has(key) and self.length_of(key) is None
+
     def tiers_of(self, key: bytes) -> frozenset[int]:
         """The lower tiers that have a chunk."""
         return frozenset(number for number, tier in enumerate(self._tiers) if tier.has(key))

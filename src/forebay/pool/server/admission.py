@@ -16,11 +16,19 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.pool.messages import Clear, ClientMessage, Hello, Resize, Settled, StatsQuery
+from forebay.pool.messages import (
+    Clear,
+    ClientMessage,
+    Hello,
+    RequestsQuery,
+    Resize,
+    Settled,
+    StatsQuery,
+)
 from forebay.pool.server.connection import Connection
 from forebay.sys.sockets import Peer
 
-_OPERATORS: Final = (StatsQuery, Settled, Resize, Clear)
+_OPERATORS: Final = (StatsQuery, RequestsQuery, Settled, Resize, Clear)
 
 
 @dataclass(frozen=True, slots=True)

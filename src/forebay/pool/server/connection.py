@@ -18,6 +18,7 @@ from forebay.pool.messages import (
     PoolMessage,
     Refused,
     Release,
+    RequestsQuery,
     Reserve,
     Resize,
     StatsQuery,
@@ -30,7 +31,7 @@ from forebay.sys.sockets import Peer
 # What overtakes offers: somebody waits for it, or looks up next what it has stored.
 _URGENT = (Hello, Lookup, Ask, Release, Cancel, Commit)
 _DEFERRED_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
-_OPERATOR = {Hello, StatsQuery, Resize, Clear}
+_OPERATOR = {Hello, StatsQuery, RequestsQuery, Resize, Clear}
 
 
 class Connection(Session):
@@ -41,6 +42,7 @@ class Connection(Session):
         self.peer = peer
         self.opened = self.heard_at = opened  # monotonic
         self.is_operator = False  # it said so in Hello
+        self.is_onlooker = False  # an engine that has said that it shares nothing
         self.is_reserve = False  # it has one of an operator's places
         self.kinds: set[type] = set()  # of messages that came
         self.served = 0  # the round in which it last had its turn
@@ -67,7 +69,8 @@ class Connection(Session):
     @property
     def is_engine(self) -> bool:
         """Whether it is more than an operator's look at the pool, which keeps no pool alive."""
-        return self.kinds == {Hello} or not self.kinds <= _OPERATOR
+        is_member = self.kinds == {Hello} or not self.kinds <= _OPERATOR
+        return is_member and not self.is_onlooker
 
     @property
     def has_messages(self) -> bool:
@@ -226,7 +229,7 @@ class Connection(Session):
     def _hang_up(self) -> None:
         """It has left: nobody hears what it is answered, but what it gave back is taken."""
         self._break_off()
-        unheard = (Reserve, StatsQuery)
+        unheard = (Reserve, StatsQuery, RequestsQuery)
         self._deferred = deque(each for each in self._deferred if not isinstance(each, unheard))
         self._deferred_bytes = sum(map(_bytes_of, self._deferred))
         self.is_over = not self.has_work

@@ -11,13 +11,13 @@ one user's processes only those that joined under a name may settle it.
 """
 
 import errno
-import hashlib
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.pool.server.limits import ServerLimits
+from forebay.pool.session import public_id
 from forebay.sys import processes, sockets
 from forebay.sys.sockets import Peer
 
@@ -113,7 +113,7 @@ class Engines:
         """All but some, for `forebay stats`; an engine's name is its secret and not shown."""
         return [
             {
-                "id": _public_id(name),
+                "id": public_id(name),
                 "model": engine.description.model,
                 "engine": engine.description.engine,
                 "sharing": engine.description.sharing,
@@ -230,11 +230,6 @@ _HIDDEN = -1
 _GONE = -2
 _NOT_NOW = -3
 _WITHOUT_PIDFD = {errno.ESRCH: _GONE, errno.EMFILE: _NOT_NOW, errno.ENFILE: _NOT_NOW}
-
-
-def _public_id(name: str) -> str:
-    """Eight hex digits by which people tell engines apart, and from which no name follows."""
-    return hashlib.blake2b(name.encode(errors="replace"), digest_size=4).hexdigest()
 
 
 def _pidfd(link: socket.socket, peer: Peer) -> int:

@@ -26,6 +26,7 @@ from forebay.pool.messages import (
     AdminReply,
     Clear,
     ClientMessage,
+    Describe,
     Grown,
     Hello,
     Lookup,
@@ -37,7 +38,7 @@ from forebay.pool.messages import (
 from forebay.pool.server.acceptor import Acceptor
 from forebay.pool.server.admission import Roles, gives_way, turns
 from forebay.pool.server.connection import Connection
-from forebay.pool.server.engines import Engines
+from forebay.pool.server.engines import EngineDescription, Engines
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.session import Core
 from forebay.pool.trace import Recorder
@@ -50,6 +51,7 @@ _ENGINE_CHARACTERS_MAX: Final = 64
 _SNAPSHOT_VERSION: Final = 1  # of what `stats` says
 _CALLS_MAX: Final = 64  # of other threads that wait for a turn
 _CAUGHT: Final = "the pool could not act on this message; its log says why."
+_SHARES_NOTHING: Final = ("declined", "weights_unknown")  # of engines, for as long as they run
 _log: Final = logging.getLogger(__name__)
 _ANYONE: Final = Peer(0, -1)  # who has no connection yet
 _Event = Callable[[int], None]
@@ -141,7 +143,8 @@ class PoolServer:
 
     def stats(self) -> dict[str, Any]:
         """What `forebay stats --json` prints; an operator's command is no engine."""
-        joined = {each.engine for each in self._connections if each.is_engine}
+        members = [each for each in self._connections if each.is_engine or each.is_onlooker]
+        joined = {each.engine for each in members}
         operators = {each.engine for each in self._connections if each.has_joined} - joined
         engines = self._engines.listed(self._clock.monotonic(), operators)
         self._metrics.connections.set(len(self._connections))
@@ -221,6 +224,10 @@ class PoolServer:
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
         if isinstance(message, Lookup) and self.recorder is not None:
             self.recorder.request(message.keys, self._clock.monotonic())
+        if isinstance(message, Describe):
+            connection.is_onlooker = message.sharing in _SHARES_NOTHING
+            said = EngineDescription(message.model, message.engine, message.sharing, message.why)
+            self._engines.describe(connection.engine, said)
         if isinstance(message, StatsQuery):
             # Paths need not be UTF-8: escaped, they come back as they were.
             connection.send(StatsReply(json.dumps(self.stats()).encode()))

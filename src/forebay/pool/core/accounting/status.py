@@ -71,7 +71,7 @@ class Status:
             self._days[number].add(written - self._written[number], now)
             self._written[number] = written
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, requests_kept: int) -> dict[str, Any]:
         """The sections of `forebay stats` that are the core's, and every metric."""
         now = self._clock.monotonic()
         self._remember_written(now)
@@ -91,7 +91,7 @@ class Status:
             "metrics": self._metrics.snapshot(),
             "tiers": [self._dram_tier(), *map(_lower_tier, lower)],
             "namespaces": namespaces[:NAMESPACES_MAX],
-            "requests": {"active": active, "kept": 0},
+            "requests": {"active": active, "kept": requests_kept},
         }
 
     def _take_held(self, lower: list[TierStatus]) -> None:

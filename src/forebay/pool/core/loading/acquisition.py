@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
+from forebay.decisions import Decision
 from forebay.identity.groups import rule_of
 from forebay.metrics.labels import DRAM, Direction, ErrorKind
 from forebay.pool.core.budget import NOBODY
@@ -102,6 +103,7 @@ class Acquisition:
         """Cut promises whose deadline has come, and stop retaining what was not asked for."""
         for request in self._asked.due(now):
             self._metrics.loads.promises_cut.add()
+            request.note.cut = request.note.cut or Decision.DEADLINE
             self._guarded(request, partial(self._promise, request, request.contiguous()))
             self._promotions.disown()
         for request in self._retention.due(now):

@@ -9,12 +9,14 @@ see `orphaned_pins`. The states of a load are drawn in `request`.
 
 from typing import Final
 
+from forebay.decisions import Decision
 from forebay.metrics.labels import ABSENT, DRAM
 from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.loading.acquisition import Acquisition
 from forebay.pool.core.loading.request import LoadRequest, LoadState
 from forebay.pool.core.loading.retention import RETAIN_S
 from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.recent.requests import LookupNote, RecentRequests
 from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
 from forebay.pool.session import Session
 from forebay.record.region import SHORT_KEY_BYTES
@@ -29,6 +31,7 @@ class Loads:
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics.loads
         self._tier_names = parts.metrics.tier_names
         self._clock = parts.clock
+        self.recent = RecentRequests(parts.metrics)
         self.acquisition = Acquisition(parts, hasher)
         self._requests = self.acquisition.requests
         self._unreported: list[tuple[list[bytes], int]] = []  # lookups the policy is to hear of
@@ -47,13 +50,16 @@ class Loads:
         session.send(Found(message.request, known, ready, self._which(message.local)))
         self._count(len(keys), known, below)
         self._metrics.lookup_seconds.observe(self._clock.monotonic() - begun)
+        beyond = self._why_no_more(message, keys, known)
+        note = LookupNote(message.namespace, [known - sum(below), *below], beyond)
+        self.recent.looked_up(session, message.request, note)
         is_new = self._requests.get(session, message.request) is None
         followed = len(keys) if is_unknown else known
         if followed and is_new and not self._requests.admits(session, followed):  # verify: keys
             self._metrics.lookups_not_followed.add()
         elif followed and is_new:
-            name = (message.namespace, message.group)
-            request = LoadRequest(session, message.request, name, keys[:known])
+            number, group = message.request, message.group
+            request = LoadRequest(session, number, note, group, keys[:known])
             request.next = request.told = ready
             request.deadline = self._clock.monotonic() + RETAIN_S
             request.unknown_keys = keys[known:] if is_unknown else []
@@ -68,6 +74,18 @@ class Loads:
         found.add(chunks - known, (ABSENT,))
         for name, count in zip(self._tier_names[1:], below, strict=False):
             found.add(count, (name,))
+
+    def _why_no_more(self, message: Lookup, keys: list[bytes], known: int) -> Decision | None:
+        """Why no more of a chain is known; None: it never was, as far as is remembered."""
+        is_elsewhere = self.recent.prompts.seen(message.tag, message.namespace)
+        if known >= len(keys):
+            return None
+        why = self._dram.lost_keys.reason(keys[known])
+        if why is None and self._stack.is_off(keys[known]):
+            why = Decision.TIER_OFF
+        if why is None and not known and is_elsewhere:
+            why = Decision.OTHER_MODEL
+        return why
 
     def _which(self, joined: bytes) -> bytes:
         """A bit for each of these records, the lowest first: whether some tier has it."""
@@ -126,6 +144,7 @@ class Loads:
 
     def disconnected(self, session: Session) -> None:
         """Forget all of a session's requests; what they were promised may still be being read."""
+        self.recent.disconnected(session)
         for request in self._requests.of(session):
             if request.state is LoadState.PROMISED and request.held:
                 self.acquisition.orphaned_pins.take_over(request)

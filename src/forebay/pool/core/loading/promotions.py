@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from forebay.decisions import Decision
 from forebay.metrics.catalog import Ended
 from forebay.metrics.labels import OK, Direction
 from forebay.pool.core.budget import NOBODY
@@ -21,6 +22,15 @@ from forebay.record.header import RecordName
 from forebay.tiers.contract import Hit, Miss, MissReason
 
 READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
+# What a read that gave nothing means to the requests that waited for it.
+_WHY: Final = {
+    MissReason.CORRUPT: Decision.CORRUPT,
+    MissReason.WRONG_RECORD: Decision.CORRUPT,
+    MissReason.IO_ERROR: Decision.IO_ERROR,
+    MissReason.TIER_OFF: Decision.TIER_OFF,
+    MissReason.DEADLINE: Decision.DEADLINE,
+    MissReason.BUSY: Decision.DEADLINE,
+}
 Waiting = list[tuple[LoadRequest, int]]  # who waits for a chunk, and which of theirs it is
 
 
@@ -94,8 +104,23 @@ class Promotions:
         outcome = operations[-1].outcome
         is_whole = isinstance(outcome, Hit) and outcome.length == chunk.length
         header = outcome.header if isinstance(outcome, Hit) and is_whole else None
+        if header is not None:
+            chunk.source = operations[-1].tier + 1
+        else:
+            self._note(chunk, waiting, operations[-1])
         self._dram.end_load(chunk, header)
         self._done(chunk, waiting)
+
+    def _note(self, chunk: Chunk, waiting: Waiting, operation: TierOperation) -> None:
+        """A chunk could not be read: whoever waits for it, and looks it up later, hears why."""
+        outcome = operation.outcome
+        reason = outcome.reason if isinstance(outcome, Miss) else MissReason.WRONG_RECORD
+        why = _WHY.get(reason, Decision.EVICTED)
+        if why in (Decision.CORRUPT, Decision.IO_ERROR):
+            self._dram.lost_keys.note(chunk.key, why)
+        for request, position in waiting:
+            if position in request.awaited and request.note.cut is None:
+                request.note.cut = why
 
     def _count(self, chunk: Chunk, operation: TierOperation) -> None:
         tier, outcome = self._stack.name_of(operation.tier), operation.outcome

@@ -30,12 +30,14 @@ class Replies:
         offsets = [chunk.offset for chunk in held]
         lengths = [chunk.length for chunk in held]
         proof = proof_of(chunk.name.key for chunk in held)
-        session.send(Promise(number, self._generation, first, total, offsets, lengths, proof))
+        sources = [chunk.take_source() for chunk in held]
+        slots = offsets, lengths, proof, sources if any(sources) else []
+        session.send(Promise(number, self._generation, first, total, *slots))
 
     def ready(self, request: LoadRequest, position: int, chunk: Chunk) -> None:
         """Hand out a chunk that was promised before it was here."""
         self._count([chunk])
-        slot = chunk.offset, chunk.length, chunk.name.key
+        slot = chunk.offset, chunk.length, chunk.name.key, chunk.take_source()
         request.session.send(Ready(request.number, self._generation, position, *slot))
 
     def failed(self, request: LoadRequest, position: int) -> None:

@@ -29,6 +29,7 @@ from typing import Final
 
 from forebay.pool.core.budget import Budget, Processes
 from forebay.pool.core.chunks import Chunk
+from forebay.pool.core.recent.requests import LookupNote
 from forebay.pool.session import Session
 
 REQUESTS_MAX: Final = 4096  # a session; more are answered and not followed
@@ -81,6 +82,7 @@ class LoadRequest:
         "local",
         "namespace",
         "next",
+        "note",
         "number",
         "promised_at",
         "retained",
@@ -95,12 +97,13 @@ class LoadRequest:
     )
 
     def __init__(
-        self, session: Session, number: int, name: tuple[bytes, int], keys: list[bytes]
+        self, session: Session, number: int, note: LookupNote, group: int, keys: list[bytes]
     ) -> None:
         self.session = session
+        self.note = note  # for whoever asks why it got no more
         self.engine = session.engine
         self.number = number
-        self.namespace, self.group = name
+        self.namespace, self.group = note.namespace, group
         self.keys = keys
         self.local: dict[int, int] = {}  # position → group, of records that are not of the chain
         self.unknown_keys: list[bytes] = []  # that follow; a tier is asking whether it has them

@@ -1,0 +1,1 @@
+"""What engines tell their pool of themselves and of each request."""

@@ -1,0 +1,112 @@
+"""Tells the pool who this engine is and what became of its requests, once a step and for little.
+
+Nothing is sent by itself: messages wait for whatever the engine says next. While there is no pool,
+the last outcomes are kept, `_PENDING_MAX` of them, and told to the next one; `age_ms` says how old
+they are.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from forebay.engines.reporting.attribution import DRAM, Attribution, RequestOutcome
+from forebay.pool.client.session import PoolSession
+from forebay.pool.messages import (
+    MODEL_LETTERS_MAX,
+    OUTCOMES_MAX,
+    REQUEST_LETTERS_MAX,
+    SENTENCE_MAX,
+    Describe,
+    Outcome,
+    RequestOutcomes,
+)
+
+_PENDING_MAX: Final = 256  # outcomes that no pool has heard of
+
+
+class Reporter:
+    """What one engine tells. Owned by the scheduler's thread."""
+
+    def __init__(self, pool: PoolSession) -> None:
+        # Called with each outcome, at once: for spans and whatever else wants it here.
+        self.on_outcome: Callable[[RequestOutcome], None] = lambda _: None
+        self._pool = pool
+        self._pending: deque[tuple[float, RequestOutcome]] = deque(maxlen=_PENDING_MAX)
+        self._description: Describe | None = None
+        self._described: tuple[str, Describe | None] = ("", None)  # on which session, and as what
+
+    def describe(self, description: Describe) -> None:
+        """Who this engine is from now on."""
+        self._description = description
+
+    def tell(self, outcome: RequestOutcome) -> None:
+        """The fate of a request is known."""
+        self._pending.append((time.monotonic(), outcome))
+        self.on_outcome(outcome)
+
+    def send(self) -> None:
+        """Once a step: hand over what the pool has not heard."""
+        if not self._pool.is_joined:
+            return
+        told = (self._pool.engine, self._description)
+        if self._description is not None and told != self._described:
+            self._pool.post(self._description, later=True)
+            self._described = told
+        if self._pending:
+            now, tiers = time.monotonic(), self._pool.tiers
+            outcomes = [_message(outcome, tiers, now - at) for at, outcome in self._pending]
+            self._pending.clear()
+            for first in range(0, len(outcomes), OUTCOMES_MAX):
+                self._pool.post(RequestOutcomes(outcomes[first : first + OUTCOMES_MAX]), later=True)
+
+    def loaded_by_tier(self, attribution: Attribution) -> tuple[tuple[str, int], ...]:
+        """Tokens by the names of tiers, the nearest first."""
+        names = self._pool.tiers or (DRAM,)
+        return tuple(
+            (names[tier] if tier < len(names) else f"tier {tier}", tokens)
+            for tier, tokens in sorted(attribution.loaded.items())
+            if tokens
+        )
+
+
+def description_of(
+    model: str, engine: str, sharing: str, why: str, namespace: bytes, **more: int
+) -> Describe:
+    """A description within the message's limits."""
+    return Describe(
+        printable(model, MODEL_LETTERS_MAX),
+        printable(engine, REQUEST_LETTERS_MAX),
+        sharing,
+        printable(why, SENTENCE_MAX),
+        namespace,
+        more.get("chunk_tokens", 0),
+        bool(more.get("prefix_caching", 1)),
+    )
+
+
+def printable(text: str, letters_max: int) -> str:
+    """Text that fits a message, and a terminal: the rest is cut off, odd letters are replaced."""
+    cut = text[:letters_max]
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
+
+
+def _message(outcome: RequestOutcome, tiers: Sequence[str], age_s: float) -> Outcome:
+    by_tier = dict(outcome.loaded)
+    return Outcome(
+        request=printable(outcome.request_id, REQUEST_LETTERS_MAX),
+        decision=outcome.decision.value,
+        detail=printable(outcome.detail, MODEL_LETTERS_MAX),
+        lookup=outcome.lookup,
+        prompt_tokens=outcome.prompt_tokens,
+        engine_tokens=outcome.engine_tokens,
+        found_tokens=outcome.found_tokens,
+        loaded=[by_tier.get(name, 0) for name in tiers],
+        computed_tokens=outcome.computed_tokens,
+        lookup_ms=round(outcome.lookup_ms, 3),
+        wait_ms=round(outcome.wait_ms, 3),
+        load_ms=round(outcome.load_ms, 3),
+        saved_gpu_ms=round(outcome.saved_gpu_ms, 3),
+        was_preempted=outcome.was_preempted,
+        age_ms=int(age_s * 1000),
+    )

@@ -1,0 +1,65 @@
+"""Engines as they describe themselves, for `forebay stats` and `forebay why`."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.pool.messages import Describe
+from forebay.pool.session import public_id
+
+_ENGINES_MAX: Final = 1024  # descriptions kept; as many engines as can be connected
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedEngine:
+    """One engine."""
+
+    engine_id: str  # see `public_id`
+    description: Describe
+    joined_at: float  # monotonic: when it first described itself
+
+
+class DescribedEngines:
+    """By the secret names that engines join under. Owned by the pool's thread."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, DescribedEngine] = {}
+
+    def describe(self, engine: str, description: Describe, now: float) -> None:
+        """An engine says who it is; again, when that has changed."""
+        before = self._engines.get(engine)
+        joined_at = now if before is None else before.joined_at
+        if before is None and len(self._engines) >= _ENGINES_MAX:
+            del self._engines[next(iter(self._engines))]
+        self._engines[engine] = DescribedEngine(public_id(engine), description, joined_at)
+
+    def get(self, engine: str) -> DescribedEngine | None:
+        """What an engine has said."""
+        return self._engines.get(engine)
+
+    def left(self, engine: str) -> None:
+        """All processes of an engine have gone."""
+        self._engines.pop(engine, None)
+
+    def model_of(self, namespace: bytes) -> str:
+        """The model of a namespace, if an engine here serves it; else empty."""
+        for each in self._engines.values():
+            if each.description.namespace == namespace:
+                return each.description.model
+        return ""
+
+    def listing(self, now: float) -> list[dict[str, object]]:
+        """All of them, for `stats` and `forebay why`."""
+        return [
+            {
+                "id": each.engine_id,
+                "model": each.description.model,
+                "engine": each.description.engine,
+                "sharing": each.description.sharing,
+                "why": each.description.why,
+                "namespace": each.description.namespace.hex()[:16],
+                "chunk_tokens": each.description.chunk_tokens,
+                "prefix_caching": each.description.prefix_caching,
+                "joined_s": round(now - each.joined_at, 1),
+            }
+            for each in self._engines.values()
+        ]

@@ -1,0 +1,224 @@
+"""The ring of recent requests: what engines say of them, and what the pool itself knows.
+
+An engine tells of a request by the number of its lookup. What the pool found then, why it found no
+more, and what cut the promise is kept in a `LookupNote` until the engine has told, or for the next
+`NOTES_MAX` lookups. No token, text or key is kept with a request.
+"""
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.decisions import REFINED_BY_POOL, WORDS, Decision, decision_of
+from forebay.metrics.catalog import PoolMetrics
+from forebay.metrics.requests import RequestSample
+from forebay.pool.core.recent.engines import DescribedEngines
+from forebay.pool.core.recent.prompt_tags import PromptTags
+from forebay.pool.messages import (
+    REQUESTS_KEPT,
+    Describe,
+    Outcome,
+    RequestOutcomes,
+    RequestsQuery,
+    RequestsReply,
+)
+from forebay.pool.session import Session, public_id
+
+NOTES_MAX: Final = 4096
+_TOKENS_MAX: Final = 1 << 40  # beyond it a number means nothing
+_DIGITS: Final = 16  # of a namespace, as `forebay stats` shows it
+_NO_ENGINE: Final = Describe("", "", "", "", b"", 0)
+
+
+class LookupNote:
+    """What the pool knows of one lookup."""
+
+    __slots__ = ("beyond", "cut", "found", "namespace")
+
+    def __init__(self, namespace: bytes, found: Sequence[int], beyond: Decision | None) -> None:
+        self.namespace = namespace
+        self.found = found  # chunks by tier, DRAM first
+        self.beyond = beyond  # why it knew no more; None: that was never stored
+        self.cut: Decision | None = None  # why it promised less than was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRequest:
+    """One request whose fate is known."""
+
+    number: int  # in order of arrival here, from 1
+    at: float  # Unix time at which the engine began to compute it
+    engine: str  # its public id
+    description: Describe
+    namespace: bytes
+    outcome: Outcome
+    decision: Decision
+    beyond: Decision | None
+    found: tuple[tuple[str, int], ...]  # tier → tokens, the nearest first
+    loaded: tuple[tuple[str, int], ...]  # likewise
+
+    def to_builtins(self) -> dict[str, object]:
+        """For JSON; docs/why.md says what each means."""
+        outcome, words = self.outcome, WORDS[self.decision]
+        detail = outcome.detail or (
+            self.description.why if self.decision is Decision.DECLINED else ""
+        )
+        return {
+            "number": self.number,
+            "time_s": round(self.at, 3),
+            "request": outcome.request,
+            "engine": self.engine,
+            "model": self.description.model,
+            "namespace": self.namespace.hex()[:_DIGITS],
+            "decision": self.decision.value,
+            "detail": detail,
+            "what": words.what,
+            "advice": words.advice,
+            "beyond": None if self.beyond is None else self.beyond.value,
+            "prompt_tokens": outcome.prompt_tokens,
+            "engine_tokens": outcome.engine_tokens,
+            "found_tokens": dict(self.found),
+            "loaded_tokens": dict(self.loaded),
+            "computed_tokens": outcome.computed_tokens,
+            "lookup_ms": outcome.lookup_ms,
+            "wait_ms": outcome.wait_ms,
+            "load_ms": outcome.load_ms,
+            "saved_gpu_ms_estimate": outcome.saved_gpu_ms,
+            "was_preempted": outcome.was_preempted,
+            "told_late": outcome.age_ms > _LATE_MS,
+            "prefix_caching": self.description.prefix_caching,
+        }
+
+
+_LATE_MS: Final = 1000
+
+
+class RecentRequests:
+    """The ring, and the notes. Owned by the pool's thread."""
+
+    def __init__(self, metrics: PoolMetrics) -> None:
+        self.engines = DescribedEngines()
+        self._tiers = metrics.tier_names  # by number, DRAM first
+        self._metrics = metrics.requests
+        self.prompts = PromptTags()
+        self._ring: deque[RecentRequest] = deque(maxlen=REQUESTS_KEPT)
+        self._numbers = 0
+        self._notes: dict[
+            tuple[Session, int], LookupNote
+        ] = {}  # session and lookup; the oldest first
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def handle(
+        self, session: Session, message: Describe | RequestOutcomes | RequestsQuery, now: float
+    ) -> None:
+        """What an engine tells of itself and of its requests, or an operator asks of them."""
+        if isinstance(message, Describe):
+            self.engines.describe(session.engine, message, now)
+        elif isinstance(message, RequestOutcomes):
+            for outcome in message.outcomes:
+                self.told(session, outcome)
+        else:
+            session.send(RequestsReply(json.dumps(self.answer(message, now)).encode()))
+
+    def looked_up(self, session: Session, lookup: int, note: LookupNote) -> None:
+        """A request was looked up, and answered."""
+        self._notes.pop((session, lookup), None)
+        self._notes[session, lookup] = note
+        if len(self._notes) > NOTES_MAX:
+            del self._notes[next(iter(self._notes))]
+
+    def disconnected(self, session: Session) -> None:
+        """A session is over: nobody will tell of its lookups."""
+        for key in [key for key in self._notes if key[0] is session]:
+            del self._notes[key]
+
+    def told(self, session: Session, outcome: Outcome) -> RecentRequest | None:
+        """An engine tells of a request; None: in words that mean nothing."""
+        decision = decision_of(outcome.decision)
+        if decision is None or not _is_sensible(outcome):
+            return None
+        engine = self.engines.get(session.engine)
+        description = _NO_ENGINE if engine is None else engine.description
+        note = self._notes.pop((session, outcome.lookup), None) if outcome.lookup else None
+        self._numbers += 1
+        found, size = note.found if note is not None else (), description.chunk_tokens
+        request = RecentRequest(
+            self._numbers,
+            time.time() - outcome.age_ms / 1000,
+            public_id(session.engine),
+            description,
+            note.namespace if note is not None else description.namespace,
+            outcome,
+            _refined(decision, note),
+            note.beyond if note is not None else None,
+            self._by_tier([chunks * size for chunks in found]),
+            self._by_tier(outcome.loaded),
+        )
+        self._ring.append(request)
+        self._metrics.record(_sample(request))
+        return request
+
+    def answer(self, query: RequestsQuery, now: float) -> dict[str, object]:
+        """The last requests that a query names, the newest last."""
+        found = [
+            each.to_builtins()
+            for each in self._ring
+            if each.number > query.after and each.outcome.request.startswith(query.request)
+        ]
+        last = min(max(0, query.last), REQUESTS_KEPT)
+        return {
+            "version": 1,
+            "newest": self._numbers,
+            "kept": len(self._ring),
+            "requests": found[len(found) - last :] if last < len(found) else found,
+            "engines": self.engines.listing(now),
+        }
+
+    def _by_tier(self, tokens: Sequence[int]) -> tuple[tuple[str, int], ...]:
+        return tuple((name, n) for name, n in zip(self._tiers, tokens, strict=False) if n)
+
+
+def _refined(decision: Decision, note: LookupNote | None) -> Decision:
+    """What an engine says, in the light of what the pool knows."""
+    if decision not in REFINED_BY_POOL or note is None:
+        return decision
+    if decision is Decision.OTHER_SALT and note.beyond is Decision.OTHER_MODEL:
+        return decision
+    return note.cut or note.beyond or decision
+
+
+def _sample(request: RecentRequest) -> RequestSample:
+    """A request, as metrics count it."""
+    outcome, loaded = request.outcome, dict(request.loaded)
+    return RequestSample(
+        request.decision.value,
+        outcome.engine_tokens + sum(loaded.values()) + outcome.computed_tokens,
+        outcome.engine_tokens,
+        loaded,
+        (outcome.wait_ms + outcome.load_ms) / 1000,
+        outcome.saved_gpu_ms / 1000,
+        outcome.was_preempted,
+    )
+
+
+def _is_sensible(outcome: Outcome) -> bool:
+    tokens = (
+        outcome.prompt_tokens,
+        outcome.engine_tokens,
+        outcome.computed_tokens,
+        outcome.age_ms,
+        *outcome.loaded,
+    )
+    times = (outcome.lookup_ms, outcome.wait_ms, outcome.load_ms, outcome.saved_gpu_ms)
+    return (
+        outcome.request.isprintable()
+        and outcome.detail.isprintable()
+        and all(0 <= n <= _TOKENS_MAX for n in tokens)
+        and all(math.isfinite(each) and 0 <= each <= _TOKENS_MAX for each in times)
+    )
