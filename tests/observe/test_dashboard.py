@@ -223,7 +223,7 @@ def shows_the_counters(seen: Watched) -> None:
         unlike = {name: (there.get(name), here.get(name)) for name in there | here}
         assert time.monotonic() < until, {k: v for k, v in unlike.items() if v[0] != v[1]}
     for direction, card in (("load", "loaded"), ("store", "stored")):
-        moved = count(stats, "moved_bytes", direction=direction)
+        moved = count(stats, "moved_bytes", tier="dram", direction=direction)
         assert moved > 0
         assert seen.text(f"#card-{card}-bytes") == seen.written("bytes", moved)
     assert count(stats, "lookups") > 0

@@ -30,8 +30,8 @@ export function showCards(snapshot) {
     "saved-tokens": count(snapshot.sum("saved_tokens") ?? 0),
     "saved-seconds": seconds(snapshot.sum("saved_gpu_seconds_estimate") ?? 0),
     "requests": count(snapshot.sum("requests") ?? 0),
-    "loaded-bytes": bytes(snapshot.sum("moved_bytes", { direction: "load" })),
-    "stored-bytes": bytes(snapshot.sum("moved_bytes", { direction: "store" })),
+    "loaded-bytes": bytes(snapshot.sum("moved_bytes", { tier: "dram", direction: "load" })),
+    "stored-bytes": bytes(snapshot.sum("moved_bytes", { tier: "dram", direction: "store" })),
     "errors": count(snapshot.sum("errors") ?? 0),
   };
   for (const [name, text] of Object.entries(figures)) setText(byId(`card-${name}`), text);
@@ -101,7 +101,8 @@ export function limitsOf(recent) {
   if (budget) {
     const used = newest.sum("write_budget_used_bytes") ?? 0;
     const left = written > 0 ? Math.max(0, budget - used) / written : Infinity;
-    const when = used >= budget ? "spent: nothing is written to drives until the day has moved on" : `spent in ${seconds(left)} at this rate`;
+    const when = used >= budget ? "spent: nothing is written to drives until some of it is a day old"
+      : left < DAY_S ? `spent in ${seconds(left)} at this rate` : "not spent at this rate";
     found.push([used >= budget ? 0 : left, `Write budget of 24 hours: ${bytes(used)} of ${bytes(budget)} (${percent(used / budget)}), ${when}.`]);
   }
   const life = newest.sum("rated_life_bytes");
