@@ -78,6 +78,7 @@ def test_generated_parts_are_current() -> None:
     assert docs.SETTINGS.read_text() == docs.settings_page(), "run: make docs"
     assert docs.ARCHITECTURE.read_text() == docs.architecture_page(), "run: make docs"
     assert docs.COMPATIBILITY.read_text() == docs.compatibility_page(), "run: make docs"
+    assert docs.WHY.read_text() == docs.why_page(), "run: make docs"
     assert docs.METRICS.read_text() == docs.metrics_page(), "run: make docs"
 
 

@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+from forebay.decisions import WORDS, Decision
 from forebay.engines.vllm.kinds import KINDS, Heading, Kind, Support
 from forebay.metrics.catalog import PoolMetrics, label_values
 from forebay.metrics.kinds import Definition
@@ -14,8 +15,11 @@ SOURCE = ROOT / "src" / "forebay"
 SETTINGS = ROOT / "docs" / "settings.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
+WHY = ROOT / "docs" / "why.md"
 METRICS = ROOT / "docs" / "metrics.md"
 _MODULES_BEGIN = "<!-- modules:"
+_DECISIONS_BEGIN = "<!-- decisions:"
+_DECISIONS_END = "<!-- end of decisions -->"
 _MODULES_END = "<!-- end of modules -->"
 _METRICS_BEGIN = "<!-- metrics:"
 _METRICS_END = "<!-- end of metrics -->"
@@ -88,6 +92,15 @@ def _row(name: str, kind: Kind) -> str:
     return f"| {kind.what} | {shared} | {'; '.join(ran)} | {kind.why or kind.note} |\n"
 
 
+def why_page() -> str:
+    """docs/why.md with its table of decisions written anew."""
+    page = WHY.read_text()
+    begin = page.index("\n", page.index(_DECISIONS_BEGIN)) + 1
+    rows = [f"| `{each}` | {WORDS[each].what} | {WORDS[each].advice} |" for each in Decision]
+    table = "\n".join(["| why | what happened | what to do |", "|---|---|---|", *rows])
+    return f"{page[:begin]}\n{table}\n\n{page[page.index(_DECISIONS_END) :]}"
+
+
 def settings_page() -> str:
     """docs/settings.md, whole."""
     rows = (f"| `{name}` | `{default}` | {doc} |\n" for name, doc, default in documentation())
@@ -136,4 +149,5 @@ if __name__ == "__main__":
     SETTINGS.write_text(settings_page())
     ARCHITECTURE.write_text(architecture_page())
     COMPATIBILITY.write_text(compatibility_page())
+    WHY.write_text(why_page())
     METRICS.write_text(metrics_page())

@@ -26,6 +26,7 @@ SOUND: Final = {
     "demo": ["--dir", "none"],
     "pool": ["--dram", "4MiB", "--linger", "0", "--socket", "{place}/s"],
     "stats": ["--socket", "{place}/none"],
+    "why": ["request", "--last", "3", "--socket", "{place}/none"],
     "set": ["dram=8MiB", "--socket", "{place}/none"],
     "clear": ["--all", "--socket", "{place}/none"],
     "check": ["directory"],

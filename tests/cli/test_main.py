@@ -11,7 +11,7 @@ from forebay.cli.flags import Parser, add_settings, read_settings
 from forebay.cli.main import main
 from forebay.settings import NAMES
 
-COMMANDS = ["serve", "demo", "pool", "stats", "set", "clear", "check", "plan", "sim"]
+COMMANDS = ["serve", "demo", "pool", "stats", "why", "set", "clear", "check", "plan", "sim"]
 COMMANDS += [f"bench {name}" for name in ("ab", "compare", "pool", "serve")]
 COMMANDS += [f"plan {name}" for name in ("kv", "gpus", "pool", "breakeven", "ssd", "cost")]
 

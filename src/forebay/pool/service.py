@@ -122,10 +122,12 @@ class Service:
         """Somebody has read the metrics; does not wait."""
         self._server.post(self._pool.metrics.server.scrapes.add)
 
-    def requests(self, after: int, last: int, timeout_s: float) -> dict[str, Any] | None:
-        """The last requests after a number, as `forebay why --json` prints them."""
-        query = RequestsQuery(request="", last=last, after=after)
-        return self._server.call(partial(self._pool.requests, query), timeout_s)
+    def requests(self, after: int, last: int, timeout_s: float) -> list[dict[str, Any]] | None:
+        """The last requests of engines, the newest last."""
+        query = RequestsQuery("", last, after)
+        found = self._server.call(partial(self._pool.requests, query), timeout_s)
+        # They do not change any more: whoever asks does what takes long.
+        return None if found is None else [request.to_builtins() for request in found]
 
     def close(self, timeout_s: float) -> None:
         """Hang up, write what is worth keeping within the time, and let go of everything."""

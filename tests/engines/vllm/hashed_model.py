@@ -76,7 +76,15 @@ def answer_to(tokens: list[int], count: int) -> list[int]:
 class HashedModel:
     """One engine: its scheduler, its worker, and memory."""
 
-    def __init__(self, config: Any, specs: list[Any], blocks: int, **settings: Any) -> None:
+    def __init__(
+        self,
+        config: Any,
+        specs: list[Any],
+        blocks: int,
+        *,
+        prefix_caching: bool = True,  # the engine's own
+        **settings: Any,
+    ) -> None:
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -88,8 +96,8 @@ class HashedModel:
         sizes = [spec.block_size for spec in specs]
         config.cache_config.block_size = max(sizes)
         config.cache_config.num_gpu_blocks = blocks
-        config.cache_config.enable_prefix_caching = True
-        if any(type(spec).__name__ == "MambaSpec" for spec in specs):
+        config.cache_config.enable_prefix_caching = prefix_caching
+        if prefix_caching and any(type(spec).__name__ == "MambaSpec" for spec in specs):
             config.cache_config.mamba_cache_mode = "align"
             config.cache_config.mamba_block_size = max(sizes)
         groups = [KVCacheGroupSpec([f"layer.{number}"], spec) for number, spec in enumerate(specs)]
@@ -121,7 +129,9 @@ class HashedModel:
     def side(self) -> Any:
         return self.scheduler.connector._scheduler
 
-    def generate(self, prompts: list[list[int]], answer: int = 4) -> list[list[int]]:
+    def generate(
+        self, prompts: list[list[int]], answer: int = 4, salt: str | None = None
+    ) -> list[list[int]]:
         """Answer all at once."""
         from vllm import SamplingParams
         from vllm.utils.hashing import sha256
@@ -137,7 +147,14 @@ class HashedModel:
             self._numbers += 1
             sampling = SamplingParams(max_tokens=answer, ignore_eos=True)
             requests.append(
-                Request(f"r{self._numbers}", list(tokens), sampling, None, block_hasher=hasher)
+                Request(
+                    f"r{self._numbers}",
+                    list(tokens),
+                    sampling,
+                    None,
+                    cache_salt=salt,
+                    block_hasher=hasher,
+                )
             )
             self.scheduler.add_request(requests[-1])
         self.step_until(lambda: not self.scheduler.has_unfinished_requests())

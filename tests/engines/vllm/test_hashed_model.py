@@ -63,7 +63,7 @@ def prompt_of(draw: random.Random, length: int) -> list[int]:
 
 
 def started(config: Any, pool: PoolProcess, kind: str, lookup_ms: int = 30_000) -> HashedModel:
-    told = {**SETTINGS, "lookup_deadline_ms": lookup_ms, "load_deadline_ms": 30_000}
+    told: dict[str, Any] = {**SETTINGS, "lookup_deadline_ms": lookup_ms, "load_deadline_ms": 30_000}
     specs = [spec_of(*each) for each in KINDS[kind]]
     return HashedModel(config, specs, BLOCKS, socket=pool.socket, always_load=True, **told)
 

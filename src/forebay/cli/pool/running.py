@@ -2,17 +2,19 @@
 
 import argparse
 import shlex
+import time
 from typing import Final, TypeVar
 
 from forebay.cli import flags
 from forebay.errors import StartupError
 from forebay.pool.client import Client
-from forebay.pool.client.session import REFUSED, UNTRUSTED
+from forebay.pool.client.session import REFUSED, UNANSWERED, UNTRUSTED
 from forebay.pool.service import socket_path
 from forebay.sys import processes
 from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 10.0
+_AGAIN_S: Final = 0.05
 _Answer = TypeVar("_Answer")
 
 
@@ -25,7 +27,12 @@ def client_of(parsed: argparse.Namespace) -> Client:
     """A client of the pool that the settings name; a StartupError if there is none."""
     settings = flags.read_settings(parsed)
     client = Client(socket_path(settings), pool_uids=settings.allow_uid, is_operator=True)
-    if client.join(TIMEOUT_S):
+    until = time.monotonic() + TIMEOUT_S
+    while not client.join(TIMEOUT_S):
+        if client.why not in UNANSWERED or time.monotonic() >= until:
+            break
+        time.sleep(_AGAIN_S)
+    else:
         return client
     why = client.why
     client.close()

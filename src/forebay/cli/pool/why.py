@@ -47,7 +47,12 @@ def add(commands: Commands) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument(
-        "request", nargs="?", default="", metavar="REQUEST", help="a request's id, or its beginning"
+        "request",
+        nargs="?",
+        default="",
+        type=flags.UTF8,
+        metavar="REQUEST",
+        help="a request's id, or its beginning",
     )
     parser.add_argument(
         "--last", type=int, metavar="N", help=f"so many, the latest (default: {_LAST})"
@@ -187,7 +192,8 @@ def block(request: Mapping[str, Any]) -> list[str]:
     ]
     lines = [f"{request['request']}  {when}"]
     lines += [f"  {name:<10}  {text}" for name, text in rows]
-    detail = f" {request['detail'].capitalize()}." if request["detail"] else ""
+    said = str(request["detail"])
+    detail = f" {said[:1].upper()}{said[1:]}." if said else ""
     lines += _wrapped("why", f"{request['decision']}: {what}{detail}")
     lines += [line for note in _notes(request) for line in _wrapped("note", note)]
     advice = words.advice if words is not None else str(request["advice"])

@@ -54,7 +54,7 @@ async function refresh() {
   if (answers === null) return;
   const [stats, requests] = answers;
   take(new Snapshot(stats, Date.now() / 1000));
-  takeRequests(requests.requests);
+  takeRequests(requests);
   lostSince = null;
   showState(isPaused() ? "paused" : "live", isPaused() ? "Paused" : "Live");
 }

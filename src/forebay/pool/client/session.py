@@ -41,6 +41,8 @@ from forebay.sys.shared import Segment
 
 REFUSED: Final = "the pool refuses: "  # begins `why` where asking again is no use
 UNTRUSTED: Final = "the pool is not trusted: "  # likewise
+# Of a pool that is there and busy: it may answer yet.
+UNANSWERED: Final = ("the pool has not answered yet.", "the pool does not answer.")
 _WELCOME_S: Final = 2.0  # a pool that has not welcomed us by then is left alone
 _UNANSWERED_PAUSE_S: Final = 0.5  # for so long
 _NAMES_MAX: Final = 16  # lost sessions; of older ones the pool hears when this process ends
@@ -97,7 +99,7 @@ class PoolSession:
         if self.is_joining:
             self.take(0.0)
             if self.is_joining and self._clock.monotonic() > self._connected_at + _WELCOME_S:
-                self._lose("the pool does not answer.", _UNANSWERED_PAUSE_S)
+                self._lose(UNANSWERED[1], _UNANSWERED_PAUSE_S)
         elif self.connection is not None and self.connection.is_lost:
             self._lose("the pool went away.", self._retry_s)
         if self.connection is None:
@@ -187,7 +189,7 @@ class PoolSession:
         if isinstance(connection, str):
             self.why = connection
             return
-        self.why = "the pool has not answered yet."
+        self.why = UNANSWERED[0]
         self.engine = self._name or secrets.token_hex(16)
         self.connection, self._connected_at = PoolConnection(connection, self._clock), now
         self.post(Hello(PROTOCOL, self.engine, self.is_operator))

@@ -24,6 +24,7 @@ from forebay.pool.core.hashing import Hasher, Scrubber
 from forebay.pool.core.loading.loads import Loads
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.probing import Prober
+from forebay.pool.core.recent.requests import RecentRequest
 from forebay.pool.core.stack import TierOpener, TierStack
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
@@ -166,17 +167,19 @@ class Pool(Core):
             case Clear():
                 self._loads.retain_nothing()
                 self._admin.clear(session, message)
-            case Describe() | RequestOutcomes() | RequestsQuery():
+            case Describe() | RequestOutcomes():
                 if isinstance(message, Describe) and message.namespace:
                     self._status.name_namespace(message.namespace, message.model)
                 self._loads.recent.handle(session, message, self._clock.monotonic())
+            case RequestsQuery():
+                return self._loads.recent.reply(session, message, self._clock.monotonic())
             case Hello() | StatsQuery():  # the server's own
                 self.metrics.error(ErrorKind.UNEXPECTED)
         return None
 
-    def requests(self, query: RequestsQuery) -> dict[str, object]:
-        """The recent requests that a query names, as `forebay why --json` prints them."""
-        return self._loads.recent.answer(query, self._clock.monotonic())
+    def requests(self, query: RequestsQuery) -> list[RecentRequest]:
+        """The recent requests that a query names, the newest last."""
+        return self._loads.recent.found(query)
 
     def disconnected(self, session: Session) -> None:
         """See Core."""

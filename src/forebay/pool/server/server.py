@@ -99,9 +99,14 @@ class PoolServer:
         while not self._stopping:
             self._round(linger_s)
             alone_s = self._clock.monotonic() - self._alone_since
-            if linger_s is not None and not self._connections and alone_s >= linger_s:
+            if linger_s is not None and self._is_alone and alone_s >= linger_s:
                 _log.info("no engine for %.0f s; the pool ends", linger_s)
                 return
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether nobody is connected but engines that share nothing."""
+        return all(each.is_onlooker for each in self._connections)
 
     def stop(self) -> None:
         """End `run` soon; safe on any thread and in a signal handler."""
@@ -434,7 +439,7 @@ class PoolServer:
         if any(each.has_work for each in self._connections):
             return 0.0
         times = [self._next_tick, self._engines.next_due(), self._accept_again]
-        if linger_s is not None and not self._connections:
+        if linger_s is not None and self._is_alone:
             times.append(self._alone_since + linger_s)
         due = min(time for time in times if time is not None)
         return max(0.0, due - self._clock.monotonic())
