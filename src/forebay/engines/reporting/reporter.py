@@ -34,6 +34,7 @@ class Reporter:
         self._pool = pool
         self._pending: deque[tuple[float, RequestOutcome]] = deque(maxlen=_PENDING_MAX)
         self._description: Describe | None = None
+        self.has_unsent = False  # something waits for the next step to go out
         self._described: tuple[str, Describe | None] = ("", None)  # on which session, and as what
 
     def describe(self, description: Describe) -> None:
@@ -46,17 +47,19 @@ class Reporter:
         self.on_outcome(outcome)
 
     def send(self) -> None:
-        """Once a step: hand over what the pool has not heard."""
+        """Once a step: hand over what the pool has not heard; it goes out with the next step."""
+        self.has_unsent = False
         if not self._pool.is_joined:
             return
         told = (self._pool.engine, self._description)
         if self._description is not None and told != self._described:
             self._pool.post(self._description, later=True)
-            self._described = told
+            self._described, self.has_unsent = told, True
         if self._pending:
             now, tiers = time.monotonic(), self._pool.tiers
             outcomes = [_message(outcome, tiers, now - at) for at, outcome in self._pending]
             self._pending.clear()
+            self.has_unsent = True
             for first in range(0, len(outcomes), OUTCOMES_MAX):
                 self._pool.post(RequestOutcomes(outcomes[first : first + OUTCOMES_MAX]), later=True)
 

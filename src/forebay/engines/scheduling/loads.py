@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from forebay.decisions import Decision
 from forebay.engines.copies.contract import LoadPart
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import hit_of
@@ -149,7 +150,7 @@ class EngineLoads:
         has_failed = tracked.load.state is FAILED
         if has_failed:
             tracked.store.lacks(min(progress.stop, progress.target.hit.chunks))
-            self._counts["misses.load_failed"] += 1
+            self._counts[f"misses.{Decision.LOAD_FAILED}"] += 1
         loaded = _tokens_by_tier(progress, tracked.load.sources)
         tracked.attribution.end_load(time.monotonic(), loaded, failed=has_failed)
         number = self._lookups.end(tracked)

@@ -24,6 +24,7 @@ _METRICS: Final = {
     "loads": ("forebay:loads", "Requests with a prefix from the pool", ""),
     "loaded": ("forebay:loaded", "What was loaded from the pool", "unit"),
     "stored": ("forebay:stored", "What was stored in the pool", "unit"),
+    # Its reasons are those of `forebay.decisions`; docs/why.md explains them.
     "misses": ("forebay:misses", "Requests without a prefix from the pool", "reason"),
     "asked_again": ("forebay:asked_again", "Asks of the scheduler that were put off", "reason"),
     "stores": ("forebay:stores_skipped", "Chunks that were not stored", "reason"),

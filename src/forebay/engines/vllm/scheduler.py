@@ -214,7 +214,7 @@ class SchedulerConnector:
     @property
     def has_work(self) -> bool:
         """Whether the engine must go on stepping though it has nothing to compute."""
-        if self._loads.is_landing or self._stores.has_work:
+        if self._loads.is_landing or self._stores.has_work or self.reporter.has_unsent:
             return True
         return any(tracked.load.progress is not None for tracked in self._requests.values())
 

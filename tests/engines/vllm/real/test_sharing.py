@@ -22,7 +22,7 @@ from tests.engines.vllm.real.engine import (
 )
 from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs
-from tests.pool_process import PoolProcess, short_directory
+from tests.pool_process import PatientClient, PoolProcess, short_directory, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 StartEngine = Callable[..., Engine]
@@ -106,6 +106,7 @@ def test_t10_t11_another_engine_shares_nothing(
     path, options = variant
     other = Sharer(start_engine(path, pool, **options), pool)
     assert other.finds(first.prompt) == 0
+    wait_until(lambda: last_decision(pool) == "other_model", "why it found nothing")
     other.store()
     assert other.finds(other.prompt) >= KNOWN, "the control: it finds its own"
     assert first.finds(other.prompt) == 0
@@ -128,6 +129,33 @@ def test_t35_t36_salts_share_nothing(first: Sharer) -> None:
         engine.empty_cache()
     assert first.finds(prompt) == KNOWN, "and without a salt"
     has_run("salt")
+
+
+def test_why_names_each_request_of_a_real_engine(first: Sharer, pool: PoolProcess) -> None:
+    engine = first.engine
+    prompt = dialogs(1, LENGTH, next(SEEDS))[0]
+    asked: list[tuple[Tokens, dict[str, str], str]] = [
+        (prompt, {}, "unknown"),
+        (prompt, {}, "not_worth"),
+        (prompt, {"salt": "a tenant"}, "other_salt"),
+        (prompt, {}, "loaded"),
+        (prompt[:100], {}, "short"),
+    ]
+    for tokens, more, decision in asked:
+        engine.generate([tokens], answer=2, **more)
+        engine.do("settle")
+        wait_until(lambda: last_decision(pool) == decision, decision)  # noqa: B023 - now
+        if more:
+            engine.empty_cache()
+
+
+def last_decision(pool: PoolProcess) -> str:
+    """What `forebay why` says of the last request that the pool has heard of."""
+    with PatientClient(pool.socket) as client:
+        found = client.requests("", 1, 0, HANG_S)
+    assert isinstance(found, dict), found
+    requests: Any = found["requests"]
+    return str(requests[-1]["decision"])
 
 
 def test_a_second_engine_shares_until_a_reset_leaves_everything_behind(
