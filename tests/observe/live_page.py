@@ -1,7 +1,9 @@
 """A page in a real Chromium that stays open: asked over its DevTools protocol, on a websocket.
 
-Every request, every line on the console and every exception of the page is kept. Nothing sleeps and
-hopes: `until` asks again until the page says so, and gives up after two minutes.
+Every request, every line on the console and every exception of the page is kept. A question that
+the page asks again and again may fail where the machine is busy, and the page says so itself:
+`POLLED` are left out of what failed. Nothing sleeps and hopes: `until` asks again until the page says so,
+and gives up after two minutes.
 """
 
 import asyncio
@@ -14,11 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import aiohttp
 from tests.bench.report import browser
 from tests.pool_process import HANG_S, wait_until
 
+POLLED = ("/stats.json", "/requests.json")
 _START_S = 2 * HANG_S
 _MESSAGE_BYTES_MAX = 64 << 20  # a screenshot of a wall
 
@@ -29,7 +33,8 @@ class LivePage:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, runner: asyncio.Runner) -> None:
         self.said: list[str] = []  # on the console, warnings and exceptions among it
         self.asked: list[str] = []  # URLs
-        self.failed: list[str] = []  # requests without an answer, or with a bad one
+        self.failed: list[str] = []  # URLs without an answer, and why
+        self._urls: dict[str, str] = {}  # by the number of a request
         self._socket = socket
         self._runner = runner
         self._number = 0
@@ -51,14 +56,19 @@ class LivePage:
     def _keep(self, event: str, told: dict[str, Any]) -> None:
         if event == "Network.requestWillBeSent":
             self.asked.append(told["request"]["url"])
+            self._urls[told["requestId"]] = told["request"]["url"]
         elif event == "Network.loadingFailed":
-            self.failed.append(told["errorText"])
+            url = self._urls.get(told["requestId"], "")
+            if not _is_polled(url):
+                self.failed.append(f"{url}: {told['errorText']}")
         elif event == "Runtime.consoleAPICalled":
             self.said.append(" ".join(str(each.get("value")) for each in told["args"]))
         elif event == "Runtime.exceptionThrown":
             self.said.append(json.dumps(told["exceptionDetails"]))
         elif event == "Log.entryAdded":
-            self.said.append(f"{told['entry']['level']}: {told['entry']['text']}")
+            entry = told["entry"]
+            if not (entry["source"] == "network" and _is_polled(entry.get("url", ""))):
+                self.said.append(f"{entry['level']}: {entry['text']}")
 
     def open(self, url: str) -> None:
         for domain in ("Page", "Network", "Runtime", "Log"):
@@ -112,6 +122,10 @@ class LivePage:
         return target
 
 
+def _is_polled(url: str) -> bool:
+    return urlsplit(url).path in POLLED
+
+
 async def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession()
 
@@ -152,7 +166,7 @@ class _Process:
             assert self._process.poll() is None, self._said.read_text(errors="replace")
             return self._chosen.exists() and self._chosen.read_text().count("\n") > 0
 
-        wait_until(has_chosen, "Chromium to listen")
+        wait_until(has_chosen, "Chromium to listen", _START_S)
         return int(self._chosen.read_text().split("\n", maxsplit=1)[0])
 
 

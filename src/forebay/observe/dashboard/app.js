@@ -48,7 +48,7 @@ async function refresh() {
     answers = [await ask("stats.json"), await ask(`requests.json?after=${lastNumber}&last=${REQUESTS_MAX}`)];
   } catch {
     lostSince ??= Date.now();
-    showState("lost", `No answer since ${clock(lostSince)}`);
+    if (!isPaused()) showState("lost", `No answer since ${clock(lostSince)}`);
   }
   isAsking = false;
   if (answers === null) return;
