@@ -2,8 +2,8 @@
 
 Every request, every line on the console and every exception of the page is kept. A question that
 the page asks again and again may fail where the machine is busy, and the page says so itself:
-`POLLED` are left out of what failed. Nothing sleeps and hopes: `until` asks again until the page says so,
-and gives up after two minutes.
+`POLLED` are left out of what failed. Nothing sleeps and hopes: `until` asks again until the page
+says so, and gives up after two minutes.
 """
 
 import asyncio
