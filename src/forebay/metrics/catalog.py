@@ -261,6 +261,13 @@ class ServerMetrics:
         self.accepted = registry.counter("connections_accepted", "Connections that were accepted.")
         self.errors = registry.counter("errors", "What went wrong, by kind.", ("kind",))
         self.errors.preset([(kind,) for kind in ErrorKind])
+        # Its series are those of the last check, put in by who makes them: `observe`.
+        self.healthy = registry.gauge(
+            "healthy",
+            "1: a record came back exact from a volume, or the socket answered, at the last check"
+            " of health; 0: it did not. Checked every half minute while somebody scrapes.",
+            _VOLUME,
+        )
         self.scrapes = registry.counter("scrapes", "Answers at the HTTP port's /metrics.")
 
 

@@ -17,6 +17,7 @@ from forebay.sys.clock import Clock
 
 BOUND_S: Final = 5.0  # for all probes together; a tier that takes longer fails
 HOLDS_S: Final = 5.0
+WATCHED_S: Final = 30.0  # between two checks that only metrics want
 SOCKET: Final = "socket"  # stands where a tier's name does
 
 
@@ -53,6 +54,7 @@ class HealthCheck:
         self._pool, self._socket_path = pool, socket_path
         self._bound_s, self._holds_s = bound_s, holds_s
         self._lock = threading.Lock()
+        self._refreshing = threading.Lock()  # held while a thread of `refresh` runs
         self._last: HealthReport | None = None
 
     def report(self) -> HealthReport:
@@ -61,6 +63,31 @@ class HealthCheck:
             if self._last is None or time.monotonic() - self._last.at > self._holds_s:
                 self._last = self._check()
             return self._last
+
+    def refresh(self) -> None:
+        """See to it that a check begins, unless one was made lately; waits for nothing."""
+        last = self._last
+        if last is not None and time.monotonic() - last.at < WATCHED_S:
+            return
+        if self._refreshing.acquire(blocking=False):
+            try:
+                threading.Thread(target=self._refresh, name="forebay-health", daemon=True).start()
+            except RuntimeError:  # the system has no thread for us now
+                self._refreshing.release()
+
+    def _refresh(self) -> None:
+        try:
+            self.report()
+        finally:
+            self._refreshing.release()
+
+    def series(self) -> list[list[Any]]:
+        """The metric `healthy`, of the last report; empty where there is none."""
+        checks = self._last.checks if self._last is not None else ()
+        return [
+            [{"tier": check["tier"], "volume": str(check["volume"])}, int(check["ok"])]
+            for check in checks
+        ]
 
     def _check(self) -> HealthReport:
         begun = time.monotonic()

@@ -1,5 +1,6 @@
 """The observer of a pool: an HTTP server whose answers come from snapshots.
 
+    /                 the dashboard, a page that asks for the last two
     /metrics          text for Prometheus
     /healthz          200 if a record came back exact from every tier in time, else 503
     /readyz           200 if the pool's thread answers, else 503
@@ -19,6 +20,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from forebay.barrier import Barrier
+from forebay.observe import dashboard
 from forebay.observe.access import Access
 from forebay.observe.exposition import CONTENT_TYPE, Exposition
 from forebay.observe.health import HealthCheck
@@ -50,6 +52,7 @@ class Observer:
             "/readyz": self._readyz,
             "/stats.json": self._stats_json,
             "/requests.json": self._requests_json,
+            **dict.fromkeys(dashboard.PATHS, self._page),
         }
 
     def add(self, path: str, handler: HttpHandler) -> None:
@@ -70,10 +73,19 @@ class Observer:
             if self._stats is None or time.monotonic() - self._taken_at > FRESH_S:
                 self._stats = self._service.stats(ANSWER_S)
                 self._taken_at = time.monotonic()
+                if self._stats is not None:
+                    self._stats["metrics"]["healthy"]["values"] = self._health.series()
             return self._stats
+
+    def _page(self, request: HttpRequest) -> HttpResponse:
+        file = dashboard.read(request.path)
+        return HttpResponse(
+            body=file.body, content_type=file.content_type, headers=dashboard.HEADERS
+        )
 
     def _metrics(self, _request: HttpRequest) -> HttpResponse:
         self._service.scraped()
+        self._health.refresh()
         stats = self.stats()
         if stats is None:
             return _BUSY
@@ -88,6 +100,7 @@ class Observer:
         return _json({"ok": True}) if self.stats() is not None else _BUSY
 
     def _stats_json(self, _request: HttpRequest) -> HttpResponse:
+        self._health.refresh()
         stats = self.stats()
         return _BUSY if stats is None else _json(stats)
 
@@ -114,7 +127,7 @@ def start(
         _log.warning("no metrics at %s (%s)", settings.metrics_address, why)
         return None
     token = ", with a token" if access.needs_token else ""
-    _log.info("metrics at %s/metrics%s", server.url, token)
+    _log.info("a dashboard at %s/, metrics at %s/metrics%s", server.url, server.url, token)
     return server
 
 

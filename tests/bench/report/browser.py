@@ -67,9 +67,10 @@ def _asked(log: Path) -> list[str]:
     return [each["url"] for each in asked if each.get("initiator") not in {None, "not an origin"}]
 
 
-def _run(home: str, page: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def command(home: str, *words: str) -> list[str]:
+    """Chromium with a profile of its own, that reaches nothing beyond this machine."""
     assert FOUND is not None
-    command = [
+    return [
         FOUND,
         "--headless=new",
         "--disable-gpu",
@@ -83,9 +84,14 @@ def _run(home: str, page: Path, *words: str) -> "subprocess.CompletedProcess[str
         f"--user-data-dir={home}/profile",
         *(["--no-sandbox"] if os.geteuid() == 0 else []),
         *words,
-        page.resolve().as_uri(),
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+
+
+def _run(home: str, page: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    words = (*words, page.resolve().as_uri())
+    return subprocess.run(
+        command(home, *words), capture_output=True, text=True, timeout=110, check=True
+    )
 
 
 def colours(picture: Path) -> Counter[tuple[int, int, int]]:

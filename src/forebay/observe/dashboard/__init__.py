@@ -1,0 +1,50 @@
+"""The dashboard: the page that a pool's HTTP port serves at `/`, and the headers it goes out with.
+
+Promised: only files that are named in `TYPES` are given out, and none names another host. The files
+are data of this package: plain HTML, CSS and JavaScript that a browser takes as they are. What they
+show they ask for at /stats.json and /requests.json of the same port.
+"""
+
+from importlib import resources
+from typing import Final, NamedTuple
+
+INDEX: Final = "index.html"
+_SCRIPT: Final = "text/javascript; charset=utf-8"
+_STYLE: Final = "text/css; charset=utf-8"
+TYPES: Final = {
+    INDEX: "text/html; charset=utf-8",
+    "app.js": _SCRIPT,
+    "chart.js": _SCRIPT,
+    "dom.js": _SCRIPT,
+    "format.js": _SCRIPT,
+    "icon.svg": "image/svg+xml",
+    "panels.js": _SCRIPT,
+    "snapshot.js": _SCRIPT,
+    "style.css": _STYLE,
+    "tables.js": _SCRIPT,
+    "uPlot.LICENSE.txt": "text/plain; charset=utf-8",
+    "uPlot.iife.min.js": _SCRIPT,
+    "uPlot.min.css": _STYLE,
+}
+PATHS: Final = ("/", *(f"/{name}" for name in TYPES))
+# A browser runs and loads what comes from this server, and sends nothing to any other.
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
+        " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class PageFile(NamedTuple):
+    """One file of the page."""
+
+    content_type: str
+    body: bytes
+
+
+def read(path: str) -> PageFile:
+    """The file at one of `PATHS`."""
+    name = path.removeprefix("/") or INDEX
+    return PageFile(TYPES[name], resources.files(__name__).joinpath(name).read_bytes())
