@@ -127,7 +127,7 @@ class PoolProcess:
         self.log = place / "pool.log"
         module = "forebay.testing" if faulty else "forebay.cli"
         self.command = [sys.executable, "-m", module, "pool", "--socket", self.socket]
-        self.command += ["--dram", str(DRAM_BYTES), *flags]
+        self.command += ["--dram", str(DRAM_BYTES), "--metrics-address", "none", *flags]
         if disk:
             (place / "disk").mkdir(mode=0o700, exist_ok=True)
             self.command += ["--disk", f"{place / 'disk'}:{disk_bytes}"]
@@ -264,8 +264,7 @@ def running_pool(
 
 def environment() -> Mapping[str, str]:
     """Ours, without anything that a pool would take for a setting."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-    return {**ours, "FOREBAY_METRICS_ADDRESS": "none"}  # whoever looks at it says where
+    return {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
 
 
 def descriptors(pid: int | None = None) -> int:

@@ -65,7 +65,8 @@ class Chunk:
         self.length = length
         self.slot_bytes = 0
         self.since = 0.0  # when it got its slot; of a READY one, when it became so; monotonic
-        self.used_at = 0.0  # of a READY one: when it was last handed out, or became READY
+        # Of a READY one, when it was last handed out, or stored; None: not since it was loaded.
+        self.used_at: float | None = None
         self.pins = 0  # of all kinds
         self.load_pins: dict[str, int] = {}  # of these, by loads that were asked for, by engine
         self.guarded_parent: Chunk | None = None  # pinned while this is filled

@@ -261,7 +261,7 @@ class Dram:
         now = self._now()
         gap = self._metrics.evictions.gap
         for used_at, count in Counter(chunk.used_at for chunk in chunks).items():
-            if used_at:  # else it has just come from a lower tier, which says more
+            if used_at is not None:  # else it has just come from a lower tier, which says more
                 gap.observe(now - used_at, (DRAM,), count)
         for chunk in chunks:
             chunk.used_at = now
@@ -281,7 +281,7 @@ class Dram:
         self.slab.give(chunk.offset)
         if not chunk.tiers:
             self._stack.lost(chunk.key)
-        elif chunk.used_at:
+        elif chunk.used_at is not None:
             self._stack.used(chunk.key, chunk.used_at)
 
     def drop_damaged(self, chunk: Chunk) -> None:
@@ -358,7 +358,7 @@ class Dram:
     def _set_ready(self, chunk: Chunk) -> None:
         now = self._now()
         # What was loaded counts as used when it is handed out; it was not used for being loaded.
-        chunk.used_at = 0.0 if chunk.state is SlotState.LOADING else now
+        chunk.used_at = None if chunk.state is SlotState.LOADING else now
         chunk.since = now
         self.chunks.set_ready(chunk)
         self.lost_keys.forget(chunk.key)

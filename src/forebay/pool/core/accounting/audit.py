@@ -14,7 +14,16 @@ def violations(dram: Dram, acquisition: Acquisition) -> list[str]:
         *_compare("taken bytes", dram.slab.taken_bytes, sum(c.slot_bytes for c in chunks)),
         *_compare("load budget", dram.load_budget.used_bytes, sum(map(_pinned_bytes, chunks))),
         *_compare("store budget", dram.store_budget.used_bytes, sum(map(_unsettled_bytes, chunks))),
+        *_compare("pinned chunks", dram.pinned_chunks, sum(1 for chunk in chunks if chunk.pins)),
+        *_compare("payload", dram.chunks.payload_bytes, sum(chunk.length for chunk in chunks)),
     ]
+    booked = dram.chunks.namespaces()
+    counts, sizes = Counter[bytes](), Counter[bytes]()
+    for chunk in chunks:
+        counts[chunk.name.namespace] += 1
+        sizes[chunk.name.namespace] += chunk.length
+    if booked != {name: (count, sizes[name]) for name, count in counts.items()}:
+        found.append("the books of namespaces are wrong")
     for engine in {chunk.engine for chunk in chunks} | {e for c in chunks for e in c.load_pins}:
         mine = sum(_pinned_bytes(chunk) for chunk in chunks if _charged(chunk) == engine)
         found += _compare(f"loads of {engine}", dram.load_budget.used_by(engine), mine)
