@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -131,10 +132,12 @@ class PoolProcess:
             (place / "disk").mkdir(mode=0o700, exist_ok=True)
             self.command += ["--disk", f"{place / 'disk'}:{disk_bytes}"]
         self.process: subprocess.Popen[bytes] | None = None
+        self._log_from = 0  # where the log of this life begins
         self.expects_faults = False  # by a test of the barrier itself
 
     def start(self) -> "PoolProcess":
         """Start, and wait until it answers."""
+        self._log_from = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
@@ -184,6 +187,14 @@ class PoolProcess:
     def number(self, name: str, **labels: str) -> int:
         """One figure of these, summed over the labels that are not given."""
         return reading.count(self.stats(), name, **labels)
+
+    def url(self) -> str:
+        """Where it answers HTTP, if it was told to."""
+        found = re.search(
+            r"metrics at (http://\S+)/metrics", self.log.read_text()[self._log_from :]
+        )
+        assert found is not None, self.log.read_text()
+        return found[1].replace("0.0.0.0", "127.0.0.1")
 
     def volume(self) -> dict[str, Any]:
         """Its first directory."""

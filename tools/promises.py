@@ -65,7 +65,7 @@ PROMISES: Final = {
     39: ("hostile bytes in every decoder → data, never a crash", ""),
     40: ("length bombs → refused before allocation", ""),
     41: ("sinks that turn bytes into code → none in the wheel", ""),
-    42: ("default bind and authentication → loopback or Unix sockets only", ""),
+    42: ("default bind and authentication → loopback or Unix sockets only; public: a token", ""),
     43: ("path traversal → no name reaches the file system, no link is followed", ""),
     44: ("permissions → files 0600; unsafe directories refused with a sentence", ""),
     45: (

@@ -1,9 +1,14 @@
-"""A snapshot of a pool as text for Prometheus, written by `prometheus_client`."""
+"""A snapshot of a pool as text for Prometheus, in the words of `prometheus_client`.
+
+The library writes each metric once, at ten microseconds a line; afterwards, while a metric has the
+same series, only the numbers at the ends of its lines are replaced. A test holds the text to what
+the library would write anew.
+"""
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -13,42 +18,64 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from forebay.metrics.catalog import PoolMetrics
 from forebay.metrics.kinds import Definition, MetricKind
 from forebay.metrics.registry import PREFIX
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_number: Final[Callable[[float], str]] = floatToGoString  # it has no types of its own
 _DEFINITIONS: Final = {each.name: each for each in PoolMetrics().definitions()}
 
 
-class Exposition:
-    """Writes snapshots; of a metric that is as it was, what was written before is used again.
+class _WrittenMetric(NamedTuple):
+    """A metric as it was written before."""
 
-    The library takes some ten microseconds a line, and most lines stay as they are. The lock guards
-    what was written; any thread may ask.
-    """
+    series: list[Mapping[str, str]]  # the labels of each
+    head: str  # help and type
+    starts: list[str]  # of every other line, all but its number
+
+
+class Exposition:
+    """Writes snapshots. Any thread may ask; the lock guards what was written before."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._written: dict[str, tuple[list[Any], bytes]] = {}  # metric → its values, their text
+        self._written: dict[str, _WrittenMetric] = {}
 
     def text(self, stats: Mapping[str, Any]) -> bytes:
-        """Every metric, with its help text; metrics that nobody defined are left out."""
+        """Every metric that has series; metrics that nobody defined are left out."""
         with self._lock:
-            families = stats["metrics"].items()
-            return b"".join(self._text_of(name, family["values"]) for name, family in families)
+            texts = []
+            for name, family in stats["metrics"].items():
+                definition = _DEFINITIONS.get(name)
+                if definition is not None and family["values"]:
+                    texts.append(self._text_of(definition, family["values"]))
+                    time.sleep(0)  # the pool's thread goes first where it has something to do
+            return "".join(texts).encode()
 
-    def _text_of(self, name: str, values: list[Any]) -> bytes:
-        definition = _DEFINITIONS.get(name)
-        if definition is None or not values:
-            return b""
-        before = self._written.get(name)
-        if before is None or before[0] != values:
-            text = generate_latest(_One(_family(definition, values)))
-            before = self._written[name] = values, text
-            time.sleep(0)  # the pool's thread goes first where it has something to do
-        return before[1]
+    def _text_of(self, definition: Definition, values: list[Any]) -> str:
+        series = [labels for labels, _ in values]
+        before = self._written.get(definition.name)
+        if before is None or before.series != series:
+            text = written_anew(definition, values)
+            lines = text.splitlines(keepends=True)
+            head = "".join(lines[:2])
+            starts = [line.rpartition(" ")[0] for line in lines[2:]]
+            self._written[definition.name] = _WrittenMetric(series, head, starts)
+            return text
+        numbers = _numbers(values)
+        lines = [
+            f"{start} {_number(number)}\n"
+            for start, number in zip(before.starts, numbers, strict=True)
+        ]
+        return before.head + "".join(lines)
+
+
+def written_anew(definition: Definition, values: list[Any]) -> str:
+    """A metric as the library writes it."""
+    return generate_latest(_One(_family(definition, values))).decode()
 
 
 class _One(Collector):
@@ -61,25 +88,32 @@ class _One(Collector):
         yield self._metric
 
 
+def _numbers(values: list[Any]) -> Iterator[float]:
+    """What stands at the end of each line, in the library's order."""
+    for _, value in values:
+        if isinstance(value, Mapping):
+            yield from (count for _, count in value["buckets"])
+            yield from (value["count"], value["count"], value["sum"])  # of +Inf, and of all
+        else:
+            yield value
+
+
 def _family(definition: Definition, values: list[Any]) -> Metric:
     name, doc = PREFIX + definition.name, definition.doc
     labels = list(definition.labels)
-    if definition.kind is MetricKind.COUNTER:
-        counter = CounterMetricFamily(name, doc, labels=labels)
+    if definition.kind is MetricKind.HISTOGRAM:
+        histogram = HistogramMetricFamily(name, doc, labels=labels)
         for series, value in values:
-            counter.add_metric(_ordered(labels, series), value)
-        return counter
-    if definition.kind is MetricKind.GAUGE:
-        gauge = GaugeMetricFamily(name, doc, labels=labels)
-        for series, value in values:
-            gauge.add_metric(_ordered(labels, series), value)
-        return gauge
-    histogram = HistogramMetricFamily(name, doc, labels=labels)
+            buckets = [(_number(bound), count) for bound, count in value["buckets"]]
+            buckets.append(("+Inf", value["count"]))
+            histogram.add_metric(_ordered(labels, series), buckets, value["sum"])
+        return histogram
+    is_counter = definition.kind is MetricKind.COUNTER
+    kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+    family = kind(name, doc, labels=labels)
     for series, value in values:
-        buckets = [(str(float(bound)), count) for bound, count in value["buckets"]]
-        buckets.append(("+Inf", value["count"]))
-        histogram.add_metric(_ordered(labels, series), buckets, value["sum"])
-    return histogram
+        family.add_metric(_ordered(labels, series), value)
+    return family
 
 
 def _ordered(labels: list[str], series: Mapping[str, str]) -> list[str]:

@@ -43,15 +43,22 @@ class HealthReport:
 class HealthCheck:
     """Checks one pool. Any thread may ask; the lock lets one check at a time."""
 
-    def __init__(self, pool: Probed, socket_path: str, bound_s: float = BOUND_S) -> None:
-        self._pool, self._socket_path, self._bound_s = pool, socket_path, bound_s
+    def __init__(
+        self,
+        pool: Probed,
+        socket_path: str,
+        bound_s: float = BOUND_S,
+        holds_s: float = HOLDS_S,
+    ) -> None:
+        self._pool, self._socket_path = pool, socket_path
+        self._bound_s, self._holds_s = bound_s, holds_s
         self._lock = threading.Lock()
         self._last: HealthReport | None = None
 
     def report(self) -> HealthReport:
         """The last report, or a new one where that is old; within the bound."""
         with self._lock:
-            if self._last is None or time.monotonic() - self._last.at > HOLDS_S:
+            if self._last is None or time.monotonic() - self._last.at > self._holds_s:
                 self._last = self._check()
             return self._last
 

@@ -34,8 +34,13 @@ class Reporter:
         self._pool = pool
         self._pending: deque[tuple[float, RequestOutcome]] = deque(maxlen=_PENDING_MAX)
         self._description: Describe | None = None
-        self.has_unsent = False  # something waits for the next step to go out
+        self._has_told = False  # in the last step
         self._described: tuple[str, Describe | None] = ("", None)  # on which session, and as what
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether what was told in the last step waits for the next one to go out."""
+        return self._has_told and self._pool.has_output
 
     def describe(self, description: Describe) -> None:
         """Who this engine is from now on."""
@@ -48,18 +53,18 @@ class Reporter:
 
     def send(self) -> None:
         """Once a step: hand over what the pool has not heard; it goes out with the next step."""
-        self.has_unsent = False
+        self._has_told = False
         if not self._pool.is_joined:
             return
         told = (self._pool.engine, self._description)
         if self._description is not None and told != self._described:
             self._pool.post(self._description, later=True)
-            self._described, self.has_unsent = told, True
+            self._described, self._has_told = told, True
         if self._pending:
             now, tiers = time.monotonic(), self._pool.tiers
             outcomes = [_message(outcome, tiers, now - at) for at, outcome in self._pending]
             self._pending.clear()
-            self.has_unsent = True
+            self._has_told = True
             for first in range(0, len(outcomes), OUTCOMES_MAX):
                 self._pool.post(RequestOutcomes(outcomes[first : first + OUTCOMES_MAX]), later=True)
 

@@ -43,6 +43,11 @@ class PoolConnection:
         if not later:
             self._flush()
 
+    @property
+    def has_output(self) -> bool:
+        """Whether the kernel has not taken all that was posted."""
+        return bool(self._output) and not self.is_lost
+
     def take(self, until: float) -> PoolMessage | None:
         """The next message; None when the time is up, or the connection is lost."""
         while not self._inbox and not self.is_lost:

@@ -94,6 +94,11 @@ class PoolSession:
         """Whether the pool has still to welcome us."""
         return self.connection is not None and not self.is_joined
 
+    @property
+    def has_output(self) -> bool:
+        """Whether something that was said has not gone out yet."""
+        return self.connection is not None and self.connection.has_output
+
     def poll(self) -> bool:
         """Go on joining, or notice a loss; True: joined or lost since the last call."""
         if self.is_joining:
