@@ -151,13 +151,8 @@ class CachedTokens:
 
 
 def settle(server: ApiServer, pool: PoolProcess) -> None:
-    """Until the pool has heard of every request: once, and once more after each preemption."""
-
-    def is_told() -> bool:
-        heard = pool.number("requests") - pool.number("preemptions")
-        return heard == server.asked
-
-    wait_until(is_told, "the last outcome", HANG_S)
+    """Until the pool has heard of every request; it counts each of them once."""
+    wait_until(lambda: pool.number("requests") == server.asked, "the last outcome", HANG_S)
 
 
 def empty_dram(pool: PoolProcess) -> None:
