@@ -29,7 +29,7 @@ _number: Final[Callable[[float], str]] = floatToGoString  # it has no types of i
 _DEFINITIONS: Final = {each.name: each for each in PoolMetrics().definitions()}
 
 
-class _Written(NamedTuple):
+class _WrittenMetric(NamedTuple):
     """A metric as it was written before."""
 
     series: list[Mapping[str, str]]  # the labels of each
@@ -42,7 +42,7 @@ class Exposition:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._written: dict[str, _Written] = {}
+        self._written: dict[str, _WrittenMetric] = {}
 
     def text(self, stats: Mapping[str, Any]) -> bytes:
         """Every metric that has series; metrics that nobody defined are left out."""
@@ -63,7 +63,7 @@ class Exposition:
             lines = text.splitlines(keepends=True)
             head = "".join(lines[:2])
             starts = [line.rpartition(" ")[0] for line in lines[2:]]
-            self._written[definition.name] = _Written(series, head, starts)
+            self._written[definition.name] = _WrittenMetric(series, head, starts)
             return text
         numbers = _numbers(values)
         lines = [

@@ -1,5 +1,7 @@
 """What a stack of tiers needs of each: what it has, what left it, namespaces, erasure, volumes."""
 
+import queue
+import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -26,6 +28,7 @@ from forebay.tiers.contract import (
     Removed,
     Stored,
     Tier,
+    VolumeProbe,
 )
 
 OTHER = bytes(32)  # another namespace than the samples'
@@ -75,6 +78,34 @@ class StackConformance(ConformanceHooks):
         eventually(lambda: len(listener.gone) == 3)
         told = {(gone.key, gone.length, gone.was_read) for gone in listener.gone}
         assert told == {(short(link.name.key), link.length, link is links[1]) for link in links}
+
+    def test_outcomes_say_when_the_medium_began_and_the_chunk_was_used(self, tier: Tier) -> None:
+        """Where the tier knows; what is told stays what was told to it."""
+        sample = single("timed", 5000)
+        before = time.monotonic()
+        stored = store(tier, sample)
+        assert stored.begun is None or stored.begun <= time.monotonic()
+        tier.used(sample.name.key, 41.0)
+        tier.used(single("never seen").name.key, 42.0)
+        found, _ = load(tier, sample)
+        assert isinstance(found, Hit)
+        assert found.used_at in {None, 41.0}
+        assert found.begun is None or found.begun >= before
+        again, _ = load(tier, sample)
+        assert isinstance(again, Hit)
+        assert again.used_at is None or again.used_at >= before, "the load was a use too"
+
+    def test_a_probe_comes_back_and_leaves_nothing(
+        self, tier: Tier, listener: RecordingListener
+    ) -> None:
+        store(tier, single("kept"))
+        before = tier.usage()
+        for _ in range(2):
+            probed: queue.SimpleQueue[VolumeProbe] = queue.SimpleQueue()
+            found = [probed.get(timeout=HANG_S) for _ in range(tier.probe(probed.put))]
+            assert sorted(found) == [VolumeProbe(number) for number in range(len(found))]
+        assert tier.usage() == before
+        assert not listener.gone
 
     def test_every_record_that_is_evicted_is_told_once(
         self, tier: Tier, listener: RecordingListener
