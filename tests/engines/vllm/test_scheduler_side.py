@@ -159,7 +159,7 @@ def test_a_welcome_that_comes_behind_the_look_for_it_loses_no_lookup(near: PoolP
     assert side.counts["lookups"] == 1
     assert side.counts["pool.joined"] == 1
     side.finished(request.request_id)
-    wait_until(lambda: not near.stats()["requests"], "the pool to forget the request")
+    wait_until(lambda: not near.stats()["requests"]["active"], "the pool to forget the request")
     side.close()
 
 

@@ -65,7 +65,7 @@ class AdminOperations:
             session.send(AdminReply(ok=False, sentence=sentence))
             return
         arena_bytes = self._dram.slab.arena_bytes
-        if 0 <= message.dram_bytes < arena_bytes:  # nothing could be stored any more
+        if 0 < message.dram_bytes < arena_bytes:  # it would be none; 0 says that it is meant
             sentence = f"DRAM of this pool is {format_size(arena_bytes)} at least, one arena."
             session.send(AdminReply(ok=False, sentence=sentence))
             return

@@ -25,7 +25,7 @@ from tests.pool_process import (
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 DRAM_BYTES = 64 << 20
-SMALL_BYTES = 4 << 20  # less than the unit in which DRAM is given back: none
+NONE_BYTES = 0
 CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CLIENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"}
 SOURCES = ("engine", "dram", "disk")
@@ -158,10 +158,10 @@ def settle(server: ApiServer, pool: PoolProcess) -> None:
 def empty_dram(pool: PoolProcess) -> None:
     """From now on the pool has everything on its disk, and nowhere else."""
     with PatientClient(pool.socket) as operator:
-        for size_bytes in (SMALL_BYTES, DRAM_BYTES):
+        for size_bytes in (NONE_BYTES, DRAM_BYTES):
             outcome = operator.resize(size_bytes, timeout_s=HANG_S)
             assert getattr(outcome, "ok", False), outcome
-            if size_bytes == SMALL_BYTES:
+            if size_bytes == NONE_BYTES:
                 wait_until(lambda: not pool.number("chunks", tier="dram"), "DRAM", HANG_S)
 
 
