@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -24,9 +25,11 @@ PATIENT: Final = RemoteOptions(
     chore_s=600.0,
     open_s=600.0,
     publish_s=0.0,
-    refresh_s=0.0,
+    refresh_s=3600.0,
     tick_s=0.01,
 )
+
+SHARING: Final = replace(PATIENT, refresh_s=0.02)  # sees soon what another host has published
 
 
 def url_of(place: Path, cap_bytes: int = CAP_BYTES) -> str:

@@ -45,9 +45,9 @@ class _Call(NamedTuple):
 class Link:
     """One child at a time, and what it was asked."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], module: str = MODULE) -> None:
         """Starts nothing; `arguments` are those of the child, behind its descriptor."""
-        self._arguments = arguments
+        self._arguments, self._module = arguments, module
         self._areas: dict[int, Segment] = {}
         self._calls: dict[int, _Call] = {}
         self._numbers = itertools.count()
@@ -80,7 +80,7 @@ class Link:
             ours.setblocking(False)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             arguments = [str(theirs.fileno()), *self._arguments]
-            self._process = ChildProcess(MODULE, arguments, [theirs.fileno()])
+            self._process = ChildProcess(self._module, arguments, [theirs.fileno()])
         except OSError as error:
             ours.close()
             _log.warning("a store's process cannot be started (%s)", error.strerror)
