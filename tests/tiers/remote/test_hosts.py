@@ -17,7 +17,6 @@ from tests.remote_harness import (
     SHARING,
     damage_payloads,
     flip,
-    open_remote,
     opened_remote,
     packs_in,
 )

@@ -122,13 +122,10 @@ class OwnPacks:
         self.is_changed = True
         return pack
 
-    def evict(self) -> bool:
-        """Let the oldest pack go; False if there is none."""
-        if not self._packs:
-            return False
+    def evict(self) -> None:
+        """Let the oldest pack go."""
         self.evictions += 1
         self._doom(next(iter(self._packs.values())))
-        return True
 
     def erase(self, namespace: bytes | None) -> dict[str, int]:
         """Let all packs of a namespace go, or all; their names, and how many records each has."""

@@ -272,22 +272,27 @@ class RemoteTier(Tier):
             parts.trip("does not answer in time")
             parts.link.kill()
         self._reap()
-        loads, stores, orders = parts.inbox.take()
-        for load in loads:
-            self._reading.add(load)
-        for store in stores:
-            self._writing.add(store, now)
-        for order in orders:
-            self._writing.order(order)
+        self._take_in(now)
         self._reading.step(now)
         self._writing.step(now, is_closing=is_closing)
         self.upkeep.step(now, is_closing=is_closing)
         is_idle = self._reading.is_idle and self._writing.is_idle and self.upkeep.is_idle
         self._is_over = is_closing and (is_idle or now >= (self._close_at or 0.0))
 
+    def _take_in(self, now: float) -> None:
+        """Let what others have left wait here."""
+        loads, stores, orders = self.parts.inbox.take()
+        for load in loads:
+            self._reading.add(load)
+        for store in stores:
+            self._writing.add(store, now)
+        for order in orders:
+            self._writing.order(order)
+
     def _reap(self) -> None:
-        if self.parts.link.reap():
+        if self.parts.link.has_exited:
             self.parts.trip("has lost its process")
+            self.parts.link.reap()
             self.upkeep.child_ended()
 
     def _end(self) -> None:
@@ -301,13 +306,7 @@ class RemoteTier(Tier):
                 break
             processes.wait_readable(parts.link.descriptors(), parts.options.tick_s)
             self._reap()
-        loads, stores, orders = parts.inbox.take()
-        for load in loads:
-            self._reading.add(load)
-        for store in stores:
-            self._writing.add(store, self._clock.monotonic())
-        for order in orders:
-            self._writing.order(order)
+        self._take_in(self._clock.monotonic())
         self._reading.flush()
         self._writing.flush()
         if not parts.link.is_running:

@@ -119,8 +119,8 @@ def main(arguments: list[str]) -> None:
     """Serve until the socket is closed."""
     processes.end_with_parent()
     descriptor, url, host, threads, entries = arguments
-    connection = socket.socket(fileno=int(descriptor))
-    Child(connection, open_store(url, host), host, int(entries)).serve(int(threads))
+    with socket.socket(fileno=int(descriptor)) as connection:
+        Child(connection, open_store(url, host), host, int(entries)).serve(int(threads))
 
 
 if __name__ == "__main__":  # pragma: no cover - another process

@@ -158,17 +158,20 @@ class Link:
             self._connection.close()
             self._connection = None
 
-    def reap(self) -> bool:
-        """Whether the child has exited since the last look; its calls are answered then."""
-        if self._process is None or not self._process.has_exited():
-            return False
+    @property
+    def has_exited(self) -> bool:
+        """Whether the child has exited, and was not reaped yet."""
+        return self._process is not None and self._process.has_exited()
+
+    def reap(self) -> None:
+        """Answer the calls of a child that has exited."""
+        assert self._process is not None
         self.kill()
         self._process.close()
         self._process = None
         calls, self._calls = self._calls, {}
         for number, call in calls.items():
             call.done(Answer(number, StoreFailure.FAILED), [])
-        return True
 
     def _map(self, area: int, segment: Segment) -> None:
         self._send(StoreRequest(0, Action.MAP, at=area), [segment.descriptor])

@@ -79,17 +79,15 @@ class DirectoryStore(ObjectStore):
             self._publish(fresh, own, name)
             undo.pop_all()
 
-    def _publish(self, fresh: int, own: str, name: str) -> None:
+    def _publish(self, fresh: int, own: str, name: str, tries: int = _TRIES) -> None:
         directory, _, last = name.rpartition("/")
-        for left in reversed(range(_TRIES)):
-            try:
-                with self._opened(directory, create=True) as target:
-                    self._disk.move((fresh, own), (target, last))
-            except FileNotFoundError:
-                if not left:
-                    raise
-            else:
-                return
+        try:
+            with self._opened(directory, create=True) as target:
+                self._disk.move((fresh, own), (target, last))
+        except FileNotFoundError:
+            if tries == 1:
+                raise
+            self._publish(fresh, own, name, tries - 1)
 
     def _write(self, descriptor: int, buffers: Sequence[memoryview]) -> None:
         offset = 0

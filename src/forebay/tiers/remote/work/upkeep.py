@@ -62,7 +62,7 @@ class Upkeep:
             return
         elif now >= self._refresh_at:
             self._refresh_at = now + options.refresh_s
-            self._call(StoreRequest(0, Action.REFRESH, at=self._version), self._refreshed)
+            self._call(StoreRequest(0, Action.REFRESH, at=self._version), self._learn)
         elif now >= self._sweep_at:
             self._sweep_at = now + options.sweep_s
             self._call(StoreRequest(0, Action.SWEEP, at=int(options.host_age_s)), self._swept)
@@ -72,13 +72,24 @@ class Upkeep:
         self._version = -1
         self.begun.set()
 
-    def _call(self, request: StoreRequest, done: AnswerDone) -> None:
+    def _call(
+        self,
+        request: StoreRequest,
+        done: AnswerDone,
+        failed: Callable[[StoreFailure], None] | None = None,
+    ) -> None:
+        """Ask the child; a failure counts, unless something else is to be done about it."""
         self._is_busy = True
         until = self._parts.clock.monotonic() + self._parts.options.chore_s
 
         def ended(answer: Answer, results: Results) -> None:
             self._is_busy = False
-            done(answer, results)
+            if answer.failure is None:
+                done(answer, results)
+            elif failed is None:
+                self._parts.failed()
+            else:
+                failed(answer.failure)
 
         self._parts.link.call(request, until, ended)
 
@@ -88,15 +99,14 @@ class Upkeep:
             self._parts.trip("cannot be asked")
             self.begun.set()
             return
-        self._call(StoreRequest(0, Action.PROBE), self._probed)
+        self._call(StoreRequest(0, Action.PROBE), self._probed, self._not_yet)
 
-    def _probed(self, answer: Answer, _results: Results) -> None:
-        if answer.failure is not None:
-            self._not_yet(answer.failure)
-        elif self._is_recovered:
+    def _probed(self, _answer: Answer, _results: Results) -> None:
+        if self._is_recovered:
             self._use()
-        else:
-            self._call(StoreRequest(0, Action.REFRESH, at=self._version), self._first_refreshed)
+            return
+        request = StoreRequest(0, Action.REFRESH, at=self._version)
+        self._call(request, self._first_refreshed, self._not_yet)
 
     def _not_yet(self, failure: StoreFailure) -> None:
         if not self.begun.is_set():
@@ -106,16 +116,10 @@ class Upkeep:
         self.begun.set()
 
     def _first_refreshed(self, answer: Answer, results: Results) -> None:
-        if answer.failure is not None:
-            self._not_yet(answer.failure)
-            return
         self._learn(answer, results)
-        self._call(StoreRequest(0, Action.RECOVER), self._recovered)
+        self._call(StoreRequest(0, Action.RECOVER), self._recovered, self._not_yet)
 
-    def _recovered(self, answer: Answer, results: Results) -> None:
-        if answer.failure is not None:
-            self._not_yet(answer.failure)
-            return
+    def _recovered(self, _answer: Answer, results: Results) -> None:
         found = msgspec.msgpack.decode(results[0], type=list[FoundPack])
         orphans = self._parts.own.restore(found, self._parts.others)
         if orphans:
@@ -129,12 +133,6 @@ class Upkeep:
             _log.warning("%s answers and is used", self._parts.path)
         self.begun.set()
 
-    def _refreshed(self, answer: Answer, results: Results) -> None:
-        if answer.failure is not None:
-            self._parts.failed()
-            return
-        self._learn(answer, results)
-
     def _learn(self, answer: Answer, results: Results) -> None:
         tables = [RecordTable(result) for result in results]
         snapshots = tables[1] if len(tables) > 1 else None
@@ -142,9 +140,7 @@ class Upkeep:
         self._version = answer.count
 
     def _swept(self, answer: Answer, _results: Results) -> None:
-        if answer.failure is not None:
-            self._parts.failed()
-        elif answer.count:
+        if answer.count:
             _log.info("%d objects of hosts that are gone were deleted", answer.count)
 
     def _publish(self) -> None:
@@ -173,12 +169,14 @@ class Upkeep:
         source[:] = data
         lent = parts.lending.lend(source, filled=True)
 
-        def ended(answer: Answer, _results: Results) -> None:
+        def put(_answer: Answer, _results: Results) -> None:
             parts.lending.give_back(lent)
-            if answer.failure is None:
-                done()
-                return
-            parts.own.is_changed = True
-            parts.failed()
+            done()
 
-        self._call(StoreRequest(0, Action.PUT, name, buffers=[lent.buffer]), ended)
+        def not_put(failure: StoreFailure) -> None:
+            parts.lending.give_back(lent)
+            parts.own.is_changed = True
+            if failure is not StoreFailure.FULL:  # a full store can be read
+                parts.failed()
+
+        self._call(StoreRequest(0, Action.PUT, name, buffers=[lent.buffer]), put, not_put)

@@ -57,10 +57,9 @@ class RemoteWriting:
     def flush(self) -> None:
         """Answer everything that waits: nobody will write now."""
         self._drop(self._gathering.take_all(), DropReason.TIER_OFF)
-        if not self._is_busy:
-            for order in self._orders:
-                order.end()
-            self._orders = []
+        for order in self._orders:
+            order.end()
+        self._orders = []
 
     def _obey(self) -> None:
         """Bring orders forward; one ends when its packs are deleted."""
@@ -102,8 +101,8 @@ class RemoteWriting:
     def _make_room(self, size_bytes: int) -> None:
         """Let old packs go until there is room for a new one."""
         own, cap_bytes = self._parts.own, pack_cap_bytes(self._parts.cap_bytes)
-        while own.used_bytes - sum(own.doomed.values()) + size_bytes > cap_bytes and own.evict():
-            pass
+        while own.used_bytes - sum(own.doomed.values()) + size_bytes > cap_bytes:
+            own.evict()
 
     def _deleted(self, name: str, answer: Answer, _results: Results) -> None:
         self._is_busy = False
