@@ -15,6 +15,7 @@ LAYERS = {
     "quantity": 0,
     "report": 0,
     "settings": 0,
+    "urls": 0,
     "sys": 1,
     "record": 2,
     "identity": 2,
@@ -29,6 +30,7 @@ LAYERS = {
 }
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
 SIBLINGS |= {("files", "errors"), ("settings", "files")}
+SIBLINGS |= {("urls", "errors"), ("urls", "quantity"), ("settings", "urls")}
 SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}
 # What only some layers may import from outside.
 ONLY_IN = {

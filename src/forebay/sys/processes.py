@@ -5,10 +5,13 @@ And what the system lets our own have: descriptors.
 
 import contextlib
 import ctypes
+import hashlib
 import os
+import re
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -117,6 +120,21 @@ def spawn(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait(_SPAWN_S)
+
+
+def host_name(salt: str) -> str:
+    """What to call this machine among others, in letters, digits, dots and dashes.
+
+    Stays the same as long as its name, its machine id and the salt do.
+    """
+    name = socket.gethostname()
+    try:
+        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        machine = ""
+    digest = hashlib.blake2b(f"{name}\0{machine}\0{salt}".encode(), digest_size=4).hexdigest()
+    plain = re.sub("[^0-9A-Za-z-]", "-", name)[:40].strip("-") or "host"
+    return f"{plain}-{digest}"
 
 
 class ChildProcess:

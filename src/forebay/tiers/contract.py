@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from forebay.record.header import Damage, Digest, RecordHeader, RecordName
+from forebay.sys.shared import SharedMemory
 
 
 class MissReason(StrEnum):
@@ -148,6 +149,9 @@ class Tier(ABC):
     """
 
     name: str  # of the medium; a metric label, for example "disk"
+
+    def attach(self, slab: SharedMemory) -> None:  # noqa: B027 - most have no use for it
+        """Most buffers will lie in this memory, which may grow: for who shares it with others."""
 
     @abstractmethod
     def prefix(self, keys: Sequence[bytes]) -> Prefix:

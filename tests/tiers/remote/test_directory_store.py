@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import SettingsError
 from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.testing.faultdisk import FaultDisk
 from forebay.tiers.remote.store import StoreFailure, is_name
 from forebay.tiers.remote.stores.directory import DirectoryStore
-from forebay.tiers.remote.stores.opening import RemoteUrl, open_store, parse_url
+from forebay.tiers.remote.stores.opening import open_store
 
 NAME = "packs/00/host/01"
 
@@ -162,34 +161,6 @@ def test_other_names_are_none(name: str) -> None:
     assert not is_name("/".join(["a"] * 9))
 
 
-def test_a_url_says_where_and_how_much(tmp_path: Path) -> None:
-    found = parse_url("file:///mnt/a%20b/forebay?cap=1TiB&host=node-7")
-    assert found == RemoteUrl(
-        "file", "/mnt/a b/forebay", 1 << 40, "node-7", "file:///mnt/a b/forebay"
-    )
+def test_the_store_of_a_url(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}?cap=1MiB", "host")
     assert store.put(NAME, [memoryview(b"1")]) is None
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("s3:/bucket", "no store that is known"),
-        ("/mnt/shared", "no store that is known"),
-        ("file://[/mnt?cap=1GiB", "not a URL"),
-        ("file:///mnt?cap", "not a URL"),
-        ("file:///?cap=1GiB", "no directory"),
-        ("file://server/mnt?cap=1GiB", "no directory"),
-        ("file:///mnt#x?cap=1GiB", "no directory"),
-        ("file:///mnt", "no cap"),
-        ("file:///mnt?cap=1KiB", "too small"),
-        ("file:///mnt?cap=much", "not a size"),
-        ("file:///mnt?cap=1GiB&cap=2GiB", "given twice"),
-        ("file:///mnt?cap=1GiB&ttl=1", "unknown"),
-        ("file:///mnt?cap=1GiB&host=a/b", "other characters"),
-    ],
-)
-def test_a_url_that_means_nothing_is_one_sentence(url: str, why: str) -> None:
-    with pytest.raises(SettingsError, match=why) as raised:
-        parse_url(url)
-    assert "\n" not in str(raised.value)

@@ -117,6 +117,7 @@ class Pool(Core):
         except StartupError:
             self._stack.close(0.0)
             raise
+        self._stack.attach(self._slab.memory)
         counters = self._counters = Counter[str](dict.fromkeys(_COUNTERS, 0))
         for tier in range(len(self._stack)):
             name = self._stack.name_of(tier)

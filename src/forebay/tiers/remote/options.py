@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Final
 
 MIB: Final = 1 << 20
-CAP_BYTES_MIN: Final = 1 << 20
 _INDEX_SHARE: Final = 64  # of the cap, this part is left for the published index
 
 

@@ -34,15 +34,15 @@ from forebay.tiers.remote.breaker import Breaker
 from forebay.tiers.remote.index.others import OtherHosts
 from forebay.tiers.remote.jobs import Inbox, Order, RemoteLoad, RemoteStore
 from forebay.tiers.remote.lending import Lending
-from forebay.tiers.remote.options import CAP_BYTES_MIN, RemoteOptions, pack_cap_bytes
+from forebay.tiers.remote.options import RemoteOptions, pack_cap_bytes
 from forebay.tiers.remote.own import OwnPacks
 from forebay.tiers.remote.packs import frame_bytes, pack_bytes
 from forebay.tiers.remote.process.link import Link
-from forebay.tiers.remote.stores.opening import parse_url
 from forebay.tiers.remote.work.parts import RemoteParts
 from forebay.tiers.remote.work.reading import RemoteReading
 from forebay.tiers.remote.work.upkeep import Upkeep
 from forebay.tiers.remote.work.writing import RemoteWriting
+from forebay.urls import REMOTE_BYTES_MIN, parse_url
 
 _EXIT_S: Final = 5.0  # that a killed child may take; one that hangs in the kernel takes longer
 
@@ -89,7 +89,7 @@ class RemoteTier(Tier):
             scratch_bytes = frame_bytes(options.pack_records_max)
             lending = Lending(link, scratch_bytes, options.read_depth)
             parts = RemoteParts(
-                wanted.text,
+                wanted.place,
                 host,
                 wanted.cap_bytes,
                 options,
@@ -105,12 +105,12 @@ class RemoteTier(Tier):
             tier = cls(parts, name, world)
             tier._thread.start()
         except (OSError, RuntimeError) as error:
-            raise StartupError(f"{wanted.text} cannot be used ({error}).") from None
+            raise StartupError(f"{wanted.place} cannot be used ({error}).") from None
         tier.upkeep.begun.wait(options.open_s)
         return tier
 
     def attach(self, slab: SharedMemory) -> None:
-        """Payloads lie in this memory from now on: the child maps it, and nothing is copied."""
+        """See Tier. The child maps it, and nothing is copied."""
         self.parts.lending.attach(slab)
 
     def prefix(self, keys: Sequence[bytes]) -> Prefix:
@@ -215,7 +215,7 @@ class RemoteTier(Tier):
         """See Tier."""
         if path != self.parts.path:
             return False
-        if cap_bytes < CAP_BYTES_MIN:
+        if cap_bytes < REMOTE_BYTES_MIN:
             raise DirectoryError(f"{path} cannot work with so little; write 1MiB or more.")
         self.parts.cap_bytes = cap_bytes
         self._ordered(Order(is_erasure=False))
