@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 
 from forebay import __version__
-from forebay.cli import bench, check, plan, sim
+from forebay.cli import bench, check, plan, remote, sim
 from forebay.cli.engine import demo, serve
 from forebay.cli.flags import Parser
 from forebay.cli.pool import clear, stats
@@ -31,6 +31,7 @@ _MODULES: tuple[ModuleType, ...] = (
     set_command,
     clear,
     check,
+    remote,
     bench,
     plan,
     sim,

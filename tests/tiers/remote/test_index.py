@@ -81,11 +81,12 @@ def test_a_table_finds_every_record_and_no_other() -> None:
     assert (found.rows, found.names.deleted) == (580, [5])
     for n in range(1, 30):
         for each in range(20):
-            (row,) = found.find(single(f"{n}/{each}").name.key)
+            (at,) = found.rows_of(single(f"{n}/{each}").name.key)
+            row = found.record(at)
             assert row.host == ("a" if n < 10 else "b")
             assert row.place.offset == (each + 1) * 4096
             assert row.place.name == f"packs/{NAMESPACE.hex()}/{row.host}/{n:012x}"
-    assert not list(found.find(single("nothing").name.key))
+    assert not found.rows_of(single("nothing").name.key)
     assert found.size_bytes < 580 * 20 + 29 * 16 + 200, "20 bytes a record, 16 a pack"
 
 
@@ -139,7 +140,7 @@ def found_by(refreshed: Refreshed | StoreFailure) -> set[str]:
     tables = [RecordTable(memoryview(each)) for each in refreshed[1:] if each is not None]
     labels = {"one", "two", "three"}
     return {
-        label for label in labels if any(list(each.find(single(label).name.key)) for each in tables)
+        label for label in labels if any(each.rows_of(single(label).name.key) for each in tables)
     }
 
 

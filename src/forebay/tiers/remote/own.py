@@ -100,7 +100,7 @@ class OwnPacks:
 
         def rooted(entry: ContentsEntry) -> ContentsEntry:
             parent = entry.parent
-            is_elsewhere = parent not in keys and others.find(parent) is not None
+            is_elsewhere = parent not in keys and others.has(parent)
             return entry._replace(parent=NO_PARENT) if is_elsewhere else entry
 
         regions: list[tuple[Region, Iterable[ContentsEntry]]] = []

@@ -124,7 +124,7 @@ class RemoteTier(Tier):
 
     def has(self, key: bytes) -> bool:
         """See Tier."""
-        return self._catalog.has(short(key)) or self._others.find(key) is not None
+        return self._catalog.has(short(key)) or self._others.has(key)
 
     def length_of(self, key: bytes) -> int | None:
         """See Tier."""
@@ -185,17 +185,17 @@ class RemoteTier(Tier):
             return DropReason.TOO_LARGE
         if not self.parts.breaker.takes_stores(self._clock.monotonic()):
             return DropReason.TIER_OFF
-        if self._others.find(name.key) is not None:
+        if self._others.has(name.key):
             return DropReason.DUPLICATE
         refused = self._catalog.reserve(name)
-        if refused is DropReason.ORPHAN and self._others.find(name.parent) is not None:
+        if refused is DropReason.ORPHAN and self._others.has(name.parent):
             return self._catalog.reserve(RecordName(name.namespace, name.group, name.key, ROOT))
         return refused
 
     def remove(self, key: bytes) -> None:
         """See Tier."""
         self._catalog.forget(short(key))
-        if self._others.find(key) is not None:
+        if self._others.has(key):
             self._others.forget(short(key), self._clock.monotonic())
 
     def lost(self, key: bytes) -> None:

@@ -47,18 +47,28 @@ class OtherHosts:
         for each in late:
             del self._forgotten[each]
 
+    def has(self, key: bytes) -> bool:
+        """Whether a record is believed to be somewhere; the key may be short."""
+        return self._usable(short(key)) is not None
+
     def find(self, key: bytes) -> TableRow | None:
         """Where a record is; the key may be short."""
-        key = short(key)
-        tables, forgotten = self._tables, self._forgotten
+        found = self._usable(short(key))
+        return None if found is None else found[0].record(found[1])
+
+    def _usable(self, key: bytes) -> tuple[RecordTable, int] | None:
+        """A row of this short key that nothing speaks against."""
+        tables, forgotten, bad = self._tables, self._forgotten, self._bad
         if key in forgotten:
             return None
         for table in (tables.tails, tables.snapshots):
-            for row in table.find(key):
-                sequence = row.place.sequence
-                is_gone = sequence in tables.deleted or sequence in forgotten
-                if not is_gone and self._bad.get(row.host, 0) < self._options.bad_records_max:
-                    return row
+            for row in table.rows_of(key):
+                sequence = table.sequence(row)
+                if sequence in tables.deleted or sequence in forgotten:
+                    continue
+                if bad and bad.get(table.host(row), 0) >= self._options.bad_records_max:
+                    continue
+                return table, row
         return None
 
     def forget(self, what: bytes | int, now: float) -> None:

@@ -8,19 +8,21 @@ only says where to look: what is found there is verified like any other record.
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from forebay.record.region import FIRST_RECORD
 from forebay.sys.memory import PAGE_BYTES
-from forebay.tiers.remote.index.published import PublishedPack
+from forebay.tiers.remote.index.published import ENTRY_BYTES, PublishedPack
 from forebay.tiers.remote.packs import PackPlace, pack_name
 
 _HEADER: Final = struct.Struct("<QQQQ")  # rows, packs, bytes of names, 0
-_ENTRY: Final = struct.Struct("<Q8sII")  # the key's first half, its second, page, payload length
 _KEY: Final = struct.Struct("<Q")
+_ENTRY_WORDS: Final = ENTRY_BYTES // 8  # of a published entry: key, key's second half, place
+_LENGTH_BIT: Final = 32  # of a place: the page lies below it, the payload's length above
+_PAGE_MASK: Final = (1 << _LENGTH_BIT) - 1
 
 
 class TableNames(msgspec.Struct, array_like=True, frozen=True):
@@ -41,31 +43,31 @@ class TableRow(NamedTuple):
 def build(hosts: Sequence[tuple[str, Sequence[PublishedPack]]], deleted: Sequence[int]) -> bytes:
     """A table of these hosts' packs."""
     namespaces: dict[bytes, int] = {}
-    packs: list[tuple[int, int, int]] = []  # sequence, host, namespace
-    rows: list[tuple[int, int, int, int]] = []  # key, pack, page, length
+    sequences, owners, spaces = array("Q"), array("I"), array("I")  # a pack each
+    entries: list[bytes] = []
+    numbers = array("I")  # the pack of each row
     for host, (_, published) in enumerate(hosts):
-        for namespace, sequence, entries in published:
-            number = namespaces.setdefault(namespace, len(namespaces))
-            at = len(packs)
-            packs.append((sequence, host, number))
-            unpacked = _ENTRY.iter_unpack(entries)
-            rows += [(key, at, page, length) for key, _, page, length in unpacked]
-    rows.sort()
+        for namespace, sequence, packed in published:
+            numbers.extend([len(sequences)] * (len(packed) // ENTRY_BYTES))
+            sequences.append(sequence)
+            owners.append(host)
+            spaces.append(namespaces.setdefault(namespace, len(namespaces)))
+            entries.append(packed)
+    words = memoryview(b"".join(entries)).cast("Q")
+    keys, places = array("Q", words[::_ENTRY_WORDS]), array("Q", words[2::_ENTRY_WORDS])
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    columns = [
+        array("Q", map(keys.__getitem__, order)),
+        array("Q", map(places.__getitem__, order)),
+        sequences,
+        array("I", map(numbers.__getitem__, order)),
+        owners,
+        spaces,
+    ]
     names = TableNames([host for host, _ in hosts], list(namespaces), list(deleted))
     blob = msgspec.msgpack.encode(names)
-    columns = [
-        *_columns(rows, "QIII"),
-        *_columns(packs, "QII"),
-    ]
-    wide = [data for code, data in columns if code == "Q"]
-    narrow = [data for code, data in columns if code != "Q"]
-    header = _HEADER.pack(len(rows), len(packs), len(blob), 0)
-    return b"".join([header, *wide, *narrow, blob])
-
-
-def _columns(rows: Sequence[tuple[int, ...]], codes: str) -> Iterator[tuple[str, bytes]]:
-    for position, code in enumerate(codes):
-        yield code, array(code, (row[position] for row in rows)).tobytes()
+    header = _HEADER.pack(len(keys), len(sequences), len(blob), 0)
+    return b"".join([header, *(column.tobytes() for column in columns), blob])
 
 
 class RecordTable:
@@ -78,33 +80,39 @@ class RecordTable:
         self.size_bytes = view.nbytes
         at = _HEADER.size
         columns = []
-        for count in (rows, packs):
+        for count in (rows, rows, packs):
             columns.append(view[at : at + 8 * count].cast("Q"))
             at += 8 * count
-        for count in (rows, rows, rows, packs, packs):
+        for count in (rows, packs, packs):
             columns.append(view[at : at + 4 * count].cast("I"))
             at += 4 * count
-        self._keys, self._sequences, self._pack, self._page, self._length = columns[:5]
-        self._host, self._namespace = columns[5:]
+        self._keys, self._places, self._sequences, self._packs, self._hosts, self._spaces = columns
         self.names = msgspec.msgpack.decode(view[at : at + blob], type=TableNames)
 
-    def find(self, key: bytes) -> Iterator[TableRow]:
-        """Every record whose short key begins like this one."""
+    def rows_of(self, key: bytes) -> range:
+        """The rows of records whose key begins like this one."""
         (wanted,) = _KEY.unpack_from(key)
-        keys = self._keys
-        row = bisect_left(keys, wanted)
-        while row < self.rows and keys[row] == wanted:
-            yield self._row(row)
-            row += 1
+        keys, rows = self._keys, self.rows
+        first = end = bisect_left(keys, wanted)
+        while end < rows and keys[end] == wanted:
+            end += 1
+        return range(first, end)
 
-    def _row(self, row: int) -> TableRow:
-        pack = self._pack[row]
-        host = self.names.hosts[self._host[pack]]
-        namespace = self.names.namespaces[self._namespace[pack]]
-        sequence = self._sequences[pack]
-        offset = max(FIRST_RECORD, self._page[row] * PAGE_BYTES)
+    def sequence(self, row: int) -> int:
+        """The pack of a row."""
+        return self._sequences[self._packs[row]]
+
+    def host(self, row: int) -> str:
+        """The host of a row."""
+        return self.names.hosts[self._hosts[self._packs[row]]]
+
+    def record(self, row: int) -> TableRow:
+        """What a row says."""
+        namespace = self.names.namespaces[self._spaces[self._packs[row]]]
+        host, sequence, place = self.host(row), self.sequence(row), self._places[row]
+        offset = max(FIRST_RECORD, (place & _PAGE_MASK) * PAGE_BYTES)
         name = pack_name(namespace, host, sequence)
-        return TableRow(PackPlace(name, sequence, offset, self._length[row]), host)
+        return TableRow(PackPlace(name, sequence, offset, place >> _LENGTH_BIT), host)
 
 
 EMPTY: Final = build([], [])
