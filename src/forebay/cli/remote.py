@@ -154,10 +154,10 @@ def _all(
 def _readable(found: StoreCheck) -> str:
     size = format_size(_RECORD_BYTES)
     state = "can be used" if found.is_sound else "must not be used as it is"
+    took = f"{found.stored} of {_RECORDS} records of {size}, {found.write_mb_per_s} MB/s"
     return "\n".join(
         [
-            f"stored     {found.stored} of {_RECORDS} records of {size},"
-            f" {found.write_mb_per_s} MB/s",
+            f"stored     {took}",
             f"loaded     {found.loaded}, verified, {found.read_mb_per_s} MB/s",
             f"one alone  {found.first_ms} ms",
             f"deleted    {found.deleted}",

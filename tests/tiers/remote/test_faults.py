@@ -21,6 +21,7 @@ from tests.remote_harness import (
 )
 
 from forebay.errors import DirectoryError, SettingsError, StartupError
+from forebay.record.header import Damage
 from forebay.sys import memory
 from forebay.sys.processes import ChildProcess
 from forebay.sys.shared import SharedMemory
@@ -316,6 +317,9 @@ def test_payloads_in_the_slab_are_read_and_written_where_they_are(tmp_path: Path
         assert load(tier, sample) == (Hit(9000), sample.payload), "or in memory of another kind"
         again = Waiting(lambda done: tier.submit_load(sample.name, target, done, FOREVER))
         assert again.outcome() == Hit(9000)
+        os.truncate(packs_in(tmp_path)[0], 0)
+        cut = Waiting(lambda done: tier.submit_load(sample.name, target, done, FOREVER))
+        assert cut.outcome() == Miss(MissReason.CORRUPT, Damage.CUT), "not what lay there before"
 
 
 def test_more_than_may_wait_is_refused(tmp_path: Path) -> None:
