@@ -32,9 +32,11 @@ COMMANDS: tuple[Command, ...] = (
     Command("health", "whether records go through the pool", "forebay.cli.pool.health"),
     Command("set", "change a running pool's caps", "forebay.cli.pool.set"),
     Command("clear", "delete what the pool holds", "forebay.cli.pool.clear"),
-    Command("check", "verify every record in a directory", "forebay.cli.check"),
-    Command("remote", "stores that hosts share, tried from here", "forebay.cli.remote"),
-    Command("doctor", "what is in the way on this machine, and what to do", "forebay.cli.doctor"),
+    Command("check", "verify every record in a directory", "forebay.cli.host.check"),
+    Command("remote", "stores that hosts share, tried from here", "forebay.cli.host.remote"),
+    Command(
+        "doctor", "what is in the way on this machine, and what to do", "forebay.cli.host.doctor"
+    ),
     Command("bench", "measure this machine, or a server", "forebay.cli.bench"),
     Command(
         "plan", "what to buy: KV size, GPUs, pool, break-even, SSD life, cost", "forebay.cli.plan"

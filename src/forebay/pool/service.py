@@ -44,9 +44,7 @@ COMMAND: Final = "forebay.cli"  # what an engine runs to start a pool: `python -
 LOCK_FLAG: Final = "--inherited-lock"
 _START_S: Final = 120.0  # a large directory is opened warm within this time
 TAKEN_BYTES_PER_S: Final = 1e9  # and DRAM is taken at this speed, or faster
-_ANSWER_S: Final = (
-    10.0  # for a pool that is there, on a machine however busy; none is known at once
-)
+_ANSWER_S: Final = 10.0  # for a pool that is there, but busy; that there is none is known at once
 _LOOK_S: Final = 0.02  # how often a starting pool is looked for
 _TRACE_CLOSE_S: Final = 2.0
 _log: Final = logging.getLogger(__name__)

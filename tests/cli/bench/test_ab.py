@@ -34,9 +34,9 @@ def read(directory: Path) -> AbResult:
 
 @pytest.mark.slow
 def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with stub("--tpot-ms", "450") as slow, stub("--tpot-ms", "1") as fast:
+    with stub("--tpot-ms", "1600") as slow, stub("--tpot-ms", "1") as fast:
         words = ["--off", slow.url, "--on", fast.url, "--also", f"third={fast.url}", *SMALL]
-        words += ["--turns", "2", "--answer-tokens", "2", "--tpot-ms", "400"]
+        words += ["--turns", "2", "--answer-tokens", "2", "--tpot-ms", "800"]
         more = ["--clients", "1,2", "--repeat", "2", "--out", str(tmp_path)]
         assert main(["bench", "ab", *words, *more]) == 0
     out = capsys.readouterr().out

@@ -5,7 +5,7 @@ are data of this package: plain HTML, CSS and JavaScript that a browser takes as
 show they ask for at /stats.json and /requests.json of the same port.
 """
 
-from importlib import resources
+from pathlib import Path
 from typing import Final, NamedTuple
 
 INDEX: Final = "index.html"
@@ -47,4 +47,4 @@ class PageFile(NamedTuple):
 def read(path: str) -> PageFile:
     """The file at one of `PATHS`."""
     name = path.removeprefix("/") or INDEX
-    return PageFile(TYPES[name], resources.files(__name__).joinpath(name).read_bytes())
+    return PageFile(TYPES[name], (Path(__file__).parent / name).read_bytes())

@@ -125,10 +125,8 @@ class RegionLog:
         try:
             if unfit is not None:
                 self._seal(unfit)
-            while self.allocated_bytes > usable:
-                oldest = self._evict(EvictionCause.RESIZED)
-                if oldest is None:
-                    break
+            cause = EvictionCause.RESIZED
+            while self.allocated_bytes > usable and (oldest := self._evict(cause)) is not None:
                 self._unlink(oldest)
         except OSError as error:
             _log.warning("%s is above its cap (%s)", self._directory.path, error.strerror)

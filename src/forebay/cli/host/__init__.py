@@ -1,0 +1,1 @@
+"""Commands that look at this host: its directories, its limits, what is in the way."""
