@@ -1,11 +1,22 @@
 """`forebay remote check`: a store is tried, and what it does wrong is said."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from forebay.cli.host import remote
 from forebay.cli.main import main
+
+LONG_S = 600.0  # longer than a call takes on a busy machine
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = replace(remote._OPTIONS, call_s=LONG_S, put_s=LONG_S, chore_s=LONG_S, open_s=LONG_S)
+    monkeypatch.setattr(remote, "_OPTIONS", options)
+    monkeypatch.setattr(remote, "_WAIT_S", LONG_S)
 
 
 def test_a_sound_store_can_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from forebay.urls import parse_url
 _RECORD_BYTES: Final = 4 << 20
 _RECORDS: Final = 16
 _WAIT_S: Final = 120.0  # for all records to be written, or read
+_OPTIONS: Final = RemoteOptions(pack_age_s=0.5, refresh_s=3600.0, open_s=30.0)
 _CLOSE_S: Final = 10.0
 _EPILOG = """\
 examples:
@@ -80,9 +81,8 @@ def _run(parsed: argparse.Namespace) -> int:
 def check(url: str) -> StoreCheck:
     """Try a store; a StartupError if the URL means none, or it does not answer."""
     wanted = parse_url(url)
-    options = RemoteOptions(pack_age_s=0.5, refresh_s=3600.0, open_s=30.0)
     host = wanted.host or processes.host_name("forebay remote check")
-    tier = RemoteTier.open(url, host, options)
+    tier = RemoteTier.open(url, host, _OPTIONS)
     try:
         if not tier.volumes()[0].is_on:
             raise StartupError(f"{wanted.place} does not answer, or cannot be written to.")

@@ -76,7 +76,7 @@ class OwnPacks:
         self.doomed[pack_name(namespace, self._host, sequence)] = size_bytes
 
     def put(
-        self, headers: list[RecordHeader], sequence: int, offsets: list[int], now: float
+        self, headers: list[RecordHeader], sequence: int, offsets: list[int], begun: float
     ) -> list[bool]:
         """A pack is in the store; for each record, whether it can be loaded from now on."""
         size_bytes = pack_bytes([header.length for header in headers])
@@ -92,7 +92,7 @@ class OwnPacks:
             for header, offset in zip(headers, offsets, strict=True)
         ]
         namespace = headers[0].name.namespace
-        pack = self._add(namespace, sequence, size_bytes, entries, begun_at=now)
+        pack = self._add(namespace, sequence, size_bytes, entries, begun_at=begun)
         number = pack.region.number
         return [
             self.catalog.settle(short(entry.key), RecordPlace(number, entry.offset, entry.length))

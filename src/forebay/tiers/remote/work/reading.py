@@ -46,7 +46,7 @@ class RemoteReading:
         while self._waiting and not self._parts.breaker.is_on:
             self._answer(self._waiting.popleft(), Miss(MissReason.TIER_OFF))
         while self._waiting and self._lanes:
-            self._begin(self._waiting.popleft(), now)
+            self._begin(self._waiting.popleft())
 
     def flush(self) -> None:
         """Answer everything that waits: nobody will read any more."""
@@ -57,8 +57,9 @@ class RemoteReading:
         self._parts.inbox.load_begins()
         job.done(outcome)
 
-    def _begin(self, job: RemoteLoad, now: float) -> None:
+    def _begin(self, job: RemoteLoad) -> None:
         parts, lane = self._parts, self._lanes.pop()
+        begun = parts.clock.monotonic()
         parts.inbox.load_begins()
         page, _ = parts.lending.page(lane)
         lent = parts.lending.lend(job.target[: padded(job.place.length)], filled=False)
@@ -68,9 +69,9 @@ class RemoteReading:
             parts.lending.give_back(lent, 0 if answer.failure else job.place.length)
             outcome = self._outcome(job, lane, answer)
             self._lanes.append(lane)
-            job.done(replace(outcome, begun=now))
+            job.done(replace(outcome, begun=begun))
 
-        parts.link.call(request, now + parts.options.call_s, ended)
+        parts.link.call(request, begun + parts.options.call_s, ended)
 
     def _outcome(self, job: RemoteLoad, lane: int, answer: Answer) -> LoadOutcome:
         parts = self._parts

@@ -52,7 +52,7 @@ class RemoteWriting:
             self.flush()
         elif not self._is_busy:
             self._obey()
-            self._begin(now)
+            self._begin()
 
     def flush(self) -> None:
         """Answer everything that waits: nobody will write now."""
@@ -78,7 +78,7 @@ class RemoteWriting:
                 order.end()
         self._orders = [order for order in self._orders if order.names]
 
-    def _begin(self, now: float) -> None:
+    def _begin(self) -> None:
         parts = self._parts
         jobs = self._gathering.next()
         if jobs is not None and not parts.own.doomed:
@@ -88,12 +88,12 @@ class RemoteWriting:
                 return
             self._make_room(size, EvictionCause.SPACE)
             if not parts.own.doomed:
-                self._put(self._gathering.take(), size, now)
+                self._put(self._gathering.take(), size)
                 return
         if parts.own.doomed:
             self._is_busy = True
             name = next(iter(parts.own.doomed))
-            until = now + parts.options.call_s
+            until = parts.clock.monotonic() + parts.options.call_s
             parts.link.call(
                 StoreRequest(0, Action.DELETE, name), until, partial(self._deleted, name)
             )
@@ -111,8 +111,9 @@ class RemoteWriting:
         else:
             self._parts.failed()
 
-    def _put(self, jobs: list[RemoteStore], size_bytes: int, now: float) -> None:
+    def _put(self, jobs: list[RemoteStore], size_bytes: int) -> None:
         parts = self._parts
+        begun = parts.clock.monotonic()
         headers = [_header(job) for job in jobs]
         sequence = parts.own.begin(size_bytes)
         offsets = frame(headers, sequence, parts.lending.scratch)
@@ -130,15 +131,15 @@ class RemoteWriting:
             for each in lent:
                 parts.lending.give_back(each)
             if answer.failure is None:
-                settled = parts.own.put(headers, sequence, offsets, now)
+                settled = parts.own.put(headers, sequence, offsets, begun)
                 parts.written_bytes += size_bytes
-                self._stored(jobs, settled, now)
+                self._stored(jobs, settled, begun)
             else:
                 parts.own.failed(jobs[0].name.namespace, sequence, size_bytes)
-                self._failed(jobs, answer.failure, now)
+                self._failed(jobs, answer.failure, begun)
 
         request = StoreRequest(0, Action.PUT, name, buffers=buffers)
-        parts.link.call(request, now + parts.options.put_s, ended)
+        parts.link.call(request, begun + parts.options.put_s, ended)
 
     def _lend(self, job: RemoteStore) -> Lent:
         size = padded(job.length)
