@@ -190,11 +190,15 @@ class PoolProcess:
 
     def url(self) -> str:
         """Where it answers HTTP, if it was told to."""
-        found = re.search(
-            r"metrics at (http://\S+)/metrics", self.log.read_text()[self._log_from :]
-        )
-        assert found is not None, self.log.read_text()
-        return found[1].replace("0.0.0.0", "127.0.0.1")
+
+        def found() -> re.Match[str] | None:
+            log = self.log.read_text()[self._log_from :]
+            return re.search(r"metrics at (http://\S+)/metrics", log)
+
+        wait_until(found, "the log, which a thread of its own writes")
+        match = found()
+        assert match is not None
+        return match[1].replace("0.0.0.0", "127.0.0.1")
 
     def volume(self) -> dict[str, Any]:
         """Its first directory."""

@@ -496,6 +496,8 @@ def test_caps_change_while_it_runs(place: Path) -> None:
     assert core.number("used_bytes", tier="disk") <= 6 * MIB
     core.pool.handle(client, Resize(-1, [("/nowhere", MIB)]))
     assert not core.receive(client, AdminReply).ok
+    core.pool.handle(client, Resize(4096, []))
+    assert not core.receive(client, AdminReply).ok, "a cap of less than an arena would be none"
     for _ in range(2):
         core.pool.handle(client, Resize(6 * MIB, []))
     answers = [core.receive(client, AdminReply).ok for _ in range(2)]

@@ -64,6 +64,11 @@ class AdminOperations:
             sentence = f"a cap is {SIZE_BYTES_MAX} bytes at most."
             session.send(AdminReply(ok=False, sentence=sentence))
             return
+        arena_bytes = self._dram.slab.arena_bytes
+        if 0 <= message.dram_bytes < arena_bytes:  # nothing could be stored any more
+            sentence = f"DRAM of this pool is {format_size(arena_bytes)} at least, one arena."
+            session.send(AdminReply(ok=False, sentence=sentence))
+            return
         missing_bytes = self._dram.slab.missing_bytes(message.dram_bytes)
         if missing_bytes and self._is_growing:
             session.send(AdminReply(ok=False, sentence="DRAM is being raised already; try again."))
