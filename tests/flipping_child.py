@@ -1,9 +1,12 @@
 """A child of a remote tier whose store gives back one bit other than it was given."""
 
+import os
+import socket
 import sys
 from collections.abc import Sequence
 
-from forebay.tiers.remote.process import child
+from forebay.sys import processes
+from forebay.tiers.remote.process.child import Child
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
 from forebay.urls import parse_url
@@ -17,10 +20,10 @@ class FlippingStore(DirectoryStore):
         return count
 
 
-def open_flipping(url: str, host: str) -> FlippingStore:
-    return FlippingStore(parse_url(url).path, host)
-
-
 if __name__ == "__main__":
-    child.open_store = open_flipping
-    child.main(sys.argv[1:])
+    processes.end_with_parent()
+    descriptor, url, host, threads, entries = sys.argv[1:]
+    with socket.socket(fileno=int(descriptor)) as connection:
+        store = FlippingStore(parse_url(url).path, host)
+        Child(connection, store, host, int(entries)).serve(int(threads))
+    os._exit(0)
