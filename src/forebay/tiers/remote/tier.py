@@ -294,7 +294,8 @@ class RemoteTier(Tier):
         self._probing.step()
         self._writing.step(now, is_closing=is_closing)
         self.upkeep.step(now, is_closing=is_closing)
-        is_idle = self._reading.is_idle and self._writing.is_idle and self.upkeep.is_idle
+        works = (self._reading, self._writing, self.upkeep, self._probing)
+        is_idle = all(work.is_idle for work in works)
         self._is_over = is_closing and (is_idle or now >= (self._close_at or 0.0))
 
     def _take_in(self, now: float) -> None:

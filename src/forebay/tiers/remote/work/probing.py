@@ -43,6 +43,11 @@ class RemoteProbing:
         self._done: ProbeDone | None = None
         self._name = RecordName(_NAMESPACE, 0, ROOT, ROOT)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no probe is under way, whose object would be left."""
+        return self._done is None
+
     def step(self) -> None:
         """Begin the probe that waits, or answer it where the store is not in use."""
         done = self._parts.inbox.take_probe()
