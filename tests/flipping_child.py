@@ -1,4 +1,4 @@
-"""A child of a remote tier whose store gives back one bit other than it was given."""
+"""A child of a remote tier whose store flips a bit of the first probe, and loses the second."""
 
 import os
 import socket
@@ -13,11 +13,14 @@ from forebay.urls import parse_url
 
 
 class FlippingStore(DirectoryStore):
+    probes = 0
+
     def get(self, name: str, at: int, buffers: Sequence[memoryview]) -> int | StoreFailure:
         count = super().get(name, at, buffers)
         if name.endswith("/probe"):
+            self.probes += 1
             buffers[0][-1] ^= 1
-        return count
+        return count if self.probes < 2 else StoreFailure.ABSENT
 
 
 if __name__ == "__main__":

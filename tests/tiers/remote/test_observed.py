@@ -113,14 +113,18 @@ def test_a_probe_of_a_full_store_says_so(tmp_path: Path) -> None:
         assert probe(tier) == ""
 
 
-def test_a_probe_finds_a_bit_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_finds_what_is_wrong_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
     flipping = partial(Link, module="tests.flipping_child")
     monkeypatch.setattr("forebay.tiers.remote.tier.Link", flipping)
     with opened_remote(tmp_path) as tier:
         assert store(tier, single("sound")) == Stored()
-        assert probe(tier) == "corrupt"
-        assert not (tmp_path / PROBE).exists()
+        for failure in ("corrupt", "absent"):
+            assert probe(tier) == failure
+            assert not (tmp_path / PROBE).exists()
+        assert tier.volumes()[0].errors == 1, "only what is gone is an error"
 
 
 def test_calls_say_when_they_began_and_records_when_they_were_used(tmp_path: Path) -> None:

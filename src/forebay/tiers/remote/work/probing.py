@@ -111,6 +111,6 @@ class RemoteProbing:
 
     def _end(self, failed: str) -> None:
         done, self._done = self._done, None
+        assert done is not None
         self._parts.inbox.probe_ended()
-        if done is not None:
-            done(failed)
+        done(failed)
