@@ -26,7 +26,7 @@ def refused(*sources: settings.SettingsSource) -> str:
 
 
 def test_few_fields_each_with_a_sentence() -> None:
-    assert len(fields(Settings)) <= 24
+    assert len(fields(Settings)) <= 25
     for name, doc, default in settings.documentation():
         assert doc.endswith("."), name
         assert default, name
@@ -95,6 +95,11 @@ def test_an_unknown_name_is_refused_with_its_origin_and_the_nearest_one(tmp_path
         ("disk", ["/a:0"]),
         ("disk", ["/a:1GiB", "/a/:2GiB"]),
         ("disk", [7]),
+        ("remote", 7),
+        ("remote", ["/mnt/shared"]),
+        ("remote", ["file:///mnt/shared"]),
+        ("remote", ["s3://bucket?cap=1TiB"]),
+        ("remote", ["file:///a?cap=1GiB", "file:///a/?cap=2GiB"]),
         ("allow_uid", "root"),
     ],
 )

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from forebay.errors import SettingsError
 from forebay.files import read_regular
 from forebay.quantity import parse_size
+from forebay.urls import REMOTES_MAX, RemoteUrl, parse_url
 
 VARIABLE_PREFIX: Final = "FOREBAY_"
 FILE_BYTES_MAX: Final = 1 << 20  # of a file with settings
@@ -136,6 +137,17 @@ def _disks(value: object) -> tuple[DiskSetting, ...]:
     return disks
 
 
+def _remotes(value: object) -> tuple[RemoteUrl, ...]:
+    urls = tuple(parse_url(_text(part)) for part in _many(value))
+    if len(urls) > REMOTES_MAX:
+        raise SettingsError(f"{len(urls)} stores are too many; name up to {REMOTES_MAX}.")
+    places = [os.path.normpath(url.path) for url in urls]
+    for place in places:
+        if places.count(place) > 1:
+            raise SettingsError(f"{_quoted(place)} is named twice; name each store once.")
+    return urls
+
+
 def parse_disk(text: str) -> DiskSetting:
     """`DIR:SIZE`; a directory's name may hold colons, the last one parts it from the size."""
     path, colon, size = text.strip().rpartition(":")
@@ -226,6 +238,13 @@ class Settings:
         _disks,
         "Directories for chunks, each with its hard cap, as DIR:SIZE, at least 64MiB; the flag"
         " may be repeated, the variable separates with commas.",
+    )
+    remote: tuple[RemoteUrl, ...] = _setting(
+        (),
+        _remotes,
+        "Stores that pools of several hosts share, each with what this host may hold there, as"
+        " file:///mnt/shared/forebay?cap=1TiB; the flag may be repeated, the variable separates"
+        " with commas.",
     )
     socket: str = _setting(
         "",

@@ -88,7 +88,7 @@ def add_settings(
         if isinstance(default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=doc)
         elif isinstance(default, tuple):
-            form = "DIR:SIZE" if name == "disk" else "ID"
+            form = {"disk": "DIR:SIZE", "remote": "URL"}.get(name, "ID")
             parser.add_argument(flag, action="append", metavar=form, help=doc)
         else:
             parser.add_argument(flag, metavar=_metavar(name, docs[name].default, default), help=doc)

@@ -33,6 +33,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("set", "change a running pool's caps", "forebay.cli.pool.set"),
     Command("clear", "delete what the pool holds", "forebay.cli.pool.clear"),
     Command("check", "verify every record in a directory", "forebay.cli.host.check"),
+    Command("remote", "stores that hosts share, tried from here", "forebay.cli.host.remote"),
     Command(
         "doctor", "what is in the way on this machine, and what to do", "forebay.cli.host.doctor"
     ),

@@ -59,20 +59,22 @@ class PreemptedSource(StrEnum):
 
 LOAD_OUTCOMES: Final = (OK, *(each.value for each in MissReason if each != MissReason.NO_POOL))
 STORE_OUTCOMES: Final = (OK, *(each.value for each in DropReason))
+# The tiers that a pool can have; its stores are bounded by the settings.
+TIERS: Final = (DRAM, "disk", "remote", "remote2 and so on for further stores")
 # What the docs say of each label, or of one metric's: its values, or what they are taken from.
 VALUES: Final = {
     "cause": tuple(each.value for each in EvictionCause),
     "direction": tuple(each.value for each in Direction),
-    "found": (DRAM, "disk", ABSENT),
+    "found": (*TIERS, ABSENT),
     "kind": tuple(each.value for each in ErrorKind),
     "model": ("a model's name",),
     "namespace": (f"{NAMESPACE_DIGITS} hex digits, of the {NAMESPACES_MAX} largest", "other"),
     "outcome": tuple(dict.fromkeys((*LOAD_OUTCOMES, *STORE_OUTCOMES))),
     "requests.outcome": tuple(each.value for each in Decision),
-    "source": (*(each.value for each in TokenSource), DRAM, "disk"),
+    "source": (*(each.value for each in TokenSource), *TIERS),
     "preempted_tokens.source": tuple(each.value for each in PreemptedSource),
     "reason": tuple(each.value for each in RefusalReason),
     "sharing": ("what an engine says of itself",),
-    "tier": (DRAM, "disk"),
-    "volume": ("a directory's number, from 0, in the order of /stats.json",),
+    "tier": TIERS,
+    "volume": ("a directory's or store's number, from 0, in the order of /stats.json",),
 }

@@ -37,6 +37,8 @@ from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
 from forebay.sys.world import World
 from forebay.tiers.disk import Directory, DiskTier, Options
+from forebay.tiers.remote.tier import RemoteTier
+from forebay.urls import RemoteUrl
 
 COMMAND: Final = "forebay.cli"  # what an engine runs to start a pool: `python -m forebay.cli pool`
 LOCK_FLAG: Final = "--inherited-lock"
@@ -90,7 +92,7 @@ class Service:
             recorder = Recorder(*parse_trace(settings.trace)) if settings.trace else None
             if recorder is not None:
                 undo.callback(recorder.close, _TRACE_CLOSE_S)
-            pool = Pool(_options(settings, world), _policy(settings), wake, world)
+            pool = Pool(_options(settings, address, world), _policy(settings), wake, world)
             undo.callback(pool.close, 0.0)
             has_others = settings.allow_uid or operator_uids
             listener = _listen(address, 0o666 if has_others else 0o600, limits.backlog)
@@ -210,6 +212,8 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     flags = ["--socket", address.path, "--dram", str(settings.dram)]
     for disk in settings.disk:
         flags += ["--disk", f"{os.path.abspath(disk.path)}:{disk.cap_bytes}"]  # noqa: PTH100
+    for url in settings.remote:
+        flags += ["--remote", str(url)]
     for uid in settings.allow_uid:
         flags += ["--allow-uid", str(uid)]
     flags += ["--linger", str(settings.linger_s)]
@@ -227,11 +231,18 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     return flags
 
 
-def _options(settings: Settings, world: World) -> PoolOptions:
-    tiers = (_disk_tier(settings, world),) if settings.disk else ()
-    life = TierLife(settings.disk_writes_a_day, settings.disk_rated_life)
+def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOptions:
+    tiers, lives = [], []
+    if settings.disk:
+        tiers.append(_disk_tier(settings, world))
+        lives.append(TierLife(settings.disk_writes_a_day, settings.disk_rated_life))
+    host = processes.host_name(address.path)
+    for number, url in enumerate(settings.remote, 1):
+        name = "remote" if number == 1 else f"remote{number}"
+        tiers.append(_remote_tier(url, url.host or host, name, world))
+        lives.append(TierLife())  # what wears out there is not ours to know
     return PoolOptions(
-        settings.dram, tiers, settings.huge_pages, settings.verify_dram, (life,) * len(tiers)
+        settings.dram, tuple(tiers), settings.huge_pages, settings.verify_dram, tuple(lives)
     )
 
 
@@ -241,11 +252,16 @@ def _disk_tier(settings: Settings, world: World) -> TierOpener:
     return lambda listener: DiskTier.open(directories, options, world, listener)
 
 
+def _remote_tier(url: RemoteUrl, host: str, name: str, world: World) -> TierOpener:
+    return lambda listener: RemoteTier.open(str(url), host, None, world, listener, name=name)
+
+
 def _policy(settings: Settings) -> Learned:
-    if not settings.disk:
-        return Learned()
-    disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
-    return Learned([LowerTier(disk_bytes, settings.disk_writes_a_day or None)])
+    tiers = [LowerTier(url.cap_bytes) for url in settings.remote]
+    if settings.disk:
+        disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
+        tiers.insert(0, LowerTier(disk_bytes, settings.disk_writes_a_day or None))
+    return Learned(tiers)
 
 
 def _listen(address: PoolAddress, mode: int, backlog: int) -> socket.socket:

@@ -23,6 +23,7 @@ class FileStatus(NamedTuple):
     allocated_bytes: int  # as du counts it
     owner_uid: int
     mode: int
+    modified_s: float = 0.0  # on the clock of whoever keeps the file
 
 
 class Space(NamedTuple):
@@ -43,6 +44,19 @@ class Disk:
         while len(path) > 1 and (path.endswith(("/", "/."))):
             path = path.removesuffix(".").rstrip("/") or "/"
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def open_inner(self, directory: int, name: str) -> int:
+        """A descriptor of a directory within another."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, dir_fd=directory)
+
+    def make_directory(self, directory: int, name: str) -> None:
+        """A new directory within another, for this user alone."""
+        os.mkdir(name, 0o700, dir_fd=directory)
+
+    def remove_directory(self, directory: int, name: str) -> None:
+        """Remove an empty directory."""
+        os.rmdir(name, dir_fd=directory)
 
     def open(self, directory: int, name: str, *, create: bool, direct: bool, write: bool) -> int:
         """A descriptor of a file; `create` demands that it does not exist yet."""
@@ -82,6 +96,10 @@ class Disk:
     def rename(self, directory: int, source: str, target: str) -> None:
         """Rename within one directory, atomically."""
         os.rename(source, target, src_dir_fd=directory, dst_dir_fd=directory)
+
+    def move(self, source: tuple[int, str], target: tuple[int, str]) -> None:
+        """Rename from one directory into another, atomically; each as descriptor and name."""
+        os.rename(source[1], target[1], src_dir_fd=source[0], dst_dir_fd=target[0])
 
     def unlink(self, directory: int, name: str) -> None:
         """Remove a file."""
@@ -127,4 +145,5 @@ def printable(path: str) -> str:
 
 
 def _status(found: os.stat_result) -> FileStatus:
-    return FileStatus(found.st_size, found.st_blocks * 512, found.st_uid, found.st_mode)
+    allocated_bytes = found.st_blocks * 512
+    return FileStatus(found.st_size, allocated_bytes, found.st_uid, found.st_mode, found.st_mtime)

@@ -4,15 +4,21 @@ And what the system lets our own have: descriptors.
 """
 
 import contextlib
+import ctypes
+import hashlib
 import os
+import re
 import resource
 import select
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+_SET_PDEATHSIG: Final = 1  # of prctl
 _SPAWN_S: Final = 30.0  # an interpreter that imports from a cold disk
 
 
@@ -78,7 +84,7 @@ class Wake:
 
     def __call__(self) -> None:
         """Wake the loop; safe on any thread, in a signal handler, and after close."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # of a descriptor that is closed
             os.eventfd_write(self.descriptor, 1)
 
     def clear(self) -> None:
@@ -114,6 +120,66 @@ def spawn(module: str, arguments: Sequence[str], fds: Sequence[int], log: int) -
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait(_SPAWN_S)
+
+
+def host_name(salt: str) -> str:
+    """What to call this machine among others, in letters, digits, dots and dashes.
+
+    Stays the same as long as its name, its machine id and the salt do.
+    """
+    name = socket.gethostname()
+    try:
+        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        machine = ""
+    digest = hashlib.blake2b(f"{name}\0{machine}\0{salt}".encode(), digest_size=4).hexdigest()
+    plain = re.sub("[^0-9A-Za-z-]", "-", name)[:40].strip("-") or "host"
+    return f"{plain}-{digest}"
+
+
+class ChildProcess:
+    """`python -m module` as a child that inherits `fds` and our standard error; OSError."""
+
+    def __init__(self, module: str, arguments: Sequence[str], fds: Sequence[int]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=list(fds),
+            env={name: value for name, value in os.environ.items() if not _is_ours(name)},
+        )
+        self.pid = self._process.pid
+        try:
+            self.descriptor = open_pidfd(self.pid)  # becomes readable when it has exited
+        except OSError:
+            self.kill()
+            self._process.wait()
+            raise
+
+    def kill(self) -> None:
+        """Let it exit as soon as the kernel can."""
+        self._process.kill()
+
+    def has_exited(self) -> bool:
+        """Whether it is gone, and everything that it had open and mapped with it."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        close(self.descriptor)
+
+
+def wait_readable(descriptors: Sequence[int], timeout_s: float) -> None:
+    """Until there is something to read on one of them, or the time is over."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    poll.poll(timeout_s * 1000)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it is gone."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _is_ours(name: str) -> bool:

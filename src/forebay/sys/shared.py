@@ -139,6 +139,21 @@ class SharedMemory:
         self._range.close()
 
 
+def mapped(descriptor: int, *, write: bool) -> memoryview:
+    """A whole memfd of another process, mapped until its last view is gone; OSError."""
+    access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+    return memoryview(mmap.mmap(descriptor, 0, access=access))
+
+
+def filled(data: bytes) -> int:
+    """The descriptor of a sealed memfd that holds these bytes and nothing else; OSError."""
+    descriptor = os.memfd_create("forebay-result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
 def _take(segment: Segment, address: int, taken: Callable[[int], None]) -> OSError | None:
     """Have a page behind every address of a segment; threads share the zeroing."""
     steps = iter(range(0, segment.size_bytes, _STEP_BYTES))

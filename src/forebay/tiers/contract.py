@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from forebay.record.header import Damage, Digest, RecordHeader, RecordName
+from forebay.sys.shared import SharedMemory
 
 
 class MissReason(StrEnum):
@@ -56,7 +57,7 @@ class EvictionCause(StrEnum):
     SIZE_CLASS = "size_class"  # with its arena, for chunks of another size
     PREFIX = "prefix"  # what it continues is in no tier any more
     RESIZED = "resized"  # the tier's cap was lowered
-    CLEARED = "cleared"  # by `forebay clear`
+    CLEARED = "cleared"  # by `forebay clear`, or somebody has deleted it on the medium
     DAMAGED = "damaged"  # its bytes are not what they should be
 
 
@@ -186,6 +187,9 @@ class Tier(ABC):
     """
 
     name: str  # of the medium; a metric label, for example "disk"
+
+    def attach(self, slab: SharedMemory) -> None:  # noqa: B027 - most have no use for it
+        """Most buffers will lie in this memory, which may grow: for who shares it with others."""
 
     @abstractmethod
     def prefix(self, keys: Sequence[bytes]) -> Prefix:

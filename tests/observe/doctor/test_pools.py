@@ -173,14 +173,16 @@ def test_a_pool_of_other_sizes(place: Path) -> None:
 
 
 def test_a_drive_that_is_off(tmp_path: Path) -> None:
-    def volumes(**volume: Any) -> list[dict[str, Any]]:
-        return [{"name": "disk", "volumes": [{"path": "/mnt/nvme", "errors": 0, **volume}]}]
+    def volumes(name: str = "disk", **volume: Any) -> list[dict[str, Any]]:
+        return [{"name": name, "volumes": [{"path": "/mnt/nvme", "errors": 0, **volume}]}]
 
     machine = Machine(tmp_path)
     off = with_snapshot(machine.facts(), tiers=volumes(is_on=False))
     finds("pool.drives", off, Severity.WARNING, "switched /mnt/nvme off", "smartctl")
     failing = with_snapshot(machine.facts(), tiers=volumes(is_on=True, errors=3))
     finds("pool.drives", failing, Severity.NOTE, "failed 3 times")
+    store = with_snapshot(machine.facts(), tiers=volumes("remote2", is_on=False))
+    finds("pool.drives", store, Severity.WARNING, "switched /mnt/nvme off", "remote check")
 
 
 def test_engines_that_share_nothing(tmp_path: Path) -> None:

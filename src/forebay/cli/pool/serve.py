@@ -32,6 +32,7 @@ _IGNORED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # would end i
 _SETTINGS: Final = (
     "dram",
     "disk",
+    "remote",
     "socket",
     "allow_uid",
     "verify_dram",
@@ -48,6 +49,7 @@ _EPILOG = """\
 examples:
   forebay pool --dram 64GiB --disk /mnt/nvme/forebay:1TB
   forebay pool --dram 256GiB --disk /mnt/nvme0/forebay:3TB --disk /mnt/nvme1/forebay:3TB
+  forebay pool --dram 64GiB --remote 'file:///mnt/shared/forebay?cap=2TiB'
   forebay pool --dram 16GiB --linger 600
 
 Runs until SIGTERM or Ctrl-C, then writes what is worth keeping to disk, for up to 20 seconds. With
@@ -156,12 +158,14 @@ def _open(
 
 
 def _announce(service: Service, settings: Settings) -> None:
-    disks = ", ".join(f"{disk.path} {format_size(disk.cap_bytes)}" for disk in settings.disk)
+    places = [(disk.path, disk.cap_bytes) for disk in settings.disk]
+    places += [(url.place, url.cap_bytes) for url in settings.remote]
+    below = ", ".join(f"{path} {format_size(cap_bytes)}" for path, cap_bytes in places)
     _log.info(
         "serving at %s: DRAM %s, %s; forebay %s, process %d",
         service.address.path,
         format_size(settings.dram),
-        disks or "no disk",
+        below or "no disk",
         __version__,
         os.getpid(),
     )

@@ -31,6 +31,8 @@ _POOLS_MAX: Final = 32
 _LOOKUPS_MIN: Final = 100  # before it means anything that none was answered
 _APART: Final = 4  # a size may differ by one part in so many: an arena or a region is not whole
 _HAS_JOINED: Final = ("sharing", "unknown", "")  # an engine need not say what it does
+_CHECK_DRIVE: Final = "Check the drive: the pool's log, dmesg, smartctl."
+_CHECK_STORE: Final = "Look into the pool's log, and try the store with forebay remote check."
 _NO_POOL: Final = "No pool runs there."
 
 
@@ -171,18 +173,21 @@ def _sizes(facts: Facts) -> Iterator[Observation]:
 
 
 def _volumes(facts: Facts) -> Iterator[Observation]:
-    found = [each for tier in facts.pool.listed("tiers") for each in tier.get("volumes") or []]
+    tiers = facts.pool.listed("tiers")
+    found = [(tier, each) for tier in tiers for each in tier.get("volumes") or []]
     if not found:
         yield skipped("No running pool has drives.")
-    for volume in found:
+    for tier, volume in found:
+        is_store = str(tier.get("name")).startswith("remote")
+        advice = _CHECK_STORE if is_store else _CHECK_DRIVE
         path, errors = printable(str(volume.get("path"))), volume.get("errors") or 0
         if volume.get("is_on") is False:
             yield warning(
                 f"The pool has switched {path} off: it failed too often, or does not answer.",
-                "Check the drive: the pool's log, dmesg, smartctl.",
+                advice,
             )
         elif errors:
-            yield note(f"{path} has failed {errors} times.", "Check the drive: dmesg, smartctl.")
+            yield note(f"{path} has failed {errors} times.", advice)
         else:
             yield ok(f"{path} is in use and has not failed.")
 

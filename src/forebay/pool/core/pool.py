@@ -101,6 +101,7 @@ class Pool(Core):
         except StartupError:
             self._stack.close(0.0)
             raise
+        self._stack.attach(self._slab.memory)
         metrics = self.metrics = PoolMetrics(
             [self._stack.name_of(tier) for tier in range(len(self._stack))]
         )

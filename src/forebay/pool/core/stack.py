@@ -17,6 +17,7 @@ from typing import NamedTuple
 from forebay.errors import StartupError
 from forebay.pool.core.chunks import ChunkTable
 from forebay.record.header import Digest, RecordName
+from forebay.sys.shared import SharedMemory
 from forebay.tiers.contract import (
     LoadOutcome,
     Miss,
@@ -100,6 +101,11 @@ class TierStack:
 
     def __len__(self) -> int:
         return len(self._tiers)
+
+    def attach(self, slab: SharedMemory) -> None:
+        """Tell the tiers where chunks lie in DRAM."""
+        for tier in self._tiers:
+            tier.attach(slab)
 
     def name_of(self, tier: int) -> str:
         """What a tier is called in metrics."""

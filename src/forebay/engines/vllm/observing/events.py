@@ -1,8 +1,8 @@
 """vLLM's KV events for what the pool has: a router sees DRAM and disk beside the GPU.
 
 An event has what vLLM's own event for the same blocks has (hashes, parent, tokens, adapter, extra
-keys) and another medium: CPU is the pool's DRAM, STORAGE its disks. A chunk is announced when this
-engine has stored it, and when a lookup finds it, whoever stored it; it is repeated after a while,
+keys) and another medium: CPU is the pool's DRAM, STORAGE its disks and stores. A chunk is announced
+when this engine has stored it, and when a lookup finds it, whoever stored it; it is repeated later,
 for routers that have begun later. The pool does not tell engines what it evicts: a chunk is said
 to be removed when a lookup misses it, when the pool is lost, when the engine's cache is reset, and
 when too many have been announced after it. So a router may for a while believe in a chunk that is

@@ -1,0 +1,165 @@
+"""`forebay remote`: stores that hosts share, tried from here."""
+
+import argparse
+import json
+import secrets
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from forebay.cli import flags
+from forebay.cli.parser import Commands
+from forebay.errors import StartupError
+from forebay.quantity import format_size
+from forebay.record.header import KEY_BYTES, ROOT, RecordName
+from forebay.sys import processes
+from forebay.sys.shared import SharedMemory
+from forebay.tiers.contract import Hit, LoadOutcome, Stored, StoreOutcome
+from forebay.tiers.remote.options import RemoteOptions
+from forebay.tiers.remote.tier import RemoteTier
+from forebay.urls import parse_url
+
+_RECORD_BYTES: Final = 4 << 20
+_RECORDS: Final = 16
+_WAIT_S: Final = 120.0  # for all records to be written, or read
+_OPTIONS: Final = RemoteOptions(pack_age_s=0.5, refresh_s=3600.0, open_s=30.0)
+_CLOSE_S: Final = 10.0
+_EPILOG = """\
+examples:
+  forebay remote check 'file:///mnt/shared/forebay?cap=1TiB'
+  forebay remote check 'file:///mnt/shared/forebay?cap=1TiB' --json
+
+Writes 64 MiB as a pool would, reads it back, verifies every byte, and deletes it. A pool may be
+using the store meanwhile. Exit status: 0 the store can be used, 1 it lost or refused something, 2
+it could not be reached.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCheck:
+    """What was found."""
+
+    store: str
+    stored: int  # records that the store took
+    loaded: int  # of these, that came back bit for bit
+    deleted: int  # of these, that are gone again
+    write_mb_per_s: float
+    read_mb_per_s: float
+    first_ms: float  # median time of one load alone
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everything went as it must."""
+        return self.stored == self.loaded == self.deleted == _RECORDS
+
+
+def add(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "remote",
+        description="Stores that pools of several hosts share (docs/remote.md).",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("action", choices=["check"], help="write, read, verify, measure, delete")
+    parser.add_argument("url", metavar="URL", help="the store, as the setting remote has it")
+    flags.add_json(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    found = check(str(parsed.url))
+    if parsed.json:
+        print(json.dumps({**asdict(found), "sound": found.is_sound}, indent=2))
+    else:
+        print(_readable(found))
+    return 0 if found.is_sound else 1
+
+
+def check(url: str) -> StoreCheck:
+    """Try a store; a StartupError if the URL means none, or it does not answer."""
+    wanted = parse_url(url)
+    host = wanted.host or processes.host_name("forebay remote check")
+    tier = RemoteTier.open(url, host, _OPTIONS)
+    try:
+        if not tier.volumes()[0].is_on:
+            raise StartupError(f"{wanted.place} does not answer, or cannot be written to.")
+        return _check(tier, wanted.place)
+    finally:
+        tier.close(_CLOSE_S)
+
+
+def _check(tier: RemoteTier, place: str) -> StoreCheck:
+    slab = SharedMemory.of(_RECORDS * _RECORD_BYTES)
+    tier.attach(slab)
+    namespace = secrets.token_bytes(KEY_BYTES)
+    names = [
+        RecordName(namespace, 0, secrets.token_bytes(KEY_BYTES), ROOT) for _ in range(_RECORDS)
+    ]
+    slots = [slab.view[at * _RECORD_BYTES :][:_RECORD_BYTES] for at in range(_RECORDS)]
+    payloads = [secrets.token_bytes(_RECORD_BYTES) for _ in names]
+    for slot, payload in zip(slots, payloads, strict=True):
+        slot[:] = payload
+
+    def store(at: int, done: Callable[[StoreOutcome], None]) -> None:
+        tier.submit_store(names[at], slots[at], _RECORD_BYTES, done)
+
+    def load(at: int, done: Callable[[LoadOutcome], None]) -> None:
+        tier.submit_load(names[at], slots[at], done, time.monotonic() + _WAIT_S)
+
+    stored, write_s = _all(store, range(_RECORDS))
+    for slot in slots:
+        slot[:] = bytes(_RECORD_BYTES)
+    loaded, read_s = _all(load, range(_RECORDS))
+    exact = sum(
+        isinstance(loaded.get(at), Hit) and slots[at] == payloads[at] for at in range(_RECORDS)
+    )
+    alone_s = [_all(load, [at])[1] for at in range(_RECORDS)]
+    deleted = tier.erase(namespace)
+    total_mb = _RECORDS * _RECORD_BYTES / 1e6
+    return StoreCheck(
+        place,
+        sum(isinstance(each, Stored) for each in stored.values()),
+        exact,
+        deleted,
+        round(total_mb / write_s, 1),
+        round(total_mb / read_s, 1),
+        round(statistics.median(alone_s) * 1e3, 2),
+    )
+
+
+def _all(
+    submit: Callable[[int, Callable[[LoadOutcome | StoreOutcome], None]], None],
+    numbers: "range | list[int]",
+) -> tuple[dict[int, LoadOutcome | StoreOutcome], float]:
+    """Submit all and wait; the answers that came in time, and how long that took."""
+    answers: dict[int, LoadOutcome | StoreOutcome] = {}
+    finished = threading.Event()
+
+    def done(at: int, outcome: LoadOutcome | StoreOutcome) -> None:
+        answers[at] = outcome
+        if len(answers) == len(numbers):
+            finished.set()
+
+    began = time.monotonic()
+    for at in numbers:
+        submit(at, lambda outcome, at=at: done(at, outcome))  # type: ignore[misc]
+    finished.wait(_WAIT_S)
+    return dict(answers), time.monotonic() - began
+
+
+def _readable(found: StoreCheck) -> str:
+    size = format_size(_RECORD_BYTES)
+    state = "can be used" if found.is_sound else "must not be used as it is"
+    took = f"{found.stored} of {_RECORDS} records of {size}, {found.write_mb_per_s} MB/s"
+    return "\n".join(
+        [
+            f"stored     {took}",
+            f"loaded     {found.loaded}, verified, {found.read_mb_per_s} MB/s",
+            f"one alone  {found.first_ms} ms",
+            f"deleted    {found.deleted}",
+            f"{found.store} {state}",
+        ]
+    )

@@ -1,0 +1,102 @@
+"""What a host publishes: a snapshot of its packs, and a tail with what changed since.
+
+    hosts/HOST/snapshot    packs and their records; written anew when the tail has grown long
+    hosts/HOST/tail        names its snapshot, lists newer packs and the deleted ones; also the
+                           host's sign of life, by the time at which the store received it
+
+The snapshot is put before the tail that names it. Whoever finds a tail beside another snapshot than
+the one it names waits for the next tail. Any bytes are safe input: lengths are checked before they
+are used, and a hash at the end covers all.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+import xxhash
+
+from forebay.record.header import HASH_BYTES, Damage
+from forebay.record.region import ContentsEntry, short
+from forebay.sys.memory import PAGE_BYTES
+
+HOSTS: Final = "hosts"
+TAIL_BYTES_MAX: Final = 4 << 20
+SNAPSHOT_BYTES_MAX: Final = 256 << 20
+_MAGIC: Final = b"FOREBAYI"
+_VERSION: Final = 1
+# magic, version, 0, packs, entries, deleted, generation, snapshot's generation, snapshot's bytes
+_HEADER: Final = struct.Struct("<8sHHIIIQQQ")
+_PACK: Final = struct.Struct("<32sQI")  # namespace, sequence, entries
+_ENTRY: Final = struct.Struct("<16sII")  # short key, page, payload length
+_DELETED: Final = struct.Struct("<Q")  # sequence
+ENTRY_BYTES: Final = _ENTRY.size
+
+
+class PublishedPack(NamedTuple):
+    """One pack of a host."""
+
+    namespace: bytes
+    sequence: int
+    entries: bytes  # packed, one a record
+
+
+class Publication(NamedTuple):
+    """A snapshot or a tail."""
+
+    generation: int
+    snapshot: int = 0  # generation of the snapshot that a tail continues; 0: none
+    snapshot_bytes: int = 0  # the size of that snapshot's object
+    packs: tuple[PublishedPack, ...] = ()
+    deleted: tuple[int, ...] = ()  # sequences of packs that are in the snapshot and gone
+
+
+def snapshot_name(host: str) -> str:
+    """The name of a host's snapshot."""
+    return f"{HOSTS}/{host}/snapshot"
+
+
+def tail_name(host: str) -> str:
+    """The name of a host's tail."""
+    return f"{HOSTS}/{host}/tail"
+
+
+def pack_entry(entry: ContentsEntry) -> bytes:
+    """A record as it is published."""
+    return _ENTRY.pack(short(entry.key), entry.offset // PAGE_BYTES, entry.length)
+
+
+def pack(publication: Publication) -> bytes:
+    """A publication as an object."""
+    packs, deleted = publication.packs, publication.deleted
+    entries = b"".join(each.entries for each in packs)
+    count = len(entries) // ENTRY_BYTES
+    numbers = (len(packs), count, len(deleted), *publication[:3])
+    rows = [_PACK.pack(each[0], each[1], len(each[2]) // ENTRY_BYTES) for each in packs]
+    gone = map(_DELETED.pack, deleted)
+    body = b"".join([_HEADER.pack(_MAGIC, _VERSION, 0, *numbers), *rows, entries, *gone])
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def unpack(data: memoryview | bytes) -> Publication | Damage:
+    """What an object publishes, or why it says nothing."""
+    body = memoryview(data)[:-HASH_BYTES]
+    if len(body) < _HEADER.size:
+        return Damage.CUT
+    magic, version, _, packs, entries, deleted, *numbers = _HEADER.unpack_from(body)
+    if magic != _MAGIC or version != _VERSION:
+        return Damage.NEWER_VERSION if magic == _MAGIC else Damage.NOT_A_RECORD
+    if xxhash.xxh3_128_digest(body) != bytes(data[-HASH_BYTES:]):  # verify: publication's hash
+        return Damage.HEADER_HASH
+    sizes = (packs * _PACK.size, entries * ENTRY_BYTES, deleted * _DELETED.size)
+    first, second, third = (_HEADER.size + sum(sizes[:count]) for count in range(3))
+    if third + sizes[2] != len(body):
+        return Damage.LENGTH
+    at, found = second, []
+    for namespace, sequence, count in _PACK.iter_unpack(body[first:second]):
+        end = at + count * ENTRY_BYTES
+        found.append(PublishedPack(namespace, sequence, bytes(body[at:end])))
+        at = end
+    if at != third:
+        return Damage.LENGTH
+    gone = (sequence for (sequence,) in _DELETED.iter_unpack(body[third:]))
+    generation, snapshot, snapshot_bytes = numbers
+    return Publication(generation, snapshot, snapshot_bytes, tuple(found), tuple(gone))

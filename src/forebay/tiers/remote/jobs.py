@@ -1,0 +1,194 @@
+"""What waits for a remote store: loads in order, and stores that are gathered into packs."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forebay.record.header import Digest, RecordName
+from forebay.tiers.contract import DropReason, LoadOutcome, MissReason, StoreOutcome
+from forebay.tiers.remote.index.table import TableRow
+from forebay.tiers.remote.options import RemoteOptions
+from forebay.tiers.remote.packs import PackPlace, pack_bytes
+
+ProbeDone = Callable[[str], None]  # told what failed; nothing: it came back exact
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteLoad:
+    """One load; the target is the tier's until `done` is called."""
+
+    name: RecordName
+    place: PackPlace
+    row: TableRow | None  # of another host; None: our own
+    target: memoryview
+    done: Callable[[LoadOutcome], None]
+    deadline: float  # monotonic; not begun by then: a miss
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteStore:
+    """One store; the source is the tier's until `done` is called."""
+
+    name: RecordName
+    source: memoryview
+    length: int
+    done: Callable[[StoreOutcome], None]
+    digest: Digest | None  # of the payload, where it is known
+
+
+class Order:
+    """Something that a caller waits for while the tier's thread does it."""
+
+    def __init__(self, namespace: bytes | None = None, *, is_erasure: bool) -> None:
+        self.namespace, self.is_erasure = namespace, is_erasure
+        self.names: dict[str, int] | None = None  # packs that must be gone, and their records
+        self.count = 0  # records that are
+        self._done = threading.Event()
+
+    def end(self) -> None:
+        """It is done, or cannot be."""
+        self._done.set()
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._done.wait()
+
+
+class Inbox:
+    """What any thread leaves for the tier's thread. The lock guards everything here."""
+
+    def __init__(self, options: RemoteOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._loads: deque[RemoteLoad] = deque()
+        self._stores: deque[RemoteStore] = deque()
+        self._orders: deque[Order] = deque()
+        self._probe: ProbeDone | None = None  # that waits
+        self._is_probing = False  # one waits or is under way
+        self._waiting_loads = 0
+        self._waiting_bytes = 0
+
+    def put_load(self, job: RemoteLoad) -> MissReason | None:
+        """Leave a load, or hear why not."""
+        with self._lock:
+            if self._is_closed:
+                return MissReason.TIER_OFF
+            if self._waiting_loads >= self._options.read_queue_max:
+                return MissReason.BUSY
+            self._waiting_loads += 1
+            self._loads.append(job)
+        return None
+
+    def put_store(self, job: RemoteStore) -> DropReason | None:
+        """Leave a store, or hear why not."""
+        with self._lock:
+            if self._is_closed:
+                return DropReason.TIER_OFF
+            if self._waiting_bytes + job.length > self._options.write_queue_bytes:
+                return DropReason.BUSY
+            self._waiting_bytes += job.length
+            self._stores.append(job)
+        return None
+
+    def put_order(self, order: Order) -> bool:
+        """Leave an order; False if nobody would see it."""
+        with self._lock:
+            if not self._is_closed:
+                self._orders.append(order)
+            return not self._is_closed
+
+    def take(self) -> tuple[list[RemoteLoad], list[RemoteStore], list[Order]]:
+        """All that was left since the last time."""
+        with self._lock:
+            taken = list(self._loads), list(self._stores), list(self._orders)
+            for each in (self._loads, self._stores, self._orders):
+                each.clear()
+        return taken
+
+    def put_probe(self, done: ProbeDone) -> MissReason | None:
+        """Leave a probe, or hear why not: there is one at a time."""
+        with self._lock:
+            if self._is_closed:
+                return MissReason.TIER_OFF
+            if self._is_probing:
+                return MissReason.BUSY
+            self._probe, self._is_probing = done, True
+        return None
+
+    def take_probe(self) -> ProbeDone | None:
+        """The probe that waits."""
+        with self._lock:
+            taken, self._probe = self._probe, None
+        return taken
+
+    def probe_ended(self) -> None:
+        """There may be another one."""
+        with self._lock:
+            self._is_probing = False
+
+    def load_begins(self) -> None:
+        """A load waits no more."""
+        with self._lock:
+            self._waiting_loads -= 1
+
+    def store_ended(self, job: RemoteStore) -> None:
+        """A store was answered."""
+        with self._lock:
+            self._waiting_bytes -= job.length
+
+    def close(self) -> None:
+        """Take nothing any more."""
+        with self._lock:
+            self._is_closed = True
+
+
+@dataclass(slots=True)
+class _OpenPack:
+    since: float
+    jobs: list[RemoteStore] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class Gathering:
+    """Stores that will be packs, one open pack a namespace. Owned by the tier's thread."""
+
+    def __init__(self, options: RemoteOptions) -> None:
+        self._options = options
+        self._open: dict[bytes, _OpenPack] = {}
+        self._full: deque[list[RemoteStore]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._open or self._full)
+
+    def add(self, job: RemoteStore, now: float) -> None:
+        """Put a record into its namespace's pack."""
+        pack = self._open.setdefault(job.name.namespace, _OpenPack(now))
+        pack.jobs.append(job)
+        pack.size_bytes += pack_bytes([job.length])
+        is_full = pack.size_bytes >= self._options.pack_bytes
+        if is_full or len(pack.jobs) == self._options.pack_records_max:
+            self._full.append(self._open.pop(job.name.namespace).jobs)
+
+    def seal(self, now: float, *, all_of_them: bool = False) -> None:
+        """Packs that have waited long enough are full, whatever they hold."""
+        for namespace, pack in list(self._open.items()):
+            if all_of_them or pack.since + self._options.pack_age_s <= now:
+                self._full.append(self._open.pop(namespace).jobs)
+
+    def next(self) -> list[RemoteStore] | None:
+        """The pack to put next; it stays here until it is taken."""
+        return self._full[0] if self._full else None
+
+    def take(self) -> list[RemoteStore]:
+        """The pack to put next."""
+        return self._full.popleft()
+
+    def take_all(self, namespace: bytes | None = None) -> list[RemoteStore]:
+        """Every store that waits, or those of a namespace."""
+        packs = [*self._full, *(pack.jobs for pack in self._open.values())]
+        taken = [jobs for jobs in packs if namespace is None or jobs[0].name.namespace == namespace]
+        self._full = deque(jobs for jobs in self._full if jobs not in taken)
+        self._open = {name: pack for name, pack in self._open.items() if pack.jobs not in taken}
+        return [job for jobs in taken for job in jobs]

@@ -1,0 +1,109 @@
+"""Buffers that a child can reach: slots of the slab as they are, other memory through a copy.
+
+The slab's segments are areas of the child's memory. A buffer that lies in none of them is copied
+into an area of its own for one call: that is for tests and tools, never for a pool.
+
+Owned by the tier's thread.
+"""
+
+import ctypes
+import itertools
+from typing import Final, NamedTuple
+
+from forebay.sys.memory import PAGE_BYTES
+from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
+from forebay.tiers.remote.process.link import Link
+
+_SCRATCH: Final = 0  # the area of what is no payload
+_SLAB: Final = 1  # the area of the slab's first segment
+PROBE_PAGES: Final = 2  # the header and the payload of the record that a probe writes
+_COPIES: Final = _SLAB + SEGMENTS_MAX  # the first area of a copy
+
+Buffer = tuple[int, int, int]  # area, offset, length
+
+
+class Lent(NamedTuple):
+    """One buffer, as the child knows it."""
+
+    buffer: Buffer
+    view: memoryview
+    copy: SharedMemory | None = None  # where it is a copy
+
+
+class Lending:
+    """What is lent to the child of one link."""
+
+    def __init__(self, link: Link, scratch_bytes: int, lanes: int) -> None:
+        """Scratch memory for frames of packs, a page for each lane, and the probe's; OSError."""
+        self._link = link
+        self._areas = itertools.count(_COPIES)
+        self._slab: SharedMemory | None = None
+        self._pages_at, self._probe_at = scratch_bytes, scratch_bytes + lanes * PAGE_BYTES
+        self._scratch = SharedMemory.of(self._probe_at + PROBE_PAGES * PAGE_BYTES)
+        link.share(_SCRATCH, self._scratch.segments[0])
+
+    def attach(self, slab: SharedMemory) -> None:
+        """Payloads lie here from now on."""
+        self._slab = slab
+
+    @property
+    def scratch(self) -> memoryview:
+        """Memory for the frame of one pack."""
+        return self._scratch.view
+
+    def frame(self, at: int, length: int) -> Buffer:
+        """A part of the scratch memory."""
+        return _SCRATCH, at, length
+
+    def page(self, lane: int) -> tuple[Buffer, memoryview]:
+        """The page of a lane."""
+        at = self._pages_at + lane * PAGE_BYTES
+        return (_SCRATCH, at, PAGE_BYTES), self._scratch.view[at : at + PAGE_BYTES]
+
+    def probe(self) -> tuple[Buffer, memoryview]:
+        """The pages of the probe."""
+        size = PROBE_PAGES * PAGE_BYTES
+        at = self._probe_at
+        return (_SCRATCH, at, size), self._scratch.view[at : at + size]
+
+    def lend(self, view: memoryview, *, filled: bool) -> Lent:
+        """Let the child have a buffer, with what it holds if that matters; OSError."""
+        found = self._in_slab(view)
+        if found is not None:
+            return Lent(found, view)
+        copy = SharedMemory.of(len(view))
+        if filled:
+            copy.view[:] = view
+        area = next(self._areas)
+        self._link.share(area, copy.segments[0])
+        return Lent((area, 0, len(view)), view, copy)
+
+    def give_back(self, lent: Lent, length: int = 0) -> None:
+        """The child is done with it; the first `length` bytes are wanted."""
+        if lent.copy is None:
+            return
+        if length:
+            lent.view[:length] = lent.copy.view[:length]
+        self._link.unshare(lent.buffer[0])
+        lent.copy.close()
+
+    def close(self) -> None:
+        """Give the scratch memory back."""
+        self._scratch.close()
+
+    def _in_slab(self, view: memoryview) -> Buffer | None:
+        """Where a buffer lies in the slab; its segment is shared if it was not yet."""
+        if self._slab is None:
+            return None
+        offset = _address(view) - _address(self._slab.view)
+        for number, segment in enumerate(self._slab.segments):
+            if 0 <= offset <= segment.size_bytes - len(view):
+                if not self._link.has_area(_SLAB + number):
+                    self._link.share(_SLAB + number, segment)
+                return _SLAB + number, offset, len(view)
+            offset -= segment.size_bytes
+        return None
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))

@@ -1,0 +1,44 @@
+"""How a remote tier works, and the limits that hold; the defaults are for stores at a distance."""
+
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1 << 20
+_INDEX_SHARE: Final = 64  # of the cap, this part is left for the published index
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """Seconds are on the monotonic clock. A pack, its publication and a poll take 20 s in all."""
+
+    pack_bytes: int = 32 * MIB  # a pack of so many bytes is put
+    pack_age_s: float = 2.0  # and so is one whose first record has waited so long
+    pack_records_max: int = 512
+    write_queue_bytes: int = 256 * MIB  # stores that wait; more are dropped
+    read_depth: int = 8  # reads at once
+    read_queue_max: int = 4096  # loads that wait; more are misses
+    call_s: float = 10.0  # a read or a deletion that takes longer costs the child
+    put_s: float = 30.0  # and so does a put
+    chore_s: float = 60.0  # and what reads many objects: recovery, refreshing, sweeping
+    publish_s: float = 5.0  # between two publications, where there is something new
+    refresh_s: float = 10.0  # between two looks at what other hosts have published
+    tail_entries_max: int = 8192  # records that a tail may list before there is a new snapshot
+    entries_max: int = 4_000_000  # of other hosts' records that are known
+    forgotten_s: float = 60.0  # for how long a record that was not to be had is not asked for
+    bad_records_max: int = 8  # of one host: then it is not read from
+    host_age_s: float = 86_400.0  # without a sign of life for so long, a host's packs are deleted
+    sweep_s: float = 3600.0  # between two looks for such hosts
+    errors_max: int = 8  # within the window: then the store is left alone; half of it: no stores
+    error_window_s: float = 60.0
+    probe_interval_s: float = 10.0  # how often a store that is left alone is tried
+    open_s: float = 5.0  # how long the start waits for the store
+    tick_s: float = 0.05  # how often deadlines are looked at
+
+    def __post_init__(self) -> None:
+        assert self.read_depth > 0
+        assert self.pack_records_max > 0
+
+
+def pack_cap_bytes(cap_bytes: int) -> int:
+    """What packs may take of a cap: the index of the same host is under it as well."""
+    return cap_bytes - cap_bytes // _INDEX_SHARE

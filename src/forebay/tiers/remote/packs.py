@@ -1,0 +1,138 @@
+"""A pack: some records of one namespace as one immutable object, in the format of a sealed region.
+
+    [0, 4096)              region header; its generation is the pack's sequence
+    [4096, end)            records, each at a page boundary, with their place in their headers
+    [end, size - 4096)     table of contents
+    [size - 4096, size)    footer
+
+Its name, `packs/NAMESPACE/HOST/SEQUENCE`, is never used again: sequences are drawn at random when a
+host starts and counted on from there, so that no host has to know what was used before.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from forebay.record import region as layout
+from forebay.record.header import (
+    HEADER_BYTES,
+    Damage,
+    RecordHeader,
+    RecordName,
+    mismatch,
+    pack,
+    payload_hash,
+    record_bytes,
+)
+from forebay.record.region import ContentsEntry, Footer, Position, RegionHeader
+from forebay.sys.memory import PAGE_BYTES, padded
+
+PACKS: Final = "packs"
+_SEQUENCE_DIGITS: Final = 12
+_COUNTED: Final = 1 << 16  # packs that are counted on from one random number
+
+
+class Sequences:
+    """Numbers for packs; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def next(self) -> int:
+        """A number that no pack of this host has, nor ever had."""
+        if self._next % _COUNTED == 0:
+            self._next = secrets.randbelow((layout.GENERATION_MAX + 1) // _COUNTED) * _COUNTED
+        self._next += 1
+        return self._next
+
+
+def pack_name(namespace: bytes, host: str, sequence: int) -> str:
+    """The name of a pack's object."""
+    return f"{PACKS}/{namespace.hex()}/{host}/{sequence:0{_SEQUENCE_DIGITS}x}"
+
+
+def sequence_of(name: str) -> int | None:
+    """The sequence in the last part of a pack's name; None if it is none of ours."""
+    try:
+        sequence = int(name, 16)
+    except ValueError:
+        return None
+    is_ours = name == f"{sequence:0{_SEQUENCE_DIGITS}x}" and sequence <= layout.GENERATION_MAX
+    return sequence if is_ours else None
+
+
+def pack_bytes(lengths: Sequence[int]) -> int:
+    """The size of a pack with payloads of these lengths."""
+    contents = padded(len(lengths) * layout.ENTRY_BYTES)
+    return 2 * PAGE_BYTES + contents + sum(map(record_bytes, lengths))
+
+
+def frame_bytes(records: int) -> int:
+    """What a pack of so many records has beside its payloads."""
+    return (2 + records) * PAGE_BYTES + padded(records * layout.ENTRY_BYTES)
+
+
+def frame(headers: Sequence[RecordHeader], sequence: int, target: memoryview) -> list[int]:
+    """Write all of a pack but its payloads into `target`; the offsets of its records.
+
+    In the target lie the region header, a page for each record, the table of contents, the footer.
+    """
+    size = pack_bytes([header.length for header in headers])
+    target[:PAGE_BYTES] = layout.pack_header(RegionHeader(sequence, size))
+    offset, offsets, contents = layout.FIRST_RECORD, [], b""
+    for number, header in enumerate(headers):
+        page = target[(1 + number) * PAGE_BYTES : (2 + number) * PAGE_BYTES]
+        pack(header, page, Position(sequence, offset).pack())
+        contents += layout.pack_entry(header, offset)
+        offsets.append(offset)
+        offset += record_bytes(header.length)
+    end = (1 + len(headers)) * PAGE_BYTES
+    table_bytes = padded(len(contents))
+    target[end : end + table_bytes] = contents.ljust(table_bytes, b"\0")
+    digest = layout.contents_hash(contents)
+    footer = Footer(sequence, size, offset, len(headers), digest)
+    end += table_bytes
+    target[end : end + PAGE_BYTES] = layout.pack_footer(footer)
+    return offsets
+
+
+class PackPlace(NamedTuple):
+    """Where a record lies."""
+
+    name: str  # of the pack's object
+    sequence: int
+    offset: int
+    length: int  # payload bytes
+
+
+def verified(
+    page: memoryview, payload: memoryview, count: int, name: RecordName, place: PackPlace
+) -> RecordHeader | Damage:
+    """The header of what was read, if that is the wanted record bit for bit, or why it is not."""
+    if count != HEADER_BYTES + padded(place.length):  # verify: whole remote read
+        return Damage.CUT
+    found = layout.unpack_record(page, Position(place.sequence, place.offset))
+    if isinstance(found, Damage):
+        return found
+    wrong = mismatch(found, name, place.length)
+    if wrong is not None:
+        return wrong
+    digest = payload_hash(payload[: place.length], found.shards)
+    if digest != found.payload_hash:  # verify: remote payload hash
+        return Damage.PAYLOAD_HASH
+    return found
+
+
+def contents_place(last_page: memoryview, sequence: int, size_bytes: int) -> Footer | Damage:
+    """Where the table of contents of a pack lies, by its last page."""
+    footer = layout.unpack_footer(last_page)
+    if isinstance(footer, Damage):
+        return footer
+    if (footer.generation, footer.size_bytes) != (sequence, size_bytes):  # verify: pack's footer
+        return Damage.PLACE
+    return footer
+
+
+def entries_of(contents: bytes) -> list[ContentsEntry]:
+    """The records that a table of contents lists."""
+    return list(layout.unpack_entries(contents))

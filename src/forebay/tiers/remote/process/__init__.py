@@ -1,0 +1,1 @@
+"""The child process of a remote tier: the only one that calls a store."""

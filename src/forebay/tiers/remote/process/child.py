@@ -1,0 +1,128 @@
+"""The child process: calls one store, on threads, for the pool at the other end of a socket.
+
+`python -m forebay.tiers.remote.process.child DESCRIPTOR URL HOST THREADS ENTRIES`. It keeps nothing
+that a later child needs. It ends when the socket does, whatever its threads are waiting for, and is
+killed with the thread that started it.
+"""
+
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from forebay.barrier import Barrier
+from forebay.sys import processes, shared
+from forebay.tiers.remote.process import chores
+from forebay.tiers.remote.process.chores import Refreshed, Watcher
+from forebay.tiers.remote.process.messages import (
+    MESSAGE_BYTES_MAX,
+    Action,
+    Answer,
+    StoreRequest,
+    decode_request,
+    encode,
+)
+from forebay.tiers.remote.store import ObjectStore, StoreFailure
+from forebay.tiers.remote.stores.opening import open_store
+
+_DESCRIPTORS_MAX: Final = 1
+
+
+class Child:
+    """Reads requests on one thread and serves them on others."""
+
+    def __init__(
+        self, connection: socket.socket, store: ObjectStore, host: str, entries: int
+    ) -> None:
+        self._connection, self._store, self._host = connection, store, host
+        self._watcher = Watcher(store, host, entries)
+        self._areas: dict[int, memoryview] = {}  # changed by the reading thread alone
+        self._requests: queue.SimpleQueue[StoreRequest | None] = queue.SimpleQueue()
+        self._barrier = Barrier()
+
+    def serve(self, threads: int) -> None:
+        """Until the other end is closed."""
+        workers = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        while self._receive():
+            pass
+        for _ in workers:
+            self._requests.put(None)
+
+    def _receive(self) -> bool:
+        """Take the next message; False when there is none any more."""
+        data, descriptors, _, _ = socket.recv_fds(
+            self._connection, MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+        )
+        if not data:
+            return False
+        request = decode_request(data)
+        if request.action is Action.MAP:
+            self._areas[request.at] = shared.mapped(descriptors[0], write=True)
+            processes.close(descriptors[0])
+        elif request.action is Action.UNMAP:
+            self._areas.pop(request.at).release()
+        else:
+            self._requests.put(request)
+        return True
+
+    def _work(self) -> None:
+        while (request := self._requests.get()) is not None:
+            failed = Answer(request.number, StoreFailure.FAILED), list[bytes]()
+            answer, results = self._barrier.result("a call", failed, self._serve, request)
+            self._answer(answer, results)
+
+    def _serve(self, request: StoreRequest) -> tuple[Answer, list[bytes]]:
+        """Do what is asked; the answer, and what goes with it."""
+        calls: dict[Action, Callable[[], object]] = {
+            Action.PUT: lambda: self._store.put(request.name, self._views(request)),
+            Action.GET: lambda: self._store.get(request.name, request.at, self._views(request)),
+            Action.DELETE: lambda: self._store.delete(request.name),
+            Action.PROBE: lambda: chores.probe(self._store, self._host),
+            Action.RECOVER: lambda: chores.recover(self._store, self._host),
+            Action.REFRESH: lambda: self._watcher.refresh(request.at),
+            Action.SWEEP: lambda: chores.sweep(self._store, self._host, request.at),
+        }
+        match calls[request.action]():
+            case StoreFailure() as failure:
+                return Answer(request.number, failure), []
+            case int() as count:
+                return Answer(request.number, count=count), []
+            case bytes() as result:
+                return Answer(request.number), [result]
+            case Refreshed(version, tails, snapshots):
+                results = [tails] if snapshots is None else [tails, snapshots]
+                return Answer(request.number, count=version), results
+        return Answer(request.number), []
+
+    def _views(self, request: StoreRequest) -> list[memoryview]:
+        return [
+            self._areas[area][offset : offset + length] for area, offset, length in request.buffers
+        ]
+
+    def _answer(self, answer: Answer, results: list[bytes]) -> None:
+        descriptors = [shared.filled(result) for result in results]
+        try:
+            socket.send_fds(self._connection, [encode(answer)], descriptors, socket.MSG_NOSIGNAL)
+        except OSError:
+            pass  # nobody waits for it any more
+        finally:
+            for descriptor in descriptors:
+                processes.close(descriptor)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until the socket is closed."""
+    processes.end_with_parent()
+    descriptor, url, host, threads, entries = arguments
+    with socket.socket(fileno=int(descriptor)) as connection:
+        Child(connection, open_store(url, host), host, int(entries)).serve(int(threads))
+
+
+if __name__ == "__main__":  # pragma: no cover - another process
+    main(sys.argv[1:])
+    os._exit(0)  # a thread that hangs in a store is not waited for

@@ -1,0 +1,241 @@
+"""What a child does that takes several calls of a store: probe, recovery, refreshing, sweeping."""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forebay.record import region as layout
+from forebay.record.header import Damage
+from forebay.sys import memory
+from forebay.sys.memory import PAGE_BYTES
+from forebay.tiers.remote.index import published, table
+from forebay.tiers.remote.index.published import HOSTS, Publication, PublishedPack
+from forebay.tiers.remote.packs import PACKS, contents_place, pack_name, sequence_of
+from forebay.tiers.remote.store import ObjectStore, StoredObject, StoreFailure
+
+HOSTS_MAX: Final = 1024  # that are looked at; what the others have is not found
+SWEPT_MAX: Final = 10_000  # objects that one sweep deletes
+_CONTENTS_BYTES: Final = 64 << 10  # read at a pack's end: room for the tables of most
+_CANARY_BYTES: Final = 64
+
+
+class FoundPack(msgspec.Struct, array_like=True, frozen=True):
+    """A pack of this host, as it was found in the store."""
+
+    namespace: bytes
+    sequence: int
+    size_bytes: int
+    contents: bytes  # packed entries; none if its table cannot be believed
+
+
+def probe(store: ObjectStore, host: str) -> StoreFailure | None:
+    """Whether a store keeps what it is given, by an object of its own."""
+    name, canary = f"{HOSTS}/{host}/canary", secrets.token_bytes(_CANARY_BYTES)
+    failure = store.put(name, [memoryview(canary)])
+    if failure is not None:
+        return failure
+    found = memory.allocate(_CANARY_BYTES)[:_CANARY_BYTES]
+    count = store.get(name, 0, [found])
+    if isinstance(count, StoreFailure):
+        return count
+    is_same = count == _CANARY_BYTES and bytes(found) == canary
+    return None if is_same else StoreFailure.FAILED
+
+
+def recover(store: ObjectStore, host: str) -> bytes | StoreFailure:
+    """Packs of this host, the oldest first, as `FoundPack`s."""
+    found: list[tuple[float, FoundPack]] = []
+    namespaces = store.listing(PACKS)
+    if isinstance(namespaces, StoreFailure):
+        return namespaces
+    for namespace in filter(None, map(_namespace, namespaces)):
+        prefix = f"{PACKS}/{namespace.hex()}/{host}"
+        packs = store.listing(prefix)
+        if isinstance(packs, StoreFailure):
+            return packs
+        for each in packs:
+            sequence = sequence_of(each.name)
+            if sequence is not None:
+                size = each.size_bytes
+                contents = _contents(store, pack_name(namespace, host, sequence), sequence, size)
+                pack = FoundPack(namespace, sequence, size, contents)
+                found.append((each.modified_s, pack))
+    found.sort(key=lambda each: (each[0], each[1].sequence))
+    return msgspec.msgpack.encode([pack for _, pack in found])
+
+
+def _namespace(each: StoredObject) -> bytes | None:
+    try:
+        return bytes.fromhex(each.name.removesuffix("/")) if each.name.endswith("/") else None
+    except ValueError:
+        return None
+
+
+def _contents(store: ObjectStore, name: str, sequence: int, size_bytes: int) -> bytes:
+    """A pack's table of contents; nothing if it cannot be believed."""
+    start = max(0, size_bytes - _CONTENTS_BYTES)
+    end = memory.allocate(_CONTENTS_BYTES)[: size_bytes - start]
+    if store.get(name, start, [end]) != len(end):
+        return b""
+    footer = contents_place(end[-PAGE_BYTES:], sequence, size_bytes)
+    if isinstance(footer, Damage):
+        return b""
+    used = footer.records * layout.ENTRY_BYTES
+    contents = end[max(0, footer.contents_offset - start) :][:used]
+    if footer.contents_offset < start:
+        contents = memory.allocate(used)[:used]
+        if store.get(name, footer.contents_offset, [contents]) != used:
+            return b""
+    is_sound = not isinstance(layout.unpack_contents(contents, footer), Damage)
+    return bytes(contents) if is_sound else b""
+
+
+class Refreshed(NamedTuple):
+    """What other hosts have published."""
+
+    version: int  # of the snapshots; rises when one has changed
+    tails: bytes  # a table
+    snapshots: bytes | None  # likewise; None if whoever asked has this version
+
+
+class Watcher:
+    """Reads what other hosts publish; keeps their snapshots, which change rarely. One thread."""
+
+    def __init__(self, store: ObjectStore, host: str, entries_max: int) -> None:
+        self._store, self._host, self._entries_max = store, host, entries_max
+        self._snapshots: dict[str, Publication] = {}
+        self._tails: dict[str, Publication] = {}
+        self._version = secrets.randbelow(1 << 32)  # a later child's are others
+        self._tail = memory.allocate(published.TAIL_BYTES_MAX)
+
+    def refresh(self, known: int) -> Refreshed | StoreFailure:
+        """Look at every host, all of it anew where `known` is not the version of last time."""
+        listed = self._store.listing(HOSTS)
+        if isinstance(listed, StoreFailure):
+            return listed
+        names = [each.name.rstrip("/") for each in listed]
+        hosts = sorted(name for name in names if name != self._host)[:HOSTS_MAX]
+        before = dict(self._snapshots)
+        for host in {*self._tails} - {*hosts}:
+            self._leave(host)
+        for host in hosts:
+            self._look_at(host)
+        if self._snapshots != before:
+            self._version += 1
+        deleted = [sequence for tail in self._tails.values() for sequence in tail.deleted]
+        tails = table.build(list(_packs(self._tails, self._entries_max)), deleted)
+        if self._version == known:
+            return Refreshed(known, tails, None)
+        left = max(0, self._entries_max - sum(map(_entries, self._tails.values())))
+        snapshots = table.build(list(_packs(self._snapshots, left)), [])
+        return Refreshed(self._version, tails, snapshots)
+
+    def _look_at(self, host: str) -> None:
+        """Take over what a host says now; what cannot be read leaves what it said before."""
+        count = self._store.get(published.tail_name(host), 0, [self._tail])
+        if count is StoreFailure.ABSENT:
+            self._leave(host)
+        if isinstance(count, StoreFailure):
+            return
+        tail = published.unpack(self._tail[:count])
+        if isinstance(tail, Damage):
+            return
+        snapshot = self._snapshots.get(host)
+        if tail.snapshot and (snapshot is None or snapshot.generation != tail.snapshot):
+            snapshot = self._snapshot(host, tail)
+            if snapshot is None:
+                return
+            self._snapshots[host] = snapshot
+        elif not tail.snapshot:
+            self._snapshots.pop(host, None)
+        self._tails[host] = tail
+
+    def _snapshot(self, host: str, tail: Publication) -> Publication | None:
+        size = tail.snapshot_bytes
+        if size > published.SNAPSHOT_BYTES_MAX:
+            return None
+        buffer = memory.allocate(size)[:size]
+        if self._store.get(published.snapshot_name(host), 0, [buffer]) != size:
+            return None
+        found = published.unpack(buffer)
+        is_named = isinstance(found, Publication) and found.generation == tail.snapshot
+        return found if isinstance(found, Publication) and is_named else None
+
+    def _leave(self, host: str) -> None:
+        self._tails.pop(host, None)
+        self._snapshots.pop(host, None)
+
+
+def _entries(publication: Publication) -> int:
+    return sum(len(pack.entries) for pack in publication.packs) // published.ENTRY_BYTES
+
+
+def _packs(
+    publications: dict[str, Publication], entries_max: int
+) -> Iterator[tuple[str, Sequence[PublishedPack]]]:
+    """The packs of as many hosts as may be known."""
+    for host, publication in publications.items():
+        entries_max -= _entries(publication)
+        if entries_max >= 0:
+            yield host, publication.packs
+
+
+def sweep(store: ObjectStore, host: str, age_s: float) -> int | StoreFailure:
+    """Delete what hosts left that are long dead; how many objects.
+
+    Times are compared as the store noted them: of our own tail, and of theirs. What was put since
+    then stays, whoever put it: its host may be about to publish it. Where one listing fails nothing
+    is deleted, since whoever is not seen would be taken for dead.
+    """
+    listings = _Listings(store)
+    own = [each for each in listings.objects(f"{HOSTS}/{host}") if each.name == "tail"]
+    doomed: list[str] = []
+    for now in (each.modified_s for each in own):
+        prefixes = _left_by_the_dead(listings, now - age_s, host)
+        for prefix in prefixes:
+            old = (each for each in listings.objects(prefix) if each.modified_s <= now - age_s)
+            doomed += [f"{prefix}/{each.name}" for each in old]
+    if listings.failure is not None:
+        return listings.failure
+    return [store.delete(name) for name in doomed[:SWEPT_MAX]].count(None)
+
+
+def _left_by_the_dead(listings: "_Listings", until_s: float, host: str) -> list[str]:
+    """Where hosts keep things of which nothing below `hosts/` is younger than this."""
+    dead: list[str] = []
+    alive = {host}
+    for each in listings.below(HOSTS):
+        prefix = f"{HOSTS}/{each}"
+        if all(file.modified_s <= until_s for file in listings.objects(prefix)):
+            dead.append(prefix)
+        else:
+            alive.add(each)
+    for namespace in listings.below(PACKS):
+        prefix = f"{PACKS}/{namespace}"
+        dead += [f"{prefix}/{each}" for each in listings.below(prefix) if each not in alive]
+    return dead
+
+
+class _Listings:
+    """Listings of a store, and whether one of them failed."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.failure: StoreFailure | None = None
+
+    def below(self, prefix: str) -> list[str]:
+        """What has more below it."""
+        return [each.name[:-1] for each in self._list(prefix) if each.name.endswith("/")]
+
+    def objects(self, prefix: str) -> list[StoredObject]:
+        """What has bytes."""
+        return [each for each in self._list(prefix) if not each.name.endswith("/")]
+
+    def _list(self, prefix: str) -> list[StoredObject]:
+        found = self._store.listing(prefix)
+        if isinstance(found, StoreFailure):
+            self.failure = found
+            return []
+        return found

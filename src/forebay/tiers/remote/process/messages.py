@@ -1,0 +1,52 @@
+"""What a remote tier and its child say to each other, over a pair of sockets that keeps messages.
+
+Bytes of records never go over it: they lie in areas of shared memory that both have mapped, whose
+descriptors go along with `MAP`. A result that is large comes back as a memfd.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from forebay.tiers.remote.store import StoreFailure
+
+MESSAGE_BYTES_MAX: Final = 64 << 10
+
+
+class Action(StrEnum):
+    """What a child can do."""
+
+    MAP = "map"  # the area `at` is the memfd that comes along; not answered
+    UNMAP = "unmap"  # the area `at` is used no more; not answered
+    PUT = "put"
+    GET = "get"
+    DELETE = "delete"
+    PROBE = "probe"  # put an object, read it, compare
+    RECOVER = "recover"  # find this host's packs
+    REFRESH = "refresh"  # find other hosts' packs; `at` is the version of the snapshots known
+    SWEEP = "sweep"  # delete what hosts left that have been dead for `at` seconds
+
+
+class StoreRequest(msgspec.Struct, array_like=True, frozen=True):
+    """One call; `number` is the caller's, unless it is not answered."""
+
+    number: int
+    action: Action
+    name: str = ""
+    at: int = 0
+    buffers: Sequence[tuple[int, int, int]] = ()  # area, offset, length
+
+
+class Answer(msgspec.Struct, array_like=True, frozen=True):
+    """How a call ended."""
+
+    number: int
+    failure: StoreFailure | None = None
+    count: int = 0  # bytes, objects, or a version: as the action has it
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode_request: Final = msgspec.msgpack.Decoder(StoreRequest).decode
+decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode

@@ -1,0 +1,116 @@
+"""A record that proves the way to a store and back: put, read, verified and deleted.
+
+Its calls are those of stores and loads, made by the same child, in memory that both have mapped. It
+is an object beside the index, so that no host lists it and no recovery takes it for a pack. One at
+a time; what a host that has died leaves of it goes with the rest that the host left.
+"""
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from forebay.record.header import (
+    KEY_BYTES,
+    NAMESPACE_BYTES,
+    ROOT,
+    Damage,
+    RecordHeader,
+    RecordName,
+    pack,
+    payload_hash,
+)
+from forebay.record.region import Position
+from forebay.sys.memory import PAGE_BYTES, zero
+from forebay.tiers.contract import DropReason, MissReason
+from forebay.tiers.remote.index.published import HOSTS
+from forebay.tiers.remote.jobs import ProbeDone
+from forebay.tiers.remote.packs import PackPlace, verified
+from forebay.tiers.remote.process.link import Results
+from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
+from forebay.tiers.remote.store import StoreFailure
+from forebay.tiers.remote.work.parts import RemoteParts
+
+_NAMESPACE: Final = bytes(NAMESPACE_BYTES)
+_POSITION: Final = Position(0, 0)  # no pack has this sequence
+
+
+class RemoteProbing:
+    """The probe of one store. Owned by the tier's thread."""
+
+    def __init__(self, parts: RemoteParts) -> None:
+        self._parts = parts
+        self._object = f"{HOSTS}/{parts.host}/probe"
+        self._done: ProbeDone | None = None
+        self._name = RecordName(_NAMESPACE, 0, ROOT, ROOT)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no probe is under way, whose object would be left."""
+        return self._done is None
+
+    def step(self) -> None:
+        """Begin the probe that waits, or answer it where the store is not in use."""
+        done = self._parts.inbox.take_probe()
+        if done is None:
+            return
+        self._done = done
+        if not self._parts.breaker.is_on:
+            self._end(MissReason.TIER_OFF)
+            return
+        _, view = self._parts.lending.probe()
+        payload = view[PAGE_BYTES:]
+        payload[:] = secrets.token_bytes(len(payload))
+        self._name = RecordName(_NAMESPACE, 0, secrets.token_bytes(KEY_BYTES), ROOT)
+        header = RecordHeader(self._name, len(payload), payload_hash(payload))
+        pack(header, view[:PAGE_BYTES], _POSITION.pack())
+        self._call(Action.PUT, self._put)
+
+    def _put(self, answer: Answer) -> None:
+        failed = self._failed(answer)
+        if failed:
+            self._delete(failed)
+            return
+        zero(self._parts.lending.probe()[1])  # what is found there from now on was read
+        self._call(Action.GET, self._got)
+
+    def _got(self, answer: Answer) -> None:
+        failed = self._failed(answer)
+        if not failed:
+            _, view = self._parts.lending.probe()
+            payload = view[PAGE_BYTES:]
+            place = PackPlace(self._object, *_POSITION, len(payload))
+            found = verified(view[:PAGE_BYTES], payload, answer.count, self._name, place)
+            failed = MissReason.CORRUPT if isinstance(found, Damage) else ""
+        self._delete(failed)
+
+    def _delete(self, failed: str) -> None:
+        if not self._parts.link.is_running:  # the next probe writes over what is there
+            self._end(failed)
+            return
+        self._call(Action.DELETE, lambda answer: self._end(failed or self._failed(answer)))
+
+    def _call(self, action: Action, done: Callable[[Answer], None]) -> None:
+        parts = self._parts
+        buffers = () if action is Action.DELETE else (parts.lending.probe()[0],)
+        request = StoreRequest(0, action, self._object, buffers=buffers)
+
+        def ended(answer: Answer, _results: Results) -> None:
+            done(answer)
+
+        until = parts.clock.monotonic() + parts.options.call_s
+        parts.link.call(request, until, ended)
+
+    def _failed(self, answer: Answer) -> str:
+        """Why a call failed; nothing if it did not. A full store is no error."""
+        if answer.failure is None:
+            return ""
+        if answer.failure is StoreFailure.FULL:
+            return DropReason.NO_SPACE
+        self._parts.failed()
+        return MissReason.ABSENT if answer.failure is StoreFailure.ABSENT else MissReason.IO_ERROR
+
+    def _end(self, failed: str) -> None:
+        done, self._done = self._done, None
+        assert done is not None
+        self._parts.inbox.probe_ended()
+        done(failed)

@@ -1,0 +1,116 @@
+"""Loads from a store: so many at once, each verified whole before anybody hears of it."""
+
+from collections import deque
+from dataclasses import replace
+from typing import Final
+
+from forebay.record.header import Damage
+from forebay.record.region import short
+from forebay.sys.memory import padded
+from forebay.tiers.contract import EvictionCause, Hit, LoadOutcome, Miss, MissReason, Removed
+from forebay.tiers.remote.jobs import RemoteLoad
+from forebay.tiers.remote.packs import verified
+from forebay.tiers.remote.process.link import Results
+from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
+from forebay.tiers.remote.store import StoreFailure
+from forebay.tiers.remote.work.parts import RemoteParts
+
+# The key is right, and contains both: whoever asks is wrong about them, and the record is sound.
+_WRONG_CLAIM: Final = {Damage.NAMESPACE, Damage.GROUP}
+_WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
+
+
+class RemoteReading:
+    """All loads of one store."""
+
+    def __init__(self, parts: RemoteParts) -> None:
+        self._parts = parts
+        self._waiting: deque[RemoteLoad] = deque()
+        self._lanes = list(range(parts.options.read_depth))  # that are free
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits or is under way."""
+        return not self._waiting and len(self._lanes) == self._parts.options.read_depth
+
+    def add(self, job: RemoteLoad) -> None:
+        """Let a load wait for its turn."""
+        self._waiting.append(job)
+
+    def step(self, now: float) -> None:
+        """Answer what is too late, and begin what can be begun."""
+        late = [job for job in self._waiting if job.deadline <= now]
+        for job in late:
+            self._waiting.remove(job)
+            self._answer(job, Miss(MissReason.DEADLINE))
+        while self._waiting and not self._parts.breaker.is_on:
+            self._answer(self._waiting.popleft(), Miss(MissReason.TIER_OFF))
+        while self._waiting and self._lanes:
+            self._begin(self._waiting.popleft())
+
+    def flush(self) -> None:
+        """Answer everything that waits: nobody will read any more."""
+        while self._waiting:
+            self._answer(self._waiting.popleft(), Miss(MissReason.TIER_OFF))
+
+    def _answer(self, job: RemoteLoad, outcome: LoadOutcome) -> None:
+        self._parts.inbox.load_begins()
+        job.done(outcome)
+
+    def _begin(self, job: RemoteLoad) -> None:
+        parts, lane = self._parts, self._lanes.pop()
+        begun = parts.clock.monotonic()
+        parts.inbox.load_begins()
+        page, _ = parts.lending.page(lane)
+        lent = parts.lending.lend(job.target[: padded(job.place.length)], filled=False)
+        request = StoreRequest(0, Action.GET, job.place.name, job.place.offset, [page, lent.buffer])
+
+        def ended(answer: Answer, _results: Results) -> None:
+            parts.lending.give_back(lent, 0 if answer.failure else job.place.length)
+            outcome = self._outcome(job, lane, answer)
+            self._lanes.append(lane)
+            job.done(replace(outcome, begun=begun))
+
+        parts.link.call(request, begun + parts.options.call_s, ended)
+
+    def _outcome(self, job: RemoteLoad, lane: int, answer: Answer) -> LoadOutcome:
+        parts = self._parts
+        if answer.failure is StoreFailure.ABSENT:
+            self._forget_pack(job)
+            return Miss(MissReason.ABSENT)
+        if answer.failure is not None:
+            parts.failed()
+            return Miss(MissReason.IO_ERROR)
+        _, page = parts.lending.page(lane)
+        found = verified(page, job.target, answer.count, job.name, job.place)
+        if isinstance(found, Damage):
+            if found not in _WRONG_CLAIM:  # verify: a claim costs nobody a remote record
+                self._forget(job)
+            wrong = found in _WRONG_RECORD
+            return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
+        parts.read_bytes += job.place.length
+        used_at = parts.own.catalog.mark_read(short(job.name.key), parts.clock.monotonic())
+        return Hit(job.place.length, found, used_at=used_at)
+
+    def _forget(self, job: RemoteLoad) -> None:
+        """A record is not what was stored: do not ask for it again."""
+        parts, key = self._parts, short(job.name.key)
+        if job.row is None:
+            parts.own.forget(key, job.place)
+            return
+        parts.others.damaged(job.row, key, parts.clock.monotonic())
+        self._tell_removed(job, EvictionCause.DAMAGED)
+
+    def _forget_pack(self, job: RemoteLoad) -> None:
+        """A pack is listed and gone: whatever else it had is gone with it."""
+        parts = self._parts
+        if job.row is None:
+            parts.own.lose(job.place.sequence)
+            return
+        parts.others.forget(job.place.sequence, parts.clock.monotonic())
+        self._tell_removed(job, EvictionCause.SPACE)  # its host has deleted it
+
+    def _tell_removed(self, job: RemoteLoad, cause: EvictionCause) -> None:
+        """Another host's record is not to be had."""
+        key, length = short(job.name.key), job.place.length
+        self._parts.listener.removed([Removed(key, length, was_read=False, cause=cause)])

@@ -1,0 +1,170 @@
+"""Stores to a store: packs put one after another, old ones deleted to make room, and orders.
+
+One call is under way at a time, so an order sees no put that began before it and is not done.
+"""
+
+from functools import partial
+
+from forebay.record.header import Digest, RecordHeader, payload_hash
+from forebay.record.region import short
+from forebay.sys.memory import PAGE_BYTES, padded
+from forebay.tiers.contract import Begun, Dropped, DropReason, EvictionCause, Stored
+from forebay.tiers.remote.jobs import Gathering, Order, RemoteStore
+from forebay.tiers.remote.lending import Buffer, Lent
+from forebay.tiers.remote.options import pack_cap_bytes
+from forebay.tiers.remote.packs import frame, frame_bytes, pack_bytes, pack_name
+from forebay.tiers.remote.process.link import Results
+from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
+from forebay.tiers.remote.store import StoreFailure
+from forebay.tiers.remote.work.parts import RemoteParts
+
+
+class RemoteWriting:
+    """All stores and deletions of one store."""
+
+    def __init__(self, parts: RemoteParts) -> None:
+        self._parts = parts
+        self._gathering = Gathering(parts.options)
+        self._orders: list[Order] = []
+        self._is_busy = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits or is under way."""
+        is_deleting = self._parts.own.doomed and self._parts.breaker.is_on
+        return not (self._is_busy or self._gathering or self._orders or is_deleting)
+
+    def add(self, job: RemoteStore, now: float) -> None:
+        """Let a store wait for its pack."""
+        if self._parts.breaker.takes_stores(now):
+            self._gathering.add(job, now)
+        else:
+            self._drop([job], DropReason.TIER_OFF)
+
+    def order(self, order: Order) -> None:
+        """Let an order be next."""
+        self._orders.append(order)
+
+    def step(self, now: float, *, is_closing: bool) -> None:
+        """Begin what can be begun."""
+        self._gathering.seal(now, all_of_them=is_closing)
+        if not self._parts.breaker.is_on:
+            self.flush()
+        elif not self._is_busy:
+            self._obey()
+            self._begin()
+
+    def flush(self) -> None:
+        """Answer everything that waits: nobody will write now."""
+        self._drop(self._gathering.take_all(), DropReason.TIER_OFF)
+        for order in self._orders:
+            order.end()
+        self._orders = []
+
+    def _obey(self) -> None:
+        """Bring orders forward; one ends when its packs are deleted."""
+        own = self._parts.own
+        for order in self._orders:
+            if order.names is None and order.is_erasure:
+                self._drop(self._gathering.take_all(order.namespace), DropReason.ORPHAN)
+                order.names = own.erase(order.namespace)
+            elif order.names is None:
+                before = set(own.doomed)
+                self._make_room(0, EvictionCause.RESIZED)
+                order.names = dict.fromkeys(own.doomed.keys() - before, 0)
+            gone = order.names.keys() - own.doomed.keys()
+            order.count += sum(order.names.pop(name) for name in gone)
+            if not order.names:
+                order.end()
+        self._orders = [order for order in self._orders if order.names]
+
+    def _begin(self) -> None:
+        parts = self._parts
+        jobs = self._gathering.next()
+        if jobs is not None and not parts.own.doomed:
+            size = pack_bytes([job.length for job in jobs])
+            if size > pack_cap_bytes(parts.cap_bytes):  # it was lowered meanwhile
+                self._drop(self._gathering.take(), DropReason.TOO_LARGE)
+                return
+            self._make_room(size, EvictionCause.SPACE)
+            if not parts.own.doomed:
+                self._put(self._gathering.take(), size)
+                return
+        if parts.own.doomed:
+            self._is_busy = True
+            name = next(iter(parts.own.doomed))
+            until = parts.clock.monotonic() + parts.options.call_s
+            parts.link.call(
+                StoreRequest(0, Action.DELETE, name), until, partial(self._deleted, name)
+            )
+
+    def _make_room(self, size_bytes: int, cause: EvictionCause) -> None:
+        """Let old packs go until there is room for a new one."""
+        own, cap_bytes = self._parts.own, pack_cap_bytes(self._parts.cap_bytes)
+        while own.used_bytes - sum(own.doomed.values()) + size_bytes > cap_bytes:
+            own.evict(cause)
+
+    def _deleted(self, name: str, answer: Answer, _results: Results) -> None:
+        self._is_busy = False
+        if answer.failure is None:
+            self._parts.own.deleted(name)
+        else:
+            self._parts.failed()
+
+    def _put(self, jobs: list[RemoteStore], size_bytes: int) -> None:
+        parts = self._parts
+        begun = parts.clock.monotonic()
+        headers = [_header(job) for job in jobs]
+        sequence = parts.own.begin(size_bytes)
+        offsets = frame(headers, sequence, parts.lending.scratch)
+        lent = [self._lend(job) for job in jobs]
+        buffers: list[Buffer] = [parts.lending.frame(0, PAGE_BYTES)]
+        for number, each in enumerate(lent):
+            buffers += [parts.lending.frame((1 + number) * PAGE_BYTES, PAGE_BYTES), each.buffer]
+        end = (1 + len(jobs)) * PAGE_BYTES
+        buffers.append(parts.lending.frame(end, frame_bytes(len(jobs)) - end))
+        name = pack_name(jobs[0].name.namespace, parts.host, sequence)
+        self._is_busy = True
+
+        def ended(answer: Answer, _results: Results) -> None:
+            self._is_busy = False
+            for each in lent:
+                parts.lending.give_back(each)
+            if answer.failure is None:
+                settled = parts.own.put(headers, sequence, offsets, begun)
+                parts.written_bytes += size_bytes
+                self._stored(jobs, settled, begun)
+            else:
+                parts.own.failed(jobs[0].name.namespace, sequence, size_bytes)
+                self._failed(jobs, answer.failure, begun)
+
+        request = StoreRequest(0, Action.PUT, name, buffers=buffers)
+        parts.link.call(request, begun + parts.options.put_s, ended)
+
+    def _lend(self, job: RemoteStore) -> Lent:
+        size = padded(job.length)
+        job.source[job.length : size] = bytes(size - job.length)  # else another's, perhaps
+        return self._parts.lending.lend(job.source[:size], filled=True)
+
+    def _stored(self, jobs: list[RemoteStore], settled: list[bool], begun: float) -> None:
+        for job, is_settled in zip(jobs, settled, strict=True):
+            self._parts.inbox.store_ended(job)
+            job.done(Stored(begun) if is_settled else Dropped(DropReason.ORPHAN, begun))
+
+    def _failed(self, jobs: list[RemoteStore], failure: StoreFailure, begun: float) -> None:
+        if failure is StoreFailure.FULL:
+            self._drop(jobs, DropReason.NO_SPACE, begun)
+            return
+        self._parts.failed()
+        self._drop(jobs, DropReason.IO_ERROR, begun)
+
+    def _drop(self, jobs: list[RemoteStore], reason: DropReason, begun: Begun = None) -> None:
+        for job in jobs:
+            self._parts.own.catalog.abandon(short(job.name.key))
+            self._parts.inbox.store_ended(job)
+            job.done(Dropped(reason, begun))
+
+
+def _header(job: RemoteStore) -> RecordHeader:
+    digest = job.digest or Digest(payload_hash(job.source[: job.length]))
+    return RecordHeader(job.name, job.length, digest.payload_hash, shards=digest.shards)

@@ -1,0 +1,59 @@
+"""`forebay remote check`: a store is tried, and what it does wrong is said."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forebay.cli.host import remote
+from forebay.cli.main import main
+
+LONG_S = 600.0  # longer than a call takes on a busy machine
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = replace(remote._OPTIONS, call_s=LONG_S, put_s=LONG_S, chore_s=LONG_S, open_s=LONG_S)
+    monkeypatch.setattr(remote, "_OPTIONS", options)
+    monkeypatch.setattr(remote, "_WAIT_S", LONG_S)
+
+
+def test_a_sound_store_can_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"file://{tmp_path}?cap=1GiB"
+    assert main(["remote", "check", url]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("stored     16 of 16 records of 4 MiB")
+    assert said.endswith(f"file://{tmp_path} can be used\n")
+    assert main(["remote", "check", url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["stored"], found["loaded"], found["deleted"], found["sound"]) == (
+        16,
+        16,
+        16,
+        True,
+    )
+    assert not list(tmp_path.glob("packs/*/*")), "it is deleted again"
+
+
+def test_a_store_that_takes_too_little_must_not_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["remote", "check", f"file://{tmp_path}?cap=1MiB"]) == 1
+    assert capsys.readouterr().out.endswith("must not be used as it is\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("s3://bucket?cap=1GiB", "no store that is known"),
+        ("file:///nowhere/at/all?cap=1GiB", "does not answer"),
+    ],
+)
+def test_what_cannot_be_reached_is_one_sentence(
+    url: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["remote", "check", url]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("forebay: ")
+    assert why in said

@@ -1,0 +1,28 @@
+"""A child of a remote tier that says what it was told to: bytes, or a result that may shrink."""
+
+import os
+import socket
+import sys
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    how = sys.argv[2]
+    connection.recv(1 << 16)
+    if how == "garbage":
+        connection.send(b"\xc1 no message")
+    elif how == "unasked":
+        connection.send(b"\x93\xcd\x03\xe7\xc0\x00")  # an answer to call 999
+    elif how == "unsealed":
+        result = os.memfd_create("result")
+        os.write(result, b"bytes")
+        socket.send_fds(connection, [b"\x93\x00\xc0\x00"], [result])
+    elif how == "silent":
+        connection.close()
+    sys.stdin.read()
+    while True:
+        connection.recv(1 << 16)
+
+
+if __name__ == "__main__":
+    main()

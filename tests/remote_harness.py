@@ -1,0 +1,87 @@
+"""What tests of the remote tier share: small tiers on one directory, and its objects as files."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from forebay.record.header import HEADER_BYTES, MAGIC
+from forebay.sys.world import World
+from forebay.tiers.contract import TierListener
+from forebay.tiers.remote.options import RemoteOptions
+from forebay.tiers.remote.tier import RemoteTier
+
+CAP_BYTES: Final = 3 << 20
+CLOSE_S: Final = 60.0
+# No call takes ten minutes, on a busy machine neither: a child is killed only if a test wants it.
+PATIENT: Final = RemoteOptions(
+    pack_bytes=1 << 18,
+    pack_age_s=0.0,
+    pack_records_max=16,
+    read_depth=2,
+    call_s=600.0,
+    put_s=600.0,
+    chore_s=600.0,
+    open_s=600.0,
+    publish_s=0.0,
+    refresh_s=3600.0,
+    tick_s=0.01,
+)
+
+SHARING: Final = replace(PATIENT, refresh_s=0.02)  # sees soon what another host has published
+
+
+def url_of(place: Path, cap_bytes: int = CAP_BYTES) -> str:
+    return f"file://{place}?cap={cap_bytes}"
+
+
+def open_remote(
+    place: Path,
+    host: str = "a",
+    *,
+    options: RemoteOptions = PATIENT,
+    listener: TierListener | None = None,
+    world: World | None = None,
+    cap_bytes: int = CAP_BYTES,
+) -> RemoteTier:
+    return RemoteTier.open(url_of(place, cap_bytes), host, options, world, listener)
+
+
+@contextmanager
+def opened_remote(
+    place: Path,
+    host: str = "a",
+    *,
+    options: RemoteOptions = PATIENT,
+    listener: TierListener | None = None,
+    world: World | None = None,
+    cap_bytes: int = CAP_BYTES,
+) -> Iterator[RemoteTier]:
+    tier = open_remote(
+        place, host, options=options, listener=listener, world=world, cap_bytes=cap_bytes
+    )
+    try:
+        yield tier
+    finally:
+        tier.close(CLOSE_S)
+
+
+def packs_in(place: Path, host: str = "*") -> list[Path]:
+    return sorted(place.glob(f"packs/*/{host}/*"))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def damage_payloads(place: Path, host: str = "*") -> None:
+    """Change a byte of every payload."""
+    for path in packs_in(place, host):
+        data = bytearray(path.read_bytes())
+        for at in range(0, len(data), HEADER_BYTES):
+            if data[at : at + len(MAGIC)] == MAGIC:
+                data[at + HEADER_BYTES] ^= 1
+        path.write_bytes(data)

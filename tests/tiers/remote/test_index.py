@@ -1,0 +1,321 @@
+"""What hosts publish, and the table that others search: any bytes are safe, nothing is invented."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.remote_harness import PATIENT, opened_remote, packs_in
+
+from forebay.record.header import Damage, RecordHeader, payload_hash
+from forebay.record.region import ContentsEntry
+from forebay.sys import memory
+from forebay.testing.conformance import store
+from forebay.testing.faultdisk import FaultDisk
+from forebay.testing.samples import NAMESPACE, chain, single
+from forebay.tiers.remote.index import published, table
+from forebay.tiers.remote.index.others import OtherHosts
+from forebay.tiers.remote.index.published import Publication, PublishedPack
+from forebay.tiers.remote.index.table import RecordTable
+from forebay.tiers.remote.packs import (
+    Sequences,
+    frame,
+    frame_bytes,
+    pack_name,
+    sequence_of,
+)
+from forebay.tiers.remote.process import chores
+from forebay.tiers.remote.process.chores import FoundPack, Refreshed, Watcher
+from forebay.tiers.remote.store import StoreFailure
+from forebay.tiers.remote.stores.directory import DirectoryStore
+
+DAY_S = 86_400.0
+
+
+def entry(label: str, page: int = 1, length: int = 5000) -> bytes:
+    key = single(label).name.key
+    return published.pack_entry(ContentsEntry(key, NAMESPACE, bytes(16), page * 4096, length, 0))
+
+
+def pack_of(sequence: int, *labels: str) -> PublishedPack:
+    entries = b"".join(entry(label, page) for page, label in enumerate(labels, 1))
+    return PublishedPack(NAMESPACE, sequence, entries)
+
+
+def test_a_publication_is_what_was_packed() -> None:
+    whole = Publication(7, 5, 99, (pack_of(1, "a", "b"), pack_of(2)), (3, 4))
+    assert published.unpack(published.pack(whole)) == whole
+    assert published.unpack(published.pack(Publication(1))) == Publication(1)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_no_publication(data: bytes) -> None:
+    assert isinstance(published.unpack(data), Damage)
+
+
+def test_a_changed_publication_says_nothing() -> None:
+    data = published.pack(Publication(7, 0, 0, (pack_of(1, "a"),), (3,)))
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        assert isinstance(published.unpack(bytes(changed)), Damage), at
+        assert isinstance(published.unpack(data[:at]), Damage), at
+
+
+@pytest.mark.parametrize("at", [12, 16, 20, 48 + 40])
+def test_lengths_that_contradict_each_other_say_nothing(at: int) -> None:
+    """Behind a hash that is right: of packs, entries, deleted ones, and of one pack's entries."""
+    data = bytearray(published.pack(Publication(7, 0, 0, (pack_of(1, "a", "b"),), (3,)))[:-16])
+    data[at] ^= 1
+    whole = bytes(data) + payload_hash(bytes(data))
+    assert published.unpack(whole) is Damage.LENGTH
+
+
+def test_a_table_finds_every_record_and_no_other() -> None:
+    packs = [pack_of(n, *(f"{n}/{each}" for each in range(20))) for n in range(1, 30)]
+    found = RecordTable(memoryview(table.build([("a", packs[:9]), ("b", packs[9:])], [5])))
+    assert (found.rows, found.names.deleted) == (580, [5])
+    for n in range(1, 30):
+        for each in range(20):
+            (at,) = found.rows_of(single(f"{n}/{each}").name.key)
+            row = found.record(at)
+            assert row.host == ("a" if n < 10 else "b")
+            assert row.place.offset == (each + 1) * 4096
+            assert row.place.name == f"packs/{NAMESPACE.hex()}/{row.host}/{n:012x}"
+    assert not found.rows_of(single("nothing").name.key)
+    assert found.size_bytes < 580 * 20 + 29 * 16 + 200, "20 bytes a record, 16 a pack"
+
+
+def test_what_proved_wrong_is_not_believed_for_a_while() -> None:
+    others = OtherHosts(PATIENT)
+    twice = [("a", [pack_of(1, "one", "two")]), ("b", [pack_of(2, "one")])]
+    both = RecordTable(memoryview(table.build(twice, [])))
+    others.learn(both, None, 0.0)
+    assert others.entries == 3
+    assert others.size_bytes > 0
+    one, two = single("one").name.key, single("two").name.key
+    others.forget(1, 0.0)
+    assert others.find(two) is None
+    found = others.find(one)
+    assert found is not None
+    assert found.host == "b", "the other copy"
+    others.forget(one[:16], 0.0)
+    assert others.find(one) is None
+    others.learn(both, both, PATIENT.forgotten_s)
+    assert others.find(one) is not None
+    others.learn(RecordTable(memoryview(table.build([], [1, 2]))), None, 100.0)
+    assert others.find(one) is None, "it was deleted since the snapshot"
+    for n in range(70_000):
+        others.forget(n, 100.0)
+    assert len(others._forgotten) == 1 << 16
+
+
+def test_a_sequence_is_drawn_anew_after_so_many_packs() -> None:
+    sequences = Sequences()
+    drawn = [sequences.next() for _ in range(70_000)]
+    assert len(set(drawn)) == 70_000
+    assert drawn[1] == drawn[0] + 1
+    assert sequence_of(f"{drawn[0]:012x}") == drawn[0]
+    for other in ("canary", "1", "0x0000000001", "1000000000000", "00000000000A"):
+        assert sequence_of(other) is None
+
+
+def hosts_store(place: Path) -> DirectoryStore:
+    return DirectoryStore(str(place), "reader")
+
+
+def publish(store: DirectoryStore, host: str, publication: Publication, name: str = "tail") -> int:
+    data = published.pack(publication)
+    assert store.put(f"hosts/{host}/{name}", [memoryview(data)]) is None
+    return len(data)
+
+
+def found_by(refreshed: Refreshed | StoreFailure) -> set[str]:
+    """Which of some labels are in the tables."""
+    assert isinstance(refreshed, Refreshed)
+    tables = [RecordTable(memoryview(each)) for each in refreshed[1:] if each is not None]
+    labels = {"one", "two", "three"}
+    return {
+        label for label in labels if any(each.rows_of(single(label).name.key) for each in tables)
+    }
+
+
+def test_hosts_come_change_and_go(tmp_path: Path) -> None:
+    store_ = hosts_store(tmp_path)
+    watcher = Watcher(store_, "reader", entries_max=100)
+    first = watcher.refresh(-1)
+    assert found_by(first) == set()
+    publish(store_, "reader", Publication(1, packs=(pack_of(9, "three"),)))
+    publish(store_, "a", Publication(1, packs=(pack_of(1, "one"),)))
+    assert found_by(watcher.refresh(-1)) == {"one"}, "our own is not another's"
+    size = publish(store_, "a", Publication(8, packs=(pack_of(1, "one"),)), "snapshot")
+    assert found_by(watcher.refresh(-1)) == {"one"}, "a snapshot that no tail names yet"
+    publish(store_, "a", Publication(2, 8, size, (pack_of(2, "two"),)))
+    second = watcher.refresh(-1)
+    assert found_by(second) == {"one", "two"}
+    assert isinstance(second, Refreshed)
+    third = watcher.refresh(second.version)
+    assert isinstance(third, Refreshed)
+    assert third.snapshots is None, "who has it is not sent it again"
+    publish(store_, "a", Publication(3, 9, size))
+    assert found_by(watcher.refresh(-1)) == {"one", "two"}, "a tail before its snapshot is seen"
+    for wrong in (size + 1, published.SNAPSHOT_BYTES_MAX + 1):
+        publish(store_, "a", Publication(3, 9, wrong))
+        assert found_by(watcher.refresh(-1)) == {"one", "two"}, "a length that cannot be"
+    publish(store_, "a", Publication(4, packs=(pack_of(2, "two"),)))
+    assert found_by(watcher.refresh(-1)) == {"two"}, "a host that has begun anew"
+    (tmp_path / "hosts/a/tail").unlink()
+    assert found_by(watcher.refresh(-1)) == set()
+    publish(store_, "a", Publication(4, packs=(pack_of(2, "two"),)))
+    assert found_by(watcher.refresh(-1)) == {"two"}
+    shutil.rmtree(tmp_path / "hosts/a")
+    assert found_by(watcher.refresh(-1)) == set()
+
+
+def test_what_cannot_be_read_leaves_what_was_known(tmp_path: Path) -> None:
+    disk = FaultDisk()
+    watcher = Watcher(DirectoryStore(str(tmp_path), "reader", disk), "reader", 100)
+    publish(hosts_store(tmp_path), "a", Publication(1, packs=(pack_of(1, "one"),)))
+    assert found_by(watcher.refresh(-1)) == {"one"}
+    armed = disk.arm("read:errno=EIO")
+    assert found_by(watcher.refresh(-1)) == {"one"}
+    armed.disarm()
+    (tmp_path / "hosts/a/tail").write_bytes(b"other bytes")
+    assert found_by(watcher.refresh(-1)) == {"one"}
+    disk.arm("open_directory:errno=EIO")
+    assert watcher.refresh(-1) is StoreFailure.FAILED
+
+
+def test_no_more_is_known_than_may_be(tmp_path: Path) -> None:
+    store_ = hosts_store(tmp_path)
+    size = publish(store_, "a", Publication(8, packs=(pack_of(1, "one", "x"),)), "snapshot")
+    publish(store_, "a", Publication(1, 8, size, (pack_of(2, "two"),)))
+    assert found_by(Watcher(store_, "reader", 3).refresh(-1)) == {"one", "two"}
+    assert found_by(Watcher(store_, "reader", 2).refresh(-1)) == {"two"}
+    assert found_by(Watcher(store_, "reader", 0).refresh(-1)) == set()
+
+
+def test_a_probe_believes_only_what_comes_back(tmp_path: Path) -> None:
+    disk = FaultDisk()
+    store_ = DirectoryStore(str(tmp_path), "a", disk)
+    assert chores.probe(store_, "a") is None
+    for fault, failure in (
+        ("write:errno=ENOSPC", StoreFailure.FULL),
+        ("read:errno=EIO", StoreFailure.FAILED),
+        ("read:flip=1", StoreFailure.FAILED),
+    ):
+        armed = disk.arm(fault)
+        assert chores.probe(store_, "a") is failure
+        armed.disarm()
+
+
+def recovered(store_: DirectoryStore) -> list[FoundPack]:
+    found = chores.recover(store_, "a")
+    assert isinstance(found, bytes)
+    return msgspec.msgpack.decode(found, type=list[FoundPack])
+
+
+def test_packs_are_recovered_in_the_order_of_the_store(tmp_path: Path) -> None:
+    with opened_remote(tmp_path) as tier:
+        for link in chain("ordered", [3000] * 3):
+            store(tier, link)
+    paths = packs_in(tmp_path)
+    for at, path in enumerate(reversed(paths)):
+        os.utime(path, (at, at))
+    (paths[0].parent / "not-ours").touch()
+    (tmp_path / "packs" / "no-namespace").mkdir()
+    (tmp_path / "packs" / "file").touch()
+    found = recovered(hosts_store(tmp_path))
+    assert [pack.sequence for pack in found] == [int(path.name, 16) for path in reversed(paths)]
+    assert all(len(pack.contents) == 96 for pack in found)
+    disk = FaultDisk("open_directory:errno=EIO")
+    assert chores.recover(DirectoryStore(str(tmp_path), "a", disk), "a") is StoreFailure.FAILED
+    (tmp_path / "packs" / ("00" * 32)).mkdir()
+    (tmp_path / "packs" / ("00" * 32) / "a").touch()
+    assert chores.recover(hosts_store(tmp_path), "a") is StoreFailure.FAILED
+
+
+@pytest.mark.parametrize("records", [1, 900])
+def test_a_table_of_contents_is_believed_whole_or_not_at_all(tmp_path: Path, records: int) -> None:
+    """Nine hundred entries are more than the first read at a pack's end has."""
+    place, path = write_pack(tmp_path, records)
+    (found,) = recovered(place)
+    assert len(found.contents) == records * 96
+    whole = path.read_bytes()
+    footer_at, contents_at = len(whole) - 4096, len(whole) - 4096 - memory.padded(records * 96)
+    for at in (footer_at, footer_at + 30, contents_at):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        path.write_bytes(changed)
+        assert recovered(place)[0].contents == b""
+    for size in (0, 100, footer_at, footer_at + 4000):
+        path.write_bytes(whole[:size])
+        assert recovered(place)[0].contents == b""
+    path.write_bytes(whole)
+    path.rename(path.with_name("000000000002"))
+    assert recovered(place)[0].contents == b"", "it is another pack's"
+
+
+def write_pack(place: Path, records: int) -> tuple[DirectoryStore, Path]:
+    """A pack of tiny records, by the code that frames them."""
+    samples = [single(f"tiny {n}", 1) for n in range(records)]
+    headers = [RecordHeader(each.name, 1, payload_hash(each.payload)) for each in samples]
+    frames = memory.allocate(frame_bytes(records))
+    frame(headers, 1, frames)
+    parts: list[memoryview] = [frames[:4096]]
+    for at, sample in enumerate(samples):
+        payload = memory.allocate(1)
+        payload[:1] = sample.payload
+        parts += [frames[(1 + at) * 4096 : (2 + at) * 4096], payload]
+    parts.append(frames[(1 + records) * 4096 : frame_bytes(records)])
+    store_ = hosts_store(place)
+    name = pack_name(NAMESPACE, "a", 1)
+    assert store_.put(name, parts) is None
+    return store_, place / name
+
+
+@pytest.mark.parametrize("read", [1, 2])
+def test_a_table_that_cannot_be_read_is_not_believed(tmp_path: Path, read: int) -> None:
+    write_pack(tmp_path, 900)
+    disk = FaultDisk(f"read:errno=EIO@{read}")
+    store_ = DirectoryStore(str(tmp_path), "a", disk)
+    assert recovered(store_)[0].contents == b""
+
+
+def age(path: Path, seconds: float) -> None:
+    for each in path.rglob("*"):
+        if each.is_file():
+            modified = each.stat().st_mtime - seconds
+            os.utime(each, (modified, modified))
+
+
+def test_what_dead_hosts_left_is_deleted_by_the_stores_clock_alone(tmp_path: Path) -> None:
+    store_ = hosts_store(tmp_path)
+    luck = random.Random(1)
+    for host in ("reader", "alive", "dead", "unpublished"):
+        for name in ("packs/00/{}/01", "packs/11/{}/02"):
+            store_.put(name.format(host), [memoryview(luck.randbytes(10))])
+        if host != "unpublished":
+            publish(store_, host, Publication(1))
+    assert chores.sweep(store_, "nobody", DAY_S) == 0, "who has no tail knows no time"
+    assert chores.sweep(store_, "reader", DAY_S) == 0
+    for where in ("hosts/dead", "packs/00/dead", "packs/00/unpublished", "packs/00/alive"):
+        age(tmp_path / where, 2 * DAY_S)
+    age(tmp_path / "packs/11", 2 * DAY_S)
+    disk = FaultDisk("open_directory:errno=EIO@5")
+    failing = DirectoryStore(str(tmp_path), "reader", disk)
+    assert chores.sweep(failing, "reader", DAY_S) is StoreFailure.FAILED
+    assert (tmp_path / "hosts/dead/tail").exists(), "who is not seen may be alive"
+    assert chores.sweep(store_, "reader", DAY_S) == 5
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*/*/*")}
+    assert left == {
+        "packs/00/alive/01",
+        "packs/00/reader/01",
+        "packs/11/alive/02",
+        "packs/11/reader/02",
+    }
+    assert not (tmp_path / "hosts/dead").exists()
