@@ -156,3 +156,11 @@ def test_text_that_is_written_again_is_what_the_library_writes() -> None:
             if family["values"]
         )
         assert exposition.text(stats).decode() == anew
+
+
+def test_a_label_with_an_odd_line_break_is_written_twice_alike() -> None:
+    """Prometheus knows one end of a line; a model's name may hold the others."""
+    metrics, exposition = PoolMetrics(), Exposition()
+    metrics.server.engines.replace({("a\rb\u2028c\x85d",): 1})
+    stats = {"metrics": metrics.snapshot()}
+    assert exposition.text(stats) == exposition.text(stats)

@@ -114,7 +114,7 @@ def _changed(held: dict[str, int], baseline: dict[str, int]) -> dict[str, tuple[
 def test_t30_a_client_killed_in_any_state_gives_back_all_that_it_held(pool: PoolProcess) -> None:
     baseline = pool.held()
     assert not baseline["pinned_bytes"]
-    assert not baseline["filling"]
+    assert not baseline["leased_slots"]
     for state in ("waiting", *(state for state in STATES if state != "waiting")):
         slow = state == "waiting"
         if slow:

@@ -59,6 +59,11 @@ class PreemptedSource(StrEnum):
 
 LOAD_OUTCOMES: Final = (OK, *(each.value for each in MissReason if each != MissReason.NO_POOL))
 STORE_OUTCOMES: Final = (OK, *(each.value for each in DropReason))
+# What engines say of sharing (`engines/sharing.py`, and before they said anything); else "other".
+SHARING_WORDS: Final = (
+    *("sharing", "hashing_weights", "no_pool", "declined", "weights_unknown"),
+    "unknown",
+)
 # The tiers that a pool can have; its stores are bounded by the settings.
 TIERS: Final = (DRAM, "disk", "remote", "remote2 and so on for further stores")
 # What the docs say of each label, or of one metric's: its values, or what they are taken from.
@@ -74,7 +79,7 @@ VALUES: Final = {
     "source": (*(each.value for each in TokenSource), *TIERS),
     "preempted_tokens.source": tuple(each.value for each in PreemptedSource),
     "reason": tuple(each.value for each in RefusalReason),
-    "sharing": ("what an engine says of itself",),
+    "sharing": (*SHARING_WORDS, "other"),
     "tier": TIERS,
     "volume": ("a directory's or store's number, from 0, in the order of /stats.json",),
 }

@@ -60,8 +60,8 @@ class Exposition:
         before = self._written.get(definition.name)
         if before is None or before.series != series:
             text = written_anew(definition, values)
-            lines = text.splitlines(keepends=True)
-            head = "".join(lines[:2])
+            lines = text.split("\n")[:-1]  # a label may hold what `splitlines` splits at
+            head = "".join(f"{line}\n" for line in lines[:2])
             starts = [line.rpartition(" ")[0] for line in lines[2:]]
             self._written[definition.name] = _WrittenMetric(series, head, starts)
             return text

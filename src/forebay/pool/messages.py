@@ -29,7 +29,7 @@ _KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a 
 MODEL_LETTERS_MAX: Final = 200
 REQUEST_LETTERS_MAX: Final = 64
 REQUESTS_KEPT: Final = 1000  # that `RequestsReply` can tell of, the last ones
-OUTCOMES_MAX: Final = 256  # in one message
+OUTCOMES_MAX: Final = 32  # in one message: others wait meanwhile
 TIERS_MAX: Final = 16
 RUNS_MAX: Final = 1 << 12  # of a batch: each costs far more memory than bytes of a message
 _Items = Annotated[list[int], msgspec.Meta(max_length=ITEMS_MAX)]

@@ -191,6 +191,8 @@ def test_looking_at_a_pool_does_not_keep_it_alive(
     connection.receive()
     connection.fill(64)
     assert connection.is_engine == is_engine
+    connection.is_operator = True
+    assert not connection.is_engine, "a health check says Hello, and no more"
 
 
 def wire_hello() -> ClientMessage:

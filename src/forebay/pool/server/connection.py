@@ -18,6 +18,7 @@ from forebay.pool.messages import (
     PoolMessage,
     Refused,
     Release,
+    RequestOutcomes,
     RequestsQuery,
     Reserve,
     Resize,
@@ -32,6 +33,7 @@ from forebay.sys.sockets import Peer
 _URGENT = (Hello, Lookup, Ask, Release, Cancel, Commit)
 _DEFERRED_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
 _OPERATOR = {Hello, StatsQuery, RequestsQuery, Resize, Clear}
+_LONG = _OPERATOR | {RequestOutcomes}  # one a round and connection, so that others have theirs
 
 
 class Connection(Session):
@@ -70,7 +72,7 @@ class Connection(Session):
     def is_engine(self) -> bool:
         """Whether it is more than an operator's look at the pool, which keeps no pool alive."""
         is_member = self.kinds == {Hello} or not self.kinds <= _OPERATOR
-        return is_member and not self.is_onlooker
+        return is_member and not self.is_onlooker and not self.is_operator
 
     @property
     def has_messages(self) -> bool:
@@ -160,10 +162,10 @@ class Connection(Session):
             yield message
 
     def deferred_a_round(self) -> Iterator[ClientMessage]:
-        """Those of a round: no more than one that has to do with all that the pool holds."""
+        """Those of a round: no more than one that has to do with much."""
         for message in self.deferred():
             yield message
-            if type(message) in _OPERATOR:
+            if type(message) in _LONG:
                 return
 
     def begin(self, work: Work) -> None:

@@ -20,7 +20,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from forebay import __version__
-from forebay.metrics.labels import ErrorKind
+from forebay.metrics.kinds import OTHER
+from forebay.metrics.labels import SHARING_WORDS, ErrorKind
 from forebay.pool.messages import (
     PROTOCOL,
     AdminReply,
@@ -153,7 +154,8 @@ class PoolServer:
         operators = {each.engine for each in self._connections if each.has_joined} - joined
         engines = self._engines.listed(self._clock.monotonic(), operators)
         self._metrics.connections.set(len(self._connections))
-        sharing = Counter(str(engine["sharing"]) for engine in engines)
+        said = (str(engine["sharing"]) for engine in engines)
+        sharing = Counter(word if word in SHARING_WORDS else OTHER for word in said)
         self._metrics.engines.replace({(word,): count for word, count in sharing.items()})
         return {
             "version": _SNAPSHOT_VERSION,
