@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain
+from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain, payload
 from tests.line_counter import LineCounter
 
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.core.loading import retention
 from forebay.pool.messages import AdminReply, Ask, Cancel, Clear, Found, Promise, Release
+from forebay.record.header import ROOT
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -428,3 +429,25 @@ def test_a_chain_ends_where_a_key_is_repeated(dram: CoreHarness, client: Client)
     dram.pool.answered()
     assert dram.pool.violations() == []
     assert dram.number("retained_bytes") == 0
+
+
+def test_chunks_of_one_chain_may_differ_in_length(client: Client) -> None:
+    """What was taken for a chunk is given back, whatever its neighbours take."""
+    core = CoreHarness(64 * LENGTH)
+    keys = chain("unlike", 4)
+    parent = ROOT
+    for key, length in zip(keys, (4096, 4096, LENGTH, LENGTH), strict=True):
+        (offset,) = core.reserve(client, [key], parent, length)
+        core.fill(offset, payload(key)[:length])
+        assert core.commit(client, [offset]) == 1
+        parent = key
+    first, _ = core.lookup(client, keys[:2])
+    second, found = core.lookup(client, keys)
+    assert found.known == 4
+    assert not core.pool.violations()
+    for number in (first, second):
+        core.pool.handle(client, Cancel(number))
+        core.turn()
+        assert not core.pool.violations()
+    assert core.number("retained_bytes") == 0
+    core.pool.close(300)

@@ -62,7 +62,7 @@ def _unsettled_bytes(chunk: Chunk) -> int:
 
 def _retained_bytes(acquisition: Acquisition) -> int:
     sizes = {
-        (request.engine, key): request.retained.slot_bytes
+        (request.engine, key): acquisition.retained_for(request.engine, key)
         for request in acquisition.requests
         for key in request.keys[: request.retained.chunks]
     }

@@ -191,7 +191,9 @@ class Status:
         for row in rows:
             for tier in self._metrics.tier_names:
                 labels = (tier, row["namespace"], row["model"])
-                sizes[labels], counts[labels] = row["bytes"][tier], row["chunks"][tier]
+                # Of two namespaces with equal digits, both count.
+                sizes[labels] = sizes.get(labels, 0) + row["bytes"][tier]
+                counts[labels] = counts.get(labels, 0) + row["chunks"][tier]
         self._metrics.held.namespace_bytes.replace(sizes)
         self._metrics.held.namespace_chunks.replace(counts)
 

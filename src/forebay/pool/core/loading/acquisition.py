@@ -171,6 +171,10 @@ class Acquisition:
         """What stays in DRAM for requests that have not been promised it yet."""
         return self._retention.used_bytes
 
+    def retained_for(self, engine: str, key: bytes) -> int:
+        """Of these, what was taken from an engine's share for one chunk."""
+        return self._retention.taken_for(engine, key)
+
     # Acquiring chunks for an ask.
 
     def _advance(self, request: LoadRequest) -> None:

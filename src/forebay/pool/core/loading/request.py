@@ -48,7 +48,7 @@ class LoadState(IntEnum):
 class Retained:
     """What is kept in DRAM for one request until it has its promise."""
 
-    __slots__ = ("chunks", "early", "keys", "last", "ready", "slot_bytes")
+    __slots__ = ("chunks", "early", "keys", "last", "ready")
 
     def __init__(self) -> None:
         self.chunks = 0  # from the first: kept in DRAM for it, or on their way there
@@ -56,7 +56,6 @@ class Retained:
         self.ready = 0  # of these, from the first, as many are in DRAM
         self.last: Chunk | None = None  # the last of those, pinned: what is before it stays
         self.early: dict[int, Chunk] = {}  # pinned: they came before what precedes them
-        self.slot_bytes = 0  # of each of its chunks
 
     @property
     def pinned(self) -> list[Chunk]:

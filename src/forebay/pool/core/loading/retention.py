@@ -35,12 +35,19 @@ class Retention:
         self._unread: dict[str, dict[LoadRequest, None]] = {}
         # By engine: what is retained → for how many requests.
         self._users: defaultdict[str, Counter[bytes]] = defaultdict(Counter)
+        # By engine: what is retained → the bytes that were taken for it. Chunks of one chain may
+        # differ in length, and are not looked at again when they are given back.
+        self._taken: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
         self._budget = Budget(lambda: dram.load_budget.limit_bytes, dram.processes)
 
     @property
     def used_bytes(self) -> int:
         """What is retained, for all engines."""
         return self._budget.used_bytes
+
+    def taken_for(self, engine: str, key: bytes) -> int:
+        """The bytes that were taken from an engine's share for one chunk; 0: none."""
+        return self._taken[engine].get(key, 0) if engine in self._taken else 0
 
     def left_bytes(self, engine: str) -> int:
         """What more may be retained or read ahead for an engine."""
@@ -123,12 +130,13 @@ class Retention:
         users = self._users[request.engine]
         users.subtract(keys)
         unused = [key for key in keys if not users[key]]
+        taken = self._taken[request.engine]
         for key in unused:
             del users[key]
         if unused:
-            self._budget.give(request.engine, len(unused) * retained.slot_bytes)
+            self._budget.give(request.engine, sum(taken.pop(key) for key in unused))
         if not users:
-            del self._users[request.engine]
+            del self._users[request.engine], self._taken[request.engine]
 
     def youngest(self) -> LoadRequest | None:
         """Who gives way first: the youngest, of the engine for which most is retained."""
@@ -154,7 +162,8 @@ class Retention:
         users.update(keys[before:count])
         if count > lacks:
             self._budget.take(engine, (count - lacks) * slot_bytes)
-        request.retained.chunks, request.retained.slot_bytes = max(before, count), slot_bytes
+            self._taken[engine].update(dict.fromkeys(keys[lacks:count], slot_bytes))
+        request.retained.chunks = max(before, count)
         request.retained.keys = keys
 
     def _pin(self, request: LoadRequest) -> None:

@@ -31,7 +31,8 @@ from forebay.pool.session import Session, Work, public_id
 
 NOTES_MAX: Final = 4096
 _AT_ONCE: Final = 16  # requests written a turn: some tenths of a millisecond
-_TOKENS_MAX: Final = 1 << 40  # beyond it a number means nothing
+_TOKENS_MAX: Final = 1 << 27  # of one request; beyond it a number means nothing
+_MS_MAX: Final = 86_400_000  # a day
 _DIGITS: Final = 16  # of a namespace, as `forebay stats` shows it
 _NO_ENGINE: Final = Describe("", "", "", "", b"", 0)
 
@@ -220,13 +221,13 @@ def _is_sensible(outcome: Outcome) -> bool:
         outcome.prompt_tokens,
         outcome.engine_tokens,
         outcome.computed_tokens,
-        outcome.age_ms,
         *outcome.loaded,
     )
-    times = (outcome.lookup_ms, outcome.wait_ms, outcome.load_ms, outcome.saved_gpu_ms)
+    waits = (outcome.lookup_ms, outcome.wait_ms, outcome.load_ms)
+    times = (*waits, outcome.saved_gpu_ms, outcome.age_ms)
     return (
         outcome.request.isprintable()
         and outcome.detail.isprintable()
         and all(0 <= n <= _TOKENS_MAX for n in tokens)
-        and all(math.isfinite(each) and 0 <= each <= _TOKENS_MAX for each in times)
+        and all(math.isfinite(each) and 0 <= each <= _MS_MAX for each in times)
     )
