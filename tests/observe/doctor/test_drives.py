@@ -16,6 +16,7 @@ from tests.observe.doctor.harness import (
     finds,
     is_fine,
     is_skipped,
+    look,
     on_disk,
 )
 from tests.pool_process import HANG_S, serving, short_directory, with_disk
@@ -50,6 +51,23 @@ def test_a_directory_that_is_missing_says_how_to_make_it(place: Path) -> None:
     settings = Settings(disk=(DiskSetting(str(place / "none"), GIB),))
     facts = facts_of(place, settings=settings)
     finds("disk.directory", facts, Severity.PROBLEM, "does not exist", "mkdir -m 700")
+    for name in ("in_use", "file_system", "direct", "drive", "leftovers"):
+        is_skipped(f"disk.{name}", facts)
+
+
+def test_a_directory_that_is_missing_will_have_its_parents_space(place: Path) -> None:
+    settings = Settings(disk=(DiskSetting(str(place / "none" / "none"), 2 * GIB),))
+    facts = facts_of(place, disk=SmallDisk(), settings=settings)
+    finds("disk.space", facts, Severity.WARNING, "1 GiB can be had")
+
+
+def test_without_disk_the_running_pools_directories_are_looked_at(place: Path) -> None:
+    settings = with_disk(place)
+    with serving(place, settings):
+        facts = facts_of(place)
+        for name in ("disk.directory", "disk.in_use", "disk.space"):
+            is_fine(name, facts)
+        assert facts.directories[0].setting == settings.disk[0]
 
 
 def test_a_directory_that_others_can_write(place: Path) -> None:
@@ -198,7 +216,9 @@ def test_a_drive_is_slower_than_a_gpu_that_computes_anything_at_once(place: Path
     finds(
         "disk.speed", slow, Severity.WARNING, "1,000,000,000,000 prompt tokens/s", "faster drives"
     )
-    is_fine("disk.speed", facts_of(place, prefill_tps=1e-3, **inputs))
+    quick = facts_of(place, prefill_tps=1e-3, **inputs)
+    is_fine("disk.speed", quick)
+    assert not any(" 0.00 GB/s" in each.sentence for each in look("disk.speed", quick))
     both = facts_of(place, **{**inputs, "settings": on_disk(place / "disk", place / "b")})
     assert max(speed.read_bytes_s for speed in measured(both)) == sum(_by_drive(both).values()), (
         "two directories on one drive are not faster than one"

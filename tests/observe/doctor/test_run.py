@@ -99,7 +99,9 @@ def test_readable_output_is_grouped_and_says_what_to_do(
     assert "The engine would be declined: context parallelism is not supported yet." in " ".join(
         out.split()
     )
-    assert out.splitlines()[-1].startswith(f"{len(CHECKS) - 4} checks: ")
+    last = re.match(r"Checks made: (\d+), left out: (\d+)\. Found: \d+ pr", out.splitlines()[-1])
+    assert last is not None
+    assert int(last[1]) + int(last[2]) == len(CHECKS)
     assert "a\\nb" in out, "a path's odd letters are escaped"
     assert all(len(line) <= 100 for line in out.splitlines())
 
@@ -122,6 +124,10 @@ def test_a_running_pool_without_an_engine_is_nothing_bad(place: Path) -> None:
         (["--prefill-tps", "-1"], "prefill_tps must be above 0"),
         (["--vllm-args", "--model 'x"], "quotation mark"),
         (["--", "-tp", "two"], "--tensor-parallel-size of vLLM is 'two'"),
+        (["--", "forebay", "stats"], "forebay serve or vllm serve"),
+        (["--", "forebay", "serve", "--dram", "much"], "'much' is not a size"),
+        (["--", "forebay", "serve", "--pool", "a", "--dram", "1GiB"], "--pool joins a pool"),
+        (["--", "forebay", "serve", "--kv-transfer-config", "{}"], "leave it out"),
         (["--request", "nowhere.json"], "cannot be read"),
         (["--request", __file__], "is no JSON object"),
         (["--measur"], "did you mean --measure?"),
@@ -157,3 +163,21 @@ def test_a_model_and_a_request_are_read_from_files(
     assert "tenant-7" not in out, "a salt is never shown"
     assert found["sharing.model"]["severity"] == found["sharing.weights"]["severity"] == "ok"
     assert found["memory.model"]["severity"] == "ok"
+
+
+def test_our_own_command_is_read_as_it_would_be_run(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Our flags are settings, unless the doctor's say other ones; the others are vLLM's."""
+    words = ["--socket", str(place / "pool.sock"), "--no-measure", "--json", "--"]
+    words += ["forebay", "serve", "Qwen/Qwen3-8B", "--port", "8001", "--dram", "64MiB"]
+    words += ["--disk", f"{place}/none:64MiB", "-dcp", "2", "--weights-id", "mine"]
+    _, out, _ = run(capsys, *words)
+    found = {each["check"]: each for each in json.loads(out)["findings"]}
+    assert found["sharing.model"]["severity"] == found["sharing.settings"]["severity"] == "ok"
+    assert "context parallelism" in found["sharing.configuration"]["sentence"]
+    assert "weights_id" in found["sharing.weights"]["sentence"]
+    assert found["memory.dram"]["sentence"].startswith("64 MiB of DRAM")
+    assert f"{place}/none does not exist" in found["disk.directory"]["sentence"]
+    _, out, _ = run(capsys, "--dram", "32MiB", *words)
+    assert "32 MiB of DRAM fit" in out

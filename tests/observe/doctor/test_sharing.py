@@ -18,6 +18,7 @@ FULL, WINDOWED, STATES = (
     DoctorModel(name, shape=read_model(name, None).shape)
     for name in ("Qwen3-8B", "Gemma-3-27B", "Qwen3-Next-80B-A3B")
 )
+OURS = ("--kv-transfer-config", '{"kv_connector": "ForebayConnector"}')
 LOCAL_ALONE = DoctorModel("Mistral-7B-v0.1", shape=read_model("Mistral-7B-v0.1", None).shape)
 
 
@@ -29,7 +30,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_an_engine_as_most_are_is_fine(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     model = DoctorModel("model", str(tmp_path), FULL.shape)
-    flags = read_flags(["vllm", "serve", "model", "-tp", "2", "--enable-prefix-caching"])
+    flags = read_flags(["vllm", "serve", "model", "-tp", "2", "--enable-prefix-caching", *OURS])
     facts = machine.facts(model=model, vllm=flags, request={"prompt": 1}, vllm_version="0.32.0")
     for name in ("model", "configuration", "prefix_caching", "weights", "realm", "requests"):
         is_fine(f"sharing.{name}", facts)
@@ -40,6 +41,15 @@ def test_an_engine_as_most_are_is_fine(machine: Machine, tmp_path: Path) -> None
 def test_what_was_not_given_is_not_judged(machine: Machine) -> None:
     for name in ("model", "configuration", "prefix_caching", "weights", "requests", "vllm"):
         is_skipped(f"sharing.{name}", machine.facts())
+    for name in ("media", "settings"):
+        is_skipped(f"sharing.{name}", machine.facts())
+
+
+def test_an_engine_that_would_not_use_forebay(machine: Machine) -> None:
+    facts = machine.facts(vllm=read_flags(["vllm", "serve", "Qwen/Qwen3-8B"]))
+    finds("sharing.settings", facts, Severity.WARNING, "not use Forebay", "--kv-transfer-config")
+    file = machine.facts(vllm=read_flags(["vllm", "serve", "--config", "vllm.yaml"]))
+    is_skipped("sharing.settings", file)
 
 
 def test_a_model_that_is_declined(machine: Machine) -> None:

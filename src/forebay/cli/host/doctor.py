@@ -7,14 +7,18 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
 from forebay.bench.result.files import read_json
 from forebay.cli import flags, progress
+from forebay.cli.engine import serve
 from forebay.cli.flags import Commands
+from forebay.cli.parser import Command
 from forebay.cli.plan.inputs import read_model
+from forebay.engines.start.vllm import TRANSFER_FLAG
 from forebay.engines.start.vllm_flags import VllmFlags, read_flags
 from forebay.errors import SettingsError
 from forebay.files import read_regular
@@ -40,17 +44,18 @@ _SETTINGS: Final = (
     "read_depth",
     "write_depth",
 )
+_SERVED: Final = ("dram", "disk", "weights_id", "allow_uid")  # flags of forebay serve
 _EPILOG = """\
 examples:
   forebay doctor
   forebay doctor --dram 64GiB --disk /mnt/nvme/forebay:1TB --model Qwen3-8B --prefill-tps 20000
-  forebay doctor --dram 64GiB --gpu-cache 60GiB -- vllm serve Qwen/Qwen3-8B -tp 2
+  forebay doctor --dram 64GiB --gpu-cache 60GiB -- forebay serve Qwen/Qwen3-8B -tp 2
   forebay doctor --socket /run/forebay/pool.sock --json
 
-Give it what you give forebay pool and forebay serve; words after -- are vLLM's own. It changes
-nothing. Directories that no pool is using are measured for a second each, with 64 MiB that are
-removed again. Exit status: 0 nothing is worse than a note, 1 there are warnings or problems, 2 it
-could not begin. docs/doctor.md lists all checks.
+Give it what you give forebay pool; after -- the engine's command, forebay serve or vllm serve. It
+changes nothing. Directories that no pool is using are measured for a second each, with 64 MiB that
+are removed again. Exit status: 0 nothing is worse than a note, 1 there are warnings or problems, 2
+it could not begin. docs/doctor.md lists all checks.
 """
 
 
@@ -79,7 +84,7 @@ def add(commands: Commands) -> None:
         help="measure drives (default: those that no pool is using)",
     )
     parser.add_argument("--vllm-args", metavar="TEXT", help="vLLM's arguments, in one text")
-    parser.add_argument("passed_on", nargs="*", metavar="-- VLLM_ARGUMENT")
+    parser.add_argument("passed_on", nargs="*", metavar="-- COMMAND")
     flags.add_json(parser)
     parser.set_defaults(run=_run)
 
@@ -112,6 +117,7 @@ def _inputs(parsed: argparse.Namespace) -> DoctorInputs:
 
 
 def _vllm_flags(parsed: argparse.Namespace) -> VllmFlags | None:
+    """The engine's command line; of `forebay serve`, our own flags are taken for the settings."""
     words: list[str] = list(parsed.passed_on)
     if words and "--" not in parsed.words:
         raise SettingsError(f"'{words[0][:80]}' is no flag of forebay doctor; see its --help.")
@@ -120,7 +126,27 @@ def _vllm_flags(parsed: argparse.Namespace) -> VllmFlags | None:
             words += shlex.split(parsed.vllm_args)
         except ValueError:
             raise SettingsError("--vllm-args has a quotation mark without its second.") from None
+    if words and Path(words[0]).name == "forebay":
+        return _served_flags(parsed, words[1:])
     return read_flags(words) if words else None
+
+
+def _served_flags(parsed: argparse.Namespace, words: Sequence[str]) -> VllmFlags:
+    """Of `forebay serve`: what is vLLM's; what is ours goes to `parsed`, unless it says other."""
+    if not words or words[0] != "serve":
+        raise SettingsError("After -- give the command of an engine: forebay serve or vllm serve.")
+    parser = flags.Parser(prog="forebay")
+    parser.add_commands("commands", "COMMAND", [Command("serve", "", serve.__name__)])
+    served = parser.parse_args(words)
+    serve.settings_of(served)  # raises, as the command itself would
+    for name in _SERVED:
+        if getattr(parsed, name) is None:
+            setattr(parsed, name, getattr(served, name))
+    parsed.socket = served.pool if parsed.socket is None else parsed.socket
+    found = read_flags([*([served.model] if served.model else []), *served.passed_on])
+    if found.connector is not None:
+        raise SettingsError(f"forebay serve writes {TRANSFER_FLAG} itself; leave it out.")
+    return replace(found, connector="ForebayConnector")
 
 
 def _model(name: str | None, vllm: VllmFlags | None) -> DoctorModel | None:
@@ -221,5 +247,6 @@ def _summary(findings: Sequence[DoctorFinding]) -> str:
         f"{counted[severity]} {severity}{'s' if counted[severity] != 1 else ''}"
         for severity in (Severity.PROBLEM, Severity.WARNING, Severity.NOTE)
     ]
-    checks = len({finding.check for finding in findings})
-    return f"{checks} checks: {', '.join(parts)}."
+    made = len({each.check for each in findings if each.severity is not Severity.SKIPPED})
+    left = len({each.check for each in findings}) - made
+    return f"Checks made: {made}, left out: {left}. Found: {', '.join(parts)}."

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from forebay.observe.doctor.facts import DriveSpeed, Facts
+from forebay.observe.doctor.facts import DirectoryFacts, DriveSpeed, Facts
 from forebay.observe.doctor.finding import (
     Check,
     Group,
@@ -25,6 +25,7 @@ from forebay.sys.disk import printable
 from forebay.sys.machine.mounts import is_rotational
 
 _NO_DISK: Final = "No --disk was given: chunks that leave DRAM are gone."
+_POOL_HAS_NONE: Final = "The running pool has no drive: chunks that leave DRAM are gone."
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.sshfs"})
 _LAYERED: Final = frozenset({"overlay", "aufs", "fuse-overlayfs", "fuse.fuse-overlayfs"})
@@ -36,7 +37,7 @@ _SHOWN_MAX: Final = 8  # leftovers that are named
 
 def _usable(facts: Facts) -> Iterator[Observation]:
     if not facts.directories:
-        yield skipped(_NO_DISK)
+        yield skipped(_NO_DISK if facts.pool.stats is None else _POOL_HAS_NONE)
     ours = _volumes(facts)
     for each in facts.directories:
         sentence, _, advice = each.refusal.partition("; ")
@@ -53,6 +54,8 @@ def _usable(facts: Facts) -> Iterator[Observation]:
 
 def _file_system(facts: Facts) -> Iterator[Observation]:
     for each in facts.directories:
+        if not each.is_open:
+            yield _not_looked_at(each)
         if each.refusal or each.mount is None:
             continue
         path, kind = printable(each.setting.path), each.mount.kind
@@ -77,6 +80,8 @@ def _direct(facts: Facts) -> Iterator[Observation]:
         path = printable(each.setting.path)
         if each.is_direct:
             yield ok(f"{path} has O_DIRECT.")
+        elif not each.is_open:
+            yield _not_looked_at(each)
         elif each.is_direct is False:
             yield warning(
                 f"{path} is on a file system without O_DIRECT, so that records go through the page"
@@ -87,6 +92,9 @@ def _direct(facts: Facts) -> Iterator[Observation]:
 
 def _drive(facts: Facts) -> Iterator[Observation]:
     for each in facts.directories:
+        if not each.is_open:
+            yield _not_looked_at(each)
+            continue
         if each.mount is None or (found := is_rotational(each.mount.device, facts.root)) is None:
             continue
         path = printable(each.setting.path)
@@ -104,7 +112,14 @@ def _space(facts: Facts) -> Iterator[Observation]:
     """Directories on one file system have to share what is free there."""
     by_device: dict[str, list[int]] = {}
     for number, each in enumerate(facts.directories):
-        if each.space is not None and each.mount is not None:
+        if not each.setting.cap_bytes:
+            yield skipped(
+                f"{printable(each.setting.path)} was not looked at: the running pool does not tell"
+                " the size of each directory; give them with --disk."
+            )
+        elif each.space is None:
+            yield _not_looked_at(each)
+        elif each.mount is not None:
             by_device.setdefault(each.mount.device, []).append(number)
     for numbers in by_device.values():
         together = [facts.directories[number] for number in numbers]
@@ -138,6 +153,9 @@ def _in_use(facts: Facts) -> Iterator[Observation]:
     ours = _volumes(facts)
     for each in facts.directories:
         path = printable(each.setting.path)
+        if not each.is_open:
+            yield _not_looked_at(each)
+            continue
         if each.lock_holder is None:
             yield ok(f"No other pool is using {path}.")
             continue
@@ -153,6 +171,9 @@ def _in_use(facts: Facts) -> Iterator[Observation]:
 
 def _leftovers(facts: Facts) -> Iterator[Observation]:
     for each in facts.directories:
+        if not each.is_open:
+            yield _not_looked_at(each)
+            continue
         path, found = printable(each.setting.path), scratch.leftovers(each.setting.path)
         if not found:
             yield ok(f"Nothing is left of earlier measurements in {path}.")
@@ -170,8 +191,8 @@ def _speed(facts: Facts) -> Iterator[Observation]:
             yield skipped(printable(speed))
         else:
             yield ok(
-                f"{printable(path)} reads {speed.read_bytes_s / GB:.2f} GB/s and writes"
-                f" {speed.write_bytes_s / GB:.2f} GB/s."
+                f"{printable(path)} reads {_rate(speed.read_bytes_s)} and writes"
+                f" {_rate(speed.write_bytes_s)}."
             )
     if facts.directories:
         yield _against_computing(facts)
@@ -192,9 +213,9 @@ def _against_computing(facts: Facts) -> Observation:
     )
     assumed = "" if facts.inputs.prefill_tps else ", which is assumed: give --prefill-tps"
     sentence = (
-        f"Reading {shape.name} beats computing it above {found.even_bytes_s / GB:.2f} GB/s at"
+        f"Reading {shape.name} is faster than computing it from {_rate(found.even_bytes_s)} on, at"
         f" {facts.prefill_tps:,.0f} prompt tokens/s{assumed}; the drives read"
-        f" {read_bytes_s / GB:.2f} GB/s"
+        f" {_rate(read_bytes_s)}"
     )
     if found.contests[0].speedup > 1:
         return ok(f"{sentence}.")
@@ -213,6 +234,15 @@ def _by_drive(facts: Facts) -> dict[str, float]:
             drive = each.mount.device if each.mount else each.setting.path
             found[drive] = max(found.get(drive, 0.0), speed.read_bytes_s)
     return found
+
+
+def _rate(bytes_s: float) -> str:
+    """GB/s, or MB/s where two decimals of a GB/s would be hardly anything."""
+    return f"{bytes_s / GB:.2f} GB/s" if bytes_s >= GB / 10 else f"{bytes_s / GB * 1000:.3g} MB/s"
+
+
+def _not_looked_at(each: DirectoryFacts) -> Observation:
+    return skipped(f"{printable(each.setting.path)} was not looked at: it cannot be opened.")
 
 
 def _volumes(facts: Facts) -> set[str]:

@@ -7,6 +7,7 @@ whether a directory can be written, and the files of a measured drive, which are
 
 import contextlib
 import errno
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class DirectoryFacts(NamedTuple):
     held_bytes: int = 0  # by the regions that are in it
     mount: mounts.Mount | None = None
     lock_holder: int | None = None  # the process of a pool that uses it
+    is_open: bool = True  # it could be opened; if not, space and mount are its nearest parent's
 
     @property
     def regions(self) -> int:
@@ -128,8 +130,21 @@ class Facts:
 
     @cached_property
     def directories(self) -> list[DirectoryFacts]:
-        """Of every directory in the settings."""
-        return [self._directory(setting) for setting in self.settings.disk]
+        """Of every directory in the settings, or else of the running pool's."""
+        return [self._directory(setting) for setting in self.disks]
+
+    @cached_property
+    def disks(self) -> list[DiskSetting]:
+        """The directories of the settings; without any, those that the running pool uses.
+
+        A pool tells the size of all together: of several, each one's is not known, and 0 here.
+        """
+        if self.settings.disk:
+            return list(self.settings.disk)
+        tier = next((each for each in self.pool.listed("tiers") if each.get("name") == "disk"), {})
+        paths = [str(volume.get("path")) for volume in tier.get("volumes") or []]
+        cap_bytes = int(tier.get("cap_bytes") or 0) if len(paths) == 1 else 0
+        return [DiskSetting(path, cap_bytes) for path in paths]
 
     @cached_property
     def pool(self) -> PoolFacts:
@@ -185,7 +200,7 @@ class Facts:
         try:
             descriptor = self.disk.open_directory(setting.path)
         except OSError as error:
-            return DirectoryFacts(setting, str(directories.cannot_open(setting.path, error)))
+            return self._unopened(setting, str(directories.cannot_open(setting.path, error)))
         try:
             is_direct, refusal = self._probe(setting.path, descriptor)
             space = self.disk.space(descriptor)
@@ -199,6 +214,21 @@ class Facts:
         mount = mounts.mount_of(setting.path, self.root)
         holder = mounts.lock_holder(setting.path, self.root)
         return DirectoryFacts(setting, refusal, is_direct, space, held_bytes, mount, holder)
+
+    def _unopened(self, setting: DiskSetting, refusal: str) -> DirectoryFacts:
+        """One that cannot be opened: once it is made, its space is that of the nearest parent."""
+        parent = Path(os.path.abspath(setting.path)).parent  # noqa: PTH100 - no link is followed
+        parent = next((each for each in (parent, *parent.parents) if each.is_dir()), Path("/"))
+        space = None
+        if self.settings.disk and not os.path.lexists(setting.path):
+            with contextlib.suppress(OSError):
+                descriptor = self.disk.open_directory(str(parent))
+                try:
+                    space = self.disk.space(descriptor)
+                finally:
+                    self.disk.close(descriptor)
+        mount = mounts.mount_of(str(parent), self.root)
+        return DirectoryFacts(setting, refusal, space=space, mount=mount, is_open=False)
 
     def _allocated(self, directory: int, name: str) -> int:
         try:

@@ -24,6 +24,7 @@ from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
 
 _BESIDE_BYTES: Final = 2 << 30  # a pool's own memory, ample for several terabytes on drives
 _BY_THEMSELVES: Final = ("always", "within_size", "force")
+_HAS_MEMORY: Final = "Not looked at, since the running pool has got its memory already."
 _SHM_BYTES: Final = 1 << 30  # vLLM's ranks exchange messages there
 
 
@@ -31,7 +32,7 @@ def _dram(facts: Facts) -> Iterator[Observation]:
     wanted_bytes = facts.settings.dram
     wanted = format_size(wanted_bytes)
     if facts.pool.stats is not None:
-        yield skipped("The running pool has its memory.")
+        yield skipped(_HAS_MEMORY)
         return
     total_bytes, left = total_memory_bytes(), available_memory(facts.root)
     if wanted_bytes > total_bytes:
@@ -129,7 +130,7 @@ def _huge_pages(facts: Facts) -> Iterator[Observation]:
             yield ok("Huge pages are not asked for.")
         return
     if facts.pool.stats is not None:
-        yield skipped("The running pool has its memory.")
+        yield skipped(_HAS_MEMORY)
         return
     if found is None:
         yield problem("This kernel has no huge pages.", "Leave --huge-pages out.")

@@ -30,6 +30,7 @@ _SHOWN_MAX: Final = 8  # engines, and their releases
 _POOLS_MAX: Final = 32
 _LOOKUPS_MIN: Final = 100  # before it means anything that none was answered
 _APART: Final = 4  # a size may differ by one part in so many: an arena or a region is not whole
+_SAYS_NOTHING: Final = ("unknown", "", None)
 _HAS_JOINED: Final = ("sharing", "unknown", "")  # an engine need not say what it does
 _CHECK_DRIVE: Final = "Check the drive: the pool's log, dmesg, smartctl."
 _CHECK_STORE: Final = "Look into the pool's log, and try the store with forebay remote check."
@@ -196,7 +197,11 @@ def _engines(facts: Facts) -> Iterator[Observation]:
     if facts.pool.stats is None:
         yield skipped(_NO_POOL)
         return
-    engines = facts.pool.listed("engines")
+    engines = [
+        each
+        for each in facts.pool.listed("engines")  # scripts join as well, and say nothing of them
+        if each.get("engine") or each.get("model") or each.get("sharing") not in _SAYS_NOTHING
+    ]
     if not engines:
         yield note(
             "No engine has joined the pool.",
@@ -230,8 +235,10 @@ def _hits(facts: Facts) -> Iterator[Observation]:
     )
     if facts.pool.stats is None:
         yield skipped(_NO_POOL)
+    elif not lookups:
+        yield skipped("No engine has looked for a chunk yet.")
     elif lookups < _LOOKUPS_MIN or known:
-        yield ok(f"Of {lookups:,.0f} lookups, {known:,.0f} chunks were found.")
+        yield ok(f"Lookups so far: {lookups:,.0f}. Chunks that they found: {known:,.0f}.")
     else:
         yield warning(
             f"None of {lookups:,.0f} lookups has found anything.",

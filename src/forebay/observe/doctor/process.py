@@ -54,7 +54,7 @@ def _cpu(facts: Facts) -> Iterator[Observation]:
 
 def _threads(facts: Facts) -> Iterator[Observation]:
     depth = facts.settings.read_depth + facts.settings.write_depth
-    need = _BESIDE_THREADS + depth * len(facts.settings.disk)
+    need = _BESIDE_THREADS + depth * len(facts.disks)
     allowance = cgroups.process_allowance(facts.root, facts.pool_process)
     left = need if facts.pool.stats is not None else 0  # its threads are there already
     if allowance is None or allowance.most - allowance.used + left >= need:

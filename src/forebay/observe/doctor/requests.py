@@ -68,15 +68,21 @@ def _salts(facts: Facts) -> Iterator[Observation]:
             "Compare the engines' weights, realm, dtype, --max-model-len and vLLM release.",
         )
     if max(salted, apart) < max(_REQUESTS_MIN, counted * _SHARE_MIN):
-        yield ok(f"Of {counted:,.0f} requests, few were kept apart by salts or configurations.")
+        yield ok(
+            f"Requests so far: {counted:,.0f}. Kept apart by a salt: {salted:,.0f}; by another"
+            f" model or configuration: {apart:,.0f}."
+        )
 
 
 def _media(facts: Facts) -> Iterator[Observation]:
     flags = facts.inputs.vllm
+    if flags is None:
+        yield skipped("vLLM's flags were not looked at: give them after --.")
+        return
     kinds = []
-    if flags is not None and flags.media_cache_type == "shm":
+    if flags.media_cache_type == "shm":
         kinds.append(KINDS["media_elsewhere"])
-    if flags is not None and flags.media_cache_gb == 0 and flags.prefix_caching is False:
+    if flags.media_cache_gb == 0 and flags.prefix_caching is False:
         kinds.append(KINDS["media_counted"])
     for kind in kinds:
         yield warning(f"Requests with images share nothing: {kind.why}.", _COMPATIBILITY)

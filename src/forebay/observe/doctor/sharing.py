@@ -31,6 +31,10 @@ from forebay.sys.disk import printable
 from forebay.sys.machine import limits
 
 _CONNECTOR: Final = "ForebayConnector"
+_TRANSFER: Final = (
+    f'{{"kv_connector": "{_CONNECTOR}",'
+    ' "kv_connector_module_path": "forebay.engines.vllm.connector", "kv_role": "kv_both"}'
+)
 _NO_FLAGS: Final = "vLLM's flags were not looked at: give them after --."
 _COMPATIBILITY: Final = "See docs/compatibility.md for what is shared."
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
@@ -82,7 +86,7 @@ def _configuration(facts: Facts) -> Iterator[Observation]:
     for kind in found:
         yield problem(f"The engine would be declined: {kind.why}.", _COMPATIBILITY)
     if not found:
-        yield ok("No flag of vLLM that was given lets the engine be declined.")
+        yield ok("None of the given flags of vLLM keeps the engine from sharing.")
     if flags.config_file:
         yield note(
             f"vLLM's {printable(flags.config_file)} was not read.",
@@ -168,7 +172,15 @@ def _settings(facts: Facts) -> Iterator[Observation]:
     if flags is None:
         yield skipped(_NO_FLAGS)
         return
-    if flags.connector not in {None, _CONNECTOR}:
+    if flags.connector is None and flags.config_file:
+        yield skipped("Whether vLLM's --config file names a KV connector was not looked at.")
+    elif flags.connector is None:
+        yield warning(
+            "vLLM's flags name no KV connector, so this engine would not use Forebay.",
+            f"Start it with forebay serve, or add --kv-transfer-config '{_TRANSFER}' (docs/serve.md"
+            " tells more).",
+        )
+    elif flags.connector != _CONNECTOR:
         yield problem(
             f"vLLM's flags name another KV connector, {flags.connector[:60] or 'without a name'}.",
             f"Name {_CONNECTOR}, or leave --kv-transfer-config out and use forebay serve.",
@@ -188,8 +200,8 @@ def _settings(facts: Facts) -> Iterator[Observation]:
             f" {context:,} tokens, so nothing is ever shared.",
             "Lower min_tokens.",
         )
-    elif flags.connector in {None, _CONNECTOR}:
-        yield ok("The connector's settings can be meant.")
+    elif flags.connector == _CONNECTOR:
+        yield ok("The engine would use Forebay, with settings that it accepts.")
 
 
 def _vllm(facts: Facts) -> Iterator[Observation]:
@@ -281,8 +293,8 @@ CHECKS: Final = (
     Check(
         "sharing.settings",
         Group.SHARING,
-        "another connector, settings that the connector refuses, or a `min_tokens` above every"
-        " prompt",
+        "another connector or none, settings that the connector refuses, or a `min_tokens` above"
+        " every prompt",
         Severity.PROBLEM,
         _settings,
     ),
