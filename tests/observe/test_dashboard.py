@@ -240,7 +240,7 @@ def shows_the_tiers(seen: Watched) -> None:
         expected = [seen.written("bytes", tier[key]) for key in ("used_bytes", "cap_bytes")]
         assert rows[name][2:5] == [*expected, seen.written("count", tier["chunks"])]
     [volume] = tier_of(stats, "disk")["volumes"]
-    assert rows[f"disk volume 0: {volume['path']}"][5] == "on"
+    assert rows[f"disk directory 0: {volume['path']}"][5] == "on"
     assert [row[0] for row in seen.rows("namespaces")] == [
         each["namespace"] for each in stats["namespaces"]
     ]
@@ -338,7 +338,8 @@ def test_shares_rates_and_curves_are_those_of_the_counters() -> None:
     assert dict(found["bandwidth"]) == {"disk load": 200}
     assert dict(found["saved"]) == {"each request": 1.5, "each loaded": 3}
     assert dict(found["decisions"]) == {"loaded": 0.2, "short": 0.2}
-    assert dict(found["misses"]) == {"disk busy": 0.5}
+    assert dict(found["misses"]) == {"short": 0.2}
+    assert dict(found["failed-loads"]) == {"disk busy": 0.5}
     assert dict(found["waits"]) == {"chunks found": 0.75, "disk load": 1, "disk store": None}
     assert dict(found["occupancy"]) == {"dram": 0.5, "disk": 0.25}
     assert found["lifetimes"] == [[1, 60, 3600], [["dram evicted", [1, 0.5, 0]]]]

@@ -32,7 +32,19 @@ def test_of_a_full_tier_it_is_said_how_long_a_chunk_stays() -> None:
     before = snapshot(100.0, tiers=tiers, moved_bytes=metric(*came))
     now = snapshot(110.0, tiers=tiers, moved_bytes=metric(*more))
     # 10 a second come from engines, 1 from the disk: 990 bytes are replaced in 90 s.
-    assert first(outlook(now, before)) == ("time in dram", 90.0)
+    assert first(outlook(now, before)) == ("room in dram", 0.0)
+    assert outlook(now, before)[0].sentence == (
+        "dram is full: older chunks make room for new ones;"
+        " with 11 B/s coming in, a chunk stays 1 min 30 s"
+    )
+
+
+def test_a_full_tier_is_named_also_where_nothing_comes_in() -> None:
+    tiers = [tier("dram", 0, 0), tier("disk", 1000, 1000)]
+    rests = [snapshot(at, tiers=tiers) for at in (100.0, 110.0)]
+    for before in (None, rests[0]):
+        [found] = outlook(rests[1], before)
+        assert found.sentence == "disk is full: older chunks make room for new ones"
 
 
 def test_nothing_ends_in_a_pool_that_rests_or_was_restarted() -> None:

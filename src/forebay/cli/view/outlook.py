@@ -35,19 +35,17 @@ def outlook(now: Snapshot, before: Snapshot | None) -> list[RunOut]:
 
 
 def _room(name: str, used_bytes: int, cap_bytes: int, change: Change) -> list[RunOut]:
-    """When a tier is full; of one that is, how long what comes in stays."""
+    """When a tier is full; of one that is, how long a chunk stays (the page says the same)."""
     came_s = change.rate("moved_bytes", tier=name, direction="store")
     if name == change.now["tiers"][0]["name"]:  # what lower tiers load comes into the first
         for lower in change.now["tiers"][1:]:
             came_s += change.rate("moved_bytes", tier=lower["name"], direction="load")
-    if used_bytes >= FULL * cap_bytes:
-        if not came_s:
-            return []
-        stays_s = used_bytes / came_s
-        sentence = (
-            f"{name} is full; with {rate(came_s)} coming in, a chunk stays {duration(stays_s)}"
-        )
-        return [RunOut(f"time in {name}", stays_s, sentence)]
+    if cap_bytes and used_bytes >= FULL * cap_bytes:
+        sentence = f"{name} is full: older chunks make room for new ones"
+        if came_s:
+            stays = duration(used_bytes / came_s)
+            sentence += f"; with {rate(came_s)} coming in, a chunk stays {stays}"
+        return [RunOut(f"room in {name}", 0.0, sentence)]
     if change.before is None:  # how much there was at the start is not known
         return []
     grown_s = (used_bytes - _used(name, change.before)) / change.seconds

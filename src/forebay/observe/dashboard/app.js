@@ -74,6 +74,7 @@ function take(snapshot) {
   showNamespaces(snapshot);
   showMetrics(snapshot);
   for (const chart of charts) {
+    chart.isWaiting = chart.panel.overTime && recent.back(0) === null; // a rate needs two snapshots
     if (chart.panel.readCurves) {
       const { xs, series } = chart.panel.readCurves(recent);
       chart.replace(xs, series);
@@ -156,7 +157,7 @@ function begin() {
   setTheme(theme.value);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   for (const id of ["request-filter", "decision-filter", "request-count"]) {
-    byId(id).addEventListener("input", () => showRequests(ring));
+    byId(id).addEventListener("input", () => showRequests(ring, recent.newest !== undefined));
   }
   byId("metrics-details").addEventListener("toggle", () => recent.newest && showMetrics(recent.newest));
   tick();

@@ -3,8 +3,8 @@
 // A chart owns its history, which is bounded in time, points and series. Nothing here is announced
 // by a screen reader on its own: the plot is an image whose label has the newest values.
 
-import { element, fillTable } from "./dom.js";
-import { clock, percent, words } from "./format.js";
+import { element, fillTable, setText } from "./dom.js";
+import { clock, percent, WAITING, words } from "./format.js";
 
 export const HISTORY_S = 3600;
 const POINTS_MAX = 3700;
@@ -37,13 +37,14 @@ export class Chart {
     this.plot = null;
     this.drawn = ""; // the series that the plot was made for
     this.windowS = 300;
+    this.isWaiting = true; // for what can tell that there is nothing
     this.build();
   }
 
   build() {
     const { id, title, what } = this.panel;
     this.canvas = element("div", { class: "plot", role: "img", "aria-label": `${title}: no data yet` });
-    this.empty = element("p", { class: "empty" }, this.panel.empty ?? "Nothing yet.");
+    this.empty = element("p", { class: "empty" }, WAITING);
     this.legend = element("ul", { class: "legend", "aria-label": `Series of ${title}` });
     this.table = element("table");
     this.details = element("details", {},
@@ -102,6 +103,7 @@ export class Chart {
   show() {
     const hasData = [...this.history.values()].some((list) => list.some((value) => value !== null));
     this.empty.hidden = hasData;
+    setText(this.empty, this.isWaiting ? WAITING : this.panel.empty ?? "Nothing yet.");
     this.canvas.classList.toggle("blank", !hasData);
     const names = this.names().join("\n");
     if (hasData) {

@@ -2,7 +2,9 @@
 
 const NOTHING = "–";
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-const SPANS = [[86400, "d"], [3600, "h"], [60, "min"]];
+const SPANS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+export const WAITING = "Waiting for the pool …"; // where nothing is known yet
 
 const isKnown = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
@@ -34,13 +36,16 @@ export const rate = (value) => (isKnown(value) ? `${rounded(value)}/s` : NOTHING
 
 export const percent = (value) => (isKnown(value) ? `${rounded(100 * value)} %` : NOTHING);
 
-// A span of time: 1.5 ms, 20 s, 3 min, 2.4 h, 12 d.
+// A span of time, in its two largest units: 1.5 ms, 20 s, 3 min 12 s, 2 h 24 min, 12 d.
 export function seconds(value) {
   if (!isKnown(value)) return NOTHING;
   if (!Number.isFinite(value)) return "∞";
   const size = Math.abs(value);
-  for (const [span, unit] of SPANS) {
-    if (size >= 2 * span) return `${rounded(value / span)} ${unit}`;
+  const at = SPANS.findIndex(([span]) => span > 1 && size >= span);
+  if (at >= 0) {
+    const [[span, unit], [less, lesser]] = SPANS.slice(at);
+    const rest = Math.floor((size % span) / less);
+    return `${count(Math.trunc(value / span))} ${unit}${rest ? ` ${rest} ${lesser}` : ""}`;
   }
   if (size >= 1 || size === 0) return `${rounded(value)} s`;
   return size >= 1e-3 ? `${rounded(1e3 * value)} ms` : `${rounded(1e6 * value)} µs`;
@@ -58,6 +63,9 @@ export function plain(text, lettersMax = 200) {
   );
   return shown.length > lettersMax ? `${shown.slice(0, lettersMax - 1)}…` : shown;
 }
+
+// A model by its name.
+export const modelName = (name) => plain(name) || "(no name)";
 
 // `tier_off` as words.
 export const words = (name) => plain(name).replaceAll("_", " ");

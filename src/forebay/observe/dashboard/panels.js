@@ -132,6 +132,12 @@ export const PANELS = {
     }),
     over({
       id: "misses", title: "Misses by reason", format: rate, isByOrder: true,
+      what: "Requests that loaded nothing, per second, by the reason that forebay why gives.",
+      empty: "No request has missed.",
+      read: (recent) => failures(recent, "requests", ["outcome"], {}, (name) => name === "loaded"),
+    }),
+    over({
+      id: "failed-loads", title: "Failed loads by reason", format: rate, isByOrder: true,
       what: "Loads of a tier that gave nothing, per second.",
       empty: "No load has failed.",
       read: (recent) => failures(recent, "operations", ["tier", "outcome"], { direction: "load" }, (name) => name.endsWith(" ok")),
@@ -173,7 +179,7 @@ export const PANELS = {
     }),
     over({
       id: "wear", title: "Written to drives", format: byteRate, isBytes: true, isByOrder: true,
-      what: "Bytes that drives were given to write, by tier and volume, as a mean of ten seconds: this is what wears them.",
+      what: "Bytes that drives were given to write, by tier and directory, as a mean of ten seconds: this is what wears them.",
       empty: "This pool has no drive.",
       read: (recent) => rates(recent, "written_bytes", ["tier", "volume"]),
     }),

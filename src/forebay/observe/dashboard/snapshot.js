@@ -103,20 +103,3 @@ export function added(now, then) {
 
 // A bucket's upper bound as a number: JSON has none for infinity.
 export const bound = (upper) => (typeof upper === "number" ? upper : Infinity);
-
-// Of a histogram's observations, the value that a share of them does not exceed; null of none.
-export function quantile({ buckets, count }, share) {
-  if (!count) return null;
-  let lower = 0;
-  let below = 0;
-  for (const [upper, cumulative] of buckets) {
-    if (cumulative >= share * count) {
-      const limit = bound(upper);
-      if (!Number.isFinite(limit)) return lower;
-      return lower + ((limit - lower) * (share * count - below)) / (cumulative - below || 1);
-    }
-    lower = bound(upper);
-    below = cumulative;
-  }
-  return lower;
-}

@@ -1,12 +1,11 @@
 // Cards and tables: what the newest snapshot and the ring of requests say, as text.
 
 import { byId, element, fillTable, setText } from "./dom.js";
-import { bytes, clock, count, milliseconds, percent, plain, seconds, words } from "./format.js";
-import { quantile } from "./snapshot.js";
+import { byteRate, bytes, clock, count, milliseconds, modelName, percent, plain, seconds, words } from "./format.js";
 
 const DAY_S = 86400;
 const YEAR_S = 365.25 * DAY_S;
-const FULL = 0.97; // of a cap: less than a region or an arena is left
+const FULL = 0.95; // of a cap, as for the terminal: what is left is less than an arena or a region
 
 // Of the prompt tokens since the pool began, the share that nobody had to compute.
 export function hitRate(snapshot) {
@@ -51,19 +50,25 @@ export function showTiers({ json }) {
     rows.push([plain(tier.name), gauge(share, `${plain(tier.name)} used`), bytes(tier.used_bytes), bytes(tier.cap_bytes),
       count(tier.chunks), "", "", "", ""]);
     for (const [at, volume] of (tier.volumes ?? []).entries()) {
-      rows.push([`${plain(tier.name)} volume ${at}: ${plain(volume.path)}`, "", "", "", "", stateOf(volume), count(volume.errors),
+      rows.push([`${plain(tier.name)} directory ${at}: ${plain(volume.path)}`, "", "", "", "", stateOf(volume), count(volume.errors),
         bytes(volume.read_bytes), bytes(volume.written_bytes)]);
     }
   }
   fillTable(byId("tiers"), ["tier", "full", "used", "cap", "chunks", "state", "errors", "read", "written"], rows);
 }
 
+// What stands in the place of an empty table.
+function showEmpty(id, rows, text) {
+  byId(id).hidden = rows.length > 0;
+  setText(byId(id), text);
+}
+
 const SHARING_CLASS = { sharing: "good", declined: "bad", weights_unknown: "bad" };
 
 export function showEngines({ json }) {
   const engines = json.engines ?? [];
-  byId("no-engines").hidden = engines.length > 0;
-  const rows = engines.map((each) => [plain(each.id), plain(each.model), plain(each.engine),
+  showEmpty("no-engines", engines, "No engine has joined.");
+  const rows = engines.map((each) => [plain(each.id), modelName(each.model), plain(each.engine),
     element("span", { class: SHARING_CLASS[each.sharing] ?? "" }, words(each.sharing)),
     plain(each.why, 400), count(each.processes), seconds(each.joined_s)]);
   fillTable(byId("engines"), ["engine", "model", "release", "sharing", "why", "processes", "joined for"], rows);
@@ -74,8 +79,8 @@ const across = (amounts) => Object.values(amounts ?? {}).reduce((sum, value) => 
 export function showNamespaces({ json }) {
   const spaces = json.namespaces ?? [];
   const tiers = (json.tiers ?? []).map((tier) => tier.name);
-  byId("no-namespaces").hidden = spaces.length > 0;
-  const rows = spaces.map((each) => [plain(each.namespace), plain(each.model) || "unknown", bytes(across(each.bytes)),
+  showEmpty("no-namespaces", spaces, "Nothing is stored.");
+  const rows = spaces.map((each) => [plain(each.namespace), modelName(each.model), bytes(across(each.bytes)),
     ...tiers.map((tier) => `${bytes(each.bytes?.[tier] ?? 0)} in ${count(each.chunks?.[tier] ?? 0)}`)]);
   fillTable(byId("namespaces"), ["namespace", "model", "bytes", ...tiers.map((tier) => `${plain(tier)}: bytes in chunks`)], rows);
 }
@@ -88,9 +93,9 @@ export function limitsOf(recent) {
   const rise = (name, wanted) => (then ? Math.max(0, ((newest.sum(name, wanted) ?? 0) - (then.sum(name, wanted) ?? 0)) / span) : 0);
   const found = [];
   for (const tier of newest.json.tiers ?? []) {
-    found.push(tierLimit(newest, tier, rise("used_bytes", { tier: tier.name })));
+    found.push(tierLimit(tier, rise("used_bytes", { tier: tier.name }), cameIn(newest, tier, rise)));
     for (const [at, volume] of (tier.volumes ?? []).entries()) {
-      if (!volume.is_on) found.push([0, `${plain(tier.name)} volume ${at} is switched off: its error budget is spent.`]);
+      if (!volume.is_on) found.push([0, `${plain(tier.name)} directory ${at} is switched off: its error budget is spent.`]);
     }
   }
   for (const [{ tier, volume }, isWell] of newest.rows("healthy")) {
@@ -117,13 +122,20 @@ export function limitsOf(recent) {
 
 const years = (value) => (Number.isFinite(value) ? (value > YEAR_S ? `${count(Math.round(10 * (value / YEAR_S)) / 10)} years` : seconds(value)) : "unlimited");
 
-function tierLimit(snapshot, tier, rise) {
+// Bytes that come into a tier, a second: what lower tiers load comes into the first.
+function cameIn({ json }, tier, rise) {
+  const lower = tier === json.tiers[0] ? json.tiers.slice(1) : [];
+  const loaded = lower.map((each) => rise("moved_bytes", { tier: each.name, direction: "load" }));
+  return loaded.reduce((sum, value) => sum + value, rise("moved_bytes", { tier: tier.name, direction: "store" }));
+}
+
+// A full tier stands first, in the words of `forebay stats`.
+function tierLimit(tier, rise, came) {
   const share = tier.cap_bytes ? tier.used_bytes / tier.cap_bytes : 0;
   const name = plain(tier.name);
   if (share >= FULL) {
-    const age = quantile(snapshot.histograms("age_at_eviction_seconds", "tier").get(tier.name) ?? { buckets: [], count: 0 }, 0.5);
-    const lived = age === null ? "nothing was evicted yet" : `half of what was evicted was younger than ${seconds(age)}`;
-    return [0, `${name} is full (${percent(share)} of ${bytes(tier.cap_bytes)}): ${lived}.`];
+    const stays = came > 0 ? `; with ${byteRate(came)} coming in, a chunk stays ${seconds(tier.used_bytes / came)}` : "";
+    return [0, `${name} is full: older chunks make room for new ones${stays}.`];
   }
   const left = rise > 0 ? (tier.cap_bytes - tier.used_bytes) / rise : Infinity;
   const when = rise > 0 ? `full in ${seconds(left)} at this rate` : "not growing";
@@ -146,16 +158,16 @@ const rowOf = (each) => [clock(1000 * each.time_s), plain(each.request, 64), wor
   plain([each.what, each.detail, each.advice].filter(Boolean).join(" "), 600), count(each.prompt_tokens), count(each.engine_tokens),
   byTier(each.found_tokens), byTier(each.loaded_tokens), count(each.computed_tokens), milliseconds(each.lookup_ms),
   milliseconds(each.wait_ms), milliseconds(each.load_ms), milliseconds(each.saved_gpu_ms_estimate), each.was_preempted ? "yes" : "no",
-  plain(each.model)];
+  modelName(each.model)];
 
 // The newest requests first, those that the two fields of the page let through.
-export function showRequests(ring) {
+export function showRequests(ring, isAnswered = true) {
   const text = byId("request-filter").value.trim().toLowerCase();
   const decision = byId("decision-filter").value;
   const most = Number(byId("request-count").value);
   const fits = ring.filter((each) => (!decision || each.decision === decision)
     && (!text || `${each.request} ${each.model} ${each.namespace}`.toLowerCase().includes(text)));
-  byId("no-requests").hidden = ring.length > 0;
+  if (isAnswered) showEmpty("no-requests", ring, "No engine has reported a request.");
   setText(byId("requests-shown"), ring.length ? `${count(Math.min(most, fits.length))} of ${count(ring.length)} that are kept.` : "");
   fillTable(byId("requests"), REQUEST_COLUMNS, fits.slice(-most).reverse().map(rowOf));
   showDecisions(ring);
