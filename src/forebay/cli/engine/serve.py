@@ -135,4 +135,4 @@ def _arguments(model: str | None, passed_on: Sequence[str]) -> tuple[list[str], 
     if not demo_model.is_ready():
         print("forebay: converting the demo model, once", file=sys.stderr)
     ours = ["--model", demo_model.prepare(), *demo_model.ARGUMENTS, *demo_model.SERVE_ARGUMENTS]
-    return [*ours, *passed_on], True
+    return [*ours, *demo_model.dtype_arguments(), *passed_on], True

