@@ -70,7 +70,7 @@ class Connection(Session):
     def is_engine(self) -> bool:
         """Whether it is more than an operator's look at the pool, which keeps no pool alive."""
         is_member = self.kinds == {Hello} or not self.kinds <= _OPERATOR
-        return is_member and not self.is_onlooker
+        return is_member and not self.is_onlooker and not self.is_operator
 
     @property
     def has_messages(self) -> bool:
