@@ -76,5 +76,6 @@ VALUES: Final = {
     "reason": tuple(each.value for each in RefusalReason),
     "sharing": ("what an engine says of itself",),
     "tier": TIERS,
+    "healthy.tier": (*TIERS, "socket"),
     "volume": ("a directory's or store's number, from 0, in the order of /stats.json",),
 }
