@@ -40,8 +40,11 @@ def test_health_is_an_exit_status_and_a_line_a_tier(capsys: pytest.CaptureFixtur
         assert set(capsys.readouterr().out.splitlines()) == {
             "socket 0: well",
             "dram 0: well",
-            "disk 0: well",
+            f"disk {place / 'disk'}: well",
         }
+        assert main(["health", "--socket", pool.socket]) == 0  # the pool says where
+        assert f"disk {place / 'disk'}: well" in capsys.readouterr().out
+        assert pool.stats()["http"] == address
         assert health(pool, address, "--json") == 0
         assert json.loads(capsys.readouterr().out)["ok"] is True
         words = ["health", "--socket", "/run/other.sock", "--metrics-address", address]
@@ -59,7 +62,7 @@ def test_a_drive_that_fails_is_not_well(capsys: pytest.CaptureFixture[str]) -> N
         with pool_process.running_pool(place, *flags, faulty=True) as pool:
             assert health(pool, port_of(pool)) == 1
             out = capsys.readouterr().out
-            assert "disk 0: not well: " in out
+            assert f"disk {place / 'disk'}: not well: " in out
             assert "dram 0: well" in out
 
 
@@ -76,3 +79,12 @@ def test_a_token_is_presented(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert health(pool, address) == 2
         assert "answers 401" in capsys.readouterr().err
         assert health(pool, address, "--metrics-token-file", str(token)) == 0
+
+
+def test_a_pool_without_http_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        pool_process.short_directory() as place,
+        pool_process.running_pool(place, disk=False) as pool,
+    ):
+        assert main(["health", "--socket", pool.socket]) == 2
+        assert "does not answer HTTP" in capsys.readouterr().err

@@ -131,6 +131,8 @@ def test_clear_says_what_it_will_remove_and_a_dry_run_removes_nothing(
     assert out.startswith("Would be deleted: 390.6 KiB in 4 chunks\n")
     assert name in out
     assert out.endswith("nothing was deleted: this was a dry run.\n")
+    assert run("clear", "--model", "", "--socket", path) == 2  # though no engine named its model
+    assert "this one is empty" in one_sentence(capsys)
     assert client.lookup(chain) == Known(4, 4)
     assert run("clear", "--namespace", chain.namespace.hex(), "--json", "--socket", path) == 0
     said = json.loads(capsys.readouterr().out)

@@ -113,6 +113,12 @@ def test_another_wish_is_one_log_line(
     assert not caplog.messages
 
 
+def test_who_asked_for_no_size_hears_of_none(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pool_process.serving(place, pool_process.with_disk(place)) as service:
+        join_or_start(Settings(socket=service.address.path))
+    assert "asked for" not in caplog.text
+
+
 class StrangersDisk(Disk):
     """The disk of a user that we are not."""
 

@@ -81,5 +81,6 @@ VALUES: Final = {
     "reason": tuple(each.value for each in RefusalReason),
     "sharing": (*SHARING_WORDS, "other"),
     "tier": TIERS,
+    "healthy.tier": (*TIERS, "socket"),
     "volume": ("a directory's or store's number, from 0, in the order of /stats.json",),
 }

@@ -126,6 +126,7 @@ def start(
         why = getattr(error, "strerror", None) or error
         _log.warning("no metrics at %s (%s)", settings.metrics_address, why)
         return None
+    service.answers_http_at(server.url.removeprefix("http://"))
     token = ", with a token" if access.needs_token else ""
     _log.info("a dashboard at %s/, metrics at %s/metrics%s", server.url, server.url, token)
     return server

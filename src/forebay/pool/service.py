@@ -110,6 +110,10 @@ class Service:
         """End `run`; safe on any thread and in a signal handler."""
         self._server.stop()
 
+    def answers_http_at(self, address: str) -> None:
+        """Let who asks over the socket know where HTTP is answered; does not wait."""
+        self._server.http = address
+
     # What other threads may ask of a running pool. Each waits, and None says that it was in vain.
 
     def stats(self, timeout_s: float) -> dict[str, Any] | None:
@@ -292,7 +296,11 @@ def _compare(address: PoolAddress, settings: Settings) -> None:
     if not isinstance(stats, dict):
         return
     caps = {tier["name"]: tier["cap_bytes"] for tier in stats["tiers"]}
-    wanted = {"dram": settings.dram, "disk": sum(disk.cap_bytes for disk in settings.disk)}
+    wanted = {}  # a default was asked for by nobody
+    if settings.dram != Settings().dram:
+        wanted["dram"] = settings.dram
+    if settings.disk:
+        wanted["disk"] = sum(disk.cap_bytes for disk in settings.disk)
     for name, wanted_bytes in wanted.items():
         cap_bytes = caps.get(name)
         # An arena or a region at the end may be missing.

@@ -109,3 +109,11 @@ def test_another_pool_begins_anew_and_words_of_others_are_escaped() -> None:
     text = "\n".join(plain(row) for row in frame(view, 100, None, UNICODE))
     assert "\x1b" not in text
     assert "\\x1b[31mred\\n" in text
+
+
+def test_that_the_pool_is_gone_has_a_line_of_its_own() -> None:
+    view = busy()
+    view.note = "no pool answers at /run/forebay/pool.sock (Connection refused)."
+    rows = [plain(row).rstrip() for row in frame(view, 80, 24, UNICODE)]
+    assert len(rows) == 24
+    assert rows[1] == view.note

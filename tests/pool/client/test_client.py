@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests import pool_process
-from tests.clocks import CountingClock, waiting_in_vain
-from tests.pool_process import PatientClient, exact, made
+from tests.clocks import CountingClock, SlowClock, waiting_in_vain
+from tests.pool_process import HANG_S, PatientClient, exact, made
 
 from forebay.metrics.reading import count
 from forebay.pool.client import Chain, Client, Known, Loaded, Receipt
@@ -373,3 +373,16 @@ def test_a_streamed_chunk_must_have_the_full_key(client: Client) -> None:
     came: dict[int, memoryview] = {}
     assert streaming._take(slab, sound, came)
     came.pop(2).release()
+
+
+def test_an_operator_that_joins_the_next_pool_is_no_engine(place: Path) -> None:
+    path = str(place / "pool.sock")
+    with Client(path, SlowClock(), is_operator=True) as client:
+        with pool_process.serving(place):
+            assert isinstance(client.stats(HANG_S), dict)
+        with pool_process.serving(place):
+            client.stats(HANG_S)
+            stats = client.stats(HANG_S)
+            assert isinstance(stats, dict)
+            assert stats["engines"] == []
+            assert count(stats, "errors") == 0

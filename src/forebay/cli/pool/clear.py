@@ -58,6 +58,8 @@ def _run(parsed: argparse.Namespace) -> int:
         raise SettingsError("say what to delete: one of --namespace HEX, --model NAME and --all.")
     if parsed.namespace is not None and not is_namespace(parsed.namespace):
         raise SettingsError(f"--namespace: {NAMESPACE_RULE}")
+    if parsed.model == "":
+        raise SettingsError("--model: a model's name is wanted, and this one is empty.")
     with running.client_of(parsed) as client:
         found = figures(running.answered(client.stats(running.TIMEOUT_S)))
         found = _chosen(found, parsed)

@@ -1,16 +1,20 @@
 """`forebay health`: whether a record goes through every tier of the running pool, for probes.
 
-Asks /healthz of the pool's HTTP port, and that it is this pool's: another one may have the port.
+Asks /healthz of the pool's HTTP port, which the pool tells over its socket unless it is given, and
+that it is this pool's: another one may have the port.
 """
 
 import argparse
 import http.client
 import ipaddress
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from forebay.cli import flags
 from forebay.cli.flags import Commands
+from forebay.cli.pool import running
 from forebay.errors import StartupError
 from forebay.files import read_regular
 from forebay.pool.address import find_address
@@ -20,7 +24,7 @@ from forebay.settings import Settings, parse_address
 _ANSWER_S: Final = 10.0  # twice the bound of the pool's own check
 _ANSWER_BYTES_MAX: Final = 16 << 20
 _TOKEN_BYTES_MAX: Final = 4096
-_SETTINGS: Final = ("socket", "metrics_address", "metrics_token_file")
+_SETTINGS: Final = ("socket", "allow_uid", "metrics_address", "metrics_token_file")
 _EPILOG = """\
 examples:
   forebay health
@@ -29,7 +33,8 @@ examples:
 
 A record is written to every tier, read back and compared, and the pool's socket is joined, all
 within 5 seconds; a report holds for 5 seconds, however often it is asked for. The same is answered
-over HTTP at /healthz. Exit status: 0 well, 1 not well, 2 the pool does not answer.
+over HTTP at /healthz; where that is, the pool says, unless --metrics-address does. Exit
+status: 0 well, 1 not well, 2 the pool does not answer.
 """
 
 
@@ -46,26 +51,52 @@ def add(commands: Commands) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    settings = flags.read_settings(parsed)
-    _check_pool(settings)
+    settings = _with_address(parsed, flags.read_settings(parsed))
+    stats = _stats(settings)
     report = _asked(settings, "/healthz")
     if parsed.json:
         print(json.dumps(report, indent=2))
     else:
         for check in report["checks"]:
             state = "well" if check["ok"] else f"not well: {escaped(str(check['why']))}"
-            print(f"{escaped(str(check['tier']))} {check['volume']}: {state}")
+            print(f"{escaped(_place(check, stats))}: {state}")
     return 0 if report["ok"] else 1
 
 
-def _check_pool(settings: Settings) -> None:
-    """A StartupError if another pool has the port than the one that the settings name."""
-    wanted, found = find_address(settings.socket).path, _asked(settings, "/stats.json")["socket"]
+def _with_address(parsed: argparse.Namespace, settings: Settings) -> Settings:
+    """Settings with the HTTP address that the pool tells, unless one was given."""
+    is_default = settings.metrics_address == Settings().metrics_address
+    if parsed.metrics_address is not None or not is_default:
+        return settings
+    with running.client_of(parsed) as client:
+        stats = running.answered(client.stats(running.TIMEOUT_S))
+    address = stats.get("http", settings.metrics_address)
+    if address is None:
+        raise StartupError(
+            f"the pool at {stats['socket']} does not answer HTTP, and so not for its health; start"
+            " it with a --metrics-address that is free."
+        )
+    return replace(settings, metrics_address=str(address))
+
+
+def _place(check: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
+    """What was checked: a tier and its directory, or the number of it where it has no path."""
+    tier, volume = str(check["tier"]), check["volume"]
+    volumes = [each["volumes"] for each in stats["tiers"] if each["name"] == tier]
+    paths = dict(enumerate(each["path"] for each in volumes[0])) if volumes else {}
+    return f"{tier} {paths.get(volume, volume)}"
+
+
+def _stats(settings: Settings) -> dict[str, Any]:
+    """The pool's numbers; a StartupError if another has the port than the settings name."""
+    stats = _asked(settings, "/stats.json")
+    wanted, found = find_address(settings.socket).path, stats["socket"]
     if found != wanted:
         raise StartupError(
             f"the pool of {found} answers at {settings.metrics_address}, not that of {wanted};"
             " give each its own --metrics-address."
         )
+    return stats
 
 
 def _asked(settings: Settings, path: str) -> dict[str, Any]:

@@ -105,9 +105,9 @@ def frame(view: View, width: int, height: int | None, glyphs: Glyphs) -> list[Li
 
 def _head(view: View) -> list[Line]:
     state = [TextPiece("  paused", BAD)] if view.is_paused else []
-    state += [TextPiece.of(f"  {view.note}", BAD)] if view.note else []
     every = TextPiece(f"  every {view.interval_s:g} s", SOFT)
-    return [(*sections.pool_line(view.snapshots[-1]), every, *state)]
+    note = [line(TextPiece.of(view.note, BAD))] if view.note else []
+    return [(*sections.pool_line(view.snapshots[-1]), every, *state), *note]
 
 
 def _tiers(now: Figures, width: int, glyphs: Glyphs) -> list[Line]:

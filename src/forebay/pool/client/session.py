@@ -240,7 +240,7 @@ class PoolSession:
         return not why
 
     def _lose(self, why: str, pause_s: float) -> None:
-        if self.is_joined:
+        if self.is_joined and not self.is_operator:  # to whom nothing is promised
             self._lost_reads[self.engine] = self._reads
             self._reads = set()
             while len(self._lost_reads) > _NAMES_MAX:

@@ -79,6 +79,7 @@ class PoolServer:
         self._clock = clock or Clock()
         self._acceptor = Acceptor(listener, self._clock)
         self.recorder: Recorder | None = None  # of requests, where a trace is wanted
+        self.http: str | None = None  # where HTTP is answered, as ADDRESS:PORT
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
         self._rounds = 0
@@ -163,6 +164,7 @@ class PoolServer:
             "protocol": PROTOCOL,
             "pid": os.getpid(),
             "socket": self._acceptor.path,
+            "http": self.http,
             **self._core.stats(),
             "engines": engines,
         }
