@@ -36,6 +36,7 @@ SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench
 ONLY_IN = {
     "torch": {"engines"},
     "vllm": {"engines"},
+    "obstore": {"tiers"},
     "hypothesis": {"testing"},
     "pytest": {"testing"},
 }

@@ -110,7 +110,7 @@ def children(place: str) -> list[int]:
 @pytest.mark.parametrize(
     ("urls", "why"),
     [
-        (["s3://bucket"], "no store that is known"),
+        (["gs://bucket"], "no store that is known"),
         (["file:///mnt/shared"], "no cap"),
         (["file:///mnt/a?cap=1GiB", "file:///mnt/a?cap=2GiB"], "named twice"),
     ],
