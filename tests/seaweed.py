@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import obstore.store
 import trustme
 
-KEY, SECRET = "AKFOREBAYTESTS", "not-a-secret"  # noqa: S105
+KEY, SECRET = "AKFOREBAYTESTS", "not-a-secret"
 BUCKET: Final = "forebay-tests"
 _STARTS: Final = 5  # a port may be taken between its choice and its use
 _START_S: Final = 240.0
@@ -25,7 +25,11 @@ _PORTS: Final = (
     "volume.port",
     "volume.port.grpc",
     "filer.port",
-) + ("filer.port.grpc", "s3.port", "s3.port.grpc", "s3.port.https")
+    "filer.port.grpc",
+    "s3.port",
+    "s3.port.grpc",
+    "s3.port.https",
+)
 
 
 class S3Server(NamedTuple):

@@ -50,7 +50,7 @@ PART = b"HTTP/1.1 206 Partial Content\r\n"
 def test_what_is_said_in_good_order_is_taken(answer: Answer, at: int, count: int) -> None:
     reply, found = got(answer, at)
     assert reply is not None
-    assert reply.count == count
+    assert reply.filled == count
     assert found == b"abcdefgh"[:count].ljust(8, b"\0")
 
 

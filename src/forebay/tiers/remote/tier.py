@@ -80,8 +80,8 @@ class RemoteTier(Tier):
     ) -> Self:
         """Begin; a store that does not answer in time is used when it does.
 
-        A SettingsError if the URL means no store; a StartupError if its package, memory or a thread is
-        missing.
+        A SettingsError if the URL means no store; a StartupError if a package, memory or a thread
+        is missing.
         """
         options, world = options or RemoteOptions(), world or World()
         listener, wanted = listener or TierListener(), parse_url(url)

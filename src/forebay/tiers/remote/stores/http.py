@@ -33,7 +33,7 @@ class HttpReply(NamedTuple):
     """What a server said."""
 
     status: int
-    count: int = 0  # bytes that are in the buffers
+    filled: int = 0  # bytes of the buffers
     text: bytes = b""  # the beginning of an error's body
 
 
@@ -43,6 +43,7 @@ class _Connection:
     def __init__(self, connected: socket.socket, place: tuple[str, str], clock: Clock) -> None:
         self.socket, self.place, self._clock = connected, place, clock
         self.deadline = 0.0
+        self.has_more = False  # whether something came behind a reply
 
     def limit(self) -> None:
         """Let the next system call end at the deadline."""
@@ -54,13 +55,13 @@ class _Connection:
     def makefile(self, mode: str) -> io.BufferedReader:
         """What a reply is read from."""
         assert mode == "rb"
-        return io.BufferedReader(_Reads(self), _BUFFER_BYTES)
+        return _Replies(_Reads(self))
 
     @property
     def is_quiet(self) -> bool:
         """Whether the server has neither closed it nor said anything unasked."""
         pending = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()
-        return not pending and not select.select([self.socket], [], [], 0)[0]
+        return not (self.has_more or pending) and not select.select([self.socket], [], [], 0)[0]
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -70,14 +71,31 @@ class _Connection:
 
 class _Reads(io.RawIOBase):
     def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
+        self.connection = connection
+        self.is_over = False
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: "WriteableBuffer") -> int:
-        self._connection.limit()
-        return self._connection.socket.recv_into(buffer)
+    def readinto(self, buffer: "WriteableBuffer") -> int | None:
+        if self.is_over:
+            return None
+        self.connection.limit()
+        return self.connection.socket.recv_into(buffer)
+
+
+class _Replies(io.BufferedReader):
+    """Notes what was read and not asked for."""
+
+    def __init__(self, reads: _Reads) -> None:
+        super().__init__(reads, _BUFFER_BYTES)
+        self._reads = reads
+
+    def close(self) -> None:
+        if not self.closed:
+            self._reads.is_over = True
+            self._reads.connection.has_more |= bool(self.peek())
+        super().close()
 
 
 class HttpReader:

@@ -13,7 +13,7 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -51,7 +51,7 @@ class S3Store(ObjectStore):
         self._authorities = Path(authorities) if authorities else None
         self._reader = HttpReader(context=self._context())
         self._lock = threading.Lock()  # guards the clients and the counts
-        self._clients: dict[float, Any] = {}  # by their timeout
+        self._clients: dict[float, obstore.store.S3Store] = {}  # by their timeout
         self.requests = 0  # that were sent; a listing counts once, whatever its pages
         self.sent_bytes = self.received_bytes = 0
 
@@ -82,12 +82,12 @@ class S3Store(ObjectStore):
         """See ObjectStore. Where it has more than fits, what is behind that is not seen."""
         wait_s = self._url.timeout_s * _LIST_FACTOR
 
-        async def listed() -> Any:
+        async def listed() -> dict[str, Any]:
             client = self._client(self._url.timeout_s)
             call = obstore.list_with_delimiter_async(client, prefix.rstrip("/"))
             return await asyncio.wait_for(call, wait_s)
 
-        found = self._attempt(lambda: _run(listed()))
+        found = self._attempt(lambda: asyncio.run(listed()))
         if isinstance(found, StoreFailure):
             return found
         above = [StoredObject(f"{_last(each)}/", 0, 0.0) for each in found["common_prefixes"]]
@@ -128,13 +128,13 @@ class S3Store(ObjectStore):
             self.sent_bytes += sent
             self.received_bytes += received
 
-    def _client(self, timeout_s: float) -> Any:
+    def _client(self, timeout_s: float) -> obstore.store.S3Store:
         with self._lock:
             if timeout_s not in self._clients:
                 self._clients[timeout_s] = self._opened(timeout_s)
             return self._clients[timeout_s]
 
-    def _opened(self, timeout_s: float) -> Any:
+    def _opened(self, timeout_s: float) -> obstore.store.S3Store:
         bucket, _, prefix = self._url.path.partition("/")
         config: dict[str, Any] = {"unsigned_payload": self._is_tls}
         region = self._url.region or credentials.profile_of(os.environ).get("region", "")
@@ -169,7 +169,7 @@ class S3Store(ObjectStore):
 
 def _outcome(reply: HttpReply) -> int | StoreFailure:
     if reply.status in (200, 206):
-        return reply.count
+        return reply.filled
     if reply.status == _PAST_END:
         return 0
     if reply.status == 404:
@@ -178,7 +178,7 @@ def _outcome(reply: HttpReply) -> int | StoreFailure:
 
 
 def _failure(error: Exception) -> StoreFailure:
-    """obstore has no status but in its text, which holds the server's own words: never logged."""
+    """The status is only in the text, with the server's own words: it is never logged."""
     text = str(error)
     if isinstance(error, FileNotFoundError):
         return StoreFailure.ABSENT  # the bucket: nothing that is read or deleted gets here
@@ -188,16 +188,12 @@ def _failure(error: Exception) -> StoreFailure:
     return _FAILURES.get(int(status[1]) if status else 0, StoreFailure.FAILED)
 
 
-def _delete(client: Any, name: str) -> None:
+def _delete(client: obstore.store.S3Store, name: str) -> None:
     try:
         obstore.delete(client, name)
     except FileNotFoundError as error:
         if _NO_KEY.decode() not in str(error):
             raise
-
-
-def _run(call: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(call)
 
 
 def _last(path: str) -> str:
