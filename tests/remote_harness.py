@@ -80,8 +80,13 @@ def flip(path: Path, at: int) -> None:
 def damage_payloads(place: Path, host: str = "*") -> None:
     """Change a byte of every payload."""
     for path in packs_in(place, host):
-        data = bytearray(path.read_bytes())
-        for at in range(0, len(data), HEADER_BYTES):
-            if data[at : at + len(MAGIC)] == MAGIC:
-                data[at + HEADER_BYTES] ^= 1
-        path.write_bytes(data)
+        path.write_bytes(damaged(path.read_bytes()))
+
+
+def damaged(pack: bytes) -> bytes:
+    """The pack with a byte of every payload changed."""
+    data = bytearray(pack)
+    for at in range(0, len(data), HEADER_BYTES):
+        if data[at : at + len(MAGIC)] == MAGIC:
+            data[at + HEADER_BYTES] ^= 1
+    return bytes(data)

@@ -40,6 +40,7 @@ SIBLINGS |= {("observe", "plan"), ("observe", "bench")}
 ONLY_IN = {
     "torch": {"engines"},
     "vllm": {"engines"},
+    "obstore": {"tiers"},
     "hypothesis": {"testing"},
     "pytest": {"testing"},
 }

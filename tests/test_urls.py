@@ -13,10 +13,33 @@ def test_a_url_says_where_and_how_much() -> None:
     assert parse_url(str(found)) == found
 
 
+def test_a_url_of_s3_says_which_server_too() -> None:
+    text = "s3://bucket/a/b?cap=1GiB&endpoint=http://10.0.0.7:9000/&region=eu-1&timeout=2.5&host=n"
+    found = parse_url(text)
+    assert found == RemoteUrl("s3", "bucket/a/b", 1 << 30, "n", "http://10.0.0.7:9000", "eu-1", 2.5)
+    assert found.place == "s3://bucket/a/b"
+    assert parse_url(str(found)) == found
+    assert parse_url("s3://bucket?cap=1GiB") == RemoteUrl("s3", "bucket", 1 << 30)
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(SettingsError, match="credentials") as raised:
+        parse_url("s3://key:hidden@bucket?cap=1GiB")
+    assert "hidden" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("s3:/bucket", "no store that is known"),
+        ("gs://bucket", "no store that is known"),
+        ("s3:/bucket?cap=1GiB", "no bucket"),
+        ("s3://b?cap=1GiB", "no bucket"),
+        ("s3://bucket/../x?cap=1GiB", "no bucket"),
+        ("s3://bucket?cap=1GiB&endpoint=10.0.0.7", "endpoint"),
+        ("s3://bucket?cap=1GiB&region=eu/1", "region"),
+        ("s3://bucket?cap=1GiB&timeout=soon", "timeout"),
+        ("s3://bucket?cap=1GiB&timeout=0", "timeout"),
+        ("file:///mnt?cap=1GiB&region=eu-1", "unknown"),
         ("/mnt/shared", "no store that is known"),
         ("file://[/mnt?cap=1GiB", "not a URL"),
         ("file:///mnt?cap", "not a URL"),

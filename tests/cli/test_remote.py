@@ -46,7 +46,7 @@ def test_a_store_that_takes_too_little_must_not_be_used(
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("s3://bucket?cap=1GiB", "no store that is known"),
+        ("gs://bucket?cap=1GiB", "no store that is known"),
         ("file:///nowhere/at/all?cap=1GiB", "does not answer"),
     ],
 )

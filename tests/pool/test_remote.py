@@ -197,7 +197,7 @@ def children(place: str) -> list[int]:
 @pytest.mark.parametrize(
     ("urls", "why"),
     [
-        (["s3://bucket"], "no store that is known"),
+        (["gs://bucket"], "no store that is known"),
         (["file:///mnt/shared"], "no cap"),
         ([f"file:///mnt/{n}?cap=1GiB" for n in range(9)], "9 stores are too many"),
         (["file:///mnt/a?cap=1GiB", "file:///mnt/a?cap=2GiB"], "named twice"),

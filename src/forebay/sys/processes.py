@@ -56,6 +56,13 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def limit_memory(size_bytes: int) -> None:
+    """Let this process have so much memory of its own; what others share with it does not count."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, most))
+
+
 class SpareDescriptor:
     """A descriptor that is kept for the moment in which there is no other."""
 

@@ -40,6 +40,7 @@ from forebay.tiers.remote.options import RemoteOptions, pack_cap_bytes
 from forebay.tiers.remote.own import OwnPacks
 from forebay.tiers.remote.packs import frame_bytes, pack_bytes
 from forebay.tiers.remote.process.link import Link
+from forebay.tiers.remote.stores.opening import require_package
 from forebay.tiers.remote.work.parts import RemoteParts
 from forebay.tiers.remote.work.probing import RemoteProbing
 from forebay.tiers.remote.work.reading import RemoteReading
@@ -80,10 +81,12 @@ class RemoteTier(Tier):
     ) -> Self:
         """Begin; a store that does not answer in time is used when it does.
 
-        A SettingsError if the URL means no store; a StartupError if there is no memory or thread.
+        A SettingsError if the URL means no store; a StartupError if a package, memory or a thread
+        is missing.
         """
         options, world = options or RemoteOptions(), world or World()
         listener, wanted = listener or TierListener(), parse_url(url)
+        require_package(wanted)
         threads, entries = str(options.read_depth + _OTHER_CALLS), str(options.entries_max)
         link = Link([url, host, threads, entries])
         try:

@@ -29,6 +29,7 @@ from forebay.tiers.remote.store import ObjectStore, StoreFailure
 from forebay.tiers.remote.stores.opening import open_store
 
 _DESCRIPTORS_MAX: Final = 1
+_MEMORY_BYTES: Final = 2 << 30  # beside the slab: a library that is told to take more ends here
 
 
 class Child:
@@ -124,5 +125,6 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":  # pragma: no cover - another process
+    processes.limit_memory(_MEMORY_BYTES)
     main(sys.argv[1:])
     os._exit(0)  # a thread that hangs in a store is not waited for

@@ -1,10 +1,32 @@
-"""Which store a URL means."""
+"""Which store a URL means, and whether what it needs is installed."""
 
+from importlib.util import find_spec
+from typing import Final
+
+from forebay.errors import StartupError
 from forebay.tiers.remote.store import ObjectStore
 from forebay.tiers.remote.stores.directory import DirectoryStore
-from forebay.urls import parse_url
+from forebay.urls import RemoteUrl, parse_url
+
+_PACKAGES: Final = {"s3": ("obstore", "s3")}  # by scheme: what is imported, and our extra with it
 
 
 def open_store(url: str, host: str) -> ObjectStore:
     """The store of a URL; nothing is touched before its first call."""
-    return DirectoryStore(parse_url(url).path, host)
+    wanted = parse_url(url)
+    if wanted.scheme == "s3":
+        # Only a process that calls such a store needs its package.
+        from forebay.tiers.remote.stores.s3 import S3Store  # noqa: PLC0415
+
+        return S3Store(wanted)
+    return DirectoryStore(wanted.path, host)
+
+
+def require_package(url: RemoteUrl) -> None:
+    """A StartupError where the package is missing that calls such a store; imports nothing."""
+    package, extra = _PACKAGES.get(url.scheme, ("", ""))
+    if package and find_spec(package) is None:
+        raise StartupError(
+            f"{url.place} needs the package {package}; install it with: pip install"
+            f" 'forebay[{extra}]'."
+        )
