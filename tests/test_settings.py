@@ -98,7 +98,7 @@ def test_an_unknown_name_is_refused_with_its_origin_and_the_nearest_one(tmp_path
         ("remote", 7),
         ("remote", ["/mnt/shared"]),
         ("remote", ["file:///mnt/shared"]),
-        ("remote", ["s3://bucket?cap=1TiB"]),
+        ("remote", ["gs://bucket?cap=1TiB"]),
         ("remote", ["file:///a?cap=1GiB", "file:///a/?cap=2GiB"]),
         ("allow_uid", "root"),
     ],

@@ -297,3 +297,30 @@ def test_connections_are_kept(proxy: LyingProxy, prefix: str) -> None:
     for _ in range(5):
         assert read(store, NAME, 10_000) == BYTES[:10_000]
     assert proxy.connections == before + 1
+
+
+def test_without_options_it_is_aws_over_tls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = S3Store(parse_url("s3://bucket?cap=1GiB"))
+    config = store._client(1.0).config
+    assert config["bucket"] == "bucket"
+    assert "endpoint" not in config
+    assert store._is_tls
+
+
+def test_credentials_that_have_gone_are_a_failure(
+    s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    file = tmp_path / "credentials"
+    file.write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    store = store_at(s3.url, prefix)
+    store._client(AGES_S)
+    file.unlink()
+    assert read(store, NAME, 1) is StoreFailure.FAILED

@@ -92,8 +92,8 @@ class _Replies(io.BufferedReader):
         self._reads = reads
 
     def close(self) -> None:
-        if not self.closed:
-            self._reads.is_over = True
+        self._reads.is_over = True
+        with suppress(ValueError):  # it was closed before
             self._reads.connection.has_more |= bool(self.peek())
         super().close()
 
