@@ -88,6 +88,13 @@ def test_an_aborted_run_fails_without_a_second_try(
     assert "once more" not in said
 
 
+def test_what_no_processor_of_this_kind_can_run_is_no_failure(tmp_path: Path) -> None:
+    status, _ = run(
+        tmp_path, PASSES + SKIPPED.replace("for want of something", "on this processor")
+    )
+    assert status == 0
+
+
 def test_what_is_skipped_at_the_second_try_has_not_passed(tmp_path: Path) -> None:
     status, said = run(tmp_path, SKIPPED_LATER)
     assert status == 5
