@@ -8,8 +8,7 @@
     /requests.json    recent requests; ?after=N and ?last=N choose among them
 
 Snapshots are made by the pool's thread between two rounds and serve everyone for `FRESH_S`; what
-costs time, the text and the JSON, is made on the client's own thread. Further paths are added with
-`add`.
+costs time, the text and the JSON, is made on the client's own thread.
 """
 
 import json
@@ -54,10 +53,6 @@ class Observer:
             "/requests.json": self._requests_json,
             **dict.fromkeys(dashboard.PATHS, self._page),
         }
-
-    def add(self, path: str, handler: HttpHandler) -> None:
-        """Answer at a further path; before the server is started."""
-        self._routes[path] = handler
 
     def answer(self, request: HttpRequest) -> HttpResponse:
         """What a request gets."""

@@ -34,6 +34,11 @@ from forebay.tiers.contract import (
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.remote.breaker import Breaker
 from forebay.tiers.remote.index.others import OtherHosts
+from forebay.tiers.remote.io.parts import RemoteParts
+from forebay.tiers.remote.io.probing import RemoteProbing
+from forebay.tiers.remote.io.reading import RemoteReading
+from forebay.tiers.remote.io.upkeep import Upkeep
+from forebay.tiers.remote.io.writing import RemoteWriting
 from forebay.tiers.remote.jobs import Inbox, Order, RemoteLoad, RemoteStore
 from forebay.tiers.remote.lending import Lending
 from forebay.tiers.remote.options import RemoteOptions, pack_cap_bytes
@@ -41,11 +46,6 @@ from forebay.tiers.remote.own import OwnPacks
 from forebay.tiers.remote.packs import frame_bytes, pack_bytes
 from forebay.tiers.remote.process.link import Link
 from forebay.tiers.remote.stores.opening import require_package
-from forebay.tiers.remote.work.parts import RemoteParts
-from forebay.tiers.remote.work.probing import RemoteProbing
-from forebay.tiers.remote.work.reading import RemoteReading
-from forebay.tiers.remote.work.upkeep import Upkeep
-from forebay.tiers.remote.work.writing import RemoteWriting
 from forebay.urls import REMOTE_BYTES_MIN, parse_url
 
 _OTHER_CALLS: Final = 3  # that can be under way beside reads: a put, a chore, a probe's

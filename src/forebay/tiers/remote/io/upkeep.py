@@ -16,11 +16,11 @@ from forebay.sys.memory import allocate
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication
 from forebay.tiers.remote.index.table import RecordTable
+from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.process.chores import FoundPack
 from forebay.tiers.remote.process.link import AnswerDone, Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
-from forebay.tiers.remote.work.parts import RemoteParts
 
 _LIFE_SIGNS: Final = 8  # in the time after which a host is taken for dead
 _log: Final = logging.getLogger(__name__)

@@ -23,12 +23,12 @@ from forebay.record.region import Position
 from forebay.sys.memory import PAGE_BYTES, zero
 from forebay.tiers.contract import DropReason, MissReason
 from forebay.tiers.remote.index.published import HOSTS
+from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.jobs import ProbeDone
 from forebay.tiers.remote.packs import PackPlace, verified
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
-from forebay.tiers.remote.work.parts import RemoteParts
 
 _NAMESPACE: Final = bytes(NAMESPACE_BYTES)
 _POSITION: Final = Position(0, 0)  # no pack has this sequence

@@ -8,12 +8,12 @@ from forebay.record.header import Damage
 from forebay.record.region import short
 from forebay.sys.memory import padded
 from forebay.tiers.contract import EvictionCause, Hit, LoadOutcome, Miss, MissReason, Removed
+from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.jobs import RemoteLoad
 from forebay.tiers.remote.packs import verified
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
-from forebay.tiers.remote.work.parts import RemoteParts
 
 # The key is right, and contains both: whoever asks is wrong about them, and the record is sound.
 _WRONG_CLAIM: Final = {Damage.NAMESPACE, Damage.GROUP}

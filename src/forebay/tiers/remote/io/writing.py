@@ -9,6 +9,7 @@ from forebay.record.header import Digest, RecordHeader, payload_hash
 from forebay.record.region import short
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.tiers.contract import Begun, Dropped, DropReason, EvictionCause, Stored
+from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.jobs import Gathering, Order, RemoteStore
 from forebay.tiers.remote.lending import Buffer, Lent
 from forebay.tiers.remote.options import pack_cap_bytes
@@ -16,7 +17,6 @@ from forebay.tiers.remote.packs import frame, frame_bytes, pack_bytes, pack_name
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
-from forebay.tiers.remote.work.parts import RemoteParts
 
 
 class RemoteWriting:
