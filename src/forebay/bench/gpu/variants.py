@@ -129,7 +129,7 @@ TINY: Final = RowScale(
     variants=(GPU_ONLY, FOREBAY),  # vLLM's own tier needs a GPU
     shapes={
         MLA: ModelShape(model.TINY_MLA, kv_bytes=24 << 20, dram_bytes=256 << 20),
-        WINDOWS: ModelShape(model.TINY_WINDOWS, kv_bytes=24 << 20, dram_bytes=256 << 20),
+        WINDOWS: ModelShape(model.TINY_WINDOWS, kv_bytes=10 << 20, dram_bytes=256 << 20),
     },
 )
 SCALES: Final = {scale.name: scale for scale in (FULL, TINY)}

@@ -17,7 +17,7 @@ from tests.pool_process import PoolProcess
 
 from forebay.bench.gpu.engine import TokenEngine
 
-pytestmark = [*rig.NEEDS_GPU, pytest.mark.timeout(420)]
+pytestmark = [*rig.NEEDS_GPU, pytest.mark.timeout(3000 if REHEARSAL else 420)]
 DIALOGS, TURNS = 4, 3
 LATENT_HEAD = 32 if REHEARSAL else 128  # what FlashAttention 3 has kernels for
 
