@@ -116,14 +116,19 @@ class Bench:
     ) -> None:
         """Answers of which both caches had as many tokens: what was computed had the same shape.
 
-        Where the pool had less, vLLM's own answer is no measure; that must be rare.
+        Where vLLM is sure of all its answers, the pool may have had more: of windows vLLM itself
+        keeps less. Where the pool had less, vLLM's own answer is no measure; that must be rare.
         """
         if not alone.has_cache:
             self.say(f"{alone.turns[turn].says(way, tokens_of(replies))}; vLLM itself caches none")
             return
         most = len(replies) * 3 // 4  # must be found whole: a store may be lost, and is a miss
-        pairs = enumerate(zip(replies, alone.cached[turn], strict=True))
-        same = [at for at, (reply, cached) in pairs if reply.cached_tokens == cached]
+        is_sure = not alone.turns[turn].unsure
+        pairs = enumerate(
+            (reply.cached_tokens or 0, cached)
+            for reply, cached in zip(replies, alone.cached[turn], strict=True)
+        )
+        same = [at for at, (had, own) in pairs if had == own or (is_sure and had > own)]
         if len(same) < len(replies):
             self.say(
                 f"{way}: tokens cached {[reply.cached_tokens for reply in replies]}, by vLLM itself"
