@@ -37,7 +37,7 @@ QWEN3_8B: Final = _shape(4096, 12_288, 36, 32, 8, 128)
 # One KV head and blocks of 16 tokens: pages of 8 KiB.
 SMALL_PAGES: Final = _shape(2048, 6144, 48, 16, 1, 128)
 TINY: Final = {**_shape(128, 256, 3, 4, 2, 32), "torch_dtype": "float32", "vocab_size": 2048}
-# DeepSeek-V2-Lite with the feed-forward of its first layer in all of them: no experts.
+# DeepSeek's second "Lite" model, with the feed-forward of its first layer in all: no experts.
 DEEPSEEK_V2_LITE: Final[dict[str, Any]] = {
     **_COMMON,
     "architectures": ["DeepseekV2ForCausalLM"],
