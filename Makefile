@@ -134,8 +134,8 @@ test-stores: $(STORES_STAMP) ## the remote tier on real object stores, and on se
 bench-stores: $(STORES_STAMP) ## put and get on a real object store against its client library alone, CPU seconds a GB
 	@$(STORES_BIN)/python tools/s3_speed.py
 
-gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose
-	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) $(RUN) gpu -q -W default -m gpu tests/engines/vllm/gpu
+gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose: make gpu-test [KIND=mla]
+	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) $(RUN) gpu -q -W default -m gpu $(if $(KIND),-k '$(KIND)') tests/engines/vllm/gpu
 
 gpu-bench: $(GPU_STAMP) ## one row of docs/benchmarks.md: make gpu-bench ROW=… [GPU_OUT=DIR] [GPU_DIR=DIR]
 	@test -n "$(ROW)" || { echo 'forebay: name the row: make gpu-bench ROW=…' >&2; exit 2; }

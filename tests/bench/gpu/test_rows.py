@@ -1,14 +1,19 @@
 """Rows of the GPU's table: what they refuse, and what their files say when they are run again."""
 
+import asyncio
 import ctypes
+import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from forebay.bench.gpu.results import RowResults
+from forebay.bench.gpu.run import RowRun
+from forebay.bench.gpu.variants import FULL, MLA, TINY, VLLM_CPU, WINDOWS
 
 
 def test_without_a_driver_a_row_says_so_at_once(tmp_path: Path) -> None:
@@ -70,3 +75,44 @@ def test_a_side_that_has_measured_nothing_is_no_ratio(path: Path) -> None:
     results.keep(repeat(1.0, 0.0))
     results.keep({"ours": {"seconds": 1.0}})
     assert "ratios" not in json.loads(path.read_text())
+
+
+def test_another_kind_of_model_has_its_own_caches_and_the_same_work() -> None:
+    for scale in (FULL, TINY):
+        for name in (MLA, WINDOWS):
+            other = scale.of_model(name)
+            assert other.arguments.keys() == scale.arguments.keys()
+            assert other.arguments["kv_cache_memory_bytes"] == scale.shapes[name].kv_bytes
+            assert (other.clients, other.long_tokens) == (scale.clients, scale.long_tokens)
+            assert len(other.config.get("layer_types", ())) in {
+                0,
+                other.config["num_hidden_layers"],
+            }
+
+
+def test_with_mla_an_engine_holds_as_many_tokens_as_without() -> None:
+    latent = FULL.of_model(MLA)
+    rank, rope = latent.config["kv_lora_rank"], latent.config["qk_rope_head_dim"]
+    token_bytes = 2 * (rank + rope) * latent.config["num_hidden_layers"]
+    held = latent.arguments["kv_cache_memory_bytes"] // token_bytes
+    assert held == FULL.arguments["kv_cache_memory_bytes"] // FULL.token_bytes
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="engines would start")
+def test_a_row_goes_on_without_a_tier_of_vllms_that_does_not_start(
+    path: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    async def work() -> None:
+        run = RowRun(tmp_path, time.monotonic() + 300, said.append)
+        run.begin_row(TINY, RowResults(path, "row", "tiny"))
+        try:
+            assert await run.stage((VLLM_CPU,), 64 << 20) == {}
+        finally:
+            await run.clear_stage()
+
+    asyncio.run(work())
+    why = json.loads(path.read_text())["beside"]["did_not_start"][VLLM_CPU]
+    assert "the engine could not begin" in why
+    assert said[-1].startswith(f"{VLLM_CPU} did not start")

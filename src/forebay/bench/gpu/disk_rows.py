@@ -17,7 +17,6 @@ from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, GPU_ONLY
 from forebay.bench.load.client import Completion
 from forebay.metrics.reading import tier_of
 
-REPEATS: Final = 3
 DIALOG_FIGURES: Final = ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms")
 _READ_BYTES: Final = "moved_bytes.disk.load"
 _RAW_BYTES: Final = 4 << 30
@@ -82,7 +81,7 @@ async def nvme_32k(run: RowRun) -> None:
             with prepared_files(
                 [run.directory("raw")], _RAW_IO_BYTES, raw_slots, dram_bytes
             ) as raw:
-                await run.repeat(engines, measure, REPEATS)
+                await run.repeat(engines, measure, run.scale.repeats)
     finally:
         for repeat in run.results.repeats:
             times = [repeat[name]["ttft_ms"] for name in (GPU_ONLY, ALWAYS_LOADS)]
@@ -113,7 +112,7 @@ async def disk_carries(run: RowRun) -> None:
         run.pool(scale.small_dram_bytes, scale.disk_bytes) as pool,
         run.engines((GPU_ONLY, FOREBAY), pool.socket) as engines,
     ):
-        await run.repeat(engines, measure, REPEATS)
+        await run.repeat(engines, measure, run.scale.repeats)
         if run.has_time(60):
             last = await requests.dialogs(engines[GPU_ONLY], scale, 99)
             run.results.beside("gpu_only_last", last)
@@ -222,7 +221,7 @@ async def start_up(run: RowRun) -> None:
     async with run.pool(scale.dram_bytes) as pool:
         await (await run.start(GPU_ONLY, pool.socket)).stop()  # fills the compile cache
         try:
-            await run.repeat(dict.fromkeys((GPU_ONLY, FOREBAY)), measure, REPEATS)
+            await run.repeat(dict.fromkeys((GPU_ONLY, FOREBAY)), measure, run.scale.repeats)
         finally:
             later = [
                 round(repeat[FOREBAY]["first_token_s"] - repeat[GPU_ONLY]["first_token_s"], 2)

@@ -37,6 +37,71 @@ QWEN3_8B: Final = _shape(4096, 12_288, 36, 32, 8, 128)
 # One KV head and blocks of 16 tokens: pages of 8 KiB.
 SMALL_PAGES: Final = _shape(2048, 6144, 48, 16, 1, 128)
 TINY: Final = {**_shape(128, 256, 3, 4, 2, 32), "torch_dtype": "float32", "vocab_size": 2048}
+# DeepSeek's second "Lite" model, with the feed-forward of its first layer in all: no experts.
+DEEPSEEK_V2_LITE: Final[dict[str, Any]] = {
+    **_COMMON,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 102_400,
+    "hidden_size": 2048,
+    "intermediate_size": 10_944,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 27,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "rope_theta": 1e4,
+}
+TINY_MLA: Final = {
+    **DEEPSEEK_V2_LITE,
+    "torch_dtype": "float32",
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 2,
+}
+
+
+def _with_windows(shape: dict[str, Any], window: int, full_every: int) -> dict[str, Any]:
+    """The same with the layers of Gemma 3: every so many one of full attention, else windows."""
+    kinds = ("full_attention", "sliding_attention")
+    layers = range(1, shape["num_hidden_layers"] + 1)
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    return {
+        **{
+            name: value for name, value in shape.items() if name not in {"hidden_act", "rope_theta"}
+        },
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": shape["head_dim"],
+        "sliding_window": window,
+        "layer_types": [kinds[bool(number % full_every)] for number in layers],
+        "rope_parameters": dict(zip(kinds, (rope, {**rope, "rope_theta": 1e4}), strict=True)),
+        "tie_word_embeddings": True,
+    }
+
+
+GEMMA3_4B: Final = _with_windows(
+    {**_shape(2560, 10_240, 34, 8, 4, 256), "vocab_size": 262_208}, window=1024, full_every=6
+)
+TINY_WINDOWS: Final = _with_windows(
+    {**TINY, "num_hidden_layers": 7}, window=200, full_every=3
+)  # its windows fill two groups of vLLM's and half of one, as in the large one
 
 
 def write(parent: Path, config: dict[str, Any]) -> str:

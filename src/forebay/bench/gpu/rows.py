@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from forebay.bench.gpu import disk_rows, model, requests
-from forebay.bench.gpu.disk_rows import DIALOG_FIGURES, REPEATS, milliseconds
+from forebay.bench.gpu.disk_rows import DIALOG_FIGURES, milliseconds
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.run import RowRun
-from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, VLLM_CPU
+from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, MLA, VLLM_CPU, WINDOWS
 
+Row = Callable[[RowRun], Coroutine[None, None, None]]
 _CLIENTS_STATELESS: Final = 2  # times the clients of dialogs
 _CEILING_BYTES: Final = 40 << 30
 
@@ -39,19 +41,26 @@ async def nothing_to_reuse(run: RowRun) -> None:
         run.results.ratio(f"{name}_requests_per_s", "requests_per_s", name, GPU_ONLY)
         run.results.ratio(f"{name}_ttft_mean", "ttft_mean_ms", name, GPU_ONLY)
     engines = await run.stage(run.scale.variants, run.scale.dram_bytes)
-    await run.repeat(engines, measure, REPEATS)
+    await run.repeat(engines, measure, run.scale.repeats)
 
 
 async def dialogs(run: RowRun) -> None:
-    """Dialogs that do not fit the GPU and fit DRAM; beside them a GPU that holds them all."""
+    """Dialogs that do not fit the GPU and fit DRAM."""
     for figure in DIALOG_FIGURES:
         run.results.ratio(f"forebay_to_gpu_{figure}", figure, FOREBAY, GPU_ONLY)
         run.results.ratio(f"forebay_to_vllm_{figure}", figure, FOREBAY, VLLM_CPU)
     engines = await run.stage(run.scale.variants, run.scale.dram_bytes)
     await run.repeat(
-        engines, lambda _, engine, number: requests.dialogs(engine, run.scale, number), REPEATS
+        engines,
+        lambda _, engine, number: requests.dialogs(engine, run.scale, number),
+        run.scale.repeats,
     )
-    if run.has_time(120) and len(run.results.repeats) >= REPEATS:
+
+
+async def dialogs_and_ceiling(run: RowRun) -> None:
+    """The same, and beside it a GPU that holds all of them."""
+    await dialogs(run)
+    if run.has_time(120) and len(run.results.repeats) >= run.scale.repeats:
         await _ceiling(run)
 
 
@@ -103,7 +112,7 @@ async def dram_32k(run: RowRun) -> None:
     run.results.ratio("loaded_ttft_forebay_to_vllm", "loaded_ttft_ms", FOREBAY, VLLM_CPU)
     run.results.ratio("loaded_ttft_forebay_to_gpu_only", "loaded_ttft_ms", FOREBAY, GPU_ONLY)
     engines = await run.stage(run.scale.variants, run.scale.dram_bytes)
-    await run.repeat(engines, measure, 2 * REPEATS)
+    await run.repeat(engines, measure, 2 * run.scale.repeats)
 
 
 def _rate(before: dict[str, int], after: dict[str, int], moved: str, took: str) -> float:
@@ -112,13 +121,21 @@ def _rate(before: dict[str, int], after: dict[str, int], moved: str, took: str) 
     return round(size / took_us / 1000, 2) if took_us else 0.0
 
 
-ROWS: Final[dict[str, Callable[[RowRun], Coroutine[None, None, None]]]] = {
+async def _of_model(name: str, row: Row, run: RowRun) -> None:
+    """A row for another kind of model; rows of one kind share their engines."""
+    run.scale = run.scale.of_model(name)
+    await row(run)
+
+
+ROWS: Final[dict[str, Row]] = {
     "nothing-to-reuse": nothing_to_reuse,
-    "dialogs": dialogs,
+    "dialogs": dialogs_and_ceiling,
     "dram-32k": dram_32k,
     "small-pages": small_pages,
     "nvme-32k": disk_rows.nvme_32k,
     "disk-carries": disk_rows.disk_carries,
     "restart": disk_rows.restart,
     "start-up": disk_rows.start_up,
+    **{f"dram-32k-{name}": partial(_of_model, name, dram_32k) for name in (MLA, WINDOWS)},
+    **{f"dialogs-{name}": partial(_of_model, name, dialogs) for name in (MLA, WINDOWS)},
 }

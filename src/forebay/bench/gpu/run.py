@@ -13,7 +13,7 @@ from forebay.bench import processes
 from forebay.bench.gpu import model, requests, variants
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.results import RowResults
-from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, RowScale
+from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, VLLM_CPU, RowScale
 from forebay.bench.processes import PoolProcess
 from forebay.errors import StartupError
 from forebay.metrics import reading
@@ -46,6 +46,7 @@ class RowRun:
     _watch: Client | None = None
     _stage: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     _staged: tuple[object, dict[str, TokenEngine]] | None = None
+    _absent: dict[str, str] = field(default_factory=dict)  # variants that did not start, and why
 
     def begin_row(self, scale: RowScale, results: RowResults) -> None:
         self.scale, self.results, self._slowest_s = scale, results, 0.0
@@ -90,6 +91,8 @@ class RowRun:
             pool = await self._stage.enter_async_context(self.pool(dram_bytes))
             engines = await self._stage.enter_async_context(self.engines(names, pool.socket))
             self._staged = (key, engines)
+        if self._absent:
+            self.results.beside("did_not_start", self._absent)
         return self._staged[1]
 
     async def clear_stage(self) -> None:
@@ -117,19 +120,27 @@ class RowRun:
     ) -> AsyncIterator[dict[str, TokenEngine]]:
         """Engines of these variants, all at once on one GPU, each asked only in its turn.
 
-        The first one fills the compile cache for the others.
+        The first one fills the compile cache for the others. What vLLM's own tier does not support
+        does not start; the others are compared without it.
         """
         started: dict[str, TokenEngine] = {}
+        self._absent = {}
 
         async def begin(name: str) -> None:
-            started[name] = await self.start(name, socket, more)
+            try:
+                started[name] = await self.start(name, socket, more)
+            except StartupError as error:
+                if name != VLLM_CPU:
+                    raise
+                self._absent[name] = str(error)
+                self.say(f"{name} did not start: {error}")
 
         try:
             await begin(names[0])
             await asyncio.gather(*map(begin, names[1:]))
             for name, engine in started.items():
                 await self.warm(name, engine)
-            yield {name: started[name] for name in names}
+            yield {name: started[name] for name in names if name in started}
         finally:
             await asyncio.gather(*(engine.stop() for engine in started.values()))
 

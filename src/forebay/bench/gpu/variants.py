@@ -3,7 +3,7 @@
 Also how large everything is: as the bars want it, or tiny, so that a row can be rehearsed anywhere.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from forebay.bench.gpu import model
@@ -35,12 +35,38 @@ class RowScale:
     variables: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # Forebay's, beside the defaults
     variants: tuple[str, ...] = (GPU_ONLY, FOREBAY, VLLM_CPU)
+    repeats: int = 3
+    shapes: dict[str, "ModelShape"] = field(default_factory=dict)  # other models, by name
 
     @property
     def token_bytes(self) -> int:
         return model.token_bytes(self.config)
 
+    def of_model(self, name: str) -> "RowScale":
+        """The same work for another kind of model, with fewer repeats."""
+        shape = self.shapes[name]
+        kv_bytes = {"kv_cache_memory_bytes": shape.kv_bytes}
+        return replace(
+            self,
+            config=shape.config,
+            arguments={**self.arguments, **kv_bytes},
+            dram_bytes=shape.dram_bytes,
+            repeats=_MODEL_REPEATS,
+        )
 
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Another kind of model: on the GPU it finds room for about as many dialogs as the first."""
+
+    config: dict[str, Any]
+    kv_bytes: int  # of an engine's own KV cache
+    dram_bytes: int
+
+
+MLA: Final = "mla"
+WINDOWS: Final = "windows"
+_MODEL_REPEATS: Final = 2
 _ENGINE: Final[dict[str, Any]] = {
     "load_format": "dummy",
     "skip_tokenizer_init": True,
@@ -70,6 +96,10 @@ FULL: Final = RowScale(
     disk_bytes=40 << 30,
     slab_bytes=64 << 30,
     variables={"VLLM_USE_FLASHINFER_SAMPLER": "0", "PYTHONHASHSEED": "0"},
+    shapes={
+        MLA: ModelShape(model.DEEPSEEK_V2_LITE, kv_bytes=1728 << 20, dram_bytes=8 << 30),
+        WINDOWS: ModelShape(model.GEMMA3_4B, kv_bytes=4 << 30, dram_bytes=24 << 30),
+    },
 )
 TINY: Final = RowScale(
     name="tiny",
@@ -97,6 +127,10 @@ TINY: Final = RowScale(
     variables={"VLLM_CPU_CI_ENV": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"},
     settings={"lookup_deadline_ms": 1000.0},
     variants=(GPU_ONLY, FOREBAY),  # vLLM's own tier needs a GPU
+    shapes={
+        MLA: ModelShape(model.TINY_MLA, kv_bytes=24 << 20, dram_bytes=256 << 20),
+        WINDOWS: ModelShape(model.TINY_WINDOWS, kv_bytes=10 << 20, dram_bytes=256 << 20),
+    },
 )
 SCALES: Final = {scale.name: scale for scale in (FULL, TINY)}
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from forebay.engines.copies.contract import FinishedCopies, LoadPart, Piece, Sto
 from forebay.engines.copies.cuda import CudaDriver
 from forebay.engines.copies.pointers import Batch, PageTable, PageTables
 from forebay.engines.copies.streamed import StreamedCopies
-from forebay.engines.geometry import Geometry
+from forebay.engines.geometry import Geometry, Reach, ReachKind
 from forebay.engines.step import EVERYTHING
 from forebay.sys.shared import SharedMemory
 
@@ -34,22 +34,54 @@ class Unfenced(CudaDriver):
         pass
 
 
+class Pages(NamedTuple):
+    """What is copied: pages of one block table, or of the two of a group with a window."""
+
+    page_bytes: int
+    has_window: bool = False
+
+    def blocks(self, offset: int, ids: list[int]) -> Piece:
+        """A record of these blocks."""
+        if not self.has_window:
+            return Piece(offset, 0, ids)
+        return Piece(offset, 0, ids, group=1, size=len(ids), others=(ids,))
+
+    def tables(self, cache: Any) -> PageTables:
+        """For a cache with so many layers."""
+        names = tuple(map(str, range(LAYERS)))
+        layers = [(layer.data_ptr(), self.page_bytes) for layer in cache]
+        if not self.has_window:
+            declared = Geometry(names, self.page_bytes, 16, chunk_blocks=2)
+            return PageTables([PageTable.of(layers, self.page_bytes, BLOCKS)], declared)
+        window = Geometry(
+            names,
+            self.page_bytes,
+            16,
+            chunk_blocks=2,
+            reach=Reach(ReachKind.WINDOW, 32),
+            tables=(1, 2),
+            table_layers=(LAYERS - 1, 1),
+        )
+        declared = Geometry(names[:1], self.page_bytes, 16, chunk_blocks=2, local=(window,))
+        parts = (layers[:1], layers[:-1], layers[-1:])
+        tables = [PageTable.of(part, self.page_bytes, BLOCKS) for part in parts]
+        return PageTables(tables, declared)
+
+
 class Machine:
     """A KV cache on the GPU, a slab of shared memory, and copies between them."""
 
-    def __init__(self, page_bytes: int, *, waits: bool, slow_stores: bool = False) -> None:
+    def __init__(self, pages: Pages, *, waits: bool, slow_stores: bool = False) -> None:
         self.driver = (CudaDriver if waits else Unfenced)("cuda:0")
         self.steps = 0
-        self.page_bytes = page_bytes
+        self.pages = pages
+        page_bytes = pages.page_bytes
         self.chunk_bytes = page_bytes * LAYERS * 2
         shape = (LAYERS, BLOCKS, page_bytes)
         self.cache = torch.zeros(shape, dtype=torch.uint8, device="cuda")
         self.shared = SharedMemory.of(2 * ARENA)
         self.memory = np.frombuffer(self.shared.view, dtype=np.uint8)
-        layers = [(layer.data_ptr(), page_bytes) for layer in self.cache]
-        page_table = PageTable.of(layers, page_bytes, BLOCKS)
-        declared = Geometry(tuple(map(str, range(LAYERS))), page_bytes, 16, chunk_blocks=2)
-        self.copies = StreamedCopies(self.driver, PageTables([page_table], declared))
+        self.copies = StreamedCopies(self.driver, pages.tables(self.cache))
         self.copies.attach(
             WorkerSlab(1, self.memory, ARENA, 2 * ARENA, slot_bytes=self.chunk_bytes)
         )
@@ -69,11 +101,13 @@ class Machine:
         torch.cuda.synchronize()
 
     def store(self, chunk: int, number: int, *, is_freed: bool = False) -> Store:
-        return Store(1, Piece(number * self.chunk_bytes, 0, [2 * chunk + 1, 2 * chunk]), is_freed)
+        return Store(1, self._record(chunk, number), is_freed)
 
     def load(self, chunk: int, number: int) -> LoadPart:
-        piece = Piece(number * self.chunk_bytes, 0, [2 * chunk + 1, 2 * chunk])
-        return LoadPart("r", 1, [piece], is_last=True)
+        return LoadPart("r", 1, [self._record(chunk, number)], is_last=True)
+
+    def _record(self, chunk: int, number: int) -> Piece:
+        return self.pages.blocks(number * self.chunk_bytes, [2 * chunk + 1, 2 * chunk])
 
     def step(
         self, *stores: Store, loads: tuple[LoadPart, ...] = (), freed: int = EVERYTHING
@@ -105,11 +139,19 @@ class Machine:
 
 
 SIZES = (8 << 10, 64 << 10, 256 << 10)
+KINDS = {
+    "kernel": Pages(SIZES[0]),
+    "loads by kernel": Pages(SIZES[1]),
+    "copy engine": Pages(SIZES[2]),
+    "mla": Pages(16 * 576 * 2),
+    "windows": Pages(SIZES[1], has_window=True),
+}
 
 
-@pytest.fixture(params=SIZES, ids=["kernel", "loads by kernel", "copy engine"])
-def page_bytes(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
+@pytest.fixture(params=KINDS.values(), ids=list(KINDS))
+def pages(request: pytest.FixtureRequest) -> Pages:
+    assert isinstance(request.param, Pages)
+    return request.param
 
 
 @pytest.fixture(params=[True, False], ids=["waits", "control"])
@@ -153,8 +195,8 @@ def test_where_no_kernel_can_be_launched_a_copy_engine_brings_it(
     assert torch.equal(source, target.cpu())
 
 
-def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, waits: bool) -> None:
-    machine = Machine(page_bytes, waits=waits)
+def test_t14_a_store_reads_what_the_forward_before_it_wrote(pages: Pages, waits: bool) -> None:
+    machine = Machine(pages, waits=waits)
     torch.cuda._sleep(LATE)
     machine.chunk(3).fill_(7)
     machine.step(machine.store(3, 0))
@@ -165,9 +207,9 @@ def test_t14_a_store_reads_what_the_forward_before_it_wrote(page_bytes: int, wai
 
 @pytest.mark.parametrize("when", ["freed", "the next step", "later", "beside a later store"])
 def test_t14_a_store_reads_before_its_blocks_are_written_again(
-    page_bytes: int, waits: bool, when: str
+    pages: Pages, waits: bool, when: str
 ) -> None:
-    machine = Machine(page_bytes, waits=waits, slow_stores=True)
+    machine = Machine(pages, waits=waits, slow_stores=True)
     machine.chunk(3).fill_(7)
     torch.cuda.current_stream().synchronize()
     machine.step(machine.store(3, 0, is_freed=when == "freed"), freed=0)
@@ -184,8 +226,8 @@ def test_t14_a_store_reads_before_its_blocks_are_written_again(
     machine.copies.close()
 
 
-def test_t14_a_load_does_not_disturb_the_forward_before_it(page_bytes: int, waits: bool) -> None:
-    machine = Machine(page_bytes, waits=waits)
+def test_t14_a_load_does_not_disturb_the_forward_before_it(pages: Pages, waits: bool) -> None:
+    machine = Machine(pages, waits=waits)
     machine.chunk(3).fill_(7)
     machine.memory[: machine.chunk_bytes] = 9
     torch.cuda.current_stream().synchronize()
@@ -199,8 +241,8 @@ def test_t14_a_load_does_not_disturb_the_forward_before_it(page_bytes: int, wait
     machine.copies.close()
 
 
-def test_t14_a_load_does_not_disturb_a_store(page_bytes: int, waits: bool) -> None:
-    machine = Machine(page_bytes, waits=waits, slow_stores=True)
+def test_t14_a_load_does_not_disturb_a_store(pages: Pages, waits: bool) -> None:
+    machine = Machine(pages, waits=waits, slow_stores=True)
     machine.chunk(3).fill_(7)
     start = 5 * machine.chunk_bytes
     machine.memory[start : start + machine.chunk_bytes] = 9
@@ -214,9 +256,9 @@ def test_t14_a_load_does_not_disturb_a_store(page_bytes: int, waits: bool) -> No
 
 @pytest.mark.parametrize("is_used", [True, False], ids=["used", "given to others"])
 def test_t14_a_forward_waits_for_the_coming_load_that_it_is_built_on(
-    page_bytes: int, waits: bool, is_used: bool
+    pages: Pages, waits: bool, is_used: bool
 ) -> None:
-    machine = Machine(page_bytes, waits=waits)
+    machine = Machine(pages, waits=waits)
     machine.memory[: machine.chunk_bytes] = 9
     with torch.cuda.stream(machine.copies._load_stream):
         torch.cuda._sleep(LATE)

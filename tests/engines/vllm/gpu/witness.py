@@ -1,23 +1,31 @@
 """Run in a worker: the pages of every store before it, and of every load after it, compared.
 
-The witness reads the KV cache in a way of its own, not by what it watches. As a control it can make
-every page wrong that was loaded, before the engine hears of it.
+The witness reads the KV cache in a way of its own, not by what it watches. What one engine has
+stored another knows by the file that WITNESSED names. As a control it can make every page wrong
+that was loaded, before the engine hears of it.
 """
 
 import ctypes
 import hashlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from forebay.engines.geometry import ShardPlaces
 from forebay.engines.vllm.bench.worker import CountsExtension
+
+WITNESSED = "WITNESSED_PAGES"
+DIGEST_BYTES = 16
 
 
 class Witness:
     """Around one worker's copies."""
 
     def __init__(self, copies: Any) -> None:
-        self.stored: set[bytes] = set()
+        named = os.environ.get(WITNESSED)
+        self._file = None if named is None else Path(named).open("a+b", buffering=0)  # noqa: SIM115
+        self.stored = set() if self._file is None else _digests_in(Path(self._file.name))
         self.counts = {"stored": 0, "equal": 0, "wrong": 0}
         self.is_spoiling = False
         self._copies = copies
@@ -28,9 +36,14 @@ class Witness:
         _synchronize()  # what was computed is there
         for store in stores:
             for table, block in self._blocks(store.piece):
-                self.stored.add(self._digest(table, block))
-                self.counts["stored"] += 1
+                self._note(self._digest(table, block))
         self._begin(step, stores, loads=loads, freed=freed)
+
+    def _note(self, digest: bytes) -> None:
+        self.counts["stored"] += 1
+        if self._file is not None and digest not in self.stored:
+            self._file.write(digest)
+        self.stored.add(digest)
 
     def take_done(self) -> Any:
         done = self._take_done()
@@ -54,7 +67,7 @@ class Witness:
             yield from ((table, block) for block in blocks)
 
     def _digest(self, table: int, block: int) -> bytes:
-        digest = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         page_tables = getattr(self._copies, "_page_tables", None)
         if page_tables is None:
             for pages in self._copies._pages._tables[table]:
@@ -74,6 +87,11 @@ class Witness:
             page_table.bases.tolist(), page_table.strides.tolist(), strict=True
         ):
             _write(base + block * stride, b"\x42" * (page_table.page_bytes // 2))
+
+
+def _digests_in(file: Path) -> set[bytes]:
+    kept = file.read_bytes()
+    return {kept[at : at + DIGEST_BYTES] for at in range(0, len(kept), DIGEST_BYTES)}
 
 
 def _synchronize() -> None:

@@ -39,7 +39,7 @@ def made_model(
     return place
 
 
-def made_latent_model(place: Path) -> Path:
+def made_latent_model(place: Path, *, heads: int = 4, head_dim: int = 32) -> Path:
     """A small model with multi-head latent attention, as DeepSeek-V2 has it; seeded as above."""
     import torch
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
@@ -50,13 +50,13 @@ def made_latent_model(place: Path) -> Path:
         hidden_size=128,
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         q_lora_rank=None,
         kv_lora_rank=512,
         qk_rope_head_dim=64,
-        qk_nope_head_dim=32,
-        v_head_dim=32,
+        qk_nope_head_dim=head_dim,
+        v_head_dim=head_dim,
         first_k_dense_replace=2,
         n_routed_experts=4,
         n_shared_experts=1,
