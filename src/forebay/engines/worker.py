@@ -245,7 +245,7 @@ class WorkerConnector:
                 return
         until = self._clock.monotonic() + _JOIN_S
         path, uids = self._socket_path, self._pool_uids
-        session = join(path, step.engine, self._clock, until, uids, mapped)
+        session = join(path, step.engine, self._clock, until, uids, inherited=mapped)
         if isinstance(session, str):
             _log.warning("the worker cannot join the pool: %s", session)
             return

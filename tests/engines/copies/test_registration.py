@@ -210,7 +210,11 @@ def test_arenas_given_back_meanwhile_are_not_registered(begin: Begin) -> None:
         slab.registration.take_over(told)
     held.set()
     wait_until(lambda: slab.registration.ready_bytes == (ARENAS - 1) * ARENA, "all but that one")
-    assert slab.registration.are_ready([ARENA, 2 * ARENA, 3 * ARENA]).tolist() == [True, False, True]
+    assert slab.registration.are_ready([ARENA, 2 * ARENA, 3 * ARENA]).tolist() == [
+        True,
+        False,
+        True,
+    ]
 
 
 class Noted(SimulatedDriver):

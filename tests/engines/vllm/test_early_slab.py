@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 from tests.engines.copies.simulated import SimulatedDriver
@@ -51,6 +52,9 @@ class Early(Both):
     def __init__(self, pool: PoolProcess, start: StartPool | None = None) -> None:
         super().__init__(pool, driver=Counted())
         self.worker.prepare(start)
+
+    def __enter__(self) -> Self:
+        return self
 
     @property
     def unregistered(self) -> int:

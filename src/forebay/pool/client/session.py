@@ -278,6 +278,7 @@ def join(
     clock: Clock,
     until: float,
     pool_uids: Collection[int] = (),
+    *,
     inherited: MappedSlab | None = None,
 ) -> PoolSession | str:
     """A session under this name, or in one sentence why there is none; never later than `until`.

@@ -1,14 +1,13 @@
-"""The rows: what each one measures, in the words of docs/benchmarks.md."""
+"""The rows whose chunks stay in DRAM, on engines that several of them share."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
 
-from forebay.bench.gpu import disk_rows, model, requests
-from forebay.bench.gpu.disk_rows import DIALOG_FIGURES, REPEATS, milliseconds
+from forebay.bench.gpu import model, requests
 from forebay.bench.gpu.engine import TokenEngine
-from forebay.bench.gpu.run import RowRun
+from forebay.bench.gpu.requests import DIALOG_FIGURES, milliseconds
+from forebay.bench.gpu.run import REPEATS, RowRun
 from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, VLLM_CPU
 
 _CLIENTS_STATELESS: Final = 2  # times the clients of dialogs
@@ -110,15 +109,3 @@ def _rate(before: dict[str, int], after: dict[str, int], moved: str, took: str) 
     """Gigabytes a second of device time, of a worker's copies."""
     size, took_us = (after.get(name, 0) - before.get(name, 0) for name in (moved, took))
     return round(size / took_us / 1000, 2) if took_us else 0.0
-
-
-ROWS: Final[dict[str, Callable[[RowRun], Coroutine[None, None, None]]]] = {
-    "nothing-to-reuse": nothing_to_reuse,
-    "dialogs": dialogs,
-    "dram-32k": dram_32k,
-    "small-pages": small_pages,
-    "nvme-32k": disk_rows.nvme_32k,
-    "disk-carries": disk_rows.disk_carries,
-    "restart": disk_rows.restart,
-    "start-up": disk_rows.start_up,
-}
