@@ -202,7 +202,8 @@ def test_a_pool_is_started_where_none_answers(place: Path) -> None:
         fill(pool)
 
     with contextlib.ExitStack() as stack:
-        both = stack.enter_context(Early(pool, start))
+        both = Early(pool, start)
+        stack.enter_context(both)
         both.wait_until_registered(DRAM_BYTES)
         stack.callback(pool.kill)
         both.rejoin()

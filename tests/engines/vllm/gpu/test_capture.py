@@ -28,7 +28,7 @@ def test_graphs_are_captured_while_a_slab_is_registered() -> None:
     given, taken = torch.arange(64, device="cuda"), torch.zeros(64, device="cuda", dtype=torch.long)
     torch.cuda.synchronize()
     registration = Registration(CudaDriver("cuda:0"), slab, 1 << 20, changed)
-    graphs = []
+    graphs: list[torch.cuda.CUDAGraph] = []
     is_beside = False
     while registration.ready_bytes < ARENAS * ARENA or len(graphs) < GRAPHS_MIN:
         assert not registration.why
