@@ -39,10 +39,11 @@ SMALL_BYTES = 4096
 WINDOW = 8  # chunks of a chain
 LOOKUP_CHUNKS = 500
 TIMEOUT_S = 60.0
-Work = Callable[[Client, float, list[Chain]], tuple[int, list[Chain]]]
+Done = tuple[int, list[Chain]]  # bytes or calls, and what was stored
+Work = Callable[[Client, float, list[Chain]], Done]
 
 
-def store(client: Client, until: float, _: list[Chain]) -> tuple[int, list[Chain]]:
+def store(client: Client, until: float, _: list[Chain]) -> Done:
     payloads = [memoryview(os.urandom(PAYLOAD_BYTES))] * WINDOW
     made, done = [], 0
     while time.monotonic() < until:
@@ -52,7 +53,7 @@ def store(client: Client, until: float, _: list[Chain]) -> tuple[int, list[Chain
     return done, made
 
 
-def load(client: Client, until: float, chains: list[Chain]) -> tuple[int, list[Chain]]:
+def load(client: Client, until: float, chains: list[Chain]) -> Done:
     """In the order in which they were stored: what is asked for left DRAM long ago."""
     done, number = 0, 0
     while time.monotonic() < until and chains:
@@ -62,14 +63,14 @@ def load(client: Client, until: float, chains: list[Chain]) -> tuple[int, list[C
     return done, chains
 
 
-def commit(client: Client, until: float, _: list[Chain]) -> tuple[int, list[Chain]]:
+def commit(client: Client, until: float, _: list[Chain]) -> Done:
     payloads, done = [memoryview(os.urandom(SMALL_BYTES))] * 32, 0
     while time.monotonic() < until:
         done += client.store(new_chain(32), payloads, timeout_s=TIMEOUT_S).stored
     return done, []
 
 
-def look_up(client: Client, until: float, _: list[Chain]) -> tuple[int, list[Chain]]:
+def look_up(client: Client, until: float, _: list[Chain]) -> Done:
     chain, done = new_chain(LOOKUP_CHUNKS), 0
     client.store(chain, [memoryview(os.urandom(SMALL_BYTES))] * LOOKUP_CHUNKS, timeout_s=TIMEOUT_S)
     while time.monotonic() < until:
@@ -77,9 +78,7 @@ def look_up(client: Client, until: float, _: list[Chain]) -> tuple[int, list[Cha
     return done, []
 
 
-def engine(
-    socket: str, work: Work, until: float, chains: list[Chain], told: "Queue[object]"
-) -> None:
+def engine(socket: str, work: Work, until: float, chains: list[Chain], told: "Queue[Done]") -> None:
     with Client(socket) as client:
         client.join(TIMEOUT_S)
         told.put(work(client, until, chains))
@@ -90,7 +89,7 @@ def together(
 ) -> tuple[float, float, list[list[Chain]]]:
     """What all engines did a second, the pool's CPU seconds a second, and the engines' chains."""
     context = multiprocessing.get_context("fork")
-    told: Queue[object] = context.Queue()
+    told: Queue[Done] = context.Queue()
     begun, cpu_s = time.monotonic(), pool.cpu_s()
     until = begun + seconds
     running = [
@@ -103,8 +102,8 @@ def together(
     for each in running:
         each.join()
     took_s = time.monotonic() - begun
-    done = sum(count for count, _ in found)  # type: ignore[misc]
-    return done / took_s, (pool.cpu_s() - cpu_s) / took_s, [mine for _, mine in found]  # type: ignore[misc]
+    done = sum(count for count, _ in found)
+    return done / took_s, (pool.cpu_s() - cpu_s) / took_s, [mine for _, mine in found]
 
 
 def main() -> int:
