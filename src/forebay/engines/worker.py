@@ -2,28 +2,27 @@
 
 A promised load is served from the slab of its generation, even when the pool is gone: nobody writes
 there any more. Only when the last of these is done is the next slab mapped; until then stores are
-missed and loads of the next one fail, which the engine answers by computing.
+missed and loads of the next one fail, which the engine answers by computing. The first slab may be
+there before a step names it (`slab.early`).
 """
 
 import logging
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import repeat
 from typing import Any, Final
 
-import numpy as np
-
 from forebay.engines.boundary import Boundary
-from forebay.engines.copies.contract import Copies, LoadPart, Piece, Store, WorkerSlab
+from forebay.engines.copies.contract import Copies, LoadPart, Piece, Store
 from forebay.engines.copies.host import HostCopies
 from forebay.engines.copies.pages import Pages, rows_of_tables
 from forebay.engines.geometry import Geometry, Shard
+from forebay.engines.slab.early import EarlySlab, PoolPlace, StartPool
+from forebay.engines.slab.view import chunk_bytes_of, warn_if_too_small, worker_slab
 from forebay.engines.step import StepPlan, WorkerReport
 from forebay.pool.client.session import PoolSession, join
-from forebay.quantity import format_size
 from forebay.sys.clock import Clock
-from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
+from forebay.tiers.dram.slab import slot_bytes_for
 
 _JOIN_S: Final = 1.0
 ONLY_SHARD: Final = Shard()
@@ -61,10 +60,24 @@ class WorkerConnector:
         self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._begun: StepPlan | None = None
+        self._early: EarlySlab | None = None  # until a step has named a slab
 
     def register(self, tensors: dict[str, Any], blocks: int) -> None:
         """The KV cache is there; ValueError if it is not what the engine declared."""
         self._copies = copies_for(self._shape, tensors, blocks)
+
+    def prepare(self, start_pool: StartPool | None) -> None:
+        """Have the slab mapped and registered before the first step; returns at once.
+
+        `start_pool` is called, on another thread, if no pool answers.
+        """
+        if self._copies is None or self._session is not None or self._early is not None:
+            return
+        place = PoolPlace(self._socket_path, self._pool_uids, start_pool)
+        # How wide other workers' shards are comes with a step; most have the width of this one's.
+        view = partial(worker_slab, shape=self._shape, shard=self._shard, widest=())
+        slot_bytes = slot_bytes_for(chunk_bytes_of(self._shape, ()))
+        self._early = EarlySlab(place, self._copies, view, slot_bytes, self._clock)
 
     def begin(self, step: StepPlan) -> None:
         """Before the forward: store what this step names; once, however often it is called."""
@@ -138,8 +151,12 @@ class WorkerConnector:
 
     def close(self) -> None:
         """Let go of the slab."""
+        if self._early is not None:
+            self._early.end()
         if self._copies is not None:
             self._copies.close()
+        if self._early is not None:
+            self._early.close()
         self._unmap()
 
     def _poll(self) -> None:
@@ -219,41 +236,34 @@ class WorkerConnector:
             if not self._copies.detach():
                 return
             self._unmap()
-        now = self._clock.monotonic()
-        until = now + _JOIN_S
-        session = join(self._socket_path, step.engine, self._clock, until, self._pool_uids)
+        chunk_bytes = chunk_bytes_of(self._shape, step.widest)
+        mapped = None
+        if self._early is not None:
+            slot_bytes = slot_bytes_for(chunk_bytes)
+            mapped = self._early.take(step.generation, slot_bytes)
+            if mapped is None and not self._leave_early(self._copies):
+                return
+        until = self._clock.monotonic() + _JOIN_S
+        path, uids = self._socket_path, self._pool_uids
+        session = join(path, step.engine, self._clock, until, uids, inherited=mapped)
         if isinstance(session, str):
             _log.warning("the worker cannot join the pool: %s", session)
             return
+        self._early = None
         self._session, self._generation = session, session.generation
         self._is_leaving = False
-        slab = session.slab
-        assert slab is not None
-        chunk_bytes = max(
-            (wide or group.block_bytes) * group.chunk_blocks * group.shards
-            for group, wide in zip(self._shape.groups, step.widest or repeat(0), strict=False)
-        )
-        slot_bytes = slot_bytes_for(chunk_bytes)
-        if slot_bytes > slab.arena_bytes:
-            _log.warning(
-                "the pool's DRAM is too small for this model: a chunk has %s, so nothing is stored;"
-                " start the pool with --dram %s or more",
-                format_size(chunk_bytes),
-                format_size(cap_bytes_for(slot_bytes)).replace(" ", ""),
-            )
-        memory = np.frombuffer(slab.memory, dtype=np.uint8)
-        self._copies.attach(
-            WorkerSlab(
-                self._generation,
-                memory,
-                slab.arena_bytes,
-                slab.size_bytes,
-                slab.given_back,
-                slab.arena_bytes if self._shape.local else slot_bytes,
-                self._shard.number,
-                step.widest,
-            )
-        )
+        assert session.slab is not None
+        warn_if_too_small(session.slab, chunk_bytes)
+        generation, shape, shard = self._generation, self._shape, self._shard
+        self._copies.attach(worker_slab(session.slab, generation, shape, shard, step.widest))
+
+    def _leave_early(self, copies: Copies) -> bool:
+        """Have a slab unregistered and unmapped that no step has named; False: not yet."""
+        assert self._early is not None
+        if not copies.detach() or not self._early.close():
+            return False
+        self._early = None
+        return True
 
     def _unmap(self) -> None:
         if self._session is not None and not self._session.close():

@@ -13,7 +13,10 @@ from typing import Final, NamedTuple
 from forebay.sys.machine.cgroups import cgroups
 
 PAGE_BYTES: Final = 4096
-_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, from Linux 5.14
+LARGE_PAGE_BYTES: Final = 2 << 20  # which addresses must be a multiple of to have such pages
+_HUGEPAGE: Final = 14  # MADV_HUGEPAGE
+_POPULATE_READ: Final = 22  # MADV_POPULATE_READ, from Linux 5.14
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, likewise
 
 
 def padded(size_bytes: int) -> int:
@@ -44,9 +47,26 @@ def populate(address: int, length: int) -> OSError | None:
 
     EINVAL where the kernel cannot do it: then nothing has happened, and pages come when touched.
     """
+    return _advised(address, length, _POPULATE_WRITE)
+
+
+def populate_taken(address: int, length: int) -> OSError | None:
+    """Likewise for shared memory that has its pages: many of them are mapped at once.
+
+    They can be written without a further fault, as all shared memory without a file behind it.
+    """
+    return _advised(address, length, _POPULATE_READ)
+
+
+def ask_for_large_pages(address: int, length: int) -> OSError | None:
+    """Have large pages behind memory whose pages are not taken yet, where the kernel allows it."""
+    return _advised(address, length, _HUGEPAGE)
+
+
+def _advised(address: int, length: int, advice: int) -> OSError | None:
     call = ctypes.CDLL(None, use_errno=True).madvise
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    if call(address, length, _POPULATE_WRITE):
+    if call(address, length, advice):
         code = ctypes.get_errno()
         return OSError(code, os.strerror(code))
     return None

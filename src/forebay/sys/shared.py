@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from forebay.sys.memory import populate
+from forebay.sys.memory import LARGE_PAGE_BYTES, ask_for_large_pages, populate
 
 SEGMENTS_MAX: Final = 32  # of one slab; their descriptors go over a socket in one message
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -42,6 +42,7 @@ class AddressRange:
 
     def __init__(self, limit_bytes: int, alignment: int = mmap.PAGESIZE) -> None:
         """OSError where a process may not have so many addresses."""
+        alignment = max(alignment, LARGE_PAGE_BYTES)
         # The addresses of an empty file: it has no page until somebody writes where no segment is.
         placeholder = os.memfd_create("forebay-addresses", os.MFD_CLOEXEC)
         try:
@@ -67,8 +68,8 @@ class AddressRange:
 
     def close(self) -> bool:
         """Unmap all of it; False while somebody has a view left: then try again."""
-        self.view.release()
         try:
+            self.view.release()
             self._map.close()
         except BufferError:
             return False
@@ -119,6 +120,8 @@ class SharedMemory:
         except OSError:
             os.close(descriptor)
             raise
+        if not self.huge_pages:
+            ask_for_large_pages(address, size_bytes)  # a kernel that refuses has small ones
         failed = _take(segment, address, taken)
         if failed is not None:
             self._range.mapped_bytes -= size_bytes

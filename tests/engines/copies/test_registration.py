@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from tests.engines.copies.simulated import SimulatedDriver
-from tests.pool_process import wait_until
+from tests.pool_process import HANG_S, wait_until
 
 from forebay.engines.copies import registration
 from forebay.engines.copies.contract import LoadPart, Piece, WorkerSlab
@@ -36,8 +36,10 @@ class Counting(threading.Condition):
 class Slab:
     """Memory, what it is registered with, and when."""
 
-    def __init__(self, arenas: int, cap_bytes: int, span_bytes: int, register_s: float) -> None:
-        self.driver = SimulatedDriver(register_s=register_s)
+    def __init__(
+        self, arenas: int, cap_bytes: int, span_bytes: int, driver: SimulatedDriver
+    ) -> None:
+        self.driver = driver
         self.memory = np.zeros(arenas * ARENA, dtype=np.uint8)
         self.changed = Counting()
         slab = WorkerSlab(1, self.memory, ARENA, cap_bytes)
@@ -82,8 +84,10 @@ def begin() -> Iterator[Begin]:
         cap_bytes: int = 1 << 40,
         span_bytes: int = SLOT,
         register_s: float = 0.002,
+        before_register: Callable[[], object] = lambda: None,
     ) -> Slab:
-        made.append(Slab(arenas, cap_bytes, span_bytes, register_s))
+        driver = SimulatedDriver(register_s=register_s, before_register=before_register)
+        made.append(Slab(arenas, cap_bytes, span_bytes, driver))
         return made[-1]
 
     yield start
@@ -97,7 +101,8 @@ def test_every_slot_is_in_one_span_and_all_is_counted(begin: Begin, slots: float
     wait_until(lambda: slab.registration.ready_bytes == ARENAS * ARENA, "the slab, to the byte")
     spans = slab.spans
     assert sum(size for _, size in spans) == ARENAS * SLOTS * SLOT, "none twice, no rest"
-    assert max(size for _, size in spans) <= max(1, int(slots)) * SLOT
+    longest = registration._EARLY_SPANS * max(1, int(slots)) * SLOT
+    assert max(size for _, size in spans) <= longest, "several by one call: no step was begun"
     for arena in range(ARENAS):
         for number in range(SLOTS):
             at = arena * ARENA + number * SLOT
@@ -176,6 +181,40 @@ def test_loads_without_end_let_one_span_through_now_and_then(begin: Begin, clock
         wait_until(partial(slab.has_registered, so_many), "one span")
         time.sleep(0.02)
         assert len(slab.spans) == so_many
+
+
+def test_steps_leave_only_what_stores_will_reach(begin: Begin, clock: Clock) -> None:
+    """A step is always being begun: the rest of the slab comes a span now and then."""
+    slab = begin(arenas=40, register_s=0.0)
+    with slab.changed:  # nothing was registered yet, or some of it: from here on there are steps
+        slab.registration.begin_step()
+        slab.registration.fill([10 * ARENA])
+    near = 10 * SLOTS + registration._NEAR_SPANS
+    wait_until(lambda: bool(slab.registration.are_ready([place_of(near)]).all()), "what is near")
+    with slab.changed:  # it is at no other, or at the last that it was at before the step
+        clock.now += registration._AT_LEAST_S
+        slab.registration.begin_step()
+    wait_until(lambda: bool(slab.registration.are_ready([place_of(near + 1)]).all()), "one more")
+    assert not slab.registration.are_ready([place_of(39 * SLOTS)]).any()
+
+
+def place_of(slot: int) -> int:
+    return slot // SLOTS * ARENA + slot % SLOTS * SLOT
+
+
+def test_arenas_given_back_meanwhile_are_not_registered(begin: Begin) -> None:
+    held = threading.Event()
+    slab = begin(register_s=0.0, before_register=lambda: held.wait(HANG_S))
+    told = WorkerSlab(1, slab.memory, ARENA, ARENAS * ARENA, frozenset({2}))
+    with slab.changed:
+        slab.registration.take_over(told)
+    held.set()
+    wait_until(lambda: slab.registration.ready_bytes == (ARENAS - 1) * ARENA, "all but that one")
+    assert slab.registration.are_ready([ARENA, 2 * ARENA, 3 * ARENA]).tolist() == [
+        True,
+        False,
+        True,
+    ]
 
 
 class Noted(SimulatedDriver):

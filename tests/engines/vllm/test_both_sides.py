@@ -53,9 +53,16 @@ VALUE = 9
 class Both(contextlib.AbstractContextManager["Both"]):
     """A scheduler's side and a worker's, with a request whose chunks lie in the pool's DRAM."""
 
-    def __init__(self, pool: PoolProcess, *, copy_s: float = 0.0, is_gated: bool = False) -> None:
+    def __init__(
+        self,
+        pool: PoolProcess,
+        *,
+        copy_s: float = 0.0,
+        is_gated: bool = False,
+        driver: SimulatedDriver | None = None,
+    ) -> None:
         self.pool = pool
-        self.driver = SimulatedDriver(copy_s=copy_s)
+        self.driver = driver or SimulatedDriver(copy_s=copy_s)
         self.gate = threading.Event()  # every copy waits for it
         if is_gated:
             self.driver.before_copy = lambda: self.gate.wait(HANG_S)

@@ -100,7 +100,9 @@ def test_huge_pages_that_are_not_reserved(machine: Machine) -> None:
 
 def test_shared_memory_in_small_pages(machine: Machine) -> None:
     machine.shared_huge_pages("always within_size advise [never] deny force")
-    finds("memory.transparent_huge_pages", machine.facts(), Severity.NOTE, "never", "within_size")
+    finds("memory.transparent_huge_pages", machine.facts(), Severity.NOTE, "never", "echo advise")
+    machine.shared_huge_pages("always within_size [advise] never deny force")
+    is_fine("memory.transparent_huge_pages", machine.facts())
     huge = machine.facts(settings=replace(SMALL, huge_pages=True))
     is_fine("memory.transparent_huge_pages", huge)
 

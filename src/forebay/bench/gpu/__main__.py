@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from forebay.bench.gpu.results import RowResults
-from forebay.bench.gpu.rows import ROWS
+from forebay.bench.gpu.rows.catalog import ROWS
 from forebay.bench.gpu.run import ROW_S, RowRun
 from forebay.bench.gpu.variants import SCALES
 from forebay.errors import ForebayError, StartupError
@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="where JSON goes")
     parser.add_argument("--dir", default="/tmp", help="where chunks go")  # noqa: S108
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
+    parser.add_argument("--repeats", type=int, default=0, help="at most; 0: as the row has them")
     parser.add_argument("--seconds", type=float, default=ROW_S, help="when it ends")
     wanted = parser.parse_args()
     begun = time.monotonic()
@@ -39,7 +40,8 @@ def main() -> int:
             _require_driver()
         with scratch(wanted.dir) as place:
             try:
-                return asyncio.run(_run(RowRun(place, begun + wanted.seconds, say), wanted))
+                run = RowRun(place, begun + wanted.seconds, say, wanted.repeats)
+                return asyncio.run(_run(run, wanted))
             finally:
                 _keep_logs(place, wanted.out, "-".join(wanted.rows))
     except ForebayError as error:

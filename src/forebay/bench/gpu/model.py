@@ -33,6 +33,7 @@ def _shape(  # noqa: PLR0917 - as a model's card lists them
     }
 
 
+QWEN2_5_32B: Final = _shape(5120, 27_648, 64, 40, 8, 128)
 QWEN3_8B: Final = _shape(4096, 12_288, 36, 32, 8, 128)
 # One KV head and blocks of 16 tokens: pages of 8 KiB.
 SMALL_PAGES: Final = _shape(2048, 6144, 48, 16, 1, 128)

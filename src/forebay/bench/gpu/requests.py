@@ -13,10 +13,12 @@ from forebay.bench.load.clients import ClientGroup, ClientsResult, run_clients
 from forebay.bench.load.sessions import ChatSession, SyntheticText
 from forebay.bench.load.vocabulary import Vocabulary
 from forebay.bench.load.workloads import Dialogs, Stateless
+from forebay.bench.result.format import LoadStep
 from forebay.bench.result.summary import step_of
 from forebay.errors import StartupError
 
 TURNS: Final = 6
+DIALOG_FIGURES: Final = ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms")
 DIALOGS_A_CLIENT: Final = 2
 _PROSE: Final = SyntheticText(tokens_a_word=1.0)
 
@@ -49,6 +51,12 @@ async def dialogs(engine: TokenEngine, scale: RowScale, seed: int) -> dict[str, 
     return _figures(await _ask(engine, queue, group), scale.clients)
 
 
+async def one_dialog_each(engine: TokenEngine, scale: RowScale, clients: int) -> LoadStep:
+    """So many clients, each with one dialog whose next turn comes at once."""
+    queue = _dialogs(scale, 1).queue(_PROSE, clients, f"{clients} clients")
+    return step_of(clients, [await _ask(engine, queue, ClientGroup(clients, patience=1))])
+
+
 async def up_to_final_turn(
     engine: TokenEngine, scale: RowScale, count: int, seed: int
 ) -> list[FinalTurn]:
@@ -61,6 +69,11 @@ async def up_to_final_turn(
         FinalTurn(vocabulary.encode(session.request().text), said[session.name, TURNS - 2])
         for session in sessions
     ]
+
+
+def milliseconds(reply: Completion) -> float:
+    """To its first token."""
+    return round(reply.ttft_s * 1000, 2)
 
 
 def _dialogs(scale: RowScale, hold: int) -> Dialogs:
@@ -106,6 +119,7 @@ def _figures(measured: ClientsResult, clients: int) -> dict[str, Any]:
         "ttft_mean_ms": step.ttft_ms.mean,
         "ttft_p95_ms": step.ttft_ms.p95,
         "tpot_mean_ms": step.tpot_ms.mean,
+        "tpot_p95_ms": step.tpot_ms.p95,
         "cached_share": round(cached / known, 4) if known else 0.0,
         "prompt_tokens": step.prompt_tokens,
     }

@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from forebay.bench import processes
-from forebay.bench.gpu import model, requests, variants
+from forebay.bench.gpu import energy, model, requests, variants
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.results import RowResults
 from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, VLLM_CPU, RowScale
@@ -28,6 +28,7 @@ _REACH_S: Final = 90.0
 _QUIET_S: Final = 0.2
 _WARM_SEED: Final = 990_000
 
+_Found = TypeVar("_Found")
 Counted = dict[str, dict[str, float]]  # by the pool, by the connector; empty without Forebay
 Measure = Callable[[str, Any, int], Awaitable[dict[str, Any]]]  # variant, engine, repeat
 
@@ -39,6 +40,7 @@ class RowRun:
     place: Path  # private, on the drive to measure; gone afterwards
     until: float  # monotonic
     say: Callable[[str], None]
+    repeats: int = 0  # at most, of every row; 0: as many as the row wants
     scale: RowScale = field(init=False)
     results: RowResults = field(init=False)
     _slowest_s: float = 0.0  # of a repeat so far
@@ -64,7 +66,7 @@ class RowRun:
 
         A variant without an engine is started by `measure`, and counts for itself.
         """
-        names = list(engines)
+        names, count = list(engines), min(count, self.repeats or count)
         while len(self.results.repeats) < count:
             number = len(self.results.repeats)
             if not self.has_time():
@@ -75,11 +77,20 @@ class RowRun:
             found = {}
             for name in order:
                 before = await self.counted(name, engines[name])
-                found[name] = await measure(name, engines[name], number)
+                found[name], joules = await self.joules(measure(name, engines[name], number))
+                if joules is not None and found[name].get("requests"):
+                    found[name]["joules_a_request"] = round(joules / found[name]["requests"], 1)
                 self.say(f"repeat {number + 1}, {name}: {found[name]}")
                 found[name] |= await self.since(before, name, engines[name])
             self._slowest_s = max(self._slowest_s, time.monotonic() - begun)
             self.results.keep({**found, "order": order})
+
+    async def joules(self, work: Awaitable[_Found]) -> tuple[_Found, float | None]:
+        """What some work answers, and the energy that the machine's GPUs used meanwhile."""
+        before = energy.joules()
+        found = await work
+        after = energy.joules()
+        return found, None if before is None or after is None else after - before
 
     # Engines and pools.
 

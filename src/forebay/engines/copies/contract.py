@@ -112,7 +112,11 @@ class Copies(Protocol):
     """
 
     def attach(self, slab: WorkerSlab) -> None:
-        """Copy to and from this slab from now on."""
+        """Copy to and from this slab from now on.
+
+        One that is attached already must have the same memory and slots: what is registered stays.
+        Before the first step, another thread may call it, and nobody anything else meanwhile.
+        """
         ...
 
     def detach(self) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from forebay.engines.copies.driver import Event, Stream
 from forebay.engines.copies.pointers import Batch
-from forebay.sys.memory import populate
+from forebay.sys.memory import populate_taken
 
 # Measured, see docs/benchmarks.md: below the first, copy engines give less than half the wire;
 # below the second, dialogs go faster with loads by kernel, and no faster with stores by it too.
@@ -122,8 +122,8 @@ class CudaDriver:
 
     def register(self, address: int, length: int) -> str:
         """See Driver."""
-        # Pages that are there are pinned within milliseconds; the rest takes no lock of CUDA's.
-        failed = populate(address, length)
+        # Pages that are mapped are pinned within milliseconds; mapping takes no lock of CUDA's.
+        failed = populate_taken(address, length)
         if failed is not None and failed.errno != errno.EINVAL:
             return f"no memory behind the slab: {failed.strerror}"
         code = torch.cuda.cudart().cudaHostRegister(address, length, 0)

@@ -1,9 +1,13 @@
 """A slab made known to the GPU, span by span, on a thread of its own.
 
-Registering takes half a second a GiB, so nobody waits for it but a load that needs its span: what a
-load needs comes first, what a store wanted next, then the slab from its start, without the arenas
-that the pool has given back: registering one would take its memory again.
-CUDA registers under a lock that launches need too, so this last part rests while something loads.
+Registering takes up to half a second a GiB, so nobody waits for it but a load that needs its span:
+what a load needs comes first, what a store wanted next, then the slab from its start, without the
+arenas that the pool has given back: registering one would take its memory again.
+
+CUDA registers under a lock that launches need too. Before the first step nobody is held up by that,
+and several spans are registered by one call, at full speed. From then on what nothing wants waits
+until no step was begun for a while, or for its turn, one span now and then; only what stores are
+about to reach does not wait for steps, just for loads.
 
     arena    [slot][slot][slot][slot][slot] rest     as the pool cuts it, for slots of one size
     spans    [         ][         ][    ]            whole slots: no copy crosses two spans
@@ -23,8 +27,10 @@ from forebay.engines.copies.contract import WorkerSlab
 from forebay.engines.copies.driver import Driver
 
 SPAN_BYTES: Final = 64 << 20  # small, so that other threads' calls never wait long for one
-_REST_S: Final = 0.1  # for a load, or for the launches of the forward that is built on it
-_AT_LEAST_S: Final = 0.5  # however many loads come, a span that nothing wants so often
+_EARLY_SPANS: Final = 4  # by one call, before the first step
+_REST_S: Final = 0.1  # for the launches of a step, or of the forward that is built on a load
+_AT_LEAST_S: Final = 0.2  # however many come, a span that nothing wants so often
+_NEAR_SPANS: Final = 16  # a GiB, which stores fill within a second or so
 _log: Final = logging.getLogger("forebay")
 
 
@@ -51,10 +57,12 @@ class Registration:
         spans = slab.memory.nbytes // arena * self._per_arena
         self._ready = np.zeros(spans, dtype=bool)
         self._ready_bytes = 0
+        self._addresses: list[int] = []  # of what each call registered
         self._wanted: deque[int] = deque()
-        ahead = range(min(spans, slab.cap_bytes // arena * self._per_arena))
-        self._ahead = (n for n in ahead if n // self._per_arena not in slab.given_back)
-        self._rests_until = 0.0  # monotonic
+        self._ahead = 0  # all spans before it are registered, or belong to arenas given back
+        self._filled = 0  # the furthest span that a store went to
+        self._load_rest_until = 0.0  # monotonic; 0: nothing was loaded yet
+        self._step_rest_until = 0.0  # likewise; 0: no step was begun yet
         self._last_ahead = time.monotonic()  # when a span was begun that nothing wanted
         self._thread = threading.Thread(target=self._run, name="forebay-register", daemon=True)
         self._thread.start()
@@ -80,9 +88,26 @@ class Registration:
         if missing:
             self._changed.notify_all()
 
+    def fill(self, offsets: Any) -> None:
+        """Stores go to these slots: what lies behind them is next; with `changed` held."""
+        furthest = int(self._spans(offsets).max(initial=0))
+        if furthest > self._filled:
+            self._filled = furthest
+            self._changed.notify_all()
+
     def rest(self) -> None:
         """Something is loaded, or was submitted: leave launches alone; with `changed` held."""
-        self._rests_until = time.monotonic() + _REST_S
+        self._load_rest_until = time.monotonic() + _REST_S
+
+    def begin_step(self) -> None:
+        """The launches of a step come now. Needs no lock: nobody has to hear of it."""
+        self._step_rest_until = time.monotonic() + _REST_S
+
+    def take_over(self, slab: WorkerSlab) -> None:
+        """The same memory and slots, as the pool has told of them since; with `changed` held."""
+        assert slab.memory.ctypes.data == self._slab.memory.ctypes.data
+        self._slab = slab
+        self._changed.notify_all()
 
     def leave(self) -> None:
         """Register nothing more and take back what is; with `changed` held. Returns at once."""
@@ -97,11 +122,11 @@ class Registration:
         arenas, inside = np.divmod(np.asarray(offsets, dtype=np.int64), self._slab.arena_bytes)
         return arenas * self._per_arena + inside // self._span_bytes
 
-    def _range(self, span: int) -> tuple[int, int]:
-        """A span's address and length."""
-        arena, number = divmod(span, self._per_arena)
+    def _range(self, spans: range) -> tuple[int, int]:
+        """The address and the length of spans of one arena."""
+        arena, number = divmod(spans.start, self._per_arena)
         start = number * self._span_bytes
-        length = min(self._span_bytes, self._slots_bytes - start)
+        length = min(len(spans) * self._span_bytes, self._slots_bytes - start)
         return self._slab.memory.ctypes.data + arena * self._slab.arena_bytes + start, length
 
     def _worth(self, span: int) -> int:
@@ -112,12 +137,15 @@ class Registration:
 
     def _run(self) -> None:
         self._driver.enter_thread()
-        while (span := self._next()) is not None:
-            why = self._driver.register(*self._range(span))
+        while (spans := self._next()) is not None:
+            address, length = self._range(spans)
+            why = self._driver.register(address, length)
             with self._changed:
                 self.why = why
-                self._ready[span] = not why
-                self._ready_bytes += 0 if why else self._worth(span)
+                if not why:
+                    self._addresses.append(address)
+                    self._ready[spans.start : spans.stop] = True
+                    self._ready_bytes += sum(map(self._worth, spans))
                 self._changed.notify_all()
             if why:
                 _log.warning(
@@ -126,31 +154,54 @@ class Registration:
                     self.ready_bytes >> 20,
                     why,
                 )
-        for span in np.flatnonzero(self._ready):
-            self._driver.unregister(self._range(int(span))[0])
+        for address in self._addresses:
+            self._driver.unregister(address)
         with self._changed:
             self._ready[:] = False
             self._ready_bytes = 0
             self._changed.notify_all()
 
-    def _next(self) -> int | None:
-        """The span that is due; None when it is time to leave."""
+    def _next(self) -> range | None:
+        """The spans that are due, of one arena; None when it is time to leave."""
         with self._changed:
             while not self._is_leaving:
+                wanted = None if self.why else self._next_wanted()
+                if wanted is not None:
+                    return wanted
+                ahead = None if self.why else self._next_ahead()
+                if ahead is None:
+                    self._changed.wait()
+                    continue
                 now = time.monotonic()
-                rest_s = min(self._rests_until, self._last_ahead + _AT_LEAST_S) - now
-                span = None if self.why else self._due(now, is_resting=rest_s > 0)
-                if span is not None:
-                    return span
-                self._changed.wait(rest_s if rest_s > 0 else None)
+                is_near = ahead.start <= self._filled + _NEAR_SPANS
+                steps = 0.0 if is_near else self._step_rest_until
+                rests_until = max(self._load_rest_until, steps)
+                rest_s = min(rests_until, self._last_ahead + _AT_LEAST_S) - now
+                if rest_s <= 0:
+                    self._last_ahead = now
+                    return ahead
+                self._changed.wait(rest_s)
         return None
 
-    def _due(self, now: float, *, is_resting: bool) -> int | None:
+    def _next_wanted(self) -> range | None:
         while self._wanted:
             span = self._wanted.popleft()
             if span < len(self._ready) and not self._ready[span]:
-                return span
-        if is_resting:
+                return range(span, span + 1)
+        return None
+
+    def _next_ahead(self) -> range | None:
+        """The first spans that nothing wanted yet, below the cap."""
+        slab, per_arena = self._slab, self._per_arena
+        end = min(len(self._ready), slab.cap_bytes // slab.arena_bytes * per_arena)
+        while self._ahead < end:
+            span = self._ahead
+            if not self._ready[span] and span // per_arena not in slab.given_back:
+                break
+            self._ahead += 1
+        else:
             return None
-        self._last_ahead = now
-        return next((span for span in self._ahead if not self._ready[span]), None)
+        most = 1 if self._load_rest_until or self._step_rest_until else _EARLY_SPANS
+        stop = min(span + most, (span // per_arena + 1) * per_arena)
+        taken = np.flatnonzero(self._ready[span:stop])
+        return range(span, span + int(taken[0]) if len(taken) else stop)

@@ -89,10 +89,13 @@ class StreamedCopies:
 
     def attach(self, slab: WorkerSlab) -> None:
         """See Copies."""
-        assert self._slab is None
         with self._changed:
+            if self._registration is None:
+                made = Registration(self._driver, slab, slab.slot_bytes, self._changed)
+                self._registration = made
+            else:
+                self._registration.take_over(slab)
             self._slab = slab
-            self._registration = Registration(self._driver, slab, slab.slot_bytes, self._changed)
 
     def detach(self) -> bool:
         """See Copies."""
@@ -120,6 +123,9 @@ class StreamedCopies:
     def begin(self, step: int, stores: Sequence[Store], *, loads: bool, freed: int) -> None:
         """See Copies."""
         compute = self._driver.compute()
+        registration = self._registration
+        if registration is not None:
+            registration.begin_step()
         if freed:
             self._hold_forward(compute, freed)
         if not stores and not loads:
@@ -216,6 +222,7 @@ class StreamedCopies:
             if self._is_off or self._registration is None:
                 self._done.missed += stores
                 return []
+            self._registration.fill(offsets)
             ready = self._registration.are_ready(offsets)
             if not ready.all():
                 self._registration.want(offsets, is_first=False)

@@ -340,6 +340,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """The KV cache is allocated."""
         if self._worker is not None:
             self._worker.register(kv_caches, self._cache.num_blocks)
+            self._prepare(self._worker)
+
+    def _prepare(self, worker: WorkerConnector) -> None:
+        """Have the pool's memory ready for the first request, where there will be a pool."""
+        wanted = self.settings
+        if wanted.weights_id or isinstance(identity.weights_directories(self._config), list):
+            is_started = wanted.no_pool == "start"
+            worker.prepare(partial(service.join_or_start, wanted) if is_started else None)
 
     @bounded(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:

@@ -23,7 +23,7 @@ from forebay.sys.memory import available_memory, total_memory_bytes
 from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
 
 _BESIDE_BYTES: Final = 2 << 30  # a pool's own memory, ample for several terabytes on drives
-_BY_THEMSELVES: Final = ("always", "within_size", "force")
+_LARGE: Final = ("always", "within_size", "force", "advise")  # a pool asks for them
 _HAS_MEMORY: Final = "Not looked at, since the running pool has got its memory already."
 _SHM_BYTES: Final = 1 << 30  # vLLM's ranks exchange messages there
 
@@ -150,14 +150,15 @@ def _transparent(facts: Facts) -> Iterator[Observation]:
     mode = limits.shared_huge_pages(facts.root)
     if facts.settings.huge_pages or mode is None:
         yield ok("Transparent huge pages do not matter here.")
-    elif mode in _BY_THEMSELVES:
-        yield ok(f"Shared memory gets huge pages by itself ({mode}).")
+    elif mode in _LARGE:
+        yield ok(f"Shared memory may have large pages ({mode}).")
     else:
         yield note(
-            f"Shared memory has pages of 4 KiB (shmem_enabled is {mode}), which take more CPU time"
-            " for each GB read.",
-            "Reserve huge pages and give --huge-pages; or run: echo within_size >"
-            " /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+            f"Shared memory has pages of 4 KiB (shmem_enabled is {mode}): registering it with a GPU"
+            " takes longer, and each GB read more CPU time.",
+            "Run, before the pool starts: echo advise >"
+            " /sys/kernel/mm/transparent_hugepage/shmem_enabled; or reserve huge pages and give"
+            " --huge-pages.",
         )
 
 

@@ -70,6 +70,7 @@ class PoolSession:
         self.slab: MappedSlab | None = None  # while it is mapped, also after the session is lost
         self.connection: PoolConnection | None = None
         self.is_operator = False  # set before joining: it only looks, clears and resizes
+        self.inherited: MappedSlab | None = None  # likewise: mapped before; joined only with it
         self._socket_path = socket_path
         self._clock = clock
         self._name = engine
@@ -150,6 +151,12 @@ class PoolSession:
         self._hang_up()
         return self._unmap()
 
+    def leave_slab(self) -> MappedSlab | None:
+        """Leave, and let the caller have the mapping, which is his to close."""
+        self._hang_up()
+        slab, self.slab = self.slab, None
+        return slab
+
     def disown(self) -> None:
         """After a fork, in the child: the session is the parent's, and so is what it reads."""
         self.close()
@@ -216,7 +223,7 @@ class PoolSession:
     def _welcomed(self, connection: PoolConnection, welcome: Welcome) -> None:
         descriptors = connection.take_fds(len(welcome.segments))
         is_mapped = self._maps_slab and not self.is_operator
-        slab = map_slab(welcome, descriptors) if is_mapped else None
+        slab = self._map(welcome, descriptors) if is_mapped else None
         for descriptor in descriptors:
             os.close(descriptor)
         if isinstance(slab, str):
@@ -227,6 +234,11 @@ class PoolSession:
         for name, serials in self._lost_reads.items():
             if not serials:
                 self.post(Settled(name))
+
+    def _map(self, welcome: Welcome, descriptors: list[int]) -> MappedSlab | str:
+        if self.inherited is None:
+            return map_slab(welcome, descriptors)
+        return self.inherited.renew(welcome, descriptors) or self.inherited
 
     def _has_grown(self, connection: PoolConnection, grown: Grown) -> bool:
         """Map a new segment of the slab; without it there is no session, since slots lie in it."""
@@ -261,11 +273,23 @@ class PoolSession:
 
 
 def join(
-    socket_path: str, engine: str, clock: Clock, until: float, pool_uids: Collection[int] = ()
+    socket_path: str,
+    engine: str,
+    clock: Clock,
+    until: float,
+    pool_uids: Collection[int] = (),
+    *,
+    inherited: MappedSlab | None = None,
 ) -> PoolSession | str:
-    """A session under this name, or in one sentence why there is none; never later than `until`."""
+    """A session under this name, or in one sentence why there is none; never later than `until`.
+
+    An empty name: a new one. With a slab that is mapped already it is that one's pool that is
+    joined, and without a session the mapping stays the caller's.
+    """
     session = PoolSession(socket_path, clock, engine=engine, pool_uids=pool_uids)
+    session.inherited = inherited
     if session.wait_until_joined(until):
+        session.inherited = None
         return session
     why = session.why
     session.close()

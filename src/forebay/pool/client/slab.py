@@ -23,6 +23,7 @@ class MappedSlab:
         self.given_back = frozenset(welcome.given_back)
         self._range = AddressRange(welcome.slab_bytes, alignment)
         self.memory = self._range.view  # of all addresses: only `size_bytes` of them may be used
+        self._files: list[tuple[int, int]] = []  # device and inode of each segment
 
     @property
     def size_bytes(self) -> int:
@@ -38,12 +39,31 @@ class MappedSlab:
             # A segment that could shrink under us would turn a read into a SIGBUS.
             if not sockets.cannot_shrink(segment.descriptor):  # verify: sealed segment
                 return "the pool's slab is not sealed."
-            is_there = 0 < segment.size_bytes <= os.fstat(segment.descriptor).st_size
+            file = os.fstat(segment.descriptor)
+            is_there = 0 < segment.size_bytes <= file.st_size
             if not is_there:  # verify: segment's size
                 return "the pool's slab is smaller than it says."
             self._range.map(segment)
+            self._files.append((file.st_dev, file.st_ino))
         except OSError as error:
             return f"the pool's slab cannot be mapped ({type(error).__name__})."
+        return ""
+
+    def renew(self, welcome: Welcome, descriptors: list[int]) -> str:
+        """Follow a later welcome of the same slab: what was added is mapped, too.
+
+        In one sentence why not; then it is as before. The descriptors stay the caller's to close.
+        """
+        files = [os.fstat(each) for each in descriptors]
+        known = len(self._files)
+        is_same = [(each.st_dev, each.st_ino) for each in files[:known]] == self._files
+        if not is_same or len(files) != len(welcome.segments):  # verify: same slab
+            return "the pool has another slab than before."
+        for segment in [*map(Segment, descriptors, welcome.segments)][known:]:
+            why = self.add(segment)
+            if why:
+                return why
+        self.given_back = frozenset(welcome.given_back)
         return ""
 
     def view(self, offset: int, length: int) -> memoryview | None:

@@ -164,10 +164,14 @@ class WitnessExtension(CountsExtension):
         return True
 
     def refuse(self) -> bool:
-        """From now on no host memory can be registered (T49); before the first step."""
+        """No host memory can be registered (T49); before the first step."""
+        from tests.pool_process import wait_until
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        copies = get_kv_transfer_group()._worker._copies
-        if hasattr(copies, "_driver"):
-            copies._driver.register = lambda *_: "none is left"
+        side = get_kv_transfer_group()._worker
+        if hasattr(side._copies, "_driver"):
+            side._copies._driver.register = lambda *_: "none is left"
+        if side._early is not None:  # what it has registered goes as well
+            side._early.end()
+            wait_until(lambda: side._leave_early(side._copies), "the slab to be left")
         return True

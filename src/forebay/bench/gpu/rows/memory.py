@@ -1,18 +1,15 @@
-"""The rows: what each one measures, in the words of docs/benchmarks.md."""
+"""The rows whose chunks stay in DRAM, on engines that several of them share."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
-from forebay.bench.gpu import disk_rows, model, requests
-from forebay.bench.gpu.disk_rows import DIALOG_FIGURES, milliseconds
+from forebay.bench.gpu import model, requests
 from forebay.bench.gpu.engine import TokenEngine
+from forebay.bench.gpu.requests import DIALOG_FIGURES, milliseconds
 from forebay.bench.gpu.run import RowRun
-from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, MLA, VLLM_CPU, WINDOWS
+from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, VLLM_CPU
 
-Row = Callable[[RowRun], Coroutine[None, None, None]]
 _CLIENTS_STATELESS: Final = 2  # times the clients of dialogs
 _CEILING_BYTES: Final = 40 << 30
 
@@ -119,23 +116,3 @@ def _rate(before: dict[str, int], after: dict[str, int], moved: str, took: str) 
     """Gigabytes a second of device time, of a worker's copies."""
     size, took_us = (after.get(name, 0) - before.get(name, 0) for name in (moved, took))
     return round(size / took_us / 1000, 2) if took_us else 0.0
-
-
-async def _of_model(name: str, row: Row, run: RowRun) -> None:
-    """A row for another kind of model; rows of one kind share their engines."""
-    run.scale = run.scale.of_model(name)
-    await row(run)
-
-
-ROWS: Final[dict[str, Row]] = {
-    "nothing-to-reuse": nothing_to_reuse,
-    "dialogs": dialogs_and_ceiling,
-    "dram-32k": dram_32k,
-    "small-pages": small_pages,
-    "nvme-32k": disk_rows.nvme_32k,
-    "disk-carries": disk_rows.disk_carries,
-    "restart": disk_rows.restart,
-    "start-up": disk_rows.start_up,
-    **{f"dram-32k-{name}": partial(_of_model, name, dram_32k) for name in (MLA, WINDOWS)},
-    **{f"dialogs-{name}": partial(_of_model, name, dialogs) for name in (MLA, WINDOWS)},
-}

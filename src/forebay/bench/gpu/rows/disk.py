@@ -11,13 +11,14 @@ from typing import Any, Final
 from forebay.bench.disk.raw import prepared_files
 from forebay.bench.gpu import requests
 from forebay.bench.gpu.engine import TokenEngine
-from forebay.bench.gpu.requests import FinalTurn
+from forebay.bench.gpu.requests import DIALOG_FIGURES, FinalTurn, milliseconds
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, GPU_ONLY
 from forebay.bench.load.client import Completion
 from forebay.metrics.reading import tier_of
 
-DIALOG_FIGURES: Final = ("requests_per_s", "ttft_mean_ms", "tpot_mean_ms")
+_START_UP_REPEATS: Final = 5
+_WORKING_SET_CLIENTS: Final = 3  # times the clients of dialogs
 _READ_BYTES: Final = "moved_bytes.disk.load"
 _RAW_BYTES: Final = 4 << 30
 _RAW_IO_BYTES: Final = 2 << 20
@@ -31,11 +32,6 @@ _FROM_NVME: Final = "from_nvme"  # or computed, where that is faster
 _ALL_FROM_NVME: Final = "all_from_nvme"
 _WHOLE_SHARE: Final = 0.9  # of what was said before; what is no whole chunk is computed
 _DAMAGE: Final = ("corrupt", "wrong_record", "dram_corrupt", "io_error")
-
-
-def milliseconds(reply: Completion) -> float:
-    """To its first token."""
-    return round(reply.ttft_s * 1000, 2)
 
 
 async def nvme_32k(run: RowRun) -> None:
@@ -93,6 +89,17 @@ async def nvme_32k(run: RowRun) -> None:
 
 async def disk_carries(run: RowRun) -> None:
     """The dialogs with hardly any DRAM: the drive has to carry them."""
+    await _beyond_dram(run, run.scale.small_dram_bytes)
+
+
+async def working_set(run: RowRun) -> None:
+    """Three times the clients: three times as much as DRAM holds comes back."""
+    run.scale = replace(run.scale, clients=_WORKING_SET_CLIENTS * run.scale.clients)
+    await _beyond_dram(run, run.scale.dram_bytes)
+
+
+async def _beyond_dram(run: RowRun, dram_bytes: int) -> None:
+    """Dialogs that DRAM does not hold, with a drive beneath it and on the GPU alone."""
     await run.clear_stage()
     scale = run.scale
     most = {"disk_bytes": 0, "files_bytes": 0, "cap_bytes": scale.disk_bytes}
@@ -109,13 +116,10 @@ async def disk_carries(run: RowRun) -> None:
     for figure in DIALOG_FIGURES:
         run.results.ratio(f"forebay_to_gpu_{figure}", figure, FOREBAY, GPU_ONLY)
     async with (
-        run.pool(scale.small_dram_bytes, scale.disk_bytes) as pool,
+        run.pool(dram_bytes, scale.disk_bytes) as pool,
         run.engines((GPU_ONLY, FOREBAY), pool.socket) as engines,
     ):
-        await run.repeat(engines, measure, run.scale.repeats)
-        if run.has_time(60):
-            last = await requests.dialogs(engines[GPU_ONLY], scale, 99)
-            run.results.beside("gpu_only_last", last)
+        await run.repeat(engines, measure, scale.repeats)
 
 
 async def restart(run: RowRun) -> None:
@@ -201,6 +205,7 @@ async def start_up(run: RowRun) -> None:
         begun = time.perf_counter()
         engine = await run.start(variant, pool.socket)
         try:
+            reach_bytes = (await engine.counts()).get("reach_bytes", -1)
             await engine.ask(prompt, 1)
             first_s = time.perf_counter() - begun
             reply = await engine.ask(prompt, tokens)
@@ -211,6 +216,7 @@ async def start_up(run: RowRun) -> None:
         usual = median(gaps)
         return {
             "first_token_s": round(first_s, 3),
+            "reach_bytes_at_first": reach_bytes,
             "step_ms": round(usual * 1000, 3),
             "longest_step_ms": round(max(gaps) * 1000, 3),
             "steps_over_twice": sum(gap > 2 * usual for gap in gaps),
@@ -221,7 +227,7 @@ async def start_up(run: RowRun) -> None:
     async with run.pool(scale.dram_bytes) as pool:
         await (await run.start(GPU_ONLY, pool.socket)).stop()  # fills the compile cache
         try:
-            await run.repeat(dict.fromkeys((GPU_ONLY, FOREBAY)), measure, run.scale.repeats)
+            await run.repeat(dict.fromkeys((GPU_ONLY, FOREBAY)), measure, _START_UP_REPEATS)
         finally:
             later = [
                 round(repeat[FOREBAY]["first_token_s"] - repeat[GPU_ONLY]["first_token_s"], 2)

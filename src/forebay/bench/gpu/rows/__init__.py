@@ -1,0 +1,1 @@
+"""What each row measures, in the words of docs/benchmarks.md."""

@@ -1,0 +1,35 @@
+"""Every row by its name."""
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Final
+
+from forebay.bench.gpu.rows import cold, disk, headline, memory
+from forebay.bench.gpu.run import RowRun
+from forebay.bench.gpu.variants import MLA, WINDOWS
+
+Row = Callable[[RowRun], Coroutine[None, None, None]]
+
+
+async def _of_model(name: str, row: Row, run: RowRun) -> None:
+    """A row for another kind of model; rows of one kind share their engines."""
+    run.scale = run.scale.of_model(name)
+    await row(run)
+
+
+ROWS: Final[dict[str, Row]] = {
+    "nothing-to-reuse": memory.nothing_to_reuse,
+    "dialogs": memory.dialogs_and_ceiling,
+    "dram-32k": memory.dram_32k,
+    "small-pages": memory.small_pages,
+    "dialogs-cold": cold.dialogs_cold,
+    "dialogs-drive": cold.dialogs_drive,
+    "nvme-32k": disk.nvme_32k,
+    "disk-carries": disk.disk_carries,
+    "working-set": disk.working_set,
+    "restart": disk.restart,
+    "start-up": disk.start_up,
+    "headline": headline.headline,
+    **{f"dram-32k-{name}": partial(_of_model, name, memory.dram_32k) for name in (MLA, WINDOWS)},
+    **{f"dialogs-{name}": partial(_of_model, name, memory.dialogs) for name in (MLA, WINDOWS)},
+}
