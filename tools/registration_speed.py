@@ -7,7 +7,6 @@ the longest that a launch on another thread took meanwhile. Ratios are to the fi
 """
 
 import argparse
-import ctypes
 import sys
 import threading
 import time
@@ -31,6 +30,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=int, default=4)
     size_bytes = parser.parse_args().gib << 30
+    if not torch.cuda.is_available():
+        print("there is no GPU here that torch can use.", file=sys.stderr)
+        return 2
     torch.zeros(1, device="cuda")
     first_s = 0.0
     print("pages   step  threads   map s/GiB  register s/GiB  ratio  longest wait ms")
@@ -112,5 +114,4 @@ def measured(memory: SharedMemory, step_bytes: int, threads: int) -> tuple[float
 
 
 if __name__ == "__main__":
-    ctypes.CDLL("libcuda.so.1")  # without a driver it says so at once
     sys.exit(main())

@@ -185,13 +185,15 @@ def test_loads_without_end_let_one_span_through_now_and_then(begin: Begin, clock
 
 def test_steps_leave_only_what_stores_will_reach(begin: Begin, clock: Clock) -> None:
     """A step is always being begun: the rest of the slab comes a span now and then."""
-    slab = begin(arenas=40, register_s=0.0)
-    with slab.changed:  # nothing was registered yet, or some of it: from here on there are steps
+    held = threading.Event()  # nothing is registered before the first step
+    slab = begin(arenas=40, register_s=0.0, before_register=lambda: held.wait(HANG_S))
+    with slab.changed:
         slab.registration.begin_step()
         slab.registration.fill([10 * ARENA])
+    held.set()
     near = 10 * SLOTS + registration._NEAR_SPANS
     wait_until(lambda: bool(slab.registration.are_ready([place_of(near)]).all()), "what is near")
-    with slab.changed:  # it is at no other, or at the last that it was at before the step
+    with slab.changed:
         clock.now += registration._AT_LEAST_S
         slab.registration.begin_step()
     wait_until(lambda: bool(slab.registration.are_ready([place_of(near + 1)]).all()), "one more")

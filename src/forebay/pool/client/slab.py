@@ -52,7 +52,7 @@ class MappedSlab:
     def renew(self, welcome: Welcome, descriptors: list[int]) -> str:
         """Follow a later welcome of the same slab: what was added is mapped, too.
 
-        In one sentence why not; then it is as before. The descriptors stay the caller's to close.
+        In one sentence why not; what was mapped stays. The descriptors stay the caller's to close.
         """
         files = [os.fstat(each) for each in descriptors]
         known = len(self._files)
