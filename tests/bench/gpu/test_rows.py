@@ -9,11 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from forebay.bench.gpu.results import RowResults
+from forebay.bench.gpu.rows import headline
 from forebay.bench.gpu.run import RowRun
-from forebay.bench.gpu.variants import FULL, MLA, TINY, VLLM_CPU, WINDOWS
+from forebay.bench.gpu.variants import FOREBAY, FULL, GPU_ONLY, MLA, TINY, VLLM_CPU, WINDOWS
+from forebay.bench.result.files import read
+from forebay.bench.result.format import AbResult, LoadStep
+from forebay.plan.measured import TimeStats
 
 
 def test_without_a_driver_a_row_says_so_at_once(tmp_path: Path) -> None:
@@ -116,3 +121,31 @@ def test_a_row_goes_on_without_a_tier_of_vllms_that_does_not_start(
     why = json.loads(path.read_text())["beside"]["did_not_start"][VLLM_CPU]
     assert "the engine could not begin" in why
     assert said[-1].startswith(f"{VLLM_CPU} did not start")
+
+
+def headline_run(path: Path) -> RowRun:
+    run = RowRun(path.parent, 0.0, lambda _: None)
+    run.begin_row(TINY, RowResults(path, "headline", "tiny"))
+    return run
+
+
+def test_the_headline_is_reported_over_the_loads_that_both_variants_have(path: Path) -> None:
+    run = headline_run(path)
+    for variant, clients in ((FOREBAY, (1, 2)), (GPU_ONLY, (1,))):
+        for count in clients:
+            step = LoadStep(count, 2.0 * count, TimeStats(10.0), requests=6, seconds=3.0)
+            headline._steps(run, variant)[str(count)] = msgspec.to_builtins(step)
+            run.results.beside("part", count)
+    headline._report(headline_run(path), (1, 2))  # a run that goes on behind the last
+    found = read(path.with_suffix("") / "ab.json")
+    assert isinstance(found, AbResult)
+    assert [step.clients for step in found.on.steps] == [1] == [s.clients for s in found.off.steps]
+    assert "vLLM with Forebay" in (path.with_suffix("") / "report.html").read_text()
+
+
+def test_a_headline_without_its_other_half_has_no_report(path: Path) -> None:
+    run = headline_run(path)
+    step = LoadStep(1, 2.0, TimeStats(10.0))
+    headline._steps(run, FOREBAY)["1"] = msgspec.to_builtins(step)
+    headline._report(run, (1,))
+    assert not path.with_suffix("").exists()

@@ -30,8 +30,6 @@ from forebay.errors import StartupError
 from forebay.identity.keys import KeyChain
 from forebay.pool.client import Chain
 from forebay.pool.client.outcomes import AdminOutcome
-from forebay.pool.client.session import PoolSession, join
-from forebay.sys.clock import Clock
 
 pytestmark = pytest.mark.vllm
 
@@ -175,22 +173,6 @@ def test_what_the_pool_has_added_and_given_back_meanwhile_is_known(pool: PoolPro
         assert slab.given_back, "the first cap was lowered"
         both.wait_until_registered(slab.size_bytes)
         assert not both.unregistered
-
-
-def test_another_pools_slab_is_not_taken_for_the_same(pool: PoolProcess, place: Path) -> None:
-    first = join(pool.socket, "", Clock(), Clock().monotonic() + HANG_S)
-    assert isinstance(first, PoolSession)
-    mapped = first.leave_slab()
-    other = place / "other"
-    other.mkdir(mode=0o700)
-    with running_pool(other, disk=False) as second:
-        until = Clock().monotonic() + HANG_S
-        why = join(second.socket, "", Clock(), until, inherited=mapped)
-        assert why == "the pool has another slab than before."
-    assert mapped is not None
-    same = join(pool.socket, "", Clock(), until, inherited=mapped)
-    assert isinstance(same, PoolSession), "and is as before"
-    same.close()
 
 
 def test_a_pool_is_started_where_none_answers(place: Path) -> None:

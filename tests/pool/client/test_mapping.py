@@ -74,3 +74,34 @@ def test_what_could_end_in_a_signal_is_refused(make: Make) -> None:
     assert map_slab(welcome(1), [reader]) == "the pool's slab is not sealed."
     os.close(reader)
     os.close(writer)
+
+
+def test_a_later_welcome_of_the_same_slab_adds_what_is_new(make: Make) -> None:
+    descriptors = [make(1), make(3)]
+    slab = map_slab(welcome(1), descriptors[:1])
+    assert isinstance(slab, MappedSlab)
+    later = welcome(1, 3)
+    later.given_back.append(0)
+    again = [os.dup(each) for each in descriptors]  # as they come with another welcome
+    assert slab.renew(later, again) == ""
+    for each in again:
+        os.close(each)
+    assert slab.size_bytes == 4 * PAGE_BYTES
+    assert slab.given_back == {0}
+    assert slab.renew(later, descriptors) == "", "nothing is new"
+    assert slab.size_bytes == 4 * PAGE_BYTES
+    assert slab.close()
+
+
+def test_another_slab_is_not_taken_for_the_same(make: Make) -> None:
+    first, other = make(1), make(1)
+    slab = map_slab(welcome(1), [first])
+    assert isinstance(slab, MappedSlab)
+    why = "the pool has another slab than before."
+    assert slab.renew(welcome(1), [other]) == why
+    assert slab.renew(welcome(1, 1), [other, first]) == why
+    assert slab.renew(welcome(), []) == why, "its only segment is gone"
+    assert slab.renew(welcome(1, 1), [first]) == why, "a descriptor is missing"
+    assert "not sealed" in slab.renew(welcome(1, 1), [first, make(-1)])
+    assert slab.size_bytes == PAGE_BYTES
+    assert slab.close()
