@@ -8,7 +8,6 @@ and commits, which overtake it. Nothing here waits for a client: what it sends i
 is read, and what it does not read is bounded before it is cut off.
 """
 
-import json
 import logging
 import os
 import selectors
@@ -43,6 +42,7 @@ from forebay.pool.server.engines import EngineDescription, Engines
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.session import Core
 from forebay.pool.trace import Recorder
+from forebay.pool.wire import json_bytes
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
@@ -155,8 +155,9 @@ class PoolServer:
         operators = {each.engine for each in self._connections if each.has_joined} - joined
         engines = self._engines.listed(self._clock.monotonic(), operators)
         self._metrics.connections.set(len(self._connections))
-        said = (str(engine["sharing"]) for engine in engines)
-        sharing = Counter(word if word in SHARING_WORDS else OTHER for word in said)
+        sharing = Counter[str]()
+        for word, count in self._engines.sharing(operators).items():
+            sharing[word if word in SHARING_WORDS else OTHER] += count
         self._metrics.engines.replace({(word,): count for word, count in sharing.items()})
         return {
             "version": _SNAPSHOT_VERSION,
@@ -167,6 +168,7 @@ class PoolServer:
             "http": self.http,
             **self._core.stats(),
             "engines": engines,
+            "engines_more": sharing.total() - len(engines),
         }
 
     def _round(self, linger_s: float | None) -> None:
@@ -235,12 +237,12 @@ class PoolServer:
         if isinstance(message, Lookup) and self.recorder is not None:
             self.recorder.request(message.keys, self._clock.monotonic())
         if isinstance(message, Describe):
+            message = message.printable()
             connection.is_onlooker = message.sharing in _SHARES_NOTHING
             said = EngineDescription(message.model, message.engine, message.sharing, message.why)
             self._engines.describe(connection.engine, said)
         if isinstance(message, StatsQuery):
-            # Paths need not be UTF-8: escaped, they come back as they were.
-            connection.send(StatsReply(json.dumps(self.stats()).encode()))
+            connection.send(StatsReply(json_bytes(self.stats())))
         else:
             work = self._core.handle(connection, message)
             if work is not None:

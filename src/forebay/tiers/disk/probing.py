@@ -48,12 +48,12 @@ class RecordProbe:
 
         `done` is called on one of the drive's threads, or at once.
         """
-        if not self._turn.acquire(blocking=False):
-            done(MissReason.BUSY)
-            return
         name = RecordName(_NAMESPACE, 0, secrets.token_bytes(KEY_BYTES), ROOT)
         source, target = memory.allocate(PAGE_BYTES), memory.allocate(PAGE_BYTES)
         source[:] = secrets.token_bytes(PAGE_BYTES)
+        if not self._turn.acquire(blocking=False):
+            done(MissReason.BUSY)
+            return
 
         def end(failure: str) -> None:
             self._turn.release()
@@ -77,4 +77,8 @@ class RecordProbe:
         def ended(failure: str, outcome: StoreOutcome) -> None:
             end(failure or (outcome.reason if isinstance(outcome, Dropped) else ""))
 
-        store(StoreJob(name, source, PAGE_BYTES, stored, region=self._region))
+        try:
+            store(StoreJob(name, source, PAGE_BYTES, stored, region=self._region))
+        except BaseException:
+            self._turn.release()  # it never began: the next one may
+            raise

@@ -1,0 +1,67 @@
+"""What model each namespace is of, as the engines say that use it.
+
+An engine names one namespace, its own, and is believed once it has looked up or stored something
+there. The first name stays while an engine that said it is here; a name that nobody uses stays too,
+until another engine says otherwise or `MODELS_MAX` others were used later. Names are kept in memory
+alone: after a restart of the pool they come back with the engines.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+MODELS_MAX: Final = 1024  # namespaces whose model is remembered
+_CLAIMS_MAX: Final = 1024  # of engines; as many as can be connected
+
+
+@dataclass(slots=True)
+class _ModelName:
+    model: str
+    users: set[str] = field(default_factory=set)  # engines that say so, and use the namespace
+
+
+class ModelNames:
+    """Names by namespace. Owned by the pool's thread."""
+
+    def __init__(self) -> None:
+        self._claims: dict[str, tuple[bytes, str]] = {}  # engine → its namespace, and model
+        self._names: OrderedDict[bytes, _ModelName] = OrderedDict()  # least lately used first
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def described(self, engine: str, namespace: bytes, model: str) -> None:
+        """An engine says what it serves, and where its chunks are."""
+        if self._claims.get(engine) == (namespace, model):
+            return
+        self.left(engine)
+        if namespace and model:
+            self._claims[engine] = (namespace, model)
+            if len(self._claims) > _CLAIMS_MAX:
+                self.left(next(iter(self._claims)))
+
+    def used(self, engine: str, namespace: bytes) -> None:
+        """An engine has looked up or stored something in a namespace."""
+        claim = self._claims.get(engine)
+        if claim is None or claim[0] != namespace:
+            return
+        name = self._names.get(namespace)
+        if name is None or (not name.users and name.model != claim[1]):
+            name = self._names[namespace] = _ModelName(claim[1])
+        self._names.move_to_end(namespace)
+        if name.model == claim[1]:
+            name.users.add(engine)
+        if len(self._names) > MODELS_MAX:
+            self._names.popitem(last=False)
+
+    def left(self, engine: str) -> None:
+        """An engine has gone, or serves something else: others may name what it named."""
+        claim = self._claims.pop(engine, None)
+        name = self._names.get(claim[0]) if claim is not None else None
+        if name is not None:
+            name.users.discard(engine)
+
+    def get(self, namespace: bytes) -> str:
+        """The model of a namespace; empty: not known."""
+        name = self._names.get(namespace)
+        return "" if name is None else name.model
