@@ -9,7 +9,7 @@ from forebay.cli.view.frame import View, frame
 from forebay.cli.view.lines import ASCII, UNICODE, Glyphs, plain
 
 HEIGHT = 40
-WIDTHS = (1, 5, 20, 40, 79, 80, 109, 110, 200)
+WIDTHS = (1, 5, 20, 40, 79, 80, 110, 139, 140, 200)
 HEIGHTS = (1, 2, 5, 12, 24, 60, 200)
 
 

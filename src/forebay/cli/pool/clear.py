@@ -61,7 +61,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.model == "":
         raise SettingsError("--model: a model's name is wanted, and this one is empty.")
     with running.client_of(parsed) as client:
-        found = figures(running.answered(client.stats(running.TIMEOUT_S)))
+        found = figures(running.answered(client, client.stats(running.TIMEOUT_S)))
         found = _chosen(found, parsed)
         if not parsed.json:
             print(_readable(found, is_sure=not parsed.dry_run))
@@ -120,7 +120,7 @@ def _clear(client: Client, parsed: argparse.Namespace, found: Figures) -> str:
         wanted = [each.namespace for each in found.namespaces]
     sentences = []
     for namespace in wanted:
-        done = running.answered(client.clear(namespace, _TIMEOUT_S), _TIMEOUT_S)
+        done = running.answered(client, client.clear(namespace, _TIMEOUT_S), _TIMEOUT_S)
         if not done.ok:
             raise StartupError(done.sentence)
         sentences.append(done.sentence)

@@ -40,6 +40,7 @@ class EngineDescription:
     engine: str = ""  # its name and version
     sharing: str = "unknown"  # what it does about sharing its KV
     why: str = ""  # in a sentence
+    gpu_cache_bytes: int = 0  # of KV on its GPUs; 0: not known
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +132,7 @@ class Engines:
                 "engine": engine.description.engine,
                 "sharing": engine.description.sharing,
                 "why": engine.description.why,
+                "gpu_cache_bytes": engine.description.gpu_cache_bytes,
                 "processes": len(engine.processes),
                 "joined_s": round(now - engine.joined, 3),
             }

@@ -43,6 +43,7 @@ from forebay.pool.server.limits import ServerLimits
 from forebay.pool.session import Core
 from forebay.pool.trace import Recorder
 from forebay.pool.wire import json_bytes
+from forebay.quantity import SIZE_BYTES_MAX
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
@@ -107,8 +108,8 @@ class PoolServer:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether nobody is connected but engines that share nothing."""
-        return all(each.is_onlooker for each in self._connections)
+        """Whether nobody is connected but who looks at the pool, and engines that share nothing."""
+        return not any(each.is_engine or not each.has_joined for each in self._connections)
 
     def stop(self) -> None:
         """End `run` soon; safe on any thread and in a signal handler."""
@@ -238,9 +239,12 @@ class PoolServer:
             self.recorder.request(message.keys, self._clock.monotonic())
         if isinstance(message, Describe):
             message = message.printable()
+            if connection.is_engine and message.sharing in _SHARES_NOTHING:
+                self._alone_since = self._clock.monotonic()
             connection.is_onlooker = message.sharing in _SHARES_NOTHING
-            said = EngineDescription(message.model, message.engine, message.sharing, message.why)
-            self._engines.describe(connection.engine, said)
+            words = (message.model, message.engine, message.sharing, message.why)
+            cache_bytes = min(max(0, message.gpu_cache_bytes), SIZE_BYTES_MAX)
+            self._engines.describe(connection.engine, EngineDescription(*words, cache_bytes))
         if isinstance(message, StatsQuery):
             connection.send(StatsReply(json_bytes(self.stats())))
         else:

@@ -24,7 +24,8 @@ class ModelNames:
     """Names by namespace. Owned by the pool's thread."""
 
     def __init__(self) -> None:
-        self._claims: dict[str, tuple[bytes, str]] = {}  # engine → its namespace, and model
+        # Engine → its namespace, and model; like names, least lately used first.
+        self._claims: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
         self._names: OrderedDict[bytes, _ModelName] = OrderedDict()  # least lately used first
 
     def __len__(self) -> int:
@@ -45,6 +46,7 @@ class ModelNames:
         claim = self._claims.get(engine)
         if claim is None or claim[0] != namespace:
             return
+        self._claims.move_to_end(engine)
         name = self._names.get(namespace)
         if name is None or (not name.users and name.model != claim[1]):
             name = self._names[namespace] = _ModelName(claim[1])
