@@ -84,10 +84,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _begin(self, start: Callable[[], None]) -> None:
         """Start, or serve without Forebay. StartupError only where it is to end the engine."""
-        if self._must_begin:
-            self._try(start)
-        else:
-            self.boundary.call(self._give_up, partial(self._try, start))
+        with self.boundary.turn:
+            if self._must_begin:
+                self._try(start)
+            else:
+                self.boundary.call(self._give_up, partial(self._try, start))
 
     def _try(self, start: Callable[[], None]) -> None:
         try:
@@ -524,7 +525,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._idle.close()
         for side in (self._scheduler, self._worker):
             if side is not None:
-                self.boundary.call(lambda: None, side.close)
+                with self.boundary.turn:
+                    self.boundary.call(lambda: None, side.close)
         if self._weights is not None:
             self._weights.close()
         if self._onlooker is not None:

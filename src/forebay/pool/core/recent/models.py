@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MODELS_MAX: Final = 1024  # namespaces whose model is remembered
-_CLAIMS_MAX: Final = 1024  # of engines; as many as can be connected
+_ENGINES_MAX: Final = 1024  # as many as can be connected
 
 
 @dataclass(slots=True)
@@ -26,6 +26,7 @@ class ModelNames:
     def __init__(self) -> None:
         # Engine → its namespace, and model; like names, least lately used first.
         self._claims: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
+        self._used: OrderedDict[str, bytes] = OrderedDict()  # engine → where it last used anything
         self._names: OrderedDict[bytes, _ModelName] = OrderedDict()  # least lately used first
 
     def __len__(self) -> int:
@@ -35,14 +36,20 @@ class ModelNames:
         """An engine says what it serves, and where its chunks are."""
         if self._claims.get(engine) == (namespace, model):
             return
-        self.left(engine)
+        self._take_back(engine)
         if namespace and model:
             self._claims[engine] = (namespace, model)
-            if len(self._claims) > _CLAIMS_MAX:
-                self.left(next(iter(self._claims)))
+            if len(self._claims) > _ENGINES_MAX:
+                self._take_back(next(iter(self._claims)))
+        if self._used.get(engine) == namespace:  # a lookup may overtake the description
+            self.used(engine, namespace)
 
     def used(self, engine: str, namespace: bytes) -> None:
         """An engine has looked up or stored something in a namespace."""
+        self._used[engine] = namespace
+        self._used.move_to_end(engine)
+        if len(self._used) > _ENGINES_MAX:
+            self._used.popitem(last=False)
         claim = self._claims.get(engine)
         if claim is None or claim[0] != namespace:
             return
@@ -57,7 +64,11 @@ class ModelNames:
             self._names.popitem(last=False)
 
     def left(self, engine: str) -> None:
-        """An engine has gone, or serves something else: others may name what it named."""
+        """An engine has gone: others may name what it named."""
+        self._used.pop(engine, None)
+        self._take_back(engine)
+
+    def _take_back(self, engine: str) -> None:
         claim = self._claims.pop(engine, None)
         name = self._names.get(claim[0]) if claim is not None else None
         if name is not None:
