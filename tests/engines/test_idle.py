@@ -35,8 +35,6 @@ def test_an_idle_engine_is_looked_after_until_it_ends() -> None:
     wait_until(lambda: engine.looks > 3, "some looks")
     thread.close()
     assert not thread._thread.is_alive()
-    looks = engine.looks
-    assert engine.looks == looks
 
 
 def test_a_look_and_a_hook_take_turns() -> None:

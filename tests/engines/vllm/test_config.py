@@ -93,16 +93,6 @@ def test_an_ordinary_model_joins(config: Any, place: Path) -> None:
         made.shutdown()
 
 
-def test_an_idle_engine_joins_a_pool_that_was_restarted(config: Any, place: Path) -> None:
-    """No hook is called: its next request finds what the pool has."""
-    with running_pool(place) as pool:
-        made = connector(config, caches(full()), socket=pool.socket, weights_id="a")
-        pool.kill()
-        pool.start()
-        wait_until(lambda: pool.number("engines", sharing="sharing") == 1, "the engine")
-        made.shutdown()
-
-
 def test_our_lines_appear_in_vllms_log(
     config: Any, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
