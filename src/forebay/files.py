@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from forebay.errors import SettingsError
-from forebay.quantity import format_size
 
 
 def open_regular(path: str | Path) -> BinaryIO:
@@ -37,5 +36,5 @@ def read_opened(file: BinaryIO, bytes_max: int) -> bytes:
     except OSError as error:
         raise SettingsError(f"'{file.name}' cannot be read: {error.strerror}.") from None
     if len(content) > bytes_max:
-        raise SettingsError(f"'{file.name}' is larger than {format_size(bytes_max)}.")
+        raise SettingsError(f"'{file.name}' is larger than {bytes_max:,} bytes.")
     return content

@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_is_a_line_in_the_log(place: Path) -> None:
         (b"short", "needs one word of 16 or more"),
         (b"two words of a token", "needs one word of 16 or more"),
         ("ein-längeres-Passwort".encode(), "needs one word of 16 or more"),
-        (b"x" * 5000, r"is larger than 4 KiB"),
+        (b"x" * 5000, r"is larger than 4,096 bytes"),
         (None, "cannot be read"),
     ],
 )

@@ -30,11 +30,8 @@ def test_an_idle_engine_joins_a_pool_that_was_restarted(config: Any, place: Path
 
 
 def test_the_pool_hears_how_much_the_gpu_holds(config: Any, place: Path) -> None:
-    from vllm.v1.kv_cache_interface import KVCacheTensor
-
     cache = caches(full())
-    size_bytes = 8 * full().page_size_bytes
-    cache.kv_cache_tensors = [KVCacheTensor(size=size_bytes, shared_by=["layer.0"])]
+    size_bytes = cache.num_blocks * full().page_size_bytes
 
     def told() -> list[int]:
         return [engine["gpu_cache_bytes"] for engine in pool.stats()["engines"]]

@@ -87,7 +87,14 @@ def _chosen(found: Figures, parsed: argparse.Namespace) -> Figures:
         raise SettingsError(
             f"no namespace is of model '{parsed.model[:80]}'; forebay stats lists them."
         )
-    return replace(found, namespaces=chosen)
+    if parsed.model is not None and found.namespaces_more:
+        print(
+            f"forebay: {count(found.namespaces_more)} smaller namespaces are not listed, and stay;"
+            " do it again if some are of this model.",
+            file=sys.stderr,
+        )
+    more = found.namespaces_more if parsed.all else 0
+    return replace(found, namespaces=chosen, namespaces_more=more)
 
 
 def _begin_alike(shown: str, digits: str) -> bool:

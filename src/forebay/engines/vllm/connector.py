@@ -467,11 +467,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def _gpu_cache_bytes(self) -> int:
-        """What the engine's own cache holds on all ranks, where it is not the same; 0: unknown."""
+        """What the engine's own cache holds, on all ranks that hold different KV; 0: not known.
+
+        A block is of one group at a time: where groups differ, the largest says how large it is.
+        """
         if self._scheduler is None:
             return 0
-        tensors = getattr(self._cache, "kv_cache_tensors", None) or ()
-        return self._shape.shards * sum(int(each.size) for each in tensors)
+        sizes = [size for group in self._shape.groups for size in group.table_bytes]
+        return int(self._cache.num_blocks) * max(sizes) * self._shape.shards
 
     def _trace(self, reporter: Reporter) -> None:
         """Spans are made of what is reported, where vLLM traces."""

@@ -5,6 +5,7 @@ start finds it and no index knows it. One at a time: while a drive has not answe
 the next is refused.
 """
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable
@@ -77,8 +78,7 @@ class RecordProbe:
         def ended(failure: str, outcome: StoreOutcome) -> None:
             end(failure or (outcome.reason if isinstance(outcome, Dropped) else ""))
 
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._turn.release)  # if it cannot begin, the next one may
             store(StoreJob(name, source, PAGE_BYTES, stored, region=self._region))
-        except BaseException:
-            self._turn.release()  # it never began: the next one may
-            raise
+            undo.pop_all()
