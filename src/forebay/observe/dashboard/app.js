@@ -22,6 +22,7 @@ let lastNumber = 0;
 let timer = null;
 let isAsking = false;
 let lostSince = null;
+let refusal = null; // what was said to who may not see requests
 
 // A reader's choice of colours; a browser that keeps nothing is as good.
 function remembered(name, value) {
@@ -47,7 +48,8 @@ async function refresh() {
   isAsking = true;
   let answers = null;
   try {
-    answers = [await ask("stats.json"), await ask(`requests.json?after=${lastNumber}&last=${REQUESTS_MAX}`)];
+    const requests = () => ask(`requests.json?after=${lastNumber}&last=${REQUESTS_MAX}`);
+    answers = [await ask("stats.json"), refusal ?? await requests()];
   } catch {
     lostSince ??= Date.now();
     if (!isPaused()) showState("lost", `No answer since ${clock(lostSince)}`);
@@ -91,6 +93,7 @@ function take(snapshot) {
 
 function takeRequests(fresh) {
   if (fresh.refused) {
+    refusal = fresh; // it is not asked again until the page is opened anew
     showRefusal(plain(fresh.refused.trim(), 400));
     return;
   }
