@@ -4,10 +4,10 @@
 
 A real pool of 100 namespaces is filled over its socket. Before each scrape something is stored and
 loaded in every namespace, so that what is scraped has changed. Printed: the processor time of the
-pool's own thread and of its process for one scrape, the median of each round and of all; then the median, p99 and longest time
-of lookups of 64 chunks, in turns of some seconds without and with a scraper in a process of its own
-that reads /metrics once a second, and their ratios. The bar is 10 ms of the process's time a
-scrape; the exit status is 1 above it.
+pool's own thread and of its process for one scrape, the median of each round and of all; then the
+median, p99 and longest time of lookups of 64 chunks, in turns of some seconds without and with a
+scraper in a process of its own that reads /metrics once a second, and their ratios. The bar is
+10 ms of the process's time a scrape; the exit status is 1 above it.
 """
 
 import argparse
