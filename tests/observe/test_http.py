@@ -179,3 +179,10 @@ def test_an_exception_ends_its_request_alone() -> None:
     with answering() as server:
         assert ask(server, head("/bug")).startswith(b"HTTP/1.1 500 ")
         assert ask(server, head("/")).startswith(b"HTTP/1.1 200 ")
+
+
+def test_that_descriptors_have_run_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with answering() as server:
+        for _ in range(100):
+            server._tell_exhausted(OSError(24, "Too many open files"))
+    assert caplog.text.count("cannot be accepted now (Too many open files)") == 1

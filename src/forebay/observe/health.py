@@ -63,10 +63,10 @@ class HealthCheck:
     def report(self) -> HealthReport:
         """The last report, or a new one where that is old; within about the bound.
 
-        Who waits for another's check in vain hears of the one before, or that it goes on.
+        Who waits for another's check in vain hears that it goes on: that is not well either.
         """
         if not self._lock.acquire(timeout=self._bound_s + _MARGIN_S):
-            return self._last or HealthReport((_row("pool", 0, _GOES_ON),), time.monotonic())
+            return HealthReport((_row("pool", 0, _GOES_ON),), time.monotonic())
         try:
             if self._last is None or time.monotonic() - self._last.at > self._holds_s:
                 self._last = HealthReport(self._check(), time.monotonic())

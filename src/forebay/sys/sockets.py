@@ -123,7 +123,8 @@ def tcp_peer_uid(connection: socket.socket) -> int | None:
         ours, theirs = connection.getsockname()[:2], connection.getpeername()[:2]
         row = f" {_as_in_table(*theirs)} {_as_in_table(*ours)} {_ESTABLISHED} ".encode()
         name = "tcp6" if connection.family == socket.AF_INET6 else "tcp"
-        table = (Path("/proc/net") / name).read_bytes()[:_TCP_TABLE_BYTES_MAX]
+        with (Path("/proc/net") / name).open("rb") as file:
+            table = file.read(_TCP_TABLE_BYTES_MAX)
         at = table.find(row)
         # After the addresses and the state come queues, timer and retransmissions; then the user.
         return int(table[at + len(row) :].split(None, 4)[3]) if at >= 0 else None
