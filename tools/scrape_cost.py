@@ -4,10 +4,10 @@
 
 A real pool of 100 namespaces is filled over its socket. Before each scrape something is stored and
 loaded in every namespace, so that what is scraped has changed. Printed: the processor time of the
-pool's own thread and of its process for one scrape, medians; then the median, p99 and longest time
-of lookups of 64 chunks, in turns of some seconds without and with a scraper in a process of its own
-that reads /metrics once a second, and their ratios. The bar is 10 ms of the process's time a
-scrape; the exit status is 1 above it.
+pool's own thread and of its process for one scrape, the median of each round and of all; then the
+median, p99 and longest time of lookups of 64 chunks, in turns of some seconds without and with a
+scraper in a process of its own that reads /metrics once a second, and their ratios. The bar is
+10 ms of the process's time a scrape; the exit status is 1 above it.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BAR_S: Final = 0.010
 CHUNK_BYTES: Final = 4096
 CHAIN: Final = 64
 FRESH_S: Final = 1.05  # a snapshot serves everyone for a second
-SCRAPES: Final = 20
+SCRAPES: Final = 8  # a round
 STORE_S: Final = 120.0
 SCRAPER: Final = """
 import sys, time, urllib.request
@@ -60,11 +60,13 @@ def cpu_s(pid: int) -> tuple[float, float]:
     return own_ns / 1e9, time.clock_gettime_ns(clock) / 1e9
 
 
-def scrape_cost(pool: PoolProcess, client: Client, known: list[Chain]) -> tuple[float, float]:
+def scrape_cost(
+    pool: PoolProcess, client: Client, known: list[Chain], name: str
+) -> tuple[float, float]:
     """Seconds of the pool's thread, and of the process, for one scrape with a new snapshot."""
     own_s, all_s = list[float](), list[float]()
     for number in range(SCRAPES):
-        work(client, known, str(number))
+        work(client, known, f"{name} {number}")
         time.sleep(FRESH_S)
         before = cpu_s(pool.pid)
         urllib.request.urlopen(pool.url() + "/metrics", timeout=60).read()
@@ -123,7 +125,10 @@ def main() -> int:
             assert stored.stored == CHAIN
         print(f"{pool.number('chunks', tier='dram')} chunks in DRAM,", end=" ")
         print(f"{pool.number('chunks', tier='disk')} on disk")
-        own_s, all_s = scrape_cost(pool, client, known)
+        rounds = [scrape_cost(pool, client, known, str(each)) for each in range(parsed.rounds)]
+        for number, (own_s, all_s) in enumerate(rounds, 1):
+            print(f"round {number}: {1000 * own_s:.2f} ms and {1000 * all_s:.2f} ms")
+        own_s, all_s = (statistics.median(figures) for figures in zip(*rounds, strict=True))
         print(f"a scrape: the pool's thread {1000 * own_s:.2f} ms, its process", end=" ")
         print(f"{1000 * all_s:.2f} ms of processor time (bar: {1000 * BAR_S:.0f} ms)")
         quiet, scraped = list[float](), list[float]()

@@ -26,10 +26,15 @@ def open_regular(path: str | Path) -> BinaryIO:
 def read_regular(path: str | Path, bytes_max: int) -> bytes:
     """All of a file that has at most so many bytes."""
     with open_regular(path) as file:
-        try:
-            content = file.read(bytes_max + 1)
-        except OSError as error:
-            raise SettingsError(f"'{path}' cannot be read: {error.strerror}.") from None
+        return read_opened(file, bytes_max)
+
+
+def read_opened(file: BinaryIO, bytes_max: int) -> bytes:
+    """All of a file that is open and has at most so many bytes."""
+    try:
+        content = file.read(bytes_max + 1)
+    except OSError as error:
+        raise SettingsError(f"'{file.name}' cannot be read: {error.strerror}.") from None
     if len(content) > bytes_max:
-        raise SettingsError(f"'{path}' is larger than {bytes_max >> 20} MiB.")
+        raise SettingsError(f"'{file.name}' is larger than {bytes_max:,} bytes.")
     return content

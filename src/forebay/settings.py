@@ -23,6 +23,7 @@ from forebay.urls import REMOTES_MAX, RemoteUrl, parse_url
 VARIABLE_PREFIX: Final = "FOREBAY_"
 FILE_BYTES_MAX: Final = 1 << 20  # of a file with settings
 ABSENT: Final = ("start", "fail", "serve")  # what an engine may do where no pool answers
+REQUESTS_SHOWN: Final = ("operators", "all", "none")  # to whom, over HTTP
 TRACE_BYTES: Final = 1 << 30  # where a trace ends unless it is said otherwise
 DRAM_BYTES_MIN: Final = 4 << 20
 DISK_BYTES_MIN: Final = 64 << 20
@@ -113,6 +114,12 @@ def _text(value: object) -> str:
 def _absent(value: object) -> str:
     if value not in ABSENT:
         raise SettingsError(f"{_quoted(value)} is none of {', '.join(ABSENT)}.")
+    return str(value)
+
+
+def _requests_shown(value: object) -> str:
+    if value not in REQUESTS_SHOWN:
+        raise SettingsError(f"{_quoted(value)} is none of {', '.join(REQUESTS_SHOWN)}.")
     return str(value)
 
 
@@ -337,6 +344,12 @@ class Settings:
         _text,
         "File that holds the token which HTTP clients must present, as a bearer token or as a"
         " password; none: no token.",
+    )
+    metrics_requests: str = _setting(
+        "operators",
+        _requests_shown,
+        "Who may see recent requests over HTTP: operators (processes of the pool's user, root and"
+        " the users of --operator-uid on this host, and whoever presents the token), all, or none.",
     )
     trace: str = _setting(
         "",

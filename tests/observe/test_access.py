@@ -1,6 +1,7 @@
 """T42 over HTTP: this host alone, or a token; and no page of somebody else's may read it."""
 
 import base64
+import os
 import socket
 import subprocess
 import urllib.error
@@ -12,9 +13,13 @@ import pytest
 from tests import pool_process
 from tests.pool_process import HANG_S, PoolProcess, environment
 
+from forebay.barrier import Barrier
 from forebay.errors import SettingsError, StartupError
 from forebay.observe.access import Access
+from forebay.observe.http import HttpServer
+from forebay.observe.observer import Observer
 from forebay.settings import Settings, parse_address
+from forebay.sys import sockets
 
 TOKEN = "correct-horse-battery-staple"
 TCP_LISTEN = "0A"  # in /proc/net/tcp
@@ -24,6 +29,12 @@ TCP_LISTEN = "0A"  # in /proc/net/tcp
 def place() -> Iterator[Path]:
     with pool_process.short_directory() as path:
         yield path
+
+
+def write_token(path: Path, content: bytes, mode: int = 0o600) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    path.chmod(mode)
 
 
 def status_of(url: str, **headers: str) -> int:
@@ -53,7 +64,7 @@ def test_t42_a_public_address_without_a_token_is_refused(place: Path) -> None:
 
 
 def test_t42_with_a_token_nothing_is_said_without_it(place: Path) -> None:
-    (place / "token").write_text(TOKEN + "\n")
+    write_token(place / "token", TOKEN.encode() + b"\n")
     flags = ("--metrics-address", "0.0.0.0:0", "--metrics-token-file", str(place / "token"))
     with pool_process.running_pool(place, *flags, disk=False) as pool:
         url = pool.url()
@@ -117,7 +128,7 @@ def test_a_port_that_is_taken_is_a_line_in_the_log(place: Path) -> None:
         (b"short", "needs one word of 16 or more"),
         (b"two words of a token", "needs one word of 16 or more"),
         ("ein-längeres-Passwort".encode(), "needs one word of 16 or more"),
-        (b"x" * 5000, "is larger than"),
+        (b"x" * 5000, r"is larger than 4,096 bytes"),
         (None, "cannot be read"),
     ],
 )
@@ -126,7 +137,7 @@ def test_a_token_that_protects_nothing_is_refused(
 ) -> None:
     path = tmp_path / "token"
     if content is not None:
-        path.write_bytes(content)
+        write_token(path, content)
     with pytest.raises(StartupError, match=why):
         Access.of(Settings(metrics_token_file=str(path)))
 
@@ -147,3 +158,63 @@ def test_addresses() -> None:
     access = Access.of(Settings(metrics_address="[::1]:0"))
     assert access is not None
     assert not access.needs_token
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o660, 0o644])
+def test_a_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "token"
+    write_token(path, TOKEN.encode(), mode)
+    settings = Settings(metrics_token_file=str(path))
+    if os.getuid() or mode & ~0o640:  # a group of root's may have been given it, as in a cluster
+        with pytest.raises(StartupError, match="can be read or changed by other users; run: chmod"):
+            Access.of(settings)
+    path.chmod(0o400)
+    assert Access.of(settings) is not None
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_operator", "status"),
+    [
+        ("operators", True, 200),
+        ("operators", False, 403),
+        ("all", False, 200),
+        ("none", True, 403),
+    ],
+)
+def test_requests_are_shown_to_operators_of_this_host(
+    place: Path, *, shown: str, is_operator: bool, status: int
+) -> None:
+    """Known by the user that the kernel has for the other end of the connection."""
+    users = {os.getuid() + (not is_operator)}
+    with pool_process.serving(place) as service:
+        access = Access("127.0.0.1", 0, None, shown, users)
+        server = HttpServer(access, Observer(service, access).answer, Barrier())
+        try:
+            assert status_of(server.url + "/requests.json") == status
+            assert status_of(server.url + "/stats.json") == 200, "there is no request in it"
+        finally:
+            server.close(HANG_S)
+
+
+def test_who_has_the_token_sees_requests(place: Path) -> None:
+    with pool_process.serving(place) as service:
+        access = Access("127.0.0.1", 0, TOKEN.encode(), "operators", ())
+        server = HttpServer(access, Observer(service, access).answer, Barrier())
+        try:
+            url = server.url + "/requests.json"
+            assert status_of(url, Authorization=f"Bearer {TOKEN}") == 200
+            assert status_of(url) == 401
+        finally:
+            server.close(HANG_S)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_user_at_the_other_end(address: str) -> None:
+    with sockets.listen_tcp(address, 0, 1) as listener:
+        with socket.create_connection((address, listener.getsockname()[1]), HANG_S):
+            link, _ = listener.accept()
+            assert sockets.tcp_peer_uid(link) == os.getuid()
+        link.settimeout(HANG_S)
+        assert link.recv(1) == b"", "it has closed its end: nobody's any more"
+        assert sockets.tcp_peer_uid(link) is None
+        link.close()

@@ -417,6 +417,7 @@ def test_a_pool_with_a_token_shows_its_page_to_who_has_it() -> None:
         place = stack.enter_context(short_directory())
         secret = place / "token"
         secret.write_text("0123456789abcdef0123456789abcdef\n")
+        secret.chmod(0o600)
         flags = ("--metrics-address", "127.0.0.1:0", "--metrics-token-file", str(secret))
         pool = PoolProcess(place, *flags, disk=False).start()
         stack.callback(pool.stop)

@@ -111,3 +111,17 @@ def test_a_model_without_a_name_is_called_as_in_the_terminal(seen: Watched) -> N
         f" tables.showNamespaces(new values.Snapshot({json.dumps(nameless)}, 0)))"
     )
     assert seen.rows("namespaces")[0][1] == "(no name)"
+
+
+def test_who_may_not_see_requests_is_told_what_to_do(seen: Watched) -> None:
+    seen.page.evaluate("import('/tables.js').then((m) => m.showRefusal('ask as an operator'))")
+    assert seen.text("#no-requests") == "Ask as an operator."
+
+
+def test_what_the_pool_does_not_list_is_counted(seen: Watched) -> None:
+    many = {**snapshot(1.0, namespaces=[namespace("a" * 16, "m", 100)]), "namespaces_more": 29_900}
+    seen.page.evaluate(
+        "Promise.all([import('/tables.js'), import('/snapshot.js')]).then(([tables, values]) =>"
+        f" tables.showNamespaces(new values.Snapshot({json.dumps(many)}, 0)))"
+    )
+    assert seen.rows("namespaces")[1][0] == "and 29,900 more"

@@ -1,6 +1,8 @@
 """Health: a record through every tier and back; who fails it, and that it disturbs nobody."""
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -11,11 +13,12 @@ from tests import pool_process
 from tests.pool_process import DRAM_BYTES, HANG_S, PatientClient, exact, made
 
 from forebay.metrics.reading import count
-from forebay.observe.health import SOCKET, HealthCheck
+from forebay.observe.health import SOCKET, HealthCheck, HealthReport
 from forebay.observe.http import HttpRequest
 from forebay.observe.observer import Observer
 from forebay.pool.client import Known
 from forebay.pool.service import Service
+from forebay.pool.session import ProbeTold
 from forebay.sys.world import World
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.faults import parse_fault
@@ -139,3 +142,78 @@ def test_a_pool_that_stands_still_is_neither_well_nor_ready() -> None:
 
         with pool_process.serving(place, settings, before=look) as service:
             assert found_by(service) == WELL
+
+
+class StuckPool:
+    """A pool whose thread does not answer; how often it was asked. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.may_answer = threading.Event()
+
+    def probe(self, _told: ProbeTold, _timeout_s: float) -> list[tuple[str, int]] | None:
+        self.asked += 1
+        self.may_answer.wait(HANG_S)
+        return None
+
+
+def test_who_waits_for_a_check_that_fails_does_not_begin_another() -> None:
+    """Several ask at once; the check takes as long as it likes, and what it found holds."""
+    pool, found = StuckPool(), list[HealthReport]()
+    health = HealthCheck(pool, "nowhere", bound_s=HANG_S, holds_s=HANG_S)
+    waiting = [
+        threading.Thread(target=lambda: found.append(health.report()), daemon=True)
+        for _ in range(8)
+    ]
+    for each in waiting:
+        each.start()
+    pool_process.wait_until(lambda: pool.asked, "the first one")
+    pool.may_answer.set()
+    for each in waiting:
+        each.join(HANG_S)
+    assert [report.is_well for report in found] == [False] * 8
+    assert pool.asked == 1
+
+
+def test_what_was_found_holds_from_the_end_of_a_check() -> None:
+    pool, found = StuckPool(), list[HealthReport]()
+    health = HealthCheck(pool, "nowhere", bound_s=HANG_S)
+    waits = threading.Thread(target=lambda: found.append(health.report()), daemon=True)
+    waits.start()
+    pool_process.wait_until(lambda: pool.asked, "the check to begin")
+    before_end = time.monotonic()
+    pool.may_answer.set()
+    waits.join(HANG_S)
+    assert found[0].at >= before_end
+
+
+def test_who_waits_in_vain_hears_that_a_check_goes_on() -> None:
+    pool = StuckPool()
+    health = HealthCheck(pool, "nowhere", bound_s=0.0, holds_s=HANG_S)
+    first = threading.Thread(target=health.report, daemon=True)
+    first.start()
+    pool_process.wait_until(lambda: pool.asked, "the first one")
+    assert [check["why"] for check in health.report().checks] == [
+        "a check goes on and has not ended in time"
+    ]
+    pool.may_answer.set()
+    first.join(HANG_S)
+    assert pool.asked == 1
+
+
+def test_that_a_pool_did_not_answer_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each of those who wait would wait for it anew, one after the other."""
+    monkeypatch.setattr("forebay.observe.observer.FRESH_S", HANG_S)
+    monkeypatch.setattr("forebay.observe.observer.ANSWER_S", 0.01)
+    with pool_process.short_directory() as place:
+        settings = pool_process.with_disk(place)
+        observers: list[Observer] = []
+
+        def look(service: Service) -> None:
+            """Its thread has not begun."""
+            observers.append(Observer(service))
+            assert observers[0].stats() is None
+
+        with pool_process.serving(place, settings, before=look) as service:
+            assert service.stats(HANG_S) is not None
+            assert observers[0].stats() is None, "as it was found, for as long as that holds"

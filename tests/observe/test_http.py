@@ -20,11 +20,15 @@ from forebay.observe.http import (
 )
 
 LARGE = bytes(64 << 20)  # more than the kernel keeps for a client that does not read
-PATIENT = HttpLimits(connections_max=2, request_s=HANG_S)
+PATIENT = HttpLimits(connections_max=2, request_s=HANG_S, give_way_s=HANG_S)
 STRICT = HttpLimits(connections_max=1, request_s=0.2)
 
 
+HEARD: list[str] = []  # the paths of requests that were handed over
+
+
 def handler(request: HttpRequest) -> HttpResponse:
+    HEARD.append(request.path)
     if request.path == "/bug":
         raise ZeroDivisionError
     if request.path == "/large":
@@ -85,6 +89,7 @@ def test_get_and_head() -> None:
         (b"GET http://x/ HTTP/1.1\r\nHost: localhost\r\n\r\n", HTTPStatus.BAD_REQUEST),
         (b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n", HTTPStatus.BAD_REQUEST),
         (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHOST: x\r\n\r\n", HTTPStatus.BAD_REQUEST),
         (b"GET //[x HTTP/1.1\r\nHost: localhost\r\n\r\n", HTTPStatus.BAD_REQUEST),
         (b"GET /?" + b"a=1&" * 50 + b" HTTP/1.1\r\nHost: x\r\n\r\n", HTTPStatus.BAD_REQUEST),
         (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 100 + b"\r\n", HTTPStatus.BAD_REQUEST),
@@ -104,18 +109,46 @@ def test_what_is_not_understood_is_refused(sent: bytes, status: HTTPStatus) -> N
 def test_a_head_that_is_too_long_is_not_read_on() -> None:
     with answering() as server:
         endless = b"GET / HTTP/1.1\r\nX: " + b"x" * (4 * HEAD_BYTES_MAX)
-        assert ask(server, endless) == b""
-        assert ask(server, head("/", X="x" * HEAD_BYTES_MAX)) == b""
+        too_long = b"HTTP/1.1 431 "
+        assert ask(server, endless)[:13] in {b"", too_long}, "it may hear nothing while it sends"
+        just = b"GET / HTTP/1.1\r\nX: ".ljust(HEAD_BYTES_MAX + 1, b"x")
+        assert ask(server, just).startswith(too_long)
         assert ask(server, head("/")).startswith(b"HTTP/1.1 200 ")
 
 
 def test_who_comes_when_all_places_are_taken_is_told_so() -> None:
-    with answering(PATIENT) as server, ExitStack() as silent:
+    with answering(PATIENT) as server, ExitStack() as waiting:
+        heard = len(HEARD)
         for _ in range(PATIENT.connections_max):
-            silent.enter_context(connect(server)).sendall(b"GET / HT")
+            waiting.enter_context(connect(server)).sendall(head("/large"))
+        wait_until(lambda: len(HEARD) == heard + PATIENT.connections_max, "the requests")
         assert b"too many clients" in ask(server, b"")
-        silent.close()
+        waiting.close()
         wait_until(lambda: ask(server, head("/")).startswith(b"HTTP/1.1 200 "), "a place")
+
+
+def test_silent_clients_keep_nobody_out() -> None:
+    """Each newcomer has the place of the one that has been silent longest."""
+    with answering(PATIENT) as server, ExitStack() as stack:
+        silent: list[socket.socket] = []
+        for sent in (b"", b"GET / HT"):
+            silent.append(stack.enter_context(connect(server)))
+            silent[-1].sendall(sent)
+            wait_until(lambda: len(server._silent) == len(silent), "its thread")
+        assert ask(server, head("/")).startswith(b"HTTP/1.1 200 ")
+        assert said(silent[0]) == b"", "the oldest is gone"
+        silent[1].sendall(head("/")[len(b"GET / HT") :])
+        assert said(silent[1]).startswith(b"HTTP/1.1 200 "), "the other has its place still"
+
+
+def test_a_request_that_had_come_is_answered_before_its_place_is_anothers() -> None:
+    with answering(PATIENT) as server, connect(server) as first, connect(server) as second:
+        wait_until(lambda: len(server._silent) == PATIENT.connections_max, "both")
+        first.sendall(head("/"))
+        second.sendall(head("/"))
+        assert ask(server, head("/")).startswith(b"HTTP/1.1 200 ")
+        for each in (first, second):
+            assert said(each).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", head("/large")])
@@ -146,3 +179,10 @@ def test_an_exception_ends_its_request_alone() -> None:
     with answering() as server:
         assert ask(server, head("/bug")).startswith(b"HTTP/1.1 500 ")
         assert ask(server, head("/")).startswith(b"HTTP/1.1 200 ")
+
+
+def test_that_descriptors_have_run_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with answering() as server:
+        for _ in range(100):
+            server._tell_exhausted(OSError(24, "Too many open files"))
+    assert caplog.text.count("cannot be accepted now (Too many open files)") == 1

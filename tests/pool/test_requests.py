@@ -219,6 +219,23 @@ def test_an_engine_that_shares_nothing_is_listed_and_keeps_no_pool_alive(place: 
     assert [engine["sharing"] for engine in listed] == ["declined"]
 
 
+def test_who_only_looks_keeps_no_pool_alive(place: Path) -> None:
+    """An operator's command, such as `top`, stays connected for as long as it runs."""
+    service = Service.open(replace(SMALL, socket=str(place / "pool.sock")))
+    thread = threading.Thread(target=service.run, args=(0.1,))
+    operator = PoolSession(service.address.path, Clock())
+    operator.is_operator = True
+    operator.poll()
+    thread.start()
+    thread.join(HANG_S)
+    has_ended = not thread.is_alive()
+    service.stop()
+    thread.join(HANG_S)
+    service.close(HANG_S)
+    operator.close()
+    assert has_ended
+
+
 def printed(capsys: pytest.CaptureFixture[str], service: Service, *words: str) -> tuple[int, str]:
     """What `forebay why` answers; a busy machine may let it give up before."""
     answers: list[tuple[int, str]] = []

@@ -13,7 +13,7 @@ from forebay.pool.messages import FRAME_BYTES_MAX, ClientMessage, PoolMessage
 from forebay.pool.wire import FrameError
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "protocol-v4.json"
+GOLDEN = ROOT / "tests" / "golden" / "protocol-v5.json"
 KEY = bytes(range(32))
 SPACE = bytes(reversed(range(32)))
 RUN = messages.ChunkRun(SPACE, 0, bytes(32), KEY, 4096)
@@ -30,7 +30,9 @@ CLIENT: dict[str, ClientMessage] = {
     "Reserve": messages.Reserve(3, [RUN]),
     "Commit": messages.Commit(11, [4096, 8192], KEY),
     "Abort": messages.Abort(11, [4096]),
-    "Describe": messages.Describe("Qwen3-8B", "vLLM 0.32.0", "sharing", "", SPACE, 64),
+    "Describe": messages.Describe(
+        "Qwen3-8B", "vLLM 0.32.0", "sharing", "", SPACE, 64, gpu_cache_bytes=1 << 33
+    ),
     "RequestOutcomes": messages.RequestOutcomes([OUTCOME]),
     "RequestsQuery": messages.RequestsQuery("chatcmpl-1", 10, 0),
     "StatsQuery": messages.StatsQuery(),

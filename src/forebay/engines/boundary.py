@@ -7,6 +7,7 @@ would mean to compute from bytes that are not there, it ends.
 
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -26,6 +27,8 @@ class Boundary:
 
     def __init__(self, when_failed: Callable[[], None] = lambda: None) -> None:
         self.failures = 0
+        self.turn = threading.RLock()  # held by every hook, and by who acts in between
+        self.called_at = 0.0  # when a hook was last called, by `perf_counter`
         self._when_failed = when_failed
         self._seconds: dict[str, list[float]] = {}  # of each call, hook by hook
         self._logged: dict[str, float] = {}
@@ -73,8 +76,9 @@ def bounded(fallback: Callable[[], Any]) -> Callable[[Callable[..., Any]], Calla
         @functools.wraps(hook)
         def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
             boundary = self.boundary
-            begun = time.perf_counter()
-            answer = boundary.call(fallback, lambda: hook(self, *arguments, **named))
+            begun = boundary.called_at = time.perf_counter()
+            with boundary.turn:
+                answer = boundary.call(fallback, lambda: hook(self, *arguments, **named))
             boundary.took(hook.__name__, time.perf_counter() - begun)
             return answer
 

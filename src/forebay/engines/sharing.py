@@ -22,3 +22,4 @@ class Obstacle(NamedTuple):
 
     state: SharingState  # never SHARING
     sentence: str  # what is in the way and what to do about it, without a full stop
+    reason: str  # the same for a metric: a kind that is declined, or what could not be had

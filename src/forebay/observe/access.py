@@ -3,34 +3,52 @@
 An address other than loopback is refused without a token. At loopback the Host header must name
 this host, so that a page of somebody else's, whose name was made to point here (DNS rebinding),
 cannot read in a user's browser what the pool says.
+
+Recent requests have ids that clients chose. At the pool's socket only operators may see them, and
+so it is here: with `metrics_requests=operators` whoever presents the token, or is known by the
+kernel to be an operator's process on this host.
 """
 
 import base64
 import binascii
 import hmac
 import ipaddress
+import os
+import shlex
+import stat
+from collections.abc import Callable, Collection
 from typing import Final, Self
 
 from forebay.errors import SettingsError, StartupError
-from forebay.files import read_regular
+from forebay.files import open_regular, read_opened
 from forebay.settings import Settings, parse_address
 
 TOKEN_CHARACTERS_MIN: Final = 16
 _TOKEN_BYTES_MAX: Final = 4096
+_BY_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Access:
     """Decides on requests; holds nothing that changes."""
 
-    def __init__(self, address: str, port: int, token: bytes | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        token: bytes | None,
+        requests: str = "all",
+        operators: Collection[int] = (),
+    ) -> None:
+        """`requests` is one of `REQUESTS_SHOWN`; `operators` are user ids."""
         self.address = address
         self.port = port  # 0: any
         self._token = token
         self._is_local = _is_loopback(address)
+        self._requests, self._operators = requests, frozenset(operators)
 
     @classmethod
-    def of(cls, settings: Settings) -> Self | None:
+    def of(cls, settings: Settings, operators: Collection[int] = ()) -> Self | None:
         """As the settings say; None: nowhere. StartupError: a public address without a token."""
         found = parse_address(settings.metrics_address)
         if found is None:
@@ -41,7 +59,7 @@ class Access:
                 f"metrics_address {settings.metrics_address} can be reached from other hosts and"
                 " needs a token; name a file that holds one with --metrics-token-file."
             )
-        return cls(*found, token)
+        return cls(*found, token, settings.metrics_requests, operators)
 
     @property
     def needs_token(self) -> bool:
@@ -60,6 +78,17 @@ class Access:
             name = bare
         name = name[1:-1] if name.startswith("[") and name.endswith("]") else name
         return name in _LOCAL_NAMES or name == self.address
+
+    def refusal_of_requests(self, peer_uid: Callable[[], int | None]) -> str | None:
+        """Why who is allowed to ask may not see recent requests, in one sentence."""
+        if self._requests == "none":
+            return "this pool shows no requests over HTTP (metrics_requests=none); see: forebay why"
+        if self._requests == "all" or self.needs_token or peer_uid() in self._operators:
+            return None
+        return (
+            "recent requests are shown to operators of this pool: ask as one of its operators,"
+            " set metrics_token_file, or metrics_requests=all"
+        )
 
     def is_allowed(self, authorization: str | None) -> bool:
         """Whether a request presents the token, where one is needed."""
@@ -87,9 +116,18 @@ def _presented(authorization: str) -> bytes:
 
 def _read_token(path: str) -> bytes:
     try:
-        token = read_regular(path, _TOKEN_BYTES_MAX).strip()
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            token = read_opened(file, _TOKEN_BYTES_MAX).strip()
     except SettingsError as error:
         raise StartupError(f"metrics_token_file: {error}") from None
+    # A file of root's for one group is how a cluster hands out secrets.
+    is_given = status.st_uid == 0 and not status.st_mode & (_BY_OTHERS & ~stat.S_IRGRP)
+    if status.st_mode & _BY_OTHERS and not is_given:
+        raise StartupError(
+            f"metrics_token_file '{path}' can be read or changed by other users; run: chmod 600"
+            f" {shlex.quote(path)}"
+        )
     if len(token) < TOKEN_CHARACTERS_MIN or len(token.split()) != 1 or not token.isascii():
         raise StartupError(
             f"metrics_token_file '{path}' needs one word of {TOKEN_CHARACTERS_MIN} or more letters"

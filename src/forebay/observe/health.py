@@ -1,6 +1,7 @@
 """Health: whether a record comes back from every tier, and the pool's socket answers, in time.
 
-What was found holds for `HOLDS_S`: however often it is asked for, the tiers are probed no oftener.
+What was found holds for `HOLDS_S` after it was: however often it is asked for, and however long a
+check takes, the tiers are probed no oftener. Nobody waits for more than one check.
 A probe disturbs nobody's chunk and leaves nothing behind; see `Core.probe`.
 """
 
@@ -19,6 +20,8 @@ BOUND_S: Final = 5.0  # for all probes together; a tier that takes longer fails
 HOLDS_S: Final = 5.0
 WATCHED_S: Final = 30.0  # between two checks that only metrics want
 SOCKET: Final = "socket"  # stands where a tier's name does
+_MARGIN_S: Final = 1.0  # for a check that goes on beyond its bound
+_GOES_ON: Final = "a check goes on and has not ended in time"
 
 
 class Probed(Protocol):
@@ -33,7 +36,7 @@ class HealthReport:
     """What a check found."""
 
     checks: tuple[dict[str, Any], ...]  # each of a tier's volume
-    at: float  # monotonic
+    at: float  # when the check had ended, monotonic
 
     @property
     def is_well(self) -> bool:
@@ -58,11 +61,18 @@ class HealthCheck:
         self._last: HealthReport | None = None
 
     def report(self) -> HealthReport:
-        """The last report, or a new one where that is old; within the bound."""
-        with self._lock:
+        """The last report, or a new one where that is old; within about the bound.
+
+        Who waits for another's check in vain hears that it goes on: that is not well either.
+        """
+        if not self._lock.acquire(timeout=self._bound_s + _MARGIN_S):
+            return HealthReport((_row("pool", 0, _GOES_ON),), time.monotonic())
+        try:
             if self._last is None or time.monotonic() - self._last.at > self._holds_s:
-                self._last = self._check()
+                self._last = HealthReport(self._check(), time.monotonic())
             return self._last
+        finally:
+            self._lock.release()
 
     def refresh(self) -> None:
         """See to it that a check begins, unless one was made lately; waits for nothing."""
@@ -89,13 +99,12 @@ class HealthCheck:
             for check in checks
         ]
 
-    def _check(self) -> HealthReport:
-        begun = time.monotonic()
-        until = begun + self._bound_s
+    def _check(self) -> tuple[dict[str, Any], ...]:
+        until = time.monotonic() + self._bound_s
         answers: queue.SimpleQueue[ProbeResult] = queue.SimpleQueue()
         awaited = self._pool.probe(answers.put, self._bound_s)
         if awaited is None:
-            return HealthReport((_row("pool", 0, "the pool's thread does not answer"),), begun)
+            return (_row("pool", 0, "the pool's thread does not answer"),)
         rows = [_row(SOCKET, 0, self._greet(until))]
         missing = dict.fromkeys(awaited)
         while missing:
@@ -107,7 +116,7 @@ class HealthCheck:
             rows.append(_row(*told))
         late = f"not done within {self._bound_s:g} s"
         rows += [_row(tier, volume, late) for tier, volume in missing]
-        return HealthReport(tuple(rows), begun)
+        return tuple(rows)
 
     def _greet(self, until: float) -> str:
         """Say Hello at the pool's own socket, as an operator's command does; why not, if it fails.

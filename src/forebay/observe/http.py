@@ -1,7 +1,8 @@
 """A small HTTP server for those who watch: GET and HEAD, one request a connection, all bounded.
 
 Promised: whatever a client sends, or does not, costs at most one of a few threads for a few seconds
-and some KiB (`HttpLimits`); who comes when all threads are taken is told so and goes.
+and some KiB (`HttpLimits`). Who comes when all threads are taken gets the place of the connection
+that has been silent longest: one whose request has not come whole. If none is, it is told so.
 Nothing here touches the pool: what is answered comes from the handler. Assumed: the handler is
 bounded in time too, and any thread may call it.
 """
@@ -12,7 +13,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -24,6 +26,8 @@ from forebay.sys import sockets
 HEAD_BYTES_MAX: Final = 8192  # of a request: line and headers
 HEADERS_MAX: Final = 64
 _EXHAUSTED_S: Final = 0.5  # how long nobody is accepted when descriptors have run out
+_TOLD_S: Final = 60.0  # between two lines of the log that say so
+_UNREAD_BYTES_MAX: Final = 1 << 16  # read and thrown away before a connection is closed
 _BACKLOG: Final = 32
 _QUERY_FIELDS_MAX: Final = 8
 _END: Final = b"\r\n\r\n"
@@ -38,6 +42,7 @@ class HttpLimits:
 
     connections_max: int = 16  # a thread each
     request_s: float = 5.0  # for a request's head to come whole, and again for its answer to go
+    give_way_s: float = 2.0  # for the thread of a silent client to end, when its place is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class HttpRequest:
     path: str  # decoded, without the query
     query: Mapping[str, str]
     headers: Mapping[str, str]  # by lower-case name; the last of a name counts
+    peer_uid: Callable[[], int | None] = lambda: None  # the client's user, if that can be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,9 @@ class HttpServer:
         self._listener = sockets.listen_tcp(access.address, access.port, _BACKLOG)
         self.port: int = self._listener.getsockname()[1]
         self._places = threading.BoundedSemaphore(self._limits.connections_max)
+        self._lock = threading.Lock()  # guards `_silent`, and keeps what is in it open
+        self._silent: dict[socket.socket, None] = {}  # no whole request came; the oldest first
+        self._told_at = -_TOLD_S  # monotonic
         self._is_closing = False
         self._thread = threading.Thread(target=self._accept, name="forebay-http", daemon=True)
         self._thread.start()
@@ -103,38 +112,68 @@ class HttpServer:
                 link, _ = self._listener.accept()
             except OSError as error:
                 if not self._is_closing:
-                    _log.warning("HTTP clients cannot be accepted now (%s)", error.strerror)
+                    self._tell_exhausted(error)
                     time.sleep(_EXHAUSTED_S)
                 continue
             self._barrier.call("an HTTP client", self._admit, link)
 
+    def _tell_exhausted(self, error: OSError) -> None:
+        if time.monotonic() - self._told_at >= _TOLD_S:
+            self._told_at = time.monotonic()
+            _log.warning("HTTP clients cannot be accepted now (%s)", error.strerror)
+
     def _admit(self, link: socket.socket) -> None:
-        if not self._places.acquire(blocking=False):
-            with link:
-                busy = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"too many clients at once\n")
-                link.settimeout(0.0)
-                with contextlib.suppress(OSError):
-                    link.send(_encode(busy, "GET"))
+        if not self._places.acquire(blocking=False) and not self._take_place():
+            busy = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"too many clients at once\n")
+            link.settimeout(0.0)
+            with contextlib.suppress(OSError):
+                link.send(_encode(busy, "GET"))
+            _hang_up(link)
             return
+        with self._lock:
+            self._silent[link] = None
         try:
             serve = threading.Thread(
                 target=self._serve, args=(link,), name="forebay-http-client", daemon=True
             )
             serve.start()
         except RuntimeError:  # the system has no thread for us now
-            link.close()
-            self._places.release()
+            self._end(link)
+
+    def _take_place(self) -> bool:
+        """Have the place of who has been silent longest; False: nobody is, or it takes too long.
+
+        What it had sent is still read: a whole request is answered before its place is free.
+        """
+        with self._lock:
+            oldest = next(iter(self._silent), None)
+            if oldest is None:
+                return False
+            del self._silent[oldest]
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RD)
+        return self._places.acquire(timeout=self._limits.give_way_s)
 
     def _serve(self, link: socket.socket) -> None:
         try:
             self._barrier.call("an HTTP request", self._answer, link)
         finally:
-            link.close()
-            self._places.release()
+            self._end(link)
+
+    def _end(self, link: socket.socket) -> None:
+        self._heard(link)
+        _hang_up(link)
+        self._places.release()
+
+    def _heard(self, link: socket.socket) -> None:
+        """A request has come whole, or never will."""
+        with self._lock:
+            self._silent.pop(link, None)
 
     def _answer(self, link: socket.socket) -> None:
         timeout_s = self._limits.request_s
         head = _receive_head(link, timeout_s)
+        self._heard(link)
         if head is None:
             return  # it hung up, or was too slow: nobody waits for an answer
         parsed = parse_head(head)
@@ -142,8 +181,9 @@ class HttpServer:
             _send(link, _encode(parsed, "GET"), timeout_s)
             return
         failed = HttpResponse(HTTPStatus.INTERNAL_SERVER_ERROR, b"the pool's log says why\n")
-        response = self._refusal(parsed) or self._barrier.result(
-            "an HTTP request", failed, self._handler, parsed
+        request = replace(parsed, peer_uid=partial(sockets.tcp_peer_uid, link))
+        response = self._refusal(request) or self._barrier.result(
+            "an HTTP request", failed, self._handler, request
         )
         _send(link, _encode(response, parsed.method), timeout_s)
 
@@ -158,6 +198,10 @@ class HttpServer:
 
 def parse_head(head: bytes) -> HttpRequest | HttpResponse:
     """A request's line and headers, or why they are refused."""
+    if len(head) > HEAD_BYTES_MAX:
+        return HttpResponse(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"this request's head is too long\n"
+        )
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -173,6 +217,8 @@ def parse_head(head: bytes) -> HttpRequest | HttpResponse:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
             return HttpResponse(HTTPStatus.BAD_REQUEST, b"a header is malformed\n")
+        if name.lower() == "host" and "host" in headers:
+            return HttpResponse(HTTPStatus.BAD_REQUEST, b"there are two Host headers\n")
         headers[name.lower()] = value.strip()
     try:
         parts = urlsplit(target)
@@ -183,12 +229,12 @@ def parse_head(head: bytes) -> HttpRequest | HttpResponse:
 
 
 def _receive_head(link: socket.socket, timeout_s: float) -> bytes | None:
-    """All up to the empty line, within its bounds of bytes and time; None: it did not come so."""
+    """All up to the empty line; None: it did not come in time. What is too long is not read on."""
     until = time.monotonic() + timeout_s
     head = b""
-    while _END not in head:
+    while _END not in head and len(head) <= HEAD_BYTES_MAX:
         left_s = until - time.monotonic()
-        if left_s <= 0 or len(head) > HEAD_BYTES_MAX:
+        if left_s <= 0:
             return None
         link.settimeout(left_s)
         try:
@@ -198,8 +244,7 @@ def _receive_head(link: socket.socket, timeout_s: float) -> bytes | None:
         if not data:
             return None
         head += data
-    head = head.partition(_END)[0]
-    return head if len(head) <= HEAD_BYTES_MAX else None
+    return head.partition(_END)[0]
 
 
 def _send(link: socket.socket, data: bytes, timeout_s: float) -> None:
@@ -207,7 +252,15 @@ def _send(link: socket.socket, data: bytes, timeout_s: float) -> None:
     link.settimeout(timeout_s)
     with contextlib.suppress(OSError):
         link.sendall(data)
+
+
+def _hang_up(link: socket.socket) -> None:
+    """Close a connection; what it sent and nobody read would take the answer from it."""
+    with contextlib.suppress(OSError):
         link.shutdown(socket.SHUT_WR)
+        link.settimeout(0.0)
+        link.recv(_UNREAD_BYTES_MAX)
+    link.close()
 
 
 def _encode(response: HttpResponse, method: str) -> bytes:

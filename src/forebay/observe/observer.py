@@ -11,10 +11,10 @@ Snapshots are made by the pool's thread between two rounds and serve everyone fo
 costs time, the text and the JSON, is made on the client's own thread.
 """
 
-import json
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -24,7 +24,9 @@ from forebay.observe.access import Access
 from forebay.observe.exposition import CONTENT_TYPE, Exposition
 from forebay.observe.health import HealthCheck
 from forebay.observe.http import HttpHandler, HttpRequest, HttpResponse, HttpServer
+from forebay.pool.core.recent.requests import AT_ONCE, RecentRequest
 from forebay.pool.service import Service
+from forebay.pool.wire import json_bytes
 from forebay.settings import Settings
 
 FRESH_S: Final = 1.0
@@ -38,13 +40,14 @@ _log: Final = logging.getLogger(__name__)
 class Observer:
     """Answers for one pool. `answer` may be called on any thread; the lock guards the snapshot."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, access: Access | None = None) -> None:
+        """Without `access`, everything is shown to whoever asks."""
+        self._service, self._access = service, access
         self._health = HealthCheck(service, service.address.path)
         self._exposition = Exposition()
         self._lock = threading.Lock()
         self._stats: dict[str, Any] | None = None
-        self._taken_at = 0.0
+        self._taken_at = -FRESH_S  # when the last try to have a snapshot ended, monotonic
         self._routes: dict[str, HttpHandler] = {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
@@ -63,14 +66,21 @@ class Observer:
         return handler(request)
 
     def stats(self) -> dict[str, Any] | None:
-        """A snapshot that is not older than `FRESH_S`; None: the pool did not answer in time."""
-        with self._lock:
-            if self._stats is None or time.monotonic() - self._taken_at > FRESH_S:
+        """A snapshot that is not older than `FRESH_S`; None: the pool did not answer in time.
+
+        That it did not holds for `FRESH_S` as well: who waits meanwhile does not wait again.
+        """
+        if not self._lock.acquire(timeout=2 * ANSWER_S):
+            return None
+        try:
+            if time.monotonic() - self._taken_at >= FRESH_S:
                 self._stats = self._service.stats(ANSWER_S)
                 self._taken_at = time.monotonic()
                 if self._stats is not None:
                     self._stats["metrics"]["healthy"]["values"] = self._health.series()
             return self._stats
+        finally:
+            self._lock.release()
 
     def _page(self, request: HttpRequest) -> HttpResponse:
         file = dashboard.read(request.path)
@@ -97,15 +107,18 @@ class Observer:
     def _stats_json(self, _request: HttpRequest) -> HttpResponse:
         self._health.refresh()
         stats = self.stats()
-        return _BUSY if stats is None else _json(stats)
+        return _BUSY if stats is None else _json(_stats_text(stats))
 
     def _requests_json(self, request: HttpRequest) -> HttpResponse:
         after = _whole(request.query.get("after", "0"))
         last = _whole(request.query.get("last", str(REQUESTS_MAX)))
         if after is None or last is None:
             return HttpResponse(HTTPStatus.BAD_REQUEST, b"after and last are whole numbers\n")
+        refused = self._access and self._access.refusal_of_requests(request.peer_uid)
+        if refused:
+            return HttpResponse(HTTPStatus.FORBIDDEN, f"{refused}\n".encode())
         found = self._service.requests(after, min(last, REQUESTS_MAX), ANSWER_S)
-        return _BUSY if found is None else _json(found)
+        return _BUSY if found is None else _json(_joined(found))
 
 
 def start(
@@ -114,7 +127,7 @@ def start(
     """Answer for a pool where `access` says; None, and one line, if that cannot be had."""
     if access is None:
         return None
-    observer = Observer(service)
+    observer = Observer(service, access)
     try:
         server = HttpServer(access, observer.answer, barrier)
     except (OSError, RuntimeError) as error:
@@ -128,7 +141,28 @@ def start(
 
 
 def _json(found: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
-    return HttpResponse(status, json.dumps(found).encode() + b"\n", _JSON)
+    body = found if isinstance(found, bytes) else json_bytes(found)
+    return HttpResponse(status, body + b"\n", _JSON)
+
+
+def _stats_text(stats: Mapping[str, Any]) -> bytes:
+    """A snapshot as JSON, made in pieces like requests: it has some 10,000 numbers."""
+    texts = []
+    for name, family in stats["metrics"].items():
+        texts.append(json_bytes(name) + b": " + json_bytes(family))
+        time.sleep(0)
+    rest = json_bytes({name: part for name, part in stats.items() if name != "metrics"})
+    return rest[:-1] + b', "metrics": {' + b", ".join(texts) + b"}}"
+
+
+def _joined(requests: list[RecentRequest]) -> bytes:
+    """Requests as a JSON list, made in pieces: the pool's thread may have its turn in between."""
+    texts = []
+    for number, request in enumerate(requests, 1):
+        texts.append(request.to_json())
+        if not number % AT_ONCE:
+            time.sleep(0)
+    return b"[" + b", ".join(texts) + b"]"
 
 
 def _whole(text: str) -> int | None:

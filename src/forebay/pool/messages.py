@@ -16,7 +16,7 @@ import msgspec
 from forebay.identity.keys import TAG_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
 
-PROTOCOL: Final = 4  # a message more is a number more: an unknown tag ends a connection
+PROTOCOL: Final = 5  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
 ITEMS_MAX: Final = 1 << 14  # numbers in one message: one that takes long keeps others waiting
 KEYS_MAX: Final = 1 << 17  # likewise, of a lookup
@@ -29,6 +29,7 @@ _KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a 
 MODEL_LETTERS_MAX: Final = 200
 REQUEST_LETTERS_MAX: Final = 64
 REQUESTS_KEPT: Final = 1000  # that `RequestsReply` can tell of, the last ones
+ENGINES_LISTED_MAX: Final = 100  # in `StatsReply` and `RequestsReply`; of others, how many
 OUTCOMES_MAX: Final = 32  # in one message: others wait meanwhile
 TIERS_MAX: Final = 16
 RUNS_MAX: Final = 1 << 12  # of a batch: each costs far more memory than bytes of a message
@@ -236,6 +237,17 @@ class Describe(_Message, frozen=True, tag="describe"):
     namespace: Annotated[bytes, msgspec.Meta(max_length=32)]  # empty: not known
     chunk_tokens: int
     prefix_caching: bool = True  # whether the engine keeps what it computed itself
+    gpu_cache_bytes: int = 0  # of KV that the engine's GPUs hold, all together; 0: not known
+
+    def printable(self) -> "Describe":
+        """The same in letters that can be printed, of a length that can be told from theirs."""
+        return msgspec.structs.replace(
+            self,
+            model=_printable(self.model),
+            engine=_printable(self.engine),
+            sharing=_printable(self.sharing),
+            why=_printable(self.why),
+        )
 
 
 class Outcome(_Message, frozen=True):
@@ -306,6 +318,12 @@ class AdminReply(_Message, frozen=True, tag="done"):
 
     ok: bool
     sentence: str
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def in_batches(items: list[int]) -> Iterator[list[int]]:

@@ -21,6 +21,7 @@ from forebay.pool.client import Client
 from forebay.pool.client.session import REFUSED, UNTRUSTED, PoolSession, join
 from forebay.pool.core.accounting.status import TierLife
 from forebay.pool.core.pool import Pool, PoolOptions
+from forebay.pool.core.recent.requests import RecentRequest
 from forebay.pool.core.stack import TierOpener
 from forebay.pool.messages import RequestsQuery
 from forebay.pool.policy.admission import LowerTier
@@ -128,12 +129,10 @@ class Service:
         """Somebody has read the metrics; does not wait."""
         self._server.post(self._pool.metrics.server.scrapes.add)
 
-    def requests(self, after: int, last: int, timeout_s: float) -> list[dict[str, Any]] | None:
-        """The last requests of engines, the newest last."""
+    def requests(self, after: int, last: int, timeout_s: float) -> list[RecentRequest] | None:
+        """The last requests of engines, the newest last; they do not change any more."""
         query = RequestsQuery("", last, after)
-        found = self._server.call(partial(self._pool.requests, query), timeout_s)
-        # They do not change any more: whoever asks does what takes long.
-        return None if found is None else [request.to_builtins() for request in found]
+        return self._server.call(partial(self._pool.requests, query), timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Hang up, write what is worth keeping within the time, and let go of everything."""
@@ -229,6 +228,7 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     flags += ["--metrics-address", settings.metrics_address or "none"]
     if settings.metrics_token_file:
         flags += ["--metrics-token-file", os.path.abspath(settings.metrics_token_file)]  # noqa: PTH100
+    flags += ["--metrics-requests", settings.metrics_requests]
     if settings.trace:
         path, size_bytes = parse_trace(settings.trace)
         flags += ["--trace", f"{os.path.abspath(path)}:{size_bytes}"]  # noqa: PTH100

@@ -5,6 +5,7 @@ one receive buffer; what is no frame or no message is a `FrameError` as a value.
 stream has lost its place: the connection must end. docs/protocol.md has the bytes of every message.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
@@ -32,6 +33,11 @@ def encode(message: ClientMessage | PoolMessage) -> bytes:
         raise FrameError(f"a message of {length} bytes is longer than a frame may be")
     frame[:LENGTH_BYTES] = length.to_bytes(LENGTH_BYTES, "little")
     return bytes(frame)
+
+
+def json_bytes(found: object) -> bytes:
+    """JSON in UTF-8, wide letters as they are; of paths, bytes that are no UTF-8 are escaped."""
+    return json.dumps(found, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 class Reader(Generic[_Message]):

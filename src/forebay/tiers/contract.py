@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import nlargest
 from typing import NamedTuple
 
 from forebay.record.header import Damage, Digest, RecordHeader, RecordName
@@ -159,6 +160,13 @@ class NamespaceUsage(NamedTuple):
     payload_bytes: int = 0
 
 
+class LargestNamespaces(NamedTuple):
+    """Some namespaces of a tier, and how many there are."""
+
+    names: list[bytes]  # the largest first
+    total: int  # namespaces that there are
+
+
 class TierListener:
     """What a tier tells, and asks of, the stack that it is part of. Any thread may call.
 
@@ -248,7 +256,18 @@ class Tier(ABC):
 
     @abstractmethod
     def namespaces(self) -> dict[bytes, NamespaceUsage]:
-        """What every namespace has here that has, or had, records; kept up to date, not counted."""
+        """What every namespace has here that has records, or lately had; kept up to date."""
+
+    def usage_of(self, namespaces: Sequence[bytes]) -> list[NamespaceUsage]:
+        """What each of these namespaces has here; for a tier of many, cheaper than all."""
+        found = self.namespaces()
+        return [found.get(name, NamespaceUsage()) for name in namespaces]
+
+    def largest_namespaces(self, limit: int) -> LargestNamespaces:
+        """Those with most bytes; asked for with every snapshot, on the pool's thread."""
+        found = {name: usage for name, usage in self.namespaces().items() if usage.records}
+        names = nlargest(limit, found, key=lambda name: found[name].payload_bytes)
+        return LargestNamespaces(names, len(found))
 
     @abstractmethod
     def erase(self, namespace: bytes | None) -> int:

@@ -9,7 +9,7 @@ from forebay.cli.view.frame import View, frame
 from forebay.cli.view.lines import ASCII, UNICODE, Glyphs, plain
 
 HEIGHT = 40
-WIDTHS = (1, 5, 20, 40, 79, 80, 109, 110, 200)
+WIDTHS = (1, 5, 20, 40, 79, 80, 110, 139, 140, 200)
 HEIGHTS = (1, 2, 5, 12, 24, 60, 200)
 
 
@@ -117,3 +117,21 @@ def test_that_the_pool_is_gone_has_a_line_of_its_own() -> None:
     rows = [plain(row).rstrip() for row in frame(view, 80, 24, UNICODE)]
     assert len(rows) == 24
     assert rows[1] == view.note
+
+
+def test_what_the_pool_does_not_list_is_counted() -> None:
+    view = View(2.0)
+    view.add({**snapshot(1.0, engines=[engine("m")]), "engines_more": 7, "namespaces_more": 29_900})
+    text = "\n".join(plain(row) for row in frame(view, 100, HEIGHT, UNICODE))
+    assert "and 7 more" in text
+    assert "and 29,900 more" in text
+
+
+def test_a_terminal_of_110_columns_shows_whole_engines() -> None:
+    """Beside each other, lists of that width would be cut off."""
+    view = View(2.0)
+    why = "pooling models are not supported"
+    view.add(snapshot(1.0, engines=[engine("Qwen3-8B", "weights_unknown", why)]))
+    text = "\n".join(plain(row) for row in frame(view, 110, HEIGHT, UNICODE))
+    assert why in text
+    assert "…" not in text

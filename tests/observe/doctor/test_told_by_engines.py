@@ -23,7 +23,7 @@ from forebay.observe.doctor.facts import Facts
 from forebay.observe.doctor.finding import Severity
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.session import PoolSession
-from forebay.pool.messages import Describe, Outcome, RequestOutcomes
+from forebay.pool.messages import Describe, Lookup, Outcome, RequestOutcomes
 from forebay.pool.service import Service
 from forebay.sys.clock import Clock
 from forebay.testing import samples
@@ -77,11 +77,23 @@ def test_engines_tell_whether_they_share(served: tuple[Path, Service]) -> None:
         finds("sharing.vllm", facts, Severity.WARNING, "vLLM 0.99.0")
 
 
+def test_dram_is_compared_with_what_the_engines_gpus_hold(served: tuple[Path, Service]) -> None:
+    place, service = served
+    with ExitStack() as stack:
+        stack.enter_context(engine(service, gpu_cache_bytes=1 << 20))
+        facts = once(place, lambda pool: any(e["gpu_cache_bytes"] for e in pool.listed("engines")))
+        is_fine("memory.gpu_cache", facts)
+        stack.enter_context(engine(service, gpu_cache_bytes=1 << 40))
+        facts = once(place, lambda pool: str(1 << 40) in str(pool.listed("engines")))
+        finds("memory.gpu_cache", facts, Severity.WARNING, "1 TiB", "several times")
+
+
 def test_a_model_that_is_stored_in_two_namespaces(served: tuple[Path, Service]) -> None:
     place, service = served
     with ExitStack() as stack, PatientClient(service.address.path) as client:
         for number, namespace in enumerate(NAMESPACES):
-            stack.enter_context(engine(service, namespace=namespace))
+            session = stack.enter_context(engine(service, namespace=namespace))
+            session.post(Lookup(1, namespace, 0, b""))  # an engine names what it uses
             once(place, lambda pool, n=number: len(pool.listed("engines")) > n)
             chunks = samples.chain(f"model of namespace {number}", [4096])
             chain = Chain(namespace, chain_of(chunks).keys)

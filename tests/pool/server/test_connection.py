@@ -8,6 +8,7 @@ import pytest
 
 from forebay.pool import wire
 from forebay.pool.messages import (
+    FRAME_BYTES_MAX,
     Abort,
     Ask,
     Cancel,
@@ -16,8 +17,10 @@ from forebay.pool.messages import (
     Commit,
     Found,
     Lookup,
+    Refused,
     Reserve,
     StatsQuery,
+    StatsReply,
 )
 from forebay.pool.server.connection import Connection
 from forebay.pool.session import Work
@@ -199,3 +202,16 @@ def wire_hello() -> ClientMessage:
     from forebay.pool.messages import PROTOCOL, Hello
 
     return Hello(PROTOCOL, "e")
+
+
+def test_an_answer_that_no_frame_can_hold_is_refused_in_a_sentence(
+    pair: tuple[Connection, socket.socket],
+) -> None:
+    connection, theirs = pair
+    connection.send(StatsReply(bytes(FRAME_BYTES_MAX)))
+    reader = wire.pool_reader()
+    reader.feed(theirs.recv(4096))
+    (refused,) = reader.messages()
+    assert isinstance(refused, Refused)
+    assert refused.sentence.startswith("the answer cannot be sent: a message of ")
+    assert connection.is_over

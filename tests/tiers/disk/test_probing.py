@@ -105,3 +105,15 @@ def causes(listener: RecordingListener) -> list[EvictionCause]:
     found, listener.gone = listener.gone, []
     assert all(removed.stored_at is not None for removed in found)
     return [removed.cause for removed in found]
+
+
+def test_a_probe_that_cannot_begin_keeps_no_other_from_it(swift_path: Path) -> None:
+    with opened(swift_path, FaultDisk()) as tier:
+        probe = tier._drives[0]._probe_record
+
+        def refuse(_job: object) -> None:
+            raise MemoryError
+
+        with pytest.raises(MemoryError):
+            probe.begin(refuse, refuse, lambda _: None)
+        assert probed(tier) == [VolumeProbe(0)]

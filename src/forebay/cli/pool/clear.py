@@ -61,7 +61,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.model == "":
         raise SettingsError("--model: a model's name is wanted, and this one is empty.")
     with running.client_of(parsed) as client:
-        found = figures(running.answered(client.stats(running.TIMEOUT_S)))
+        found = figures(running.answered(client, client.stats(running.TIMEOUT_S)))
         found = _chosen(found, parsed)
         if not parsed.json:
             print(_readable(found, is_sure=not parsed.dry_run))
@@ -87,7 +87,14 @@ def _chosen(found: Figures, parsed: argparse.Namespace) -> Figures:
         raise SettingsError(
             f"no namespace is of model '{parsed.model[:80]}'; forebay stats lists them."
         )
-    return replace(found, namespaces=chosen)
+    if parsed.model is not None and found.namespaces_more:
+        print(
+            f"forebay: {count(found.namespaces_more)} smaller namespaces are not listed, and stay;"
+            " do it again if some are of this model.",
+            file=sys.stderr,
+        )
+    more = found.namespaces_more if parsed.all else 0
+    return replace(found, namespaces=chosen, namespaces_more=more)
 
 
 def _begin_alike(shown: str, digits: str) -> bool:
@@ -120,7 +127,7 @@ def _clear(client: Client, parsed: argparse.Namespace, found: Figures) -> str:
         wanted = [each.namespace for each in found.namespaces]
     sentences = []
     for namespace in wanted:
-        done = running.answered(client.clear(namespace, _TIMEOUT_S), _TIMEOUT_S)
+        done = running.answered(client, client.clear(namespace, _TIMEOUT_S), _TIMEOUT_S)
         if not done.ok:
             raise StartupError(done.sentence)
         sentences.append(done.sentence)

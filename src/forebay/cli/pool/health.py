@@ -69,7 +69,7 @@ def _with_address(parsed: argparse.Namespace, settings: Settings) -> Settings:
     if parsed.metrics_address is not None or not is_default:
         return settings
     with running.client_of(parsed) as client:
-        stats = running.answered(client.stats(running.TIMEOUT_S))
+        stats = running.answered(client, client.stats(running.TIMEOUT_S))
     address = stats.get("http", settings.metrics_address)
     if address is None:
         raise StartupError(

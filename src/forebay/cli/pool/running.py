@@ -40,9 +40,11 @@ def client_of(parsed: argparse.Namespace) -> Client:
     raise StartupError(f"{why.rstrip('.')}; start one with: {shlex.join(start)}")
 
 
-def answered(outcome: _Answer | Miss, timeout_s: float = TIMEOUT_S) -> _Answer:
-    """The pool's answer; a StartupError if there is none."""
+def answered(client: Client, outcome: _Answer | Miss, timeout_s: float = TIMEOUT_S) -> _Answer:
+    """The pool's answer to a client; a StartupError if there is none."""
     if isinstance(outcome, Miss):
+        if client.why.startswith(REFUSED):
+            raise StartupError(client.why)
         late = outcome.reason is MissReason.DEADLINE
         raise StartupError(f"the pool {_late(timeout_s) if late else 'went away'}.")
     return outcome

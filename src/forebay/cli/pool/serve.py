@@ -16,6 +16,7 @@ from forebay.errors import SettingsError, StartupError
 from forebay.observe import observer
 from forebay.observe.access import Access
 from forebay.plan.number import whole
+from forebay.pool.server.admission import Roles
 from forebay.pool.service import LOCK_FLAG, Service
 from forebay.quantity import format_size
 from forebay.settings import Settings
@@ -43,6 +44,7 @@ _SETTINGS: Final = (
     "disk_rated_life",
     "metrics_address",
     "metrics_token_file",
+    "metrics_requests",
     "trace",
 )
 _EPILOG = """\
@@ -105,7 +107,9 @@ def serve(
     linger_s = None if parsed.linger is None else _seconds(parsed.linger)
     settings = flags.read_settings(parsed)
     processes.allow_descriptors()
-    access = Access.of(settings)  # before anything is taken: a public address needs a token
+    roles = Roles.of(world.disk.user(), settings.allow_uid, parsed.operator_uid)
+    # Before anything is taken: a public address needs a token.
+    access = Access.of(settings, roles.operators)
     log = LogWriter()
     line = "%(asctime)s %(levelname)s %(message)s"
     logs.start(line, log, form=parsed.log_format, level=parsed.log_level)

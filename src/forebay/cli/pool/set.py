@@ -38,7 +38,7 @@ def _run(parsed: argparse.Namespace) -> int:
     dram_bytes, disk = parse_caps(parsed.caps)
     with running.client_of(parsed) as client:
         timeout_s = running.TIMEOUT_S + (dram_bytes or 0) / TAKEN_BYTES_PER_S
-        done = running.answered(client.resize(dram_bytes, disk, timeout_s), timeout_s)
+        done = running.answered(client, client.resize(dram_bytes, disk, timeout_s), timeout_s)
     if not done.ok:
         raise StartupError(done.sentence)
     print(done.sentence)

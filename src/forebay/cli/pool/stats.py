@@ -49,7 +49,7 @@ def _run(parsed: argparse.Namespace) -> int:
     clock, before = Clock(), None
     with running.client_of(parsed) as client:
         while True:
-            snapshot = running.answered(client.stats(running.TIMEOUT_S))
+            snapshot = running.answered(client, client.stats(running.TIMEOUT_S))
             _print(snapshot, before, parsed)
             if parsed.watch is None:
                 return 0

@@ -118,10 +118,10 @@ def facts(view: View) -> dict[str, Any]:
 def _print_lines(client: Client, view: View, count: int | None, show: Callable[[], object]) -> None:
     """So many intervals, or until the reader goes."""
     clock, shown = Clock(), 0
-    view.add(running.answered(client.stats(running.TIMEOUT_S)))
+    view.add(running.answered(client, client.stats(running.TIMEOUT_S)))
     while count is None or shown < count:
         clock.sleep(view.interval_s)
-        view.add(running.answered(client.stats(running.TIMEOUT_S)))
+        view.add(running.answered(client, client.stats(running.TIMEOUT_S)))
         show()
         sys.stdout.flush()
         shown += 1

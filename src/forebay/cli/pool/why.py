@@ -72,7 +72,9 @@ def _run(parsed: argparse.Namespace) -> int:
         raise SettingsError(f"a request's id has at most {REQUEST_LETTERS_MAX} letters here.")
     last = parsed.last or (_NAMED_MAX if parsed.request else _LAST)
     with running.client_of(parsed) as client:
-        found = running.answered(client.requests(parsed.request, last, 0, running.TIMEOUT_S))
+        found = running.answered(
+            client, client.requests(parsed.request, last, 0, running.TIMEOUT_S)
+        )
         if parsed.follow:
             _follow(client, parsed, found)
     if parsed.json:

@@ -96,6 +96,8 @@ class Figures:
     errors: tuple[tuple[str, float], ...]  # by kind, likewise
     engines: tuple[EngineFigures, ...]
     namespaces: tuple[NamespaceFigures, ...]  # the largest first
+    engines_more: int  # that are not listed
+    namespaces_more: int  # likewise
 
     @property
     def hit_rate(self) -> float | None:
@@ -137,6 +139,8 @@ def figures(now: Snapshot, before: Snapshot | None = None) -> Figures:
         errors=_ranked(change.by("errors", "kind").items()),
         engines=tuple(_engine(engine) for engine in now["engines"]),
         namespaces=tuple(_namespace(each) for each in now["namespaces"]),
+        engines_more=int(now.get("engines_more") or 0),
+        namespaces_more=int(now.get("namespaces_more") or 0),
     )
 
 

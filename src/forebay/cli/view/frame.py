@@ -26,7 +26,7 @@ from forebay.cli.view.units import count, frequency, rate, size
 
 POINTS_MAX: Final = 300  # intervals that a sparkline is made of
 INTERVALS_MAX: Final = 30  # of which misses and what runs out are told
-_WIDE: Final = 110  # letters, from which lists stand beside each other
+_WIDE: Final = 140  # letters, from which lists stand beside each other
 _BAR_MAX: Final = 40
 _KEYS: Final = "q quit  p pause  s sort  + - interval"
 

@@ -124,7 +124,8 @@ def engines(found: Figures, width: int, glyphs: Glyphs) -> ViewSection:
         for each in found.engines
     ]
     head = ("model", "engine", "sharing", "processes>", "joined for>", "id", "")
-    return ViewSection("Engines", table(head, rows, width, glyphs), has_head=True)
+    shown = [*table(head, rows, width, glyphs), *_more(found.engines_more)]
+    return ViewSection("Engines", shown, has_head=True)
 
 
 def namespaces(found: Figures, order: str, width: int, glyphs: Glyphs) -> ViewSection:
@@ -140,7 +141,13 @@ def namespaces(found: Figures, order: str, width: int, glyphs: Glyphs) -> ViewSe
         for each in sorted(found.namespaces, key=ORDERS[order])
     ]
     head = ("model", "namespace", *(f"{tier}>" for tier in tiers), "chunks>")
-    return ViewSection(f"Namespaces by {order}", table(head, rows, width, glyphs), has_head=True)
+    shown = [*table(head, rows, width, glyphs), *_more(found.namespaces_more)]
+    return ViewSection(f"Namespaces by {order}", shown, has_head=True)
+
+
+def _more(others: int) -> list[Line]:
+    """How many more there are than the pool tells of."""
+    return [line(TextPiece(f"and {count(others)} more", SOFT))] if others else []
 
 
 def saved(found: Figures) -> Line:

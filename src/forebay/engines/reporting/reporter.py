@@ -90,6 +90,7 @@ def description_of(
         namespace,
         more.get("chunk_tokens", 0),
         bool(more.get("prefix_caching", 1)),
+        more.get("gpu_cache_bytes", 0),
     )
 
 

@@ -21,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from forebay.decisions import Decision
 from forebay.engines.boundary import Boundary, BrokenError, bounded
+from forebay.engines.reporting.idle import IdleThread
 from forebay.engines.reporting.reporter import Reporter, description_of
 from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
@@ -66,6 +67,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerConnector | None = None
         self._told: ShardMetadata | None = None  # by this worker to the scheduler
         self._weights: WeightsHash | None = None
+        self._idle: IdleThread | None = None
         self._is_scheduler = role is KVConnectorRole.SCHEDULER
         self._traced: TracedRequests | None = None  # None: vLLM does not trace
         if self._is_scheduler and versions.is_traced(vllm_config):
@@ -82,10 +84,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _begin(self, start: Callable[[], None]) -> None:
         """Start, or serve without Forebay. StartupError only where it is to end the engine."""
-        if self._must_begin:
-            self._try(start)
-        else:
-            self.boundary.call(self._give_up, partial(self._try, start))
+        with self.boundary.turn:
+            if self._must_begin:
+                self._try(start)
+            else:
+                self.boundary.call(self._give_up, partial(self._try, start))
 
     def _try(self, start: Callable[[], None]) -> None:
         try:
@@ -93,13 +96,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         except StartupError as error:
             if self._must_begin:
                 raise
-            self.obstacle = Obstacle(SharingState.NO_POOL, str(error).removesuffix("."))
+            sentence = str(error).removesuffix(".")
+            self.obstacle = Obstacle(SharingState.NO_POOL, sentence, "no pool")
             self._disable(self.obstacle)
 
     def _give_up(self) -> None:
         """What was begun has failed, as the boundary has logged: serve as without Forebay."""
         self._scheduler = self._worker = None
-        self.obstacle = Obstacle(SharingState.NO_POOL, "it could not begin")
+        self.obstacle = Obstacle(SharingState.NO_POOL, "it could not begin", "failed")
         self._disable(self.obstacle)
 
     def _start(self, config: Any, cache: Any) -> None:
@@ -178,6 +182,15 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._trace(self._scheduler.reporter)
         self._scheduler.join()
         self._identify()
+        self._idle = IdleThread(self.boundary, self._look_after_pool)
+
+    def _look_after_pool(self) -> None:
+        """The engine is idle: go on with what does not wait for requests."""
+        scheduler = self._scheduler
+        if scheduler is not None:
+            self._identify()
+            self._describe(scheduler.reporter)
+            scheduler.look_after_pool()
 
     def _find_pool(self) -> str:
         """Where the pool is, joined or started if it can be; it is looked for again while serving.
@@ -230,7 +243,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._scheduler.close()
         self._scheduler = None
-        self.obstacle = Obstacle(SharingState.DECLINED, "a worker could not begin")
+        self.obstacle = Obstacle(SharingState.DECLINED, "a worker could not begin", "worker")
         self._disable(self.obstacle)
 
     # The scheduler's side.
@@ -428,7 +441,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._reported_state = state
         requests = [] if self._traced is None else self._traced.take(counts)
         told = state if state != before or counts or hooks else None
-        return stats_of(counts, hooks, told, requests)
+        reason = self.obstacle.reason if self.obstacle is not None and told is not None else ""
+        return stats_of(counts, hooks, told, requests, reason)
 
     def _sharing_state(self) -> SharingState | None:
         """What the scheduler's side does about sharing; None: it is not ours to say."""
@@ -456,8 +470,19 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 root.namespace if root else b"",
                 chunk_tokens=root.chunk_tokens if root else 0,
                 prefix_caching=bool(config.cache_config.enable_prefix_caching),
+                gpu_cache_bytes=self._gpu_cache_bytes(),
             )
         )
+
+    def _gpu_cache_bytes(self) -> int:
+        """What the engine's own cache holds, on all ranks that hold different KV; 0: not known.
+
+        A block is of one group at a time: where groups differ, the largest says how large it is.
+        """
+        if self._scheduler is None:
+            return 0
+        sizes = [size for group in self._shape.groups for size in group.table_bytes]
+        return int(self._cache.num_blocks) * max(sizes) * self._shape.shards
 
     def _trace(self, reporter: Reporter) -> None:
         """Spans are made of what is reported, where vLLM traces."""
@@ -507,9 +532,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """The engine ends."""
+        if self._idle is not None:
+            self._idle.close()
         for side in (self._scheduler, self._worker):
             if side is not None:
-                self.boundary.call(lambda: None, side.close)
+                with self.boundary.turn:
+                    self.boundary.call(lambda: None, side.close)
         if self._weights is not None:
             self._weights.close()
         if self._onlooker is not None:
@@ -526,7 +554,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._namespace.know_weights(*digests)
         elif self._weights is not None and self._weights.why:
             sentence = f"{self._weights.why}; set weights_id, or mend the files and start again"
-            self.obstacle = Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence)
+            self.obstacle = Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence, "weights unknown")
             _log.warning(_DISABLED, sentence)
         if self._namespace.name is None:
             return

@@ -40,7 +40,7 @@ _OTHERS: Final = {
 def declined(config: Any, cache: Any) -> Obstacle | None:
     """Why this engine's KV cannot be shared yet; None if it can."""
     kind = _unsupported(config, cache)
-    return Obstacle(SharingState.DECLINED, KINDS[kind].why) if kind else None
+    return Obstacle(SharingState.DECLINED, KINDS[kind].why, kind) if kind else None
 
 
 def _unsupported(config: Any, cache: Any) -> str:
@@ -172,7 +172,7 @@ def _weights_directory(model: Any, load: Any) -> str | Obstacle:
 
 def _unknown(why: str) -> Obstacle:
     sentence = f"the weights are unknown, because {why}; {_NAME_THEM}"
-    return Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence)
+    return Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence, "weights unknown")
 
 
 def _local_directory(model: Any) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _COUNTS: Final = "counts"
 _HOOKS: Final = "hooks"
 _STATE: Final = "state"
+_REASON: Final = "reason"
 _REQUESTS: Final = "requests"  # what became of them, where vLLM traces (`observing.traced`)
 _REQUESTS_MAX: Final = 1 << 10  # of several steps together
 _BUCKETS: Final = (0.00005, 0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2)
@@ -53,8 +54,9 @@ class ConnectorStats(KVConnectorStats):
             hooks.setdefault(name, []).extend(seconds)
         # Only the scheduler's side says it, and of two the later one holds.
         state = other.data.get(_STATE) or self.data.get(_STATE)
+        reason = other.data.get(_REASON) or self.data.get(_REASON) or ""
         requests = [*self.data.get(_REQUESTS, ()), *other.data.get(_REQUESTS, ())]
-        return ConnectorStats(data=_data(counts, hooks, state, requests[-_REQUESTS_MAX:]))
+        return ConnectorStats(data=_data(counts, hooks, state, requests[-_REQUESTS_MAX:], reason))
 
     def reduce(self) -> dict[str, int | float]:
         """One line of vLLM's log."""
@@ -81,10 +83,11 @@ def stats_of(
     hooks: dict[str, list[float]],
     state: SharingState | None,
     requests: list[dict[str, Any]],
+    reason: str = "",
 ) -> ConnectorStats | None:
-    """What is new since the last step; None if nothing is."""
+    """What is new since the last step; None if nothing is. `reason`: why nothing can be shared."""
     told = None if state is None else state.value
-    made = ConnectorStats(data=_data(counts, hooks, told, requests))
+    made = ConnectorStats(data=_data(counts, hooks, told, requests, reason))
     return None if made.is_empty() else made
 
 
@@ -93,11 +96,14 @@ def _data(
     hooks: dict[str, list[float]],
     state: str | None,
     requests: list[dict[str, Any]],
+    reason: str,
 ) -> dict[str, Any]:
     """Plain values: they cross a process boundary."""
     data: dict[str, Any] = {_COUNTS: counts, _HOOKS: hooks}
     if requests:
         data[_REQUESTS] = requests
+    if reason:
+        data[_REASON] = reason
     return data if state is None else {**data, _STATE: state}
 
 
@@ -133,6 +139,12 @@ class PromMetrics(KVConnectorPromMetrics):
             labelnames=[*labelnames, "state"],
             multiprocess_mode="mostrecent",
         )
+        self._not_sharing = self._gauge_cls(
+            name="forebay:not_sharing",
+            documentation="1 for the reason why this engine can share nothing (Forebay).",
+            labelnames=[*labelnames, "reason"],
+            multiprocess_mode="mostrecent",
+        )
         for engine in per_engine_labelvalues.values():
             self._set_state(engine, "")
         self._spans: RequestSpans | None = None
@@ -155,6 +167,8 @@ class PromMetrics(KVConnectorPromMetrics):
         engine = self.per_engine_labelvalues[engine_idx]
         if state := transfer_stats_data.get(_STATE):
             self._set_state(engine, state)
+        if reason := transfer_stats_data.get(_REASON):  # of a closed set, and final
+            self._not_sharing.labels(*engine, reason).set(1)
         for name, more in transfer_stats_data.get(_COUNTS, {}).items():
             word, _, rest = name.partition(".")
             counter = self._counters.get(word)

@@ -276,6 +276,11 @@ class SchedulerConnector:
         self._pool.wait_until_joined(time.monotonic() + _JOIN_S)
         self._pool.poll()  # that it is joined is known from the start
 
+    def look_after_pool(self) -> None:
+        """While the engine is idle: notice a pool that went away, and join the next one."""
+        self.reporter.send()
+        self._listen()
+
     def close(self) -> None:
         """Leave the pool."""
         self._pool.close()

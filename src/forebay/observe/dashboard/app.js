@@ -8,9 +8,10 @@ import { byId, setText } from "./dom.js";
 import { clock, plain, seconds } from "./format.js";
 import { PANELS } from "./panels.js";
 import { Recent, Snapshot } from "./snapshot.js";
-import { showCards, showEngines, showLimits, showMetrics, showNamespaces, showRequests, showTiers } from "./tables.js";
+import { showCards, showEngines, showLimits, showMetrics, showNamespaces, showRefusal, showRequests, showTiers } from "./tables.js";
 
 const ANSWER_MS = 10_000;
+const FORBIDDEN = 403; // recent requests may be an operator's alone to see
 const REQUESTS_MAX = 1000; // of the ring: what a pool keeps
 const THEME = "forebay-theme";
 
@@ -21,6 +22,7 @@ let lastNumber = 0;
 let timer = null;
 let isAsking = false;
 let lostSince = null;
+let refusal = null; // what was said to who may not see requests
 
 // A reader's choice of colours; a browser that keeps nothing is as good.
 function remembered(name, value) {
@@ -36,6 +38,7 @@ function remembered(name, value) {
 async function ask(path) {
   const url = new URL(path, location.origin + location.pathname); // without what a user wrote before an @
   const answer = await fetch(url, { cache: "no-store", credentials: "same-origin", signal: AbortSignal.timeout(ANSWER_MS) });
+  if (answer.status === FORBIDDEN) return { refused: await answer.text() };
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   return answer.json();
 }
@@ -45,7 +48,8 @@ async function refresh() {
   isAsking = true;
   let answers = null;
   try {
-    answers = [await ask("stats.json"), await ask(`requests.json?after=${lastNumber}&last=${REQUESTS_MAX}`)];
+    const requests = () => ask(`requests.json?after=${lastNumber}&last=${REQUESTS_MAX}`);
+    answers = [await ask("stats.json"), refusal ?? await requests()];
   } catch {
     lostSince ??= Date.now();
     if (!isPaused()) showState("lost", `No answer since ${clock(lostSince)}`);
@@ -88,6 +92,11 @@ function take(snapshot) {
 }
 
 function takeRequests(fresh) {
+  if (fresh.refused) {
+    refusal = fresh; // it is not asked again until the page is opened anew
+    showRefusal(plain(fresh.refused.trim(), 400));
+    return;
+  }
   if (fresh.length) {
     ring = [...ring, ...fresh].slice(-REQUESTS_MAX);
     lastNumber = ring.at(-1).number;

@@ -71,6 +71,7 @@ export function showEngines({ json }) {
   const rows = engines.map((each) => [plain(each.id), modelName(each.model), plain(each.engine),
     element("span", { class: SHARING_CLASS[each.sharing] ?? "" }, words(each.sharing)),
     plain(each.why, 400), count(each.processes), seconds(each.joined_s)]);
+  if (json.engines_more) rows.push([`and ${count(json.engines_more)} more`, "", "", "", "", "", ""]);
   fillTable(byId("engines"), ["engine", "model", "release", "sharing", "why", "processes", "joined for"], rows);
 }
 
@@ -82,6 +83,7 @@ export function showNamespaces({ json }) {
   showEmpty("no-namespaces", spaces, "Nothing is stored.");
   const rows = spaces.map((each) => [plain(each.namespace), modelName(each.model), bytes(across(each.bytes)),
     ...tiers.map((tier) => `${bytes(each.bytes?.[tier] ?? 0)} in ${count(each.chunks?.[tier] ?? 0)}`)]);
+  if (json.namespaces_more) rows.push([`and ${count(json.namespaces_more)} more`, "", "", ...tiers.map(() => "")]);
   fillTable(byId("namespaces"), ["namespace", "model", "bytes", ...tiers.map((tier) => `${plain(tier)}: bytes in chunks`)], rows);
 }
 
@@ -171,6 +173,11 @@ export function showRequests(ring, isAnswered = true) {
   setText(byId("requests-shown"), ring.length ? `${count(Math.min(most, fits.length))} of ${count(ring.length)} that are kept.` : "");
   fillTable(byId("requests"), REQUEST_COLUMNS, fits.slice(-most).reverse().map(rowOf));
   showDecisions(ring);
+}
+
+// Whoever looks may not see them; the pool says in a sentence what to do.
+export function showRefusal(sentence) {
+  showEmpty("no-requests", [], `${sentence[0].toUpperCase()}${sentence.slice(1)}.`);
 }
 
 function showDecisions(ring) {

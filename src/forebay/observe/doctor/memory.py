@@ -96,12 +96,13 @@ def _gpu_cache(facts: Facts) -> Iterator[Observation]:
 
 
 def _gpu_cache_bytes(facts: Facts) -> int | None:
-    """Of all ranks, as told, or as vLLM's flags say it."""
+    """Of all ranks, as told, as vLLM's flags say it, or as the pool's engines have told it."""
     if facts.inputs.gpu_cache_bytes is not None:
         return facts.inputs.gpu_cache_bytes
     flags, model = facts.inputs.vllm, facts.inputs.model
     if flags is None:
-        return None
+        told = [each.get("gpu_cache_bytes") for each in facts.pool.listed("engines")]
+        return sum(size for size in told if isinstance(size, int)) or None
     if flags.kv_cache_bytes is not None:
         return flags.kv_cache_bytes * flags.tensor_parallel * flags.pipeline_parallel
     if flags.gpu_blocks is not None and model is not None and model.shape is not None:

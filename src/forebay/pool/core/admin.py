@@ -25,7 +25,8 @@ _log: Final = logging.getLogger(__name__)
 _SHOWN_DIGITS: Final = 16  # of a namespace
 _SHOWN_MAX: Final = 8  # namespaces in one answer
 _OPERATIONS_MAX: Final = 4  # under way at once
-_ANSWER_S: Final = 5.0  # longer than the pool's thread is ever busy
+_ANSWER_S: Final = 60.0  # for the pool's thread, on however busy a machine
+_CLOSING_S: Final = 0.1  # how often who waits for it looks whether the pool closes
 _CLEAR_S: Final = 2.0  # how long what is being written or hashed is waited for
 
 
@@ -52,6 +53,7 @@ class AdminOperations:
         self._barrier = parts.barrier
         self._clearing: list[_Clearing] = []
         self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
 
     @property
     def is_waiting(self) -> bool:
@@ -109,7 +111,8 @@ class AdminOperations:
             self._in_background(clearing.session, partial(self._erase, clearing, kept))
 
     def close(self, timeout_s: float) -> None:
-        """Wait for what was begun."""
+        """Wait for what was begun and does not need the pool's thread."""
+        self._closing.set()
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -172,7 +175,10 @@ class AdminOperations:
         self._dram.shrink()
 
     def _on_pool_thread(self, action: Callable[[], object]) -> bool:
-        """Have something done on the pool's thread, and wait; False if the pool is closing."""
+        """Have something done on the pool's thread, and wait; False if the pool is closing.
+
+        What was given up is not done later: whoever wanted it is not there any more.
+        """
         done, given_up = threading.Event(), threading.Event()
 
         def run() -> None:
@@ -181,13 +187,16 @@ class AdminOperations:
                 done.set()
 
         self._complete(run)
-        if not done.wait(_ANSWER_S):
-            given_up.set()
+        until = self._clock.monotonic() + _ANSWER_S
+        while not done.wait(_CLOSING_S):
+            if self._closing.is_set() or self._clock.monotonic() > until:
+                given_up.set()
+                break
         return done.is_set()
 
     def _erase(self, clearing: _Clearing, kept: int) -> AdminReply:
         records, sizes = self._stack.erase(clearing.digits)
-        wipe_free(self._dram.slab, self._on_pool_thread, self._dram.used_bytes)
+        is_wiped = wipe_free(self._dram.slab, self._on_pool_thread, self._dram.used_bytes)
         dram_bytes, lower_bytes = clearing.sizes.total(), sizes.total()
         sentence = (
             f"removed {clearing.chunks} chunks ({format_size(dram_bytes)}) from DRAM and"
@@ -197,7 +206,8 @@ class AdminOperations:
         more = f" and {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
         sentence += f", of namespaces {', '.join(names[:_SHOWN_MAX])}{more}" if names else ""
         sentence += f"; {kept} chunks in use stay until they are released." if kept else "."
-        return AdminReply(ok=True, sentence=sentence)
+        sentence += "" if is_wiped else " What they left in memory was not all zeroed; clear again."
+        return AdminReply(ok=is_wiped, sentence=sentence)
 
 
 def _ends_soon(chunk: Chunk) -> bool:

@@ -13,14 +13,15 @@ some tier, and when the last copy of that one goes, what continues it in DRAM go
 thread-safe: the pool's thread owns it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import takewhile
 from typing import Final
 
 from forebay.record.header import ROOT, RecordName
 from forebay.record.region import short
-from forebay.tiers.contract import NamespaceUsage
+from forebay.tiers.contract import LargestNamespaces, NamespaceUsage
+from forebay.tiers.namespaces import NamespaceTable
 
 NO_TIERS: Final[frozenset[int]] = frozenset()
 
@@ -113,7 +114,7 @@ class ChunkTable:
         self._by_offset: dict[int, Chunk] = {}
         self._children: dict[bytes, set[Chunk]] = {}  # parent → children in DRAM
         self._ready: set[bytes] = set()  # keys of chunks that are READY: lookups need no more
-        self._usage: dict[bytes, NamespaceUsage] = {}  # of namespaces that have chunks here
+        self._namespaces = NamespaceTable()
         self.payload_bytes = 0
 
     def __len__(self) -> int:
@@ -157,11 +158,19 @@ class ChunkTable:
         self._by_key[chunk.key] = chunk
         self._by_offset[chunk.offset] = chunk
         self._link(chunk)
-        self._count(chunk, 1)
+        self._enter(chunk)
 
     def namespaces(self) -> dict[bytes, NamespaceUsage]:
-        """What every namespace has here that has chunks."""
-        return dict(self._usage)
+        """What every namespace has here that has chunks, or lately had."""
+        return self._namespaces.usage()
+
+    def usage_of(self, namespaces: Sequence[bytes]) -> list[NamespaceUsage]:
+        """What each of these namespaces has here."""
+        return self._namespaces.usage_of(namespaces)
+
+    def largest_namespaces(self, limit: int) -> LargestNamespaces:
+        """Those with most bytes; costs the same however many there are."""
+        return LargestNamespaces(self._namespaces.largest(limit), len(self._namespaces))
 
     def set_ready(self, chunk: Chunk) -> None:
         """What is in a chunk's slot can be read from now on."""
@@ -171,9 +180,9 @@ class ChunkTable:
     def rename(self, chunk: Chunk, name: RecordName) -> None:
         """A loaded chunk's record says what it is in full."""
         self._unlink(chunk)
-        self._count(chunk, -1)
+        self._leave(chunk)
         chunk.name = name
-        self._count(chunk, 1)
+        self._enter(chunk)
         self._link(chunk)
 
     def remove(self, chunk: Chunk) -> None:
@@ -182,7 +191,7 @@ class ChunkTable:
         self._ready.discard(chunk.key)
         del self._by_offset[chunk.offset]
         self._unlink(chunk)
-        self._count(chunk, -1)
+        self._leave(chunk)
 
     def descendants(self, *keys: bytes) -> list[Chunk]:
         """All chunks in DRAM that continue these keys through chunks in DRAM, nearest first.
@@ -202,15 +211,21 @@ class ChunkTable:
         """Whether a chunk in DRAM continues this key."""
         return key in self._children
 
-    def _count(self, chunk: Chunk, more: int) -> None:
-        """Keep the books: so many chunks like this one more, or less."""
-        name, more_bytes = chunk.name.namespace, more * chunk.length
-        self.payload_bytes += more_bytes
-        records, size = self._usage.get(name, NamespaceUsage())
-        if records + more:
-            self._usage[name] = NamespaceUsage(records + more, size + more_bytes)
-        else:
-            del self._usage[name]
+    def _enter(self, chunk: Chunk) -> None:
+        """Keep the books: a chunk is here."""
+        table, number = self._namespaces, self._namespaces.refer(chunk.name.namespace)
+        self.payload_bytes += chunk.length
+        table.records[number] += 1
+        table.payload_bytes[number] += chunk.length
+
+    def _leave(self, chunk: Chunk) -> None:
+        """Keep the books: a chunk is gone."""
+        table = self._namespaces
+        number = table.numbers[chunk.name.namespace]
+        self.payload_bytes -= chunk.length
+        table.records[number] -= 1
+        table.payload_bytes[number] -= chunk.length
+        table.release(number)
 
     def _link(self, chunk: Chunk) -> None:
         parent = chunk.parent

@@ -148,6 +148,7 @@ class Pool(Core):
         match message:
             case Lookup():
                 self._loads.lookup(session, message)
+                self._status.models.used(session.engine, message.namespace)
             case Ask():
                 self._loads.ask(session, message)
             case Release():
@@ -157,6 +158,8 @@ class Pool(Core):
             case Settled():
                 self._loads.settled(message.engine)
             case Reserve():
+                for namespace in {run.namespace for run in message.runs}:
+                    self._status.models.used(session.engine, namespace)
                 return self._stores.reserve(session, message)
             case Commit():
                 self._stores.commit(session, message)
@@ -169,8 +172,9 @@ class Pool(Core):
                 self._loads.retain_nothing()
                 self._admin.clear(session, message)
             case Describe() | RequestOutcomes():
-                if isinstance(message, Describe) and message.namespace:
-                    self._status.name_namespace(message.namespace, message.model)
+                if isinstance(message, Describe):
+                    models, said = self._status.models, (message.namespace, message.model)
+                    models.described(session.engine, *said)
                 self._loads.recent.handle(session, message, self._clock.monotonic())
             case RequestsQuery():
                 return self._loads.recent.reply(session, message, self._clock.monotonic())
@@ -191,6 +195,7 @@ class Pool(Core):
         self._loads.settled(engine)
         self._stores.exited(engine)
         self._loads.recent.engines.left(engine)
+        self._status.models.left(engine)
         self._dram.processes.leave(engine)
 
     def lends(self, engine: str) -> bool:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from forebay.errors import StartupError
 from forebay.pool.core.chunks import ChunkTable
-from forebay.record.header import Digest, RecordName
+from forebay.record.header import NAMESPACE_BYTES, Digest, RecordName
 from forebay.sys.shared import SharedMemory
 from forebay.tiers.contract import (
     LoadOutcome,
@@ -222,6 +222,8 @@ class TierStack:
         count, sizes = 0, Counter[bytes]()
         for tier in self._tiers:
             found = [each for each in tier.namespaces().items() if each[0].hex().startswith(digits)]
+            if len(digits) == 2 * NAMESPACE_BYTES and not found:  # copies that no index knows
+                found = [(bytes.fromhex(digits), NamespaceUsage())]
             count += sum(tier.erase(name) for name, _ in found) if digits else tier.erase(None)
             left = tier.namespaces()
             for name, usage in found:
@@ -232,10 +234,6 @@ class TierStack:
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""
         return any(tier.resize(path, cap_bytes) for tier in self._tiers)
-
-    def namespaces(self) -> list[tuple[str, dict[bytes, NamespaceUsage]]]:
-        """Each tier's name and what it has of each namespace, the nearest tier first."""
-        return [(tier.name, tier.namespaces()) for tier in self._tiers]
 
     def status(self) -> list[TierStatus]:
         """Every lower tier, the nearest first."""

@@ -186,8 +186,8 @@ class Connection(Session):
             return
         try:
             frame = wire.encode(message)
-        except FrameError:
-            self.is_over = True  # the client would wait for this answer for ever
+        except FrameError as error:
+            self.refuse(f"the answer cannot be sent: {error}.")
             return
         if len(self._output) + len(frame) > self._output_max:
             self.is_over = True  # it does not read

@@ -12,10 +12,13 @@ one user's processes only those that joined under a name may settle it.
 
 import errno
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+from forebay.pool.messages import ENGINES_LISTED_MAX
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.session import public_id
 from forebay.sys import processes, sockets
@@ -37,6 +40,7 @@ class EngineDescription:
     engine: str = ""  # its name and version
     sharing: str = "unknown"  # what it does about sharing its KV
     why: str = ""  # in a sentence
+    gpu_cache_bytes: int = 0  # of KV on its GPUs; 0: not known
 
 
 @dataclass(slots=True, eq=False)
@@ -109,8 +113,18 @@ class Engines:
         if engine is not None:
             engine.description = description
 
+    def sharing(self, other_than: Collection[str]) -> Counter[str]:
+        """How many say what of sharing, of all but some."""
+        names = self._engines.keys() - set(other_than)
+        return Counter(self._engines[name].description.sharing for name in names)
+
     def listed(self, now: float, other_than: Collection[str]) -> list[dict[str, Any]]:
-        """All but some, for `forebay stats`; an engine's name is its secret and not shown."""
+        """All but some, for `forebay stats`, those that have been here longest first.
+
+        `ENGINES_LISTED_MAX` at most. An engine's name is its secret and not shown.
+        """
+        names = (name for name in self._engines if name not in other_than)
+        found = ((name, self._engines[name]) for name in islice(names, ENGINES_LISTED_MAX))
         return [
             {
                 "id": public_id(name),
@@ -118,11 +132,11 @@ class Engines:
                 "engine": engine.description.engine,
                 "sharing": engine.description.sharing,
                 "why": engine.description.why,
+                "gpu_cache_bytes": engine.description.gpu_cache_bytes,
                 "processes": len(engine.processes),
                 "joined_s": round(now - engine.joined, 3),
             }
-            for name, engine in self._engines.items()
-            if name not in other_than
+            for name, engine in found
         ]
 
     def leave(self, name: str, now: float) -> None:

@@ -8,7 +8,6 @@ and commits, which overtake it. Nothing here waits for a client: what it sends i
 is read, and what it does not read is bounded before it is cut off.
 """
 
-import json
 import logging
 import os
 import selectors
@@ -43,6 +42,8 @@ from forebay.pool.server.engines import EngineDescription, Engines
 from forebay.pool.server.limits import ServerLimits
 from forebay.pool.session import Core
 from forebay.pool.trace import Recorder
+from forebay.pool.wire import json_bytes
+from forebay.quantity import SIZE_BYTES_MAX
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
@@ -107,8 +108,8 @@ class PoolServer:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether nobody is connected but engines that share nothing."""
-        return all(each.is_onlooker for each in self._connections)
+        """Whether nobody is connected but who looks at the pool, and engines that share nothing."""
+        return not any(each.is_engine or not each.has_joined for each in self._connections)
 
     def stop(self) -> None:
         """End `run` soon; safe on any thread and in a signal handler."""
@@ -155,8 +156,9 @@ class PoolServer:
         operators = {each.engine for each in self._connections if each.has_joined} - joined
         engines = self._engines.listed(self._clock.monotonic(), operators)
         self._metrics.connections.set(len(self._connections))
-        said = (str(engine["sharing"]) for engine in engines)
-        sharing = Counter(word if word in SHARING_WORDS else OTHER for word in said)
+        sharing = Counter[str]()
+        for word, count in self._engines.sharing(operators).items():
+            sharing[word if word in SHARING_WORDS else OTHER] += count
         self._metrics.engines.replace({(word,): count for word, count in sharing.items()})
         return {
             "version": _SNAPSHOT_VERSION,
@@ -167,6 +169,7 @@ class PoolServer:
             "http": self.http,
             **self._core.stats(),
             "engines": engines,
+            "engines_more": sharing.total() - len(engines),
         }
 
     def _round(self, linger_s: float | None) -> None:
@@ -235,12 +238,15 @@ class PoolServer:
         if isinstance(message, Lookup) and self.recorder is not None:
             self.recorder.request(message.keys, self._clock.monotonic())
         if isinstance(message, Describe):
+            message = message.printable()
+            if connection.is_engine and message.sharing in _SHARES_NOTHING:
+                self._alone_since = self._clock.monotonic()
             connection.is_onlooker = message.sharing in _SHARES_NOTHING
-            said = EngineDescription(message.model, message.engine, message.sharing, message.why)
-            self._engines.describe(connection.engine, said)
+            words = (message.model, message.engine, message.sharing, message.why)
+            cache_bytes = min(max(0, message.gpu_cache_bytes), SIZE_BYTES_MAX)
+            self._engines.describe(connection.engine, EngineDescription(*words, cache_bytes))
         if isinstance(message, StatsQuery):
-            # Paths need not be UTF-8: escaped, they come back as they were.
-            connection.send(StatsReply(json.dumps(self.stats()).encode()))
+            connection.send(StatsReply(json_bytes(self.stats())))
         else:
             work = self._core.handle(connection, message)
             if work is not None:

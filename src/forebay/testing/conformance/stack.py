@@ -21,6 +21,7 @@ from forebay.testing.outcomes import RecordingListener
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
 from forebay.tiers.contract import (
     Hit,
+    LargestNamespaces,
     Miss,
     MissReason,
     NamespaceUsage,
@@ -181,10 +182,13 @@ class StackConformance(ConformanceHooks):
                 store(tier, sample)
             usage = {NAMESPACE: NamespaceUsage(3, 9000), OTHER: NamespaceUsage(2, 8000)}
             assert tier.namespaces() == usage
+            assert tier.usage_of([OTHER, b"?" * 32]) == [usage[OTHER], NamespaceUsage()]
+            assert tier.largest_namespaces(1) == LargestNamespaces([NAMESPACE], 2)
             assert tier.erase(b"?" * 32) == 0
             assert tier.erase(NAMESPACE) == 3
             assert tier.erase(NAMESPACE) == 0
-            assert tier.namespaces()[NAMESPACE] == NamespaceUsage()
+            assert tier.namespaces().get(NAMESPACE, NamespaceUsage()) == NamespaceUsage()
+            assert tier.largest_namespaces(9) == LargestNamespaces([OTHER], 1)
             assert [tier.has(key) for key in keys(ours)] == [False] * 3
             assert prefix_of(tier, keys(others)) == 2
             eventually(lambda: len(listener.gone) == 3)

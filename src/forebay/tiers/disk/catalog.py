@@ -14,6 +14,7 @@ from forebay.record.region import ContentsEntry, short
 from forebay.tiers.contract import (
     DropReason,
     EvictionCause,
+    LargestNamespaces,
     NamespaceUsage,
     Removed,
     TierListener,
@@ -131,9 +132,20 @@ class Catalog:
             self._listener.removed(removed)
 
     def namespaces(self) -> dict[bytes, NamespaceUsage]:
-        """What every namespace has here that has, or had, records."""
+        """What every namespace has here that has records, or lately had."""
         with self._lock:
-            return self._index.namespaces()
+            return self._index.namespaces.usage()
+
+    def usage_of(self, namespaces: Sequence[bytes]) -> list[NamespaceUsage]:
+        """What each of these namespaces has here."""
+        with self._lock:
+            return self._index.namespaces.usage_of(namespaces)
+
+    def largest_namespaces(self, limit: int) -> LargestNamespaces:
+        """Those with most bytes; costs the same however many there are."""
+        with self._lock:
+            table = self._index.namespaces
+            return LargestNamespaces(table.largest(limit), len(table))
 
     def add_region(self, region: Region) -> None:
         """Records may be settled in this region from now on."""

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from forebay.record.region import SHORT_KEY_BYTES, ContentsEntry
-from forebay.tiers.contract import EvictionCause, NamespaceUsage, Removed
+from forebay.tiers.contract import EvictionCause, Removed
+from forebay.tiers.namespaces import NamespaceTable
 
 NO_PARENT: Final = bytes(SHORT_KEY_BYTES)  # short(ROOT)
 _NONE: Final = -1
@@ -52,9 +53,7 @@ class Index:
         self._next_sibling = array("i")
         self._previous_sibling = array("i")
         self._free = array("i")
-        self._namespace_numbers: dict[bytes, int] = {}
-        self._namespace_bytes: list[int] = []  # payload bytes of settled records, by that number
-        self._namespace_records: list[int] = []  # and how many these are
+        self.namespaces = NamespaceTable()  # of rows; what counts there are settled records
         self.stored_at: dict[int, float] = {}  # region → when it was begun, monotonic, where known
         self.records = 0  # settled
         self.payload_bytes = 0  # of settled records
@@ -99,7 +98,7 @@ class Index:
                 return False
         row = self._new_row(key)
         self._region[row] = _PENDING
-        self._namespace[row] = self._number_of(namespace)
+        self._namespace[row] = self.namespaces.refer(namespace)
         if parent_row != _NONE:
             self._link(row, parent_row)
         return True
@@ -134,16 +133,14 @@ class Index:
         self._region[row] = region
         self._offset[row] = offset
         self._length[row] = length
-        number = self._namespace_numbers.get(namespace)
-        if number is None:
-            number = self._number_of(namespace)
+        number = self.namespaces.refer(namespace)
         self._namespace[row] = number
         if parent_row != _NONE:
             self._link(row, parent_row)
         self.records += 1
         self.payload_bytes += length
-        self._namespace_bytes[number] += length
-        self._namespace_records[number] += 1
+        self.namespaces.payload_bytes[number] += length
+        self.namespaces.records[number] += 1
         return row
 
     def move(self, key: bytes, place: RecordPlace) -> int:
@@ -199,30 +196,18 @@ class Index:
 
     def keys_of(self, namespace: bytes | None) -> Iterator[bytes]:
         """Keys of one namespace, or of all; the index must not change meanwhile."""
-        number = None if namespace is None else self._namespace_numbers.get(namespace, _NONE)
+        number = None if namespace is None else self.namespaces.numbers.get(namespace, _NONE)
         for key, row in self._rows.items():
             if number is None or self._namespace[row] == number:
                 yield key
 
-    def namespaces(self) -> dict[bytes, NamespaceUsage]:
-        """What there is of every namespace ever seen."""
-        usage = map(NamespaceUsage, self._namespace_records, self._namespace_bytes)
-        return dict(zip(self._namespace_numbers, usage, strict=True))
-
-    def _number_of(self, namespace: bytes) -> int:
-        number = self._namespace_numbers.setdefault(namespace, len(self._namespace_numbers))
-        if number == len(self._namespace_bytes):
-            self._namespace_bytes.append(0)
-            self._namespace_records.append(0)
-        return number
-
     def _count(self, row: int, count: int) -> None:
         self.records += count
-        self._namespace_records[self._namespace[row]] += count
+        self.namespaces.records[self._namespace[row]] += count
 
     def _add_bytes(self, row: int, count: int) -> None:
         self.payload_bytes += count
-        self._namespace_bytes[self._namespace[row]] += count
+        self.namespaces.payload_bytes[self._namespace[row]] += count
 
     def _new_row(self, key: bytes) -> int:
         if self._free:
@@ -306,6 +291,7 @@ class Index:
 
     def _free_row(self, row: int) -> None:
         del self._rows[self._keys[row]]
+        self.namespaces.release(self._namespace[row])
         self._keys[row] = b""
         self._region[row] = _FREE
         self._read[row], self._used_at[row] = 0, 0.0

@@ -5,6 +5,7 @@ start finds it and no index knows it. One at a time: while a drive has not answe
 the next is refused.
 """
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable
@@ -48,12 +49,12 @@ class RecordProbe:
 
         `done` is called on one of the drive's threads, or at once.
         """
-        if not self._turn.acquire(blocking=False):
-            done(MissReason.BUSY)
-            return
         name = RecordName(_NAMESPACE, 0, secrets.token_bytes(KEY_BYTES), ROOT)
         source, target = memory.allocate(PAGE_BYTES), memory.allocate(PAGE_BYTES)
         source[:] = secrets.token_bytes(PAGE_BYTES)
+        if not self._turn.acquire(blocking=False):
+            done(MissReason.BUSY)
+            return
 
         def end(failure: str) -> None:
             self._turn.release()
@@ -77,4 +78,7 @@ class RecordProbe:
         def ended(failure: str, outcome: StoreOutcome) -> None:
             end(failure or (outcome.reason if isinstance(outcome, Dropped) else ""))
 
-        store(StoreJob(name, source, PAGE_BYTES, stored, region=self._region))
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._turn.release)  # if it cannot begin, the next one may
+            store(StoreJob(name, source, PAGE_BYTES, stored, region=self._region))
+            undo.pop_all()

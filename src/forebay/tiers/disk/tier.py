@@ -15,6 +15,7 @@ from forebay.sys.world import World
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
+    LargestNamespaces,
     LoadOutcome,
     Miss,
     MissReason,
@@ -170,6 +171,14 @@ class DiskTier(Tier):
     def namespaces(self) -> dict[bytes, NamespaceUsage]:
         """See Tier."""
         return self._catalog.namespaces()
+
+    def usage_of(self, namespaces: Sequence[bytes]) -> list[NamespaceUsage]:
+        """See Tier."""
+        return self._catalog.usage_of(namespaces)
+
+    def largest_namespaces(self, limit: int) -> LargestNamespaces:
+        """See Tier."""
+        return self._catalog.largest_namespaces(limit)
 
     def erase(self, namespace: bytes | None) -> int:
         """See Tier."""

@@ -19,6 +19,7 @@ from forebay.sys.world import World
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
+    LargestNamespaces,
     LoadOutcome,
     Miss,
     MissReason,
@@ -213,6 +214,14 @@ class RemoteTier(Tier):
     def namespaces(self) -> dict[bytes, NamespaceUsage]:
         """See Tier. Of this host alone."""
         return self._catalog.namespaces()
+
+    def usage_of(self, namespaces: Sequence[bytes]) -> list[NamespaceUsage]:
+        """See Tier. Of this host alone."""
+        return self._catalog.usage_of(namespaces)
+
+    def largest_namespaces(self, limit: int) -> LargestNamespaces:
+        """See Tier. Of this host alone."""
+        return self._catalog.largest_namespaces(limit)
 
     def erase(self, namespace: bytes | None) -> int:
         """See Tier. What other hosts have is theirs to erase."""

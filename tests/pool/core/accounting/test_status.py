@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from tests.core_harness import LENGTH, Client, CoreHarness, chain
+from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain, payload
 
 from forebay.metrics.labels import NAMESPACES_MAX
 from forebay.metrics.reading import count, series_of
 from forebay.pool.core.accounting.day import DayWindow
-from forebay.pool.messages import ChunkRun, Clear, Resize
+from forebay.pool.messages import ChunkRun, Clear, Describe, Resize
 from forebay.record.header import ROOT
 from forebay.tiers.contract import EvictionCause
 
@@ -82,7 +82,40 @@ def test_the_largest_namespaces_are_listed_and_the_others_summed() -> None:
         run = ChunkRun(bytes([number]) * 32, 0, ROOT, key, LENGTH)
         assert core.reserve_run(client, run)[0] >= 0, "a chunk counts from its slot on"
     stats = core.pool.stats()
-    assert len(stats["namespaces"]) == NAMESPACES_MAX
+    assert (len(stats["namespaces"]), stats["namespaces_more"]) == (NAMESPACES_MAX, 5)
     assert count(stats, "namespace_chunks", namespace="other") == 5
     assert count(stats, "namespace_bytes") == (NAMESPACES_MAX + 5) * LENGTH
+    core.pool.close(300)
+
+
+def test_an_engines_word_for_a_model_counts_where_it_stores_or_looks_up() -> None:
+    core, liar, honest = CoreHarness(64 * MIB), Client("liar"), Client("honest")
+    core.store(honest, chain("a", 1))
+
+    def models() -> list[str]:
+        return [row["model"] for row in core.pool.stats()["namespaces"]]
+
+    core.pool.handle(liar, Describe("a lie", "vLLM", "sharing", "", NAMESPACE, 64))
+    assert models() == [""]
+    core.pool.handle(honest, Describe("a model", "vLLM", "sharing", "", NAMESPACE, 64))
+    core.lookup(honest, chain("a", 1))
+    core.lookup(liar, chain("a", 1))
+    assert models() == ["a model"]
+    core.pool.exited("honest")
+    core.store(liar, chain("b", 1))
+    assert models() == ["a lie"], "it uses the namespace, and nobody contradicts"
+    core.pool.close(300)
+
+
+def test_namespaces_that_left_are_not_walked_over() -> None:
+    core, client = CoreHarness(4 * MIB), Client("e")
+    for number in range(200):
+        (key,) = chain(f"n {number}", 1)
+        run = ChunkRun(number.to_bytes(32, "little"), 0, ROOT, key, LENGTH)
+        (offset,) = core.reserve_run(client, run)
+        core.fill(offset, payload(key))
+        assert core.commit(client, [offset]) == 1
+    held = core.number("chunks", tier="dram")
+    assert held < NAMESPACES_MAX
+    assert len(core.pool.stats()["namespaces"]) == len(core.pool._dram.chunks._namespaces) == held
     core.pool.close(300)

@@ -17,7 +17,7 @@ def violations(dram: Dram, acquisition: Acquisition) -> list[str]:
         *_compare("pinned chunks", dram.pinned_chunks, sum(1 for chunk in chunks if chunk.pins)),
         *_compare("payload", dram.chunks.payload_bytes, sum(chunk.length for chunk in chunks)),
     ]
-    booked = dram.chunks.namespaces()
+    booked = {name: has for name, has in dram.chunks.namespaces().items() if has != (0, 0)}
     counts, sizes = Counter[bytes](), Counter[bytes]()
     for chunk in chunks:
         counts[chunk.name.namespace] += 1

@@ -1,27 +1,35 @@
 """The state of a pool's core for `forebay stats` and metrics: read from figures that are kept.
 
-Nothing here walks over chunks: a snapshot costs the same for ten chunks as for a million. What is
-listed is bounded: tiers and volumes by the settings, namespaces by `NAMESPACES_MAX`.
+Nothing here walks over chunks or over all namespaces: a snapshot costs the same for ten as for a
+million. What is listed is bounded: tiers and volumes by the settings, namespaces by
+`NAMESPACES_MAX`, the largest; of thousands of namespaces these are found within a few snapshots.
 """
 
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from forebay.metrics.kinds import OTHER, Labels
 from forebay.metrics.labels import DRAM, NAMESPACE_DIGITS, NAMESPACES_MAX, Direction, ErrorKind
 from forebay.pool.core.accounting.day import DayWindow
+from forebay.pool.core.chunks import ChunkTable
 from forebay.pool.core.loading.acquisition import Acquisition
 from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.recent.models import ModelNames
 from forebay.pool.core.stack import TierStatus
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
-from forebay.tiers.contract import NamespaceUsage
+from forebay.tiers.contract import NamespaceUsage, Tier
 
 _TICK_S: Final = 60.0
-_MODELS_MAX: Final = 1024  # namespaces whose model is remembered
-_NOTHING: Final = NamespaceUsage()
+
+
+class _Namespaces(NamedTuple):
+    """The namespaces that are told of."""
+
+    rows: list[dict[str, Any]]  # the largest first
+    more: int  # others; at least so many, where tiers have different ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +58,8 @@ class Status:
         self._days = [DayWindow() for _ in range(len(parts.stack))]
         self._written = [0] * len(parts.stack)  # when last looked at, by tier
         self._tick_at = 0.0
-        self._models: dict[str, str] = {}  # namespace → model
+        self.models = ModelNames()
         self._started = parts.clock.monotonic()
-
-    def name_namespace(self, namespace: bytes, model: str) -> None:
-        """An engine says what model a namespace is of; the last one to say so is believed."""
-        digits = namespace.hex()[:NAMESPACE_DIGITS]
-        if digits in self._models or len(self._models) < _MODELS_MAX:
-            self._models[digits] = model
 
     def tick(self, now: float) -> None:
         """Remember, now and then, what has been written until now."""
@@ -80,7 +82,8 @@ class Status:
         self._take_held(lower)
         self._take_volumes(lower, now)
         self._take_queues()
-        self._take_namespaces(namespaces)
+        rest = [self._others(namespaces.rows, lower)] if namespaces.more else []
+        self._take_namespaces([*namespaces.rows, *rest])
         uptime_s = now - self._started
         active = len(self._acquisition.requests)
         self._metrics.loads.active.set(active)
@@ -90,7 +93,8 @@ class Status:
             "uptime_s": round(uptime_s, 3),
             "metrics": self._metrics.snapshot(),
             "tiers": [self._dram_tier(), *map(_lower_tier, lower)],
-            "namespaces": namespaces[:NAMESPACES_MAX],
+            "namespaces": namespaces.rows,
+            "namespaces_more": namespaces.more,
             "requests": {"active": active, "kept": requests_kept},
         }
 
@@ -163,27 +167,41 @@ class Status:
             depth.set(reads[tier], (name, Direction.LOAD))
             depth.set(self._write_behind.in_flight_at(tier), (name, Direction.STORE))
 
-    def _namespaces(self) -> list[dict[str, Any]]:
-        """What each namespace has in each tier, the largest first; and the sum of the others."""
-        usage: defaultdict[bytes, dict[str, NamespaceUsage]] = defaultdict(dict)
-        for tier, found in [(DRAM, self._dram.chunks.namespaces()), *self._stack.namespaces()]:
-            for namespace, of_it in found.items():
-                if of_it.records:
-                    usage[namespace][tier] = of_it
-        sizes = {name: sum(u.payload_bytes for u in of.values()) for name, of in usage.items()}
-        largest = nlargest(NAMESPACES_MAX, sizes, key=sizes.__getitem__)
-        listed = [self._row(name.hex()[:NAMESPACE_DIGITS], [usage.pop(name)]) for name in largest]
-        return [*listed, self._row(OTHER, list(usage.values()))] if usage else listed
+    def _namespaces(self) -> _Namespaces:
+        """What the largest namespaces have in each tier, and the sum of the others."""
+        books: list[tuple[str, ChunkTable | Tier]] = [(DRAM, self._dram.chunks)]
+        books += self._stack.tiers()
+        found = [book.largest_namespaces(NAMESPACES_MAX) for _, book in books]
+        names = list(dict.fromkeys(name for each in found for name in each.names))
+        usage = {tier: book.usage_of(names) for tier, book in books}
+        sizes = [
+            sum(of.payload_bytes for of in tiers) for tiers in zip(*usage.values(), strict=True)
+        ]
+        order = nlargest(NAMESPACES_MAX, range(len(names)), key=sizes.__getitem__)
+        rows = [self._row(names[at], {tier: of[at] for tier, of in usage.items()}) for at in order]
+        listed = [sum(1 for row in rows if row["chunks"][tier]) for tier, _ in books]
+        more = max(each.total - told for each, told in zip(found, listed, strict=True))
+        return _Namespaces(rows, max(0, more))
 
-    def _row(self, name: str, found: list[dict[str, NamespaceUsage]]) -> dict[str, Any]:
-        tiers = self._metrics.tier_names
-        sums = {tier: [each.get(tier, _NOTHING) for each in found] for tier in tiers}
-        return {
-            "namespace": name,
-            "model": self._models.get(name, ""),
-            "chunks": {tier: sum(each.records for each in sums[tier]) for tier in tiers},
-            "bytes": {tier: sum(each.payload_bytes for each in sums[tier]) for tier in tiers},
+    def _others(self, rows: list[dict[str, Any]], lower: list[TierStatus]) -> dict[str, Any]:
+        """What the tiers have besides these namespaces, as one row."""
+        _, _, payload_bytes, chunks = self._usage_of_dram()
+        totals = {DRAM: NamespaceUsage(chunks, payload_bytes)}
+        for tier in lower:
+            totals[tier.name] = NamespaceUsage(tier.usage.records, tier.usage.payload_bytes)
+        # A tier's threads go on meanwhile: what has come since is nobody's yet.
+        left = {
+            tier: NamespaceUsage(
+                max(0, total.records - sum(row["chunks"][tier] for row in rows)),
+                max(0, total.payload_bytes - sum(row["bytes"][tier] for row in rows)),
+            )
+            for tier, total in totals.items()
         }
+        return _row(OTHER, "", left)
+
+    def _row(self, namespace: bytes, usage: Mapping[str, NamespaceUsage]) -> dict[str, Any]:
+        digits = namespace.hex()[:NAMESPACE_DIGITS]
+        return _row(digits, self.models.get(namespace), usage)
 
     def _take_namespaces(self, rows: list[dict[str, Any]]) -> None:
         sizes: dict[Labels, float] = {}
@@ -196,6 +214,15 @@ class Status:
                 counts[labels] = counts.get(labels, 0) + row["chunks"][tier]
         self._metrics.held.namespace_bytes.replace(sizes)
         self._metrics.held.namespace_chunks.replace(counts)
+
+
+def _row(name: str, model: str, usage: Mapping[str, NamespaceUsage]) -> dict[str, Any]:
+    return {
+        "namespace": name,
+        "model": model,
+        "chunks": {tier: of.records for tier, of in usage.items()},
+        "bytes": {tier: of.payload_bytes for tier, of in usage.items()},
+    }
 
 
 def _lower_tier(tier: TierStatus) -> dict[str, Any]:

@@ -288,8 +288,15 @@ class Acquisition:
         length = self._stack.length_of(request.keys[position])
         if length is not None and self._dram.slab.fits(length):
             return False
+        if length is None and request.note.cut is None:  # since its lookup: nobody else says why
+            request.note.cut = self.why_gone(request.keys[position]) or Decision.EVICTED
         self._fail(request, position)
         return True
+
+    def why_gone(self, key: bytes) -> Decision | None:
+        """Why a chunk cannot be had; None: it never was here, as far as is remembered."""
+        why = self._dram.lost_keys.reason(key)
+        return Decision.TIER_OFF if why is None and self._stack.is_off(key) else why
 
     def _pin_ready(self, request: LoadRequest, position: int, chunk: Chunk) -> bool:
         if not chunk.load_pins and not self._fits(request, chunk.slot_bytes):

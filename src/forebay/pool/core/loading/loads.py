@@ -80,9 +80,7 @@ class Loads:
         is_elsewhere = self.recent.prompts.seen(message.tag, message.namespace)
         if known >= len(keys):
             return None
-        why = self._dram.lost_keys.reason(keys[known])
-        if why is None and self._stack.is_off(keys[known]):
-            why = Decision.TIER_OFF
+        why = self.acquisition.why_gone(keys[known])
         if why is None and not known and is_elsewhere:
             why = Decision.OTHER_MODEL
         return why

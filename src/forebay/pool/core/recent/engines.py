@@ -1,9 +1,10 @@
 """Engines as they describe themselves, for `forebay stats` and `forebay why`."""
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
-from forebay.pool.messages import Describe
+from forebay.pool.messages import ENGINES_LISTED_MAX, Describe
 from forebay.pool.session import public_id
 
 _ENGINES_MAX: Final = 1024  # descriptions kept; as many engines as can be connected
@@ -40,15 +41,11 @@ class DescribedEngines:
         """All processes of an engine have gone."""
         self._engines.pop(engine, None)
 
-    def model_of(self, namespace: bytes) -> str:
-        """The model of a namespace, if an engine here serves it; else empty."""
-        for each in self._engines.values():
-            if each.description.namespace == namespace:
-                return each.description.model
-        return ""
+    def __len__(self) -> int:
+        return len(self._engines)
 
     def listing(self, now: float) -> list[dict[str, object]]:
-        """All of them, for `stats` and `forebay why`."""
+        """Those that have been here longest, `ENGINES_LISTED_MAX` of them, for `forebay why`."""
         return [
             {
                 "id": each.engine_id,
@@ -61,5 +58,5 @@ class DescribedEngines:
                 "prefix_caching": each.description.prefix_caching,
                 "joined_s": round(now - each.joined_at, 1),
             }
-            for each in self._engines.values()
+            for each in islice(self._engines.values(), ENGINES_LISTED_MAX)
         ]

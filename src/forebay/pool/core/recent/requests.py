@@ -5,7 +5,6 @@ more, and what cut the promise is kept in a `LookupNote` until the engine has to
 `NOTES_MAX` lookups. No token, text or key is kept with a request.
 """
 
-import json
 import math
 import time
 from collections import deque
@@ -14,12 +13,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from forebay.decisions import REFINED_BY_POOL, WORDS, Decision, decision_of
 from forebay.metrics.catalog import PoolMetrics
 from forebay.metrics.requests import RequestSample
 from forebay.pool.core.recent.engines import DescribedEngines
 from forebay.pool.core.recent.prompt_tags import PromptTags
 from forebay.pool.messages import (
+    ENGINES_LISTED_MAX,
+    FRAME_BYTES_MAX,
     REQUESTS_KEPT,
     Describe,
     Outcome,
@@ -30,7 +33,9 @@ from forebay.pool.messages import (
 from forebay.pool.session import Session, Work, public_id
 
 NOTES_MAX: Final = 4096
-_AT_ONCE: Final = 16  # requests written a turn: some tenths of a millisecond
+AT_ONCE: Final = 16  # requests written a turn: some tenths of a millisecond
+_REQUESTS_BYTES_MAX: Final = FRAME_BYTES_MAX - (1 << 19)  # of an answer; engines have the rest
+_COMMA: Final = b", "
 _TOKENS_MAX: Final = 1 << 27  # of one request; beyond it a number means nothing
 _MS_MAX: Final = 86_400_000  # a day
 _DIGITS: Final = 16  # of a namespace, as `forebay stats` shows it
@@ -63,6 +68,10 @@ class RecentRequest:
     beyond: Decision | None
     found: tuple[tuple[str, int], ...]  # tier → tokens, the nearest first
     loaded: tuple[tuple[str, int], ...]  # likewise
+
+    def to_json(self) -> bytes:
+        """As it goes out, in UTF-8."""
+        return msgspec.json.encode(self.to_builtins())
 
     def to_builtins(self) -> dict[str, object]:
         """For JSON; docs/why.md says what each means."""
@@ -174,20 +183,26 @@ class RecentRequests:
         return list(islice(named, last))[::-1]
 
     def reply(self, session: Session, query: RequestsQuery, now: float) -> Work:
-        """Answer a query, a few requests with every turn."""
-        texts = []
-        for number, request in enumerate(self.found(query), 1):
-            texts.append(json.dumps(request.to_builtins()))
-            if not number % _AT_ONCE:
+        """Answer a query, a few requests with every turn; what does not fit, the oldest, is not."""
+        found, texts, left_bytes = self.found(query), list[bytes](), _REQUESTS_BYTES_MAX
+        for number, request in enumerate(reversed(found), 1):
+            text = request.to_json()
+            left_bytes -= len(text) + len(_COMMA)
+            if left_bytes < 0:
+                break
+            texts.append(text)
+            if not number % AT_ONCE:
                 yield
         rest = {
             "version": 1,
             "newest": self._numbers,
             "kept": len(self._ring),
+            "left_out": len(found) - len(texts),
             "engines": self.engines.listing(now),
+            "engines_more": max(0, len(self.engines) - ENGINES_LISTED_MAX),
         }
-        head = json.dumps(rest)[:-1]
-        session.send(RequestsReply(f'{head}, "requests": [{", ".join(texts)}]}}'.encode()))
+        head, requests = msgspec.json.encode(rest)[:-1], _COMMA.join(reversed(texts))
+        session.send(RequestsReply(head + b', "requests": [' + requests + b"]}"))
 
     def _by_tier(self, tokens: Sequence[int]) -> tuple[tuple[str, int], ...]:
         return tuple((name, n) for name, n in zip(self._tiers, tokens, strict=False) if n)
