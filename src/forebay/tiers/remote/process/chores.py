@@ -1,4 +1,4 @@
-"""What a child does that takes several calls of a store: probe, recovery, audit, and others"""
+"""What a child does that takes several calls of a store: probe, recovery, audit, and others."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -97,7 +97,9 @@ def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
         if isinstance(count, StoreFailure) and count is not StoreFailure.ABSENT:
             return count
         has.append(count is not StoreFailure.ABSENT)
-    return msgspec.msgpack.encode(Audit(*has, [sequence for _, sequence, _ in listed]))
+    has_tail, has_snapshot = has
+    sequences = [sequence for _, sequence, _ in listed]
+    return msgspec.msgpack.encode(Audit(has_tail, has_snapshot, sequences))
 
 
 def _namespace(each: StoredObject) -> bytes | None:

@@ -81,10 +81,7 @@ class ValkeyStore(ObjectStore):
         def part(keyed: Keyed) -> Reply:
             keyed.send([command("GETRANGE", key, at + _HEAD.size, last)])
             count = keyed.connection.value_into(buffers)
-            if count != 0:
-                return count
-            is_there = keyed.ask("EXISTS", key)  # or the object ends before
-            return 0 if is_there == 1 else None if is_there == 0 else is_there
+            return count if count != 0 else _nothing(keyed.ask("EXISTS", key))
 
         found = self._ask(key, 1, part if at else whole)
         if found is None:
@@ -143,6 +140,18 @@ def _us(time: Reply) -> int:
         case [bytes(seconds), bytes(microseconds)]:
             return (int(seconds) * 1_000_000 + int(microseconds)) % (1 << 63)
     raise ValueError(time)
+
+
+def _nothing(exists: Reply) -> Reply:
+    """What it means that no bytes came: the object ends before, or there is none."""
+    match exists:
+        case 1:
+            return 0
+        case 0:
+            return None
+        case ServerError():
+            return exists
+    raise ValueError(exists)
 
 
 def _behind(head: memoryview, count: int, asked: int) -> int | None:
