@@ -76,6 +76,25 @@ class LyingValkey(ListeningServer):
     def _moved_to_nonsense(self, reply: Reply) -> Iterator[bytes]:
         yield self._says("MOVED 1 here:99999999")
 
+    def _moved_once(self, reply: Reply) -> Iterator[bytes]:
+        """To this server itself; from then on it is honest."""
+        self.fault = ""
+        yield self._says(f"MOVED 1 :{self.address.rpartition(':')[2]}")
+
+    def _without_a_host(self, reply: Reply) -> Iterator[bytes]:
+        """A cluster whose only server does not say what it is called."""
+        yield self._slots(0, 16383)
+
+    def _with_gaps(self, reply: Reply) -> Iterator[bytes]:
+        yield self._slots(0, 100)
+
+    def _of_nonsense(self, reply: Reply) -> Iterator[bytes]:
+        yield self._slots(100, 0)
+
+    def _slots(self, first: int, last: int) -> bytes:
+        port = int(self.address.rpartition(":")[2])
+        return b"*1\r\n*3\r\n:%d\r\n:%d\r\n*2\r\n$-1\r\n:%d\r\n" % (first, last, port)
+
     def _nil(self, reply: Reply) -> Iterator[bytes]:
         yield b"$-1\r\n"
 

@@ -201,7 +201,7 @@ def test_over_tls_with_certificates_and_few_rights(
     assert put(other, NAME, b"1") is StoreFailure.DENIED, "below another prefix"
     assert read(other, NAME, 1) is StoreFailure.DENIED
     assert store.delete(NAME) is None
-    assert store.listing("packs") == []
+    assert store.listing("packs/00") == []
 
 
 def test_a_password_is_read_anew_and_rights_are_those_of_the_documentation(tmp_path: Path) -> None:
@@ -349,6 +349,24 @@ def test_every_call_survives_what_is_said(valkey: Server, prefix: str, fault: st
         assert read(store, NAME, 300_000) == BYTES
         assert put(store, NAME, BYTES[::-1]) is None
         assert read(store, NAME, 300_000) == BYTES[::-1]
+
+
+def test_a_cluster_that_is_not_whole_is_not_used(valkey: Server, prefix: str) -> None:
+    with LyingValkey((valkey.host, valkey.port)) as proxy:
+        store = store_at(f"valkey://{proxy.address}/0/{prefix}")
+        proxy.commands = {b"CLUSTER"}
+        for fault in ("with_gaps", "of_nonsense", "number"):
+            proxy.fault = fault
+            assert put(store, NAME, BYTES) is StoreFailure.FAILED
+            assert store.listing("") is StoreFailure.FAILED
+        proxy.fault = "without_a_host"
+        assert put(store, NAME, BYTES) is None
+        proxy.commands, proxy.fault = {b"GETRANGE"}, "moved_once"
+        assert read(store, NAME, 300_000) == BYTES, "another port of the same host"
+        proxy.fault = "moved_once"
+        assert {*listed(store, "packs")} == {"00/"}
+        assert store.listing("packs/00/host") is StoreFailure.FAILED, "not asked elsewhere"
+        assert {*listed(store, "packs/00/host")} == {"01"}
 
 
 @pytest.mark.parametrize("fault", ["stalled", "silent", "dripping"])

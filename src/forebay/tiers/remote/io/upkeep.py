@@ -18,7 +18,7 @@ from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication
 from forebay.tiers.remote.index.table import RecordTable
 from forebay.tiers.remote.io.parts import RemoteParts
-from forebay.tiers.remote.process.chores import Audit, FoundPack
+from forebay.tiers.remote.process.chores import FoundPack, StoreAudit
 from forebay.tiers.remote.process.link import AnswerDone, Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
@@ -149,7 +149,7 @@ class Upkeep:
         known = self._parts.own.sequences()  # what is put from now on is not missing
 
         def audited(_answer: Answer, results: Results) -> None:
-            found = msgspec.msgpack.decode(results[0], type=Audit)
+            found = msgspec.msgpack.decode(results[0], type=StoreAudit)
             missing = known - {*found.sequences}
             self._parts.own.audited(
                 missing, has_tail=found.has_tail, has_snapshot=found.has_snapshot

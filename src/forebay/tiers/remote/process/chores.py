@@ -75,7 +75,7 @@ def _own_packs(
     return found
 
 
-class Audit(msgspec.Struct, array_like=True, frozen=True):
+class StoreAudit(msgspec.Struct, array_like=True, frozen=True):
     """What a store has of this host's: others may have deleted some of it, or the store itself."""
 
     has_tail: bool
@@ -84,7 +84,7 @@ class Audit(msgspec.Struct, array_like=True, frozen=True):
 
 
 def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
-    """Look at what is there, as an `Audit`.
+    """Look at what is there, as a `StoreAudit`.
 
     The index is read, a few bytes of it: a store that evicts what is not in use is to keep it.
     """
@@ -99,7 +99,7 @@ def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
         has.append(count is not StoreFailure.ABSENT)
     has_tail, has_snapshot = has
     sequences = [sequence for _, sequence, _ in listed]
-    return msgspec.msgpack.encode(Audit(has_tail, has_snapshot, sequences))
+    return msgspec.msgpack.encode(StoreAudit(has_tail, has_snapshot, sequences))
 
 
 def _namespace(each: StoredObject) -> bytes | None:

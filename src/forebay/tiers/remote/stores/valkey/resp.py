@@ -50,7 +50,7 @@ def argument(text: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-class Connection:
+class RespConnection:
     """A socket to one server. One thread at a time."""
 
     def __init__(self, connected: socket.socket, clock: Clock) -> None:

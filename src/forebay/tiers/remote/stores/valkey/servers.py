@@ -11,12 +11,12 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from forebay.sys.clock import Clock
-from forebay.tiers.remote.stores.valkey.resp import Connection, Reply, ServerError, command
+from forebay.tiers.remote.stores.valkey.resp import Reply, RespConnection, ServerError, command
 from forebay.urls import RemoteUrl
 
 _SLOTS: Final = 16384  # of every cluster
@@ -46,7 +46,7 @@ class RefusedError(Exception):
 class Keyed(NamedTuple):
     """A connection to the server of a key; a slot may be on its way there."""
 
-    connection: Connection
+    connection: RespConnection
     is_asking: bool = False
 
     def send(self, buffers: Sequence[memoryview | bytes]) -> None:
@@ -73,7 +73,7 @@ class Servers:
         host, _, port = place.rpartition(":")
         self._seed = Server(host.strip("[]"), int(port))
         self._lock = threading.Lock()  # guards what follows
-        self._idle: dict[Server, list[Connection]] = {}
+        self._idle: dict[Server, list[RespConnection]] = {}
         self._slots: list[Server] | None = None  # None: to be asked for
         self._seeds: list[Server] = []  # that were primaries of the cluster
 
@@ -102,18 +102,15 @@ class Servers:
         return sorted(set(self._known_slots(deadline)))
 
     @contextmanager
-    def connected(self, server: Server, deadline: float) -> Iterator[Connection]:
+    def connected(self, server: Server, deadline: float) -> Iterator[RespConnection]:
         """A connection to a server, kept for later calls if the block ends well."""
-        connection: Connection | None = None
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._forget_slots)
             connection = self._kept(server) or self._connect(server, deadline)
+            undo.callback(connection.close)
             connection.deadline = deadline
             yield connection
-        except BaseException:
-            if connection is not None:
-                connection.close()
-            self._forget_slots()
-            raise
+            undo.pop_all()
         self._keep(server, connection)
 
     def close(self) -> None:
@@ -150,18 +147,18 @@ class Servers:
         with self._lock:
             self._slots = None
 
-    def _kept(self, server: Server) -> Connection | None:
+    def _kept(self, server: Server) -> RespConnection | None:
         """A connection that waits, and is still good."""
-        for _ in range(_IDLE_MAX):
-            with self._lock:
-                idle = self._idle.get(server)
-                connection = idle.pop() if idle else None
-            if connection is None or connection.is_quiet:
-                return connection
-            connection.close()
+        with self._lock:
+            idle = self._idle.get(server, [])
+            while idle:
+                connection = idle.pop()
+                if connection.is_quiet:
+                    return connection
+                connection.close()
         return None
 
-    def _keep(self, server: Server, connection: Connection) -> None:
+    def _keep(self, server: Server, connection: RespConnection) -> None:
         with self._lock:
             idle = self._idle.setdefault(server, [])
             has_room = len(idle) < _IDLE_MAX
@@ -170,24 +167,24 @@ class Servers:
         if not has_room:
             connection.close()
 
-    def _connect(self, server: Server, deadline: float) -> Connection:
+    def _connect(self, server: Server, deadline: float) -> RespConnection:
         left_s = deadline - self._clock.monotonic()
         if left_s <= 0.0:
             raise TimeoutError
         connected = socket.create_connection(server, left_s)
-        try:
+        with ExitStack() as undo:
+            undo.callback(connected.close)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._url.scheme in ("valkeys", "rediss"):
                 connected = self._context().wrap_socket(connected, server_hostname=server.host)
-            connection = Connection(connected, self._clock)
+                undo.callback(connected.close)
+            connection = RespConnection(connected, self._clock)
             connection.deadline = deadline
             self._introduce(connection)
-        except BaseException:
-            connected.close()
-            raise
+            undo.pop_all()
         return connection
 
-    def _introduce(self, connection: Connection) -> None:
+    def _introduce(self, connection: RespConnection) -> None:
         """Say who we are, and which database is meant."""
         user, password = self._url.option("user"), self._password()
         said = []

@@ -15,8 +15,8 @@ from forebay.sys.clock import Clock
 from forebay.tiers.remote.packs import PACKS
 from forebay.tiers.remote.store import LISTED_MAX, ObjectStore, StoredObject, StoreFailure, is_name
 from forebay.tiers.remote.stores.valkey.resp import (
-    Connection,
     Reply,
+    RespConnection,
     ServerError,
     argument,
     command,
@@ -164,7 +164,7 @@ def _behind(head: memoryview, count: int, asked: int) -> int | None:
     return count - _HEAD.size
 
 
-def _listed(connection: Connection, above: str) -> Iterator[StoredObject]:
+def _listed(connection: RespConnection, above: str) -> Iterator[StoredObject]:
     """What one server has right below a prefix.
 
     That its keys are looked at must not make them appear to be in use; servers that are too old for
@@ -186,7 +186,7 @@ def _listed(connection: Connection, above: str) -> Iterator[StoredObject]:
     connection.ask("CLIENT", "NO-TOUCH", "OFF")
 
 
-def _scanned(connection: Connection, above: str) -> set[str]:
+def _scanned(connection: RespConnection, above: str) -> set[str]:
     """The names right below a prefix; with a slash behind it, more is below."""
     found: set[str] = set()
     cursor = b"0"
