@@ -175,6 +175,11 @@ class LyingValkey(ListeningServer):
         self.stall()
         yield b""
 
+    def _deaf(self, reply: Reply) -> Iterator[bytes]:
+        """Answers, and takes nothing more."""
+        yield reply.raw
+        self.stall()
+
     def _dripping(self, reply: Reply) -> Iterator[bytes]:
         yield from dripping(reply.raw, self.over)
 

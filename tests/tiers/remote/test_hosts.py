@@ -26,6 +26,8 @@ from forebay.testing.conformance.hooks import eventually
 from forebay.testing.outcomes import RecordingListener
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
 from forebay.tiers.contract import Dropped, DropReason, Hit, Miss, MissReason, Stored
+from forebay.tiers.remote.index import published
+from forebay.tiers.remote.index.published import Publication
 from forebay.tiers.remote.tier import RemoteTier
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -259,10 +261,23 @@ def test_what_a_store_loses_by_itself_is_learnt_and_published(tmp_path: Path) ->
             assert store(a, each) == Stored()
         eventually(lambda: b.prefix(keys(dialog)).chunks == 3)
         own = tmp_path / "hosts" / "a"
-        (own / "snapshot").unlink()
-        eventually((own / "snapshot").exists)
-        (own / "tail").unlink()
-        eventually((own / "tail").exists)
+
+        def is_whole() -> bool:
+            """Whether the tail continues the snapshot that is there."""
+            try:
+                tail, snapshot = (
+                    published.unpack((own / name).read_bytes()) for name in ("tail", "snapshot")
+                )
+            except FileNotFoundError:
+                return False
+            assert isinstance(tail, Publication)
+            assert isinstance(snapshot, Publication)
+            return tail.snapshot == snapshot.generation
+
+        for lost in ("snapshot", "tail"):
+            eventually(is_whole)
+            (own / lost).unlink()
+        eventually(is_whole)
         eventually(lambda: b.prefix(keys(dialog)).chunks == 3)
         assert a.usage().records == 3
         for path in packs_in(tmp_path):

@@ -181,9 +181,8 @@ class OwnPacks:
             self.lose(sequence)
         if self._snapshot.generation and not has_snapshot:
             self._snapshot, self._snapshot_bytes = Publication(0), 0
-            self.is_changed = True
-        if not has_tail:
-            self.is_changed = True
+            has_tail = False  # what it continues is gone
+        self.is_changed |= not has_tail
 
     def deleted(self, name: str) -> None:
         """A doomed pack is gone."""

@@ -17,9 +17,11 @@ from tests.valkey_servers import (
 )
 
 from forebay.sys import memory
+from forebay.sys.clock import Clock
 from forebay.tiers.remote.store import StoredObject, StoreFailure
 from forebay.tiers.remote.stores.opening import open_store
 from forebay.tiers.remote.stores.valkey.store import ValkeyStore
+from forebay.urls import parse_url
 
 pytestmark = pytest.mark.stores
 
@@ -92,6 +94,14 @@ def test_an_object_is_what_was_put_and_may_be_replaced(any_store: ValkeyStore) -
     assert read(store, "hosts/host/empty", 100) == b""
 
 
+def test_a_pack_is_sent_in_many_parts(store: ValkeyStore) -> None:
+    """More than a socket takes at once, and more buffers than a system call."""
+    size = len(BYTES) // 10 + 1
+    parts = [memoryview(BYTES)[at : at + size] for at in range(0, len(BYTES), size)]
+    assert store.put(NAME, parts * 100) is None
+    assert read(store, NAME, 100 * len(BYTES)) == BYTES * 100
+
+
 def test_a_listing_has_one_level(any_store: ValkeyStore) -> None:
     store = any_store
     assert store.listing("packs") == []
@@ -109,13 +119,17 @@ def test_a_listing_has_one_level(any_store: ValkeyStore) -> None:
     assert 0.0 < min(times) <= max(times)
 
 
-def test_a_listing_of_many_keys_is_whole(store: ValkeyStore, valkey: Server, prefix: str) -> None:
+def test_a_listing_of_many_keys_is_whole(
+    store: ValkeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = {f"{number:04}" for number in range(2500)}
     for name in names:
         assert put(store, f"packs/00/host/{name}", b"1") is None
     found = listed(store, "packs/00/host")
     assert {*found} == names
     assert found["0001"].modified_s > 0.0
+    monkeypatch.setattr("forebay.tiers.remote.stores.valkey.store._SCANS_MAX", 1)
+    assert store.listing("packs/00/host") is StoreFailure.FAILED, "or not at all"
 
 
 def test_what_is_deleted_or_evicted_is_absent(any_store: ValkeyStore) -> None:
@@ -193,6 +207,8 @@ def test_over_tls_with_certificates_and_few_rights(
     assert put(store_at(place, f"&{unknown}"), NAME, b"1") is StoreFailure.FAILED
     monkeypatch.setenv("SSL_CERT_FILE", f"{redis_tls.place}/authority.pem")
     assert put(store_at(place, f"&{unknown}"), NAME, b"1") is None
+    nobody = redis_tls.options.partition("&cert=")[0]
+    assert put(store_at(place, f"&{nobody}"), NAME, b"1") is StoreFailure.FAILED
     (tmp_path / "wrong").write_text("wrong\n")
     for file in (tmp_path / "wrong", tmp_path / "missing"):
         wrong = f"&{redis_tls.options}".replace(f"{redis_tls.place}/password", str(file))
@@ -345,6 +361,9 @@ def test_every_call_survives_what_is_said(valkey: Server, prefix: str, fault: st
             for answer, right in zip(answers, sound, strict=True):
                 is_short = fault == "short" and isinstance(answer, bytes)
                 assert answer in (right, wanted, StoreFailure.FAILED) or is_short
+            objects = store.listing("packs/00/host")
+            if not isinstance(objects, StoreFailure):
+                assert {each.name for each in objects} <= {"01", "02"}
         proxy.fault = ""
         assert read(store, NAME, 300_000) == BYTES
         assert put(store, NAME, BYTES[::-1]) is None
@@ -382,10 +401,26 @@ def test_a_call_ends_at_its_deadline(valkey: Server, prefix: str, fault: str) ->
         assert store.delete(NAME) is StoreFailure.FAILED
 
 
-def test_a_server_that_takes_nothing_ends_a_put(tmp_path: Path) -> None:
-    with serving(tmp_path / "valkey", valkey_binary()) as server:
-        store = store_at(f"valkey://{server.address}", timeout_s=1.0)
-        put(store, NAME, BYTES)
-        server.pause()
+class Hasty(Clock):
+    """A second passes whenever somebody looks at it."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_a_deadline_holds_also_where_there_is_always_more_to_read(valkey: Server) -> None:
+    url = parse_url(f"valkey://{valkey.address}?cap=1GiB&timeout=3")
+    store = ValkeyStore(url, Hasty())
+    OPEN.append(store)
+    assert read(store, NAME, 10) is StoreFailure.FAILED
+
+
+def test_a_server_that_takes_nothing_ends_a_put(valkey: Server, prefix: str) -> None:
+    with LyingValkey((valkey.host, valkey.port)) as proxy:
+        store = store_at(f"valkey://{proxy.address}/0/{prefix}", timeout_s=0.5)
+        proxy.commands, proxy.fault = {b"TIME"}, "deaf"
         assert store.put(NAME, [memoryview(BYTES)] * 300) is StoreFailure.FAILED
-        server.resume()
+        assert b"SET" not in proxy.asked

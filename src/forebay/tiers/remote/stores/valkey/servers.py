@@ -168,9 +168,7 @@ class Servers:
             connection.close()
 
     def _connect(self, server: Server, deadline: float) -> RespConnection:
-        left_s = deadline - self._clock.monotonic()
-        if left_s <= 0.0:
-            raise TimeoutError
+        left_s = max(0.001, deadline - self._clock.monotonic())
         connected = socket.create_connection(server, left_s)
         with ExitStack() as undo:
             undo.callback(connected.close)

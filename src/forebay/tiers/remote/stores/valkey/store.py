@@ -201,8 +201,8 @@ def _scanned(connection: RespConnection, above: str) -> set[str]:
             case other:
                 raise ValueError(other)
         if cursor == b"0" or len(found) >= LISTED_MAX:
-            break
-    return found
+            return found
+    raise ValueError(_SCANS_MAX)  # what was not seen must not be taken for gone
 
 
 def _text(reply: Reply) -> bytes:
