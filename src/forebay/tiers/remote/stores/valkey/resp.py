@@ -107,7 +107,7 @@ class RespConnection:
         if kind == b"-":
             return ServerError(rest.decode("latin-1"))
         size = _number(rest)
-        if kind != b"$" or not 0 <= size <= sum(map(len, buffers)):  # verify: a value that fits
+        if kind != b"$" or not 0 <= size <= sum(map(len, buffers)):  # it must fit
             raise ValueError(kind)
         left = size
         for buffer in buffers:
@@ -135,7 +135,7 @@ class RespConnection:
             self._expect_end()
             return bytes(text)
         is_array = kind == b"*" and depth < _DEPTH_MAX
-        if is_array and 0 <= number <= _ITEMS_MAX - self._items:  # verify: a reply that ends
+        if is_array and 0 <= number <= _ITEMS_MAX - self._items:  # and end
             return [self._reply(depth + 1) for _ in range(number)]
         raise ValueError(kind)
 

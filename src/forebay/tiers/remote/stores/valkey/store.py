@@ -159,7 +159,7 @@ def _behind(head: memoryview, count: int, asked: int) -> int | None:
     if not count:
         return None
     magic, size, _ = _HEAD.unpack(head)
-    if magic != _MAGIC or count != min(asked, _HEAD.size + size):  # verify: a value of our own
+    if magic != _MAGIC or count != min(asked, _HEAD.size + size):  # not of ours
         raise ValueError(count)
     return count - _HEAD.size
 
