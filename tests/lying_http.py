@@ -2,18 +2,14 @@
 
 import http.client
 import itertools
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import BinaryIO, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from tests.listening import STUFFING, HangUp, ListeningServer, dripping
+
 _REQUESTS_MAX: Final = 10_000  # of one connection
-_DRIP_S: Final = 0.05
-STUFFING: Final = b"\xa5" * 65536
 _OWN_HEADERS: Final = {"connection", "content-length", "transfer-encoding"}
 
 
@@ -24,82 +20,29 @@ class Request(NamedTuple):
     body: bytes
 
 
-class HangUp(Exception):  # noqa: N818
-    """The connection is closed."""
-
-
-class LyingServer:
+class LyingServer(ListeningServer):
     """On a port of its own; `answer` yields a reply's bytes, and may hang up in the midst of it."""
 
     def __init__(self, answer: Callable[[Request], Iterator[bytes]]) -> None:
+        super().__init__()
         self.answer = answer
         self.requests: list[Request] = []
-        self.connections = 0
-        self.over = threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
+        self.url = f"http://{self.address}"
 
-    def __enter__(self) -> Self:
-        self._threads[0].start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.over.set()
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join(60)
-        self._listening.close()
-        for connection in self._open:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads[1:]:
-            thread.join(60)
-            assert not thread.is_alive()
-
-    def stall(self) -> None:
-        """Say nothing until the test is over."""
-        self.over.wait()
-        raise HangUp
-
-    def _accept(self) -> None:
-        while not self.over.is_set():
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
-            self.connections += 1
-            self._open.append(connection)
-            thread = threading.Thread(target=self._serve, args=[connection])
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with ExitStack() as close, suppress(OSError, HangUp):
-            close.callback(connection.close)
-            incoming = connection.makefile("rb")
-            close.callback(incoming.close)
-            for _ in range(_REQUESTS_MAX):
-                first = incoming.readline().decode("latin-1")
-                if len(first.split()) != 3:
-                    return  # at its end, or no HTTP
-                headers = []
-                while (line := incoming.readline().decode("latin-1").strip()) != "":
-                    name, _, value = line.partition(":")
-                    headers.append((name, value.strip()))
-                size = int(
-                    {name.lower(): value for name, value in headers}.get("content-length", 0)
-                )
-                method, target, _ = first.split()
-                request = Request(method, target, headers, incoming.read(size))
-                self.requests.append(request)
-                for part in self.answer(request):
-                    connection.sendall(part)
+    def replies(self, incoming: BinaryIO) -> Iterator[bytes]:
+        for _ in range(_REQUESTS_MAX):
+            first = incoming.readline().decode("latin-1")
+            if len(first.split()) != 3:
+                return  # at its end, or no HTTP
+            headers = []
+            while (line := incoming.readline().decode("latin-1").strip()) != "":
+                name, _, value = line.partition(":")
+                headers.append((name, value.strip()))
+            size = int({name.lower(): value for name, value in headers}.get("content-length", 0))
+            method, target, _ = first.split()
+            request = Request(method, target, headers, incoming.read(size))
+            self.requests.append(request)
+            yield from self.answer(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +133,7 @@ class LyingProxy(LyingServer):
         raise HangUp
 
     def _dripping(self, reply: Reply) -> Iterator[bytes]:
-        whole = reply.whole()
-        for at in range(len(whole)):
-            yield whole[at : at + 1]
-            self.over.wait(_DRIP_S)
+        yield from dripping(reply.whole(), self.over)
 
     def _truncated(self, reply: Reply) -> Iterator[bytes]:
         yield reply.head(content_length=str(len(reply.body))) + reply.body[: len(reply.body) // 2]

@@ -103,4 +103,6 @@ def test_what_ci_runs_gives_failed_tests_a_second_try() -> None:
         check=True,
     ).stdout
     assert "-m pytest" not in shown
-    assert re.findall(r"tools/run_tests\.py (\S+) ", shown) == ["fast", "slow", "vllm", "models"]
+    assert re.findall(r"tools/run_tests\.py (\S+) ", shown) == [
+        *("fast", "slow", "vllm", "models", "stores")
+    ]

@@ -22,9 +22,30 @@ def test_a_url_of_s3_says_which_server_too() -> None:
     assert parse_url("s3://bucket?cap=1GiB") == RemoteUrl("s3", "bucket", 1 << 30)
 
 
-def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+def test_a_url_of_valkey_says_how_to_be_let_in() -> None:
+    text = "valkeys://Cache.example:7000/2/ours?cap=1GiB&user=pool&password_file=/run/a%20b&ttl=60"
+    found = parse_url(text)
+    assert found.path == "cache.example:7000/2/ours"
+    assert found.place == "valkeys://cache.example:7000/2/ours"
+    assert (found.option("user"), found.option("ttl"), found.option("ca")) == ("pool", "60", "")
+    assert found.option("password_file") == "/run/a b"
+    assert parse_url(str(found)) == found
+    for short in ("redis://[::1]?cap=1GiB", "redis://[::1]:6379/0/forebay?cap=1GiB"):
+        assert parse_url(short) == RemoteUrl("redis", "[::1]:6379/0/forebay", 1 << 30)
+        assert parse_url(str(parse_url(short))) == parse_url(short)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:hidden@bucket?cap=1GiB",
+        "valkey://:hidden@cache?cap=1GiB",
+        "redis://cache?cap=1GiB&password=hidden",
+    ],
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(SettingsError, match="credentials") as raised:
-        parse_url("s3://key:hidden@bucket?cap=1GiB")
+        parse_url(url)
     assert "hidden" not in str(raised.value)
 
 
@@ -39,6 +60,16 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
         ("s3://bucket?cap=1GiB&region=eu/1", "region"),
         ("s3://bucket?cap=1GiB&timeout=soon", "timeout"),
         ("s3://bucket?cap=1GiB&timeout=0", "timeout"),
+        ("valkey://?cap=1GiB", "no server"),
+        ("valkey://cache:99999?cap=1GiB", "no server"),
+        ("valkey://cache/forebay?cap=1GiB", "no server"),
+        ("valkey://cache/0/a/b?cap=1GiB", "no server"),
+        ("valkey://cache/0/a*?cap=1GiB", "no server"),
+        ("valkey://cache?cap=1GiB&ca=/ca.pem", "unknown"),
+        ("valkeys://cache?cap=1GiB&ca=ca.pem", "ca that is no absolute path"),
+        ("valkeys://cache?cap=1GiB&cert=/c.pem", "only one of cert and key"),
+        ("valkey://cache?cap=1GiB&ttl=1h", "ttl"),
+        ("valkey://cache?cap=1GiB&user=a%20b", "no user"),
         ("file:///mnt?cap=1GiB&region=eu-1", "unknown"),
         ("/mnt/shared", "no store that is known"),
         ("file://[/mnt?cap=1GiB", "not a URL"),

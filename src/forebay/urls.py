@@ -2,20 +2,25 @@
 
     file:///mnt/shared/forebay?cap=1TiB[&host=NAME]
     s3://BUCKET/PREFIX?cap=1TiB[&endpoint=URL][&region=NAME][&timeout=SECONDS][&host=NAME]
+    valkey://HOST[:PORT][/DATABASE[/PREFIX]]?cap=64GiB[&user=NAME][&password_file=FILE][&ca=FILE]
+        [&cert=FILE&key=FILE][&ttl=SECONDS][&timeout=SECONDS][&host=NAME]
 
+`valkeys://` is the same over TLS; `redis://` and `rediss://` are other names of the two.
 `cap` is what this host may hold there. `host` names this host to the others; without it, a pool has
 a name that stays the same as long as the machine's name and the pool's socket do. No URL holds
 credentials, and one that does is not repeated in what is said about it.
 """
 
 import re
+from collections.abc import Callable
 from typing import Final, NamedTuple
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from forebay.errors import SettingsError
 from forebay.quantity import parse_size
 
-SCHEMES: Final = ("file", "s3")
+VALKEY: Final = ("valkey", "valkeys", "redis", "rediss")
+SCHEMES: Final = ("file", "s3", *VALKEY)
 REMOTES_MAX: Final = 8  # stores of one pool: each is a tier, and a label of metrics
 REMOTE_BYTES_MIN: Final = 1 << 20
 REQUEST_S: Final = 8.0  # of one request to an object store, unless the URL says otherwise
@@ -23,37 +28,92 @@ _REQUEST_S_MAX: Final = 3600.0
 _EXAMPLES: Final = {
     "file": "file:///mnt/shared/forebay?cap=1TiB",
     "s3": "s3://bucket/forebay?region=eu-central-1&cap=1TiB",
+    **{scheme: f"{scheme}://cache.example:6379/0/forebay?cap=64GiB" for scheme in VALKEY},
 }
 _OPTIONS: Final = {
     "file": ("cap", "host"),
     "s3": ("cap", "endpoint", "region", "timeout", "host"),
+    **dict.fromkeys(VALKEY, ("cap", "user", "password_file", "ttl", "timeout", "host")),
+    **dict.fromkeys(
+        ("valkeys", "rediss"),
+        ("cap", "user", "password_file", "ca", "cert", "key", "ttl", "timeout", "host"),
+    ),
 }
+_OF_ALL: Final = ("cap", "endpoint", "region", "timeout", "host")  # those with fields of their own
 _HOST: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,63}")
 _BUCKET: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{1,62}")
 _PREFIX: Final = re.compile(r"(/[0-9A-Za-z_-][0-9A-Za-z._-]{0,127}){0,8}")
 _REGION: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 _ENDPOINT: Final = re.compile(r"https?://[0-9A-Za-z._:\[\]-]{1,255}/?")
+_SERVER: Final = re.compile(r"([0-9A-Za-z._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+_DATABASE: Final = re.compile(
+    r"/?|/([0-9]{1,4})/?|/([0-9]{1,4})/([0-9A-Za-z_-][0-9A-Za-z._-]{0,63})"
+)
+_SECRET: Final = re.compile(r"@|[?&]pass(word)?=")
+_USER: Final = re.compile(r"[^\s\0]{1,128}")
+_TTL: Final = re.compile(r"[1-9][0-9]{0,8}")
+_VALKEY_PORT: Final = 6379
+
+
+def _is_timeout(text: str) -> bool:
+    try:
+        return 0.0 < float(text) <= _REQUEST_S_MAX
+    except ValueError:
+        return False
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and "\0" not in text
+
+
+# By option: what a value must be, and what is said of one that is not.
+_RULES: Final[dict[str, tuple[Callable[[str], object], str]]] = {
+    "host": (
+        lambda text: not text or _HOST.fullmatch(text),
+        "names the host with other characters than letters, digits, . _ and -",
+    ),
+    "endpoint": (
+        _ENDPOINT.fullmatch,
+        "has an endpoint that is none; write it as endpoint=https://HOST:PORT",
+    ),
+    "region": (_REGION.fullmatch, "has a region that is none; write it as region=us-east-1"),
+    "timeout": (
+        _is_timeout,
+        f"has a timeout that is none; write it in seconds, as timeout={REQUEST_S:g}",
+    ),
+    "user": (_USER.fullmatch, "names no user; write it as user=forebay"),
+    "ttl": (_TTL.fullmatch, "has a ttl that is none; write it in seconds, as ttl=604800"),
+    "password_file": (_is_path, "has a password_file that is no absolute path"),
+    "ca": (_is_path, "has a ca that is no absolute path"),
+    "cert": (_is_path, "has a cert that is no absolute path"),
+    "key": (_is_path, "has a key that is no absolute path"),
+}
 
 
 class RemoteUrl(NamedTuple):
     """What a URL says."""
 
     scheme: str
-    path: str  # a directory; of an object store, the bucket and the prefix
+    path: str  # a directory; of other stores, the bucket or server, and what of it is ours
     cap_bytes: int
     host: str = ""  # empty: whoever opens it has to find one
     endpoint: str = ""  # empty: the environment's, or AWS
     region: str = ""  # likewise
     timeout_s: float = REQUEST_S  # of one request
+    more: tuple[tuple[str, str], ...] = ()  # options that this kind of store alone has
+
+    def option(self, name: str) -> str:
+        """What one of these says; nothing if it was not given."""
+        return dict(self.more).get(name, "")
 
     @property
     def place(self) -> str:
         """The store without options, for people and metrics."""
-        return f"{self.scheme}://{quote(self.path)}"
+        return f"{self.scheme}://{quote(self.path, safe='/:[]')}"
 
     def __str__(self) -> str:
         text = f"{self.place}?cap={self.cap_bytes}"
-        for name, value in (("endpoint", self.endpoint), ("region", self.region)):
+        for name, value in (("endpoint", self.endpoint), ("region", self.region), *self.more):
             text += f"&{name}={quote(value, safe=':/')}" if value else ""
         text += f"&timeout={self.timeout_s}" if self.timeout_s != REQUEST_S else ""
         return text + (f"&host={self.host}" if self.host else "")
@@ -62,10 +122,10 @@ class RemoteUrl(NamedTuple):
 def parse_url(text: str) -> RemoteUrl:
     """Take a URL apart, or say in one sentence why it is none of ours."""
     shown = f"'{text[:80]}'"
-    if "@" in text and text.strip().startswith("s3:"):
+    if _SECRET.search(text) and not text.strip().startswith("file:"):
         raise SettingsError(
-            "A URL of S3 holds an @; credentials belong into the environment or a file, as"
-            " docs/remote.md says."
+            "A URL of a store holds credentials, or an @; they belong into the environment or a"
+            " file, as docs/remote.md says."
         )
     try:
         parts = urlsplit(text.strip())
@@ -75,26 +135,41 @@ def parse_url(text: str) -> RemoteUrl:
     if parts.scheme not in SCHEMES:
         known = " or ".join(f"{scheme}://" for scheme in SCHEMES)
         raise SettingsError(f"{shown} names no store that is known; it begins with {known}.")
-    path = unquote(parts.path)
-    if parts.scheme == "s3":
-        if parts.fragment or not (_BUCKET.fullmatch(parts.netloc) and _PREFIX.fullmatch(path)):
-            raise SettingsError(
-                f"{shown} names no bucket and prefix of plain characters; write it as"
-                f" {_EXAMPLES['s3']}."
-            )
-        path = parts.netloc + path
-    elif parts.netloc or parts.fragment or "\0" in path or not path.strip("/"):
-        raise SettingsError(f"{shown} names no directory; write it as {_EXAMPLES['file']}.")
+    path = _path(shown, parts)
     chosen = _options(shown, parts.scheme, options)
     return RemoteUrl(
         parts.scheme,
-        path.rstrip("/"),
+        path,
         parse_size(chosen["cap"]),
         chosen.get("host", ""),
         chosen.get("endpoint", "").rstrip("/"),
         chosen.get("region", ""),
         float(chosen.get("timeout", REQUEST_S)),
+        tuple((name, value) for name, value in chosen.items() if name not in _OF_ALL),
     )
+
+
+def _path(shown: str, parts: SplitResult) -> str:
+    """Where in which store, as one text that is the same however it was written."""
+    path, example = unquote(parts.path), _EXAMPLES[parts.scheme]
+    if parts.scheme == "s3":
+        if parts.fragment or not (_BUCKET.fullmatch(parts.netloc) and _PREFIX.fullmatch(path)):
+            raise SettingsError(
+                f"{shown} names no bucket and prefix of plain characters; write it as {example}."
+            )
+        return (parts.netloc + path).rstrip("/")
+    if parts.scheme in VALKEY:
+        server, inner = _SERVER.fullmatch(parts.netloc), _DATABASE.fullmatch(path)
+        port = int(((server and server[2]) or f":{_VALKEY_PORT}")[1:])
+        if parts.fragment or server is None or inner is None or not 0 < port < 1 << 16:
+            raise SettingsError(
+                f"{shown} names no server, database and prefix; write it as {example}."
+            )
+        database = int(inner[1] or inner[2] or 0)
+        return f"{server[1].lower()}:{port}/{database}/{inner[3] or 'forebay'}"
+    if parts.netloc or parts.fragment or "\0" in path or not path.strip("/"):
+        raise SettingsError(f"{shown} names no directory; write it as {example}.")
+    return path.rstrip("/")
 
 
 def _options(shown: str, scheme: str, options: list[tuple[str, str]]) -> dict[str, str]:
@@ -108,25 +183,9 @@ def _options(shown: str, scheme: str, options: list[tuple[str, str]]) -> dict[st
         raise SettingsError(f"{shown} has no cap; write it as {_EXAMPLES[scheme]}.")
     if parse_size(chosen["cap"]) < REMOTE_BYTES_MIN:
         raise SettingsError(f"{shown} has a cap that is too small; write 1MiB or more.")
-    if chosen.get("host") and not _HOST.fullmatch(chosen["host"]):
-        raise SettingsError(
-            f"{shown} names the host with other characters than letters, digits, . _ and -."
-        )
-    if "endpoint" in chosen and not _ENDPOINT.fullmatch(chosen["endpoint"]):
-        raise SettingsError(
-            f"{shown} has an endpoint that is none; write it as endpoint=https://HOST:PORT."
-        )
-    if "region" in chosen and not _REGION.fullmatch(chosen["region"]):
-        raise SettingsError(f"{shown} has a region that is none; write it as region=us-east-1.")
-    if "timeout" in chosen and not _is_timeout(chosen["timeout"]):
-        raise SettingsError(
-            f"{shown} has a timeout that is none; write it in seconds, as timeout={REQUEST_S:g}."
-        )
+    for name, (is_one, sentence) in _RULES.items():
+        if name in chosen and not is_one(chosen[name]):
+            raise SettingsError(f"{shown} {sentence}.")
+    if ("cert" in chosen) != ("key" in chosen):
+        raise SettingsError(f"{shown} has only one of cert and key; a certificate needs both.")
     return chosen
-
-
-def _is_timeout(text: str) -> bool:
-    try:
-        return 0.0 < float(text) <= _REQUEST_S_MAX
-    except ValueError:
-        return False

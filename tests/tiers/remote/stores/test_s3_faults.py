@@ -1,65 +1,35 @@
 """Pools' tiers on S3, whatever it does: exact or a miss, and they come back by themselves."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.lying_http import LyingProxy
-from tests.remote_harness import PATIENT, SHARING
+from tests.remote_harness import SHARING
 from tests.seaweed import BUCKET, S3Server
+from tests.store_faults import (
+    AGES_S,
+    LOOKING,
+    SLOW,
+    SLOW_S,
+    check_fault,
+    is_loaded,
+    is_stored,
+    opened,
+    until_true,
+)
 
 from forebay.cli.main import main
 from forebay.testing.conformance import keys, load, store
-from forebay.testing.samples import Sample, chain, single
-from forebay.tiers.contract import Hit, Miss, Stored
-from forebay.tiers.remote.options import RemoteOptions
-from forebay.tiers.remote.tier import RemoteTier
+from forebay.testing.samples import chain, single
+from forebay.tiers.contract import Stored
 
 pytestmark = pytest.mark.stores
 
-# A store that was left alone is tried again soon; calls take as long as they take.
-EAGER = replace(PATIENT, probe_interval_s=0.05, error_window_s=0.5, forgotten_s=0.5)
-# Of these a call ends only by its deadline, which also holds while the store is sound again.
-SLOW = {"stalled", "silent", "dripping"}
-SLOW_S = 5.0
-LOOKING = replace(EAGER, refresh_s=0.02)  # at what other hosts have, all the time
-AGES_S = 600.0  # a guard against hanging alone
 
-
-def url_of(endpoint: str, prefix: str, timeout_s: float = 600.0) -> str:
+def url_of(endpoint: str, prefix: str, timeout_s: float = AGES_S) -> str:
     options = f"cap=3MiB&endpoint={endpoint}&region=us-east-1&timeout={timeout_s}"
     return f"s3://{BUCKET}/{prefix}?{options}"
-
-
-@contextmanager
-def opened(url: str, host: str = "a", options: RemoteOptions = EAGER) -> Iterator[RemoteTier]:
-    tier = RemoteTier.open(url, host, options)
-    try:
-        yield tier
-    finally:
-        tier.close(60)
-
-
-def until_true(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + AGES_S
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.01)
-
-
-def is_loaded(tier: RemoteTier, sample: Sample) -> bool:
-    """Whether it is a hit; bytes that are none of the sample's fail the test."""
-    outcome, found = load(tier, sample)
-    assert isinstance(outcome, Miss) or found == sample.payload
-    return isinstance(outcome, Hit)
-
-
-def is_stored(tier: RemoteTier, sample: Sample) -> bool:
-    return store(tier, sample) == Stored() or is_loaded(tier, sample)
 
 
 @pytest.mark.parametrize(
@@ -71,20 +41,11 @@ def is_stored(tier: RemoteTier, sample: Sample) -> bool:
     ],
 )
 def test_exact_or_a_miss_and_it_comes_back(s3: S3Server, prefix: str, fault: str) -> None:
-    before, meanwhile, after = (single(name) for name in ("before", "meanwhile", "after"))
-    timeout_s = SLOW_S if fault in SLOW else 600.0
+    timeout_s = SLOW_S if fault in SLOW else AGES_S
     with LyingProxy(s3.url) as proxy, opened(url_of(proxy.url, prefix, timeout_s)) as tier:
-        until_true(lambda: is_stored(tier, before))
-        until_true(lambda: is_loaded(tier, before))
-        proxy.fault = fault
-        is_loaded(tier, before)
-        store(tier, meanwhile)
-        is_loaded(tier, meanwhile)
-        proxy.fault = ""
-        until_true(lambda: is_stored(tier, after))
-        until_true(lambda: is_loaded(tier, after))
-        until_true(lambda: is_stored(tier, before))
-        until_true(lambda: is_loaded(tier, before))
+        check_fault(
+            tier, lambda: setattr(proxy, "fault", fault), lambda: setattr(proxy, "fault", "")
+        )
 
 
 def test_a_listing_without_an_end_costs_a_child_and_no_memory(s3: S3Server, prefix: str) -> None:

@@ -2,7 +2,8 @@
 
 A store that is left alone is probed, by a child that is started for it; at the first success other
 hosts' index is read and this host's own packs are found. From then on: publish what changed, look
-at what others published, and now and then delete what dead hosts left.
+at what others published, and now and then at what is still there of this host's, and delete what
+dead hosts left.
 """
 
 import logging
@@ -17,7 +18,7 @@ from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication
 from forebay.tiers.remote.index.table import RecordTable
 from forebay.tiers.remote.io.parts import RemoteParts
-from forebay.tiers.remote.process.chores import FoundPack
+from forebay.tiers.remote.process.chores import FoundPack, StoreAudit
 from forebay.tiers.remote.process.link import AnswerDone, Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
@@ -35,7 +36,7 @@ class Upkeep:
         self._is_recovered = False
         self._is_busy = False
         self._version = -1  # of the snapshots that are known
-        self._publish_at = self._refresh_at = self._sweep_at = 0.0
+        self._publish_at = self._refresh_at = self._audit_at = self._sweep_at = 0.0
         self._sign_at = 0.0  # when there must be a sign of life, changed or not
 
     @property
@@ -63,6 +64,9 @@ class Upkeep:
         elif now >= self._refresh_at:
             self._refresh_at = now + options.refresh_s
             self._call(StoreRequest(0, Action.REFRESH, at=self._version), self._learn)
+        elif now >= self._audit_at:
+            self._audit_at = now + options.audit_s
+            self._audit()
         elif now >= self._sweep_at:
             self._sweep_at = now + options.sweep_s
             self._call(StoreRequest(0, Action.SWEEP, at=int(options.host_age_s)), self._swept)
@@ -103,6 +107,7 @@ class Upkeep:
 
     def _probed(self, _answer: Answer, _results: Results) -> None:
         if self._is_recovered:
+            self._audit_at = 0.0  # it may have lost what it had
             self._use()
             return
         request = StoreRequest(0, Action.REFRESH, at=self._version)
@@ -125,6 +130,7 @@ class Upkeep:
         if orphans:
             _log.info("%d remote records have lost their prefix and are forgotten", orphans)
         self._is_recovered = True
+        self._audit_at = self._parts.clock.monotonic() + self._parts.options.audit_s
         self._use()
 
     def _use(self) -> None:
@@ -138,6 +144,20 @@ class Upkeep:
         snapshots = tables[1] if len(tables) > 1 else None
         self._parts.others.learn(tables[0], snapshots, self._parts.clock.monotonic())
         self._version = answer.count
+
+    def _audit(self) -> None:
+        known = self._parts.own.sequences()  # what is put from now on is not missing
+
+        def audited(_answer: Answer, results: Results) -> None:
+            found = msgspec.msgpack.decode(results[0], type=StoreAudit)
+            missing = known - {*found.sequences}
+            self._parts.own.audited(
+                missing, has_tail=found.has_tail, has_snapshot=found.has_snapshot
+            )
+            if missing:
+                _log.info("%d packs of this host are not there any more", len(missing))
+
+        self._call(StoreRequest(0, Action.AUDIT), audited)
 
     def _swept(self, answer: Answer, _results: Results) -> None:
         if answer.count:

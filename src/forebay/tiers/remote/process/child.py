@@ -85,6 +85,7 @@ class Child:
             Action.DELETE: lambda: self._store.delete(request.name),
             Action.PROBE: lambda: chores.probe(self._store, self._host),
             Action.RECOVER: lambda: chores.recover(self._store, self._host),
+            Action.AUDIT: lambda: chores.audit(self._store, self._host),
             Action.REFRESH: lambda: self._watcher.refresh(request.at),
             Action.SWEEP: lambda: chores.sweep(self._store, self._host, request.at),
         }

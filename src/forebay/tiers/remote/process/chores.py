@@ -1,4 +1,4 @@
-"""What a child does that takes several calls of a store: probe, recovery, refreshing, sweeping."""
+"""What a child does that takes several calls of a store: probe, recovery, audit, and others."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -46,24 +46,60 @@ def probe(store: ObjectStore, host: str) -> StoreFailure | None:
 
 def recover(store: ObjectStore, host: str) -> bytes | StoreFailure:
     """Packs of this host, the oldest first, as `FoundPack`s."""
+    listed = _own_packs(store, host)
+    if isinstance(listed, StoreFailure):
+        return listed
     found: list[tuple[float, FoundPack]] = []
+    for namespace, sequence, each in listed:
+        size = each.size_bytes
+        contents = _contents(store, pack_name(namespace, host, sequence), sequence, size)
+        found.append((each.modified_s, FoundPack(namespace, sequence, size, contents)))
+    found.sort(key=lambda each: (each[0], each[1].sequence))
+    return msgspec.msgpack.encode([pack for _, pack in found])
+
+
+def _own_packs(
+    store: ObjectStore, host: str
+) -> list[tuple[bytes, int, StoredObject]] | StoreFailure:
+    """The packs of this host that a store lists: namespace, sequence, and what it says of each."""
+    found: list[tuple[bytes, int, StoredObject]] = []
     namespaces = store.listing(PACKS)
     if isinstance(namespaces, StoreFailure):
         return namespaces
     for namespace in filter(None, map(_namespace, namespaces)):
-        prefix = f"{PACKS}/{namespace.hex()}/{host}"
-        packs = store.listing(prefix)
+        packs = store.listing(f"{PACKS}/{namespace.hex()}/{host}")
         if isinstance(packs, StoreFailure):
             return packs
-        for each in packs:
-            sequence = sequence_of(each.name)
-            if sequence is not None:
-                size = each.size_bytes
-                contents = _contents(store, pack_name(namespace, host, sequence), sequence, size)
-                pack = FoundPack(namespace, sequence, size, contents)
-                found.append((each.modified_s, pack))
-    found.sort(key=lambda each: (each[0], each[1].sequence))
-    return msgspec.msgpack.encode([pack for _, pack in found])
+        sequences = ((sequence_of(each.name), each) for each in packs)
+        found += [(namespace, number, each) for number, each in sequences if number is not None]
+    return found
+
+
+class StoreAudit(msgspec.Struct, array_like=True, frozen=True):
+    """What a store has of this host's: others may have deleted some of it, or the store itself."""
+
+    has_tail: bool
+    has_snapshot: bool
+    sequences: list[int]  # of packs
+
+
+def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
+    """Look at what is there, as a `StoreAudit`.
+
+    The index is read, a few bytes of it: a store that evicts what is not in use is to keep it.
+    """
+    listed = _own_packs(store, host)
+    if isinstance(listed, StoreFailure):
+        return listed
+    has: list[bool] = []
+    for name in (published.tail_name(host), published.snapshot_name(host)):
+        count = store.get(name, 0, [memory.allocate(PAGE_BYTES)[:_CANARY_BYTES]])
+        if isinstance(count, StoreFailure) and count is not StoreFailure.ABSENT:
+            return count
+        has.append(count is not StoreFailure.ABSENT)
+    has_tail, has_snapshot = has
+    sequences = [sequence for _, sequence, _ in listed]
+    return msgspec.msgpack.encode(StoreAudit(has_tail, has_snapshot, sequences))
 
 
 def _namespace(each: StoredObject) -> bytes | None:

@@ -25,6 +25,7 @@ class Action(StrEnum):
     DELETE = "delete"
     PROBE = "probe"  # put an object, read it, compare
     RECOVER = "recover"  # find this host's packs
+    AUDIT = "audit"  # which of this host's objects are there
     REFRESH = "refresh"  # find other hosts' packs; `at` is the version of the snapshots known
     SWEEP = "sweep"  # delete what hosts left that have been dead for `at` seconds
 

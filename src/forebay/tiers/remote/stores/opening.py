@@ -6,7 +6,8 @@ from typing import Final
 from forebay.errors import StartupError
 from forebay.tiers.remote.store import ObjectStore
 from forebay.tiers.remote.stores.directory import DirectoryStore
-from forebay.urls import RemoteUrl, parse_url
+from forebay.tiers.remote.stores.valkey.store import ValkeyStore
+from forebay.urls import VALKEY, RemoteUrl, parse_url
 
 _PACKAGES: Final = {"s3": ("obstore", "s3")}  # by scheme: what is imported, and our extra with it
 
@@ -19,6 +20,8 @@ def open_store(url: str, host: str) -> ObjectStore:
         from forebay.tiers.remote.stores.s3 import S3Store  # noqa: PLC0415
 
         return S3Store(wanted)
+    if wanted.scheme in VALKEY:
+        return ValkeyStore(wanted)
     return DirectoryStore(wanted.path, host)
 
 
