@@ -176,7 +176,7 @@ def assert_warm(here: set[Sample], acknowledged: list[int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_t2_random_kills_under_load(executioner: Executioner, tmp_path: Path, seed: int) -> None:
     random_kills(executioner, tmp_path, seed, kills=int(os.environ.get("FOREBAY_KILLS", "100")))
 

@@ -29,7 +29,7 @@ class TestSlowMemoryTier(TierConformance):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_pools_own_tests_pass_with_it_beneath_the_disk() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/pool/core"]
     third = ["--lower-tier", "tests.tiers.slow_memory:SlowMemoryTier"]

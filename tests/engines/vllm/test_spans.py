@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 CLIENT_TRACE, CLIENT_SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 HEADERS = {"traceparent": f"00-{CLIENT_TRACE:032x}-{CLIENT_SPAN:016x}-01"}
 

@@ -27,7 +27,7 @@ from tests.pool_process import (
 from forebay.cli.main import main
 from forebay.engines.geometry import FULL, Reach, ReachKind
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800), pytest.mark.usefixtures("patient")]
 CHUNK = 64  # tokens
 LENGTH = 5 * CHUNK
 HANG_MS = 300_000

@@ -17,7 +17,7 @@ from forebay.bench.load.clients import ClientsResult, FinishedRequest
 from forebay.bench.result.summary import step_of
 from forebay.plan.measured import TimeStats
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 SECONDS = 12.5  # of the whole run
 PERCENTILES = (50, 95, 99)
 ROUNDED = 0.0006  # figures of ours have three decimals

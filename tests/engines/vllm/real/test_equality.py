@@ -24,7 +24,7 @@ from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs, next_turn
 from tests.pool_process import PoolProcess, wait_until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 StartEngine = Callable[..., Engine]
 StartPool = Callable[..., PoolProcess]
 TURNS = 3

@@ -10,7 +10,7 @@ from tests.engines.vllm.real.router import Router
 from tests.engines.vllm.real.test_equality import is_written
 from tests.pool_process import PatientClient, PoolProcess, wait_until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 PROMPT = 600  # tokens: two chunks of 256, and a rest
 IN_CHUNKS = 512
 BLOCK = 128  # tokens, on a CPU

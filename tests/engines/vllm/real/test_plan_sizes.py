@@ -10,7 +10,7 @@ from tests.engines.vllm.real.engine import Engine
 
 from forebay.plan.model.config import shape_of
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,

@@ -22,7 +22,7 @@ from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import Tokens, dialogs, next_turn
 from tests.pool_process import PoolProcess, short_directory, wait_until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 CHUNK = 256  # tokens, two blocks of this model
 KILL_POINTS = (
     "asked",

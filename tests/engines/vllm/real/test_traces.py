@@ -23,7 +23,7 @@ from tests.pool_process import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 DRAM_BYTES = 64 << 20
 NONE_BYTES = 0
 CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -7,7 +7,7 @@ from tests.engines.vllm.real import forked
 
 from forebay.engines.start.vllm_flags import VllmFlags, read_flags
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 # Our field → vLLM's.
 FIELDS = {
     "model": "model",

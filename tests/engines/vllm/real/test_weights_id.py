@@ -10,7 +10,7 @@ from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import dialogs
 from tests.pool_process import PoolProcess
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 StartEngine = Callable[..., Engine]
 PROMPTS = dialogs(2, 500, seed=7)
 
