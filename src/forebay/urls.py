@@ -5,7 +5,8 @@
 
 `cap` is what this host may hold there. `host` names this host to the others; without it, a pool has
 a name that stays the same as long as the machine's name and the pool's socket do. No URL holds
-credentials, and one that does is not repeated in what is said about it.
+credentials, and one that does is not repeated in what is said about it. `forebay.terms` has further
+options, which every store has.
 """
 
 import re
@@ -14,6 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from forebay.errors import SettingsError
 from forebay.quantity import parse_size
+from forebay.terms import FREE, S3_STANDARD, TERM_OPTIONS, StorePrices, StoreTerms, parse_terms
 
 SCHEMES: Final = ("file", "s3")
 REMOTES_MAX: Final = 8  # stores of one pool: each is a tier, and a label of metrics
@@ -45,6 +47,13 @@ class RemoteUrl(NamedTuple):
     endpoint: str = ""  # empty: the environment's, or AWS
     region: str = ""  # likewise
     timeout_s: float = REQUEST_S  # of one request
+    terms: StoreTerms = StoreTerms()
+
+    @property
+    def prices(self) -> StorePrices:
+        """What the store charges: as told, or AWS's, or nothing where there is a server of ours."""
+        is_aws = self.scheme == "s3" and not self.endpoint
+        return self.terms.prices or (S3_STANDARD if is_aws else FREE)
 
     @property
     def place(self) -> str:
@@ -56,7 +65,7 @@ class RemoteUrl(NamedTuple):
         for name, value in (("endpoint", self.endpoint), ("region", self.region)):
             text += f"&{name}={quote(value, safe=':/')}" if value else ""
         text += f"&timeout={self.timeout_s}" if self.timeout_s != REQUEST_S else ""
-        return text + (f"&host={self.host}" if self.host else "")
+        return text + self.terms.query() + (f"&host={self.host}" if self.host else "")
 
 
 def parse_url(text: str) -> RemoteUrl:
@@ -94,15 +103,17 @@ def parse_url(text: str) -> RemoteUrl:
         chosen.get("endpoint", "").rstrip("/"),
         chosen.get("region", ""),
         float(chosen.get("timeout", REQUEST_S)),
+        parse_terms(chosen),
     )
 
 
 def _options(shown: str, scheme: str, options: list[tuple[str, str]]) -> dict[str, str]:
     chosen = dict(options)
-    if len(chosen) < len(options) or not chosen.keys() <= {*_OPTIONS[scheme]}:
+    known = (*_OPTIONS[scheme], *TERM_OPTIONS)
+    if len(chosen) < len(options) or not chosen.keys() <= {*known}:
         raise SettingsError(
             f"{shown} has an option that is unknown or given twice; there are"
-            f" {' and '.join(_OPTIONS[scheme])}."
+            f" {' and '.join(known)}."
         )
     if "cap" not in chosen:
         raise SettingsError(f"{shown} has no cap; write it as {_EXAMPLES[scheme]}.")

@@ -22,6 +22,7 @@ from forebay.pool.messages import Describe, Found, Lookup, Outcome, RequestOutco
 from forebay.pool.service import Service
 from forebay.settings import Settings
 from forebay.sys.clock import Clock
+from forebay.terms import StoreTerms
 from forebay.urls import RemoteUrl
 
 STORES: Final = {"tier": "remote", "direction": "store", "outcome": "ok"}
@@ -31,8 +32,8 @@ LONG_S: Final = 600.0  # a store that failed is tried every ten seconds
 def sharing(place: Path, host: str) -> Settings:
     (place / "shared").mkdir(mode=0o700, exist_ok=True)
     (place / host).mkdir(mode=0o700, exist_ok=True)
-    remote = (RemoteUrl("file", str(place / "shared"), 64 << 20),)
-    return replace(SMALL, remote=remote, socket=str(place / host / "pool.sock"))
+    url = RemoteUrl("file", str(place / "shared"), 64 << 20, terms=StoreTerms(send_all=True))
+    return replace(SMALL, remote=(url,), socket=str(place / host / "pool.sock"))
 
 
 def stats_of(client: Client) -> dict[str, Any]:

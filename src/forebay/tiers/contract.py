@@ -187,6 +187,11 @@ class Tier(ABC):
     """
 
     name: str  # of the medium; a metric label, for example "disk"
+    comes_back: bool = False  # after it was off: what was dropped then is to be stored later
+
+    def takes_stores(self) -> bool:
+        """Whether stores are of any use now; what is stored nevertheless is dropped."""
+        return True
 
     def attach(self, slab: SharedMemory) -> None:  # noqa: B027 - most have no use for it
         """Most buffers will lie in this memory, which may grow: for who shares it with others."""

@@ -115,6 +115,14 @@ class TierStack:
         """Every tier with its name, the nearest first."""
         return [(tier.name, tier) for tier in self._tiers]
 
+    def takes_stores(self, tier: int) -> bool:
+        """Whether a tier takes stores now."""
+        return self._tiers[tier].takes_stores()
+
+    def comes_back(self, tier: int) -> bool:
+        """Whether what a tier dropped while it was off is to be stored later."""
+        return self._tiers[tier].comes_back
+
     def prefix(self, keys: list[bytes], ready: int) -> KnownPrefix:
         """How many keys, from the first, are in DRAM or below; the first `ready` are in DRAM."""
         at = ready

@@ -55,6 +55,8 @@ _EXIT_S: Final = 5.0  # that a killed child may take; one that hangs in the kern
 class RemoteTier(Tier):
     """Records in one store."""
 
+    comes_back = True
+
     def __init__(self, parts: RemoteParts, name: str, world: World) -> None:
         """Use `open`."""
         self.name = name
@@ -112,6 +114,10 @@ class RemoteTier(Tier):
             raise StartupError(f"{wanted.place} cannot be used ({error}).") from None
         tier.upkeep.begun.wait(options.open_s)
         return tier
+
+    def takes_stores(self) -> bool:
+        """See Tier."""
+        return self.parts.takes_stores(self._clock.monotonic())
 
     def attach(self, slab: SharedMemory) -> None:
         """See Tier. The child maps it, and nothing is copied."""
@@ -187,7 +193,7 @@ class RemoteTier(Tier):
         pack_max = min(REGION_BYTES_MAX, pack_cap_bytes(self.parts.cap_bytes))
         if pack_bytes([length]) > pack_max:
             return DropReason.TOO_LARGE
-        if not self.parts.breaker.takes_stores(self._clock.monotonic()):
+        if not self.takes_stores():
             return DropReason.TIER_OFF
         if self._others.has(name.key):
             return DropReason.DUPLICATE

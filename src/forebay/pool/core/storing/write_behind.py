@@ -26,6 +26,7 @@ class WriteBehind:
         self._clock, self._complete = parts.clock, parts.complete
         self._in_flight = [0] * len(self._stack)  # by tier
         self._in_flight_bytes = [0] * len(self._stack)  # likewise
+        self._is_held = [False] * len(self._stack)  # likewise: it takes nothing now
 
     @property
     def in_flight(self) -> int:
@@ -44,7 +45,11 @@ class WriteBehind:
     def run(self, *, idle: bool = False) -> None:
         """Hand to every tier what the policy offers for it, while there is room."""
         for tier in range(len(self._stack)):
-            while self._has_room(tier) and self._write_next(tier, idle=idle):
+            is_held = not self._stack.takes_stores(tier)
+            if is_held is not self._is_held[tier]:
+                self._is_held[tier] = is_held
+                self._dram.policy.hold_writes(tier, held=is_held)
+            while not is_held and self._has_room(tier) and self._write_next(tier, idle=idle):
                 pass
 
     def _has_room(self, tier: int) -> bool:
@@ -94,6 +99,14 @@ class WriteBehind:
         self._in_flight_bytes[tier] -= chunk.slot_bytes
         label = outcome.reason if isinstance(outcome, Dropped) else OK
         self._dram.end_write(chunk, tier, is_stored=label in (OK, DropReason.DUPLICATE))
+        if self._is_for_later(tier, label):
+            self._dram.policy.write_again(chunk.key, tier, self._clock.monotonic())
         way = (self._stack.name_of(tier), Direction.STORE)
         ended = Ended(chunk.length, operation.waited_s, operation.took_s)
         self._metrics.tiers.record(way, label, ended)
+
+    def _is_for_later(self, tier: int, label: str) -> bool:
+        """Whether a write was dropped because its tier is off, and will not be for ever."""
+        if label == DropReason.IO_ERROR:
+            return self._stack.comes_back(tier) and not self._stack.takes_stores(tier)
+        return label == DropReason.TIER_OFF and self._stack.comes_back(tier)

@@ -36,6 +36,10 @@ class RemoteParts:
     read_bytes: int = 0
     written_bytes: int = 0
 
+    def takes_stores(self, now: float) -> bool:
+        """Whether records are stored now."""
+        return self.breaker.takes_stores(now)
+
     def failed(self) -> None:
         """A call of the store failed."""
         if self.breaker.failed(self.clock.monotonic()):

@@ -36,7 +36,7 @@ class RemoteWriting:
 
     def add(self, job: RemoteStore, now: float) -> None:
         """Let a store wait for its pack."""
-        if self._parts.breaker.takes_stores(now):
+        if self._parts.takes_stores(now):
             self._gathering.add(job, now)
         else:
             self._drop([job], DropReason.TIER_OFF)
