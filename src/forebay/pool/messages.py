@@ -16,7 +16,7 @@ import msgspec
 from forebay.identity.keys import TAG_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
 
-PROTOCOL: Final = 4  # a message more is a number more: an unknown tag ends a connection
+PROTOCOL: Final = 5  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
 ITEMS_MAX: Final = 1 << 14  # numbers in one message: one that takes long keeps others waiting
 KEYS_MAX: Final = 1 << 17  # likewise, of a lookup
@@ -88,6 +88,16 @@ class Lookup(_Message, frozen=True, tag="lookup"):
     keys: _Keys
     local: _Keys = b""  # of records that stand alone: only whether they are there is wanted
     tag: Annotated[bytes, msgspec.Meta(max_length=TAG_BYTES)] = b""  # `prompt_tag`; empty: none
+    gpu_bytes_a_s: float = 0.0  # how fast the engine computes such KV; 0: not known
+
+
+class StoreRun(_Message, frozen=True):
+    """Successive chunks that lie in a store, and how fast that store is."""
+
+    first: int
+    chunks: int
+    first_ms: float  # until the first of them would be here
+    bytes_a_s: float  # from then on; 0: not known
 
 
 class Found(_Message, frozen=True, tag="found"):
@@ -99,6 +109,7 @@ class Found(_Message, frozen=True, tag="found"):
     has: bytes = (
         b""  # a bit for each of `local`, the lowest first: in any tier; the first time only
     )
+    stores: list[StoreRun] = []  # of `known`, those that lie in stores; the first time only
 
 
 class KeyRun(_Message, frozen=True):

@@ -142,6 +142,13 @@ class Prefix(NamedTuple):
     is_unknown: bool = False  # whether it has the next one is being asked in the background
 
 
+class TierSpeed(NamedTuple):
+    """How fast a tier is, as it has seen itself."""
+
+    first_s: float  # until the first record would be here, behind what is being read
+    bytes_a_s: float  # from then on; 0: not known
+
+
 class Removed(NamedTuple):
     """A record that left a tier."""
 
@@ -192,6 +199,10 @@ class Tier(ABC):
     def takes_stores(self) -> bool:
         """Whether stores are of any use now; what is stored nevertheless is dropped."""
         return True
+
+    def speed(self) -> TierSpeed | None:
+        """How fast loads are; None: whoever waits for them has to see for himself."""
+        return None
 
     def attach(self, slab: SharedMemory) -> None:  # noqa: B027 - most have no use for it
         """Most buffers will lie in this memory, which may grow: for who shares it with others."""

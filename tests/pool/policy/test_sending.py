@@ -1,6 +1,7 @@
 """What is given to a store that is shared: what is asked for again, whole dialogs, long chains."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_a_child_that_waits_in_front_of_its_parent_is_sent_behind_it() -> None:
     learned, keys = policy(), chain("half", 4)
     store(learned, keys[:2], 1.0)
     assert sent(learned, 2.0) == []
-    for before, key in zip(keys[1:], keys[2:], strict=False):
+    for before, key in pairwise(keys[1:]):
         learned.stored(key, before, SLOT, 3.0)
     learned.requested(keys, 4, 4.0)
     assert sent(learned, 5.0) == keys

@@ -27,6 +27,7 @@ from forebay.tiers.contract import (
     StoreOutcome,
     Tier,
     TierListener,
+    TierSpeed,
     Usage,
     VolumeProbe,
     VolumeStatus,
@@ -118,6 +119,10 @@ class RemoteTier(Tier):
     def takes_stores(self) -> bool:
         """See Tier."""
         return self.parts.takes_stores(self._clock.monotonic())
+
+    def speed(self) -> TierSpeed:
+        """See Tier."""
+        return self.parts.speed.told(self._clock.monotonic())
 
     def attach(self, slab: SharedMemory) -> None:
         """See Tier. The child maps it, and nothing is copied."""

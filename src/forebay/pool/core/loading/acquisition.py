@@ -116,10 +116,10 @@ class Acquisition:
             if request.stop < len(request.keys):
                 continue
             ready = self._dram.chunks.ready_prefix(keys)
-            more, is_unknown, _ = self._stack.prefix(keys, ready)
+            more, is_unknown, _, _ = self._stack.prefix(keys, ready)
             request.unknown_keys = keys[more:] if is_unknown else []
             request.keys = request.keys + keys[:more]
-            request.stop = len(request.keys)
+            request.stop = request.ahead_stop = len(request.keys)
             self._retention.add(request)
             if more:
                 ready = request.retained.ready

@@ -1,7 +1,7 @@
 """What the parts of a remote tier share; all but the inbox belongs to the tier's thread."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.sys.clock import Clock
@@ -13,6 +13,7 @@ from forebay.tiers.remote.lending import Lending
 from forebay.tiers.remote.options import RemoteOptions
 from forebay.tiers.remote.own import OwnPacks
 from forebay.tiers.remote.process.link import Link
+from forebay.tiers.remote.speed import StoreSpeed
 
 _log: Final = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class RemoteParts:
     own: OwnPacks
     others: OtherHosts
     inbox: Inbox
+    speed: StoreSpeed = field(default_factory=StoreSpeed)
     read_bytes: int = 0
     written_bytes: int = 0
 

@@ -64,10 +64,13 @@ class RemoteReading:
         page, _ = parts.lending.page(lane)
         lent = parts.lending.lend(job.target[: padded(job.place.length)], filled=False)
         request = StoreRequest(0, Action.GET, job.place.name, job.place.offset, [page, lent.buffer])
+        parts.speed.began(lane, job.place.length, begun)
 
         def ended(answer: Answer, _results: Results) -> None:
             parts.lending.give_back(lent, 0 if answer.failure else job.place.length)
             outcome = self._outcome(job, lane, answer)
+            is_whole = isinstance(outcome, Hit)
+            parts.speed.ended(lane, parts.clock.monotonic(), is_whole=is_whole)
             self._lanes.append(lane)
             job.done(replace(outcome, begun=begun))
 
