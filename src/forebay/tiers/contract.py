@@ -34,6 +34,7 @@ class MissReason(StrEnum):
     WRONG_RECORD = "wrong_record"  # undamaged bytes of something else; the record is forgotten
     IO_ERROR = "io_error"  # the medium failed
     TIER_OFF = "tier_off"  # switched off by its error budget, or closed
+    BUDGET = "budget"  # of requests to a store, for today
     BUSY = "busy"  # more loads are waiting than may wait
     NO_POOL = "no_pool"  # no pool answers, or it went away; joined again when it is back
 
@@ -203,6 +204,10 @@ class Tier(ABC):
     def speed(self) -> TierSpeed | None:
         """How fast loads are; None: whoever waits for them has to see for himself."""
         return None
+
+    def off_reason(self) -> MissReason:
+        """Why what is here cannot be loaded now, if it cannot."""
+        return MissReason.TIER_OFF
 
     def attach(self, slab: SharedMemory) -> None:  # noqa: B027 - most have no use for it
         """Most buffers will lie in this memory, which may grow: for who shares it with others."""

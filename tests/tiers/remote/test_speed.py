@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.tiers.remote.speed import FRESH_S, StoreSpeed
+from forebay.tiers.remote.accounting.speed import FRESH_S, StoreSpeed
 
 MB = 10**6
 

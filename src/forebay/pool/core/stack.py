@@ -159,9 +159,11 @@ class TierStack:
             is_unknown = False  # whatever it was, it has been found elsewhere
         return KnownPrefix(at, is_unknown, by_tier, far)
 
-    def is_off(self, key: bytes) -> bool:
-        """Whether a lower tier has a chunk that cannot be loaded now: its volume is off."""
-        return self.has(key) and self.length_of(key) is None
+    def why_off(self, key: bytes) -> MissReason | None:
+        """Why a chunk that a lower tier has cannot be loaded now; None: it can, or is not there."""
+        if self.length_of(key) is not None:
+            return None
+        return next((tier.off_reason() for tier in self._tiers if tier.has(key)), None)
 
     def tiers_of(self, key: bytes) -> frozenset[int]:
         """The lower tiers that have a chunk."""

@@ -33,6 +33,7 @@ from forebay.tiers.contract import (
     VolumeStatus,
 )
 from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.remote.accounting.ledger import Ledger
 from forebay.tiers.remote.breaker import Breaker
 from forebay.tiers.remote.index.others import OtherHosts
 from forebay.tiers.remote.io.parts import RemoteParts
@@ -108,6 +109,7 @@ class RemoteTier(Tier):
                 OwnPacks(host, Catalog(listener)),
                 OtherHosts(options),
                 Inbox(options),
+                Ledger(wanted.prices, wanted.terms.requests_a_day, world.clock.monotonic()),
             )
             tier = cls(parts, name, world)
             tier._thread.start()
@@ -120,6 +122,10 @@ class RemoteTier(Tier):
         """See Tier."""
         return self.parts.takes_stores(self._clock.monotonic())
 
+    def off_reason(self) -> MissReason:
+        """See Tier."""
+        return self.parts.off_reason
+
     def speed(self) -> TierSpeed:
         """See Tier."""
         return self.parts.speed.told(self._clock.monotonic())
@@ -130,7 +136,7 @@ class RemoteTier(Tier):
 
     def prefix(self, keys: Sequence[bytes]) -> Prefix:
         """See Tier."""
-        if not self.parts.breaker.is_on:
+        if not self.parts.takes_loads:
             return Prefix(0)
         for count, key in enumerate(keys):
             if not self.has(key):
@@ -143,7 +149,7 @@ class RemoteTier(Tier):
 
     def length_of(self, key: bytes) -> int | None:
         """See Tier."""
-        if not self.parts.breaker.is_on:
+        if not self.parts.takes_loads:
             return None
         own = self.parts.own.find(short(key))
         row = None if own is not None else self._others.find(key)

@@ -29,6 +29,7 @@ from forebay.pool.messages import (
 from forebay.pool.policy.fetching import is_read_ahead
 from forebay.pool.session import Session
 from forebay.record.region import SHORT_KEY_BYTES
+from forebay.tiers.contract import MissReason
 
 DEADLINE_S_MAX: Final = 60.0  # of an ask; a later one is taken for this
 
@@ -103,8 +104,10 @@ class Loads:
         if known >= len(keys):
             return None
         why = self._dram.lost_keys.reason(keys[known])
-        if why is None and self._stack.is_off(keys[known]):
-            why = Decision.TIER_OFF
+        off = None if why is not None else self._stack.why_off(keys[known])
+        if off is not None:
+            is_spent = off is MissReason.BUDGET
+            why = Decision.REQUEST_BUDGET if is_spent else Decision.TIER_OFF
         if why is None and not known and is_elsewhere:
             why = Decision.OTHER_MODEL
         return why

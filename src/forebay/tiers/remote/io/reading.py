@@ -43,9 +43,9 @@ class RemoteReading:
         for job in late:
             self._waiting.remove(job)
             self._answer(job, Miss(MissReason.DEADLINE))
-        while self._waiting and not self._parts.breaker.is_on:
-            self._answer(self._waiting.popleft(), Miss(MissReason.TIER_OFF))
-        while self._waiting and self._lanes:
+        while self._waiting and not self._parts.takes_loads:
+            self._answer(self._waiting.popleft(), Miss(self._parts.off_reason))
+        while self._waiting and self._lanes and self._parts.fits():
             self._begin(self._waiting.popleft())
 
     def flush(self) -> None:
@@ -74,7 +74,7 @@ class RemoteReading:
             self._lanes.append(lane)
             job.done(replace(outcome, begun=begun))
 
-        parts.link.call(request, begun + parts.options.call_s, ended)
+        parts.call(request, begun + parts.options.call_s, ended)
 
     def _outcome(self, job: RemoteLoad, lane: int, answer: Answer) -> LoadOutcome:
         parts = self._parts
