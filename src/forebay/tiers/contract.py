@@ -114,6 +114,17 @@ class Usage:
     cap_bytes: int  # never exceeded
 
 
+class StoreUse(NamedTuple):
+    """What a store that others run was asked for, since the pool began unless said otherwise."""
+
+    requests: tuple[tuple[str, int], ...]  # by kind: put, get, list, delete
+    sent_bytes: int
+    received_bytes: int
+    today: int  # requests of this day (UTC), those of earlier processes included
+    budget: int  # requests that a day may see; 0: no limit
+    dollars_a_day: float  # an estimate
+
+
 @dataclass(frozen=True, slots=True)
 class VolumeStatus:
     """One volume of a tier, a directory for example, for people and metrics."""
@@ -127,6 +138,7 @@ class VolumeStatus:
     evictions: int  # regions, or whatever this medium evicts at once
     left_alone: int = 0  # files that are there and not ours; their bytes count
     life_written_bytes: int = 0  # by any pool, since the volume was made; as far as is known
+    use: StoreUse | None = None  # of a store; None: a medium of this host
 
 
 class VolumeProbe(NamedTuple):

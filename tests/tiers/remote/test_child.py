@@ -74,7 +74,7 @@ def test_it_does_what_it_is_asked(asking: Asking) -> None:
     asking.send(StoreRequest(0, Action.UNMAP, at=7))
     assert asking.ask(StoreRequest(5, Action.PROBE)) == (Answer(5, requests=PROBED), [])
     nothing = msgspec.msgpack.encode([])
-    recovered = Answer(6, requests=LISTED)
+    recovered = Answer(6, requests=(0, 0, 2, 0, 0, 0))
     assert asking.ask(StoreRequest(6, Action.RECOVER)) == (recovered, [nothing])
     swept = Answer(7, count=0, requests=LISTED)
     assert asking.ask(StoreRequest(7, Action.SWEEP, at=1)) == (swept, [])

@@ -271,7 +271,8 @@ class RemoteTier(Tier):
 
     def volumes(self) -> list[VolumeStatus]:
         """See Tier."""
-        parts = self.parts
+        parts, used_bytes = self.parts, self.parts.own.used_bytes
+        now, day = self._clock.monotonic(), self._clock.day()
         return [
             VolumeStatus(
                 parts.path,
@@ -279,8 +280,9 @@ class RemoteTier(Tier):
                 parts.breaker.errors,
                 parts.read_bytes,
                 parts.written_bytes,
-                parts.own.used_bytes,
+                used_bytes,
                 parts.own.evictions,
+                use=parts.ledger.use(used_bytes, now, day),
             )
         ]
 

@@ -17,7 +17,7 @@ from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.stack import TierStatus
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
-from forebay.tiers.contract import NamespaceUsage
+from forebay.tiers.contract import NamespaceUsage, StoreUse
 
 _TICK_S: Final = 60.0
 _MODELS_MAX: Final = 1024  # namespaces whose model is remembered
@@ -147,6 +147,8 @@ class Status:
                 volumes.read.set_total(volume.read_bytes, labels)
                 volumes.written.set_total(volume.written_bytes, labels)
                 volumes.life_written.set(volume.life_written_bytes, labels)
+                if volume.use is not None:
+                    self._metrics.store_use.take(tier.name, volume.use)
             life = self._lives[number] if number < len(self._lives) else TierLife()
             if life.budget_bytes_a_day:
                 volumes.budget.set(life.budget_bytes_a_day, (tier.name,))
@@ -217,7 +219,12 @@ def _lower_tier(tier: TierStatus) -> dict[str, Any]:
                 "evictions": volume.evictions,
                 "left_alone": volume.left_alone,
                 "life_written_bytes": volume.life_written_bytes,
+                "use": None if volume.use is None else _use(volume.use),
             }
             for volume in tier.volumes
         ],
     }
+
+
+def _use(use: StoreUse) -> dict[str, Any]:
+    return {**use._asdict(), "requests": dict(use.requests)}

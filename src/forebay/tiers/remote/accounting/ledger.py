@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from forebay.terms import StorePrices
+from forebay.tiers.contract import StoreUse
 
 _ALL_SHARE: Final = 0.75  # of the budget, for stores, loads and upkeep alike
 _RESERVE: Final = 4  # requests that a probe of health may still take
@@ -124,6 +125,17 @@ class Ledger:
         if self._hours and self._hours[-1][0] == hour:
             dollars += self._hours.pop()[1]
         self._hours.append((hour, dollars))
+
+    def use(self, stored_bytes: int, now: float, day: int) -> StoreUse:
+        """All of it, for people and metrics."""
+        return StoreUse(
+            tuple((kind.value, self.counts[kind]) for kind in RequestKind),
+            self.sent_bytes,
+            self.received_bytes,
+            self.spent_on(day),
+            self.requests_a_day,
+            self.dollars_a_day(stored_bytes, now),
+        )
 
     def dollars_a_day(self, stored_bytes: int, now: float) -> float:
         """An estimate: the requests of the last 24 hours, or at their rate, and what is kept."""
