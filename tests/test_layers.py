@@ -35,7 +35,7 @@ LAYERS = {
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
 SIBLINGS |= {("files", "errors"), ("settings", "files")}
 SIBLINGS |= {("urls", "errors"), ("urls", "quantity"), ("settings", "urls")}
-SIBLINGS |= {("terms", "errors"), ("terms", "quantity"), ("urls", "terms")}
+SIBLINGS |= {("terms", "errors"), ("urls", "terms")}
 SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}
 SIBLINGS |= {("observe", "plan"), ("observe", "bench")}
 # What only some layers may import from outside.

@@ -4,7 +4,6 @@
     requests=N              requests that this host may make in a day (UTC); 0: as many as it likes
     prices=PUT:GET:MONTH    dollars for 1,000 PUTs or LISTs, for 1,000 GETs, for a GB stored for a
                             month, and behind a fourth colon for a GB read
-    prefetch=SIZE           DRAM that is filled, when a pool begins, with what hosts ask for most
 
 These are options of a store's URL. A SettingsError says in one sentence what is wrong with one.
 """
@@ -14,9 +13,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from forebay.errors import SettingsError
-from forebay.quantity import parse_size
 
-TERM_OPTIONS: Final = ("send", "requests", "prices", "prefetch")
+TERM_OPTIONS: Final = ("send", "requests", "prices")
 REQUESTS_MIN: Final = 1000  # a day: looking at other hosts every ten seconds takes some 17,000
 _REQUESTS_DIGITS: Final = 12
 _THOUSAND: Final = 1000
@@ -47,8 +45,8 @@ class StorePrices(NamedTuple):
 
 
 FREE: Final = StorePrices()
-# Amazon S3 Standard, us-east-1, read from within the region: aws.amazon.com/s3/pricing as of
-# November 2026. Other regions and classes differ: the option `prices` says so.
+# Amazon S3 Standard, us-east-1, read from within the region: list prices of aws.amazon.com/s3/pricing
+# as known in November 2026. For other regions, classes and stores there is the option `prices`.
 S3_STANDARD: Final = StorePrices(0.005, 0.0004, 0.023, 0.0)
 
 
@@ -58,14 +56,12 @@ class StoreTerms(NamedTuple):
     send_all: bool = False  # else what is reused, or long
     requests_a_day: int = 0  # 0: no limit
     prices: StorePrices | None = None  # None: those that are known for the kind of store
-    prefetch_bytes: int = 0  # of DRAM, filled at start
 
     def query(self) -> str:
         """As they stand in a URL, behind other options."""
         text = "&send=all" if self.send_all else ""
         text += f"&requests={self.requests_a_day}" if self.requests_a_day else ""
-        text += f"&prices={self.prices}" if self.prices is not None else ""
-        return text + (f"&prefetch={self.prefetch_bytes}" if self.prefetch_bytes else "")
+        return text + (f"&prices={self.prices}" if self.prices is not None else "")
 
 
 def parse_terms(options: Mapping[str, str]) -> StoreTerms:
@@ -78,7 +74,6 @@ def parse_terms(options: Mapping[str, str]) -> StoreTerms:
         send == "all",
         _requests(options.get("requests", "0")),
         None if prices is None else _prices(prices),
-        parse_size(options.get("prefetch", "0")),
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.pool_process import HANG_S, SMALL, PatientClient, exact, made, serving, wait_until
 
 from forebay.cli.main import main
+from forebay.cli.view.text import stats_text
 from forebay.metrics.reading import count, tier_of
 from forebay.observe.exposition import Exposition
 from forebay.observe.health import HealthCheck
@@ -23,6 +24,7 @@ from forebay.pool.service import Service
 from forebay.settings import Settings
 from forebay.sys.clock import Clock
 from forebay.terms import StoreTerms
+from forebay.tiers.contract import Miss
 from forebay.urls import RemoteUrl
 
 STORES: Final = {"tier": "remote", "direction": "store", "outcome": "ok"}
@@ -83,6 +85,15 @@ def test_a_new_host_begins_with_what_another_has_stored(place: Path) -> None:
         store_and_wait(first, "dialog")
     with serving(place, sharing(place, "b")) as second:
         load_all(second, "dialog")
+        with PatientClient(second.address.path) as client:
+            done = client.clear(None, HANG_S)
+            assert not isinstance(done, Miss)
+            assert "packs of other hosts are theirs to clear" in done.sentence
+            (volume,) = remote_of(client)["volumes"]
+            assert volume["use"]["requests"]["get"] >= len(made("dialog")[0])
+            text = stats_text(stats_of(client), None)
+        assert "Requests to stores" in text
+        assert "no limit" in text
 
 
 def test_why_names_the_tier_that_a_request_was_served_from(place: Path) -> None:

@@ -290,6 +290,13 @@ class Tier(ABC):
         Older copies count too; a record that the medium refuses to delete does not.
         """
 
+    def packs_of_others(self, digits: str) -> int:  # noqa: ARG002 - a medium of this host has none
+        """Packs that other hosts keep here, of namespaces whose hex digits begin so; '': of all.
+
+        They are theirs to erase, and found until they do.
+        """
+        return 0
+
     @abstractmethod
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a volume's cap; False if the tier has no such volume. Waits for the medium.

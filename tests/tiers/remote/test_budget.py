@@ -20,7 +20,15 @@ from forebay.testing.clock import ManualClock
 from forebay.testing.conformance import load, store
 from forebay.testing.conformance.hooks import eventually
 from forebay.testing.samples import Sample, single
-from forebay.tiers.contract import Dropped, DropReason, Hit, Miss, MissReason, Stored
+from forebay.tiers.contract import (
+    Dropped,
+    DropReason,
+    Hit,
+    LoadOutcome,
+    Miss,
+    MissReason,
+    Stored,
+)
 from forebay.tiers.remote.accounting.ledger import SPENT_BYTES, Ledger, RequestCounts
 from forebay.tiers.remote.process.link import Link
 from forebay.tiers.remote.tier import RemoteTier
@@ -106,7 +114,7 @@ def test_a_flood_stays_under_the_cap_and_under_the_budget_stores_first(place: Pa
         last = flood(tier, place)
         assert not tier.takes_stores()
         assert BUDGET // 2 < made(place).total() <= 3 * BUDGET // 4
-        outcomes = []
+        outcomes: list[LoadOutcome] = []
         while not outcomes or isinstance(outcomes[-1], Hit):
             outcomes.append(load(tier, last)[0])
             assert made(place).total() <= BUDGET

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,17 @@ def test_two_hosts_that_publish_the_same_prefix_are_each_enough(tmp_path: Path) 
             eventually(lambda: c.prefix(keys(links)).chunks == 3)
             for link in links:
                 assert load(c, link) == (Hit(link.length), link.payload)
+            assert (c.packs_of_others(""), c.packs_of_others("ff" * 32)) == (6, 0)
             assert a.erase(None) == 3
             eventually(lambda: not packs_in(tmp_path, "a"))
+            eventually(lambda: c.packs_of_others(NAMESPACE.hex()) == 3)
             for link in links:  # one that is listed and gone is asked for once
-                eventually(lambda link=link: load(c, link) == (Hit(link.length), link.payload))
+                eventually(partial(is_exact, c, link))
             assert c.usage().records == 0
+
+
+def is_exact(tier: RemoteTier, link: Sample) -> bool:
+    return load(tier, link) == (Hit(link.length), link.payload)
 
 
 def test_a_pack_that_is_listed_and_gone_is_a_miss_and_not_asked_for_again(tmp_path: Path) -> None:

@@ -253,6 +253,10 @@ class TierStack:
                 sizes[name] += max(0, usage.payload_bytes - left_bytes)
         return count, +sizes
 
+    def packs_of_others(self, digits: str) -> int:
+        """Packs of other hosts that `erase` leaves, since they are theirs."""
+        return sum(tier.packs_of_others(digits) for tier in self._tiers)
+
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""
         return any(tier.resize(path, cap_bytes) for tier in self._tiers)

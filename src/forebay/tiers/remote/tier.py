@@ -236,6 +236,10 @@ class RemoteTier(Tier):
         self._catalog.forget_namespace(namespace)
         return self._ordered(Order(namespace, is_erasure=True))
 
+    def packs_of_others(self, digits: str) -> int:
+        """See Tier."""
+        return self._others.packs_of(digits)
+
     def resize(self, path: str, cap_bytes: int) -> bool:
         """See Tier."""
         if path != self.parts.path:
