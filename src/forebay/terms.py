@@ -45,7 +45,7 @@ class StorePrices(NamedTuple):
 
 
 FREE: Final = StorePrices()
-# Amazon S3 Standard, us-east-1, read from within the region: list prices of aws.amazon.com/s3/pricing
+# Amazon S3 Standard, us-east-1, read within the region: list prices of aws.amazon.com/s3/pricing
 # as known in November 2026. For other regions, classes and stores there is the option `prices`.
 S3_STANDARD: Final = StorePrices(0.005, 0.0004, 0.023, 0.0)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from forebay.engines.scheduling.load_or_recompute import (
     OtherWork,
     ThroughputEstimate,
+    fetching_ms,
     least_read,
     worth_fetching,
     worth_reading,
@@ -337,6 +338,13 @@ def test_a_store_of_unknown_speed_is_tried_by_one_at_a_time() -> None:
     assert worth_fetching(32_000, TOKEN, OtherWork(1, 1), new, GPU, is_tried=False) == 32_000
     silent = StoreRun(0, 1, 600.0, 0.0)
     assert worth_fetching(32_000, TOKEN, ALONE, silent, GPU, is_tried=False) == 0
+
+
+def test_a_store_is_waited_for_a_few_times_as_long_as_it_should_take() -> None:
+    assert fetching_ms(10**9, StoreRun(0, 1, 100.0, 1e10), 2000.0) == pytest.approx(800.0)
+    assert fetching_ms(10**6, StoreRun(0, 1, 1.0, 1e10), 2000.0) == 250.0, "an eighth at least"
+    assert fetching_ms(10**9, StoreRun(0, 1, 900.0, 1e10), 2000.0) == 2000.0
+    assert fetching_ms(10**9, StoreRun(0, 1, 0.0, 0.0), 2000.0) == 2000.0, "its speed is not known"
 
 
 def test_where_the_gpu_was_never_seen_a_store_is_used() -> None:

@@ -13,6 +13,7 @@ from forebay.engines.geometry import Geometry
 from forebay.engines.scheduling.load_or_recompute import (
     OtherWork,
     ThroughputEstimate,
+    fetching_ms,
     least_read,
     worth_fetching,
     worth_reading,
@@ -67,6 +68,14 @@ class LoadJudgement:
         elif wanted > near:
             size_bytes = (wanted - near) * self._shape.chunk_bytes
             self.estimate.reads(now, tracked.load.number, size_bytes)
+
+    def deadline_ms(self, tracked: TrackedRequest, first: int, wanted: int, most: float) -> int:
+        """How long a request that asks for chunks up to this one waits for them."""
+        near = max(first, tracked.load.ready)
+        store = self._store_behind(tracked, near)
+        if store is None or store.first >= wanted:
+            return int(most)
+        return int(fetching_ms((wanted - near) * self._shape.chunk_bytes, store, most))
 
     def is_reading(self, number: int) -> bool:
         """Whether a request waits for what is not in DRAM."""

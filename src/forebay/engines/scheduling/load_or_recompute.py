@@ -41,6 +41,8 @@ _READ_S_MIN: Final = 0.25
 _TRIED_S_MIN: Final = 0.05  # less will do to begin with, if it was seen from beginning to end
 _TRIED_BYTES: Final = 256 << 20  # a tenth of a second of a fair drive
 _TRIED_TOKENS: Final = 1024  # at least, however large they are
+_PATIENCE: Final = 4.0  # times what a store should take: then it hangs, or is another one by now
+_PATIENCE_SHARE: Final = 8  # of the longest time that a load may take, an eighth is always given
 _TRIED_WAIT_S: Final = 0.5  # a store that nobody has heard from for so long is not tried
 _FRESH_S: Final = 60.0  # what was seen longer ago may be otherwise by now
 _WEIGHT: Final = 0.3  # of what is new
@@ -202,6 +204,17 @@ def worth_fetching(
     if others == OtherWork():
         return min(tokens, max(_TRIED_TOKENS, _TRIED_BYTES // token_bytes))
     return tokens
+
+
+def fetching_ms(size_bytes: int, store: StoreRun, most_ms: float) -> float:
+    """How long to wait for so many bytes of a store, `most_ms` at most.
+
+    A store that stalls costs the first request that meets it an eighth of that, not all.
+    """
+    if store.bytes_a_s <= 0:
+        return most_ms
+    expected_ms = store.first_ms + 1000 * size_bytes / store.bytes_a_s
+    return min(most_ms, max(most_ms / _PATIENCE_SHARE, _PATIENCE * expected_ms))
 
 
 def least_read(near_tokens: int, min_tokens: int, chunk_tokens: int) -> int:

@@ -309,7 +309,8 @@ class Lookups:
         keys = [tracked.key_of(record) for record in hit.local]
         load.ask(first, hit, tracked.keys[:known] + keys if keys else tracked.keys, now)
         self._judgement.asked(tracked, first, known, now)
-        deadline_ms = int(self._limits.load_deadline_ms)
+        most_ms = self._limits.load_deadline_ms
+        deadline_ms = self._judgement.deadline_ms(tracked, first, known, most_ms)
         runs: dict[int, list[bytes]] = {}
         for (group, _), key in zip(hit.local, keys, strict=True):
             runs.setdefault(group, []).append(short(key))
