@@ -1,6 +1,7 @@
 """A store's requests: all are counted, and a day sees no more of them than it may."""
 
 import os
+import queue
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from forebay.sys.world import World
 from forebay.terms import S3_STANDARD, StorePrices
 from forebay.testing.clock import ManualClock
 from forebay.testing.conformance import load, store
-from forebay.testing.conformance.hooks import eventually
+from forebay.testing.conformance.hooks import HANG_S, eventually
 from forebay.testing.samples import Sample, single
 from forebay.tiers.contract import (
     Dropped,
@@ -28,6 +29,7 @@ from forebay.tiers.contract import (
     Miss,
     MissReason,
     Stored,
+    VolumeProbe,
 )
 from forebay.tiers.remote.accounting.ledger import SPENT_BYTES, Ledger, RequestCounts
 from forebay.tiers.remote.process.link import Link
@@ -152,6 +154,29 @@ def test_what_is_cleared_is_deleted_though_nothing_is_stored_any_more(place: Pat
         assert not list(place.glob("packs/*/*/*"))
 
 
+def test_where_the_count_cannot_be_read_the_store_is_tried_later(place: Path) -> None:
+    clock, in_the_way = ManualClock(1000.0), place / "hosts/a/spent"
+    in_the_way.mkdir(parents=True)
+    with budgeted(place, clock) as tier:
+        eventually(tier.upkeep.begun.is_set)
+        assert not tier.volumes()[0].is_on
+        in_the_way.rmdir()
+        clock.advance(OPTIONS.probe_interval_s)
+        eventually(tier.takes_stores)
+        assert store(tier, single("counted after all")) == Stored()
+
+
+def test_a_probe_of_health_says_that_requests_are_used_up(place: Path) -> None:
+    told: queue.SimpleQueue[VolumeProbe] = queue.SimpleQueue()
+    with budgeted(place, ManualClock(1000.0)) as tier:
+        eventually(tier.takes_stores)
+        tier.probe(told.put)
+        assert told.get(timeout=HANG_S).failure == ""
+        tier.parts.ledger.add(RequestCounts(gets=BUDGET), 1000.0, 1)
+        tier.probe(told.put)
+        assert told.get(timeout=HANG_S).failure == MissReason.BUDGET
+
+
 def test_without_a_budget_all_is_counted_and_nothing_is_kept(place: Path) -> None:
     prices = "&prices=1:0.5:0.023:2"
     with budgeted(place, ManualClock(1000.0), prices) as tier:
@@ -210,6 +235,23 @@ def test_nothing_is_asked_for_before_the_store_knows() -> None:
     ahead = Ledger(S3_STANDARD, 6400, now=0.0)
     ahead.restore(kept, 6)
     assert ahead.spent_on(6) == 100, "a clock that was put back brings no new budget"
+
+
+def test_a_clock_that_is_put_back_brings_no_new_day() -> None:
+    ledger = Ledger(S3_STANDARD, 6400, now=0.0)
+    ledger.restore(b"", 7)
+    kept = ledger.to_keep(7)
+    assert kept is not None
+    ledger.keeps(kept)
+    assert (ledger.fits(100, 6), ledger.fits(101, 6)) == (True, False)
+    ledger.add(RequestCounts(gets=90), 0.0, 6)
+    assert ledger.spent_on(6) == ledger.spent_on(7) == 90
+    more = ledger.to_keep(6)
+    assert more is not None
+    ledger.keeps(more)
+    assert ledger.fits(100, 6), "and can be used"
+    ledger.keeps(kept[:8] + (3).to_bytes(8, "little") + (1).to_bytes(8, "little"))
+    assert ledger.fits(100, 6), "what is said of a day before changes nothing"
 
 
 def test_the_last_step_ends_with_the_budget() -> None:

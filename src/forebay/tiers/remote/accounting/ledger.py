@@ -3,7 +3,8 @@
 Of a day's budget (UTC, as bills have it) everything may use the first three quarters, loads alone
 the last one, and then the store is left alone until the next day. What was used outlasts this
 process: `hosts/HOST/spent` in the store holds a number that is never below it, since no request is
-made beyond that number before a higher one is there. A process that is killed wastes the rest.
+made beyond that number before a higher one is there. A process that is killed wastes the rest. A
+clock that is put back does not bring a new day's requests.
 
 Written by the tier's thread, read by all. Of a call that was cut off, one request counts.
 """
@@ -67,8 +68,8 @@ class Ledger:
         self._hours: deque[tuple[int, float]] = deque(maxlen=_HOURS)  # hour → dollars
 
     def spent_on(self, day: int) -> int:
-        """Requests of a day, as far as is known."""
-        return self._spent if day == self._day else 0
+        """Requests of a day, as far as is known; one that is over by our clock goes on."""
+        return self._spent if day <= self._day else 0
 
     def is_over_for_stores(self, day: int) -> bool:
         """Whether what is left of the day's requests is for loads."""
@@ -86,7 +87,7 @@ class Ledger:
         """Whether so many may be made now; where not, the store is to be told more first."""
         if not self.requests_a_day:
             return True
-        kept = self._kept if day == self._day else 0
+        kept = self._kept if day <= self._day else 0
         return self.spent_on(day) + requests <= min(kept, self.requests_a_day)
 
     def to_keep(self, day: int) -> bytes | None:
@@ -94,16 +95,19 @@ class Ledger:
         if not self.requests_a_day or self.is_over(day):
             return None
         step = self.requests_a_day // _STEPS
-        if self._kept - self._spent > step // 2 and day == self._day:
+        if day <= self._day and self._kept - self._spent > step // 2:
             return None
         most = min(self.spent_on(day) + step, self.requests_a_day)
-        return None if day == self._day and most <= self._kept else _SPENT.pack(_MAGIC, day, most)
+        if day <= self._day and most <= self._kept:
+            return None
+        return _SPENT.pack(_MAGIC, max(day, self._day), most)
 
     def keeps(self, data: bytes) -> None:
         """The store has this now."""
         _, day, most = _SPENT.unpack(data)
         self._turn(day)
-        self._kept = most if day == self._day else self._kept
+        if day == self._day:
+            self._kept = most
 
     def restore(self, data: bytes, day: int) -> None:
         """What an earlier process left in the store counts; anything else says nothing."""

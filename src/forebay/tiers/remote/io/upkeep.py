@@ -139,7 +139,8 @@ class Upkeep:
             parts.lending.give_back(lent, answer.count)
             parts.ledger.restore(bytes(target[: answer.count]), parts.clock.day())
             if parts.is_over:
-                self._not_yet(StoreFailure.DENIED)
+                _log.warning("%s has had its requests of today; it is used tomorrow", parts.path)
+                self.begun.set()
             else:
                 self._first_refresh()
 
