@@ -121,6 +121,8 @@ class LoadJudgement:
             self.estimate.tokens_a_s,
             is_tried=bool(self._fetching),
         )
+        if worth and not store.bytes_a_s:  # a try of less would not be asked for
+            worth = max(worth, least_read(near * size - load.computed, self._min_tokens, size))
         return known if worth >= tokens else near + worth // size
 
     def _store_behind(self, tracked: TrackedRequest, near: int) -> StoreRun | None:

@@ -19,7 +19,7 @@ from forebay.terms import StorePrices
 from forebay.tiers.contract import StoreUse
 
 _ALL_SHARE: Final = 0.75  # of the budget, for stores, loads and upkeep alike
-_RESERVE: Final = 4  # requests that a probe of health may still take
+_RESERVE: Final = 16  # requests for signs of life, eight a day, and what a probe has begun
 _STEPS: Final = 64  # in which the number in the store rises over a day
 _HOUR_S: Final = 3600.0
 _HOURS: Final = 24
@@ -65,6 +65,7 @@ class Ledger:
         self._day = 0
         self._spent = 0  # requests of that day
         self._kept = 0  # what the store has as spent on it, or has been told
+        self._is_restored = False
         self._hours: deque[tuple[int, float]] = deque(maxlen=_HOURS)  # hour → dollars
 
     def spent_on(self, day: int) -> int:
@@ -92,7 +93,7 @@ class Ledger:
 
     def to_keep(self, day: int) -> bytes | None:
         """What the store is to know before more is asked for; None: nothing now."""
-        if not self.requests_a_day or self.is_over(day):
+        if not self.requests_a_day or self.spent_on(day) >= self.requests_a_day:
             return None
         step = self.requests_a_day // _STEPS
         if day <= self._day and self._kept - self._spent > step // 2:
@@ -110,9 +111,10 @@ class Ledger:
             self._kept = most
 
     def restore(self, data: bytes, day: int) -> None:
-        """What an earlier process left in the store counts; anything else says nothing."""
+        """What an earlier process left in the store counts, once; anything else says nothing."""
         self._turn(day)
-        if len(data) == SPENT_BYTES:
+        was_restored, self._is_restored = self._is_restored, True
+        if len(data) == SPENT_BYTES and not was_restored:
             magic, then, spent = _SPENT.unpack(data)
             if magic == _MAGIC and then >= day:  # a clock that was put back changes nothing
                 self._spent += min(spent, self.requests_a_day)

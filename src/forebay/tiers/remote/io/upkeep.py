@@ -52,10 +52,10 @@ class Upkeep:
     def step(self, now: float, *, is_closing: bool) -> None:
         """Begin what is due."""
         parts = self._parts
-        if self._is_busy or parts.is_over:
+        if self._is_busy:
             return
         if not parts.breaker.is_on:
-            if not is_closing and parts.breaker.probe_due(now):
+            if not (is_closing or parts.is_over) and parts.breaker.probe_due(now):
                 self._probe()
             return
         spent = parts.ledger.to_keep(parts.clock.day())
@@ -65,15 +65,20 @@ class Upkeep:
             self._look_after(now, is_closing=is_closing)
 
     def _look_after(self, now: float, *, is_closing: bool) -> None:
-        """Publish, look at others, sweep: whatever is due and within the budget."""
+        """Publish, look at others, sweep: whatever is due and within the budget.
+
+        There are signs of life on a day whose requests are used up, too: else others would delete
+        what this host has.
+        """
         parts, options = self._parts, self._parts.options
         is_due = is_closing or now >= self._publish_at
         is_sign = now >= self._sign_at and not is_closing
-        if not parts.is_over_for_stores and ((parts.own.is_changed and is_due) or is_sign):
+        is_news = parts.own.is_changed and is_due and not parts.is_over_for_stores
+        if is_news or is_sign:
             self._publish_at = now + options.publish_s
             self._sign_at = now + options.host_age_s / _LIFE_SIGNS
             self._publish()
-        elif is_closing:
+        elif is_closing or parts.is_over:
             return
         elif now >= self._refresh_at and parts.fits(self._refresh_requests):
             self._refresh_at = now + self._refresh_s()
