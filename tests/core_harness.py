@@ -37,7 +37,7 @@ from forebay.record.header import HASH_BYTES, ROOT, payload_hash
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
-from forebay.tiers.contract import Tier
+from forebay.tiers.contract import Tier, TierListener
 from forebay.tiers.disk import Directory, DiskTier
 
 NAMESPACE = b"n" * 32
@@ -81,6 +81,7 @@ class CoreHarness:
         learned: LowerTier | None = None,  # judged by the default policy, which is told this
         verify_dram: bool = False,
         policy: Policy | None = None,
+        store: Callable[[TierListener, World], Tier] | None = None,  # beneath all others
     ) -> None:
         self._woken = threading.Event()
         self._numbers = 0
@@ -91,6 +92,8 @@ class CoreHarness:
             directories = [Directory(str(place), disk_bytes)]
             tiers.append(lambda listener: DiskTier.open(directories, None, world, listener))
             tiers += [partial(opener, world=world) for opener in MORE_TIERS]
+        if store is not None:
+            tiers.append(lambda listener: store(listener, world))
         if learned is None:
             self.policy = policy or OldestFirst(len(tiers))
         else:

@@ -83,6 +83,14 @@ class OldestFirst(Policy):
     def write_failed(self, key: bytes, tier: int) -> None:
         self._offered.discard((key, tier))
 
+    def write_again(self, key: bytes, tier: int, now: float) -> None:
+        self._offered.discard((key, tier))
+        if key in self._slots:
+            self._unwritten[tier][key] = None
+
+    def hold_writes(self, tier: int, *, held: bool) -> None:
+        pass  # what waits is given to whoever asks, and is evicted last
+
     def next_write(self, tier: int, now: float, *, idle: bool = False) -> bytes | None:
         if not self._unwritten[tier]:
             return None

@@ -16,6 +16,7 @@ LAYERS = {
     "quantity": 0,
     "report": 0,
     "settings": 0,
+    "terms": 0,
     "urls": 0,
     "sys": 1,
     "record": 2,
@@ -34,6 +35,7 @@ LAYERS = {
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
 SIBLINGS |= {("files", "errors"), ("settings", "files")}
 SIBLINGS |= {("urls", "errors"), ("urls", "quantity"), ("settings", "urls")}
+SIBLINGS |= {("terms", "errors"), ("urls", "terms")}
 SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}
 SIBLINGS |= {("observe", "plan"), ("observe", "bench")}
 # What only some layers may import from outside.

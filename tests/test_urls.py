@@ -3,6 +3,7 @@
 import pytest
 
 from forebay.errors import SettingsError
+from forebay.terms import FREE, S3_STANDARD, StorePrices, StoreTerms
 from forebay.urls import RemoteUrl, parse_url
 
 
@@ -88,4 +89,36 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
 def test_a_url_that_means_nothing_is_one_sentence(url: str, why: str) -> None:
     with pytest.raises(SettingsError, match=why) as raised:
         parse_url(url)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_url_says_on_what_terms_a_store_is_used() -> None:
+    text = "file:///mnt/a?cap=1GiB&send=all&requests=5000&prices=0.005:0.0004:0.023"
+    found = parse_url(text)
+    prices = StorePrices(0.005, 0.0004, 0.023)
+    assert found.terms == StoreTerms(send_all=True, requests_a_day=5000, prices=prices)
+    assert found.prices == prices
+    assert parse_url(str(found)) == found
+    plain = parse_url("file:///mnt/a?cap=1GiB")
+    assert plain.terms == StoreTerms(), "what is reused, as many requests as it takes"
+    assert plain.prices == FREE
+    assert parse_url("s3://bucket?cap=1GiB").prices == S3_STANDARD
+    assert parse_url("s3://bucket?cap=1GiB&endpoint=http://minio:9000").prices == FREE
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("send=some", "send=reused or send=all"),
+        ("requests=10", "1000 or more"),
+        ("requests=many", "1000 or more"),
+        ("prices=1:2", "are no prices"),
+        ("prices=1:2:3:4:5", "are no prices"),
+        ("prices=1:2:nan", "are no prices"),
+        ("prices=1:-2:3", "are no prices"),
+    ],
+)
+def test_terms_that_mean_nothing_are_one_sentence(option: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=why) as raised:
+        parse_url(f"file:///mnt?cap=1GiB&{option}")
     assert "\n" not in str(raised.value)

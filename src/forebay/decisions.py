@@ -27,6 +27,8 @@ class Decision(StrEnum):
     DEADLINE = "deadline"
     NO_ROOM = "promise_too_small"
     COMPUTING_IS_FASTER = "computing_is_faster"
+    STORE_IS_SLOWER = "store_is_slower"
+    REQUEST_BUDGET = "request_budget"
     TOO_MANY_ASKING = "too_many_asking"
     NO_POOL = "no_pool"
     UNANSWERED = "unanswered"
@@ -118,6 +120,15 @@ WORDS: Final[dict[Decision, Words]] = {
         "The GPU computes this prefix sooner than the drives would bring it.",
         "Nothing is wrong; a faster drive or more DRAM moves the break-even (forebay plan"
         " breakeven).",
+    ),
+    Decision.STORE_IS_SLOWER: Words(
+        "The GPU computes this prefix sooner than the store that holds it would bring it.",
+        "Nothing is wrong; forebay remote check URL --model MODEL says from how many tokens on a"
+        " hit pays.",
+    ),
+    Decision.REQUEST_BUDGET: Words(
+        "The prompt is in a store whose requests of the day are used up.",
+        "Raise requests= in the store's URL, or wait for midnight UTC (docs/remote.md).",
     ),
     Decision.TOO_MANY_ASKING: Words(
         "Too many other requests of this engine were waiting for their loads.",

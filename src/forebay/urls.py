@@ -8,7 +8,8 @@
 `valkeys://` is the same over TLS; `redis://` and `rediss://` are other names of the two.
 `cap` is what this host may hold there. `host` names this host to the others; without it, a pool has
 a name that stays the same as long as the machine's name and the pool's socket do. No URL holds
-credentials, and one that does is not repeated in what is said about it.
+credentials, and one that does is not repeated in what is said about it. `forebay.terms` has further
+options, which every store has.
 """
 
 import re
@@ -18,6 +19,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from forebay.errors import SettingsError
 from forebay.quantity import parse_size
+from forebay.terms import FREE, S3_STANDARD, TERM_OPTIONS, StorePrices, StoreTerms, parse_terms
 
 VALKEY: Final = ("valkey", "valkeys", "redis", "rediss")
 SCHEMES: Final = ("file", "s3", *VALKEY)
@@ -39,7 +41,8 @@ _OPTIONS: Final = {
         ("cap", "user", "password_file", "ca", "cert", "key", "ttl", "timeout", "host"),
     ),
 }
-_OF_ALL: Final = ("cap", "endpoint", "region", "timeout", "host")  # those with fields of their own
+# Those with fields of their own.
+_OF_ALL: Final = ("cap", "endpoint", "region", "timeout", "host", *TERM_OPTIONS)
 _HOST: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,63}")
 _BUCKET: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{1,62}")
 _PREFIX: Final = re.compile(r"(/[0-9A-Za-z_-][0-9A-Za-z._-]{0,127}){0,8}")
@@ -100,7 +103,14 @@ class RemoteUrl(NamedTuple):
     endpoint: str = ""  # empty: the environment's, or AWS
     region: str = ""  # likewise
     timeout_s: float = REQUEST_S  # of one request
+    terms: StoreTerms = StoreTerms()
     more: tuple[tuple[str, str], ...] = ()  # options that this kind of store alone has
+
+    @property
+    def prices(self) -> StorePrices:
+        """What the store charges: as told, or AWS's, or nothing where there is a server of ours."""
+        is_aws = self.scheme == "s3" and not self.endpoint
+        return self.terms.prices or (S3_STANDARD if is_aws else FREE)
 
     def option(self, name: str) -> str:
         """What one of these says; nothing if it was not given."""
@@ -116,7 +126,7 @@ class RemoteUrl(NamedTuple):
         for name, value in (("endpoint", self.endpoint), ("region", self.region), *self.more):
             text += f"&{name}={quote(value, safe=':/')}" if value else ""
         text += f"&timeout={self.timeout_s}" if self.timeout_s != REQUEST_S else ""
-        return text + (f"&host={self.host}" if self.host else "")
+        return text + self.terms.query() + (f"&host={self.host}" if self.host else "")
 
 
 def parse_url(text: str) -> RemoteUrl:
@@ -145,6 +155,7 @@ def parse_url(text: str) -> RemoteUrl:
         chosen.get("endpoint", "").rstrip("/"),
         chosen.get("region", ""),
         float(chosen.get("timeout", REQUEST_S)),
+        parse_terms(chosen),
         tuple((name, value) for name, value in chosen.items() if name not in _OF_ALL),
     )
 
@@ -174,10 +185,11 @@ def _path(shown: str, parts: SplitResult) -> str:
 
 def _options(shown: str, scheme: str, options: list[tuple[str, str]]) -> dict[str, str]:
     chosen = dict(options)
-    if len(chosen) < len(options) or not chosen.keys() <= {*_OPTIONS[scheme]}:
+    known = (*_OPTIONS[scheme], *TERM_OPTIONS)
+    if len(chosen) < len(options) or not chosen.keys() <= {*known}:
         raise SettingsError(
             f"{shown} has an option that is unknown or given twice; there are"
-            f" {' and '.join(_OPTIONS[scheme])}."
+            f" {' and '.join(known)}."
         )
     if "cap" not in chosen:
         raise SettingsError(f"{shown} has no cap; write it as {_EXAMPLES[scheme]}.")

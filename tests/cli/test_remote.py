@@ -57,3 +57,16 @@ def test_what_cannot_be_reached_is_one_sentence(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("forebay: ")
     assert why in said
+
+
+def test_a_check_says_when_a_hit_would_pay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["remote", "check", f"file://{tmp_path}?cap=1GiB"]
+    assert main([*words, "--model", "Qwen3-8B"]) == 2
+    assert "--prefill-tps" in capsys.readouterr().err
+    assert main([*words, "--model", "Qwen3-8B", "--prefill-tps", "0.001", "--json"]) == 0
+    pays = json.loads(capsys.readouterr().out)["pays"]
+    assert pays["wins_from_tokens"] == 1, "any store is faster than so slow a GPU"
+    assert main([*words, "--model", "Qwen3-8B", "--prefill-tps", "1e12"]) == 0
+    assert "a hit pays never on an idle GPU" in capsys.readouterr().out

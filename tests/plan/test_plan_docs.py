@@ -38,7 +38,7 @@ def rewritten(page: str) -> str:
 def test_worked_examples_print_what_the_page_shows() -> None:
     page = PAGE.read_text(encoding="utf-8")
     commands = [example["command"].split()[1] for example in EXAMPLE.finditer(page)]
-    assert set(commands) == {"kv", "gpus", "pool", "breakeven", "ssd", "cost"}
+    assert set(commands) == {"kv", "gpus", "pool", "breakeven", "remote", "ssd", "cost"}
     assert rewritten(page) == page
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.pool_process import HANG_S, SMALL, PatientClient, exact, made, serving, wait_until
 
 from forebay.cli.main import main
+from forebay.cli.view.text import stats_text
 from forebay.metrics.reading import count, tier_of
 from forebay.observe.exposition import Exposition
 from forebay.observe.health import HealthCheck
@@ -22,6 +23,8 @@ from forebay.pool.messages import Describe, Found, Lookup, Outcome, RequestOutco
 from forebay.pool.service import Service
 from forebay.settings import Settings
 from forebay.sys.clock import Clock
+from forebay.terms import StoreTerms
+from forebay.tiers.contract import Miss
 from forebay.urls import RemoteUrl
 
 STORES: Final = {"tier": "remote", "direction": "store", "outcome": "ok"}
@@ -31,8 +34,8 @@ LONG_S: Final = 600.0  # a store that failed is tried every ten seconds
 def sharing(place: Path, host: str) -> Settings:
     (place / "shared").mkdir(mode=0o700, exist_ok=True)
     (place / host).mkdir(mode=0o700, exist_ok=True)
-    remote = (RemoteUrl("file", str(place / "shared"), 64 << 20),)
-    return replace(SMALL, remote=remote, socket=str(place / host / "pool.sock"))
+    url = RemoteUrl("file", str(place / "shared"), 64 << 20, terms=StoreTerms(send_all=True))
+    return replace(SMALL, remote=(url,), socket=str(place / host / "pool.sock"))
 
 
 def stats_of(client: Client) -> dict[str, Any]:
@@ -82,6 +85,15 @@ def test_a_new_host_begins_with_what_another_has_stored(place: Path) -> None:
         store_and_wait(first, "dialog")
     with serving(place, sharing(place, "b")) as second:
         load_all(second, "dialog")
+        with PatientClient(second.address.path) as client:
+            done = client.clear(None, HANG_S)
+            assert not isinstance(done, Miss)
+            assert "packs of other hosts are theirs to clear" in done.sentence
+            (volume,) = remote_of(client)["volumes"]
+            assert volume["use"]["requests"]["get"] >= len(made("dialog")[0])
+            text = stats_text(stats_of(client), None)
+        assert "Requests to stores" in text
+        assert "no limit" in text
 
 
 def test_why_names_the_tier_that_a_request_was_served_from(place: Path) -> None:

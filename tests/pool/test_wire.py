@@ -22,7 +22,7 @@ OUTCOME = messages.Outcome(
 )
 CLIENT: dict[str, ClientMessage] = {
     "Hello": messages.Hello(messages.PROTOCOL, "e7b1"),
-    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:], KEY[:8]),
+    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:], KEY[:8], 5.5e9),
     "Ask": messages.Ask(7, 0, 1, 2000, stream=False, local=[messages.KeyRun(1, KEY[16:])]),
     "Release": messages.Release(7, [0]),
     "Cancel": messages.Cancel(7),
@@ -45,7 +45,7 @@ POOL: dict[str, PoolMessage] = {
     ),
     "Grown": messages.Grown(11, 1 << 28),
     "Refused": messages.Refused("why not."),
-    "Found": messages.Found(7, 1, 0, b"\x01"),
+    "Found": messages.Found(7, 2, 0, b"\x01", [messages.StoreRun(1, 1, 12.5, 2.5e9)]),
     "Promise": messages.Promise(7, 11, 0, 1, [4096], [4000], bytes(16), [1]),
     "Ready": messages.Ready(7, 11, 0, 4096, 4000, KEY, 1),
     "Reserved": messages.Reserved(3, 11, [8192, -1, -2, -3]),

@@ -142,8 +142,8 @@ class SlowMemoryTier(contract.Tier):
         return contract.Usage(records, size, size, self._cap_bytes)
 
     def volumes(self) -> list[contract.VolumeStatus]:
-        moved = *self._moved_bytes, self.usage().used_bytes, self._evictions
-        return [contract.VolumeStatus("memory", True, 0, *moved)]
+        (read, written), used = self._moved_bytes, self.usage().used_bytes
+        return [contract.VolumeStatus("memory", True, 0, read, written, used, self._evictions)]
 
     def close(self, timeout_s: float) -> None:
         was_closed, self._is_closed = self._is_closed, True

@@ -23,7 +23,7 @@ from forebay.metrics.labels import (
 )
 from forebay.metrics.registry import AGES, SECONDS, SIZES, Registry
 from forebay.metrics.requests import RequestMetrics
-from forebay.tiers.contract import EvictionCause
+from forebay.tiers.contract import EvictionCause, StoreUse
 
 _TIER = ("tier",)
 _WAY = ("tier", "direction")
@@ -247,6 +247,48 @@ class VolumeMetrics:
         )
 
 
+class StoreUseMetrics:
+    """What stores that others run are asked for, and what that costs."""
+
+    def __init__(self, registry: Registry) -> None:
+        size = Unit.BYTES
+        self.requests = registry.counter(
+            "remote_requests", "Requests to a store.", ("tier", "request")
+        )
+        self.sent = registry.counter(
+            "remote_sent_bytes", "Bytes sent to a store, its index included.", _TIER, size
+        )
+        self.received = registry.counter(
+            "remote_received_bytes", "Bytes read from a store, its index included.", _TIER, size
+        )
+        self.today = registry.gauge(
+            "remote_requests_today",
+            "Requests of this day (UTC) that count against the budget; of a killed pool, rather"
+            " more than it made.",
+            _TIER,
+        )
+        self.budget = registry.gauge(
+            "remote_request_budget", "Requests that a day may see; absent: no limit.", _TIER
+        )
+        self.dollars = registry.gauge(
+            "remote_dollars_a_day_estimate",
+            "What a store costs a day, by the prices that its URL gives or that are known: requests"
+            " and reads of the last 24 hours, or at their rate so far, and what this host keeps.",
+            _TIER,
+        )
+
+    def take(self, tier: str, use: StoreUse) -> None:
+        """The figures of a store as they are now."""
+        for kind, count in use.requests:
+            self.requests.set_total(count, (tier, kind))
+        self.sent.set_total(use.sent_bytes, (tier,))
+        self.received.set_total(use.received_bytes, (tier,))
+        self.today.set(use.today, (tier,))
+        if use.budget:
+            self.budget.set(use.budget, (tier,))
+        self.dollars.set(use.dollars_a_day, (tier,))
+
+
 class ServerMetrics:
     """The pool's process, its connections and its errors."""
 
@@ -285,6 +327,7 @@ class PoolMetrics:
         self.evictions = EvictionMetrics(registry, self.tier_names)
         self.held = HeldMetrics(registry)
         self.volumes = VolumeMetrics(registry)
+        self.store_use = StoreUseMetrics(registry)
         self.server = ServerMetrics(registry)
 
     def definitions(self) -> list[Definition]:

@@ -5,6 +5,7 @@ from typing import Final
 
 from forebay.decisions import Decision
 from forebay.tiers.contract import DropReason, EvictionCause, MissReason
+from forebay.tiers.remote.accounting.ledger import RequestKind
 
 OK: Final = "ok"  # the outcome of an operation that did what it should
 DRAM: Final = "dram"  # the tier that is always there
@@ -57,6 +58,8 @@ class PreemptedSource(StrEnum):
     RECOMPUTED = "recomputed"
 
 
+# Of `remote_requests`: what a store can be asked for.
+REQUEST_KINDS: Final = tuple(each.value for each in RequestKind)
 LOAD_OUTCOMES: Final = (OK, *(each.value for each in MissReason if each != MissReason.NO_POOL))
 STORE_OUTCOMES: Final = (OK, *(each.value for each in DropReason))
 # What engines say of sharing (`engines/sharing.py`, and before they said anything); else "other".
@@ -79,6 +82,7 @@ VALUES: Final = {
     "source": (*(each.value for each in TokenSource), *TIERS),
     "preempted_tokens.source": tuple(each.value for each in PreemptedSource),
     "reason": tuple(each.value for each in RefusalReason),
+    "request": REQUEST_KINDS,
     "sharing": (*SHARING_WORDS, "other"),
     "tier": TIERS,
     "healthy.tier": (*TIERS, "socket"),

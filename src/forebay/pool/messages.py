@@ -89,6 +89,16 @@ class Lookup(_Message, frozen=True, tag="lookup"):
     keys: _Keys
     local: _Keys = b""  # of records that stand alone: only whether they are there is wanted
     tag: Annotated[bytes, msgspec.Meta(max_length=TAG_BYTES)] = b""  # `prompt_tag`; empty: none
+    gpu_bytes_a_s: float = 0.0  # how fast the engine computes such KV; 0: not known
+
+
+class StoreRun(_Message, frozen=True):
+    """Successive chunks that lie in a store, and how fast that store is."""
+
+    first: int
+    chunks: int
+    first_ms: float  # until the first of them would be here
+    bytes_a_s: float  # from then on; 0: not known
 
 
 class Found(_Message, frozen=True, tag="found"):
@@ -100,6 +110,7 @@ class Found(_Message, frozen=True, tag="found"):
     has: bytes = (
         b""  # a bit for each of `local`, the lowest first: in any tier; the first time only
     )
+    stores: list[StoreRun] = []  # of `known`, those that lie in stores; the first time only
 
 
 class KeyRun(_Message, frozen=True):

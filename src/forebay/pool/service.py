@@ -261,7 +261,9 @@ def _remote_tier(url: RemoteUrl, host: str, name: str, world: World) -> TierOpen
 
 
 def _policy(settings: Settings) -> Learned:
-    tiers = [LowerTier(url.cap_bytes) for url in settings.remote]
+    tiers = [
+        LowerTier(url.cap_bytes, reused_only=not url.terms.send_all) for url in settings.remote
+    ]
     if settings.disk:
         disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
         tiers.insert(0, LowerTier(disk_bytes, settings.disk_writes_a_day or None))

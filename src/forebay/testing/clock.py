@@ -21,6 +21,10 @@ class ManualClock(Clock):
         with self._lock:
             return self._monotonic
 
+    def day(self) -> int:
+        """Days since this clock's beginning."""
+        return 1 + int(self.monotonic() // 86_400)
+
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         assert seconds >= 0

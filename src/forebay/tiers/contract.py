@@ -35,6 +35,7 @@ class MissReason(StrEnum):
     WRONG_RECORD = "wrong_record"  # undamaged bytes of something else; the record is forgotten
     IO_ERROR = "io_error"  # the medium failed
     TIER_OFF = "tier_off"  # switched off by its error budget, or closed
+    BUDGET = "budget"  # of requests to a store, for today
     BUSY = "busy"  # more loads are waiting than may wait
     NO_POOL = "no_pool"  # no pool answers, or it went away; joined again when it is back
 
@@ -114,6 +115,17 @@ class Usage:
     cap_bytes: int  # never exceeded
 
 
+class StoreUse(NamedTuple):
+    """What a store that others run was asked for, since the pool began unless said otherwise."""
+
+    requests: tuple[tuple[str, int], ...]  # by kind: put, get, list, delete
+    sent_bytes: int
+    received_bytes: int
+    today: int  # requests of this day (UTC), those of earlier processes included
+    budget: int  # requests that a day may see; 0: no limit
+    dollars_a_day: float  # an estimate
+
+
 @dataclass(frozen=True, slots=True)
 class VolumeStatus:
     """One volume of a tier, a directory for example, for people and metrics."""
@@ -127,6 +139,7 @@ class VolumeStatus:
     evictions: int  # regions, or whatever this medium evicts at once
     left_alone: int = 0  # files that are there and not ours; their bytes count
     life_written_bytes: int = 0  # by any pool, since the volume was made; as far as is known
+    use: StoreUse | None = None  # of a store; None: a medium of this host
 
 
 class VolumeProbe(NamedTuple):
@@ -141,6 +154,13 @@ class Prefix(NamedTuple):
 
     chunks: int  # from the first key
     is_unknown: bool = False  # whether it has the next one is being asked in the background
+
+
+class TierSpeed(NamedTuple):
+    """How fast a tier is, as it has seen itself."""
+
+    first_s: float  # until the first record would be here, behind what is being read
+    bytes_a_s: float  # from then on; 0: not known
 
 
 class Removed(NamedTuple):
@@ -195,6 +215,19 @@ class Tier(ABC):
     """
 
     name: str  # of the medium; a metric label, for example "disk"
+    comes_back: bool = False  # after it was off: what was dropped then is to be stored later
+
+    def takes_stores(self) -> bool:
+        """Whether stores are of any use now; what is stored nevertheless is dropped."""
+        return True
+
+    def speed(self) -> TierSpeed | None:
+        """How fast loads are; None: whoever waits for them has to see for himself."""
+        return None
+
+    def off_reason(self) -> MissReason:
+        """Why what is here cannot be loaded now, if it cannot."""
+        return MissReason.TIER_OFF
 
     def attach(self, slab: SharedMemory) -> None:  # noqa: B027 - most have no use for it
         """Most buffers will lie in this memory, which may grow: for who shares it with others."""
@@ -275,6 +308,13 @@ class Tier(ABC):
 
         Older copies count too; a record that the medium refuses to delete does not.
         """
+
+    def packs_of_others(self, digits: str) -> int:  # noqa: ARG002 - a medium of this host has none
+        """Packs that other hosts keep here, of namespaces whose hex digits begin so; '': of all.
+
+        They are theirs to erase, and found until they do.
+        """
+        return 0
 
     @abstractmethod
     def resize(self, path: str, cap_bytes: int) -> bool:

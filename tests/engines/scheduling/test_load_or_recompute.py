@@ -7,9 +7,14 @@ from hypothesis import strategies as st
 from forebay.engines.scheduling.load_or_recompute import (
     OtherWork,
     ThroughputEstimate,
+    fetching_ms,
     least_read,
+    worth_fetching,
     worth_reading,
 )
+from forebay.pool.messages import StoreRun
+from forebay.pool.policy.fetching import is_read_ahead
+from forebay.tiers.contract import TierSpeed
 
 TOKEN = 147_456
 ALONE = OtherWork()
@@ -298,3 +303,62 @@ def test_what_is_read_is_there_before_it_would_have_been_computed(
     if found and seen.read_bytes_a_s:
         read_s = (reading + found * TOKEN) / seen.read_bytes_a_s
         assert read_s <= (waiting + found) / seen.tokens_a_s + 1e-6
+
+
+# Of Qwen3-8B: 147 kB a token, 38,000 tokens a second on one H200.
+GPU = 38_000.0
+NETWORK = 0.9 * 12.5e9  # 100 Gbit/s
+
+
+def fetched(tokens: int, first_ms: float, others: OtherWork = ALONE, gbit: float = 100) -> int:
+    store = StoreRun(0, 1, first_ms, 0.9 * gbit * 1e9 / 8)
+    return worth_fetching(tokens, TOKEN, others, store, GPU, is_tried=False)
+
+
+@pytest.mark.parametrize(("first_ms", "pays_from"), [(150, 18_800), (10, 1250), (1, 125)])
+def test_a_store_pays_from_a_length_that_its_first_byte_decides(
+    first_ms: float, pays_from: int
+) -> None:
+    assert fetched(int(0.97 * pays_from), first_ms) == 0
+    assert fetched(int(1.03 * pays_from), first_ms) == int(1.03 * pays_from)
+
+
+def test_a_slow_network_pays_only_while_the_gpu_is_busy() -> None:
+    assert fetched(100_000, 10, gbit=10) == 0
+    assert fetched(10_000, 10, OtherWork(0, 5), gbit=10) == 10_000, "all others gain by it"
+    queued = fetched(100_000, 10, OtherWork(50_000, 0), gbit=10)
+    assert 0 < queued < 100_000, "as much as comes while the GPU is busy with others"
+
+
+def test_a_store_of_unknown_speed_is_tried_by_one_at_a_time() -> None:
+    new = StoreRun(0, 1, 0.0, 0.0)
+    assert worth_fetching(32_000, TOKEN, ALONE, new, GPU, is_tried=True) == 0
+    tried = worth_fetching(32_000, TOKEN, ALONE, new, GPU, is_tried=False)
+    assert tried * TOKEN == pytest.approx(1 << 28, rel=0.01), "a part of it"
+    assert worth_fetching(32_000, TOKEN, OtherWork(1, 1), new, GPU, is_tried=False) == 32_000
+    silent = StoreRun(0, 1, 600.0, 0.0)
+    assert worth_fetching(32_000, TOKEN, ALONE, silent, GPU, is_tried=False) == 0
+
+
+def test_a_store_is_waited_for_a_few_times_as_long_as_it_should_take() -> None:
+    assert fetching_ms(10**9, StoreRun(0, 1, 100.0, 1e10), 2000.0) == pytest.approx(800.0)
+    assert fetching_ms(10**6, StoreRun(0, 1, 1.0, 1e10), 2000.0) == 250.0, "an eighth at least"
+    assert fetching_ms(10**9, StoreRun(0, 1, 900.0, 1e10), 2000.0) == 2000.0
+    assert fetching_ms(10**9, StoreRun(0, 1, 0.0, 0.0), 2000.0) == 2000.0, "its speed is not known"
+
+
+def test_where_the_gpu_was_never_seen_a_store_is_used() -> None:
+    store = StoreRun(0, 1, 1000.0, 1e6)
+    assert worth_fetching(1000, TOKEN, ALONE, store, 0.0, is_tried=True) == 1000
+
+
+@pytest.mark.parametrize("gpu_bytes_a_s", [0.0, 1e9])
+def test_what_is_not_known_to_be_slower_is_read_ahead(gpu_bytes_a_s: float) -> None:
+    assert is_read_ahead(1 << 20, TierSpeed(9.0, 0.0), gpu_bytes_a_s)
+
+
+def test_what_is_slower_than_an_idle_gpu_is_not_read_ahead() -> None:
+    gpu_bytes_a_s = GPU * TOKEN
+    assert is_read_ahead(13_000 * TOKEN, TierSpeed(0.15, NETWORK), gpu_bytes_a_s)
+    assert not is_read_ahead(10_000 * TOKEN, TierSpeed(0.15, NETWORK), gpu_bytes_a_s)
+    assert not is_read_ahead(1 << 40, TierSpeed(0.0, 1e9), gpu_bytes_a_s)

@@ -333,3 +333,28 @@ def is_idle(far: Planted) -> bool:
     depth = far.pool.stats()["metrics"]["queue_depth"]["values"]
     way = {"tier": "disk", "direction": "load"}
     return is_on(far) and [count for labels, count in depth if labels == way] == [0]
+
+
+def test_why_says_that_a_store_is_slower_than_the_gpu(
+    config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with short_directory() as place:
+        (place / "shared").mkdir(mode=0o700)
+        flags = ("--remote", f"file://{place / 'shared'}?cap=64MiB&send=all")
+        with running_pool(place, *flags, disk=False) as pool:
+            first = Planted(config, pool, capsys)
+            engine = first.engine()
+            prompts = [first.stored(engine) for _ in range(6)]
+            chunks = len(prompts) * LENGTH // CHUNK
+            wait_until(lambda: tier_of(first, "remote")["chunks"] == chunks, "all to be sent")
+            engine.close()
+        with running_pool(place, *flags, disk=False) as pool:
+            second = Planted(config, pool, capsys)
+            engine = second.engine()
+            said = second.newest(engine, prompts[0])
+            assert (said["decision"], said["loaded_tokens"]) == ("loaded", {"remote": LENGTH})
+            engine.side._lookups.estimate.tokens_a_s = 1e15  # as if so fast a GPU had been seen
+            # A store that was read from long ago is tried again: any machine does one in a minute.
+            decisions = [second.decision(engine, prompt) for prompt in prompts[1:]]
+            assert "store_is_slower" in decisions, decisions
+            engine.close()

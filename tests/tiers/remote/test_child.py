@@ -22,6 +22,10 @@ from forebay.tiers.remote.process.messages import (
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
 
+# Puts, gets, listings, deletions, and bytes sent and received.
+PROBED = (1, 1, 0, 0, 64, 64)
+LISTED = (0, 0, 1, 0, 0, 0)
+
 
 class Asking:
     """One end of a child's socket."""
@@ -68,13 +72,16 @@ def test_it_does_what_it_is_asked(asking: Asking) -> None:
     absent = Answer(4, StoreFailure.ABSENT)
     assert asking.ask(msgspec.structs.replace(get, number=4)) == (absent, [])
     asking.send(StoreRequest(0, Action.UNMAP, at=7))
-    assert asking.ask(StoreRequest(5, Action.PROBE)) == (Answer(5), [])
-    assert asking.ask(StoreRequest(6, Action.RECOVER)) == (Answer(6), [msgspec.msgpack.encode([])])
-    assert asking.ask(StoreRequest(7, Action.SWEEP, at=1)) == (Answer(7, count=0), [])
+    assert asking.ask(StoreRequest(5, Action.PROBE)) == (Answer(5, requests=PROBED), [])
+    nothing = msgspec.msgpack.encode([])
+    recovered = Answer(6, requests=(0, 0, 2, 0, 0, 0))
+    assert asking.ask(StoreRequest(6, Action.RECOVER)) == (recovered, [nothing])
+    swept = Answer(7, count=0, requests=LISTED)
+    assert asking.ask(StoreRequest(7, Action.SWEEP, at=1)) == (swept, [])
     answer, (tails, snapshots) = asking.ask(StoreRequest(8, Action.REFRESH, at=-1))
     assert RecordTable(memoryview(tails)).rows == RecordTable(memoryview(snapshots)).rows == 0
     again = StoreRequest(9, Action.REFRESH, at=answer.count)
-    assert asking.ask(again) == (Answer(9, count=answer.count), [tails])
+    assert asking.ask(again) == (Answer(9, count=answer.count, requests=LISTED), [tails])
     memory.close()
 
 
@@ -82,7 +89,7 @@ def test_it_does_what_it_is_asked(asking: Asking) -> None:
 def test_a_bug_ends_one_call(asking: Asking) -> None:
     unmapped = StoreRequest(1, Action.PUT, "packs/00/a/x", buffers=[(99, 0, 5)])
     assert asking.ask(unmapped) == (Answer(1, StoreFailure.FAILED), [])
-    assert asking.ask(StoreRequest(2, Action.PROBE)) == (Answer(2), [])
+    assert asking.ask(StoreRequest(2, Action.PROBE)) == (Answer(2, requests=PROBED), [])
 
 
 def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:

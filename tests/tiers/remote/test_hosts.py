@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,29 @@ def test_both_hosts_may_store_the_same(tmp_path: Path) -> None:
         assert c.has(sample.name.key)
         load(c, sample)
         assert load(c, sample) == (Hit(9000), sample.payload), "the other copy is found"
+
+
+def test_two_hosts_that_publish_the_same_prefix_are_each_enough(tmp_path: Path) -> None:
+    """Neither knows of the other when it stores; what one clears the other still has."""
+    links = chain("twice", [3000, 60_000, 1])
+    with opened_remote(tmp_path, "a") as a, opened_remote(tmp_path, "b") as b:
+        for link in links:
+            assert store(a, link) == store(b, link) == Stored()
+        with opened_remote(tmp_path, "c", options=SHARING) as c:
+            eventually(lambda: c.prefix(keys(links)).chunks == 3)
+            for link in links:
+                assert load(c, link) == (Hit(link.length), link.payload)
+            assert (c.packs_of_others(""), c.packs_of_others("ff" * 32)) == (6, 0)
+            assert a.erase(None) == 3
+            eventually(lambda: not packs_in(tmp_path, "a"))
+            eventually(lambda: c.packs_of_others(NAMESPACE.hex()) == 3)
+            for link in links:  # one that is listed and gone is asked for once
+                eventually(partial(is_exact, c, link))
+            assert c.usage().records == 0
+
+
+def is_exact(tier: RemoteTier, link: Sample) -> bool:
+    return load(tier, link) == (Hit(link.length), link.payload)
 
 
 def test_a_pack_that_is_listed_and_gone_is_a_miss_and_not_asked_for_again(tmp_path: Path) -> None:

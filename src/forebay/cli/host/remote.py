@@ -12,7 +12,10 @@ from typing import Final
 
 from forebay.cli import flags
 from forebay.cli.parser import Commands
-from forebay.errors import StartupError
+from forebay.cli.plan.inputs import read_model
+from forebay.cli.plan.tables import pays_from
+from forebay.errors import SettingsError, StartupError
+from forebay.plan.breakeven import KvSource, SourceBreakeven, breakeven
 from forebay.quantity import format_size
 from forebay.record.header import KEY_BYTES, ROOT, RecordName
 from forebay.sys import processes
@@ -24,6 +27,7 @@ from forebay.urls import parse_url
 
 _RECORD_BYTES: Final = 4 << 20
 _RECORDS: Final = 16
+_TOKENS: Final = 8192  # of the prefix whose load is compared with computing it
 _WAIT_S: Final = 120.0  # for all records to be written, or read
 _OPTIONS: Final = RemoteOptions(pack_age_s=0.5, refresh_s=3600.0, open_s=30.0)
 _CLOSE_S: Final = 10.0
@@ -31,10 +35,12 @@ _EPILOG = """\
 examples:
   forebay remote check 'file:///mnt/shared/forebay?cap=1TiB'
   forebay remote check 'valkey://cache.example:6379?cap=64GiB' --json
+  forebay remote check 's3://bucket/forebay?cap=1TiB' --model Qwen3-8B --prefill-tps 30000
 
 Writes 64 MiB as a pool would, reads it back, verifies every byte, and deletes it. A pool may be
-using the store meanwhile. Exit status: 0 the store can be used, 1 it lost or refused something, 2
-it could not be reached.
+using the store meanwhile. With --model and the speed at which your GPUs compute prompts, says from
+how many tokens on a hit would pay (forebay plan remote goes further).
+Exit status: 0 the store can be used, 1 it lost or refused something, 2 it could not be reached.
 """
 
 
@@ -65,16 +71,31 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("action", choices=["check"], help="write, read, verify, measure, delete")
     parser.add_argument("url", metavar="URL", help="the store, as the setting remote has it")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="a model directory, a config.json, or a name of plan's"
+    )
+    parser.add_argument(
+        "--prefill-tps", type=float, metavar="P", help="prompt tokens/s of your GPUs, measured"
+    )
     flags.add_json(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    if (parsed.model is None) != (parsed.prefill_tps is None):
+        raise SettingsError("--model and --prefill-tps belong together; give both, or neither.")
+    model = None if parsed.model is None else read_model(parsed.model, None)
     found = check(str(parsed.url))
+    paying = None
+    if model is not None and found.read_mb_per_s:
+        store = KvSource(found.store, found.read_mb_per_s * 1e6, found.first_ms * 1e3)
+        tokens = _TOKENS
+        paying = breakeven(model.shape, parsed.prefill_tps, tokens, [store]).contests[0]
     if parsed.json:
-        print(json.dumps({**asdict(found), "sound": found.is_sound}, indent=2))
+        pays = None if paying is None else asdict(paying)
+        print(json.dumps({**asdict(found), "sound": found.is_sound, "pays": pays}, indent=2))
     else:
-        print(_readable(found))
+        print(_readable(found, paying))
     return 0 if found.is_sound else 1
 
 
@@ -150,7 +171,7 @@ def _all(
     return dict(answers), time.monotonic() - began
 
 
-def _readable(found: StoreCheck) -> str:
+def _readable(found: StoreCheck, paying: SourceBreakeven | None) -> str:
     size = format_size(_RECORD_BYTES)
     state = "can be used" if found.is_sound else "must not be used as it is"
     took = f"{found.stored} of {_RECORDS} records of {size}, {found.write_mb_per_s} MB/s"
@@ -160,6 +181,11 @@ def _readable(found: StoreCheck) -> str:
             f"loaded     {found.loaded}, verified, {found.read_mb_per_s} MB/s",
             f"one alone  {found.first_ms} ms",
             f"deleted    {found.deleted}",
+            *([] if paying is None else [f"a hit pays {_pays(paying)}"]),
             f"{found.store} {state}",
         ]
     )
+
+
+def _pays(found: SourceBreakeven) -> str:
+    return f"{pays_from(found)}; {_TOKENS:,} tokens come {found.speedup:.2f} times as fast"

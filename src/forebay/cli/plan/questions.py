@@ -1,7 +1,7 @@
 """`forebay plan`: what to buy, from model shapes and measured results.
 
-Six questions, each answered with a table or with `--json`; the help of each is the docstring of its
-answer. Nothing is computed here: arguments become values of `forebay.plan`, its answers become
+Seven questions, each answered with a table or with `--json`; the help of each is the docstring of
+its answer. Nothing is computed here: arguments become values of `forebay.plan`, its answers become
 tables.
 """
 
@@ -30,7 +30,7 @@ from forebay.cli.plan.inputs import (
     model_of,
 )
 from forebay.errors import SettingsError
-from forebay.plan.breakeven import SOURCES, breakeven
+from forebay.plan.breakeven import SOURCES, KvSource, breakeven
 from forebay.plan.capacity import GpuMachine, capacity, kv_need
 from forebay.plan.fleet import FleetLoad, ServerSpec, cost, gpus_required
 from forebay.plan.hits import trace_hits
@@ -38,10 +38,12 @@ from forebay.plan.measured import operating_point
 from forebay.plan.model.support import why_declined
 from forebay.plan.number import whole
 from forebay.plan.pool import Demand, pool_size
+from forebay.plan.remote import StoreLoad, store_plan
 from forebay.plan.ssd import DRIVES, wear
 from forebay.quantity import parse_size
 from forebay.report.text import Section, sections_text
 from forebay.sim.trace import read_trace, schedule
+from forebay.terms import FREE, S3_STANDARD, parse_terms
 
 _EPILOG = """\
 examples:
@@ -57,7 +59,7 @@ Answer = tuple[dict[str, Any], list[Section]]  # for programs, and for people
 
 
 def add(commands: Commands) -> None:
-    """Add `plan` and its six questions."""
+    """Add `plan` and its seven questions."""
     parser = commands.add_parser(
         "plan",
         description="What must I buy? Arithmetic on model shapes and measured results.",
@@ -69,6 +71,7 @@ def add(commands: Commands) -> None:
         ("gpus", _add_gpus, _gpus),
         ("pool", _add_pool, _pool),
         ("breakeven", _add_breakeven, _breakeven),
+        ("remote", _add_remote, _remote),
         ("ssd", _add_ssd, _ssd),
         ("cost", _add_cost, _cost),
     ):
@@ -254,6 +257,54 @@ def _breakeven(arguments: Arguments) -> Answer:
     shape = model_of(arguments).shape
     found = breakeven(shape, arguments.prefill_tps, arguments.tokens, sources)
     return asdict(found), [tables.breakeven_section(found)]
+
+
+def _add_remote(parser: Parser) -> None:
+    add_shape(parser)
+    parser.add_argument(
+        "--prefill-tps", type=float, required=True, metavar="P", help="measured prompt tokens/s"
+    )
+    parser.add_argument(
+        "--first-ms", type=float, default=50.0, metavar="N", help="until a record comes (50)"
+    )
+    parser.add_argument(
+        "--bandwidth", default="1.25GB", metavar="SIZE", help="of the store, a second (1.25GB)"
+    )
+    parser.add_argument(
+        "--prices",
+        default=str(S3_STANDARD),
+        metavar="PUT:GET:MONTH[:READ]",
+        help="dollars for 1,000 PUTs, 1,000 GETs, a GB-month, a GB read (S3's: %(default)s)",
+    )
+    add_assumptions(
+        parser,
+        StoreLoad,
+        prompts="a day, of all hosts",
+        prompt_tokens="of each, its history included",
+        hit_share="of their tokens, from the store",
+        sent_share="of their tokens, new there and worth sending",
+        days_kept="until a pack is evicted",
+        hosts="that share the store",
+        chunk_tokens="in a chunk, as the setting has it",
+        gpu_dollars_h="of the GPUs that compute a prompt",
+    )
+
+
+def _remote(arguments: Arguments) -> Answer:
+    """When a hit in a store that hosts share pays, and what the store costs a day.
+
+    forebay plan remote Llama-3.1-70B --prefill-tps 6700 --first-ms 100 --bandwidth 2.5GB
+    forebay plan remote Qwen3-8B --prefill-tps 30000 --prices 0:0:0 --first-ms 1 --bandwidth 11GB
+    forebay plan remote DeepSeek-V3 --prefill-tps 20000 --prompts 500000 --hit-share 0.3
+    """
+    load = StoreLoad(**assumed(arguments, StoreLoad))
+    bandwidth = parse_size(arguments.bandwidth.removesuffix("/s"))
+    store = KvSource("store", bandwidth, 1000 * arguments.first_ms)
+    prices = parse_terms({"prices": arguments.prices}).prices or FREE
+    shape = model_of(arguments).shape
+    found = store_plan(shape, arguments.prefill_tps, store, prices, load)
+    facts = {"load": asdict(load), "prices": prices._asdict(), **asdict(found)}
+    return facts, [tables.store_section(found, load, prices)]
 
 
 def _add_ssd(parser: Parser) -> None:

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
-from forebay.plan.breakeven import Breakeven
+from forebay.plan.breakeven import Breakeven, SourceBreakeven
 from forebay.plan.capacity import Capacity, GpuMachine, KvNeed
 from forebay.plan.fleet import Cost, Fleet, GpuNeed, ServerSpec
 from forebay.plan.hits import TraceHits
 from forebay.plan.pool import Demand, PoolSize
+from forebay.plan.remote import StoreLoad, StorePlan
 from forebay.plan.ssd import Wear
 from forebay.quantity import format_size
 from forebay.report.page import Table
 from forebay.report.text import Section
+from forebay.terms import StorePrices
 
 
 def size(size_bytes: float) -> str:
@@ -184,6 +186,51 @@ def breakeven_section(found: Breakeven) -> Section:
                 " (prefill rate x bytes per token)."
             ),
             "load time = latency + bytes / bandwidth; recompute time = tokens / prefill rate.",
+        ],
+    )
+
+
+def pays_from(found: SourceBreakeven) -> str:
+    """From how many tokens on a hit pays."""
+    wins = found.wins_from_tokens
+    return "never on an idle GPU" if wins is None else f"from {wins:,} tokens on"
+
+
+def store_section(found: StorePlan, load: StoreLoad, prices: StorePrices) -> Section:
+    pays, tokens = found.pays, f"{load.prompt_tokens:,}"
+    requests = f"{found.puts_a_day:,.0f} PUTs, {found.gets_a_day:,.0f} GETs"
+    saved, even = f"${found.saved_dollars_a_day:,.2f}", found.even_share
+    share = "never" if even is None else f"where {even:.1%} of tokens or more come from it"
+    return _section(
+        f"A store with {pays.latency_us / 1000:g} ms to a record and {drive_size(pays.bytes_s)}/s",
+        ("", "value"),
+        [
+            ("a hit pays", pays_from(pays)),
+            (f"{tokens} tokens from the store", f"{pays.load_ms:,.1f} ms"),
+            (f"{tokens} tokens recomputed", f"{found.recompute_ms:,.1f} ms"),
+            ("requests a day", f"{requests}, {found.lists_a_day:,.0f} LISTs"),
+            ("read a day", drive_size(found.read_bytes_a_day)),
+            ("sent a day", drive_size(found.sent_bytes_a_day)),
+            ("kept", drive_size(found.stored_bytes)),
+            ("the store costs", f"${found.dollars_a_day:,.2f} a day"),
+            ("GPU time saved", f"{found.saved_gpu_hours_a_day:,.1f} h a day, worth {saved}"),
+            ("so it pays in dollars", share),
+        ],
+        [
+            (
+                f"{load.prompts:,} prompts of {tokens} tokens a day on {load.hosts} hosts;"
+                f" {load.hit_share:.0%} of their tokens come from the store, {load.sent_share:.0%}"
+                f" are sent there and kept for {load.days_kept:g} days."
+            ),
+            (
+                f"Prices: ${prices.puts:g} for 1,000 PUTs or LISTs, ${prices.gets:g} for 1,000"
+                f" GETs, ${prices.gb_month:g} a GB-month, ${prices.read_gb:g} a GB read;"
+                f" GPUs ${load.gpu_dollars_h:g} an hour."
+            ),
+            (
+                "A hit that does not pay on an idle GPU is taken on a busy one, where computing it"
+                " would hold up other requests."
+            ),
         ],
     )
 

@@ -29,7 +29,9 @@ examples:
 Says what it will delete, and asks first where standard input is a terminal, unless --yes is given.
 forebay stats lists the namespaces by model. What is being loaded at this moment stays until it is
 released. The bytes go too, from the files and from host memory, which takes as long as the drives
-need. Exit status: 0 deleted, 1 the answer was no, 2 not.
+need. Of a store that hosts share, what this host has sent there is deleted; what other hosts have
+sent is theirs to clear, is counted in the answer, and is found until they do.
+Exit status: 0 deleted, 1 the answer was no, 2 not.
 """
 
 

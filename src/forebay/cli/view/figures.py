@@ -31,6 +31,17 @@ class VolumeFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """What a store was asked for."""
+
+    path: str
+    requests: Mapping[str, float]  # by kind, in the time that rates are of
+    today: int
+    budget: int  # 0: no limit
+    dollars_a_day: float  # an estimate
+
+
+@dataclass(frozen=True, slots=True)
 class TierFigures:
     """One tier; rates are bytes a second."""
 
@@ -44,6 +55,7 @@ class TierFigures:
     volumes: tuple[VolumeFigures, ...]
     age_s: float | None  # that half of the chunks had at most when they left it
     gap_s: float | None  # that half of them had rested at most when they were used again
+    stores: tuple[StoreFigures, ...] = ()
 
     @property
     def share(self) -> float:
@@ -233,7 +245,16 @@ def _tier(tier: Mapping[str, Any], change: Change) -> TierFigures:
         ),
         age_s=change.median("age_at_eviction_seconds", tier=name),
         gap_s=change.median("gap_at_reuse_seconds", tier=name),
+        stores=tuple(_store(name, each, change) for each in tier["volumes"] if each.get("use")),
     )
+
+
+def _store(tier: str, volume: Mapping[str, Any], change: Change) -> StoreFigures:
+    use = volume["use"]
+    kinds = {
+        kind: change.of("remote_requests", tier=tier, request=kind) for kind in use["requests"]
+    }
+    return StoreFigures(volume["path"], kinds, use["today"], use["budget"], use["dollars_a_day"])
 
 
 def _engine(engine: Mapping[str, Any]) -> EngineFigures:

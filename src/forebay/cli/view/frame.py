@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.cli.view import sections
-from forebay.cli.view.figures import Figures, Snapshot, figures
+from forebay.cli.view.figures import Figures, Snapshot, TierFigures, figures
 from forebay.cli.view.lines import (
     BAD,
     SOFT,
@@ -131,9 +131,19 @@ def _tiers(now: Figures, width: int, glyphs: Glyphs) -> list[Line]:
                 f" {tier.share:>4.0%}  {used:<22}  ",
                 TextPiece(f"{moved:<30}  {count(tier.chunks)} chunks", SOFT),
                 *off,
+                *_spent(tier),
             )
         )
     return rows
+
+
+def _spent(tier: TierFigures) -> list[TextPiece]:
+    """What a store costs; in another style when its requests of today are used up."""
+    if not tier.stores:
+        return []
+    dollars = sum(each.dollars_a_day for each in tier.stores)
+    is_over = any(0 < each.budget <= each.today for each in tier.stores)
+    return [TextPiece(f"  ${dollars:,.2f} a day", BAD if is_over else SOFT)]
 
 
 def _sparks(view: View, now: Figures, width: int, glyphs: Glyphs) -> list[Line]:

@@ -3,7 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from forebay.cli.view.figures import ABSENT, COMPUTED, ENGINE, Figures, NamespaceFigures, Snapshot
+from forebay.cli.view.figures import (
+    ABSENT,
+    COMPUTED,
+    ENGINE,
+    Figures,
+    NamespaceFigures,
+    Snapshot,
+    StoreFigures,
+)
 from forebay.cli.view.lines import (
     BAD,
     GOOD,
@@ -19,6 +27,7 @@ from forebay.cli.view.lines import (
 )
 from forebay.cli.view.outlook import RunOut
 from forebay.cli.view.units import count, duration, frequency, rate, share, size
+from forebay.metrics.labels import REQUEST_KINDS
 
 _SHARING: Final = "sharing"
 _SHARING_STYLES: Final = {_SHARING: GOOD, "unknown": SOFT, "": SOFT}
@@ -107,6 +116,27 @@ def volumes(found: Figures) -> ViewSection:
             rows.append((TextPiece.of(each.path), tier.name, state, failed))
     head = ("directory", "tier", "state", "errors>")
     return ViewSection("Directories", table(head, rows), has_head=True)
+
+
+def stores(found: Figures) -> ViewSection:
+    """Each store that others run: requests, what is left of them today, and dollars."""
+    rows: list[Sequence[Cell]] = [
+        [
+            TextPiece.of(each.path),
+            *(frequency(each.requests.get(kind, 0.0), found.seconds) for kind in REQUEST_KINDS),
+            count(each.today),
+            count(each.budget) if each.budget else "no limit",
+            TextPiece(f"${each.dollars_a_day:,.2f}", BAD if _is_spent(each) else ""),
+        ]
+        for tier in found.tiers
+        for each in tier.stores
+    ]
+    head = ("store", *(f"{kind}s>" for kind in REQUEST_KINDS), "today>", "of>", "a day>")
+    return ViewSection("Requests to stores", table(head, rows), has_head=True)
+
+
+def _is_spent(store: StoreFigures) -> bool:
+    return bool(store.budget) and store.today >= store.budget
 
 
 def engines(found: Figures, width: int, glyphs: Glyphs) -> ViewSection:

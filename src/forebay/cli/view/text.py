@@ -19,6 +19,7 @@ def stats_text(snapshot: Snapshot, before: Snapshot | None) -> str:
     parts = [
         ViewSection("Tiers", _tiers(found), has_head=True),
         *([sections.volumes(found)] if any(tier.volumes for tier in found.tiers) else []),
+        *([sections.stores(found)] if any(tier.stores for tier in found.tiers) else []),
         ViewSection("Hits", sections.hits(found)),
         ViewSection("Saved", [sections.saved(found)]),
         ViewSection("Throughput", [sections.throughput(found)]),

@@ -21,11 +21,17 @@ time measures it; a dozen would wait for one another until their deadlines. If t
 request reads only a part, since on slow drives all of a long prompt would be late. If the GPU is
 busy, it reads all of it: steps are then too long to time a part by, and waiting delays nobody else.
 An old measurement in favour of the drives still counts for that request.
+
+What lies in a store that hosts share comes behind what drives have, and the pool says how fast that
+store is: how long until its first record is here, and the bandwidth from then on. The same holds
+for it (`worth_fetching`): a store at a distance pays for long prefixes, and for GPUs that are busy.
 """
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+from forebay.pool.messages import StoreRun
 
 _STEP_TOKENS_MIN: Final = 1024  # smaller steps say how long a step takes, not how fast it goes
 # Read before it says how fast the drives are. A promise brings hundreds of chunks at once, and the
@@ -35,6 +41,9 @@ _READ_S_MIN: Final = 0.25
 _TRIED_S_MIN: Final = 0.05  # less will do to begin with, if it was seen from beginning to end
 _TRIED_BYTES: Final = 256 << 20  # a tenth of a second of a fair drive
 _TRIED_TOKENS: Final = 1024  # at least, however large they are
+_PATIENCE: Final = 4.0  # times what a store should take: then it hangs, or is another one by now
+_PATIENCE_SHARE: Final = 8  # of the longest time that a load may take, an eighth is always given
+_TRIED_WAIT_S: Final = 0.5  # a store that nobody has heard from for so long is not tried
 _FRESH_S: Final = 60.0  # what was seen longer ago may be otherwise by now
 _WEIGHT: Final = 0.3  # of what is new
 _DOUBT: Final = 1.25  # by so much drives must be faster than the GPU, for one that waits alone
@@ -171,6 +180,43 @@ def worth_reading(
     return max(tried, seen)
 
 
+def worth_fetching(
+    tokens: int,
+    token_bytes: int,
+    others: OtherWork,
+    store: StoreRun,
+    tokens_a_s: float,
+    *,
+    is_tried: bool,
+) -> int:
+    """How many of so many tokens that lie in a store are worth fetching, from the first.
+
+    `tokens_a_s` is the GPU's speed, 0: not known. A store whose speed is not known is tried by one
+    request at a time: `is_tried` says that another one does, or that it has waited long.
+    """
+    first_s = store.first_ms / 1000
+    if store.bytes_a_s > 0:
+        return _here_sooner(
+            tokens, token_bytes, others, _Medium(first_s, store.bytes_a_s), tokens_a_s
+        )
+    if is_tried or first_s > _TRIED_WAIT_S:
+        return 0
+    if others == OtherWork():
+        return min(tokens, max(_TRIED_TOKENS, _TRIED_BYTES // token_bytes))
+    return tokens
+
+
+def fetching_ms(size_bytes: int, store: StoreRun, most_ms: float) -> float:
+    """How long to wait for so many bytes of a store, `most_ms` at most.
+
+    A store that stalls costs the first request that meets it an eighth of that, not all.
+    """
+    if store.bytes_a_s <= 0:
+        return most_ms
+    expected_ms = store.first_ms + 1000 * size_bytes / store.bytes_a_s
+    return min(most_ms, max(most_ms / _PATIENCE_SHARE, _PATIENCE * expected_ms))
+
+
 def least_read(near_tokens: int, min_tokens: int, chunk_tokens: int) -> int:
     """Tokens in whole chunks, one at least, without which a request would not ask at all."""
     return max(1, -(-(min_tokens - near_tokens) // chunk_tokens)) * chunk_tokens
@@ -180,12 +226,24 @@ def _read_sooner(
     tokens: int, token_bytes: int, others: OtherWork, estimate: ThroughputEstimate
 ) -> int:
     """How many of them are here before they would have been computed, by what was seen."""
-    bandwidth, speed = estimate.read_bytes_a_s, estimate.tokens_a_s
+    bandwidth = estimate.read_bytes_a_s
+    drives = _Medium(estimate.reading_bytes / bandwidth, bandwidth)
+    return _here_sooner(tokens, token_bytes, others, drives, estimate.tokens_a_s)
+
+
+class _Medium(NamedTuple):
+    first_s: float  # until it begins to bring what is asked for
+    bytes_a_s: float
+
+
+def _here_sooner(
+    tokens: int, token_bytes: int, others: OtherWork, medium: _Medium, speed: float
+) -> int:
     if not speed:
         return tokens
-    # Seconds by which the drives are behind the GPU at the first token, and at each further one.
-    behind_s = estimate.reading_bytes / bandwidth - others.tokens / speed
-    behind_a_token_s = token_bytes / bandwidth - (1 / _DOUBT + others.requests) / speed
+    # Seconds by which the medium is behind the GPU at the first token, and at each further one.
+    behind_s = medium.first_s - others.tokens / speed
+    behind_a_token_s = token_bytes / medium.bytes_a_s - (1 / _DOUBT + others.requests) / speed
     if behind_s + tokens * behind_a_token_s <= 0:
         return tokens
     if behind_a_token_s <= 0 or behind_s >= 0:

@@ -20,19 +20,24 @@ from forebay.decisions import Decision
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import PrefixHit, hit_of, longest_hit, record_blocks
 from forebay.engines.scheduling.error_budget import ErrorBudget
-from forebay.engines.scheduling.load_or_recompute import (
-    OtherWork,
-    ThroughputEstimate,
-    least_read,
-    worth_reading,
-)
+from forebay.engines.scheduling.judgement import LoadJudgement
+from forebay.engines.scheduling.load_or_recompute import ThroughputEstimate
 from forebay.engines.scheduling.request import TrackedRequest
 from forebay.engines.scheduling.request_load import ASKED, FOUND, LOOKED_UP, NONE, PROMISED
 from forebay.engines.scheduling.salts import SaltMemory
 from forebay.identity.keys import prompt_tag
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import is_promise_for, is_ready_for
-from forebay.pool.messages import KEYS_MAX, Ask, Cancel, Found, KeyRun, Lookup, Promise, Ready
+from forebay.pool.messages import (
+    KEYS_MAX,
+    Ask,
+    Cancel,
+    Found,
+    KeyRun,
+    Lookup,
+    Promise,
+    Ready,
+)
 from forebay.record.region import short
 
 _GRACE_S: Final = 0.5
@@ -87,7 +92,7 @@ class Lookups:
         self._requests = requests
         self._by_number: dict[int, TrackedRequest] = {}
         self._numbers = 0
-        self._estimate = ThroughputEstimate()
+        self._judgement = LoadJudgement(shape, limits.min_tokens, requests)
         # Is told what the pool has of a request: chunks, and how many of them in DRAM.
         self.when_found: Callable[[TrackedRequest, int, int], None] | None = None
         self._salts = SaltMemory()
@@ -101,7 +106,7 @@ class Lookups:
     @property
     def estimate(self) -> ThroughputEstimate:
         """How fast things are, as seen."""
-        return self._estimate
+        return self._judgement.estimate
 
     def look_up(self, tracked: TrackedRequest) -> None:
         """See how much of a request is known."""
@@ -120,7 +125,8 @@ class Lookups:
         root = tracked.root
         local = b"".join(short(tracked.key_of(record)) for record in self._local_records(tracked))
         tag = prompt_tag(root, tracked.request.all_token_ids)
-        self._pool.post(Lookup(load.number, root.namespace, root.group, keys, local, tag))
+        speed = self._judgement.gpu_bytes_a_s
+        self._pool.post(Lookup(load.number, root.namespace, root.group, keys, local, tag, speed))
         self._counts["lookups"] += 1
         tracked.attribution.lookup = load.number
 
@@ -172,7 +178,7 @@ class Lookups:
     def session_changed(self) -> None:
         """What another pool said means nothing."""
         self._by_number.clear()
-        self._estimate = ThroughputEstimate()
+        self._judgement = LoadJudgement(self._shape, self._limits.min_tokens, self._requests)
 
     def answered(self, message: Found | Promise | Ready) -> None:
         """The pool has answered, or brought something."""
@@ -184,9 +190,9 @@ class Lookups:
         elif isinstance(message, Promise):
             tracked.load.take_promise(self._checked(tracked, message))
             tracked.load.sources.update(enumerate(message.sources, message.first))
-            self._arrived(tracked, message.first, len(message.offsets))
+            self._judgement.arrived(tracked, message.first, len(message.offsets))
         else:
-            self._arrived(tracked, message.chunk, 1)
+            self._judgement.arrived(tracked, message.chunk, 1)
             is_sound = is_ready_for(message, tracked.load.keys, self._pool.generation)
             is_whole = is_sound and message.length == self._length_at(tracked, message.chunk)
             tracked.load.streamed[message.chunk] = message.offset if is_whole else -1
@@ -198,8 +204,9 @@ class Lookups:
             return
         if before is not None and found.known < before.known:
             tracked.store.lacks(found.known)  # the pool has lost some: it is stored again
-        if before is not None and not found.has:  # which comes once
-            found = msgspec.structs.replace(found, has=before.has)
+        if before is not None:  # some of it comes once
+            has, stores = found.has or before.has, found.stores or before.stores
+            found = msgspec.structs.replace(found, has=has, stores=stores)
         load.take_found(found, self._servable(tracked, found))
         self._attribute(tracked, is_first=before is None)
         tracked.store.has(found.known)
@@ -270,11 +277,12 @@ class Lookups:
         if load.state is FOUND:
             if not self._may_wait(load.computed):
                 return self._missed(tracked, Decision.TOO_MANY_ASKING)
-            known = self._wanted(tracked, first)
+            judgement = self._judgement
+            known = load.known if limits.always_load else judgement.wanted(tracked, first)
             if known * self._shape.chunk_tokens - load.computed < limits.min_tokens:
-                return self._missed(tracked, Decision.COMPUTING_IS_FASTER)
+                return self._missed(tracked, judgement.why_less(tracked, first, known))
             self._ask(tracked, first, known)
-        if load.state is ASKED and load.number not in self._estimate:
+        if load.state is ASKED and not self._judgement.is_reading(load.number):
             wait(lambda: load.state is not ASKED)  # drives take longer than we may wait
         if load.state is ASKED:
             if time.monotonic() < load.asked_at + limits.promise_s:
@@ -300,10 +308,9 @@ class Lookups:
         hit = hit_of(self._shape, known)
         keys = [tracked.key_of(record) for record in hit.local]
         load.ask(first, hit, tracked.keys[:known] + keys if keys else tracked.keys, now)
-        far = known - max(first, load.ready)
-        if far > 0:
-            self._estimate.reads(now, load.number, far * self._shape.chunk_bytes)
-        deadline_ms = int(self._limits.load_deadline_ms)
+        self._judgement.asked(tracked, first, known, now)
+        most_ms = self._limits.load_deadline_ms
+        deadline_ms = self._judgement.deadline_ms(tracked, first, known, most_ms)
         runs: dict[int, list[bytes]] = {}
         for (group, _), key in zip(hit.local, keys, strict=True):
             runs.setdefault(group, []).append(short(key))
@@ -321,32 +328,6 @@ class Lookups:
         tokens = computed + sum(load.computed for load in asking)
         return len(asking) < _AGAIN_MAX and tokens <= _AGAIN_TOKENS
 
-    def _wanted(self, tracked: TrackedRequest, first: int) -> int:
-        """Chunks, from the first of the prompt, that are here before they would be computed."""
-        load = tracked.load
-        known, near = load.known, max(first, load.ready)
-        if known > near and not self._limits.always_load:
-            size, now = self._shape.chunk_tokens, time.monotonic()
-            token_bytes = self._shape.chunk_bytes // size
-            far_tokens = known * size - max(load.computed, near * size)
-            others = self._other_work(tracked, now)
-            least = least_read(near * size - load.computed, self._limits.min_tokens, size)
-            worth = worth_reading(far_tokens, token_bytes, others, self._estimate, now, least=least)
-            if far_tokens > worth and self._shape.local:
-                return 0  # at fewer chunks other local records would be needed
-            known = near + worth // size
-        return known
-
-    def _other_work(self, tracked: TrackedRequest, now: float) -> OtherWork:
-        """Other requests that the GPU computes, or would if it could, not those that load."""
-        others = [
-            each
-            for each in self._requests.values()
-            if each is not tracked and each.load.state < ASKED
-        ]
-        tokens = sum(map(_uncomputed, others)) + self._estimate.computing(now)
-        return OtherWork(tokens, len(others))
-
     def _is_copied_for_another(
         self, tracked: TrackedRequest, first: int, copying: Mapping[bytes, str]
     ) -> bool:
@@ -363,12 +344,6 @@ class Lookups:
             return False
         owner = copying.get(short(tracked.keys[at]))
         return owner is not None and owner != tracked.request.request_id
-
-    def _arrived(self, tracked: TrackedRequest, first: int, count: int) -> None:
-        """Chunks have come; those that were not in DRAM say how fast the drives are."""
-        far = max(0, first + count - max(first, tracked.load.ready))
-        size_bytes = far * self._shape.chunk_bytes
-        self._estimate.arrived(time.monotonic(), tracked.load.number, size_bytes)
 
     def _checked(self, tracked: TrackedRequest, promise: Promise) -> Promise:
         """A promise, cut to nothing if it is not for exactly these chunks."""
@@ -396,11 +371,6 @@ class Lookups:
         return group.record_bytes(len(record_blocks(group, chunk)))
 
     def _forget(self, tracked: TrackedRequest) -> None:
-        self._estimate.forget(time.monotonic(), tracked.load.number)
+        self._judgement.forget(tracked.load.number)
         self._by_number.pop(tracked.load.number, None)
         tracked.load.forget()
-
-
-def _uncomputed(tracked: TrackedRequest) -> int:
-    """Tokens of a prompt that the GPU has still to compute."""
-    return max(0, tracked.request.num_prompt_tokens - tracked.request.num_computed_tokens)

@@ -205,7 +205,9 @@ class AdminOperations:
         names = sorted(name.hex()[:_SHOWN_DIGITS] for name in clearing.sizes + sizes)
         more = f" and {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
         sentence += f", of namespaces {', '.join(names[:_SHOWN_MAX])}{more}" if names else ""
-        sentence += f"; {kept} chunks in use stay until they are released." if kept else "."
+        sentence += f"; {kept} chunks in use stay until they are released" if kept else ""
+        others = self._stack.packs_of_others(clearing.digits)
+        sentence += f"; {others} packs of other hosts are theirs to clear." if others else "."
         sentence += "" if is_wiped else " What they left in memory was not all zeroed; clear again."
         return AdminReply(ok=is_wiped, sentence=sentence)
 

@@ -12,7 +12,7 @@ last copy of a chunk is gone, the pool says `lost`, and each tier forgets what h
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from forebay.errors import StartupError
 from forebay.pool.core.chunks import ChunkTable
@@ -27,10 +27,12 @@ from forebay.tiers.contract import (
     StoreOutcome,
     Tier,
     TierListener,
+    TierSpeed,
     Usage,
     VolumeStatus,
 )
 
+FAR_RUNS_MAX: Final = 16  # of one chain; what is behind the last counts as on drives
 TierOpener = Callable[[TierListener], Tier]
 
 
@@ -55,12 +57,21 @@ class TierOperation(NamedTuple):
         return max(0.0, self.ended - (self.submitted if begun is None else begun))
 
 
+class FarRun(NamedTuple):
+    """Successive chunks of a chain in one tier that tells how fast it is."""
+
+    first: int
+    chunks: int
+    speed: TierSpeed
+
+
 class KnownPrefix(NamedTuple):
     """How much of a chain of keys is in the tiers."""
 
     chunks: int  # from the first key
     is_unknown: bool  # whether a tier has the next one is being asked in the background
     by_tier: list[int]  # chunks found in each lower tier; the others are in DRAM
+    far: list[FarRun]  # chunks in tiers that tell how fast they are, in order
 
 
 LoadDone = Callable[[list[TierOperation]], None]  # one a tier that was tried; the last one counts
@@ -115,11 +126,20 @@ class TierStack:
         """Every tier with its name, the nearest first."""
         return [(tier.name, tier) for tier in self._tiers]
 
+    def takes_stores(self, tier: int) -> bool:
+        """Whether a tier takes stores now."""
+        return self._tiers[tier].takes_stores()
+
+    def comes_back(self, tier: int) -> bool:
+        """Whether what a tier dropped while it was off is to be stored later."""
+        return self._tiers[tier].comes_back
+
     def prefix(self, keys: list[bytes], ready: int) -> KnownPrefix:
         """How many keys, from the first, are in DRAM or below; the first `ready` are in DRAM."""
         at = ready
         is_unknown = False
         by_tier = [0] * len(self._tiers)
+        far: list[FarRun] = []
         while at < len(keys) and not is_unknown:
             if self._chunks.is_coming_or_ready(keys[at]):
                 at += 1
@@ -131,15 +151,19 @@ class TierStack:
                 by_tier[number] += found.chunks
                 is_unknown = is_unknown or found.is_unknown
                 if found.chunks:
+                    speed = tier.speed() if len(far) < FAR_RUNS_MAX else None
+                    far += [] if speed is None else [FarRun(before, found.chunks, speed)]
                     break
             if at == before:
                 break
             is_unknown = False  # whatever it was, it has been found elsewhere
-        return KnownPrefix(at, is_unknown, by_tier)
+        return KnownPrefix(at, is_unknown, by_tier, far)
 
-    def is_off(self, key: bytes) -> bool:
-        """Whether a lower tier has a chunk that cannot be loaded now: its volume is off."""
-        return self.has(key) and self.length_of(key) is None
+    def why_off(self, key: bytes) -> MissReason | None:
+        """Why a chunk that a lower tier has cannot be loaded now; None: it can, or is not there."""
+        if self.length_of(key) is not None:
+            return None
+        return next((tier.off_reason() for tier in self._tiers if tier.has(key)), None)
 
     def tiers_of(self, key: bytes) -> frozenset[int]:
         """The lower tiers that have a chunk."""
@@ -230,6 +254,10 @@ class TierStack:
                 left_bytes = left.get(name, NamespaceUsage()).payload_bytes
                 sizes[name] += max(0, usage.payload_bytes - left_bytes)
         return count, +sizes
+
+    def packs_of_others(self, digits: str) -> int:
+        """Packs of other hosts that `erase` leaves, since they are theirs."""
+        return sum(tier.packs_of_others(digits) for tier in self._tiers)
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""

@@ -23,6 +23,8 @@ SHRINKING: Final = 4.0  # a tier full of unread bytes leaves e^-1.2, a third, of
 SHARE_MIN: Final = 0.02  # at nothing, nothing would ever be learnt again
 CHANCE_BINS: Final = 8
 MEMORY_TIERS: Final = 1.0  # how many tiers full of candidates are remembered
+# At 100 Gbit/s and a first byte of 150 ms, what large models take as long to compute as to fetch.
+LONG_BYTES: Final = 1 << 30
 
 
 class LowerTier(NamedTuple):
@@ -30,6 +32,8 @@ class LowerTier(NamedTuple):
 
     capacity_bytes: int
     budget_bytes_a_day: int | None = None  # that may be written to it; None: as many as there are
+    reused_only: bool = False  # it is given what was asked for again, and long chains
+    long_bytes: int = LONG_BYTES  # of a chain: so much is worth it at first sight
 
 
 class Admission:
@@ -38,12 +42,17 @@ class Admission:
     def __init__(self, tier: LowerTier) -> None:
         budget_bytes = tier.budget_bytes_a_day
         self._tier_bytes = tier.capacity_bytes
+        self._reused_only, self._long_bytes = tier.reused_only, tier.long_bytes
         self._budget_bytes = budget_bytes
         self._allowed_bytes = 0.0  # in the bucket
         self._filled_at_s: float | None = None
         self._asked_bytes = array("d", bytes(8 * CHANCE_BINS))  # candidates, by their chance
         self._asked_sum = 0.0
         self.share = 1.0  # of the candidates' bytes that are admitted
+
+    def takes(self, turns: int, size_bytes: int) -> bool:
+        """Whether a dialog of so many returns and bytes is worth the tier at all."""
+        return not self._reused_only or turns > 0 or size_bytes >= self._long_bytes
 
     def admits(self, chance: float, tie_breaker: float, size_bytes: int, now: float) -> bool:
         """Whether a dialog that returns with this chance is written; `tie_breaker` in [0, 1)."""

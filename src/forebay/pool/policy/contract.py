@@ -17,7 +17,8 @@ What the pool does, and in which order:
    parent of a chunk that is being copied into a reserved slot is pinned until commit or abort; so
    is what is being loaded, read or written.
 4. A tier's write queue has room: `next_write` of that tier until it answers None; a write that is
-   done is told by `in_tiers`, one that failed or was dropped by `write_failed`.
+   done is told by `in_tiers`, one that failed or was dropped by `write_failed`, one that the tier
+   may take later by `write_again`. While a tier takes nothing its writes are held: `hold_writes`.
 5. A tier evicts: `in_tiers` for what it held and is in DRAM, then `evicted` with the sum.
 
 No prefix is left with a hole: a victim never has a child in DRAM, and `next_write` offers a chunk
@@ -78,6 +79,14 @@ class Policy(ABC):
     @abstractmethod
     def write_failed(self, key: bytes, tier: int) -> None:
         """What `next_write` offered was not written; it and what continues it are not offered."""
+
+    @abstractmethod
+    def write_again(self, key: bytes, tier: int, now: float) -> None:
+        """What `next_write` offered was not written, and is to be offered once more."""
+
+    @abstractmethod
+    def hold_writes(self, tier: int, *, held: bool) -> None:
+        """A tier takes nothing, until told otherwise; what waits for it holds up nobody."""
 
     @abstractmethod
     def next_write(self, tier: int, now: float, *, idle: bool = False) -> bytes | None:

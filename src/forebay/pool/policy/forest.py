@@ -31,6 +31,7 @@ class Forest:
         self.visit = array("i")  # that touched it last
         self.size_class = array("i")  # index into `slot_bytes`
         self.pins = array("i")
+        self.reused = bytearray()  # 1: a request has asked for it since it was computed
         self.flags = [bytearray() for _ in range(tiers)]  # by lower tier
         self.safety = bytearray()  # UNSAVED, PENDING or SAVED, by the flags of all tiers
         self.slot_bytes: list[int] = []  # by size class
@@ -46,7 +47,7 @@ class Forest:
         if self._free:
             row = self._free.pop()
             self.key[row], self.parent[row], self.size_class[row] = key, above, size_class
-            self.children[row] = self.pins[row] = 0
+            self.children[row] = self.pins[row] = self.reused[row] = 0
             self.visit[row] = NONE
         else:
             row = len(self.key)
@@ -56,7 +57,7 @@ class Forest:
             self.visit.append(NONE)
             self.size_class.append(size_class)
             self.pins.append(0)
-            for column in (*self.flags, self.safety, self._is_queued):
+            for column in (*self.flags, self.safety, self._is_queued, self.reused):
                 column.append(0)
         self.row_of[key] = row
         if above != NONE:

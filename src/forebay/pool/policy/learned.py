@@ -10,7 +10,16 @@ from typing import Final
 
 from forebay.pool.policy.admission import Admission, LowerTier
 from forebay.pool.policy.contract import Policy
-from forebay.pool.policy.forest import HELD, NONE, PENDING, REFUSED, SAFETIES, SAVED, Forest
+from forebay.pool.policy.forest import (
+    HELD,
+    NONE,
+    OFFERED,
+    PENDING,
+    REFUSED,
+    SAFETIES,
+    SAVED,
+    Forest,
+)
 from forebay.pool.policy.reuse import BINS, LEVELS_AN_OCTAVE, Reuse, cell_of, mean_gap_s
 from forebay.pool.policy.visits import ADMITTED, NOT_EVICTABLE, Visits
 from forebay.pool.policy.writing import Writing
@@ -54,10 +63,12 @@ class Learned(Policy):
             start = keys[found]
         if start is not None:
             self._visits.start[visit], self._starts[start] = start, visit
+        held = [row for row in rows if row is not None]
+        for row in held:
+            self._forest.reused[row] = 1
         for writing in self._writing:
-            for row in rows:
-                if row is not None:
-                    writing.queue(row, now)
+            for row in held:
+                writing.queue(row, now)
 
     def stored(self, key: bytes, parent: bytes | None, slot_bytes: int, now: float) -> None:
         forest, visits = self._forest, self._visits
@@ -138,6 +149,8 @@ class Learned(Policy):
         row = self._forest.row_of.get(key, NONE)
         if row == NONE:
             return
+        if tiers and not any(flags[row] & (HELD | OFFERED) for flags in self._forest.flags):
+            self._forest.reused[row] = 1  # it came from there
         for tier, flags in enumerate(self._forest.flags):
             if tier in tiers:
                 self._mark(tier, row, HELD)
@@ -148,6 +161,15 @@ class Learned(Policy):
         row = self._forest.row_of.get(key, NONE)
         if row != NONE:
             self._mark(tier, row, REFUSED)
+
+    def write_again(self, key: bytes, tier: int, now: float) -> None:
+        row = self._forest.row_of.get(key, NONE)
+        if row != NONE and not self._forest.flags[tier][row] & HELD:
+            self._mark(tier, row, 0)
+            self._writing[tier].queue(row, now)
+
+    def hold_writes(self, tier: int, *, held: bool) -> None:
+        self._writing[tier].hold(held=held)
 
     def next_write(self, tier: int, now: float, *, idle: bool = False) -> bytes | None:
         self._visits.age(now)

@@ -5,7 +5,9 @@ old as half of what evicted chunks last had. The tier's admission is asked once 
 as late as that, when most is known; a dialog that was admitted stays admitted, one that was
 rejected is asked about again, whole, when it returns. An idle tier takes recently used chunks too,
 and a pool that cannot evict before it has written (`hurry`) takes all. While the budget of bytes
-does not hold what is next, nobody need wait for it to be written.
+does not hold what is next, or the tier takes nothing (`hold`), nobody need wait for it to be
+written: it waits as long as DRAM has it. A tier that is given only what is reused gets a chunk that
+a request has asked for again, and all of a dialog that came back or is long.
 """
 
 from collections import deque
@@ -45,11 +47,16 @@ class Writing:
         self._waiting: deque[tuple[bytes, float]] = deque()
         self._evicted_age_s = 0.0
         self._is_hurried = False
+        self._is_held = False  # the tier takes nothing now
 
     @property
     def can_write(self) -> bool:
-        """Whether something waits and the budget of bytes holds it."""
-        return bool(self._waiting) and not self._is_stuck
+        """Whether something waits, the budget of bytes holds it and the tier takes it."""
+        return bool(self._waiting) and not (self._is_stuck or self._is_held)
+
+    def hold(self, *, held: bool) -> None:
+        """Offer nothing while the tier takes nothing."""
+        self._is_held = held
 
     def queue(self, row: int, now: float) -> None:
         """A chunk in DRAM may have to be written."""
@@ -72,11 +79,14 @@ class Writing:
         """The next chunk to write."""
         self.admission.fill(now)
         young_s = now - COLD_SHARE * self._evicted_age_s
-        while self._waiting:
+        while self._waiting and not self._is_held:
             key, since_s = self._waiting[0]
             if since_s > young_s and not (idle or self._is_hurried or self._is_stuck):
                 return None
             row = self._forest.row_of.get(key, NONE)
+            if row != NONE and self._flags[row] & QUEUED and self._is_before_its_parent(row):
+                self._waiting.rotate(-1)
+                continue
             if row == NONE or not self._flags[row] & QUEUED or not self._is_wanted(row, now):
                 self._waiting.popleft()
                 continue
@@ -91,6 +101,13 @@ class Writing:
 
     def admits(self, visit: int, chunk_bytes: int, now: float) -> bool:
         """Whether a visit's dialog is to be written; the admission is asked if it was not yet."""
+        return self._takes(visit, chunk_bytes) and self._is_admitted(visit, chunk_bytes, now)
+
+    def _takes(self, visit: int, chunk_bytes: int) -> bool:
+        visits = self._visits
+        return self.admission.takes(visits.turns[visit], visits.depth[visit] * chunk_bytes)
+
+    def _is_admitted(self, visit: int, chunk_bytes: int, now: float) -> bool:
         if self._verdict[visit] == UNDECIDED:
             visits = self._visits
             size_bytes = max(visits.depth[visit], 1) * chunk_bytes
@@ -99,11 +116,18 @@ class Writing:
             self._verdict[visit] = ADMITTED if admitted else REJECTED
         return self._verdict[visit] == ADMITTED
 
+    def _is_before_its_parent(self, row: int) -> bool:
+        """Whether a parent that was refused, and asked for since, waits behind its child."""
+        above = self._forest.parent[row]
+        return above != NONE and bool(self._flags[above] & QUEUED)
+
     def _is_wanted(self, row: int, now: float) -> bool:
         forest = self._forest
-        above = forest.parent[row]
-        if self.admits(forest.visit[row], forest.size_of(row), now) and (
-            above == NONE or self._flags[above] & (HELD | OFFERED)
+        above, visit, size_bytes = forest.parent[row], forest.visit[row], forest.size_of(row)
+        if (
+            (forest.reused[row] or self._takes(visit, size_bytes))
+            and self._is_admitted(visit, size_bytes, now)
+            and (above == NONE or self._flags[above] & (HELD | OFFERED))
         ):
             return True
         self._refuse(row)

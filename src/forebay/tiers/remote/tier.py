@@ -28,11 +28,13 @@ from forebay.tiers.contract import (
     StoreOutcome,
     Tier,
     TierListener,
+    TierSpeed,
     Usage,
     VolumeProbe,
     VolumeStatus,
 )
 from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.remote.accounting.ledger import Ledger
 from forebay.tiers.remote.breaker import Breaker
 from forebay.tiers.remote.index.others import OtherHosts
 from forebay.tiers.remote.io.parts import RemoteParts
@@ -55,6 +57,8 @@ _EXIT_S: Final = 5.0  # that a killed child may take; one that hangs in the kern
 
 class RemoteTier(Tier):
     """Records in one store."""
+
+    comes_back = True
 
     def __init__(self, parts: RemoteParts, name: str, world: World) -> None:
         """Use `open`."""
@@ -106,6 +110,7 @@ class RemoteTier(Tier):
                 OwnPacks(host, Catalog(listener)),
                 OtherHosts(options),
                 Inbox(options),
+                Ledger(wanted.prices, wanted.terms.requests_a_day, world.clock.monotonic()),
             )
             tier = cls(parts, name, world)
             tier._thread.start()
@@ -114,13 +119,25 @@ class RemoteTier(Tier):
         tier.upkeep.begun.wait(options.open_s)
         return tier
 
+    def takes_stores(self) -> bool:
+        """See Tier."""
+        return self.parts.takes_stores(self._clock.monotonic())
+
+    def off_reason(self) -> MissReason:
+        """See Tier."""
+        return self.parts.off_reason
+
+    def speed(self) -> TierSpeed:
+        """See Tier."""
+        return self.parts.speed.told(self._clock.monotonic())
+
     def attach(self, slab: SharedMemory) -> None:
         """See Tier. The child maps it, and nothing is copied."""
         self.parts.lending.attach(slab)
 
     def prefix(self, keys: Sequence[bytes]) -> Prefix:
         """See Tier."""
-        if not self.parts.breaker.is_on:
+        if not self.parts.takes_loads:
             return Prefix(0)
         for count, key in enumerate(keys):
             if not self.has(key):
@@ -133,7 +150,7 @@ class RemoteTier(Tier):
 
     def length_of(self, key: bytes) -> int | None:
         """See Tier."""
-        if not self.parts.breaker.is_on:
+        if not self.parts.takes_loads:
             return None
         own = self.parts.own.find(short(key))
         row = None if own is not None else self._others.find(key)
@@ -188,7 +205,7 @@ class RemoteTier(Tier):
         pack_max = min(REGION_BYTES_MAX, pack_cap_bytes(self.parts.cap_bytes))
         if pack_bytes([length]) > pack_max:
             return DropReason.TOO_LARGE
-        if not self.parts.breaker.takes_stores(self._clock.monotonic()):
+        if not self.takes_stores():
             return DropReason.TIER_OFF
         if self._others.has(name.key):
             return DropReason.DUPLICATE
@@ -228,6 +245,10 @@ class RemoteTier(Tier):
         self._catalog.forget_namespace(namespace)
         return self._ordered(Order(namespace, is_erasure=True))
 
+    def packs_of_others(self, digits: str) -> int:
+        """See Tier."""
+        return self._others.packs_of(digits)
+
     def resize(self, path: str, cap_bytes: int) -> bool:
         """See Tier."""
         if path != self.parts.path:
@@ -263,7 +284,8 @@ class RemoteTier(Tier):
 
     def volumes(self) -> list[VolumeStatus]:
         """See Tier."""
-        parts = self.parts
+        parts, used_bytes = self.parts, self.parts.own.used_bytes
+        now, day = self._clock.monotonic(), self._clock.day()
         return [
             VolumeStatus(
                 parts.path,
@@ -271,8 +293,9 @@ class RemoteTier(Tier):
                 parts.breaker.errors,
                 parts.read_bytes,
                 parts.written_bytes,
-                parts.own.used_bytes,
+                used_bytes,
                 parts.own.evictions,
+                use=parts.ledger.use(used_bytes, now, day),
             )
         ]
 

@@ -20,7 +20,7 @@ from forebay.pool.core.recent.models import ModelNames
 from forebay.pool.core.stack import TierStatus
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
-from forebay.tiers.contract import NamespaceUsage, Tier
+from forebay.tiers.contract import NamespaceUsage, StoreUse, Tier
 
 _TICK_S: Final = 60.0
 
@@ -151,6 +151,8 @@ class Status:
                 volumes.read.set_total(volume.read_bytes, labels)
                 volumes.written.set_total(volume.written_bytes, labels)
                 volumes.life_written.set(volume.life_written_bytes, labels)
+                if volume.use is not None:
+                    self._metrics.store_use.take(tier.name, volume.use)
             life = self._lives[number] if number < len(self._lives) else TierLife()
             if life.budget_bytes_a_day:
                 volumes.budget.set(life.budget_bytes_a_day, (tier.name,))
@@ -244,7 +246,12 @@ def _lower_tier(tier: TierStatus) -> dict[str, Any]:
                 "evictions": volume.evictions,
                 "left_alone": volume.left_alone,
                 "life_written_bytes": volume.life_written_bytes,
+                "use": None if volume.use is None else _use(volume.use),
             }
             for volume in tier.volumes
         ],
     }
+
+
+def _use(use: StoreUse) -> dict[str, Any]:
+    return {**use._asdict(), "requests": dict(use.requests)}

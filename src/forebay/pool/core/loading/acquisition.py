@@ -116,10 +116,10 @@ class Acquisition:
             if request.stop < len(request.keys):
                 continue
             ready = self._dram.chunks.ready_prefix(keys)
-            more, is_unknown, _ = self._stack.prefix(keys, ready)
+            more, is_unknown, _, _ = self._stack.prefix(keys, ready)
             request.unknown_keys = keys[more:] if is_unknown else []
             request.keys = request.keys + keys[:more]
-            request.stop = len(request.keys)
+            request.stop = request.ahead_stop = len(request.keys)
             self._retention.add(request)
             if more:
                 ready = request.retained.ready
@@ -296,7 +296,10 @@ class Acquisition:
     def why_gone(self, key: bytes) -> Decision | None:
         """Why a chunk cannot be had; None: it never was here, as far as is remembered."""
         why = self._dram.lost_keys.reason(key)
-        return Decision.TIER_OFF if why is None and self._stack.is_off(key) else why
+        off = None if why is not None else self._stack.why_off(key)
+        if off is None:
+            return why
+        return Decision.REQUEST_BUDGET if off is MissReason.BUDGET else Decision.TIER_OFF
 
     def _pin_ready(self, request: LoadRequest, position: int, chunk: Chunk) -> bool:
         if not chunk.load_pins and not self._fits(request, chunk.slot_bytes):

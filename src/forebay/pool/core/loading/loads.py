@@ -17,7 +17,16 @@ from forebay.pool.core.loading.request import LoadRequest, LoadState
 from forebay.pool.core.loading.retention import RETAIN_S
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.recent.requests import LookupNote, RecentRequests
-from forebay.pool.messages import Ask, Found, Lookup, Release, short_keys
+from forebay.pool.core.stack import FarRun
+from forebay.pool.messages import (
+    Ask,
+    Found,
+    Lookup,
+    Release,
+    StoreRun,
+    short_keys,
+)
+from forebay.pool.policy.fetching import is_read_ahead
 from forebay.pool.session import Session
 from forebay.record.region import SHORT_KEY_BYTES
 
@@ -41,13 +50,17 @@ class Loads:
         begun = self._clock.monotonic()
         keys = _unrepeated(short_keys(message.keys))
         ready = self._dram.chunks.ready_prefix(keys)
-        known, is_unknown, below = self._stack.prefix(keys, ready)
+        known, is_unknown, below, far = self._stack.prefix(keys, ready)
         if ready < known and not self._can_be_loaded(keys[ready]):  # verify: loadable
-            known, is_unknown, below = ready, False, []
+            known, is_unknown, below, far = ready, False, [], []
         self._unreported.append((keys, known))
         if ready < known:
             self.catch_up()  # before slots are freed for what will be read ahead
-        session.send(Found(message.request, known, ready, self._which(message.local)))
+        stores = [
+            StoreRun(each.first, each.chunks, 1000 * each.speed.first_s, each.speed.bytes_a_s)
+            for each in far
+        ]
+        session.send(Found(message.request, known, ready, self._which(message.local), stores))
         self._count(len(keys), known, below)
         self._metrics.lookup_seconds.observe(self._clock.monotonic() - begun)
         beyond = self._why_no_more(message, keys, known)
@@ -64,7 +77,16 @@ class Loads:
             request.deadline = self._clock.monotonic() + RETAIN_S
             request.unknown_keys = keys[known:] if is_unknown else []
             request.keys_counted = followed
+            request.ahead_stop = self._ahead_stop(message, keys, far)
             self.acquisition.add(request)
+
+    def _ahead_stop(self, message: Lookup, keys: list[bytes], far: list[FarRun]) -> int:
+        """Where reading ahead ends: before what a store brings later than the GPU computes it."""
+        for run in far:
+            size_bytes = run.chunks * (self._stack.length_of(keys[run.first]) or 0)
+            if not is_read_ahead(size_bytes, run.speed, message.gpu_bytes_a_s):
+                return run.first
+        return len(keys)
 
     def _count(self, chunks: int, known: int, below: list[int]) -> None:
         """A lookup was answered; `below` are the chunks that each lower tier has."""

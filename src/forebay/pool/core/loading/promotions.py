@@ -28,6 +28,7 @@ _WHY: Final = {
     MissReason.WRONG_RECORD: Decision.CORRUPT,
     MissReason.IO_ERROR: Decision.IO_ERROR,
     MissReason.TIER_OFF: Decision.TIER_OFF,
+    MissReason.BUDGET: Decision.REQUEST_BUDGET,
     MissReason.DEADLINE: Decision.DEADLINE,
     MissReason.BUSY: Decision.DEADLINE,
 }

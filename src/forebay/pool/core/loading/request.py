@@ -67,6 +67,7 @@ class LoadRequest:
     """A chain of keys on its way from lookup to release."""
 
     __slots__ = (
+        "ahead_stop",
         "asked_at",
         "awaited",
         "deadline",
@@ -111,6 +112,7 @@ class LoadRequest:
         self.first = 0
         self.next = 0
         self.stop = len(keys)
+        self.ahead_stop = len(keys)  # before it asks, what is behind this is not read
         self.told = 0  # chunks that its engine knows to be in DRAM
         self.run = 0  # how far what is held reaches from `first`, as last seen
         self.in_dram = 0  # chunks that lay in DRAM when it came to them
@@ -139,6 +141,8 @@ class LoadRequest:
     @property
     def wants_more(self) -> bool:
         """Whether not all that it wants has been acquired."""
+        if self.state is LoadState.ARRIVED:
+            return self.next < min(self.stop, self.ahead_stop)
         return self.next < self.stop
 
     @property

@@ -15,6 +15,9 @@ from forebay.record.header import Digest
 from forebay.tiers.contract import Dropped, DropReason
 
 WRITES_MAX: Final = 16  # in flight or queued at a tier; the rest waits in DRAM
+_LATER: Final = frozenset({DropReason.TIER_OFF, DropReason.IO_ERROR, DropReason.ORPHAN})
+_TRIES_MAX: Final = 3  # of a write that fails; one that was not begun is no try
+_TRIES_KEPT: Final = 4096  # chunks whose tries are remembered
 _WRITES_SHARE: Final = 8  # of DRAM, an eighth: a tier that hangs keeps what is being written
 
 
@@ -26,6 +29,8 @@ class WriteBehind:
         self._clock, self._complete = parts.clock, parts.complete
         self._in_flight = [0] * len(self._stack)  # by tier
         self._in_flight_bytes = [0] * len(self._stack)  # likewise
+        self._tries: dict[tuple[bytes, int], int] = {}  # key and tier → writes that failed
+        self._is_held = [False] * len(self._stack)  # likewise: it takes nothing now
 
     @property
     def in_flight(self) -> int:
@@ -44,7 +49,11 @@ class WriteBehind:
     def run(self, *, idle: bool = False) -> None:
         """Hand to every tier what the policy offers for it, while there is room."""
         for tier in range(len(self._stack)):
-            while self._has_room(tier) and self._write_next(tier, idle=idle):
+            is_held = not self._stack.takes_stores(tier)
+            if is_held is not self._is_held[tier]:
+                self._is_held[tier] = is_held
+                self._dram.policy.hold_writes(tier, held=is_held)
+            while not is_held and self._has_room(tier) and self._write_next(tier, idle=idle):
                 pass
 
     def _has_room(self, tier: int) -> bool:
@@ -94,6 +103,19 @@ class WriteBehind:
         self._in_flight_bytes[tier] -= chunk.slot_bytes
         label = outcome.reason if isinstance(outcome, Dropped) else OK
         self._dram.end_write(chunk, tier, is_stored=label in (OK, DropReason.DUPLICATE))
+        if self._is_for_later(chunk.key, tier, label):
+            self._dram.policy.write_again(chunk.key, tier, self._clock.monotonic())
         way = (self._stack.name_of(tier), Direction.STORE)
         ended = Ended(chunk.length, operation.waited_s, operation.took_s)
         self._metrics.tiers.record(way, label, ended)
+
+    def _is_for_later(self, key: bytes, tier: int, label: str) -> bool:
+        """Whether a write was dropped because its tier is off, or about to be, but comes back."""
+        tries = self._tries.pop((key, tier), 0)
+        if not self._stack.comes_back(tier) or label not in _LATER:
+            return False
+        # What fails for itself, or whose head does, is not tried for ever.
+        self._tries[key, tier] = tries + (label != DropReason.TIER_OFF)
+        if len(self._tries) > _TRIES_KEPT:
+            del self._tries[next(iter(self._tries))]
+        return tries < _TRIES_MAX

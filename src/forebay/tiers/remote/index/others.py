@@ -56,6 +56,12 @@ class OtherHosts:
         found = self._usable(short(key))
         return None if found is None else found[0].record(found[1])
 
+    def packs_of(self, digits: str) -> int:
+        """How many packs other hosts have of namespaces whose hex digits begin so."""
+        tables = self._tables
+        found = tables.tails.sequences_of(digits) | tables.snapshots.sequences_of(digits)
+        return len(found - tables.deleted)
+
     def _usable(self, key: bytes) -> tuple[RecordTable, int] | None:
         """A row of this short key that nothing speaks against."""
         tables, forgotten, bad = self._tables, self._forgotten, self._bad

@@ -59,6 +59,11 @@ def tail_name(host: str) -> str:
     return f"{HOSTS}/{host}/tail"
 
 
+def spent_name(host: str) -> str:
+    """The name of what a host has spent of a day's requests."""
+    return f"{HOSTS}/{host}/spent"
+
+
 def pack_entry(entry: ContentsEntry) -> bytes:
     """A record as it is published."""
     return _ENTRY.pack(short(entry.key), entry.offset // PAGE_BYTES, entry.length)

@@ -102,6 +102,13 @@ class RecordTable:
         """The pack of a row."""
         return self._sequences[self._packs[row]]
 
+    def sequences_of(self, digits: str) -> set[int]:
+        """The packs of namespaces whose hex digits begin so."""
+        names = enumerate(self.names.namespaces)
+        spaces = {number for number, name in names if name.hex().startswith(digits)}
+        packs = zip(self._sequences, self._spaces, strict=True)
+        return {sequence for sequence, space in packs if space in spaces}
+
     def host(self, row: int) -> str:
         """The host of a row."""
         return self.names.hosts[self._hosts[self._packs[row]]]

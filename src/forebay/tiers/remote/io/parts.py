@@ -1,18 +1,21 @@
 """What the parts of a remote tier share; all but the inbox belongs to the tier's thread."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.sys.clock import Clock
-from forebay.tiers.contract import TierListener
+from forebay.tiers.contract import MissReason, TierListener
+from forebay.tiers.remote.accounting.ledger import Ledger, RequestCounts, counts_of
+from forebay.tiers.remote.accounting.speed import StoreSpeed
 from forebay.tiers.remote.breaker import Breaker
 from forebay.tiers.remote.index.others import OtherHosts
 from forebay.tiers.remote.jobs import Inbox
 from forebay.tiers.remote.lending import Lending
 from forebay.tiers.remote.options import RemoteOptions
 from forebay.tiers.remote.own import OwnPacks
-from forebay.tiers.remote.process.link import Link
+from forebay.tiers.remote.process.link import AnswerDone, Link, Results
+from forebay.tiers.remote.process.messages import CHORES, Action, Answer, StoreRequest
 
 _log: Final = logging.getLogger(__name__)
 
@@ -33,8 +36,56 @@ class RemoteParts:
     own: OwnPacks
     others: OtherHosts
     inbox: Inbox
+    ledger: Ledger
+    speed: StoreSpeed = field(default_factory=StoreSpeed)
     read_bytes: int = 0
     written_bytes: int = 0
+
+    def takes_stores(self, now: float) -> bool:
+        """Whether records are stored now."""
+        return self.breaker.takes_stores(now) and not self.is_over_for_stores
+
+    @property
+    def takes_loads(self) -> bool:
+        """Whether records are loaded now."""
+        return self.breaker.is_on and not self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the store may be asked for nothing more today."""
+        return self.ledger.is_over(self.clock.day())
+
+    @property
+    def is_over_for_stores(self) -> bool:
+        """Whether the store may be asked for nothing more today but loads."""
+        return self.ledger.is_over_for_stores(self.clock.day())
+
+    @property
+    def off_reason(self) -> MissReason:
+        """Why nothing is loaded."""
+        return MissReason.BUDGET if self.breaker.is_on else MissReason.TIER_OFF
+
+    def fits(self, requests: int = 1) -> bool:
+        """Whether so many requests may be made now, or have to wait a little."""
+        return self.ledger.fits(requests, self.clock.day())
+
+    def call(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
+        """Ask the child, and count what that asks of the store; see `Link.call`."""
+        now, day = self.clock.monotonic(), self.clock.day()
+        is_chore = request.action in CHORES
+        if not is_chore:
+            self.ledger.add(_counts(request), now, day)
+
+        def ended(answer: Answer, results: Results) -> None:
+            told = counts_of(answer.requests)
+            if is_chore:
+                told = told if told.requests else RequestCounts(gets=1)  # it was cut off
+            elif request.action is Action.GET:
+                told = RequestCounts(received_bytes=answer.count)
+            self.ledger.add(told, self.clock.monotonic(), self.clock.day())
+            done(answer, results)
+
+        self.link.call(request, deadline, ended)
 
     def failed(self) -> None:
         """A call of the store failed."""
@@ -45,3 +96,12 @@ class RemoteParts:
         """Leave the store alone until it has answered a probe."""
         if self.breaker.trip(self.clock.monotonic()):
             _log.warning("%s %s and is left alone; it is probed later", self.path, why)
+
+
+def _counts(request: StoreRequest) -> RequestCounts:
+    """What one call asks of a store."""
+    if request.action is Action.PUT:
+        return RequestCounts(puts=1, sent_bytes=sum(length for _, _, length in request.buffers))
+    if request.action is Action.DELETE:
+        return RequestCounts(deletes=1)
+    return RequestCounts(gets=1)

@@ -32,6 +32,7 @@ from forebay.tiers.remote.store import StoreFailure
 
 _NAMESPACE: Final = bytes(NAMESPACE_BYTES)
 _POSITION: Final = Position(0, 0)  # no pack has this sequence
+_REQUESTS: Final = 3  # that one probe makes
 
 
 class RemoteProbing:
@@ -50,12 +51,14 @@ class RemoteProbing:
 
     def step(self) -> None:
         """Begin the probe that waits, or answer it where the store is not in use."""
+        if self._parts.takes_loads and not self._parts.fits(_REQUESTS):
+            return
         done = self._parts.inbox.take_probe()
         if done is None:
             return
         self._done = done
-        if not self._parts.breaker.is_on:
-            self._end(MissReason.TIER_OFF)
+        if not self._parts.takes_loads:
+            self._end(self._parts.off_reason)
             return
         _, view = self._parts.lending.probe()
         payload = view[PAGE_BYTES:]
@@ -98,7 +101,7 @@ class RemoteProbing:
             done(answer)
 
         until = parts.clock.monotonic() + parts.options.call_s
-        parts.link.call(request, until, ended)
+        parts.call(request, until, ended)
 
     def _failed(self, answer: Answer) -> str:
         """Why a call failed; nothing if it did not. A full store is no error."""

@@ -43,9 +43,9 @@ class RemoteReading:
         for job in late:
             self._waiting.remove(job)
             self._answer(job, Miss(MissReason.DEADLINE))
-        while self._waiting and not self._parts.breaker.is_on:
-            self._answer(self._waiting.popleft(), Miss(MissReason.TIER_OFF))
-        while self._waiting and self._lanes:
+        while self._waiting and not self._parts.takes_loads:
+            self._answer(self._waiting.popleft(), Miss(self._parts.off_reason))
+        while self._waiting and self._lanes and self._parts.fits():
             self._begin(self._waiting.popleft())
 
     def flush(self) -> None:
@@ -64,14 +64,17 @@ class RemoteReading:
         page, _ = parts.lending.page(lane)
         lent = parts.lending.lend(job.target[: padded(job.place.length)], filled=False)
         request = StoreRequest(0, Action.GET, job.place.name, job.place.offset, [page, lent.buffer])
+        parts.speed.began(lane, job.place.length, begun)
 
         def ended(answer: Answer, _results: Results) -> None:
             parts.lending.give_back(lent, 0 if answer.failure else job.place.length)
             outcome = self._outcome(job, lane, answer)
+            is_whole = isinstance(outcome, Hit)
+            parts.speed.ended(lane, parts.clock.monotonic(), is_whole=is_whole)
             self._lanes.append(lane)
             job.done(replace(outcome, begun=begun))
 
-        parts.link.call(request, begun + parts.options.call_s, ended)
+        parts.call(request, begun + parts.options.call_s, ended)
 
     def _outcome(self, job: RemoteLoad, lane: int, answer: Answer) -> LoadOutcome:
         parts = self._parts

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from forebay.sys.memory import allocate
+from forebay.tiers.remote.accounting.ledger import SPENT_BYTES, counts_of
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication
 from forebay.tiers.remote.index.table import RecordTable
@@ -23,6 +24,8 @@ from forebay.tiers.remote.process.link import AnswerDone, Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
 
+_DAY_S: Final = 86_400.0
+_LOOKING_SHARE: Final = 0.25  # of a day's requests, for looking at what others have published
 _LIFE_SIGNS: Final = 8  # in the time after which a host is taken for dead
 _log: Final = logging.getLogger(__name__)
 
@@ -38,38 +41,61 @@ class Upkeep:
         self._version = -1  # of the snapshots that are known
         self._publish_at = self._refresh_at = self._audit_at = self._sweep_at = 0.0
         self._sign_at = 0.0  # when there must be a sign of life, changed or not
+        self._refresh_requests = 2  # that a look at other hosts took last time
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way that a later process would miss."""
-        is_told = not self._parts.own.is_changed or not self._parts.breaker.is_on
+        parts = self._parts
+        is_told = not parts.own.is_changed or not parts.takes_loads or parts.is_over_for_stores
         return is_told and not self._is_busy
 
     def step(self, now: float, *, is_closing: bool) -> None:
         """Begin what is due."""
-        parts, options = self._parts, self._parts.options
+        parts = self._parts
         if self._is_busy:
             return
         if not parts.breaker.is_on:
-            if not is_closing and parts.breaker.probe_due(now):
+            if not (is_closing or parts.is_over) and parts.breaker.probe_due(now):
                 self._probe()
             return
+        spent = parts.ledger.to_keep(parts.clock.day())
+        if spent is not None:
+            self._keep(spent)
+        elif parts.fits():
+            self._look_after(now, is_closing=is_closing)
+
+    def _look_after(self, now: float, *, is_closing: bool) -> None:
+        """Publish, look at others, sweep: whatever is due and within the budget.
+
+        There are signs of life on a day whose requests are used up, too: else others would delete
+        what this host has.
+        """
+        parts, options = self._parts, self._parts.options
         is_due = is_closing or now >= self._publish_at
-        if (parts.own.is_changed and is_due) or (now >= self._sign_at and not is_closing):
+        is_sign = now >= self._sign_at and not is_closing
+        is_news = parts.own.is_changed and is_due and not parts.is_over_for_stores
+        if is_news or is_sign:
             self._publish_at = now + options.publish_s
             self._sign_at = now + options.host_age_s / _LIFE_SIGNS
             self._publish()
-        elif is_closing:
+        elif is_closing or parts.is_over:
             return
-        elif now >= self._refresh_at:
-            self._refresh_at = now + options.refresh_s
+        elif now >= self._refresh_at and parts.fits(self._refresh_requests):
+            self._refresh_at = now + self._refresh_s()
             self._call(StoreRequest(0, Action.REFRESH, at=self._version), self._learn)
-        elif now >= self._audit_at:
+        elif now >= self._audit_at and not parts.is_over_for_stores:
             self._audit_at = now + options.audit_s
             self._audit()
-        elif now >= self._sweep_at:
+        elif now >= self._sweep_at and not parts.is_over_for_stores:
             self._sweep_at = now + options.sweep_s
             self._call(StoreRequest(0, Action.SWEEP, at=int(options.host_age_s)), self._swept)
+
+    def _refresh_s(self) -> float:
+        """Until the next look at other hosts: a budget is not to be used up by looking."""
+        budget = _LOOKING_SHARE * self._parts.ledger.requests_a_day
+        apart_s = _DAY_S * self._refresh_requests / budget if budget else 0.0
+        return max(self._parts.options.refresh_s, apart_s)
 
     def child_ended(self) -> None:
         """Whatever was under way has been answered."""
@@ -95,7 +121,7 @@ class Upkeep:
             else:
                 failed(answer.failure)
 
-        self._parts.link.call(request, until, ended)
+        self._parts.call(request, until, ended)
 
     def _probe(self) -> None:
         link = self._parts.link
@@ -109,7 +135,44 @@ class Upkeep:
         if self._is_recovered:
             self._audit_at = 0.0  # it may have lost what it had
             self._use()
-            return
+        elif self._parts.ledger.requests_a_day:
+            self._read_spent()
+        else:
+            self._first_refresh()
+
+    def _read_spent(self) -> None:
+        """Find out what an earlier process has spent of today's requests."""
+        parts, target = self._parts, allocate(SPENT_BYTES)[:SPENT_BYTES]
+        lent = parts.lending.lend(target, filled=False)
+
+        def read(answer: Answer, _results: Results) -> None:
+            parts.lending.give_back(lent, answer.count)
+            parts.ledger.restore(bytes(target[: answer.count]), parts.clock.day())
+            if parts.is_over:
+                _log.warning("%s has had its requests of today; it is used tomorrow", parts.path)
+                self.begun.set()
+            else:
+                self._first_refresh()
+
+        def not_read(failure: StoreFailure) -> None:
+            parts.lending.give_back(lent)
+            if failure is StoreFailure.ABSENT:
+                parts.ledger.restore(b"", parts.clock.day())
+                self._first_refresh()
+            else:
+                self._not_yet(failure)
+
+        request = StoreRequest(
+            0, Action.GET, published.spent_name(parts.host), buffers=[lent.buffer]
+        )
+        self._call(request, read, not_read)
+
+    def _keep(self, spent: bytes) -> None:
+        """Let the store know what may be spent before anything more is."""
+        name = published.spent_name(self._parts.host)
+        self._put(name, spent, lambda: self._parts.ledger.keeps(spent))
+
+    def _first_refresh(self) -> None:
         request = StoreRequest(0, Action.REFRESH, at=self._version)
         self._call(request, self._first_refreshed, self._not_yet)
 
@@ -144,6 +207,7 @@ class Upkeep:
         snapshots = tables[1] if len(tables) > 1 else None
         self._parts.others.learn(tables[0], snapshots, self._parts.clock.monotonic())
         self._version = answer.count
+        self._refresh_requests = counts_of(answer.requests).requests
 
     def _audit(self) -> None:
         known = self._parts.own.sequences()  # what is put from now on is not missing

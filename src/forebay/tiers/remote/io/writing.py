@@ -31,12 +31,12 @@ class RemoteWriting:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits or is under way."""
-        is_deleting = self._parts.own.doomed and self._parts.breaker.is_on
+        is_deleting = self._parts.own.doomed and self._may_delete
         return not (self._is_busy or self._gathering or self._orders or is_deleting)
 
     def add(self, job: RemoteStore, now: float) -> None:
         """Let a store wait for its pack."""
-        if self._parts.breaker.takes_stores(now):
+        if self._parts.takes_stores(now):
             self._gathering.add(job, now)
         else:
             self._drop([job], DropReason.TIER_OFF)
@@ -48,11 +48,20 @@ class RemoteWriting:
     def step(self, now: float, *, is_closing: bool) -> None:
         """Begin what can be begun."""
         self._gathering.seal(now, all_of_them=is_closing)
-        if not self._parts.breaker.is_on:
+        if not self._parts.takes_loads:
             self.flush()
-        elif not self._is_busy:
+            return
+        if self._parts.is_over_for_stores:
+            self._drop(self._gathering.take_all(), DropReason.TIER_OFF)
+        if not self._is_busy:
             self._obey()
             self._begin()
+
+    @property
+    def _may_delete(self) -> bool:
+        """Whether packs are deleted now; for an order, as long as anything is done at all."""
+        parts = self._parts
+        return parts.takes_loads and (bool(self._orders) or not parts.is_over_for_stores)
 
     def flush(self) -> None:
         """Answer everything that waits: nobody will write now."""
@@ -80,6 +89,8 @@ class RemoteWriting:
 
     def _begin(self) -> None:
         parts = self._parts
+        if not parts.fits():
+            return
         jobs = self._gathering.next()
         if jobs is not None and not parts.own.doomed:
             size = pack_bytes([job.length for job in jobs])
@@ -90,13 +101,11 @@ class RemoteWriting:
             if not parts.own.doomed:
                 self._put(self._gathering.take(), size)
                 return
-        if parts.own.doomed:
+        if parts.own.doomed and self._may_delete:
             self._is_busy = True
             name = next(iter(parts.own.doomed))
             until = parts.clock.monotonic() + parts.options.call_s
-            parts.link.call(
-                StoreRequest(0, Action.DELETE, name), until, partial(self._deleted, name)
-            )
+            parts.call(StoreRequest(0, Action.DELETE, name), until, partial(self._deleted, name))
 
     def _make_room(self, size_bytes: int, cause: EvictionCause) -> None:
         """Let old packs go until there is room for a new one."""
@@ -139,7 +148,7 @@ class RemoteWriting:
                 self._failed(jobs, answer.failure, begun)
 
         request = StoreRequest(0, Action.PUT, name, buffers=buffers)
-        parts.link.call(request, begun + parts.options.put_s, ended)
+        parts.call(request, begun + parts.options.put_s, ended)
 
     def _lend(self, job: RemoteStore) -> Lent:
         size = padded(job.length)

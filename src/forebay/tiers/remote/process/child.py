@@ -13,11 +13,15 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from forebay.barrier import Barrier
 from forebay.sys import processes, shared
 from forebay.tiers.remote.process import chores
 from forebay.tiers.remote.process.chores import Refreshed, Watcher
+from forebay.tiers.remote.process.counting import CountedStore
 from forebay.tiers.remote.process.messages import (
+    CHORES,
     MESSAGE_BYTES_MAX,
     Action,
     Answer,
@@ -39,7 +43,8 @@ class Child:
         self, connection: socket.socket, store: ObjectStore, host: str, entries: int
     ) -> None:
         self._connection, self._store, self._host = connection, store, host
-        self._watcher = Watcher(store, host, entries)
+        self._counted = CountedStore(store)  # for what takes several calls; one at a time
+        self._watcher = Watcher(self._counted, host, entries)
         self._areas: dict[int, memoryview] = {}  # changed by the reading thread alone
         self._requests: queue.SimpleQueue[StoreRequest | None] = queue.SimpleQueue()
         self._barrier = Barrier()
@@ -75,6 +80,8 @@ class Child:
         while (request := self._requests.get()) is not None:
             failed = Answer(request.number, StoreFailure.FAILED), list[bytes]()
             answer, results = self._barrier.result("a call", failed, self._serve, request)
+            if request.action in CHORES:
+                answer = msgspec.structs.replace(answer, requests=self._counted.take())
             self._answer(answer, results)
 
     def _serve(self, request: StoreRequest) -> tuple[Answer, list[bytes]]:
@@ -83,11 +90,11 @@ class Child:
             Action.PUT: lambda: self._store.put(request.name, self._views(request)),
             Action.GET: lambda: self._store.get(request.name, request.at, self._views(request)),
             Action.DELETE: lambda: self._store.delete(request.name),
-            Action.PROBE: lambda: chores.probe(self._store, self._host),
-            Action.RECOVER: lambda: chores.recover(self._store, self._host),
-            Action.AUDIT: lambda: chores.audit(self._store, self._host),
+            Action.PROBE: lambda: chores.probe(self._counted, self._host),
+            Action.RECOVER: lambda: chores.recover(self._counted, self._host),
+            Action.AUDIT: lambda: chores.audit(self._counted, self._host),
             Action.REFRESH: lambda: self._watcher.refresh(request.at),
-            Action.SWEEP: lambda: chores.sweep(self._store, self._host, request.at),
+            Action.SWEEP: lambda: chores.sweep(self._counted, self._host, request.at),
         }
         match calls[request.action]():
             case StoreFailure() as failure:

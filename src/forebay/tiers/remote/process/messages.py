@@ -30,6 +30,9 @@ class Action(StrEnum):
     SWEEP = "sweep"  # delete what hosts left that have been dead for `at` seconds
 
 
+CHORES: Final = frozenset({Action.PROBE, Action.RECOVER, Action.REFRESH, Action.SWEEP})
+
+
 class StoreRequest(msgspec.Struct, array_like=True, frozen=True):
     """One call; `number` is the caller's, unless it is not answered."""
 
@@ -46,6 +49,7 @@ class Answer(msgspec.Struct, array_like=True, frozen=True):
     number: int
     failure: StoreFailure | None = None
     count: int = 0  # bytes, objects, or a version: as the action has it
+    requests: tuple[int, ...] = ()  # of chores: `RequestCounts` of what they asked of the store
 
 
 encode: Final = msgspec.msgpack.Encoder().encode

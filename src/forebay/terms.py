@@ -1,0 +1,101 @@
+"""On what terms a store is used: what is sent there, what it costs, what it may cost a day.
+
+    send=reused|all         only what is asked for again, or long; or everything
+    requests=N              requests that this host may make in a day (UTC); 0: as many as it likes
+    prices=PUT:GET:MONTH    dollars for 1,000 PUTs or LISTs, for 1,000 GETs, for a GB stored for a
+                            month, and behind a fourth colon for a GB read
+
+These are options of a store's URL. A SettingsError says in one sentence what is wrong with one.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from forebay.errors import SettingsError
+
+TERM_OPTIONS: Final = ("send", "requests", "prices")
+REQUESTS_MIN: Final = 1000  # a day: looking at other hosts every ten seconds takes some 17,000
+_REQUESTS_DIGITS: Final = 12
+_THOUSAND: Final = 1000
+_GB: Final = 10**9
+_DAYS_A_MONTH: Final = 30
+_DOLLARS_MAX: Final = 1e6
+
+
+class StorePrices(NamedTuple):
+    """What a store charges, in dollars; deleting is free everywhere."""
+
+    puts: float = 0.0  # 1,000 of them, or of LISTs
+    gets: float = 0.0  # 1,000 of them
+    gb_month: float = 0.0  # a GB (10^9 bytes) stored for 30 days
+    read_gb: float = 0.0  # a GB that leaves the store
+
+    def requests_dollars(self, puts: float, gets: float, read_bytes: float) -> float:
+        """What so many requests cost; listings count as puts."""
+        requests = (puts * self.puts + gets * self.gets) / _THOUSAND
+        return requests + read_bytes / _GB * self.read_gb
+
+    def day_dollars(self, stored_bytes: float) -> float:
+        """What it costs to keep so many bytes for a day."""
+        return stored_bytes / _GB * self.gb_month / _DAYS_A_MONTH
+
+    def __str__(self) -> str:
+        return ":".join(f"{dollars:.12g}" for dollars in self)
+
+
+FREE: Final = StorePrices()
+# Amazon S3 Standard, us-east-1, read within the region: list prices of aws.amazon.com/s3/pricing
+# as known in November 2026. For other regions, classes and stores there is the option `prices`.
+S3_STANDARD: Final = StorePrices(0.005, 0.0004, 0.023, 0.0)
+
+
+class StoreTerms(NamedTuple):
+    """The terms of one store."""
+
+    send_all: bool = False  # else what is reused, or long
+    requests_a_day: int = 0  # 0: no limit
+    prices: StorePrices | None = None  # None: those that are known for the kind of store
+
+    def query(self) -> str:
+        """As they stand in a URL, behind other options."""
+        text = "&send=all" if self.send_all else ""
+        text += f"&requests={self.requests_a_day}" if self.requests_a_day else ""
+        return text + (f"&prices={self.prices}" if self.prices is not None else "")
+
+
+def parse_terms(options: Mapping[str, str]) -> StoreTerms:
+    """The terms that are among a URL's options."""
+    send = options.get("send", "reused")
+    if send not in {"reused", "all"}:
+        raise SettingsError(f"'{send[:40]}' is no send; write send=reused or send=all.")
+    prices = options.get("prices")
+    return StoreTerms(
+        send == "all",
+        _requests(options.get("requests", "0")),
+        None if prices is None else _prices(prices),
+    )
+
+
+def _requests(text: str) -> int:
+    is_count = text.isdecimal() and len(text) <= _REQUESTS_DIGITS
+    if not is_count or 0 < int(text) < REQUESTS_MIN:
+        raise SettingsError(
+            f"'{text[:40]}' is no number of requests a day; write {REQUESTS_MIN} or more, or 0"
+            " for no limit."
+        )
+    return int(text)
+
+
+def _prices(text: str) -> StorePrices:
+    try:
+        dollars = [float(part) for part in text.split(":")]
+    except ValueError:
+        dollars = []
+    is_price = all(math.isfinite(each) and 0 <= each <= _DOLLARS_MAX for each in dollars)
+    if not 3 <= len(dollars) <= len(FREE) or not is_price:
+        raise SettingsError(
+            f"'{text[:40]}' are no prices; write dollars for 1,000 PUTs, 1,000 GETs and a GB-month,"
+            f" as prices={S3_STANDARD.puts}:{S3_STANDARD.gets}:{S3_STANDARD.gb_month}."
+        )
+    return StorePrices(*dollars)
