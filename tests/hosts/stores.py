@@ -26,8 +26,9 @@ _WITH_CHILDREN: Final = ("unshare", "--pid", "--fork", "--kill-child")
 class SeaweedServer:
     """An S3 server on the store's host; it may be killed and started again."""
 
-    def __init__(self, host: Host, place: Path) -> None:
-        self._host, self._place = host, place
+    def __init__(self, host: Host, place: Path, sockets: Path) -> None:
+        """What it keeps lies in `place`; the path of `sockets` is short enough for them."""
+        self._host, self._place, self._sockets = host, place, sockets
         self.url = f"http://{host.address}:{_S3_PORT}"
         key, secret = VARIABLES.values()
         identity = {
@@ -50,6 +51,9 @@ class SeaweedServer:
             "-s3",
             f"-s3.port={_S3_PORT}",
             f"-s3.config={self._place / 's3.json'}",
+            # Files are the machine's: these would be those of another test's server.
+            f"-filer.localSocket={self._sockets / 'filer.sock'}",
+            f"-s3.localSocket={self._sockets / 's3.sock'}",
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
             "-volume.max=40",

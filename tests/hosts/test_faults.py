@@ -7,6 +7,7 @@ from tests.hosts.sharing import (
     CHUNKS,
     failures,
     load,
+    send,
     sent_chunks,
     share,
     store,
@@ -30,24 +31,25 @@ def test_a_host_is_killed_while_it_publishes(
     a, b = start(hosts.a, url), start(hosts.b, url)
     wait_for_use(a)
     wait_for_use(b)
+    dialog = "dialog"
     if moment == "after":
-        share(a, b, "dialog")
+        (dialog,) = share(a, b, "dialog")
     else:
-        store(a, "dialog")
+        store(a, dialog)
     if moment == "during":
         wait_for_sent(a, 1)
     sent = sent_chunks(a)
     a.kill()
-    found = load(b, "dialog")
+    found = load(b, dialog)
     if moment == "after":
         assert found == CHUNKS, "what a dead host has published can be had"
     again = start(hosts.a, url)
     wait_for_use(again)
     assert sent_chunks(again) >= sent, "its packs are its own again"
     if moment != "before":
-        assert load(again, "dialog") > 0
-    share(again, b, "next")
-    assert load(b, "next") == CHUNKS
+        assert load(again, dialog) > 0
+    (following,) = share(again, b, "next")
+    assert load(b, following) == CHUNKS
 
 
 @NETWORKED
@@ -55,21 +57,18 @@ def test_a_host_is_cut_off_and_comes_back(hosts: Network, start: StartPool, url:
     a, b = start(hosts.a, url), start(hosts.b, url)
     wait_for_use(a)
     wait_for_use(b)
-    share(a, b, "dialog", "other")
+    dialog, other = share(a, b, "dialog", "other")
     hosts.cut(hosts.b)
     try:
-        assert load(b, "dialog") == 0, "the store is out of reach"
+        assert load(b, dialog) == 0, "the store is out of reach"
         assert failures(b) > 0
         store(b, "meanwhile")
-        before = sent_chunks(a)
-        store(a, "beyond")
-        wait_for_sent(a, before + CHUNKS)
+        beyond = send(a, "beyond")
     finally:
         hosts.heal()
-    wait_until(lambda: load(b, "other") == CHUNKS, "loads from the store")
-    wait_for_found(b, "beyond")
-    share(b, a, "after")
-    assert load(a, "after") == CHUNKS
+    wait_until(lambda: load(b, other) == CHUNKS, "loads from the store")
+    wait_for_found(b, beyond)
+    wait_for_found(a, send(b, "after"))
 
 
 @NETWORKED
@@ -79,16 +78,14 @@ def test_the_store_dies_and_comes_back(
     a, b = start(hosts.a, url), start(hosts.b, url)
     wait_for_use(a)
     wait_for_use(b)
-    share(a, b, "dialog", "other")
+    dialog, other = share(a, b, "dialog", "other")
     seaweed.kill()
     try:
-        assert load(b, "dialog") == 0, "the store is gone"
+        assert load(b, dialog) == 0, "the store is gone"
         for pool, label in ((a, "of a"), (b, "of b")):
             store(pool, label)
     finally:
         seaweed.start()
-    wait_until(lambda: load(b, "other") == CHUNKS, "loads from the store")
+    wait_until(lambda: load(b, other) == CHUNKS, "loads from the store")
     for source, target in ((a, b), (b, a)):
-        label = f"after, of {source.place.name}"
-        share(source, target, label)
-        assert load(target, label) == CHUNKS
+        wait_for_found(target, send(source, f"after, of {source.place.name}"))

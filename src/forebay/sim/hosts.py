@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from forebay.pool.policy.learned import Learned
 from forebay.sim.replay import (
@@ -71,24 +71,17 @@ class ClusterResult:
         return found / self.tokens if self.tokens else 0.0
 
 
-class _Written(NamedTuple):
-    """A chunk in the store: whose it is, and since when others know of it."""
-
-    host: int
-    known_at: float
-
-
 class SharedStore:
     """What all hosts have in the store, and what time it is."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.written: dict[bytes, _Written] = {}
+        self.written: dict[bytes, dict[int, float]] = {}  # hosts that have it → known since when
 
     def knows(self, key: bytes, host: int) -> bool:
         """Whether a host can load a chunk."""
         found = self.written.get(key)
-        return found is not None and (found.host == host or found.known_at <= self.now)
+        return found is not None and (host in found or min(found.values()) <= self.now)
 
 
 class SimulatedRemote(SimulatedTier):
@@ -113,13 +106,14 @@ class SimulatedRemote(SimulatedTier):
         """Write a chunk, unless another host is known to have it."""
         if self._store.knows(key, self._host):
             return []
-        self._store.written[key] = _Written(self._host, self._store.now + VISIBLE_S)
+        owners = self._store.written.setdefault(key, {})
+        owners[self._host] = self._store.now + VISIBLE_S
         return super().write(key)
 
     def forget(self, key: bytes) -> bool:
         """Forget a chunk of this host's."""
-        found = self._store.written.get(key)
-        if found is not None and found.host == self._host:
+        owners = self._store.written.get(key, {})
+        if owners.pop(self._host, None) is not None and not owners:
             del self._store.written[key]
         return super().forget(key)
 

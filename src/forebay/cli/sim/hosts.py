@@ -14,6 +14,7 @@ from forebay.sim.replay import Sizes
 from forebay.sim.trace import CHUNK_TOKENS, Trace
 
 USERS: Final = 32  # of a host, where nothing else is said
+SESSIONS_MAX: Final = 1_000_000  # of all hosts
 _COUNTS_MAX: Final = 16  # numbers of hosts in one run
 
 
@@ -42,12 +43,14 @@ def run(
         raise SettingsError("--hosts needs a trace of sessions; this one has none.")
     if not trace.sessions:
         raise SettingsError("--hosts needs a session; --prompt-max leaves none of this trace.")
-    users = parsed.users or USERS
+    users, counts = parsed.users or USERS, wanted_hosts(parsed.hosts)
+    if max(counts) * users * parsed.sessions > SESSIONS_MAX:
+        raise SettingsError(f"that is more than {SESSIONS_MAX:,} sessions; write fewer of each.")
     routings = [Routing(name) for name in parsed.routing or tuple(Routing)]
     stores = (0, store_chunks) if store_chunks else (0,)
     clusters = [
         Cluster(hosts, routing, sizes, store, users, users * parsed.sessions)
-        for hosts, routing, store in product(wanted_hosts(parsed.hosts), routings, stores)
+        for hosts, routing, store in product(counts, routings, stores)
     ]
     return _simulated(trace, clusters, parsed.seed)
 
