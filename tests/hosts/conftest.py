@@ -29,11 +29,10 @@ def hosts() -> Iterator[Network]:
 
 @pytest.fixture(scope="session")
 def seaweed(hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
-    with short_directory() as sockets:
-        server = SeaweedServer(hosts.store, tmp_path_factory.mktemp("seaweed"), sockets)
-        server.start()
-        yield server
-        server.kill()
+    server = SeaweedServer(hosts.store, tmp_path_factory.mktemp("seaweed"))
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -17,19 +17,34 @@ PYTHON: Final = Path(os.environ.get("STORES_PYTHON", ROOT / ".venv-stores/bin/py
 KINDS: Final = ("s3", "file", "juicefs")
 VARIABLES: Final = {"AWS_ACCESS_KEY_ID": "AKFOREBAYTESTS", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
 START_S: Final = 300.0  # a guard against hanging
-_S3_PORT: Final = 8333
+_PORTS: Final = (
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "s3.port",
+    "s3.port.grpc",
+)
+_FIRST_PORT, _LAST_PORT = 10_000, 32_000
 _CAP: Final = "256MiB"
 # What such a command starts ends with it, whatever ends it.
 _WITH_CHILDREN: Final = ("unshare", "--pid", "--fork", "--kill-child")
 
 
 class SeaweedServer:
-    """An S3 server on the store's host; it may be killed and started again."""
+    """An S3 server on the store's host; it may be killed and started again.
 
-    def __init__(self, host: Host, place: Path, sockets: Path) -> None:
-        """What it keeps lies in `place`; the path of `sockets` is short enough for them."""
-        self._host, self._place, self._sockets = host, place, sockets
-        self.url = f"http://{host.address}:{_S3_PORT}"
+    Its own parts talk through sockets in files of this machine that are named after ports. So no
+    two servers may have the same ports, though each has a network of its own.
+    """
+
+    def __init__(self, host: Host, place: Path) -> None:
+        self._host, self._place = host, place
+        first = _FIRST_PORT + host.holder * len(_PORTS) % (_LAST_PORT - _FIRST_PORT)
+        self._ports = {name: first + number for number, name in enumerate(_PORTS)}
+        self.url = f"http://{host.address}:{self._ports['s3.port']}"
         key, secret = VARIABLES.values()
         identity = {
             "name": "tests",
@@ -40,20 +55,17 @@ class SeaweedServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Pools find out by themselves when it answers. No port is taken: the host is its own."""
+        """Pools find out by themselves when it answers."""
         words: list[str | Path] = [
             PYTHON.parent / "weed",
             "server",
             f"-ip={self._host.address}",
             "-ip.bind=0.0.0.0",
             f"-dir={self._place}",
+            *(f"-{name}={port}" for name, port in self._ports.items()),
             "-filer",
             "-s3",
-            f"-s3.port={_S3_PORT}",
             f"-s3.config={self._place / 's3.json'}",
-            # Files are the machine's: these would be those of another test's server.
-            f"-filer.localSocket={self._sockets / 'filer.sock'}",
-            f"-s3.localSocket={self._sockets / 's3.sock'}",
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
             "-volume.max=40",
@@ -83,8 +95,8 @@ def mounted_juicefs(network: Network, place: Path) -> Iterator[Path]:
     network.a.run(juicefs, "format", "--no-update", *storage, meta, "tests")
     with ExitStack() as close:
         for host in (network.a, network.b):
-            words = [juicefs, "mount", "--no-usage-report", "--cache-size", "0", meta, mount]
-            process = started(host, [*_WITH_CHILDREN, *words], place / f"{host.name}.log")
+            words = (juicefs, "mount", "--no-usage-report", "--cache-size", "0", meta, mount)
+            process = started(host, (*_WITH_CHILDREN, *words), place / f"{host.name}.log")
             close.callback(_kill, process)
 
             def is_mounted(host: Host = host) -> bool:

@@ -155,8 +155,8 @@ def test_keys_that_begin_alike_are_found_and_kept_apart() -> None:
     pack = PublishedPack(NAMESPACE, 1, b"".join(key + entry for key in near[::2]))
     found = RecordTable(memoryview(table.build([("a", [pack])], [])))
     assert [bool(found.rows_of(key)) for key in near] == [True, False] * 500
-    assert found.end_of_run(table.heads_of(near[::2]), 0, []) == 500
-    assert found.end_of_run(table.heads_of([*near[:400:2], near[1]]), 0, []) == 200
+    assert found.end_of_run(table.heads_of(near[::2]), 0, set()) == 500
+    assert found.end_of_run(table.heads_of([*near[:400:2], near[1]]), 0, set()) == 200
 
 
 def test_a_sequence_is_drawn_anew_after_so_many_packs() -> None:
