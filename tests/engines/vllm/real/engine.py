@@ -46,6 +46,7 @@ class Engine:
         log: Path | None = None,  # of what it prints; else that belongs to the test
         step_wait_s: float = HANG_S,  # a chunk whose blocks are free waits so long for its slot
         variables: dict[str, str] | None = None,  # of its environment, beside those of all
+        network: int | None = None,  # the process whose network it has; else the test's
         **options: Any,
     ) -> None:
         if pool is not None:
@@ -57,6 +58,7 @@ class Engine:
             "log": None if log is None else str(log),
             "step_wait_s": step_wait_s,
             "variables": variables or {},
+            "network": network,
             "options": {"model": str(model), "kv_cache_memory_bytes": KV_BYTES, **options},
         }
         self.process, self._pipe = forked.start(engine_process.run, wanted)

@@ -4,6 +4,7 @@ Each message is the name of a command and its arguments; a public method of `Com
 name, and what that returns is the reply. The engine ends with the pipe.
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+CLONE_NEWNET = 0x40000000  # as the kernel names it; Python has it from 3.12 on
 SETTLE_S = 300.0  # a guard against hanging
 # Ends the name of a file beside the recorded pages: rank, point, and "die", "spoil" or seconds.
 DISTURBED = ".disturbed"
@@ -24,6 +26,8 @@ def run(pipe: Connection, wanted: dict[str, Any]) -> None:
         os.dup2(os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.dup2(2, 1)
     os.environ.update(wanted["variables"])
+    if wanted["network"] is not None:
+        enter_network(wanted["network"])
     commands = Commands(wanted)
     pipe.send("ready")
     while True:
@@ -32,6 +36,13 @@ def run(pipe: Connection, wanted: dict[str, Any]) -> None:
         except EOFError:
             os._exit(0)  # the test is over, and vLLM takes seconds to end in order
         pipe.send(getattr(commands, name)(**arguments))
+
+
+def enter_network(process: int) -> None:
+    """Have the network of another process, as all threads that begin from now on do."""
+    with Path(f"/proc/{process}/ns/net").open("rb") as network:
+        failed = ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET)
+    assert not failed, os.strerror(ctypes.get_errno())
 
 
 def transfer_config(settings: dict[str, Any], *, is_recorded: bool) -> dict[str, Any]:

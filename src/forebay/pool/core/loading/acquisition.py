@@ -28,6 +28,7 @@ from forebay.pool.core.parts import CoreParts
 from forebay.pool.messages import Found
 from forebay.pool.session import Session
 from forebay.record.header import ROOT, RecordName
+from forebay.tiers.contract import MissReason
 from forebay.tiers.dram.slab import slot_bytes_for
 
 AHEAD_READS: Final = 8  # in flight at once for who has not asked; who asks waits for no more

@@ -4,19 +4,22 @@ One table is of the snapshots, the other of the tails. What was asked for and wa
 what was published, is not believed for a while; a host of several damaged records is not read from.
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from forebay.record.region import short
+from forebay.tiers.remote.index import table
 from forebay.tiers.remote.index.table import EMPTY, RecordTable, TableRow
 from forebay.tiers.remote.options import RemoteOptions
 
-_FORGOTTEN_MAX: Final = 1 << 16  # keys and packs that are remembered as not to be had
+_FORGOTTEN_MAX: Final = 1 << 16  # keys, and as many packs, that are remembered as not to be had
+_BLOCK_MIN: Final = 16  # keys that are looked up at once, at first
+_Forgotten = TypeVar("_Forgotten")
 
 
 class _Tables(NamedTuple):
     tails: RecordTable
     snapshots: RecordTable
-    deleted: frozenset[int]
 
 
 class OtherHosts:
@@ -25,9 +28,12 @@ class OtherHosts:
     def __init__(self, options: RemoteOptions) -> None:
         self._options = options
         empty = RecordTable(memoryview(EMPTY))
-        self._tables = _Tables(empty, empty, frozenset())
-        self._forgotten: dict[bytes | int, float] = {}  # short key or sequence → until when
+        self._tables = _Tables(empty, empty)
+        self._forgotten: dict[bytes, float] = {}  # short key → until when
+        self._forgotten_packs: dict[int, float] = {}  # sequence → until when
+        self._gone: set[int] = set()  # these packs, and those that their hosts have deleted
         self._bad: dict[str, int] = {}  # damaged records, by host
+        self._is_wary = False  # some host is not read from
 
     @property
     def entries(self) -> int:
@@ -41,15 +47,47 @@ class OtherHosts:
 
     def learn(self, tails: RecordTable, snapshots: RecordTable | None, now: float) -> None:
         """Newer tables; without snapshots, the ones that are here hold."""
-        deleted = frozenset(tails.names.deleted)
-        self._tables = _Tables(tails, snapshots or self._tables.snapshots, deleted)
-        late = [each for each, until in list(self._forgotten.items()) if until <= now]
-        for each in late:
-            del self._forgotten[each]
+        _drop_late(self._forgotten, now)
+        _drop_late(self._forgotten_packs, now)
+        self._gone = {*tails.names.deleted, *self._forgotten_packs}
+        self._tables = _Tables(tails, snapshots or self._tables.snapshots)
 
     def has(self, key: bytes) -> bool:
         """Whether a record is believed to be somewhere; the key may be short."""
         return self._usable(short(key)) is not None
+
+    def prefix(self, keys: Sequence[bytes], at: int = 0) -> int:
+        """The first of these short keys, from `at` on, whose record is not believed to be here."""
+        block = _BLOCK_MIN  # keys at once: more as more of them are found
+        while at < len(keys):
+            some = keys[at : at + block]
+            found = self._run(some)
+            at += found
+            if found < len(some):
+                break
+            block *= 2
+        return at
+
+    def _run(self, keys: Sequence[bytes]) -> int:
+        """How many of these short keys, from the first, are believed to be somewhere.
+
+        Most are settled by runs of the tables; `_usable` judges what a run cannot.
+        """
+        tables, forgotten, gone = self._tables, self._forgotten, self._gone
+        heads, at, end = table.heads_of(keys), 0, len(keys)
+        if forgotten:
+            end = next((number for number, key in enumerate(keys) if key in forgotten), end)
+        del heads[end:]
+        while at < end:
+            before = at
+            if not self._is_wary:
+                at = tables.snapshots.end_of_run(heads, at, gone)
+                at = tables.tails.end_of_run(heads, at, gone)
+            if at == before:
+                if self._usable(keys[at]) is None:
+                    break
+                at += 1
+        return at
 
     def find(self, key: bytes) -> TableRow | None:
         """Where a record is; the key may be short."""
@@ -64,26 +102,39 @@ class OtherHosts:
 
     def _usable(self, key: bytes) -> tuple[RecordTable, int] | None:
         """A row of this short key that nothing speaks against."""
-        tables, forgotten, bad = self._tables, self._forgotten, self._bad
-        if key in forgotten:
+        tables, gone, bad = self._tables, self._gone, self._bad
+        if key in self._forgotten:
             return None
-        for table in (tables.tails, tables.snapshots):
-            for row in table.rows_of(key):
-                sequence = table.sequence(row)
-                if sequence in tables.deleted or sequence in forgotten:
+        for each in (tables.tails, tables.snapshots):
+            for row in each.rows_of(key):
+                if each.sequence(row) in gone:
                     continue
-                if bad and bad.get(table.host(row), 0) >= self._options.bad_records_max:
+                if self._is_wary and bad.get(each.host(row), 0) >= self._options.bad_records_max:
                     continue
-                return table, row
+                return each, row
         return None
 
-    def forget(self, what: bytes | int, now: float) -> None:
-        """A record, by its short key, or a pack, by its sequence, is not to be had."""
+    def forget(self, key: bytes, now: float) -> None:
+        """A record, by its short key, is not to be had."""
         if len(self._forgotten) < _FORGOTTEN_MAX:
-            self._forgotten[what] = now + self._options.forgotten_s
+            self._forgotten[key] = now + self._options.forgotten_s
+
+    def forget_pack(self, sequence: int, now: float) -> None:
+        """A pack is not to be had."""
+        if len(self._forgotten_packs) < _FORGOTTEN_MAX:
+            self._forgotten_packs[sequence] = now + self._options.forgotten_s
+            self._gone.add(sequence)
 
     def damaged(self, row: TableRow, key: bytes, now: float) -> bool:
         """A record was not what was published; True if its host is not read from any more."""
         self.forget(short(key), now)
         self._bad[row.host] = self._bad.get(row.host, 0) + 1
-        return self._bad[row.host] == self._options.bad_records_max
+        is_over = self._bad[row.host] == self._options.bad_records_max
+        self._is_wary = self._is_wary or is_over
+        return is_over
+
+
+def _drop_late(forgotten: dict[_Forgotten, float], now: float) -> None:
+    """Believe again what was forgotten for long enough."""
+    for each in [each for each, until in list(forgotten.items()) if until <= now]:
+        del forgotten[each]

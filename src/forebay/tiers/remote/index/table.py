@@ -1,25 +1,29 @@
-"""A table of other hosts' records: sorted columns in shared memory, 20 bytes a record.
+"""A table of other hosts' records: sorted columns in shared memory, 22 bytes a record.
 
 The child builds it, since sorting a million rows in the pool would keep the interpreter from the
-pool's thread; the pool maps and searches it, some microseconds a key. It is never changed. A row
-only says where to look: what is found there is verified like any other record.
+pool's thread; the pool maps and searches it. It is never changed. Keys are hashes: their first bits
+say in which few rows to look. Keys that a host has chosen so that they lie together only make a
+search of all rows again. A row only says where to look: what is found there is verified like any
+other record.
 """
 
 import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.record.region import FIRST_RECORD
+from forebay.record.region import FIRST_RECORD, SHORT_KEY_BYTES
 from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.remote.index.published import ENTRY_BYTES, PublishedPack
 from forebay.tiers.remote.packs import PackPlace, pack_name
 
-_HEADER: Final = struct.Struct("<QQQQ")  # rows, packs, bytes of names, 0
+_HEADER: Final = struct.Struct("<QQQQ")  # rows, packs, bytes of names, bits of a bucket's number
 _KEY: Final = struct.Struct("<Q")
+_KEY_BITS: Final = 8 * _KEY.size
 _ENTRY_WORDS: Final = ENTRY_BYTES // 8  # of a published entry: key, key's second half, place
 _LENGTH_BIT: Final = 32  # of a place: the page lies below it, the payload's length above
 _PAGE_MASK: Final = (1 << _LENGTH_BIT) - 1
@@ -56,18 +60,31 @@ def build(hosts: Sequence[tuple[str, Sequence[PublishedPack]]], deleted: Sequenc
     words = memoryview(b"".join(entries)).cast("Q")
     keys, places = array("Q", words[::_ENTRY_WORDS]), array("Q", words[2::_ENTRY_WORDS])
     order = sorted(range(len(keys)), key=keys.__getitem__)
+    keys = array("Q", map(keys.__getitem__, order))
+    bits = max(0, len(keys).bit_length() - 2)
     columns = [
-        array("Q", map(keys.__getitem__, order)),
+        keys,
         array("Q", map(places.__getitem__, order)),
         sequences,
         array("I", map(numbers.__getitem__, order)),
         owners,
         spaces,
+        _bucket_starts(keys, bits),
     ]
     names = TableNames([host for host, _ in hosts], list(namespaces), list(deleted))
     blob = msgspec.msgpack.encode(names)
-    header = _HEADER.pack(len(keys), len(sequences), len(blob), 0)
+    header = _HEADER.pack(len(keys), len(sequences), len(blob), bits)
     return b"".join([header, *(column.tobytes() for column in columns), blob])
+
+
+def _bucket_starts(keys: "array[int]", bits: int) -> "array[int]":
+    """The first row of each bucket: of keys with the same first bits; and the end of the last."""
+    starts, row = array("I", [0]), 0
+    for bucket in range(1, 1 << bits):
+        row = bisect_left(keys, bucket << (_KEY_BITS - bits), row)
+        starts.append(row)
+    starts.append(len(keys))
+    return starts
 
 
 class RecordTable:
@@ -75,28 +92,49 @@ class RecordTable:
 
     def __init__(self, view: memoryview) -> None:
         """Of what `build` made."""
-        rows, packs, blob, _ = _HEADER.unpack_from(view)
+        rows, packs, blob, bits = _HEADER.unpack_from(view)
         self.rows: int = rows
+        self._shift: int = _KEY_BITS - bits
         self.size_bytes = view.nbytes
         at = _HEADER.size
         columns = []
         for count in (rows, rows, packs):
             columns.append(view[at : at + 8 * count].cast("Q"))
             at += 8 * count
-        for count in (rows, packs, packs):
+        for count in (rows, packs, packs, (1 << bits) + 1):
             columns.append(view[at : at + 4 * count].cast("I"))
             at += 4 * count
-        self._keys, self._places, self._sequences, self._packs, self._hosts, self._spaces = columns
+        self._keys, self._places, self._sequences = columns[:3]
+        self._packs, self._hosts, self._spaces, self._starts = columns[3:]
         self.names = msgspec.msgpack.decode(view[at : at + blob], type=TableNames)
 
     def rows_of(self, key: bytes) -> range:
         """The rows of records whose key begins like this one."""
         (wanted,) = _KEY.unpack_from(key)
-        keys, rows = self._keys, self.rows
-        first = end = bisect_left(keys, wanted)
-        while end < rows and keys[end] == wanted:
+        keys, bucket = self._keys, wanted >> self._shift
+        stop = self._starts[bucket + 1]
+        first = end = bisect_left(keys, wanted, self._starts[bucket], stop)
+        while end < stop and keys[end] == wanted:
             end += 1
         return range(first, end)
+
+    def end_of_run(self, heads: Sequence[int], at: int, gone: AbstractSet[int]) -> int:
+        """The first of these, from `at` on, without a row or whose first row is in a gone pack.
+
+        They are the beginnings of keys, as `heads_of` makes them.
+        """
+        keys, starts, shift = self._keys, self._starts, self._shift
+        sequences, packs = self._sequences, self._packs
+        for number in range(at, len(heads)):
+            head = heads[number]
+            bucket = head >> shift
+            stop = starts[bucket + 1]
+            row = bisect_left(keys, head, starts[bucket], stop)
+            if row == stop or keys[row] != head:
+                return number
+            if gone and sequences[packs[row]] in gone:
+                return number
+        return len(heads)
 
     def sequence(self, row: int) -> int:
         """The pack of a row."""
@@ -120,6 +158,12 @@ class RecordTable:
         offset = max(FIRST_RECORD, (place & _PAGE_MASK) * PAGE_BYTES)
         name = pack_name(namespace, host, sequence)
         return TableRow(PackPlace(name, sequence, offset, place >> _LENGTH_BIT), host)
+
+
+def heads_of(keys: Sequence[bytes]) -> list[int]:
+    """The first bytes of short keys, as numbers that a table can search for."""
+    words = memoryview(b"".join(keys)).cast("Q")
+    return words[:: SHORT_KEY_BYTES // _KEY.size].tolist()
 
 
 EMPTY: Final = build([], [])

@@ -110,7 +110,7 @@ class RemoteReading:
         if job.row is None:
             parts.own.lose(job.place.sequence)
             return
-        parts.others.forget(job.place.sequence, parts.clock.monotonic())
+        parts.others.forget_pack(job.place.sequence, parts.clock.monotonic())
         self._tell_removed(job, EvictionCause.SPACE)  # its host has deleted it
 
     def _tell_removed(self, job: RemoteLoad, cause: EvictionCause) -> None:

@@ -10,10 +10,12 @@ from typing import Any, Final
 from forebay.bench.result import files
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands, Parser
+from forebay.cli.sim import hosts
 from forebay.errors import SettingsError
 from forebay.quantity import format_size, parse_size
 from forebay.report.charts import COLOURS, Chart, ChartLine
 from forebay.report.page import document, figure, legend
+from forebay.sim.hosts import Routing
 from forebay.sim.replay import NAMES, SimResult, Sizes, simulate
 from forebay.sim.trace import CHUNK_TOKENS, Request, Trace, capped, read_trace, schedule
 
@@ -24,11 +26,16 @@ examples:
   forebay sim --trace conversation.jsonl.xz --dram-tokens 0.5M --disk-tokens 5M --json
   forebay sim --trace agent_sessions.jsonl.xz --users 32 --prompt-max 128k --gap-max 300 \\
       --dram-tokens 0.6M --policy forebay --policy lru --plot curves.html
+  forebay sim --trace agent_sessions.jsonl.xz --hosts 1,4,16 --dram-tokens 0.6M --disk-tokens 6M \\
+      --store-tokens 12M
 
 Traces: one request a line with timestamp, input_length and hash_ids (what forebay pool --trace
 records), or one session a line with blocks of 64 tokens; .xz is read as it is. A hit is the prefix
 found in whole chunks of 512 tokens, counted against all prompt tokens. Tokens are written as 600k,
 0.6M or 600000. The baselines write every chunk to disk; forebay decides, as the pool does.
+
+With --hosts every host has a pool of these sizes, and sessions are drawn again where the trace has
+too few. --store-tokens is what each may keep in a store that all share; docs/scale.md has figures.
 """
 
 
@@ -64,12 +71,33 @@ def _add_flags(parser: Parser) -> None:
     )
     parser.add_argument("--disk-writes-a-day", metavar="SIZE", help="budget of writes (forebay)")
     parser.add_argument("--plot", metavar="FILE.html", help="draw hit rate against capacity")
+    _add_hosts_flags(parser)
+
+
+def _add_hosts_flags(parser: Parser) -> None:
+    parser.add_argument("--hosts", metavar="N,…", help="simulate so many hosts, with --users each")
+    parser.add_argument(
+        "--routing",
+        action="append",
+        choices=tuple(Routing),
+        metavar="NAME",
+        help=f"of requests to hosts: {', '.join(Routing)} (default: both)",
+    )
+    parser.add_argument(
+        "--store-tokens", default="0", metavar="N", help="of a host in a shared store (default: 0)"
+    )
+    parser.add_argument(
+        "--sessions", type=int, default=1, metavar="N", help="of each user, with --hosts"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of which sessions")
 
 
 def _run(parsed: argparse.Namespace) -> int:
     sizes, names = _sizes(parsed), tuple(parsed.policy or NAMES)
     if parsed.users < 0:
         raise SettingsError("--users counts sessions; write a number above 0.")
+    if parsed.hosts:
+        return _run_hosts(parsed, sizes)
     with progress.shown() as show:
         show("reading the trace", 0.0)
         requests = list(schedule(_trace(parsed), parsed.users))
@@ -81,6 +109,18 @@ def _run(parsed: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
     else:
         print(_readable(requests, results, sizes))
+    return 0
+
+
+def _run_hosts(parsed: argparse.Namespace, sizes: Sizes) -> int:
+    if parsed.sessions < 1:
+        raise SettingsError("--sessions counts those of a user; write a number above 0.")
+    if parsed.policy or parsed.plot or parsed.disk_writes_a_day:
+        raise SettingsError("--hosts simulates the pool; leave --policy, --plot and budgets out.")
+    hosts.wanted_hosts(parsed.hosts)  # before the trace is read
+    store_chunks = _tokens(parsed.store_tokens) // CHUNK_TOKENS
+    cases = hosts.run(parsed, _trace(parsed), sizes, store_chunks)
+    print(hosts.as_json(cases) if parsed.json else hosts.as_table(cases))
     return 0
 
 

@@ -1,0 +1,176 @@
+"""Several hosts under one load: each with a pool of its own, with or without a store between them.
+
+The pools are those of `replay.py`, under the production policy. A session runs with keys that no
+other has, also where the trace has fewer sessions than are asked for and one is drawn again. The
+store is as the remote tier uses it: each host has a cap there and its oldest packs go first, nobody
+stores what another host is known to have, and a chunk is known to others `VISIBLE_S` after it was
+written. Writing and reading take no time and never fail.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from forebay.pool.policy.learned import Learned
+from forebay.sim.replay import (
+    PROGRESS_REQUESTS,
+    Progress,
+    SimulatedPool,
+    SimulatedTier,
+    Sizes,
+)
+from forebay.sim.trace import CHUNK_TOKENS, Request, Trace, turns
+
+HOSTS_MAX: Final = 1000
+VISIBLE_S: Final = 20.0  # docs/remote.md: after so long other hosts know a chunk
+_COPY_BYTES: Final = 8  # of a key: which session it belongs to
+
+
+class Routing(StrEnum):
+    """Which host answers a request."""
+
+    RANDOM = "random"  # any
+    STICKY = "sticky"  # that of its session, which begins where there is room
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What is simulated: hosts of equal sizes, and what each may keep in the store."""
+
+    hosts: int
+    routing: Routing
+    sizes: Sizes  # of DRAM and drives of one host
+    store_chunks: int = 0  # of one host; 0: no store
+    users: int = 32  # of one host
+    sessions: int = 32  # of one host, one after another for each user
+
+    def __post_init__(self) -> None:
+        assert 0 < self.hosts <= HOSTS_MAX
+        assert 0 < self.users <= self.sessions
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResult:
+    """What a cluster made of its load; tokens are whole chunks, the total is all of them."""
+
+    requests: int
+    tokens: int
+    dram_tokens: int
+    disk_tokens: int
+    store_tokens: int
+    disk_written_bytes: int
+    store_written_bytes: int
+    store_read_bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Of all prompt tokens, those that were not recomputed."""
+        found = self.dram_tokens + self.disk_tokens + self.store_tokens
+        return found / self.tokens if self.tokens else 0.0
+
+
+class SharedStore:
+    """What all hosts have in the store, and what time it is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.written: dict[bytes, dict[int, float]] = {}  # hosts that have it → known since when
+
+    def knows(self, key: bytes, host: int) -> bool:
+        """Whether a host can load a chunk."""
+        found = self.written.get(key)
+        return found is not None and (host in found or min(found.values()) <= self.now)
+
+
+class SimulatedRemote(SimulatedTier):
+    """A host's part of the store; what others have is found here too."""
+
+    def __init__(self, chunks: int, store: SharedStore, host: int) -> None:
+        super().__init__(chunks)
+        self._store, self._host = store, host
+        self.read_chunks = 0
+
+    def has(self, key: bytes) -> bool:
+        """Whether this host or another one has it."""
+        return self._store.knows(key, self._host)
+
+    def read(self, key: bytes) -> None:
+        """Read a chunk, whoever has it."""
+        self.read_chunks += 1
+        if key in self.held:
+            super().read(key)
+
+    def write(self, key: bytes) -> list[tuple[bytes, bool]]:
+        """Write a chunk, unless another host is known to have it."""
+        if self._store.knows(key, self._host):
+            return []
+        owners = self._store.written.setdefault(key, {})
+        owners[self._host] = self._store.now + VISIBLE_S
+        return super().write(key)
+
+    def forget(self, key: bytes) -> bool:
+        """Forget a chunk of this host's."""
+        owners = self._store.written.get(key, {})
+        if owners.pop(self._host, None) is not None and not owners:
+            del self._store.written[key]
+        return super().forget(key)
+
+
+class SimulatedHost(SimulatedPool):
+    """One host's pool; the store, if there is one, is the last of its tiers."""
+
+    def __init__(self, cluster: Cluster, store: SharedStore, host: int) -> None:
+        lower = cluster.sizes.lower_chunks
+        with_store = (*lower, cluster.store_chunks) if cluster.store_chunks else lower
+        sizes = Sizes(cluster.sizes.dram_chunks, with_store, cluster.sizes.chunk_bytes)
+        super().__init__(sizes, Learned(sizes.lower_tiers()))
+        self.remote: SimulatedRemote | None = None
+        if cluster.store_chunks:
+            self.remote = SimulatedRemote(cluster.store_chunks, store, host)
+            self.lower[-1] = self.remote
+
+
+def load_of(trace: Trace, cluster: Cluster, seed: int) -> Iterator[tuple[int, Request]]:
+    """The requests of all users in order of time, each with the host that answers it."""
+    draw = random.Random(seed)  # noqa: S311 - which session comes next, not a secret
+    count = cluster.hosts * cluster.sessions
+    sessions = [draw.choice(trace.sessions) for _ in range(count)]
+    resampled = Trace(sessions, open_loop=False)
+    for number, request in turns(resampled, cluster.hosts * cluster.users):
+        copy = number.to_bytes(_COPY_BYTES, "big")
+        keys = [copy + key[_COPY_BYTES:] for key in request.keys]
+        is_sticky = cluster.routing is Routing.STICKY
+        host = number % cluster.hosts if is_sticky else draw.randrange(cluster.hosts)
+        yield host, request._replace(keys=keys)
+
+
+def simulate_hosts(
+    trace: Trace, cluster: Cluster, seed: int = 0, progress: Progress | None = None
+) -> ClusterResult:
+    """Serve the load of so many hosts; the same seed makes the same load."""
+    store = SharedStore()
+    pools = [SimulatedHost(cluster, store, host) for host in range(cluster.hosts)]
+    number = tokens = in_dram = below = 0
+    for number, (host, request) in enumerate(load_of(trace, cluster, seed), start=1):
+        store.now = request.at_s
+        from_dram, from_lower = pools[host].serve(request.keys, request.at_s)
+        tokens += request.tokens
+        in_dram += from_dram
+        below += from_lower
+        if progress is not None and number % PROGRESS_REQUESTS == 0:
+            progress(PROGRESS_REQUESTS)
+    remotes = [pool.remote for pool in pools if pool.remote is not None]
+    from_store = sum(remote.read_chunks for remote in remotes)
+    store_written = sum(remote.written for remote in remotes) * cluster.sizes.chunk_bytes
+    return ClusterResult(
+        number,
+        tokens,
+        in_dram * CHUNK_TOKENS,
+        (below - from_store) * CHUNK_TOKENS,
+        from_store * CHUNK_TOKENS,
+        sum(pool.written_bytes for pool in pools) - store_written,
+        store_written,
+        from_store * cluster.sizes.chunk_bytes,
+    )
