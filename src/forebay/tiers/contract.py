@@ -19,10 +19,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from forebay.record.header import Damage, Digest, RecordHeader, RecordName
 from forebay.sys.shared import SharedMemory
+
+_WRONG_RECORD: Final = {
+    Damage.PLACE,
+    Damage.NAMESPACE,
+    Damage.TENANT,
+    Damage.GROUP,
+    Damage.KEY,
+}
+# The record is sound: whoever asks is wrong about it (its key is right, and contains both), or
+# cannot read it now.
+SOUND: Final = frozenset({Damage.NAMESPACE, Damage.GROUP, Damage.NO_KEY})
 
 
 class MissReason(StrEnum):
@@ -32,10 +43,18 @@ class MissReason(StrEnum):
     DEADLINE = "deadline"  # not begun or not done in time
     CORRUPT = "corrupt"  # the bytes are damaged; the record is forgotten
     WRONG_RECORD = "wrong_record"  # undamaged bytes of something else; the record is forgotten
+    NO_KEY = "no_key"  # encrypted under a key that is not at hand; the record stays
     IO_ERROR = "io_error"  # the medium failed
     TIER_OFF = "tier_off"  # switched off by its error budget, or closed
     BUSY = "busy"  # more loads are waiting than may wait
     NO_POOL = "no_pool"  # no pool answers, or it went away; joined again when it is back
+
+    @classmethod
+    def of(cls, damage: Damage) -> "MissReason":
+        """What bytes that are not the record that was asked for make of a load."""
+        if damage is Damage.NO_KEY:
+            return cls.NO_KEY
+        return cls.WRONG_RECORD if damage in _WRONG_RECORD else cls.CORRUPT
 
 
 class DropReason(StrEnum):

@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from forebay.errors import DirectoryError, StartupError
 from forebay.record.header import ROOT, Digest, RecordName
+from forebay.record.keyring import StoreKeys
 from forebay.record.region import REGION_BYTES_MAX, short
 from forebay.sys import memory, processes
 from forebay.sys.processes import Wake
@@ -105,6 +106,7 @@ class RemoteTier(Tier):
                 OwnPacks(host, Catalog(listener)),
                 OtherHosts(options),
                 Inbox(options),
+                None if options.keyring is None else StoreKeys(options.keyring),
             )
             tier = cls(parts, name, world)
             tier._thread.start()

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from forebay.record.keyring import RecordKeys
 from forebay.sys.clock import Clock
 from forebay.tiers.contract import TierListener
 from forebay.tiers.remote.breaker import Breaker
@@ -33,6 +34,7 @@ class RemoteParts:
     own: OwnPacks
     others: OtherHosts
     inbox: Inbox
+    keys: RecordKeys | None = None  # of encrypted records
     read_bytes: int = 0
     written_bytes: int = 0
 
