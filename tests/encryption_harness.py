@@ -1,4 +1,4 @@
-"""What tests of encrypted tiers share: keys, and tiers whose medium sees neither names nor bytes."""
+"""What tests of encrypted tiers share: keys, and tiers that have them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

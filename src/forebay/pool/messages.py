@@ -16,7 +16,7 @@ import msgspec
 from forebay.identity.keys import TAG_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
 
-PROTOCOL: Final = 4  # a message more is a number more: an unknown tag ends a connection
+PROTOCOL: Final = 5  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
 ITEMS_MAX: Final = 1 << 14  # numbers in one message: one that takes long keeps others waiting
 KEYS_MAX: Final = 1 << 17  # likewise, of a lookup
@@ -301,8 +301,12 @@ class Clear(_Message, frozen=True, tag="clear"):
     namespace: str | None  # None: all
 
 
+class Rotate(_Message, frozen=True, tag="rotate"):
+    """Read the keys of encrypted records again, and write new ones under new keys."""
+
+
 class AdminReply(_Message, frozen=True, tag="done"):
-    """The answer to Resize and Clear: what was done, or why not."""
+    """The answer to Resize, Clear and Rotate: what was done, or why not."""
 
     ok: bool
     sentence: str
@@ -342,6 +346,7 @@ ClientMessage = (
     | RequestsQuery
     | StatsQuery
     | Resize
+    | Rotate
     | Clear
 )
 PoolMessage = (

@@ -283,6 +283,16 @@ class Tier(ABC):
         DirectoryError if the cap is too small to work with.
         """
 
+    def rotate(self) -> None:  # noqa: B027 - most have no keys of their own
+        """Encrypt what is stored from now on under new keys. Waits for the medium; OSError."""
+
+    def destroy_key(self, tenant: bytes) -> bool:  # noqa: ARG002 - as above
+        """Destroy the key of a tenant, so that nothing of it can be read; False: it has none.
+
+        Waits for the medium. OSError if that keeps it: then call it again.
+        """
+        return False
+
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:  # noqa: ARG002 - nothing to probe
         """Write, read and verify a record in every volume, as stores and loads do.
 

@@ -99,6 +99,14 @@ class HiddenNamesTier(Tier):
         """See Tier."""
         return self._tier.resize(path, cap_bytes)
 
+    def rotate(self) -> None:
+        """See Tier."""
+        self._tier.rotate()
+
+    def destroy_key(self, tenant: bytes) -> bool:
+        """See Tier."""
+        return self._tier.destroy_key(self._names.hide(tenant))
+
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:
         """See Tier."""
         return self._tier.probe(done)

@@ -229,6 +229,15 @@ class TierStack:
                 sizes[name] += max(0, usage.payload_bytes - left_bytes)
         return count, +sizes
 
+    def rotate(self) -> None:
+        """Encrypt what is stored from now on under new keys. Waits, and raises, as a tier does."""
+        for tier in self._tiers:
+            tier.rotate()
+
+    def destroy_key(self, tenant: bytes) -> bool:
+        """See `Tier.destroy_key`, for all tiers; whether one had a key of this tenant."""
+        return sum(tier.destroy_key(tenant) for tier in self._tiers) > 0  # of every one
+
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""
         return any(tier.resize(path, cap_bytes) for tier in self._tiers)

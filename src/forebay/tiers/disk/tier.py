@@ -57,7 +57,7 @@ class DiskTier(Tier):
     ) -> None:
         self._drives = drives
         self._missing: list[str] = []  # directories that could not be opened
-        self.keys: DataKeys | None = None  # of encrypted records
+        self._keys: DataKeys | None = None  # of encrypted records
         self._caps_bytes = caps_bytes
         self._catalog = catalog
         self._options = options
@@ -98,7 +98,7 @@ class DiskTier(Tier):
         ]
         caps_bytes = [wanted.cap_bytes for wanted in opened]
         tier = cls(drives, caps_bytes, catalog, options, world.clock)
-        tier._missing, tier.keys = missing, keys
+        tier._missing, tier._keys = missing, keys
         try:
             for drive in drives:
                 drive.start()
@@ -192,6 +192,15 @@ class DiskTier(Tier):
                 self._caps_bytes[number] = cap_bytes
                 return True
         return False
+
+    def rotate(self) -> None:
+        """See Tier."""
+        if self._keys is not None:
+            self._keys.rotate()
+
+    def destroy_key(self, tenant: bytes) -> bool:
+        """See Tier."""
+        return self._keys is not None and self._keys.forget(tenant)
 
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:
         """See Tier."""
