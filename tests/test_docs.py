@@ -14,6 +14,7 @@ from forebay.cli.main import build_parser
 from forebay.identity import keys
 from forebay.record import header, region
 from forebay.sys.memory import PAGE_BYTES
+from forebay.tiers.disk.regions import data_keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -58,6 +59,8 @@ def rows_of(heading: str) -> list[tuple[int, int]]:
         ("### Footer\n", region._FOOTER, [PAGE_HASH]),
         ("### Entry of the table of contents\n", region._ENTRY, []),
         ("## Keys and namespaces\n", keys._ROOT, []),
+        ("### File of keys\n", data_keys._HEADER, [PAGE_HASH]),
+        ("#### Entry of the file of keys\n", data_keys._ENTRY, []),
     ],
 )
 def test_byte_tables_agree_with_the_code(
