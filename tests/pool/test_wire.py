@@ -13,7 +13,7 @@ from forebay.pool.messages import FRAME_BYTES_MAX, ClientMessage, PoolMessage
 from forebay.pool.wire import FrameError
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "protocol-v4.json"
+GOLDEN = ROOT / "tests" / "golden" / "protocol-v5.json"
 KEY = bytes(range(32))
 SPACE = bytes(reversed(range(32)))
 RUN = messages.ChunkRun(SPACE, 0, bytes(32), KEY, 4096)
@@ -36,6 +36,7 @@ CLIENT: dict[str, ClientMessage] = {
     "StatsQuery": messages.StatsQuery(),
     "Resize": messages.Resize(-1, [("/mnt/nvme/forebay", 1 << 40)]),
     "Clear": messages.Clear("3fa94c1d"),
+    "Rotate": messages.Rotate(),
 }
 POOL: dict[str, PoolMessage] = {
     "Welcome": messages.Welcome(

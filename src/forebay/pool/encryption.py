@@ -2,7 +2,7 @@
 
 from forebay.errors import SettingsError
 from forebay.record.keyring import Keyring, MasterKeys
-from forebay.sys import secret_source
+from forebay.sys.protection import secret_source
 
 _SHOWN_BYTES = 4  # of a key's id, for people
 

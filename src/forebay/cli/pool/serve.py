@@ -20,7 +20,8 @@ from forebay.pool.address import find_address, prepare
 from forebay.pool.service import LOCK_FLAG, Service
 from forebay.quantity import format_size
 from forebay.settings import Settings, parse_trace
-from forebay.sys import confinement, processes
+from forebay.sys import processes
+from forebay.sys.protection import confinement
 from forebay.sys.world import World
 
 _log: Final = logging.getLogger(__name__)

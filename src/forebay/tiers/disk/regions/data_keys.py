@@ -35,7 +35,9 @@ KEYS_MAX: Final = (
 _MAGIC: Final = b"FOREBAYK"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8sHHIQ16s16s")  # magic, version, 0, keys, sequence, check, hash
-_ENTRY: Final = struct.Struct("<16s16sI12x16s32s32s16s")  # tenant, id, is current, master, wrapped
+_ENTRY: Final = struct.Struct(
+    "<16s16sI12s16s32s32s16s"
+)  # tenant, id, is current, 0, master, wrapped
 _HASH_AT: Final = PAGE_BYTES - HASH_BYTES
 _log: Final = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class KeyTable(NamedTuple):
 def pack_table(table: KeyTable) -> bytes:
     """A file of keys."""
     entries = b"".join(
-        _ENTRY.pack(each.tenant, each.id, each.is_current, each.master_id, *each.wrapped)
+        _ENTRY.pack(each.tenant, each.id, each.is_current, b"", each.master_id, *each.wrapped)
         for each in table.entries
     )
     digest = xxhash.xxh3_128_digest(entries)
@@ -92,7 +94,7 @@ def unpack_table(data: memoryview | bytes) -> KeyTable | Damage:
         return Damage.PAYLOAD_HASH
     entries = tuple(
         _Entry(tenant, key_id, bool(is_current), master, Wrapped(*wrapped))
-        for tenant, key_id, is_current, master, *wrapped in _ENTRY.iter_unpack(packed)
+        for tenant, key_id, is_current, _, master, *wrapped in _ENTRY.iter_unpack(packed)
     )
     return KeyTable(sequence, check, entries)
 

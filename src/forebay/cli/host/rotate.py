@@ -11,7 +11,7 @@ from forebay.cli.pool import running
 from forebay.errors import SettingsError, StartupError
 from forebay.pool.encryption import shown
 from forebay.record.keyring import MASTERS_MAX, MasterKeys, new_word
-from forebay.sys import secret_source
+from forebay.sys.protection import secret_source
 
 _TIMEOUT_S: Final = 120.0  # a command that gives keys may take a minute
 _EPILOG = """\

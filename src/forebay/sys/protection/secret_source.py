@@ -4,6 +4,7 @@ A source is written as `file:PATH`, `fd:NUMBER`, `command:WORDS` or `env:NAME`. 
 with one is a StartupError of one sentence that shows nothing of the secret.
 """
 
+import contextlib
 import os
 import shlex
 import stat
@@ -52,7 +53,8 @@ def _from_file(path: str) -> bytes:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "no file's name"
         raise SettingsError(f"'{path}' cannot be read: {why}.") from None
-    with os.fdopen(descriptor, "rb") as file:
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise SettingsError(f"'{path}' is not a regular file; name one.")
@@ -60,7 +62,7 @@ def _from_file(path: str) -> bytes:
             raise SettingsError(f"'{path}' belongs to another user; use a file of your own.")
         if status.st_mode & _UNSAFE:  # verify: mode of the key file
             raise SettingsError(f"'{path}' can be read by others; run: chmod 600 {path}")
-        return file.read(_BYTES_MAX + 1)
+        return os.read(descriptor, _BYTES_MAX + 1)
 
 
 def _from_descriptor(number: int) -> bytes:

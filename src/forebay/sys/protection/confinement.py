@@ -23,7 +23,7 @@ _REMOVE: Final = (1 << 4) | (1 << 5)
 _MAKE: Final = sum(1 << bit for bit in range(6, 13))
 _REFER: Final = 1 << 13  # from version 2
 _TRUNCATE: Final = 1 << 14  # from version 3
-_DEVICES: Final = "/dev"
+_NOWHERE: Final = "/dev/null"
 
 
 def drop_privileges() -> None:
@@ -51,8 +51,9 @@ def write_only_in(directories: Iterable[str]) -> bool:
     if ruleset < 0:
         return False
     try:
-        for directory in [*directories, _DEVICES]:
+        for directory in filter(os.path.isdir, directories):
             _allow(libc, ruleset, directory, rights)
+        _allow(libc, ruleset, _NOWHERE, rights & (_WRITE | _TRUNCATE))
         return not libc.syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
@@ -70,10 +71,8 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("rights", ctypes.c_uint64), ("descriptor", ctypes.c_int32))
 
 
-def _allow(libc: ctypes.CDLL, ruleset: int, directory: str, rights: int) -> None:
-    if not Path(directory).is_dir():
-        return
-    descriptor = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rule = _PathBeneath(rights, descriptor)
         libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
