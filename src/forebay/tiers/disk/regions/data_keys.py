@@ -277,13 +277,17 @@ class DataKeys(RecordKeys):
         if failed and (everywhere or len(failed) == len(self._directories)):
             raise failed[0]
 
+    def _unwrapped(self, entry: _Entry) -> DataKey | None:
+        master = self._keyring.keys.find(entry.master_id)
+        secret = master and unwrap(entry.wrapped, master, entry.associated)
+        return DataKey(entry.id, secret) if secret else None
+
     def _take_over(self) -> None:
         keys: dict[bytes, DataKey] = {}
         for entry in self._table.entries:
-            master = self._keyring.keys.find(entry.master_id)
-            secret = master and unwrap(entry.wrapped, master, entry.associated)
-            if secret:
-                keys[entry.id] = DataKey(entry.id, secret)
+            key = self._keys.get(entry.id) or self._unwrapped(entry)
+            if key is not None:
+                keys[entry.id] = key
         self._keys = keys
         self._current = {
             each.tenant: keys[each.id]
