@@ -234,7 +234,9 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     if settings.metrics_token_file:
         flags += ["--metrics-token-file", os.path.abspath(settings.metrics_token_file)]  # noqa: PTH100
     if settings.encryption:
-        flags += ["--encryption", settings.encryption]
+        kind, _, place = settings.encryption.partition(":")
+        place = os.path.abspath(place) if kind == "file" else place  # noqa: PTH100
+        flags += ["--encryption", f"{kind}:{place}"]
     if settings.trace:
         path, size_bytes = parse_trace(settings.trace)
         flags += ["--trace", f"{os.path.abspath(path)}:{size_bytes}"]  # noqa: PTH100
