@@ -158,7 +158,7 @@ def test_t45_plain_records_are_not_left_where_encryption_is_wanted(swift_path: P
 def test_t45_damaged_keys_of_a_directory_are_one_sentence(swift_path: Path) -> None:
     with opened_disk(swift_path) as tier:
         store(tier, SAMPLE)
-    for bit in (3, 8 * 40, 8 * (PAGE + 20), 8 * (PAGE + 100)):
+    for bit in (3, 8 * 17, 8 * 40, 8 * (PAGE + 20), 8 * (PAGE + 100)):
         flip(swift_path / KEYS_NAME, bit)
         with pytest.raises(DirectoryError, match="is damaged"), opened_disk(swift_path):
             pass
