@@ -50,7 +50,7 @@ VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
 VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies
 
-.PHONY: help install run bench test check coverage format docs mutate soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores test-hosts bench-stores gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate fuzz soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores test-hosts bench-stores gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -155,6 +155,9 @@ coverage: $(STAMP) ## every branch of record/ and tiers/ must be run by a fast t
 
 mutate: $(STAMP) ## take each verification away in turn: some test must fail
 	@$(BIN)/python tools/mutate.py $(ONLY)
+
+fuzz: $(STAMP) ## hostile bytes for everything that reads bytes: make fuzz [SECONDS_EACH=10] [TARGET=record]
+	@$(BIN)/python tools/fuzz.py --seconds $(or $(SECONDS_EACH),10) $(TARGET)
 
 soak: $(STAMP) ## the long versions: 1000 kills, 200 power losses, 2000 random histories, a crowd of 5 minutes
 	@FOREBAY_KILLS=1000 FOREBAY_LOSSES=200 FOREBAY_EXAMPLES=2000 FOREBAY_SOAK_S=300 \

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.disk_harness import open_tier
+from tests.encryption_harness import encrypted
 
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
@@ -36,6 +37,7 @@ class Job:
     faults: tuple[str, ...] = ()
     start: int = 0  # number of the first sample
     seed: int = 0
+    is_encrypted: bool = False
 
 
 def tiny(number: int) -> Sample:
@@ -53,9 +55,14 @@ def acknowledged(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
+def options_of(job: Job, options: Options) -> Options:
+    """The same options, with keys where the job wants them."""
+    return encrypted(options) if job.is_encrypted else options
+
+
 def every_write_point(job: Job) -> int:
     """Two lives, one call at a time: create, fill, seal, recycle; trim, resume, recycle again."""
-    options = Options(region_bytes=TINY_REGION_BYTES, read_depth=1, write_depth=1)
+    options = options_of(job, Options(TINY_REGION_BYTES, read_depth=1, write_depth=1))
     disk = FaultDisk(*job.faults)
     number = job.start
     for cap_bytes, stores in ((TINY_CAP_BYTES + 3 * TINY_REGION_BYTES, 25), (TINY_CAP_BYTES, 6)):
@@ -74,7 +81,7 @@ def every_write_point(job: Job) -> int:
 def under_load(job: Job) -> int:
     """Stores and loads side by side, for ever."""
     draw = random.Random(job.seed)
-    options = Options(region_bytes=1 << 18, read_depth=2, write_depth=3)
+    options = options_of(job, Options(region_bytes=1 << 18, read_depth=2, write_depth=3))
     tier = open_tier(Path(job.place), FaultDisk(*job.faults), options=options)
     number = job.start
     while True:

@@ -11,6 +11,8 @@ def main() -> None:
     connection.recv(1 << 16)
     if how == "garbage":
         connection.send(b"\xc1 no message")
+    elif how == "letters":
+        connection.send(b"\x93\x00\xa2\x93\xff\x03")  # a reason that is not UTF-8
     elif how == "unasked":
         connection.send(b"\x93\xcd\x03\xe7\xc0\x00")  # an answer to call 999
     elif how == "unsealed":

@@ -14,6 +14,7 @@ from forebay.cli.main import build_parser
 from forebay.identity import keys
 from forebay.record import header, region
 from forebay.sys.memory import PAGE_BYTES
+from forebay.tiers.disk.regions import data_keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -58,6 +59,8 @@ def rows_of(heading: str) -> list[tuple[int, int]]:
         ("### Footer\n", region._FOOTER, [PAGE_HASH]),
         ("### Entry of the table of contents\n", region._ENTRY, []),
         ("## Keys and namespaces\n", keys._ROOT, []),
+        ("### File of keys\n", data_keys._HEADER, [PAGE_HASH]),
+        ("#### Entry of the file of keys\n", data_keys._ENTRY, []),
     ],
 )
 def test_byte_tables_agree_with_the_code(
@@ -106,7 +109,7 @@ def test_the_threat_model_names_tests_that_there_are() -> None:
     """Every line of what may be attempted has a test, and each stands where the page says."""
     page = (ROOT / "SECURITY.md").read_text()
     tables = re.findall(r"^\| attempt \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
-    assert len(tables) == 6
+    assert len(tables) == 7
     for row in "".join(tables).splitlines():
         assert "::test_" in row.split("|")[-2], row
     for path, name in re.findall(r"`(\S+\.py)::(test_\w+)`", page):

@@ -43,6 +43,7 @@ ONLY_IN = {
     "torch": {"engines"},
     "vllm": {"engines"},
     "obstore": {"tiers"},
+    "cryptography": {"record"},
     "hypothesis": {"testing"},
     "pytest": {"testing"},
 }

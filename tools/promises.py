@@ -70,7 +70,7 @@ PROMISES: Final = {
     44: ("permissions → files 0600; unsafe directories refused with a sentence", ""),
     45: (
         "a stolen drive, a wrong or rotated key → nothing readable, a miss",
-        "encryption: not built",
+        "",
     ),
     46: ("secrets in logs and metrics → none", "metrics on vLLM's page: not tested"),
     47: ("clocks jump or stop → deadlines follow the monotonic clock", ""),

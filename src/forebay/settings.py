@@ -210,6 +210,17 @@ def _address(value: object) -> str:
     return text
 
 
+def _encryption(value: object) -> str:
+    text = _text(value)
+    kind, colon, place = text.partition(":")
+    is_fd = kind != "fd" or (place.isdecimal() and len(place) <= 9)
+    if text and not (colon and place and kind in {"file", "fd", "command", "env"} and is_fd):
+        raise SettingsError(
+            "keys come from file:PATH, fd:NUMBER, command:WORDS or env:NAME; write one of these."
+        )
+    return text
+
+
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -350,6 +361,13 @@ class Settings:
         _requests_shown,
         "Who may see recent requests over HTTP: operators (processes of the pool's user, root and"
         " the users of --operator-uid on this host, and whoever presents the token), all, or none.",
+    )
+    encryption: str = _setting(
+        "",
+        _encryption,
+        "Where the keys come from that records are encrypted with in directories and stores, as"
+        " file:PATH, fd:NUMBER, command:WORDS or env:NAME; none: they are not encrypted. DRAM"
+        " never is.",
     )
     trace: str = _setting(
         "",

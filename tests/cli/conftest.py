@@ -12,6 +12,13 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A private directory whose name leaves room for a socket's path."""
+    with pool_process.short_directory() as place:
+        yield place
+
+
+@pytest.fixture
 def service() -> Iterator[Service]:
     """A pool without a disk on a thread of ours."""
     with pool_process.short_directory() as place, pool_process.serving(place) as served:

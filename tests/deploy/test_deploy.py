@@ -64,6 +64,9 @@ def test_the_unit_runs_a_pool_that_may_take_its_time_to_end() -> None:
     assert f"/run/{service['RuntimeDirectory']}/pool.sock" == settings.socket
     assert int(service["TimeoutStopSec"]) > STOP_S
     assert service["StateDirectoryMode"] == "0700"
+    assert service["User"] not in {"root", "0"}
+    assert service["NoNewPrivileges"] == "yes"
+    assert "@sandbox" in service["SystemCallFilter"].split(), "a pool confines itself by Landlock"
 
 
 def test_images_are_made_of_what_is_there(stages: dict[str, dict[str, list[str]]]) -> None:
@@ -100,11 +103,16 @@ def test_the_manifest_has_a_pool_on_every_node_and_an_engine_that_finds_it() -> 
     found = containers()
     assert set(found) == {"DaemonSet", "Deployment"}
     for container, pod in found.values():
-        volumes = {volume["name"]: volume["hostPath"] for volume in pod["volumes"]}
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert mounts.keys() == volumes.keys()
-        assert volumes["socket"]["path"] == mounts["socket"] == "/run/forebay"
+        assert volumes["socket"]["hostPath"]["path"] == mounts["socket"] == "/run/forebay"
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert not container["securityContext"]["allowPrivilegeEscalation"]
     pool, pod = found["DaemonSet"]
+    (first,) = pod["initContainers"]
+    assert str(pod["securityContext"]["runAsUser"]) in first["command"], "whose directories are"
     settings = read_settings(parse_pool(pool["args"]))
     assert memory_limit(pool) > settings.dram
     assert pod["terminationGracePeriodSeconds"] > STOP_S

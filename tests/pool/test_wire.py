@@ -38,6 +38,7 @@ CLIENT: dict[str, ClientMessage] = {
     "StatsQuery": messages.StatsQuery(),
     "Resize": messages.Resize(-1, [("/mnt/nvme/forebay", 1 << 40)]),
     "Clear": messages.Clear("3fa94c1d"),
+    "Rotate": messages.Rotate(),
 }
 POOL: dict[str, PoolMessage] = {
     "Welcome": messages.Welcome(

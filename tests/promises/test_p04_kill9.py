@@ -16,13 +16,15 @@ from pathlib import Path
 
 import pytest
 from tests import crash_child
-from tests.disk_harness import CAP_BYTES, open_tier, opened, regions
+from tests.disk_harness import CAP_BYTES, SMALL, open_tier, opened, regions
+from tests.encryption_harness import encrypted
 
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, chain
 from forebay.tiers.contract import MissReason
 from forebay.tiers.disk import DiskTier, Options
+from forebay.tiers.disk.regions.data_keys import KEYS_NAME
 
 ROOT = Path(__file__).parent.parent.parent
 MUTATING = "open+write+preallocate+rename+unlink"
@@ -83,7 +85,7 @@ def assert_accounting(tier: DiskTier, place: Path, hits: Sequence[Sample]) -> No
     assert usage.records == len(hits)
     assert usage.payload_bytes == sum(sample.length for sample in hits)
     assert usage.used_bytes == sum(path.stat().st_size for path in regions(place))
-    assert {path.name for path in place.iterdir()} == {
+    assert {path.name for path in place.iterdir()} - {KEYS_NAME} == {
         "lock",
         *(path.name for path in regions(place)),
     }
@@ -98,20 +100,22 @@ FATES = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
 @pytest.mark.parametrize("fate", FATES)
 def test_t1_t5_kill_at_every_write_point(
-    fate: str, swift_path: Path, executioner: Executioner
+    fate: str, is_encrypted: bool, swift_path: Path, executioner: Executioner
 ) -> None:
     """Counting up until no kill fires covers every write point by construction: creating, filling
     and sealing a region, evicting one, trimming to a lowered cap, filling a region further."""
     for n in count(1):
         place, notes = swift_path / f"{n}", swift_path / f"{n}.txt"
         faults = tuple(fault.format(n=n) for fault in FATES[fate])
-        ended = executioner.run(
-            crash_child.Job(str(place), str(notes), "every_write_point", faults)
+        job = crash_child.Job(
+            str(place), str(notes), "every_write_point", faults, is_encrypted=is_encrypted
         )
+        ended = executioner.run(job)
         assert ended in {0, -signal.SIGKILL}
-        check_tiny(place, crash_child.acknowledged(notes))
+        check_tiny(place, crash_child.acknowledged(notes), crash_child.options_of(job, TINY))
         shutil.rmtree(place, ignore_errors=True)
         if ended == 0:
             break
@@ -119,11 +123,11 @@ def test_t1_t5_kill_at_every_write_point(
     assert n > 80, "the workload reaches the points that it is meant to reach"
 
 
-def check_tiny(place: Path, acknowledged: list[int]) -> None:
+def check_tiny(place: Path, acknowledged: list[int], options: Options) -> None:
     if not place.exists():
         return
     samples = [crash_child.tiny(number) for number in range(31)]
-    with opened(place, options=TINY, cap_bytes=crash_child.TINY_CAP_BYTES) as tier:
+    with opened(place, options=options, cap_bytes=crash_child.TINY_CAP_BYTES) as tier:
         hits = survivors(tier, samples)
         assert_accounting(tier, place, hits)
         sizes = {path.stat().st_size for path in regions(place)}
@@ -141,14 +145,21 @@ def check_tiny(place: Path, acknowledged: list[int]) -> None:
         assert len(outcomes.stored) == 30, "and goes on"
 
 
-def random_kills(executioner: Executioner, tmp_path: Path, seed: int, kills: int) -> None:
+def random_kills(
+    executioner: Executioner, tmp_path: Path, seed: int, kills: int, *, is_encrypted: bool
+) -> None:
     draw = random.Random(seed)
     place, notes = tmp_path / "pool", tmp_path / "acknowledged"
     start = 0
     before: list[Sample] = []  # what was there before the last start; nothing older can come back
     for _ in range(kills):
         job = crash_child.Job(
-            str(place), str(notes), "under_load", (), start, seed=draw.randrange(1 << 30)
+            str(place),
+            str(notes),
+            "under_load",
+            start=start,
+            seed=draw.randrange(1 << 30),
+            is_encrypted=is_encrypted,
         )
         ended = executioner.run(job, kill_after_s=draw.uniform(0.02, 0.3))
         assert ended == -signal.SIGKILL, "nothing but us ends a victim; 3 is wrong bytes"
@@ -157,7 +168,8 @@ def random_kills(executioner: Executioner, tmp_path: Path, seed: int, kills: int
             continue
         first, start = start, max(start, max(done, default=-1) + 1) + crash_child.BATCH
         samples = [*before, *(crash_child.loaded(number) for number in range(first, start))]
-        with opened(place, options=Options(region_bytes=1 << 18)) as tier:
+        options = crash_child.options_of(job, Options(region_bytes=1 << 18))
+        with opened(place, options=options) as tier:
             before = survivors(tier, samples)
             assert_accounting(tier, place, before)
         assert_warm(set(before), done)
@@ -177,14 +189,19 @@ def assert_warm(here: set[Sample], acknowledged: list[int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_t2_random_kills_under_load(executioner: Executioner, tmp_path: Path, seed: int) -> None:
-    random_kills(executioner, tmp_path, seed, kills=int(os.environ.get("FOREBAY_KILLS", "100")))
-
-
-def test_t2_a_few_random_kills_under_load(
-    executioner: Executioner, tmp_path: Path, seed: int
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
+def test_t2_random_kills_under_load(
+    executioner: Executioner, tmp_path: Path, seed: int, is_encrypted: bool
 ) -> None:
-    random_kills(executioner, tmp_path, seed, kills=5)
+    kills = int(os.environ.get("FOREBAY_KILLS", "100"))
+    random_kills(executioner, tmp_path, seed, kills, is_encrypted=is_encrypted)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
+def test_t2_a_few_random_kills_under_load(
+    executioner: Executioner, tmp_path: Path, seed: int, is_encrypted: bool
+) -> None:
+    random_kills(executioner, tmp_path, seed, kills=5, is_encrypted=is_encrypted)
 
 
 LOSSES = int(os.environ.get("FOREBAY_LOSSES", "20"))
@@ -193,12 +210,13 @@ LOSSES = int(os.environ.get("FOREBAY_LOSSES", "20"))
 @pytest.mark.parametrize("nth", range(LOSSES))
 def test_t3_power_loss(nth: int, swift_path: Path, seed: int) -> None:
     """Unsynced writes and names are lost, kept and torn, start after start, in one directory."""
+    options = encrypted(SMALL) if nth % 3 == 0 else SMALL
     place = swift_path / "pool"
     draw = random.Random(seed + nth)
     samples: list[Sample] = []
     for start in range(4):
         disk = FaultDisk(seed=draw.randrange(1 << 30), volatile=True)
-        tier = open_tier(place, disk)
+        tier = open_tier(place, disk, options=options)
         outcomes = Outcomes(tier)
         for step in range(draw.randrange(1, 12)):
             links = chain(f"{nth} {start} {step}", [draw.randrange(1, 40_000) for _ in range(6)])
@@ -212,12 +230,12 @@ def test_t3_power_loss(nth: int, swift_path: Path, seed: int) -> None:
         disk.power_off()
         tier.close(20)
         outcomes.wait()
-        check_after_power_loss(place, samples)
+        check_after_power_loss(place, samples, options)
 
 
-def check_after_power_loss(place: Path, samples: Sequence[Sample]) -> None:
+def check_after_power_loss(place: Path, samples: Sequence[Sample], options: Options) -> None:
     """Every load is exact or a miss; a table may list what was lost, so a miss may say so."""
-    with opened(place) as tier:
+    with opened(place, options=options) as tier:
         outcomes = Outcomes(tier)
         for sample in samples:
             outcomes.load(sample)

@@ -2,15 +2,20 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.encryption_harness import KEYS
 from tests.tiers.slow_memory import SlowMemoryTier
 
+from forebay.record.keyring import NameCipher
+from forebay.sys.shared import SharedMemory
 from forebay.sys.world import World
 from forebay.testing.conformance import TierConformance
 from forebay.tiers.contract import Tier, TierListener
+from forebay.tiers.hidden_names import HiddenNamesTier
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -26,6 +31,18 @@ class TestSlowMemoryTier(TierConformance):
     def damage(self, place: Path) -> None:
         for _, payload in self.tier_under_test.records.values():
             payload[0] ^= 1
+
+
+class TestSlowMemoryTierWithHiddenNames(TestSlowMemoryTier):
+    """The same tests: whoever asks, and listens, knows records by their own names."""
+
+    def open_tier(self, place: Path, listener: TierListener) -> Tier:
+        return HiddenNamesTier(partial(super().open_tier, place), NameCipher(KEYS.names), listener)
+
+    def test_the_tier_hears_where_chunks_lie(self, tier: Tier) -> None:
+        memory = SharedMemory.of(1 << 12)
+        tier.attach(memory)
+        memory.close()
 
 
 @pytest.mark.slow

@@ -324,8 +324,12 @@ class Clear(_Message, frozen=True, tag="clear"):
     namespace: str | None  # None: all
 
 
+class Rotate(_Message, frozen=True, tag="rotate"):
+    """Read the keys of encrypted records again, and write new ones under new keys."""
+
+
 class AdminReply(_Message, frozen=True, tag="done"):
-    """The answer to Resize and Clear: what was done, or why not."""
+    """The answer to Resize, Clear and Rotate: what was done, or why not."""
 
     ok: bool
     sentence: str
@@ -371,6 +375,7 @@ ClientMessage = (
     | RequestsQuery
     | StatsQuery
     | Resize
+    | Rotate
     | Clear
 )
 PoolMessage = (

@@ -23,6 +23,7 @@ from forebay.pool.core.accounting.status import TierLife
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.core.recent.requests import RecentRequest
 from forebay.pool.core.stack import TierOpener
+from forebay.pool.encryption import Encryption
 from forebay.pool.messages import RequestsQuery
 from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.learned import Learned
@@ -32,12 +33,15 @@ from forebay.pool.server.server import PoolServer
 from forebay.pool.session import ProbeTold
 from forebay.pool.trace import Recorder
 from forebay.quantity import format_size
+from forebay.record.keyring import Keyring
 from forebay.settings import Settings, parse_trace
 from forebay.sys import processes, sockets
 from forebay.sys.clock import Clock
 from forebay.sys.processes import Wake
 from forebay.sys.world import World
 from forebay.tiers.disk import Directory, DiskTier, Options
+from forebay.tiers.hidden_names import HiddenNamesTier
+from forebay.tiers.remote.options import RemoteOptions
 from forebay.tiers.remote.tier import RemoteTier
 from forebay.urls import RemoteUrl
 
@@ -229,6 +233,10 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     if settings.metrics_token_file:
         flags += ["--metrics-token-file", os.path.abspath(settings.metrics_token_file)]  # noqa: PTH100
     flags += ["--metrics-requests", settings.metrics_requests]
+    if settings.encryption:
+        kind, _, place = settings.encryption.partition(":")
+        place = os.path.abspath(place) if kind == "file" else place  # noqa: PTH100
+        flags += ["--encryption", f"{kind}:{place}"]
     if settings.trace:
         path, size_bytes = parse_trace(settings.trace)
         flags += ["--trace", f"{os.path.abspath(path)}:{size_bytes}"]  # noqa: PTH100
@@ -237,27 +245,45 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
 
 def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOptions:
     tiers, lives = [], []
+    encryption = Encryption(settings.encryption) if settings.encryption else None
+    keyring = None if encryption is None else encryption.keyring
     if settings.disk:
-        tiers.append(_disk_tier(settings, world))
+        tiers.append(_hiding_names(_disk_tier(settings, world, keyring), keyring))
         lives.append(TierLife(settings.disk_writes_a_day, settings.disk_rated_life))
     host = processes.host_name(address.path)
     for number, url in enumerate(settings.remote, 1):
         name = "remote" if number == 1 else f"remote{number}"
-        tiers.append(_remote_tier(url, url.host or host, name, world))
+        opener = _remote_tier(url, url.host or host, name, RemoteOptions(keyring=keyring), world)
+        tiers.append(_hiding_names(opener, keyring))
         lives.append(TierLife())  # what wears out there is not ours to know
     return PoolOptions(
-        settings.dram, tuple(tiers), settings.huge_pages, settings.verify_dram, tuple(lives)
+        settings.dram,
+        tuple(tiers),
+        settings.huge_pages,
+        settings.verify_dram,
+        tuple(lives),
+        encryption,
     )
 
 
-def _disk_tier(settings: Settings, world: World) -> TierOpener:
-    options = Options(read_depth=settings.read_depth, write_depth=settings.write_depth)
+def _hiding_names(opener: TierOpener, keyring: Keyring | None) -> TierOpener:
+    if keyring is None:
+        return opener
+    return lambda listener: HiddenNamesTier(opener, keyring.names, listener)
+
+
+def _disk_tier(settings: Settings, world: World, keyring: Keyring | None) -> TierOpener:
+    options = Options(
+        read_depth=settings.read_depth, write_depth=settings.write_depth, keyring=keyring
+    )
     directories = tuple(Directory(wanted.path, wanted.cap_bytes) for wanted in settings.disk)
     return lambda listener: DiskTier.open(directories, options, world, listener)
 
 
-def _remote_tier(url: RemoteUrl, host: str, name: str, world: World) -> TierOpener:
-    return lambda listener: RemoteTier.open(str(url), host, None, world, listener, name=name)
+def _remote_tier(
+    url: RemoteUrl, host: str, name: str, options: RemoteOptions, world: World
+) -> TierOpener:
+    return lambda listener: RemoteTier.open(str(url), host, options, world, listener, name=name)
 
 
 def _policy(settings: Settings) -> Learned:

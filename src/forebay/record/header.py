@@ -25,19 +25,29 @@ HEADER_BYTES: Final = PAGE_BYTES
 KEY_BYTES: Final = 32
 NAMESPACE_BYTES: Final = 32
 HASH_BYTES: Final = 16
+TENANT_BYTES: Final = 16
 MEDIUM_BYTES: Final = 16
 NO_MEDIUM: Final = bytes(MEDIUM_BYTES)  # the medium's part where it has nothing to note
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 SHARDS_MAX: Final = 1 << 10
 CODEC_RAW: Final = 0
+KEY_ID_BYTES: Final = 16
+SALT_BYTES: Final = 32
+TAG_BYTES: Final = 16
+SEALED_DIGEST_BYTES: Final = 32
 ROOT: Final = bytes(KEY_BYTES)  # the parent of a record that needs no other
+DEFAULT_TENANT: Final = bytes(TENANT_BYTES)  # whose records are nobody's in particular
 
 # magic, version, codec, group, payload length, the medium's part, namespace, key, parent,
-# payload hash, shards (0: one)
-_FIELDS: Final = struct.Struct("<8sHHIQ16s32s32s32s16sI")
+# payload hash, shards (0: one), tenant; of a sealed record: key id, salt, tag, sealed digest
+_FIELDS: Final = struct.Struct("<8sHHIQ16s32s32s32s16sI16s16s32s16s32s")
+_SEALED: Final = 1 << 15  # the bit of the codec that says that the payload is encrypted
 _MEDIUM_AT: Final = 24
 _HASH_AT: Final = HEADER_BYTES - HASH_BYTES
 assert _FIELDS.size <= _HASH_AT
+# What cannot be associated data of an encryption: the payload's hash, tag and sealed digest; and
+# the hash of the page.
+_NOT_ASSOCIATED: Final = ((136, 152), (220, 268), (_HASH_AT, HEADER_BYTES))
 
 
 class Damage(StrEnum):
@@ -51,11 +61,16 @@ class Damage(StrEnum):
     SHARDS = "impossible number of shards"
     PLACE = "written for another place"
     NAMESPACE = "another namespace"
+    TENANT = "another tenant"
     GROUP = "another group"
     KEY = "another key"
     PAYLOAD_HASH = "payload hash"
     CUT = "cut short"
     GENERATION = "impossible generation"
+    SEALED = "encrypted, and should not be"
+    NOT_SEALED = "not encrypted"
+    NO_KEY = "its key is not at hand"
+    TAG = "not what was encrypted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +81,7 @@ class RecordName:
     group: int  # layers that share a block table; 0 in full-attention models
     key: bytes  # 32 bytes: names the whole prefix that ends with this chunk
     parent: bytes  # key of the record without which this one is of no use; ROOT: there is none
+    tenant: bytes = DEFAULT_TENANT  # 16 bytes: whose record it is
 
 
 class Digest(NamedTuple):
@@ -75,15 +91,28 @@ class Digest(NamedTuple):
     shards: int = 1
 
 
+class Sealing(NamedTuple):
+    """What an encrypted record says of its encryption; `cipher.py` makes and opens it."""
+
+    key_id: bytes  # of the key that the record's own key is derived from
+    salt: bytes  # random, and new with every write: with it the record's key is
+    tag: bytes = bytes(TAG_BYTES)  # proves header, digest and payload
+    digest: bytes = bytes(SEALED_DIGEST_BYTES)  # of the plain payload, encrypted
+
+
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
     """A record's header, without the medium's part."""
 
     name: RecordName
     length: int  # payload bytes, without padding
-    payload_hash: bytes  # 16 bytes
+    payload_hash: bytes  # 16 bytes, of the payload as it is stored
     codec: int = CODEC_RAW
     shards: int = 1  # equal parts of the payload that were hashed each for itself
+    sealing: Sealing | None = None  # None: the payload is stored as it is
+
+
+_NOT_SEALED: Final = Sealing(bytes(KEY_ID_BYTES), bytes(SALT_BYTES))
 
 
 def record_bytes(length: int) -> int:
@@ -118,16 +147,18 @@ def pack(header: RecordHeader, page: memoryview, medium: bytes = NO_MEDIUM) -> N
     name = header.name
     assert len(name.key) == len(name.parent) == KEY_BYTES
     assert len(name.namespace) == NAMESPACE_BYTES
+    assert len(name.tenant) == TENANT_BYTES
     assert len(medium) == MEDIUM_BYTES
     assert 0 < header.length <= PAYLOAD_BYTES_MAX
     assert are_shards(header.length, header.shards)
     page[:] = bytes(HEADER_BYTES)
+    sealing = header.sealing
     _FIELDS.pack_into(
         page,
         0,
         MAGIC,
         VERSION,
-        header.codec,
+        header.codec | (0 if sealing is None else _SEALED),
         name.group,
         header.length,
         medium,
@@ -136,6 +167,8 @@ def pack(header: RecordHeader, page: memoryview, medium: bytes = NO_MEDIUM) -> N
         name.parent,
         header.payload_hash,
         0 if header.shards == 1 else header.shards,
+        name.tenant,
+        *(sealing or _NOT_SEALED),
     )
     page[_HASH_AT:] = xxhash.xxh3_128_digest(page[:_HASH_AT])
 
@@ -155,26 +188,36 @@ def medium_part(page: memoryview | bytes) -> bytes:
     return bytes(page[_MEDIUM_AT : _MEDIUM_AT + MEDIUM_BYTES])
 
 
+def associated_data(page: memoryview | bytes) -> bytearray:
+    """A header page as the encryption of its record proves it: all but what that itself makes."""
+    data = bytearray(page)
+    for start, end in _NOT_ASSOCIATED:
+        data[start:end] = bytes(end - start)
+    return data
+
+
 def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
     """The header in a page, or why there is none. Any bytes are safe input."""
     if len(page) != HEADER_BYTES:
         return Damage.CUT
-    magic, version, codec, group, length, _, *names, digest, shards = _FIELDS.unpack_from(page)
+    fields = _FIELDS.unpack_from(page)
+    magic, version, codec, group, length, _, *names, digest, shards, tenant = fields[:12]
     if magic != MAGIC:  # verify: magic
         return Damage.NOT_A_RECORD
     if version != VERSION:  # verify: version
         return Damage.NEWER_VERSION
     if xxhash.xxh3_128_digest(page[:_HASH_AT]) != page[_HASH_AT:]:  # verify: header hash
         return Damage.HEADER_HASH
-    if codec != CODEC_RAW:  # verify: codec
+    if codec & ~_SEALED != CODEC_RAW:  # verify: codec
         return Damage.CODEC
     if not 0 < length <= PAYLOAD_BYTES_MAX:  # verify: length bounds
         return Damage.LENGTH
     if not are_shards(length, shards or 1):  # verify: shards
         return Damage.SHARDS
     namespace, key, parent = names
-    name = RecordName(namespace, group, key, parent)
-    return RecordHeader(name, length, digest, codec, shards or 1)
+    name = RecordName(namespace, group, key, parent, tenant)
+    sealing = Sealing(*fields[12:]) if codec & _SEALED else None
+    return RecordHeader(name, length, digest, codec & ~_SEALED, shards or 1, sealing)
 
 
 def mismatch(found: RecordHeader, wanted: RecordName, length: int) -> Damage | None:
@@ -186,6 +229,8 @@ def mismatch(found: RecordHeader, wanted: RecordName, length: int) -> Damage | N
         return Damage.KEY
     if found.name.namespace != wanted.namespace:  # verify: namespace
         return Damage.NAMESPACE
+    if found.name.tenant != wanted.tenant:  # verify: tenant
+        return Damage.TENANT
     if found.name.group != wanted.group:  # verify: group
         return Damage.GROUP
     if found.length != length:  # verify: length

@@ -105,6 +105,10 @@ class Disk:
         """Remove a file."""
         os.unlink(name, dir_fd=directory)
 
+    def sync(self, descriptor: int) -> None:
+        """Wait until the medium has what was written to a file, or the names of a directory."""
+        os.fsync(descriptor)
+
     def names(self, directory: int) -> list[str]:
         """The names in a directory, unsorted."""
         return os.listdir(directory)

@@ -25,6 +25,7 @@ SEGMENTS_MAX: Final = 32  # of one slab; their descriptors go over a socket in o
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MAP_FIXED: Final = 0x10
 _REMOVE: Final = 9  # MADV_REMOVE
+_DONTDUMP: Final = 16  # MADV_DONTDUMP
 _STEP_BYTES: Final = 64 << 20  # taken by one call
 _THREADS_MAX: Final = 16  # a core zeroes 2 GB/s; a socket's memory takes no more than these write
 _LOOK_S: Final = 0.2
@@ -215,6 +216,7 @@ def _map_at(address: int, segment: Segment) -> None:
     if call(address, segment.size_bytes, protection, flags, segment.descriptor, 0) != address:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+    _madvise(address, segment.size_bytes, _DONTDUMP)  # verify: not in a core dump
 
 
 def _madvise(address: int, size_bytes: int, advice: int) -> None:

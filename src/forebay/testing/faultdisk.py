@@ -141,6 +141,13 @@ class FaultDisk(Disk):
                 self._journal.unlink(directory, name)
             super().unlink(directory, name)
 
+    def sync(self, descriptor: int) -> None:
+        """As the real one."""
+        with self._call(Operation.SYNC, self._path(descriptor)), self._changing():
+            if self._journal:
+                self._journal.sync(descriptor)
+            super().sync(descriptor)
+
     def names(self, directory: int) -> list[str]:
         """As the real one."""
         with self._call(Operation.NAMES, self._path(directory)):

@@ -40,6 +40,7 @@ class Operation(StrEnum):
     ZERO = "zero"
     SPACE = "space"
     LOCK = "lock"
+    SYNC = "sync"
 
 
 # The calls that change what a crash leaves behind.

@@ -69,6 +69,12 @@ class Journal:
         if file is not None:
             self._names.append(lambda: _restore(kept, name, file))
 
+    def sync(self, descriptor: int) -> None:
+        """What was written to one file has reached the medium, and all names have."""
+        file = self._keep(descriptor)
+        self._writes = [written for written in self._writes if written.file != file]
+        self._names.clear()
+
     def settle(self) -> None:
         """All that was written has reached the medium; nothing of it can be lost any more."""
         for file in self._files.values():

@@ -20,10 +20,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import nlargest
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from forebay.record.header import Damage, Digest, RecordHeader, RecordName
 from forebay.sys.shared import SharedMemory
+
+_WRONG_RECORD: Final = {
+    Damage.PLACE,
+    Damage.NAMESPACE,
+    Damage.TENANT,
+    Damage.GROUP,
+    Damage.KEY,
+}
+# The record is sound: whoever asks is wrong about it (its key is right, and contains both), or
+# cannot read it now.
+SOUND: Final = frozenset({Damage.NAMESPACE, Damage.GROUP, Damage.NO_KEY})
 
 
 class MissReason(StrEnum):
@@ -33,11 +44,19 @@ class MissReason(StrEnum):
     DEADLINE = "deadline"  # not begun or not done in time
     CORRUPT = "corrupt"  # the bytes are damaged; the record is forgotten
     WRONG_RECORD = "wrong_record"  # undamaged bytes of something else; the record is forgotten
+    NO_KEY = "no_key"  # encrypted under a key that is not at hand; the record stays
     IO_ERROR = "io_error"  # the medium failed
     TIER_OFF = "tier_off"  # switched off by its error budget, or closed
     BUDGET = "budget"  # of requests to a store, for today
     BUSY = "busy"  # more loads are waiting than may wait
     NO_POOL = "no_pool"  # no pool answers, or it went away; joined again when it is back
+
+    @classmethod
+    def of(cls, damage: Damage) -> "MissReason":
+        """What bytes that are not the record that was asked for make of a load."""
+        if damage is Damage.NO_KEY:
+            return cls.NO_KEY
+        return cls.WRONG_RECORD if damage in _WRONG_RECORD else cls.CORRUPT
 
 
 class DropReason(StrEnum):
@@ -309,12 +328,9 @@ class Tier(ABC):
         Older copies count too; a record that the medium refuses to delete does not.
         """
 
-    def packs_of_others(self, digits: str) -> int:  # noqa: ARG002 - a medium of this host has none
-        """Packs that other hosts keep here, of namespaces whose hex digits begin so; '': of all.
-
-        They are theirs to erase, and found until they do.
-        """
-        return 0
+    def packs_of_others(self) -> dict[bytes, int]:
+        """Packs that other hosts keep here, by namespace: theirs to erase, and found until then."""
+        return {}
 
     @abstractmethod
     def resize(self, path: str, cap_bytes: int) -> bool:
@@ -322,6 +338,16 @@ class Tier(ABC):
 
         DirectoryError if the cap is too small to work with.
         """
+
+    def rotate(self) -> None:  # noqa: B027 - most have no keys of their own
+        """Encrypt what is stored from now on under new keys. Waits for the medium; OSError."""
+
+    def destroy_key(self, tenant: bytes) -> bool:  # noqa: ARG002 - as above
+        """Destroy the key of a tenant, so that nothing of it can be read; False: it has none.
+
+        Waits for the medium. OSError if that keeps it: then call it again.
+        """
+        return False
 
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:  # noqa: ARG002 - nothing to probe
         """Write, read and verify a record in every volume, as stores and loads do.

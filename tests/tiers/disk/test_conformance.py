@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tests.disk_harness import CAP_BYTES, SMALL, flip, records
+from tests.encryption_harness import open_encrypted
 
 from forebay.record.header import HEADER_BYTES
 from forebay.testing.conformance import TierConformance
@@ -34,3 +35,10 @@ class TestDiskTierOfTwoDrives(TestDiskTier):
     def damage(self, place: Path) -> None:
         for drive in ("one", "two"):
             super().damage(place / drive)
+
+
+class TestEncryptedDiskTier(TestDiskTier):
+    """The same tests: a caller cannot tell that the medium sees neither names nor bytes."""
+
+    def open_tier(self, place: Path, listener: TierListener) -> Tier:
+        return open_encrypted(place, listener)

@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from tests.encryption_harness import encrypted
 
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -22,8 +24,10 @@ EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "150"))
 
 
 class DiskMachine(TierMachine):
+    options: ClassVar = SMALL
+
     def open_tier(self, place: Path, disk: FaultDisk, clock: ManualClock) -> Tier:
-        return DiskTier.open([Directory(str(place), CAP_BYTES)], SMALL, World(disk, clock))
+        return DiskTier.open([Directory(str(place), CAP_BYTES)], self.options, World(disk, clock))
 
     @precondition(lambda self: not self.clogged)  # an erasure waits for the medium
     @rule(namespace=st.sampled_from([None, NAMESPACE, bytes(32)]))
@@ -33,9 +37,13 @@ class DiskMachine(TierMachine):
         assert namespace == bytes(32) or not self.tier.usage().records
 
 
-def run(examples: int, steps: int) -> None:
+class EncryptedDiskMachine(DiskMachine):
+    options = encrypted(SMALL)
+
+
+def run(machine: type[DiskMachine], examples: int, steps: int) -> None:
     run_state_machine_as_test(
-        DiskMachine,
+        machine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
@@ -46,10 +54,13 @@ def run(examples: int, steps: int) -> None:
 
 
 def test_t28_a_load_is_a_miss_or_exactly_what_was_stored() -> None:
-    run(examples=15, steps=25)
+    run(DiskMachine, examples=15, steps=25)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_t28_a_load_is_a_miss_or_exactly_what_was_stored_at_length() -> None:
-    run(EXAMPLES, steps=50)
+@pytest.mark.parametrize("machine", [DiskMachine, EncryptedDiskMachine])
+def test_t28_a_load_is_a_miss_or_exactly_what_was_stored_at_length(
+    machine: type[DiskMachine],
+) -> None:
+    run(machine, EXAMPLES, steps=50)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.encryption_harness import open_encrypted_remote
 from tests.remote_harness import damage_payloads, open_remote
 
 from forebay.testing.conformance import TierConformance
@@ -14,3 +15,10 @@ class TestDirectory(TierConformance):
 
     def damage(self, place: Path) -> None:
         damage_payloads(place)
+
+
+class TestEncryptedDirectory(TestDirectory):
+    """The same tests: a caller cannot tell that the store sees neither names nor bytes."""
+
+    def open_tier(self, place: Path, listener: TierListener) -> Tier:
+        return open_encrypted_remote(place, listener)

@@ -164,7 +164,7 @@ def test_closing_beside_a_stopped_child_answers_everything(tmp_path: Path) -> No
     assert len(outcomes.hits) == len(outcomes.stored) == 0
 
 
-@pytest.mark.parametrize("how", ["garbage", "unasked", "unsealed", "silent"])
+@pytest.mark.parametrize("how", ["garbage", "letters", "unasked", "unsealed", "silent"])
 def test_a_child_that_says_what_it_cannot_mean_is_killed(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ _SLICES: Final = 2 * 2 * PAIRS * len(DEPTHS) + 2 * PAIRS
 
 def run(plan: PoolBenchPlan, progress: Progress) -> Figures:
     """Measure; blocks for about `plan.seconds`."""
-    _refuse_impossible(plan)
+    refuse_impossible(plan)
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         places = [stack.enter_context(scratch(disk.path)) for disk in plan.disks]
@@ -70,7 +70,8 @@ def run(plan: PoolBenchPlan, progress: Progress) -> Figures:
     }
 
 
-def _refuse_impossible(plan: PoolBenchPlan) -> None:
+def refuse_impossible(plan: PoolBenchPlan) -> None:
+    """A SettingsError if these sizes could show nothing."""
     if not 0 < plan.payload_bytes <= PAYLOAD_BYTES_MAX:
         raise SettingsError(
             f"--record: a record has 1 byte to {format_size(PAYLOAD_BYTES_MAX)}, for example 4MiB."

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from forebay.bench.disk import encryption
 from forebay.bench.disk import run as disks
 from forebay.bench.disk.figures import Figures, PoolBenchPlan
 from forebay.bench.pool import run as pool
@@ -21,6 +22,7 @@ examples:
   forebay bench pool --disk /mnt/nvme0:20GiB --disk /mnt/nvme1:20GiB --record 2MiB
   forebay bench pool --disk /mnt/nvme:20GiB --seconds 120 --json
   forebay bench pool --disk /mnt/nvme:20GiB --dram 1GiB
+  forebay bench pool --disk /mnt/nvme:20GiB --encryption
 
 Works in a new directory inside each DIR and removes it at the end; a pool that lives in DIR is not
 touched. docs/bench.md defines every figure. Exit status: 0 measured, 2 could not begin.
@@ -38,6 +40,12 @@ def add(kinds: Commands) -> None:
     size = flags.typed(parse_size, "a size")
     parser.add_argument(
         "--dram", metavar="SIZE", type=size, help="also measure a running pool with this much DRAM"
+    )
+    parser.add_argument(
+        "--encryption",
+        dest="with_encryption",
+        action="store_true",
+        help="only compare the tier with and without encryption",
     )
     parser.add_argument(
         "--record", metavar="SIZE", type=size, default="4MiB", help="a record's payload (4MiB)"
@@ -59,6 +67,8 @@ def _run(parsed: argparse.Namespace) -> int:
     shares = 1 if parsed.dram is None else 2  # the drives alone, then the pool on them
     seconds = 60.0 if parsed.seconds is None else parsed.seconds / shares
     plan = PoolBenchPlan(settings.disk, parsed.record, seconds, parsed.dram or 0)
+    if parsed.with_encryption:
+        return _compare_encryption(parsed, plan)
     if parsed.dram is not None:
         pool.refuse_impossible(plan)
     try:
@@ -78,6 +88,43 @@ def _run(parsed: argparse.Namespace) -> int:
         for path in scratch.leftovers(disk.path):
             print(f"A run that was killed left {path}; remove it with: rm -r {path}")
     return 0
+
+
+def _compare_encryption(parsed: argparse.Namespace, plan: PoolBenchPlan) -> int:
+    if parsed.dram is not None:
+        raise SettingsError("--encryption measures drives alone; leave out --dram.")
+    disks.refuse_impossible(plan)
+    try:
+        with progress.shown() as show:
+            found = encryption.run(plan, show)
+    except OSError as error:
+        raise MediumError(f"--disk: the benchmark's files fail: {error.strerror}.") from None
+    print(json.dumps(found, indent=2) if parsed.json else readable_encryption(plan, found))
+    return 0
+
+
+def readable_encryption(plan: PoolBenchPlan, found: Figures) -> str:
+    rows = [
+        [
+            what,
+            _spread(found, f"plain_{what}_gbps"),
+            _spread(found, f"encrypted_{what}_gbps"),
+            _spread(found, f"encrypted_{what}_ratio"),
+            f"{found[f'plain_{what}_cpu_s_per_gb']:.2f}",
+            f"{found[f'encrypted_{what}_cpu_s_per_gb']:.2f}",
+        ]
+        for what in ("read", "write")
+    ]
+    head = ["", "plain, GB/s", "encrypted, GB/s", "ratio", "CPU s/GB, plain", "encrypted"]
+    pairs = len(found["encrypted_read_ratios"])
+    heading = (
+        f"records of {format_size(plan.payload_bytes)}, medians (lowest to highest of {pairs})"
+    )
+    lines = [heading, "", *plain(Table(head, rows, range(6)))]
+    if found["encryption_misses"] or found["encryption_dropped"]:
+        lost = f"{found['encryption_misses']} loads missed"
+        lines.append(f" {lost} and {found['encryption_dropped']} stores were dropped")
+    return "\n".join(lines)
 
 
 def readable(found: Figures) -> str:

@@ -16,11 +16,13 @@ from forebay.errors import SettingsError, StartupError
 from forebay.observe import observer
 from forebay.observe.access import Access
 from forebay.plan.number import whole
+from forebay.pool.address import find_address, prepare
 from forebay.pool.server.admission import Roles
 from forebay.pool.service import LOCK_FLAG, Service
 from forebay.quantity import format_size
-from forebay.settings import Settings
+from forebay.settings import Settings, parse_trace
 from forebay.sys import processes
+from forebay.sys.protection import confinement
 from forebay.sys.world import World
 
 _log: Final = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ _SETTINGS: Final = (
     "metrics_address",
     "metrics_token_file",
     "metrics_requests",
+    "encryption",
     "trace",
 )
 _EPILOG = """\
@@ -110,6 +113,7 @@ def serve(
     roles = Roles.of(world.disk.user(), settings.allow_uid, parsed.operator_uid)
     # Before anything is taken: a public address needs a token.
     access = Access.of(settings, roles.operators)
+    _confine(settings)
     log = LogWriter()
     line = "%(asctime)s %(levelname)s %(message)s"
     logs.start(line, log, form=parsed.log_format, level=parsed.log_level)
@@ -131,6 +135,18 @@ def serve(
     finally:
         log.drain(_LOG_S)
     return 0
+
+
+def _confine(settings: Settings) -> None:
+    """Give up what a pool does not need, before it has threads: all of them are bound by it."""
+    address = find_address(settings.socket)
+    prepare(address)
+    confinement.drop_privileges()
+    places = [address.path, *([parse_trace(settings.trace)[0]] if settings.trace else [])]
+    directories = [os.path.dirname(os.path.abspath(place)) for place in places]  # noqa: PTH100, PTH120
+    directories += [disk.path for disk in settings.disk]
+    stores = (url.path for url in settings.remote if url.scheme == "file")
+    confinement.write_only_in([*directories, *map(confinement.existing, stores)])
 
 
 def _open(

@@ -32,6 +32,7 @@ from forebay.pool.messages import (
     RequestsQuery,
     RequestsReply,
     Resize,
+    Rotate,
     StatsQuery,
     StatsReply,
     is_namespace,
@@ -184,6 +185,10 @@ class Client:
             return AdminOutcome(ok=False, sentence=NAMESPACE_RULE)
         return self._operate(Clear(namespace), timeout_s)
 
+    def rotate(self, timeout_s: float = TIMEOUT_S) -> AdminOutcome | Miss:
+        """Let the pool read its keys again, and encrypt new records under new ones."""
+        return self._operate(Rotate(), timeout_s)
+
     def close(self) -> None:
         """Leave the pool; what is still being read stays mapped until it is let go of.
 
@@ -191,7 +196,7 @@ class Client:
         """
         self._session.close()
 
-    def _operate(self, wish: Resize | Clear, timeout_s: float) -> AdminOutcome | Miss:
+    def _operate(self, wish: Resize | Clear | Rotate, timeout_s: float) -> AdminOutcome | Miss:
         done = self._ask_pool(wish, messages.AdminReply, timeout_s)
         return done if isinstance(done, Miss) else AdminOutcome(done.ok, done.sentence)
 

@@ -1,4 +1,4 @@
-"""Admin operations on a running pool: other caps, and namespaces deleted.
+"""Admin operations on a running pool: other caps, other keys, and namespaces deleted.
 
 What waits for a medium happens on a thread of its own and is answered when it is done.
 """
@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from forebay.errors import DirectoryError
+from forebay.errors import DirectoryError, StartupError
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.parts import CoreParts
+from forebay.pool.encryption import Encryption
 from forebay.pool.messages import NAMESPACE_RULE, AdminReply, Clear, Resize, is_namespace
 from forebay.pool.session import Session
 from forebay.quantity import SIZE_BYTES_MAX, format_size
@@ -42,11 +43,17 @@ class _Clearing:
 
 
 class AdminOperations:
-    """Resizing and clearing. Owned by the pool's thread."""
+    """Resizing, rotating and clearing. Owned by the pool's thread."""
 
-    def __init__(self, parts: CoreParts, grown: Callable[[Segment], None]) -> None:
+    def __init__(
+        self,
+        parts: CoreParts,
+        grown: Callable[[Segment], None],
+        encryption: Encryption | None = None,
+    ) -> None:
         """`grown` is called before a segment is used that was added to the slab."""
         self._grown = grown
+        self._encryption = encryption
         self._is_growing = False
         self._dram, self._stack = parts.dram, parts.stack
         self._clock, self._complete = parts.clock, parts.complete
@@ -93,6 +100,11 @@ class AdminOperations:
         deadline = self._clock.monotonic() + _CLEAR_S
         self._clearing.append(_Clearing(session, (name or "").lower(), deadline))
         self.tick(self._clock.monotonic())
+
+    def rotate(self, session: Session) -> None:
+        """Read the keys again; what is written from now on is encrypted under new ones."""
+        _log.info("rotating keys, as process %s asks", session.process or "?")
+        self._in_background(session, self._rotate)
 
     def tick(self, now: float) -> None:
         """Go on with what has to wait for writes and hashes in flight."""
@@ -154,6 +166,21 @@ class AdminOperations:
             return reply
         finally:
             self._complete(partial(self._growth_ended, missing_bytes))
+
+    def _rotate(self) -> AdminReply:
+        """On a thread of its own: keys may come from afar, and drives are waited for."""
+        if self._encryption is None:
+            return AdminReply(ok=False, sentence="this pool does not encrypt; set encryption.")
+        try:
+            current = self._encryption.reread()
+            self._stack.rotate()
+        except StartupError as error:
+            return AdminReply(ok=False, sentence=str(error))
+        except OSError as error:
+            sentence = f"new keys cannot be kept ({error.strerror}); old ones go on being used."
+            return AdminReply(ok=False, sentence=sentence)
+        sentence = f"new records are encrypted under key {current}; old ones stay readable."
+        return AdminReply(ok=True, sentence=sentence)
 
     def _growth_ended(self, missing_bytes: int) -> None:
         self._is_growing = self._is_growing and not missing_bytes

@@ -28,6 +28,7 @@ from forebay.pool.core.recent.requests import RecentRequest
 from forebay.pool.core.stack import TierOpener, TierStack
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
+from forebay.pool.encryption import Encryption
 from forebay.pool.messages import (
     PROTOCOL,
     TIERS_MAX,
@@ -46,6 +47,7 @@ from forebay.pool.messages import (
     RequestsQuery,
     Reserve,
     Resize,
+    Rotate,
     Settled,
     StatsQuery,
     Welcome,
@@ -70,6 +72,7 @@ class PoolOptions:
     huge_pages: bool = False
     verify_dram: bool = False
     lives: tuple[TierLife, ...] = ()  # of the tiers, in the same order
+    encryption: Encryption | None = None  # of the tiers; None: they do not encrypt
 
 
 class Pool(Core):
@@ -119,7 +122,7 @@ class Pool(Core):
         self._stores = Stores(parts, self._write_behind, loads_wait)
         self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
         self._prober = Prober(parts, hasher, self._acquisition.damaged)
-        self._admin = AdminOperations(parts, self._slab_grown)
+        self._admin = AdminOperations(parts, self._slab_grown, options.encryption)
         self._status = Status(
             parts, self._acquisition, self._stores, self._write_behind, options.lives
         )
@@ -168,6 +171,8 @@ class Pool(Core):
             case Resize():
                 self._loads.retain_nothing()
                 self._admin.resize(session, message)
+            case Rotate():
+                self._admin.rotate(session)
             case Clear():
                 self._loads.retain_nothing()
                 self._admin.clear(session, message)

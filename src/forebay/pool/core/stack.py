@@ -256,8 +256,18 @@ class TierStack:
         return count, +sizes
 
     def packs_of_others(self, digits: str) -> int:
-        """Packs of other hosts that `erase` leaves, since they are theirs."""
-        return sum(tier.packs_of_others(digits) for tier in self._tiers)
+        """Packs of other hosts, of namespaces whose hex digits begin so, which `erase` leaves."""
+        found = (count for tier in self._tiers for count in tier.packs_of_others().items())
+        return sum(count for name, count in found if name.hex().startswith(digits))
+
+    def rotate(self) -> None:
+        """Encrypt what is stored from now on under new keys. Waits, and raises, as a tier does."""
+        for tier in self._tiers:
+            tier.rotate()
+
+    def destroy_key(self, tenant: bytes) -> bool:
+        """See `Tier.destroy_key`, for all tiers; whether one had a key of this tenant."""
+        return sum(tier.destroy_key(tenant) for tier in self._tiers) > 0  # of every one
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""

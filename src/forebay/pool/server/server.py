@@ -31,6 +31,7 @@ from forebay.pool.messages import (
     Hello,
     Lookup,
     Resize,
+    Rotate,
     Settled,
     StatsQuery,
     StatsReply,
@@ -264,7 +265,7 @@ class PoolServer:
             self._core.metrics.error(ErrorKind.REFUSED, int(not is_own))
             return is_own
         self._core.metrics.error(ErrorKind.REFUSED)
-        if isinstance(message, Resize | Clear):
+        if isinstance(message, Resize | Clear | Rotate):
             connection.send(AdminReply(ok=False, sentence=sentence))
         else:
             connection.refuse(sentence)

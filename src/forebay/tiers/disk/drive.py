@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from forebay.record.cipher import opened, seal
 from forebay.record.header import (
     Damage,
     Digest,
@@ -21,12 +22,14 @@ from forebay.record.header import (
     payload_hash,
     record_bytes,
 )
+from forebay.record.keyring import DataKey, RecordKeys
 from forebay.record.region import Position, short, unpack_record
 from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import read_whole, write_whole, zero_whole
 from forebay.sys.world import World
 from forebay.tiers.contract import (
+    SOUND,
     Dropped,
     DropReason,
     EvictionCause,
@@ -48,9 +51,6 @@ from forebay.tiers.disk.regions.directory import OpenDirectory, refuse_too_large
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.region_log import FULL_ERRNOS, RegionLog
 
-# The key is right, and contains both: whoever asks is wrong about them, and the record is sound.
-_WRONG_CLAIM: Final = {Damage.NAMESPACE, Damage.GROUP}
-_WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
 _log: Final = logging.getLogger(__name__)
 
 
@@ -64,7 +64,10 @@ class Drive:
         catalog: Catalog,
         options: Options,
         world: World,
+        *,
+        keys: RecordKeys | None = None,
     ) -> None:
+        """Without keys, records are stored as they are."""
         self.directory = directory
         self.region_log = region_log
         self.health = Health(options)
@@ -73,6 +76,7 @@ class Drive:
         self.written_bytes = 0
         self._catalog = catalog
         self._options = options
+        self._keys = keys
         self._disk, self._clock, self._barrier = world.disk, world.clock, world.barrier
         self._queue = JobQueue(options)
         self._is_probing = False
@@ -175,29 +179,32 @@ class Drive:
         except OSError:
             self._failed()
             return Miss(MissReason.IO_ERROR)
-        found = _verify(page, job, count)
+        found = _verify(page, job, count, self._keys)
         if isinstance(found, Damage):
-            if found not in _WRONG_CLAIM:  # verify: a claim costs nobody a record
+            if found not in SOUND:  # verify: a claim costs nobody a record
                 key = short(job.name.key)
                 self._catalog.forget(key, job.place, EvictionCause.DAMAGED)
-            wrong = found in _WRONG_RECORD
-            return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
+            return Miss(MissReason.of(found), found)
         self.read_bytes += length
         used_at = self._catalog.mark_read(short(job.name.key), job.started)
         return Hit(length, found, used_at=used_at)
 
     def _write_forever(self) -> None:
-        page = memory.allocate(PAGE_BYTES)
+        buffers = WriteBuffers()
         while (job := self._queue.take_store(self._clock.monotonic)) is not None:
             failed: StoreOutcome = Dropped(DropReason.IO_ERROR)
-            outcome = self._barrier.result("a write", failed, self._store, job, page)
+            outcome = self._barrier.result("a write", failed, self._store, job, buffers)
             self._queue.end_store(job)
             job.done(replace(outcome, begun=job.started))
 
-    def _store(self, job: StoreJob, page: memoryview) -> StoreOutcome:
-        if job.region is not None:
-            return self._store_at(job, page, job.region)
+    def _store(self, job: StoreJob, buffers: "WriteBuffers") -> StoreOutcome:
         key = short(job.name.key)
+        data_key = None if self._keys is None else self._keys.current(job.name.tenant)
+        if self._keys is not None and data_key is None:  # verify: nothing plain is written
+            self._catalog.abandon(key)
+            return Dropped(DropReason.IO_ERROR)
+        if job.region is not None:
+            return self._store_at(job, buffers, job.region, data_key)
         placed = self.region_log.place(job.length)
         if isinstance(placed, DropReason):
             self._catalog.abandon(key)
@@ -205,8 +212,8 @@ class Drive:
                 self._failed()
             return Dropped(placed)
         region, offset = placed
-        header = _pack_header(job, page, Position(region.generation, offset))
-        refused = self._write(job, page, region, offset)
+        header, written = buffers.fill(job, Position(region.generation, offset), data_key)
+        refused = self._write(written, region, offset)
         if refused is None:
             refused = self._settle(region, header, offset)
         else:
@@ -214,13 +221,15 @@ class Drive:
         self.region_log.end_use(region, offset)
         return Stored() if refused is None else Dropped(refused)
 
-    def _store_at(self, job: StoreJob, page: memoryview, region: Region) -> StoreOutcome:
+    def _store_at(
+        self, job: StoreJob, buffers: "WriteBuffers", region: Region, data_key: DataKey | None
+    ) -> StoreOutcome:
         """Write a record that nobody is to find, or zeros in its place."""
         if job.is_wiping:
-            memory.zero(page)
+            written = [memory.allocate(record_bytes(job.length))]
         else:
-            _pack_header(job, page, Position(region.generation, 0))
-        refused = self._write(job, page, region, 0)
+            _, written = buffers.fill(job, Position(region.generation, 0), data_key)
+        refused = self._write(written, region, 0)
         return Stored() if refused is None else Dropped(refused)
 
     def _settle(self, region: Region, header: RecordHeader, offset: int) -> DropReason | None:
@@ -240,12 +249,7 @@ class Drive:
             self.region_log.drop_entries(region, {offset})
         return DropReason.ORPHAN
 
-    def _write(
-        self, job: StoreJob, page: memoryview, region: Region, offset: int
-    ) -> DropReason | None:
-        padded = memory.padded(job.length)
-        job.source[job.length : padded] = bytes(padded - job.length)  # else another's, perhaps
-        buffers = [page, job.source[:padded]]
+    def _write(self, buffers: list[memoryview], region: Region, offset: int) -> DropReason | None:
         try:
             write_whole(self._disk, region.descriptor, buffers, offset)
         except OSError as error:
@@ -253,7 +257,7 @@ class Drive:
                 return DropReason.NO_SPACE
             self._failed()
             return DropReason.IO_ERROR
-        self.written_bytes += record_bytes(job.length)
+        self.written_bytes += sum(map(len, buffers))
         return None
 
     def _failed(self) -> None:
@@ -286,14 +290,37 @@ class Drive:
             self._is_probing = False
 
 
-def _pack_header(job: StoreJob, page: memoryview, position: Position) -> RecordHeader:
-    digest = job.digest or Digest(payload_hash(job.source[: job.length]))
-    header = RecordHeader(job.name, job.length, digest.payload_hash, shards=digest.shards)
-    pack(header, page, position.pack())
-    return header
+class WriteBuffers:
+    """The memory of one writer thread: a page for a header, and room for what is encrypted."""
+
+    def __init__(self) -> None:
+        self._page = memory.allocate(PAGE_BYTES)
+        self._sealed = self._page  # as large as the largest record so far
+
+    def fill(
+        self, job: StoreJob, position: Position, key: DataKey | None
+    ) -> tuple[RecordHeader, list[memoryview]]:
+        """A record for its place: its header, and what is to be written, in order.
+
+        The source is not changed but for its padding: others may read it meanwhile.
+        """
+        length, padded = job.length, memory.padded(job.length)
+        digest = job.digest or Digest(payload_hash(job.source[:length]))
+        header = RecordHeader(job.name, length, digest.payload_hash, shards=digest.shards)
+        if key is None:
+            job.source[length:padded] = bytes(padded - length)  # else another's, perhaps
+            pack(header, self._page, position.pack())
+            return header, [self._page, job.source[:padded]]
+        size = record_bytes(length)
+        if len(self._sealed) < size:
+            self._sealed = memory.allocate(size)
+        record = self._sealed[:size]
+        return seal(header, position.pack(), key, job.source, record), [record]
 
 
-def _verify(page: memoryview, job: LoadJob, count: int) -> RecordHeader | Damage:
+def _verify(
+    page: memoryview, job: LoadJob, count: int, keys: RecordKeys | None
+) -> RecordHeader | Damage:
     """The header of what was read, if that is the wanted record bit for bit, or why it is not."""
     length = job.place.length
     if count < record_bytes(length):  # verify: whole read
@@ -304,7 +331,10 @@ def _verify(page: memoryview, job: LoadJob, count: int) -> RecordHeader | Damage
     wrong = mismatch(found, job.name, length)
     if wrong is not None:
         return wrong
-    digest = payload_hash(job.target[:length], found.shards)
-    if digest != found.payload_hash:  # verify: payload hash
+    plain = opened(found, page, keys, job.target)
+    if isinstance(plain, Damage):
+        return plain
+    digest = payload_hash(job.target[:length], plain.shards)
+    if digest != plain.payload_hash:  # verify: payload hash
         return Damage.PAYLOAD_HASH
-    return found
+    return plain

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from forebay.record.keyring import Keyring
+
 MIB = 1 << 20
 
 
@@ -27,6 +29,7 @@ class Options:
     hang_s: float = 10.0  # a call in flight this long switches the directory off
     probe_interval_s: float = 10.0  # how often a directory that is off is tried again
     tick_s: float = 0.05  # how often deadlines are looked at
+    keyring: Keyring | None = None  # records are encrypted; None: they are not
     full_pause_s: float = 1.0  # how long a full file system is left alone before the next try
 
     def __post_init__(self) -> None:

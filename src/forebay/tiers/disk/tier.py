@@ -32,6 +32,7 @@ from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.drive import Drive
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
+from forebay.tiers.disk.regions.data_keys import DataKeys
 from forebay.tiers.disk.regions.directory import region_bytes, usable_bytes
 from forebay.tiers.disk.regions.recovery import (
     RecoveredDirectory,
@@ -57,6 +58,7 @@ class DiskTier(Tier):
     ) -> None:
         self._drives = drives
         self._missing: list[str] = []  # directories that could not be opened
+        self._keys: DataKeys | None = None  # of encrypted records
         self._caps_bytes = caps_bytes
         self._catalog = catalog
         self._options = options
@@ -82,18 +84,22 @@ class DiskTier(Tier):
         options, world = options or Options(), world or World()
         catalog = Catalog(listener)
         opened, missing = _recover(directories, catalog, options, world)
+        keys = None
+        if options.keyring is not None:
+            tables = {taken.directory: taken.keys for taken in opened.values()}
+            keys = DataKeys(world.disk, tables, options.keyring)
         orphans = catalog.restore(
             (region, found.entries()) for taken in opened.values() for region, found in taken.found
         )
         if orphans:
             _log.info("%d records have lost their prefix and are forgotten", orphans)
         drives = [
-            Drive(taken.directory, taken.region_log, catalog, options, world)
+            Drive(taken.directory, taken.region_log, catalog, options, world, keys=keys)
             for taken in opened.values()
         ]
         caps_bytes = [wanted.cap_bytes for wanted in opened]
         tier = cls(drives, caps_bytes, catalog, options, world.clock)
-        tier._missing = missing
+        tier._missing, tier._keys = missing, keys
         try:
             for drive in drives:
                 drive.start()
@@ -195,6 +201,15 @@ class DiskTier(Tier):
                 self._caps_bytes[number] = cap_bytes
                 return True
         return False
+
+    def rotate(self) -> None:
+        """See Tier."""
+        if self._keys is not None:
+            self._keys.rotate()
+
+    def destroy_key(self, tenant: bytes) -> bool:
+        """See Tier."""
+        return self._keys is not None and self._keys.forget(tenant)
 
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:
         """See Tier."""

@@ -10,14 +10,15 @@ import ctypes
 import itertools
 from typing import Final, NamedTuple
 
-from forebay.sys.memory import PAGE_BYTES
+from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
 from forebay.tiers.remote.process.link import Link
 
 _SCRATCH: Final = 0  # the area of what is no payload
 _SLAB: Final = 1  # the area of the slab's first segment
 PROBE_PAGES: Final = 2  # the header and the payload of the record that a probe writes
-_COPIES: Final = _SLAB + SEGMENTS_MAX  # the first area of a copy
+_SEALED: Final = _SLAB + SEGMENTS_MAX  # the area of encrypted payloads
+_COPIES: Final = _SEALED + 1  # the first area of a copy
 
 Buffer = tuple[int, int, int]  # area, offset, length
 
@@ -40,6 +41,7 @@ class Lending:
         self._slab: SharedMemory | None = None
         self._pages_at, self._probe_at = scratch_bytes, scratch_bytes + lanes * PAGE_BYTES
         self._scratch = SharedMemory.of(self._probe_at + PROBE_PAGES * PAGE_BYTES)
+        self._sealed: SharedMemory | None = None
         link.share(_SCRATCH, self._scratch.segments[0])
 
     def attach(self, slab: SharedMemory) -> None:
@@ -66,6 +68,20 @@ class Lending:
         at = self._probe_at
         return (_SCRATCH, at, size), self._scratch.view[at : at + size]
 
+    def sealed(self, size_bytes: int) -> memoryview:
+        """Memory for the encrypted records of one pack, while no call uses it; OSError."""
+        if self._sealed is None or self._sealed.size_bytes < size_bytes:
+            if self._sealed is not None:
+                self._link.unshare(_SEALED)
+                self._sealed.close()
+            self._sealed = SharedMemory.of(padded(size_bytes))
+            self._link.share(_SEALED, self._sealed.segments[0])
+        return self._sealed.view
+
+    def part_of_sealed(self, at: int, length: int) -> Buffer:
+        """A part of that memory."""
+        return _SEALED, at, length
+
     def lend(self, view: memoryview, *, filled: bool) -> Lent:
         """Let the child have a buffer, with what it holds if that matters; OSError."""
         found = self._in_slab(view)
@@ -90,6 +106,8 @@ class Lending:
     def close(self) -> None:
         """Give the scratch memory back."""
         self._scratch.close()
+        if self._sealed is not None:
+            self._sealed.close()
 
     def _in_slab(self, view: memoryview) -> Buffer | None:
         """Where a buffer lies in the slab; its segment is shared if it was not yet."""

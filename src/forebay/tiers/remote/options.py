@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from forebay.record.keyring import Keyring
+
 MIB: Final = 1 << 20
 _INDEX_SHARE: Final = 64  # of the cap, this part is left for the published index
 
@@ -34,6 +36,7 @@ class RemoteOptions:
     probe_interval_s: float = 10.0  # how often a store that is left alone is tried
     open_s: float = 5.0  # how long the start waits for the store
     tick_s: float = 0.05  # how often deadlines are looked at
+    keyring: Keyring | None = None  # records are encrypted; None: they are not
 
     def __post_init__(self) -> None:
         assert self.read_depth > 0

@@ -11,9 +11,11 @@ host starts and counted on from there, so that no host has to know what was used
 
 import secrets
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from forebay.record import region as layout
+from forebay.record.cipher import opened
 from forebay.record.header import (
     HEADER_BYTES,
     Damage,
@@ -24,6 +26,7 @@ from forebay.record.header import (
     payload_hash,
     record_bytes,
 )
+from forebay.record.keyring import RecordKeys
 from forebay.record.region import ContentsEntry, Footer, Position, RegionHeader
 from forebay.sys.memory import PAGE_BYTES, padded
 
@@ -72,28 +75,34 @@ def frame_bytes(records: int) -> int:
     return (2 + records) * PAGE_BYTES + padded(records * layout.ENTRY_BYTES)
 
 
-def frame(headers: Sequence[RecordHeader], sequence: int, target: memoryview) -> list[int]:
-    """Write all of a pack but its payloads into `target`; the offsets of its records.
+def positions(headers: Sequence[RecordHeader], sequence: int) -> list[Position]:
+    """Where the records of a pack lie."""
+    sizes = [record_bytes(header.length) for header in headers]
+    offsets = accumulate(sizes[:-1], initial=layout.FIRST_RECORD)
+    return [Position(sequence, offset) for offset in offsets]
+
+
+def frame(headers: Sequence[RecordHeader], sequence: int, target: memoryview) -> None:
+    """Write all of a pack but its payloads into `target`.
 
     In the target lie the region header, a page for each record, the table of contents, the footer.
     """
     size = pack_bytes([header.length for header in headers])
     target[:PAGE_BYTES] = layout.pack_header(RegionHeader(sequence, size))
-    offset, offsets, contents = layout.FIRST_RECORD, [], b""
-    for number, header in enumerate(headers):
-        page = target[(1 + number) * PAGE_BYTES : (2 + number) * PAGE_BYTES]
-        pack(header, page, Position(sequence, offset).pack())
-        contents += layout.pack_entry(header, offset)
-        offsets.append(offset)
-        offset += record_bytes(header.length)
+    contents = b""
+    for number, (header, at) in enumerate(
+        zip(headers, positions(headers, sequence), strict=True), start=1
+    ):
+        pack(header, target[number * PAGE_BYTES : (number + 1) * PAGE_BYTES], at.pack())
+        contents += layout.pack_entry(header, at.offset)
+    records_end = layout.FIRST_RECORD + sum(record_bytes(header.length) for header in headers)
     end = (1 + len(headers)) * PAGE_BYTES
     table_bytes = padded(len(contents))
     target[end : end + table_bytes] = contents.ljust(table_bytes, b"\0")
     digest = layout.contents_hash(contents)
-    footer = Footer(sequence, size, offset, len(headers), digest)
+    footer = Footer(sequence, size, records_end, len(headers), digest)
     end += table_bytes
     target[end : end + PAGE_BYTES] = layout.pack_footer(footer)
-    return offsets
 
 
 class PackPlace(NamedTuple):
@@ -105,22 +114,36 @@ class PackPlace(NamedTuple):
     length: int  # payload bytes
 
 
+class ReadRecord(NamedTuple):
+    """What was read of a record."""
+
+    page: memoryview  # its header
+    payload: memoryview
+    size_bytes: int  # of both
+
+
 def verified(
-    page: memoryview, payload: memoryview, count: int, name: RecordName, place: PackPlace
+    read: ReadRecord, name: RecordName, place: PackPlace, keys: RecordKeys | None
 ) -> RecordHeader | Damage:
-    """The header of what was read, if that is the wanted record bit for bit, or why it is not."""
-    if count != HEADER_BYTES + padded(place.length):  # verify: whole remote read
+    """The header of what was read, if that is the wanted record bit for bit, or why it is not.
+
+    With keys, the payload is decrypted in place.
+    """
+    if read.size_bytes != HEADER_BYTES + padded(place.length):  # verify: whole remote read
         return Damage.CUT
-    found = layout.unpack_record(page, Position(place.sequence, place.offset))
+    found = layout.unpack_record(read.page, Position(place.sequence, place.offset))
     if isinstance(found, Damage):
         return found
     wrong = mismatch(found, name, place.length)
     if wrong is not None:
         return wrong
-    digest = payload_hash(payload[: place.length], found.shards)
-    if digest != found.payload_hash:  # verify: remote payload hash
+    plain = opened(found, read.page, keys, read.payload)
+    if isinstance(plain, Damage):
+        return plain
+    digest = payload_hash(read.payload[: place.length], plain.shards)
+    if digest != plain.payload_hash:  # verify: remote payload hash
         return Damage.PAYLOAD_HASH
-    return found
+    return plain
 
 
 def contents_place(last_page: memoryview, sequence: int, size_bytes: int) -> Footer | Damage:

@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from forebay.errors import DirectoryError, StartupError
 from forebay.record.header import ROOT, Digest, RecordName
+from forebay.record.keyring import StoreKeys
 from forebay.record.region import REGION_BYTES_MAX, short
 from forebay.sys import memory, processes
 from forebay.sys.processes import Wake
@@ -111,6 +112,7 @@ class RemoteTier(Tier):
                 OtherHosts(options),
                 Inbox(options),
                 Ledger(wanted.prices, wanted.terms.requests_a_day, world.clock.monotonic()),
+                None if options.keyring is None else StoreKeys(options.keyring),
             )
             tier = cls(parts, name, world)
             tier._thread.start()
@@ -248,9 +250,9 @@ class RemoteTier(Tier):
         self._catalog.forget_namespace(namespace)
         return self._ordered(Order(namespace, is_erasure=True))
 
-    def packs_of_others(self, digits: str) -> int:
+    def packs_of_others(self) -> dict[bytes, int]:
         """See Tier."""
-        return self._others.packs_of(digits)
+        return self._others.packs()
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """See Tier."""

@@ -26,6 +26,7 @@ READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
 _WHY: Final = {
     MissReason.CORRUPT: Decision.CORRUPT,
     MissReason.WRONG_RECORD: Decision.CORRUPT,
+    MissReason.NO_KEY: Decision.TIER_OFF,
     MissReason.IO_ERROR: Decision.IO_ERROR,
     MissReason.TIER_OFF: Decision.TIER_OFF,
     MissReason.BUDGET: Decision.REQUEST_BUDGET,

@@ -17,6 +17,7 @@ from forebay.record import region as layout
 from forebay.record.header import Damage, RecordHeader, record_bytes
 from forebay.sys.disk import Disk, printable
 from forebay.sys.memory import PAGE_BYTES
+from forebay.tiers.disk.regions.data_keys import KEYS_NAME, NEW_KEYS_NAME
 from forebay.tiers.disk.regions.directory import (
     LOCK_NAME,
     generation_in,
@@ -26,7 +27,7 @@ from forebay.tiers.disk.regions.directory import (
 from forebay.tiers.disk.regions.reader import RegionReader
 
 _AT_ONCE: Final = 4  # regions
-_NOT_OURS_BUT_FINE: Final = {LOCK_NAME, "lost+found"}
+_NOT_OURS_BUT_FINE: Final = {LOCK_NAME, KEYS_NAME, NEW_KEYS_NAME, "lost+found"}
 _SAFE_MODE: Final = 0o700
 
 

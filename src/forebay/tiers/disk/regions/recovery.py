@@ -19,6 +19,7 @@ from forebay.sys.world import World
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.regions import region as regions
+from forebay.tiers.disk.regions.data_keys import KEYS_NAME, NEW_KEYS_NAME, KeyTable, checked_table
 from forebay.tiers.disk.regions.directory import (
     LOCK_NAME,
     OpenDirectory,
@@ -45,6 +46,7 @@ class RecoveredDirectory(NamedTuple):
     directory: OpenDirectory
     region_log: RegionLog
     found: list[tuple[Region, RegionContents]]
+    keys: KeyTable | None = None  # of encrypted records
 
 
 class _File(NamedTuple):
@@ -75,7 +77,8 @@ def recover_directory(
     files: list[_File] = []  # open, and not yet a region
     try:
         refuse_too_large(disk, directory, wanted.cap_bytes)
-        _open_files(disk, recovered, files)
+        recovered = recovered._replace(keys=checked_table(disk, directory, options.keyring))
+        _open_files(disk, recovered, files, is_encrypted=options.keyring is not None)
         _trim(disk, recovered, files, usable)
         _warn_of_little_space(disk, recovered, files, usable)
         while files:
@@ -99,13 +102,17 @@ def close_directory(disk: Disk, recovered: RecoveredDirectory) -> None:
     disk.close(recovered.directory.descriptor)
 
 
-def _open_files(disk: Disk, recovered: RecoveredDirectory, files: list[_File]) -> None:
+def _open_files(
+    disk: Disk, recovered: RecoveredDirectory, files: list[_File], *, is_encrypted: bool
+) -> None:
     """Open every region file, oldest first; what else is in the directory is counted."""
     place = recovered.directory.descriptor
     named = region_names(disk, place)
     ours = {name for _, name in named}
     if not has_foreign_lock(disk, place):
         ours.add(LOCK_NAME)
+    if is_encrypted:
+        ours |= {KEYS_NAME, NEW_KEYS_NAME}
     for name in set(disk.names(place)) - ours:
         _leave_alone(disk, recovered, name, "not a region of Forebay")
     for generation, name in named:

@@ -4,6 +4,7 @@ One table is of the snapshots, the other of the tails. What was asked for and wa
 what was published, is not believed for a while; a host of several damaged records is not read from.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -94,11 +95,11 @@ class OtherHosts:
         found = self._usable(short(key))
         return None if found is None else found[0].record(found[1])
 
-    def packs_of(self, digits: str) -> int:
-        """How many packs other hosts have of namespaces whose hex digits begin so."""
-        tables = self._tables
-        found = tables.tails.sequences_of(digits) | tables.snapshots.sequences_of(digits)
-        return len(found - tables.deleted)
+    def packs(self) -> Counter[bytes]:
+        """How many packs other hosts have of each namespace."""
+        tables, gone = self._tables, self._gone
+        found = tables.tails.packs() | tables.snapshots.packs()
+        return Counter(name for sequence, name in found.items() if sequence not in gone)
 
     def _usable(self, key: bytes) -> tuple[RecordTable, int] | None:
         """A row of this short key that nothing speaks against."""

@@ -140,12 +140,11 @@ class RecordTable:
         """The pack of a row."""
         return self._sequences[self._packs[row]]
 
-    def sequences_of(self, digits: str) -> set[int]:
-        """The packs of namespaces whose hex digits begin so."""
-        names = enumerate(self.names.namespaces)
-        spaces = {number for number, name in names if name.hex().startswith(digits)}
+    def packs(self) -> dict[int, bytes]:
+        """The namespace of every pack, by its sequence."""
+        names = self.names.namespaces
         packs = zip(self._sequences, self._spaces, strict=True)
-        return {sequence for sequence, space in packs if space in spaces}
+        return {sequence: names[space] for sequence, space in packs}
 
     def host(self, row: int) -> str:
         """The host of a row."""

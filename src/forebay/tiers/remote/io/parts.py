@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
+from forebay.record.keyring import RecordKeys
 from forebay.sys.clock import Clock
 from forebay.tiers.contract import MissReason, TierListener
 from forebay.tiers.remote.accounting.ledger import Ledger, RequestCounts, counts_of
@@ -37,6 +38,7 @@ class RemoteParts:
     others: OtherHosts
     inbox: Inbox
     ledger: Ledger
+    keys: RecordKeys | None = None  # of encrypted records
     speed: StoreSpeed = field(default_factory=StoreSpeed)
     read_bytes: int = 0
     written_bytes: int = 0

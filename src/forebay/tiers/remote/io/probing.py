@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
+from forebay.record.cipher import seal
 from forebay.record.header import (
     KEY_BYTES,
     NAMESPACE_BYTES,
@@ -25,7 +26,7 @@ from forebay.tiers.contract import DropReason, MissReason
 from forebay.tiers.remote.index.published import HOSTS
 from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.jobs import ProbeDone
-from forebay.tiers.remote.packs import PackPlace, verified
+from forebay.tiers.remote.packs import PackPlace, ReadRecord, verified
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
@@ -60,13 +61,22 @@ class RemoteProbing:
         if not self._parts.takes_loads:
             self._end(self._parts.off_reason)
             return
-        _, view = self._parts.lending.probe()
-        payload = view[PAGE_BYTES:]
-        payload[:] = secrets.token_bytes(len(payload))
-        self._name = RecordName(_NAMESPACE, 0, secrets.token_bytes(KEY_BYTES), ROOT)
-        header = RecordHeader(self._name, len(payload), payload_hash(payload))
-        pack(header, view[:PAGE_BYTES], _POSITION.pack())
+        self._fill(self._parts.lending.probe()[1])
         self._call(Action.PUT, self._put)
+
+    def _fill(self, record: memoryview) -> None:
+        """A record of random bytes under a new name."""
+        payload = record[PAGE_BYTES:]
+        source = memoryview(secrets.token_bytes(len(payload)))
+        self._name = RecordName(_NAMESPACE, 0, secrets.token_bytes(KEY_BYTES), ROOT)
+        header = RecordHeader(self._name, len(source), payload_hash(source))
+        keys = self._parts.keys
+        key = None if keys is None else keys.current(self._name.tenant)
+        if key is None:
+            payload[:] = source
+            pack(header, record[:PAGE_BYTES], _POSITION.pack())
+        else:
+            seal(header, _POSITION.pack(), key, source, record)
 
     def _put(self, answer: Answer) -> None:
         failed = self._failed(answer)
@@ -82,7 +92,8 @@ class RemoteProbing:
             _, view = self._parts.lending.probe()
             payload = view[PAGE_BYTES:]
             place = PackPlace(self._object, *_POSITION, len(payload))
-            found = verified(view[:PAGE_BYTES], payload, answer.count, self._name, place)
+            read = ReadRecord(view[:PAGE_BYTES], payload, answer.count)
+            found = verified(read, self._name, place, self._parts.keys)
             failed = MissReason.CORRUPT if isinstance(found, Damage) else ""
         self._delete(failed)
 

@@ -2,22 +2,25 @@
 
 from collections import deque
 from dataclasses import replace
-from typing import Final
 
 from forebay.record.header import Damage
 from forebay.record.region import short
 from forebay.sys.memory import padded
-from forebay.tiers.contract import EvictionCause, Hit, LoadOutcome, Miss, MissReason, Removed
+from forebay.tiers.contract import (
+    SOUND,
+    EvictionCause,
+    Hit,
+    LoadOutcome,
+    Miss,
+    MissReason,
+    Removed,
+)
 from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.jobs import RemoteLoad
-from forebay.tiers.remote.packs import verified
+from forebay.tiers.remote.packs import ReadRecord, verified
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
-
-# The key is right, and contains both: whoever asks is wrong about them, and the record is sound.
-_WRONG_CLAIM: Final = {Damage.NAMESPACE, Damage.GROUP}
-_WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
 
 
 class RemoteReading:
@@ -85,12 +88,12 @@ class RemoteReading:
             parts.failed()
             return Miss(MissReason.IO_ERROR)
         _, page = parts.lending.page(lane)
-        found = verified(page, job.target, answer.count, job.name, job.place)
+        read = ReadRecord(page, job.target, answer.count)
+        found = verified(read, job.name, job.place, parts.keys)
         if isinstance(found, Damage):
-            if found not in _WRONG_CLAIM:  # verify: a claim costs nobody a remote record
+            if found not in SOUND:  # verify: a claim costs nobody a remote record
                 self._forget(job)
-            wrong = found in _WRONG_RECORD
-            return Miss(MissReason.WRONG_RECORD if wrong else MissReason.CORRUPT, found)
+            return Miss(MissReason.of(found), found)
         parts.read_bytes += job.place.length
         used_at = parts.own.catalog.mark_read(short(job.name.key), parts.clock.monotonic())
         return Hit(job.place.length, found, used_at=used_at)

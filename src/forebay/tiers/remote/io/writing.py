@@ -5,7 +5,14 @@ One call is under way at a time, so an order sees no put that began before it an
 
 from functools import partial
 
-from forebay.record.header import Digest, RecordHeader, payload_hash
+from forebay.record.cipher import seal
+from forebay.record.header import (
+    DEFAULT_TENANT,
+    Digest,
+    RecordHeader,
+    payload_hash,
+    record_bytes,
+)
 from forebay.record.region import short
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.tiers.contract import Begun, Dropped, DropReason, EvictionCause, Stored
@@ -13,7 +20,7 @@ from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.jobs import Gathering, Order, RemoteStore
 from forebay.tiers.remote.lending import Buffer, Lent
 from forebay.tiers.remote.options import pack_cap_bytes
-from forebay.tiers.remote.packs import frame, frame_bytes, pack_bytes, pack_name
+from forebay.tiers.remote.packs import frame, frame_bytes, pack_bytes, pack_name, positions
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
@@ -123,10 +130,10 @@ class RemoteWriting:
     def _put(self, jobs: list[RemoteStore], size_bytes: int) -> None:
         parts = self._parts
         begun = parts.clock.monotonic()
-        headers = [_header(job) for job in jobs]
         sequence = parts.own.begin(size_bytes)
-        offsets = frame(headers, sequence, parts.lending.scratch)
-        lent = [self._lend(job) for job in jobs]
+        headers, lent = self._lend_all(jobs, sequence)
+        frame(headers, sequence, parts.lending.scratch)
+        offsets = [each.offset for each in positions(headers, sequence)]
         buffers: list[Buffer] = [parts.lending.frame(0, PAGE_BYTES)]
         for number, each in enumerate(lent):
             buffers += [parts.lending.frame((1 + number) * PAGE_BYTES, PAGE_BYTES), each.buffer]
@@ -149,6 +156,25 @@ class RemoteWriting:
 
         request = StoreRequest(0, Action.PUT, name, buffers=buffers)
         parts.call(request, begun + parts.options.put_s, ended)
+
+    def _lend_all(
+        self, jobs: list[RemoteStore], sequence: int
+    ) -> tuple[list[RecordHeader], list[Lent]]:
+        """The records of a pack as they will be stored: headers, and payloads for the child."""
+        headers = [_header(job) for job in jobs]
+        key = None if self._parts.keys is None else self._parts.keys.current(DEFAULT_TENANT)
+        if key is None:
+            return headers, [self._lend(job) for job in jobs]
+        view = self._parts.lending.sealed(sum(record_bytes(job.length) for job in jobs))
+        places, at, sealed, lent = positions(headers, sequence), 0, [], []
+        for job, header, place in zip(jobs, headers, places, strict=True):
+            record = view[at : at + record_bytes(job.length)]
+            sealed.append(seal(header, place.pack(), key, job.source, record))
+            start, size = at + PAGE_BYTES, padded(job.length)
+            part = self._parts.lending.part_of_sealed(start, size)
+            lent.append(Lent(part, view[start : start + size]))
+            at += len(record)
+        return sealed, lent
 
     def _lend(self, job: RemoteStore) -> Lent:
         size = padded(job.length)

@@ -136,7 +136,7 @@ class Link:
         try:
             answer = decode_answer(data)
             call = self._calls.pop(answer.number)
-        except (msgspec.DecodeError, KeyError):
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
             self.kill()  # verify: an answer that was not asked for
             return
         if not all(map(sockets.cannot_shrink, descriptors)):

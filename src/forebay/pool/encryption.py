@@ -1,0 +1,41 @@
+"""The keys of a pool that encrypts: read when it begins, and again when it is told to rotate."""
+
+from forebay.errors import SettingsError
+from forebay.record.keyring import Keyring, MasterKeys
+from forebay.sys.protection import secret_source
+
+_SHOWN_BYTES = 4  # of a key's id, for people
+
+
+class Encryption:
+    """The setting `encryption`, in force."""
+
+    def __init__(self, source: str) -> None:
+        """Read the keys; a StartupError says in one sentence why there are none."""
+        self._source = source
+        self.keyring = Keyring(self._read())
+
+    def reread(self) -> str:
+        """Use the keys that the source gives now; the short id of the current one.
+
+        Waits for the source. A StartupError if it gives none that can be used: all stays as it is.
+        """
+        if secret_source.kind_of(self._source) in secret_source.READ_ONCE:
+            raise SettingsError(
+                "keys from a descriptor or the environment are read once; restart the pool with"
+                " the new ones."
+            )
+        self.keyring.replace(self._read())
+        return shown(self.keyring.keys)
+
+    def _read(self) -> MasterKeys:
+        text = secret_source.read_secret(self._source)
+        try:
+            return MasterKeys.parse(text)
+        except SettingsError as error:
+            raise SettingsError(f"'{self._source[:80]}': {error}") from None
+
+
+def shown(keys: MasterKeys) -> str:
+    """The current key, for people."""
+    return keys.masters[0].id[:_SHOWN_BYTES].hex()

@@ -1,0 +1,137 @@
+"""Encryption of records: AES-256-GCM, with the whole header as associated data.
+
+A record's key is derived from a data key and 32 random bytes of its header, new with every write:
+each key encrypts one message, so the nonce is always zero. The header, with the place that the
+medium notes there, is authenticated with the payload: a record is what it says it is, in the place
+that it names, or it is not opened. The digest of the plain payload is encrypted with it; the hash
+in the header is that of the stored bytes, so that whoever has no key can still find damage.
+"""
+
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from forebay.record.header import (
+    HASH_BYTES,
+    HEADER_BYTES,
+    SEALED_DIGEST_BYTES,
+    Damage,
+    Digest,
+    RecordHeader,
+    Sealing,
+    are_shards,
+    associated_data,
+    pack,
+    payload_hash,
+)
+from forebay.record.keyring import DataKey, RecordKeys, new_salt, record_secret, wrapping_secret
+
+_NONCE: Final = bytes(12)
+_NO_HASH: Final = bytes(HASH_BYTES)
+_SHARDS_BYTES: Final = 4
+
+
+class Wrapped(NamedTuple):
+    """A data key, encrypted."""
+
+    salt: bytes
+    secret: bytes
+    tag: bytes
+
+
+def seal(
+    header: RecordHeader, medium: bytes, key: DataKey, source: memoryview, target: memoryview
+) -> RecordHeader:
+    """Encrypt a payload: `target` becomes the whole record, header page and padding with it.
+
+    `header` has the digest of the plain payload; the answer is the header as it is stored.
+    """
+    page, stored, length = target[:HEADER_BYTES], target[HEADER_BYTES:], header.length
+    sealing = Sealing(key.id, new_salt())
+    unproven = replace(header, payload_hash=_NO_HASH, shards=1, sealing=sealing)
+    pack(unproven, page, medium)
+    cipher = Cipher(algorithms.AES(record_secret(key, sealing.salt)), modes.GCM(_NONCE))
+    encryptor = cipher.encryptor()
+    encryptor.authenticate_additional_data(associated_data(page))
+    digest = encryptor.update(_packed_digest(header))
+    encryptor.update_into(source[:length], stored[:length])
+    encryptor.finalize()
+    stored[length:] = bytes(len(stored) - length)
+    sealing = sealing._replace(tag=encryptor.tag, digest=digest)
+    sealed = replace(unproven, payload_hash=payload_hash(stored[:length]), sealing=sealing)
+    pack(sealed, page, medium)
+    return sealed
+
+
+def unseal(
+    found: RecordHeader, page: memoryview, keys: RecordKeys, payload: memoryview
+) -> RecordHeader | Damage:
+    """Decrypt in place the payload that a header page belongs to; the header of the plain record.
+
+    Where that is damage, the payload's bytes are of no use.
+    """
+    sealing, length = found.sealing, found.length
+    if sealing is None:  # verify: encrypted record
+        return Damage.NOT_SEALED
+    key = keys.find(sealing.key_id)
+    if key is None:
+        return Damage.NO_KEY
+    mode = modes.GCM(_NONCE, sealing.tag)
+    decryptor = Cipher(algorithms.AES(record_secret(key, sealing.salt)), mode).decryptor()
+    decryptor.authenticate_additional_data(associated_data(page))
+    digest = decryptor.update(sealing.digest)
+    decryptor.update_into(payload[:length], payload[:length])
+    try:
+        decryptor.finalize()  # verify: tag
+    except InvalidTag:
+        return Damage.TAG
+    return _with_digest(found, digest)
+
+
+def opened(
+    found: RecordHeader, page: memoryview, keys: RecordKeys | None, payload: memoryview
+) -> RecordHeader | Damage:
+    """The header of the plain record, its payload decrypted in place; without keys, as it is."""
+    if keys is not None:
+        return unseal(found, page, keys, payload)
+    if found.sealing is not None:  # verify: no key, no encrypted record
+        return Damage.SEALED
+    return found
+
+
+def _packed_digest(header: RecordHeader) -> bytes:
+    shards = header.shards.to_bytes(_SHARDS_BYTES, "little")
+    return (header.payload_hash + shards).ljust(SEALED_DIGEST_BYTES, b"\0")
+
+
+def _with_digest(found: RecordHeader, digest: bytes) -> RecordHeader | Damage:
+    """The header with what was encrypted; who has the key may still have written nonsense."""
+    shards = int.from_bytes(digest[HASH_BYTES : HASH_BYTES + _SHARDS_BYTES], "little")
+    if not are_shards(found.length, shards):  # verify: sealed shards
+        return Damage.SHARDS
+    plain = Digest(digest[:HASH_BYTES], shards)
+    return replace(found, payload_hash=plain.payload_hash, shards=plain.shards, sealing=None)
+
+
+def wrap(secret: bytes, master: DataKey, associated: bytes) -> Wrapped:
+    """A data key, encrypted with a key derived from a master key for it alone."""
+    salt = new_salt()
+    cipher = Cipher(algorithms.AES(wrapping_secret(master, salt)), modes.GCM(_NONCE))
+    encryptor = cipher.encryptor()
+    encryptor.authenticate_additional_data(associated)
+    wrapped = encryptor.update(secret) + encryptor.finalize()
+    return Wrapped(salt, wrapped, encryptor.tag)
+
+
+def unwrap(wrapped: Wrapped, master: DataKey, associated: bytes) -> bytes | None:
+    """The data key; None if it is not what was wrapped."""
+    mode = modes.GCM(_NONCE, wrapped.tag)
+    decryptor = Cipher(algorithms.AES(wrapping_secret(master, wrapped.salt)), mode).decryptor()
+    decryptor.authenticate_additional_data(associated)
+    secret = decryptor.update(wrapped.secret)
+    try:
+        return secret + decryptor.finalize()  # a return, and so no line that `make mutate` can take
+    except InvalidTag:
+        return None

@@ -1,0 +1,1 @@
+"""What keeps secrets: where they come from, and what a process gives up."""
