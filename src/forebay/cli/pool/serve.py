@@ -109,7 +109,8 @@ def serve(
     settings = flags.read_settings(parsed)
     processes.allow_descriptors()
     access = Access.of(settings)  # before anything is taken: a public address needs a token
-    _confine(settings)
+    if getattr(parsed, "owns_process", False):
+        _confine(settings)
     log = LogWriter()
     line = "%(asctime)s %(levelname)s %(message)s"
     logs.start(line, log, form=parsed.log_format, level=parsed.log_level)
