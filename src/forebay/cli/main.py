@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and answer its exit status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _run(words)
+        return _run(words, owns_process=arguments is None)
     except StartupError as error:
         return _end(words, str(error))
     except _Terminated:
@@ -84,11 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(words, "there is not enough memory for this.")
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], *, owns_process: bool) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal need not know every letter
     parsed = build_parser().parse_args(words)
+    parsed.owns_process = owns_process  # and may give up rights of it for good
     parsed.words = words  # a result says by which command it was measured
     with _terminable():
         status = int(parsed.run(parsed))

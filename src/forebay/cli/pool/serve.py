@@ -113,7 +113,8 @@ def serve(
     roles = Roles.of(world.disk.user(), settings.allow_uid, parsed.operator_uid)
     # Before anything is taken: a public address needs a token.
     access = Access.of(settings, roles.operators)
-    _confine(settings)
+    if getattr(parsed, "owns_process", False):
+        _confine(settings)
     log = LogWriter()
     line = "%(asctime)s %(levelname)s %(message)s"
     logs.start(line, log, form=parsed.log_format, level=parsed.log_level)
