@@ -175,6 +175,7 @@ def test_t7_two_records_that_changed_places_are_misses(swift_path: Path) -> None
         ("key", SAMPLE.name.key[:16] + bytes(16), Damage.KEY),
         ("key", bytes(32), Damage.KEY),
         ("namespace", bytes(32), Damage.NAMESPACE),
+        ("tenant", b"t" * 16, Damage.TENANT),
         ("group", 1, Damage.GROUP),
     ],
 )

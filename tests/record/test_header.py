@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.record.header import (
+    DEFAULT_TENANT,
     HEADER_BYTES,
     MAGIC,
     PAYLOAD_BYTES_MAX,
@@ -37,9 +38,10 @@ MEDIUM = Position(3, 8192).pack()
 HASH_AT = HEADER_BYTES - 16
 
 digests = st.binary(min_size=32, max_size=32)
+tenants = st.binary(min_size=16, max_size=16)
 headers = st.builds(
     RecordHeader,
-    st.builds(RecordName, digests, st.integers(0, 2**32 - 1), digests, digests),
+    st.builds(RecordName, digests, st.integers(0, 2**32 - 1), digests, digests, tenants),
     st.integers(1, PAYLOAD_BYTES_MAX),
     st.binary(min_size=16, max_size=16),
 )
@@ -182,6 +184,7 @@ def test_other_bytes_are_not_a_record() -> None:
         (replace(HEADER, payload_hash=bytes(16)), None),
         (replace(HEADER, name=replace(NAME, parent=ROOT)), None),
         (replace(HEADER, name=replace(NAME, namespace=bytes(32))), Damage.NAMESPACE),
+        (replace(HEADER, name=replace(NAME, tenant=b"t" * 16)), Damage.TENANT),
         (replace(HEADER, name=replace(NAME, group=0)), Damage.GROUP),
         (replace(HEADER, name=replace(NAME, key=bytes(32))), Damage.KEY),
         (replace(HEADER, name=replace(NAME, key=NAME.key[:16] + bytes(16))), Damage.KEY),
@@ -192,6 +195,16 @@ def test_t7_an_undamaged_header_of_something_else_is_named(
     found: RecordHeader, damage: Damage | None
 ) -> None:
     assert mismatch(found, NAME, len(PAYLOAD)) is damage
+
+
+def test_a_record_of_a_tenant_says_whose_it_is() -> None:
+    """At a place of its own, zeros before there were tenants: so old records are the default's."""
+    owned = replace(HEADER, name=replace(NAME, tenant=bytes(range(1, 17))))
+    page = packed(owned)
+    assert bytes(page[156:172]) == bytes(range(1, 17))
+    page[156:172] = DEFAULT_TENANT
+    assert unpack(rehashed(page)) == HEADER
+    assert mismatch(HEADER, owned.name, len(PAYLOAD)) is Damage.TENANT
 
 
 def test_every_flipped_bit_of_a_payload_changes_its_hash() -> None:

@@ -25,16 +25,18 @@ HEADER_BYTES: Final = PAGE_BYTES
 KEY_BYTES: Final = 32
 NAMESPACE_BYTES: Final = 32
 HASH_BYTES: Final = 16
+TENANT_BYTES: Final = 16
 MEDIUM_BYTES: Final = 16
 NO_MEDIUM: Final = bytes(MEDIUM_BYTES)  # the medium's part where it has nothing to note
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 SHARDS_MAX: Final = 1 << 10
 CODEC_RAW: Final = 0
 ROOT: Final = bytes(KEY_BYTES)  # the parent of a record that needs no other
+DEFAULT_TENANT: Final = bytes(TENANT_BYTES)  # whose records are nobody's in particular
 
 # magic, version, codec, group, payload length, the medium's part, namespace, key, parent,
-# payload hash, shards (0: one)
-_FIELDS: Final = struct.Struct("<8sHHIQ16s32s32s32s16sI")
+# payload hash, shards (0: one), tenant
+_FIELDS: Final = struct.Struct("<8sHHIQ16s32s32s32s16sI16s")
 _MEDIUM_AT: Final = 24
 _HASH_AT: Final = HEADER_BYTES - HASH_BYTES
 assert _FIELDS.size <= _HASH_AT
@@ -51,6 +53,7 @@ class Damage(StrEnum):
     SHARDS = "impossible number of shards"
     PLACE = "written for another place"
     NAMESPACE = "another namespace"
+    TENANT = "another tenant"
     GROUP = "another group"
     KEY = "another key"
     PAYLOAD_HASH = "payload hash"
@@ -66,6 +69,7 @@ class RecordName:
     group: int  # layers that share a block table; 0 in full-attention models
     key: bytes  # 32 bytes: names the whole prefix that ends with this chunk
     parent: bytes  # key of the record without which this one is of no use; ROOT: there is none
+    tenant: bytes = DEFAULT_TENANT  # 16 bytes: whose record it is
 
 
 class Digest(NamedTuple):
@@ -118,6 +122,7 @@ def pack(header: RecordHeader, page: memoryview, medium: bytes = NO_MEDIUM) -> N
     name = header.name
     assert len(name.key) == len(name.parent) == KEY_BYTES
     assert len(name.namespace) == NAMESPACE_BYTES
+    assert len(name.tenant) == TENANT_BYTES
     assert len(medium) == MEDIUM_BYTES
     assert 0 < header.length <= PAYLOAD_BYTES_MAX
     assert are_shards(header.length, header.shards)
@@ -136,6 +141,7 @@ def pack(header: RecordHeader, page: memoryview, medium: bytes = NO_MEDIUM) -> N
         name.parent,
         header.payload_hash,
         0 if header.shards == 1 else header.shards,
+        name.tenant,
     )
     page[_HASH_AT:] = xxhash.xxh3_128_digest(page[:_HASH_AT])
 
@@ -159,7 +165,9 @@ def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
     """The header in a page, or why there is none. Any bytes are safe input."""
     if len(page) != HEADER_BYTES:
         return Damage.CUT
-    magic, version, codec, group, length, _, *names, digest, shards = _FIELDS.unpack_from(page)
+    magic, version, codec, group, length, _, *names, digest, shards, tenant = _FIELDS.unpack_from(
+        page
+    )
     if magic != MAGIC:  # verify: magic
         return Damage.NOT_A_RECORD
     if version != VERSION:  # verify: version
@@ -173,7 +181,7 @@ def unpack(page: memoryview | bytes) -> RecordHeader | Damage:
     if not are_shards(length, shards or 1):  # verify: shards
         return Damage.SHARDS
     namespace, key, parent = names
-    name = RecordName(namespace, group, key, parent)
+    name = RecordName(namespace, group, key, parent, tenant)
     return RecordHeader(name, length, digest, codec, shards or 1)
 
 
@@ -186,6 +194,8 @@ def mismatch(found: RecordHeader, wanted: RecordName, length: int) -> Damage | N
         return Damage.KEY
     if found.name.namespace != wanted.namespace:  # verify: namespace
         return Damage.NAMESPACE
+    if found.name.tenant != wanted.tenant:  # verify: tenant
+        return Damage.TENANT
     if found.name.group != wanted.group:  # verify: group
         return Damage.GROUP
     if found.length != length:  # verify: length

@@ -50,7 +50,7 @@ from forebay.tiers.disk.regions.region_log import FULL_ERRNOS, RegionLog
 
 # The key is right, and contains both: whoever asks is wrong about them, and the record is sound.
 _WRONG_CLAIM: Final = {Damage.NAMESPACE, Damage.GROUP}
-_WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
+_WRONG_RECORD: Final = _WRONG_CLAIM | {Damage.PLACE, Damage.TENANT, Damage.KEY}
 _log: Final = logging.getLogger(__name__)
 
 

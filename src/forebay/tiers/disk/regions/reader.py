@@ -7,6 +7,7 @@ hash, generation and offset, so that one of an earlier generation of the file is
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import xxhash
@@ -16,7 +17,6 @@ from forebay.record.header import (
     HEADER_BYTES,
     Damage,
     RecordHeader,
-    RecordName,
     is_erased,
     joined_hash,
     mismatch,
@@ -133,7 +133,7 @@ class RegionReader:
         found = self._record(Position(table.generation, entry.offset), table.end)
         if not isinstance(found, RecordHeader):
             return found
-        name = RecordName(entry.namespace, entry.group, entry.key, entry.parent)
+        name = replace(found.name, namespace=entry.namespace, group=entry.group, key=entry.key)
         wrong = mismatch(found, name, entry.length)
         if wrong is None and layout.short(found.name.parent) != entry.parent:
             wrong = Damage.KEY

@@ -17,7 +17,7 @@ from forebay.tiers.remote.store import StoreFailure
 
 # The key is right, and contains both: whoever asks is wrong about them, and the record is sound.
 _WRONG_CLAIM: Final = {Damage.NAMESPACE, Damage.GROUP}
-_WRONG_RECORD: Final = {Damage.PLACE, Damage.NAMESPACE, Damage.GROUP, Damage.KEY}
+_WRONG_RECORD: Final = _WRONG_CLAIM | {Damage.PLACE, Damage.TENANT, Damage.KEY}
 
 
 class RemoteReading:
