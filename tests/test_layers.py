@@ -16,6 +16,7 @@ LAYERS = {
     "quantity": 0,
     "report": 0,
     "settings": 0,
+    "tenants": 0,
     "urls": 0,
     "sys": 1,
     "record": 2,
@@ -33,6 +34,7 @@ LAYERS = {
 }
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
 SIBLINGS |= {("files", "errors"), ("settings", "files")}
+SIBLINGS |= {("tenants", "errors"), ("tenants", "quantity"), ("settings", "tenants")}
 SIBLINGS |= {("urls", "errors"), ("urls", "quantity"), ("settings", "urls")}
 SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}
 SIBLINGS |= {("observe", "plan"), ("observe", "bench")}

@@ -22,8 +22,9 @@ from forebay.pool.client.session import REFUSED, UNTRUSTED, PoolSession, join
 from forebay.pool.core.accounting.status import TierLife
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.core.stack import TierOpener
+from forebay.pool.core.tenants.registry import read_secret, why_unfit
 from forebay.pool.messages import RequestsQuery
-from forebay.pool.policy.admission import LowerTier
+from forebay.pool.policy.admission import LowerTier, WriteBudget
 from forebay.pool.policy.learned import Learned
 from forebay.pool.server.admission import Roles
 from forebay.pool.server.limits import ServerLimits
@@ -92,7 +93,8 @@ class Service:
             recorder = Recorder(*parse_trace(settings.trace)) if settings.trace else None
             if recorder is not None:
                 undo.callback(recorder.close, _TRACE_CLOSE_S)
-            pool = Pool(_options(settings, address, world), _policy(settings), wake, world)
+            options = _options(settings, address, world)
+            pool = Pool(options, options.new_policy(), wake, world)
             undo.callback(pool.close, 0.0)
             has_others = settings.allow_uid or operator_uids
             listener = _listen(address, 0o666 if has_others else 0o600, limits.backlog)
@@ -246,8 +248,28 @@ def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOpti
         tiers.append(_remote_tier(url, url.host or host, name, world))
         lives.append(TierLife())  # what wears out there is not ours to know
     return PoolOptions(
-        settings.dram, tuple(tiers), settings.huge_pages, settings.verify_dram, tuple(lives)
+        settings.dram,
+        tuple(tiers),
+        settings.huge_pages,
+        settings.verify_dram,
+        tuple(lives),
+        _secret(settings),
+        settings.tenant,
+        partial(Learned, _lower_tiers(settings)),
     )
+
+
+def _secret(settings: Settings) -> bytes:
+    """What a pool with tenants makes ids of; a StartupError if its tenants cannot be had."""
+    if not settings.tenant_key_file:
+        if settings.tenant:
+            raise StartupError("tenants need a tenant_key_file; see docs/tenants.md.")
+        return b""
+    disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
+    unfit = why_unfit(settings.tenant, {"dram": settings.dram, "disk": disk_bytes})
+    if unfit is not None:
+        raise StartupError(unfit)
+    return read_secret(settings.tenant_key_file)
 
 
 def _disk_tier(settings: Settings, world: World) -> TierOpener:
@@ -260,12 +282,14 @@ def _remote_tier(url: RemoteUrl, host: str, name: str, world: World) -> TierOpen
     return lambda listener: RemoteTier.open(str(url), host, None, world, listener, name=name)
 
 
-def _policy(settings: Settings) -> Learned:
+def _lower_tiers(settings: Settings) -> list[LowerTier]:
+    """The tiers below DRAM as policies are told of them; the write budget is all tenants'."""
     tiers = [LowerTier(url.cap_bytes) for url in settings.remote]
     if settings.disk:
         disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
-        tiers.insert(0, LowerTier(disk_bytes, settings.disk_writes_a_day or None))
-    return Learned(tiers)
+        a_day = settings.disk_writes_a_day
+        tiers.insert(0, LowerTier(disk_bytes, shared=WriteBudget(a_day) if a_day else None))
+    return tiers
 
 
 def _listen(address: PoolAddress, mode: int, backlog: int) -> socket.socket:

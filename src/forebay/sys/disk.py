@@ -93,6 +93,10 @@ class Disk:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
+    def sync(self, descriptor: int) -> None:
+        """Wait until what was written to a file, or the names in a directory, are on the medium."""
+        os.fsync(descriptor)
+
     def rename(self, directory: int, source: str, target: str) -> None:
         """Rename within one directory, atomically."""
         os.rename(source, target, src_dir_fd=directory, dst_dir_fd=directory)

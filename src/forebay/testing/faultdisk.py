@@ -127,6 +127,13 @@ class FaultDisk(Disk):
                 self._journal.write(descriptor, bytes(size_bytes), offset)
             super().zero(descriptor, offset, size_bytes)
 
+    def sync(self, descriptor: int) -> None:
+        """As the real one; on a volatile disk all that was written has settled then."""
+        with self._call(Operation.SYNC, self._path(descriptor)), self._changing():
+            if self._journal:
+                self._journal.settle()
+            super().sync(descriptor)
+
     def rename(self, directory: int, source: str, target: str) -> None:
         """As the real one."""
         with self._call(Operation.RENAME, self._path(directory)), self._changing():

@@ -38,6 +38,7 @@ class Operation(StrEnum):
     NAMES = "names"
     STATUS = "status"
     ZERO = "zero"
+    SYNC = "sync"
     SPACE = "space"
     LOCK = "lock"
 
@@ -49,6 +50,7 @@ MUTATING: Final = frozenset(
         Operation.WRITE,
         Operation.PREALLOCATE,
         Operation.ZERO,
+        Operation.SYNC,
         Operation.RENAME,
         Operation.UNLINK,
     }

@@ -120,7 +120,8 @@ class Lookups:
         root = tracked.root
         local = b"".join(short(tracked.key_of(record)) for record in self._local_records(tracked))
         tag = prompt_tag(root, tracked.request.all_token_ids)
-        self._pool.post(Lookup(load.number, root.namespace, root.group, keys, local, tag))
+        names = (root.namespace, root.group, keys, local, tag, self._pool.salt_hash(root.salt))
+        self._pool.post(Lookup(load.number, *names))
         self._counts["lookups"] += 1
         tracked.attribution.lookup = load.number
 

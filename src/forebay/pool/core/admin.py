@@ -36,6 +36,7 @@ class _Clearing:
     session: Session  # that wants to know
     digits: str  # that its name begins with, in lower case; '': every namespace
     deadline: float  # monotonic
+    scrub: bool = False  # write over what is deleted, and flush
     chunks: int = 0  # that have left DRAM
     sizes: Counter[bytes] = field(default_factory=Counter)  # their bytes by namespace
 
@@ -77,7 +78,7 @@ class AdminOperations:
         caps = [f"DRAM {format_size(message.dram_bytes)}"] if message.dram_bytes >= 0 else []
         caps += [f"{path} {format_size(cap_bytes)}" for path, cap_bytes in message.disk]
         _log.info("resizing to %s, as process %s asks", ", ".join(caps), session.process or "?")
-        if not self._in_background(session, partial(self._resize, message, missing_bytes)):
+        if not self.in_background(session, partial(self._resize, message, missing_bytes)):
             self._growth_ended(missing_bytes)
 
     def clear(self, session: Session, message: Clear) -> None:
@@ -89,7 +90,7 @@ class AdminOperations:
         what = "everything" if name is None else f"namespace {name}"
         _log.info("clearing %s, as process %s asks", what, session.process or "?")
         deadline = self._clock.monotonic() + _CLEAR_S
-        self._clearing.append(_Clearing(session, (name or "").lower(), deadline))
+        self._clearing.append(_Clearing(session, (name or "").lower(), deadline, message.scrub))
         self.tick(self._clock.monotonic())
 
     def tick(self, now: float) -> None:
@@ -106,14 +107,14 @@ class AdminOperations:
             if kept and now < clearing.deadline and any(map(_ends_soon, found)):
                 continue
             self._clearing.remove(clearing)
-            self._in_background(clearing.session, partial(self._erase, clearing, kept))
+            self.in_background(clearing.session, partial(self._erase, clearing, kept))
 
     def close(self, timeout_s: float) -> None:
         """Wait for what was begun."""
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def _in_background(self, session: Session, work: Callable[[], AdminReply]) -> bool:
+    def in_background(self, session: Session, work: Callable[[], AdminReply]) -> bool:
         """Whether it was begun; if not, the session is told so."""
 
         def run() -> None:
@@ -171,7 +172,7 @@ class AdminOperations:
         self._dram.slab.resize(cap_bytes)
         self._dram.shrink()
 
-    def _on_pool_thread(self, action: Callable[[], object]) -> bool:
+    def on_pool_thread(self, action: Callable[[], object]) -> bool:
         """Have something done on the pool's thread, and wait; False if the pool is closing."""
         done, given_up = threading.Event(), threading.Event()
 
@@ -186,8 +187,8 @@ class AdminOperations:
         return done.is_set()
 
     def _erase(self, clearing: _Clearing, kept: int) -> AdminReply:
-        records, sizes = self._stack.erase(clearing.digits)
-        wipe_free(self._dram.slab, self._on_pool_thread, self._dram.used_bytes)
+        records, sizes = self._stack.erase(clearing.digits, scrub=clearing.scrub)
+        wipe_free(self._dram.slab, self.on_pool_thread, self._dram.used_bytes)
         dram_bytes, lower_bytes = clearing.sizes.total(), sizes.total()
         sentence = (
             f"removed {clearing.chunks} chunks ({format_size(dram_bytes)}) from DRAM and"

@@ -10,7 +10,7 @@ last copy of a chunk is gone, the pool says `lost`, and each tier forgets what h
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from forebay.pool.core.chunks import ChunkTable
 from forebay.record.header import Digest, RecordName
 from forebay.sys.shared import SharedMemory
 from forebay.tiers.contract import (
+    Forgotten,
     LoadOutcome,
     Miss,
     MissReason,
@@ -30,6 +31,7 @@ from forebay.tiers.contract import (
     Usage,
     VolumeStatus,
 )
+from forebay.tiers.quotas import Quota
 
 TierOpener = Callable[[TierListener], Tier]
 
@@ -213,7 +215,32 @@ class TierStack:
         for tier in self._tiers:
             tier.lost(key)
 
-    def erase(self, digits: str) -> tuple[int, Counter[bytes]]:
+    def forgotten(self) -> set[bytes]:
+        """Ids of tenants that some tier remembers to have forgotten."""
+        return {tenant for tier in self._tiers for tenant in tier.forgotten()}
+
+    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
+        """What each tenant, by id, may hold on drives; other tiers have no quotas."""
+        for tier in self._tiers:
+            tier.set_quotas(quotas)
+
+    def held_by_tenants(self) -> list[tuple[str, dict[bytes, int]]]:
+        """Each tier's name and the bytes that each tenant has taken there, where it counts them."""
+        return [(tier.name, tier.held_by_tenants()) for tier in self._tiers]
+
+    def remember_forgotten(self, tenant: bytes) -> str:
+        """Write down, durably, that a tenant's records must not be served; why not, if so.
+
+        Waits for the media: never on the pool's thread.
+        """
+        failures = [tier.remember_forgotten(tenant) for tier in self._tiers]
+        return next(filter(None, failures), "")
+
+    def forget(self, tenant: bytes, *, scrub: bool) -> list[tuple[str, Forgotten]]:
+        """Delete all records of a tenant; what that was, by tier. Waits likewise."""
+        return [(tier.name, tier.forget(tenant, scrub=scrub)) for tier in self._tiers]
+
+    def erase(self, digits: str, *, scrub: bool = False) -> tuple[int, Counter[bytes]]:
         """Delete the namespaces whose lower-case hex digits begin so, or everything (''), for good.
 
         The answer is how many records that were, and the payload bytes of each namespace. Waits
@@ -222,7 +249,8 @@ class TierStack:
         count, sizes = 0, Counter[bytes]()
         for tier in self._tiers:
             found = [each for each in tier.namespaces().items() if each[0].hex().startswith(digits)]
-            count += sum(tier.erase(name) for name, _ in found) if digits else tier.erase(None)
+            names = [name for name, _ in found] if digits else [None]
+            count += sum(tier.erase(name, scrub=scrub) for name in names)
             left = tier.namespaces()
             for name, usage in found:
                 left_bytes = left.get(name, NamespaceUsage()).payload_bytes

@@ -11,6 +11,7 @@ from forebay.pool.messages import (
     Ask,
     Cancel,
     Clear,
+    Forget,
     ClientMessage,
     Commit,
     Hello,
@@ -22,6 +23,7 @@ from forebay.pool.messages import (
     RequestsQuery,
     Reserve,
     Resize,
+    SetTenants,
     StatsQuery,
 )
 from forebay.pool.session import Session, Work
@@ -32,7 +34,7 @@ from forebay.sys.sockets import Peer
 # What overtakes offers: somebody waits for it, or looks up next what it has stored.
 _URGENT = (Hello, Lookup, Ask, Release, Cancel, Commit)
 _DEFERRED_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
-_OPERATOR = {Hello, StatsQuery, RequestsQuery, Resize, Clear}
+_OPERATOR = {Hello, StatsQuery, RequestsQuery, Resize, Clear, SetTenants, Forget}
 _LONG = _OPERATOR | {RequestOutcomes}  # one a round and connection, so that others have theirs
 
 

@@ -24,14 +24,13 @@ from forebay.metrics.kinds import OTHER
 from forebay.metrics.labels import SHARING_WORDS, ErrorKind
 from forebay.pool.messages import (
     PROTOCOL,
+    AdminMessage,
     AdminReply,
-    Clear,
     ClientMessage,
     Describe,
     Grown,
     Hello,
     Lookup,
-    Resize,
     Settled,
     StatsQuery,
     StatsReply,
@@ -258,7 +257,7 @@ class PoolServer:
             self._core.metrics.error(ErrorKind.REFUSED, int(not is_own))
             return is_own
         self._core.metrics.error(ErrorKind.REFUSED)
-        if isinstance(message, Resize | Clear):
+        if isinstance(message, AdminMessage):
             connection.send(AdminReply(ok=False, sentence=sentence))
         else:
             connection.refuse(sentence)

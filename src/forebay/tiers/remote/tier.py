@@ -214,7 +214,7 @@ class RemoteTier(Tier):
         """See Tier. Of this host alone."""
         return self._catalog.namespaces()
 
-    def erase(self, namespace: bytes | None) -> int:
+    def erase(self, namespace: bytes | None, *, scrub: bool = False) -> int:  # noqa: ARG002 - a store deletes as it does
         """See Tier. What other hosts have is theirs to erase."""
         self._catalog.forget_namespace(namespace)
         return self._ordered(Order(namespace, is_erasure=True))

@@ -47,6 +47,7 @@ class Acquisition:
         self._clock, self._barrier = parts.clock, parts.barrier
         self._replies = Replies(parts)
         self._promotions = Promotions(parts, self._promoted)
+        self._is_current = parts.tenants.is_current
         self._hasher = hasher  # where everything is hashed again before it is promised
         self._retention = Retention(parts.dram)
         self.requests = LoadRequests(parts.dram.processes)
@@ -157,6 +158,19 @@ class Acquisition:
             self.stop_retaining(request)
         self._dram.drop_damaged(chunk)
 
+    def refuse_all_of(self, tenant: bytes) -> None:
+        """A tenant is forgotten: nothing more is promised of what its requests looked up."""
+        for request in [each for each in self.requests if each.tenant == tenant]:
+            if request.state is not LoadState.PROMISED:
+                self._guarded(request, partial(self._give_up, request))
+            elif not request.is_acquired:
+                self._guarded(request, partial(self._cut, request))
+
+    def _cut(self, request: LoadRequest) -> None:
+        """Of a stream, no more comes than has come without a hole."""
+        self._fail(request, request.contiguous())
+        self._end_if_complete(request)
+
     @property
     def reads_in_flight(self) -> int:
         """Chunks on their way from lower tiers."""
@@ -202,14 +216,15 @@ class Acquisition:
 
         `whole`: all that is wanted, or nothing.
         """
+        if not self._is_current(request.tenant):  # verify: forgotten run
+            return
         left_bytes = self._dram.load_budget.left_bytes(request.engine)
         group, run = request.group, list[Chunk]()
         for chunk in self._dram.chunks.ready(request.keys[request.next : request.stop]):
             left_bytes -= 0 if chunk.load_pins else chunk.slot_bytes
             if request.local:
                 group = request.group_at(request.next + len(run))
-            named = (request.namespace, group)
-            if (chunk.name.namespace, chunk.name.group) != named:  # verify: dram run namespace
+            if not _is_of(request, chunk, group):  # verify: dram run namespace
                 break
             if left_bytes < 0:
                 break
@@ -231,7 +246,10 @@ class Acquisition:
         pinned = {*request.held.values(), *self.orphaned_pins}
         if budget.used_bytes <= sum(chunk.slot_bytes for chunk in pinned):
             return bool(request.held)
-        if self._fits(request, self._slot_bytes(request.keys[request.next])):
+        wanted_bytes = self._slot_bytes(request.keys[request.next])
+        if self._is_all_of_its_tenant(request, wanted_bytes):
+            return bool(request.held)
+        if self._fits(request, wanted_bytes):
             return False  # it waits for a slot, not for its share
         mine = {*request.held.values(), *self.orphaned_pins.of(engine)}
         charged = (chunk for chunk in mine if next(iter(chunk.load_pins)) == engine)
@@ -241,6 +259,11 @@ class Acquisition:
         if request.waits_since is None:
             request.waits_since = now
         return now - request.waits_since >= PATIENCE_S
+
+    def _is_all_of_its_tenant(self, request: LoadRequest, wanted_bytes: int) -> bool:
+        """Whether a request holds so much of what its tenant may that no more fits beside it."""
+        held_bytes = sum(chunk.slot_bytes for chunk in request.held.values())
+        return not self._dram.quotas.ever_fits(request.tenant, held_bytes + wanted_bytes)
 
     def _will_pause(self, request: LoadRequest) -> bool:
         """Whether a stream needs more than all of the room, and half of it has been filled by now.
@@ -259,6 +282,9 @@ class Acquisition:
 
     def _acquire(self, request: LoadRequest, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""
+        if not self._is_current(request.tenant):
+            self._fail(request, position)  # verify: nothing of a forgotten tenant is promised
+            return True
         if position in request.awaited:
             request.next = position + 1  # since its lookup
             return True
@@ -267,10 +293,7 @@ class Acquisition:
             chunk = None if chunk is not None else self._read(request, position)
             if chunk is None:
                 return self._is_gone(request, position)
-        elif (chunk.name.namespace, chunk.name.group) != (
-            request.namespace,
-            request.group_at(position),
-        ):
+        elif not _is_of(request, chunk, request.group_at(position)):
             self._fail(request, position)  # verify: dram namespace
             return True
         elif chunk.state is SlotState.READY and not self._pin_ready(request, position, chunk):
@@ -286,10 +309,17 @@ class Acquisition:
     def _is_gone(self, request: LoadRequest, position: int) -> bool:
         """A chunk cannot be read: for want of room (False), or because it cannot be had at all."""
         length = self._stack.length_of(request.keys[position])
-        if length is not None and self._dram.slab.fits(length):
+        if length is not None and self._fits_ever(request, length):
             return False
         self._fail(request, position)
         return True
+
+    def _fits_ever(self, request: LoadRequest, length: int) -> bool:
+        """Whether DRAM, and what its tenant may hold of it, could hold so much."""
+        quotas = self._dram.quotas
+        return self._dram.slab.fits(length) and quotas.ever_fits(
+            request.tenant, slot_bytes_for(length)
+        )
 
     def _pin_ready(self, request: LoadRequest, position: int, chunk: Chunk) -> bool:
         if not chunk.load_pins and not self._fits(request, chunk.slot_bytes):
@@ -350,7 +380,7 @@ class Acquisition:
     def _waits_to_be_written(self, request: LoadRequest) -> bool:
         """Whether what is retained for a request could not leave anyway before it is written."""
         last = request.retained.last
-        return last is not None and not last.tiers and self._dram.policy.queued_bytes > 0
+        return last is not None and not last.tiers and self._dram.policies.queued_bytes > 0
 
     def _slot_bytes(self, key: bytes) -> int:
         """What a chunk takes in DRAM, whether it is there or not."""
@@ -366,7 +396,7 @@ class Acquisition:
         """Begin to read a chunk from a lower tier; None if it is not there or there is no room."""
         key = request.keys[position]
         length = self._stack.length_of(key)
-        if length is None or not self._dram.slab.fits(length):
+        if length is None or not self._fits_ever(request, length):
             return None
         if not self._fits(request, slot_bytes_for(length)):
             return None
@@ -374,7 +404,8 @@ class Acquisition:
             request.keys[position - 1] if position else ROOT,
             request.group_at(position),
         )
-        name = RecordName(request.namespace, group, key, rule_of(group).parent_of(previous))
+        parent = rule_of(group).parent_of(previous)
+        name = RecordName(request.namespace, group, key, parent, request.tenant)
         is_ahead = request.state is LoadState.ARRIVED
         return self._promotions.begin(request.engine, name, length, ahead=is_ahead)
 
@@ -507,3 +538,10 @@ class Acquisition:
         self.requests.remove(request)
         if had_awaited:
             self._promotions.disown()
+
+
+def _is_of(request: LoadRequest, chunk: Chunk, group: int) -> bool:
+    """Whether a chunk that has a wanted key is what the request means by it."""
+    name = chunk.name
+    named = (name.namespace, name.group, name.tenant)
+    return named == (request.namespace, group, request.tenant)
