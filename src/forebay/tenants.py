@@ -2,7 +2,7 @@
 
     [[tenant]]
     name = "search"
-    salts = ["3f1c…"]     # hashes, by `forebay tenants hash`; of the tenant's cache_salts
+    salts = ["3f1c…"]     # hashes of its cache_salts, by `forebay hash-salt`
     dram_floor = "16GiB"  # guaranteed; dram_cap, disk_floor and disk_cap likewise
     weight = 2            # against others, where bandwidth or room is short
 
@@ -97,7 +97,7 @@ def _salts(name: str, value: object) -> tuple[bytes, ...]:
     if not all(isinstance(each, str) and _SALT.fullmatch(each) for each in listed):
         # What stands there may be a salt in plain, and is not repeated.
         raise SettingsError(
-            f"tenant {name}: salts are hashes of 32 hex digits each; `forebay tenants hash`"
+            f"tenant {name}: salts are hashes of 32 hex digits each; `forebay hash-salt`"
             " makes them."
         )
     return tuple(bytes.fromhex(str(each)) for each in listed)

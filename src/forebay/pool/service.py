@@ -231,6 +231,8 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     flags += ["--metrics-address", settings.metrics_address or "none"]
     if settings.metrics_token_file:
         flags += ["--metrics-token-file", os.path.abspath(settings.metrics_token_file)]  # noqa: PTH100
+    if settings.tenant_key_file:
+        flags += ["--tenant-key-file", os.path.abspath(settings.tenant_key_file)]  # noqa: PTH100
     if settings.trace:
         path, size_bytes = parse_trace(settings.trace)
         flags += ["--trace", f"{os.path.abspath(path)}:{size_bytes}"]  # noqa: PTH100

@@ -96,6 +96,10 @@ class Quotas:
         able = [each for each in self._used if self.may_lose(each, size_bytes, wanted_by)]
         return sorted(able, key=lambda each: self._rank(each, wanted_by))
 
+    def above_caps(self) -> list[bytes]:
+        """Who holds more than its cap, since that was lowered."""
+        return [tenant for tenant in self._used if not self.fits(tenant, 0)]
+
     def holders(self) -> Iterable[bytes]:
         """All who hold anything."""
         return self._used.keys()

@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 
 from forebay.record.header import DEFAULT_TENANT
 
-QUANTUM_BYTES: Final = 1 << 20
+QUANTUM_BYTES: Final = 1 << 16  # small: whose turn it is matters more than long runs
 Job = TypeVar("Job")
 
 

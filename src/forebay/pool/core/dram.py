@@ -336,9 +336,13 @@ class Dram:
         return chunk.slot_bytes if wipe else 0
 
     def shrink(self) -> None:
-        """Empty arenas until the slab is under its cap, as far as nobody uses them."""
+        """Evict until the slab, and each tenant, is under its cap, as far as nobody uses it."""
         while self.slab.excess() and (arena := self._emptiest()) is not None:
             self._empty(arena, EvictionCause.RESIZED)
+        for tenant in self.quotas.above_caps():
+            for _ in range(_TRIES_MAX):  # the rest with the next tick
+                if self.quotas.fits(tenant, 0) or not self._evict_one(tenant, 0):
+                    break
 
     @property
     def must_write(self) -> bool:
@@ -400,11 +404,14 @@ class Dram:
             if offset is not None or not self._evict_one(tenant, slot_bytes):
                 break
             offset = self._free_slot(tenant, slot_bytes)
-        is_within = self.quotas.fits(tenant, slot_bytes)
-        if offset is None and is_within and not self._awaits_writes(slot_bytes, tenant):
-            if self._take_arena(tenant, slot_bytes):
-                offset = self._free_slot(tenant, slot_bytes)
+        if offset is None and self._can_take_arena(tenant, slot_bytes):
+            self._take_arena(tenant, slot_bytes)
+            offset = self._free_slot(tenant, slot_bytes)
         return NoSlot.NOW if offset is None else offset
+
+    def _can_take_arena(self, tenant: bytes, slot_bytes: int) -> bool:
+        is_within = self.quotas.fits(tenant, slot_bytes)
+        return is_within and not self._awaits_writes(slot_bytes, tenant)
 
     def _free_slot(self, tenant: bytes, slot_bytes: int) -> int | None:
         """A slot that nobody has, if the tenant may have one more."""
@@ -433,14 +440,12 @@ class Dram:
         self.drop(chunk, EvictionCause.SPACE)
         return True
 
-    def _take_arena(self, tenant: bytes, slot_bytes: int) -> bool:
-        """Take an arena from another size class: nothing of this one can leave."""
+    def _take_arena(self, tenant: bytes, slot_bytes: int) -> None:
+        """Take an arena from another size class, if one can be had: nothing of this can leave."""
         arena = self._emptiest(other_than=slot_bytes, wanted_by=tenant)
-        if arena is None:
-            return False
-        self._empty(arena, EvictionCause.SIZE_CLASS)
-        self._metrics.evictions.arenas_taken.add()
-        return True
+        if arena is not None:
+            self._empty(arena, EvictionCause.SIZE_CLASS)
+            self._metrics.evictions.arenas_taken.add()
 
     def _awaits_writes(self, slot_bytes: int, tenant: bytes) -> bool:
         """Whether something of this size can leave as soon as a lower tier has it.

@@ -6,9 +6,9 @@ first and the table follows: after a crash in between, a table lists what is gon
 notices, or is not believed any more, and then the region is walked. Erasing again finishes it.
 
 Payloads are zeroed with their headers, and so is everything between records: there lie payloads of
-records that were evicted, or whose writes were cut off, in a file that is used again. Zeroing has the
-file system say that pages are zeros; a scrub writes zeros over their blocks, and flushes. What a
-drive keeps beneath its file system is beyond reach.
+records that were evicted, or whose writes were cut off, in a file that is used again. Zeroing has
+the file system say that pages are zeros; a scrub writes zeros over their blocks, and flushes. What
+a drive keeps beneath its file system is beyond reach.
 """
 
 import logging

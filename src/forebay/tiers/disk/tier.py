@@ -41,7 +41,6 @@ from forebay.tiers.disk.regions.recovery import (
     close_directory,
     recover_directory,
 )
-
 from forebay.tiers.quotas import Quota
 
 _log: Final = logging.getLogger(__name__)

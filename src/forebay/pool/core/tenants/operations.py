@@ -72,11 +72,12 @@ class Tenancy:
         try:
             wanted = parse_tenants([setting_of(row) for row in message.tenants])
             unfit = why_unfit(wanted, self._caps())
-            if unfit is not None:
-                raise SettingsError(unfit)
-            self._tenants.replace(wanted)
+            if unfit is None:
+                self._tenants.replace(wanted)
         except SettingsError as error:
-            session.send(AdminReply(ok=False, sentence=str(error)))
+            unfit = str(error)
+        if unfit is not None:
+            session.send(AdminReply(ok=False, sentence=unfit))
             return
         self._apply()
         sentence = f"the pool has {len(self._tenants)} tenants, the default one included."

@@ -422,7 +422,7 @@ class RegionLog:
     def trim(self) -> None:
         """Evict what tenants have above their caps, since these were lowered; waits."""
         with self._changed:
-            above = [each for each in self._quotas.holders() if not self._quotas.fits(each, 0)]
+            above = self._quotas.above_caps()
             if not above or self._is_rolling:
                 return
             self._is_rolling = True
