@@ -106,7 +106,9 @@ class CoreHarness:
             verify_dram=verify_dram,
             tenant_secret=SECRET,
             tenants=tenants,
-            new_policy=lambda: OldestFirst(count) if learned is None else Learned([learned] * count),
+            new_policy=lambda: (
+                OldestFirst(count) if learned is None else Learned([learned] * count)
+            ),
         )
         self.pool = Pool(wanted, self.policy, self._woken.set, world)
         self.clock = world.clock

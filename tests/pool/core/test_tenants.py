@@ -44,7 +44,8 @@ def test_t45_what_one_tenant_stores_no_other_finds_nor_can_tell_of(tmp_path: Pat
             _, found = core.lookup(other, keys)
             assert (found.known, found.ready) == (0, 0)
             core.pool.handle(
-                other, Lookup(99, NAMESPACE, 0, b"", b"".join(map(short, keys)), b"", other.salt_hash)
+                other,
+                Lookup(99, NAMESPACE, 0, b"", b"".join(map(short, keys)), b"", other.salt_hash),
             )
             assert not any(core.receive(other, type(found)).has)
             answers = core.reserve(other, keys)

@@ -88,7 +88,11 @@ def test_a_region_with_a_damaged_header_is_still_its_tenants(tmp_path: Path) -> 
 
 def test_caps_are_exact_and_floors_hold_while_another_floods(tmp_path: Path) -> None:
     with opened(tmp_path / "disk") as tier:
-        quotas = {A: Quota(3 * REGION_BYTES), B: Quota(0, 7 * REGION_BYTES), DEFAULT_TENANT: Quota()}
+        quotas = {
+            A: Quota(3 * REGION_BYTES),
+            B: Quota(0, 7 * REGION_BYTES),
+            DEFAULT_TENANT: Quota(),
+        }
         tier.set_quotas(quotas)
         mine = some(A, 15)
         assert store(tier, mine) == {"stored": 15}
