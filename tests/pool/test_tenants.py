@@ -82,7 +82,7 @@ def listed(pool: PoolProcess) -> dict[str, dict[str, dict[str, int]]]:
     return {row["tenant"]: row for row in pool.stats()["tenants"]}
 
 
-def test_t45_salts_become_tenants_that_are_listed_changed_and_forgotten(
+def test_t63_salts_become_tenants_that_are_listed_changed_and_forgotten(
     pool: PoolProcess, settings: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     socket = ["--socket", pool.socket]

@@ -22,7 +22,7 @@ CAP_BYTES = 2 * crash_child.TINY_CAP_BYTES
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("scrub", [False, True])
-def test_t45_killed_at_every_step_of_forgetting(
+def test_t63_killed_at_every_step_of_forgetting(
     when: str, scrub: bool, swift_path: Path, executioner: Executioner
 ) -> None:
     """Counting up until no kill fires: after the next start all of it is there, or nothing is."""

@@ -1,4 +1,4 @@
-"""Quotas: caps hold at every step, floors are nobody else's to take, and the furthest above loses."""
+"""Quotas: caps hold at every step, floors are nobody else's, and the furthest above loses."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""A tenant forgotten while it is in use: complete when it is said, and nobody else is touched (T45)."""
+"""A tenant forgotten while in use: complete when it is said, and nobody else is touched (T63)."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def forget(core: CoreHarness, name: str, *, scrub: bool = False) -> AdminReply:
 
 
 @pytest.mark.parametrize("scrub", [False, True])
-def test_t45_a_forgotten_tenant_is_nowhere_and_begins_anew(tmp_path: Path, scrub: bool) -> None:
+def test_t63_a_forgotten_tenant_is_nowhere_and_begins_anew(tmp_path: Path, scrub: bool) -> None:
     core = CoreHarness(4 * MIB, tmp_path, 64 * MIB, tenants=TENANTS)
     a, b = client_of("a"), client_of("b")
     mine, theirs = chain("mine", 40), chain("theirs", 40)
@@ -59,7 +59,7 @@ def test_t45_a_forgotten_tenant_is_nowhere_and_begins_anew(tmp_path: Path, scrub
     again.pool.close(60.0)
 
 
-def test_t45_what_is_in_flight_is_forgotten_too(tmp_path: Path) -> None:
+def test_t63_what_is_in_flight_is_forgotten_too(tmp_path: Path) -> None:
     """Slots being filled, promises being copied, asks that wait, streams half served."""
     core = CoreHarness(4 * MIB, tmp_path, 64 * MIB, tenants=TENANTS)
     filling, copying, looking, streaming = (

@@ -1,4 +1,4 @@
-"""Tenants in a pool's core: apart, within their quotas, and fair to one another (T45)."""
+"""Tenants in a pool's core: apart, within their quotas, and fair to one another (T37, T38)."""
 
 import random
 from pathlib import Path
@@ -31,7 +31,7 @@ def used(core: CoreHarness, name: str, tier: str = "dram") -> int:
     return int(rows.get(name, {}).get(tier, {}).get("used_bytes", 0))
 
 
-def test_t45_what_one_tenant_stores_no_other_finds_nor_can_tell_of(tmp_path: Path) -> None:
+def test_t38_what_one_tenant_stores_no_other_finds_nor_can_tell_of(tmp_path: Path) -> None:
     """No lookup, no answer to a store, in DRAM or from a drive after a restart."""
     tenants = (tenant("a"), tenant("b"))
     for round_number in range(2):
@@ -91,7 +91,7 @@ def test_a_pool_without_tenants_names_records_as_before() -> None:
 
 
 @pytest.mark.parametrize("has_disk", [False, True])
-def test_a_flood_costs_a_tenant_with_a_floor_nothing(tmp_path: Path, has_disk: bool) -> None:
+def test_t37_a_flood_costs_a_tenant_with_a_floor_nothing(tmp_path: Path, has_disk: bool) -> None:
     """Its hit rate is at least 0.95 of what it has alone; caps are exact at every sample."""
     quiet = tenant("quiet", dram_floor=2 * MIB, disk_floor=24 * MIB)
     noisy = tenant("noisy", dram_cap=3 * MIB, disk_cap=16 * MIB)

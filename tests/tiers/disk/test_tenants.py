@@ -86,7 +86,7 @@ def test_a_region_with_a_damaged_header_is_still_its_tenants(tmp_path: Path) -> 
         assert tier.held_by_tenants() == {A: REGION_BYTES}
 
 
-def test_caps_are_exact_and_floors_hold_while_another_floods(tmp_path: Path) -> None:
+def test_t37_caps_are_exact_and_floors_hold_while_another_floods(tmp_path: Path) -> None:
     with opened(tmp_path / "disk") as tier:
         quotas = {
             A: Quota(3 * REGION_BYTES),
@@ -117,7 +117,7 @@ def test_a_cap_below_a_region_stores_nothing_and_a_lowered_one_is_reached(tmp_pa
 
 
 class Gate(Disk):
-    """A drive whose reads of regions go on one by one, as a test lets them; it knows their bytes."""
+    """A drive whose reads go on one by one, as a test lets them."""
 
     def __init__(self) -> None:
         self.is_shut = False
