@@ -112,7 +112,7 @@ PROMISES: Final = {
     ),
     63: (
         "a tenant is forgotten, killed at every step → nothing of it is found",
-        "records in a store that hosts share: said, and not deleted yet",
+        "what other hosts have of it in a shared store: theirs to forget",
     ),
     64: ("gateway: engine killed, client gone, huge body → no wrong answer", "gateway: not built"),
     65: (

@@ -290,6 +290,9 @@ class Tier(ABC):
         """
         return Forgotten(failure="it cannot tell whose its records are")
 
+    def delete_forgotten(self, tenants: frozenset[bytes]) -> None:  # noqa: B027 - it has nothing
+        """Delete, without waiting, what is left of tenants that some tier has forgotten before."""
+
     def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:  # noqa: B027 - it has none
         """What each tenant may hold here, by id; see `forebay.tiers.quotas`."""
 

@@ -112,7 +112,9 @@ class Pool(Core):
             self._stack.close(0.0)
             raise
         self._stack.attach(self._slab.memory)
-        self._tenants = Tenants(options.tenant_secret, options.tenants, self._stack.forgotten())
+        forgotten = frozenset(self._stack.forgotten())
+        self._stack.delete_forgotten(forgotten)
+        self._tenants = Tenants(options.tenant_secret, options.tenants, forgotten)
         metrics = self.metrics = PoolMetrics(
             [self._stack.name_of(tier) for tier in range(len(self._stack))]
         )

@@ -219,6 +219,11 @@ class TierStack:
         """Ids of tenants that some tier remembers to have forgotten."""
         return {tenant for tier in self._tiers for tenant in tier.forgotten()}
 
+    def delete_forgotten(self, tenants: frozenset[bytes]) -> None:
+        """Let every tier delete what a pool that died had not deleted yet; does not wait."""
+        for tier in self._tiers:
+            tier.delete_forgotten(tenants)
+
     def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
         """What each tenant, by id, may hold on drives; other tiers have no quotas."""
         for tier in self._tiers:

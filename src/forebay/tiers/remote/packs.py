@@ -78,7 +78,7 @@ def frame(headers: Sequence[RecordHeader], sequence: int, target: memoryview) ->
     In the target lie the region header, a page for each record, the table of contents, the footer.
     """
     size = pack_bytes([header.length for header in headers])
-    target[:PAGE_BYTES] = layout.pack_header(RegionHeader(sequence, size))
+    target[:PAGE_BYTES] = layout.pack_header(RegionHeader(sequence, size, headers[0].name.tenant))
     offset, offsets, contents = layout.FIRST_RECORD, [], b""
     for number, header in enumerate(headers):
         page = target[(1 + number) * PAGE_BYTES : (2 + number) * PAGE_BYTES]

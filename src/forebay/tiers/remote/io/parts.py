@@ -35,6 +35,7 @@ class RemoteParts:
     inbox: Inbox
     read_bytes: int = 0
     written_bytes: int = 0
+    forgotten: frozenset[bytes] = frozenset()  # tenants whose packs are deleted where found
 
     def failed(self) -> None:
         """A call of the store failed."""
