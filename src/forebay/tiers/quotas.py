@@ -73,7 +73,9 @@ class Quotas:
     def fits(self, tenant: bytes, size_bytes: int) -> bool:
         """Whether a tenant may hold so much more."""
         cap_bytes = self.quota_of(tenant).cap_bytes
-        return cap_bytes is None or self.used_bytes(tenant) + size_bytes <= cap_bytes  # verify: cap
+        left_bytes = (cap_bytes or 0) - self.used_bytes(tenant)
+        is_within = size_bytes <= left_bytes  # verify: tenant's cap
+        return cap_bytes is None or is_within
 
     def ever_fits(self, tenant: bytes, size_bytes: int) -> bool:
         """Whether a tenant could hold so much, if it held nothing else."""
@@ -83,8 +85,8 @@ class Quotas:
     def may_lose(self, tenant: bytes, size_bytes: int, wanted_by: bytes) -> bool:
         """Whether a tenant may lose so much so that another, or itself, has room."""
         left_bytes = self.used_bytes(tenant) - size_bytes
-        above_floor = left_bytes >= self.quota_of(tenant).floor_bytes
-        return tenant == wanted_by or above_floor  # verify: floor
+        is_above = left_bytes >= self.quota_of(tenant).floor_bytes  # verify: tenant's floor
+        return tenant == wanted_by or is_above
 
     def losers(self, wanted_by: bytes, size_bytes: int) -> list[bytes]:
         """Who may lose so much for a tenant, in the order in which they are to be asked.

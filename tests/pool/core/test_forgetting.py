@@ -7,7 +7,7 @@ from tests.core_harness import Client, CoreHarness, chain, payload
 from tests.pool.core.test_tenants import MIB, client_of, tenant, used
 
 from forebay.pool.core.tenants.operations import RELEASE_S
-from forebay.pool.messages import AdminReply, Ask, Committed, Forget, Promise, Release
+from forebay.pool.messages import AdminReply, Ask, Committed, Forget, Promise, Release, Reserved
 
 TENANTS = (tenant("a"), tenant("b"))
 
@@ -123,3 +123,19 @@ def test_the_default_tenant_can_be_forgotten_and_unknown_ones_not() -> None:
     assert core.lookup(a, chain("mine", 4))[1].known == 4
     core.store(nobody, chain("plain", 4))
     assert core.load(nobody, chain("plain", 4)) == 4
+
+
+def test_a_store_that_takes_several_turns_stores_nothing_once_its_tenant_is_forgotten() -> None:
+    core = CoreHarness(4 * MIB, tenants=TENANTS)
+    a, operator = client_of("a"), Client("operator")
+    work = core.reserving(a, chain("long", 40))
+    next(work)
+    core.pool.handle(operator, Forget("a"))
+    core.until(lambda: bool(operator.inbox) or core.pool._tenancy.is_waiting)
+    for _ in work:
+        pass
+    answers = core.receive(a, Reserved).answers
+    assert sum(answer >= 0 for answer in answers) <= 16, "what was given before, and no more"
+    core.pool.exited(a.engine)
+    assert core.receive(operator, AdminReply).ok
+    assert used(core, "other") == 0

@@ -7,7 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.disk_harness import CAP_BYTES, REGION_BYTES, SMALL, open_tier, opened, overwrite, regions
+from tests.disk_harness import (
+    CAP_BYTES,
+    REGION_BYTES,
+    SMALL,
+    flip,
+    open_tier,
+    opened,
+    overwrite,
+    regions,
+)
 
 from forebay.record.header import DEFAULT_TENANT
 from forebay.record.region import RegionHeader, unpack_header
@@ -197,12 +206,17 @@ def test_a_forgotten_tenant_is_gone_and_nothing_more_is_stored_of_it(
         store(tier, [*mine, *theirs])
         assert is_on(place, mine)
         assert not tier.remember_forgotten(A)
+        files = [path.open("rb") for path in regions(place)]  # as a drive has them: by no name
         syncs = disk.calls["sync"]  # type: ignore[index]
         found = tier.forget(A, scrub=scrub)
         assert (found.records, found.failure) == (12, "")
         assert found.size_bytes == 3 * REGION_BYTES
         assert (disk.calls["sync"] > syncs) == scrub, "a scrub is flushed"  # type: ignore[index]
         assert not is_on(place, mine)
+        for file in files:
+            with file:
+                content = file.read()
+            assert not any(sample.payload[:64] in content for sample in mine), "wiped, too"
         assert hits(tier, mine) == 0
         assert hits(tier, theirs) == 12
         assert store(tier, some(A, 1, "late")) == {DropReason.FORGOTTEN: 1}
@@ -263,7 +277,7 @@ def test_a_damaged_list_of_forgotten_tenants_is_told_and_stops_nobody(
     with opened(place) as tier:
         store(tier, some(B, 3))
         tier.remember_forgotten(A)
-    (place / "forgotten").write_bytes(b"FOREBAYF" + bytes(40))
+    flip(place / "forgotten", 8 * 20)  # a bit of the id
     with opened(place) as tier:
         assert hits(tier, some(B, 3)) == 3
         assert not tier.forgotten()

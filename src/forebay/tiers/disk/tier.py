@@ -93,7 +93,7 @@ class DiskTier(Tier):
             (region, found.entries())
             for taken in opened.values()
             for region, found in taken.found
-            if region.tenant not in forgotten  # verify: forgotten at a start
+            if region.tenant not in forgotten
         )
         if orphans:
             _log.info("%d records have lost their prefix and are forgotten", orphans)

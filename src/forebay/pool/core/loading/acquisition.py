@@ -47,7 +47,6 @@ class Acquisition:
         self._clock, self._barrier = parts.clock, parts.barrier
         self._replies = Replies(parts)
         self._promotions = Promotions(parts, self._promoted)
-        self._is_current = parts.tenants.is_current
         self._hasher = hasher  # where everything is hashed again before it is promised
         self._retention = Retention(parts.dram)
         self.requests = LoadRequests(parts.dram.processes)
@@ -216,8 +215,6 @@ class Acquisition:
 
         `whole`: all that is wanted, or nothing.
         """
-        if not self._is_current(request.tenant):  # verify: forgotten run
-            return
         left_bytes = self._dram.load_budget.left_bytes(request.engine)
         group, run = request.group, list[Chunk]()
         for chunk in self._dram.chunks.ready(request.keys[request.next : request.stop]):
@@ -282,9 +279,6 @@ class Acquisition:
 
     def _acquire(self, request: LoadRequest, position: int) -> bool:
         """Pin or await one chunk; False if there is no room for it now."""
-        if not self._is_current(request.tenant):
-            self._fail(request, position)  # verify: nothing of a forgotten tenant is promised
-            return True
         if position in request.awaited:
             request.next = position + 1  # since its lookup
             return True

@@ -138,8 +138,8 @@ class Stores:
             yield
             parent = rule.parent_of(previous)
             name = RecordName(run.namespace, run.group, key, parent, tenant.id)
-            is_forgotten = not self._tenants.is_current(tenant.id)  # verify: forgotten meanwhile
-            if is_forgotten or not self._dram.is_known(name.parent):
+            is_current = self._tenants.is_current(tenant.id)  # verify: forgotten meanwhile
+            if not (is_current and self._dram.is_known(name.parent)):
                 answer, reason = ReserveAnswer.NO, RefusalReason.ORPHAN
                 break
             if self._dram.has(short(key)):

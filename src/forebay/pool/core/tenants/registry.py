@@ -92,7 +92,7 @@ class Tenants:
 
     def of_salt(self, salt_hash: bytes) -> Tenant:
         """Whose a request is."""
-        return self._by_salt.get(salt_hash) or self.default  # verify: only tenants that are known
+        return self._by_salt.get(salt_hash) or self.default
 
     def named(self, name: str) -> Tenant | None:
         """A tenant that has this name now."""
