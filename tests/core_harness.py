@@ -36,11 +36,13 @@ from forebay.pool.session import Session, Work
 from forebay.record.header import HASH_BYTES, ROOT, payload_hash
 from forebay.record.region import short
 from forebay.sys.world import World
+from forebay.tenants import TenantSetting
 from forebay.testing.clock import ManualClock
 from forebay.tiers.contract import Tier, TierListener
 from forebay.tiers.disk import Directory, DiskTier
 
 NAMESPACE = b"n" * 32
+SECRET = b"a secret of sixteen bytes or more"  # that tenants' ids are made of
 LENGTH = 1 << 16
 M = TypeVar("M", bound=PoolMessage)
 # Beneath the disk, each called with a listener and `world`; see --lower-tier in tests/conftest.py.
@@ -50,8 +52,9 @@ MORE_TIERS: list[Callable[..., Tier]] = []
 class Client(Session):
     """A session that keeps what it is sent."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, salt_hash: bytes = b"") -> None:
         self.engine = engine
+        self.salt_hash = salt_hash  # of all its requests: whose they are
         self.inbox: list[PoolMessage] = []
 
     def send(self, message: PoolMessage) -> None:
@@ -82,6 +85,7 @@ class CoreHarness:
         verify_dram: bool = False,
         policy: Policy | None = None,
         store: Callable[[TierListener, World], Tier] | None = None,  # beneath all others
+        tenants: tuple[TenantSetting, ...] = (),
     ) -> None:
         self._woken = threading.Event()
         self._numbers = 0
@@ -98,7 +102,17 @@ class CoreHarness:
             self.policy = policy or OldestFirst(len(tiers))
         else:
             self.policy = Learned([learned] * len(tiers))
-        wanted = PoolOptions(dram_bytes, tuple(tiers), verify_dram=verify_dram)
+        count = len(tiers)
+        wanted = PoolOptions(
+            dram_bytes,
+            tuple(tiers),
+            verify_dram=verify_dram,
+            tenant_secret=SECRET,
+            tenants=tenants,
+            new_policy=lambda: (
+                OldestFirst(count) if learned is None else Learned([learned] * count)
+            ),
+        )
         self.pool = Pool(wanted, self.policy, self._woken.set, world)
         self.clock = world.clock
 
@@ -157,7 +171,8 @@ class CoreHarness:
         self, client: Client, keys: list[bytes], parent: bytes = ROOT, length: int = LENGTH
     ) -> Work:
         """The same, a little with every turn; the answer is to be received at its end."""
-        run = ChunkRun(NAMESPACE, 0, parent, b"".join(keys), length)
+        joined = b"".join(keys)
+        run = ChunkRun(NAMESPACE, 0, parent, joined, length, salt_hash=client.salt_hash)
         return self._reserving(client, run)
 
     def reserve_run(self, client: Client, run: ChunkRun) -> list[int]:
@@ -212,7 +227,8 @@ class CoreHarness:
         self._numbers += 1
         joined = b"".join(map(short, keys))
         client.inbox[:] = [m for m in client.inbox if not isinstance(m, Found)]
-        self.pool.handle(client, Lookup(self._numbers, namespace, group, joined))
+        names = (namespace, group, joined)
+        self.pool.handle(client, Lookup(self._numbers, *names, salt_hash=client.salt_hash))
         return self._numbers, self.receive(client, Found)
 
     def ask(

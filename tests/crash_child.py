@@ -8,7 +8,7 @@ import json
 import os
 import random
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,8 @@ PAGE: Final = 4096
 TINY_REGION_BYTES: Final = 16 * PAGE
 TINY_CAP_BYTES: Final = 11 * TINY_REGION_BYTES  # of which eight regions are usable
 BATCH: Final = 8  # stores in flight at once under load
+FORGOTTEN: Final = b"f" * 16  # a tenant
+KEPT: Final = b"k" * 16  # another
 WRONG_BYTES: Final = 3  # exit status of a child that was served something else
 
 
@@ -78,6 +80,37 @@ def every_write_point(job: Job) -> int:
     return 0
 
 
+def owned(owner: bytes, number: int) -> Sample:
+    """The samples of the workload that forgets: like `tiny`, each a tenant's."""
+    sample = single(f"owned {owner.hex()} {number}", 18_000 + number % 3)
+    return replace(sample, name=replace(sample.name, tenant=owner))
+
+
+def forgetting(job: Job) -> int:
+    """Two tenants with three regions each; one is forgotten while the other goes on storing."""
+    options = Options(region_bytes=TINY_REGION_BYTES, read_depth=1, write_depth=1)
+    disk = FaultDisk()
+    tier = open_tier(Path(job.place), disk, options=options, cap_bytes=2 * TINY_CAP_BYTES)
+    stored = Outcomes(tier)
+    for number in range(6):
+        stored.store(owned(FORGOTTEN, number))
+        stored.store(owned(KEPT, number))
+        stored.wait()
+    for fault in job.faults:
+        disk.arm(fault)
+    beside = Outcomes(tier)
+    for number in range(6, 10):
+        beside.store(owned(KEPT, number))
+    assert not tier.remember_forgotten(FORGOTTEN)
+    _acknowledge(job, 1)
+    assert not tier.forget(FORGOTTEN, scrub=bool(job.seed)).failure
+    _acknowledge(job, 2)
+    beside.wait()
+    disk.disarm()
+    tier.close(300)
+    return 0
+
+
 def under_load(job: Job) -> int:
     """Stores and loads side by side, for ever."""
     draw = random.Random(job.seed)
@@ -103,7 +136,11 @@ def _acknowledge(job: Job, number: int) -> None:
     os.close(file)
 
 
-WORKLOADS: Final = {"every_write_point": every_write_point, "under_load": under_load}
+WORKLOADS: Final = {
+    "every_write_point": every_write_point,
+    "under_load": under_load,
+    "forgetting": forgetting,
+}
 
 
 def main() -> None:

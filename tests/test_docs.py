@@ -14,7 +14,7 @@ from forebay.cli.main import build_parser
 from forebay.identity import keys
 from forebay.record import header, region
 from forebay.sys.memory import PAGE_BYTES
-from forebay.tiers.disk.regions import data_keys
+from forebay.tiers.disk.regions import data_keys, forgotten
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -57,6 +57,7 @@ def rows_of(heading: str) -> list[tuple[int, int]]:
         ("#### The medium's part in a region\n", region._POSITION, []),
         ("### Region header\n", region._HEADER, [PAGE_HASH]),
         ("### Footer\n", region._FOOTER, [PAGE_HASH]),
+        ("### List of forgotten tenants\n", forgotten._HEADER, []),
         ("### Entry of the table of contents\n", region._ENTRY, []),
         ("## Keys and namespaces\n", keys._ROOT, []),
         ("### File of keys\n", data_keys._HEADER, [PAGE_HASH]),

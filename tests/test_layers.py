@@ -17,6 +17,7 @@ LAYERS = {
     "report": 0,
     "settings": 0,
     "terms": 0,
+    "tenants": 0,
     "urls": 0,
     "sys": 1,
     "record": 2,
@@ -34,6 +35,7 @@ LAYERS = {
 }
 SIBLINGS = {("quantity", "errors"), ("settings", "errors"), ("settings", "quantity")}
 SIBLINGS |= {("files", "errors"), ("settings", "files")}
+SIBLINGS |= {("tenants", "errors"), ("tenants", "quantity"), ("settings", "tenants")}
 SIBLINGS |= {("urls", "errors"), ("urls", "quantity"), ("settings", "urls")}
 SIBLINGS |= {("terms", "errors"), ("urls", "terms")}
 SIBLINGS |= {("identity", "record"), ("plan", "sim"), ("bench", "plan"), ("bench", "sim")}

@@ -60,8 +60,8 @@ PROMISES: Final = {
     34: ("started with a lowered cap → trimmed before serving", ""),
     35: ("tenants at every tier and path → share nothing", ""),
     36: ("salts of any content → names are keyed hashes; empty is none", ""),
-    37: ("one tenant floods → another keeps its share", "shares of tenants: not built"),
-    38: ("probing for existence without a key → refused", ""),
+    37: ("one tenant floods → another keeps its floor; caps hold at every sample", ""),
+    38: ("probing for existence without a key, or as another tenant → refused, or nothing", ""),
     39: ("hostile bytes in every decoder → data, never a crash", ""),
     40: ("length bombs → refused before allocation", ""),
     41: ("sinks that turn bytes into code → none in the wheel", ""),
@@ -112,7 +112,7 @@ PROMISES: Final = {
     ),
     63: (
         "a tenant is forgotten, killed at every step → nothing of it is found",
-        "tenants: not built",
+        "what other hosts have of it in a shared store: theirs to forget",
     ),
     64: ("gateway: engine killed, client gone, huge body → no wrong answer", "gateway: not built"),
     65: (

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from forebay.errors import SettingsError
 from forebay.files import read_regular
 from forebay.quantity import parse_size
+from forebay.tenants import TenantSetting, parse_tenants
 from forebay.urls import REMOTES_MAX, RemoteUrl, parse_url
 
 VARIABLE_PREFIX: Final = "FOREBAY_"
@@ -311,6 +312,18 @@ class Settings:
     )
     realm: str = _setting(
         "", _text, "A secret that keys every name; engines with different ones share nothing."
+    )
+    tenant: tuple[TenantSetting, ...] = _setting(
+        (),
+        parse_tenants,
+        "Tenants of the pool, each with its quotas and the hashes of its salts; only in a file, as"
+        " [[tenant]] tables: docs/tenants.md. Needs tenant_key_file.",
+    )
+    tenant_key_file: str = _setting(
+        "",
+        _text,
+        "File of at least 16 random bytes, readable by the pool's user alone, from which ids of"
+        " tenants and hashes of salts are made; none: no tenants.",
     )
     verify_dram: bool = _setting(False, _switch, "Verify chunks in host memory again at every hit.")
     huge_pages: bool = _setting(False, _switch, "Back host memory with 2 MiB pages.")

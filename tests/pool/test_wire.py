@@ -16,13 +16,14 @@ ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "protocol-v5.json"
 KEY = bytes(range(32))
 SPACE = bytes(reversed(range(32)))
-RUN = messages.ChunkRun(SPACE, 0, bytes(32), KEY, 4096)
+RUN = messages.ChunkRun(SPACE, 0, bytes(32), KEY, 4096, 1, KEY[:16])
+TENANT = messages.TenantRow("search", KEY[:16], 1 << 30, 1 << 34, 0, -1, 2)
 OUTCOME = messages.Outcome(
     "chatcmpl-1", "loaded", "", 7, 700, 64, 640, [320, 256], 60, 0.2, 3.5, 8.0, 57.6, False
 )
 CLIENT: dict[str, ClientMessage] = {
     "Hello": messages.Hello(messages.PROTOCOL, "e7b1"),
-    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:], KEY[:8], 5.5e9),
+    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:], KEY[:8], 5.5e9, KEY[16:]),
     "Ask": messages.Ask(7, 0, 1, 2000, stream=False, local=[messages.KeyRun(1, KEY[16:])]),
     "Release": messages.Release(7, [0]),
     "Cancel": messages.Cancel(7),
@@ -39,10 +40,12 @@ CLIENT: dict[str, ClientMessage] = {
     "Resize": messages.Resize(-1, [("/mnt/nvme/forebay", 1 << 40)]),
     "Clear": messages.Clear("3fa94c1d"),
     "Rotate": messages.Rotate(),
+    "SetTenants": messages.SetTenants([TENANT]),
+    "Forget": messages.Forget("search"),
 }
 POOL: dict[str, PoolMessage] = {
     "Welcome": messages.Welcome(
-        messages.PROTOCOL, 11, 1 << 40, 1 << 27, [1 << 30, 1 << 28], [7], ["dram", "disk"]
+        messages.PROTOCOL, 11, 1 << 40, 1 << 27, [1 << 30, 1 << 28], [7], ["dram", "disk"], KEY
     ),
     "Grown": messages.Grown(11, 1 << 28),
     "Refused": messages.Refused("why not."),

@@ -125,7 +125,7 @@ class SlowMemoryTier(contract.Tier):
     def namespaces(self) -> dict[bytes, contract.NamespaceUsage]:
         return self._catalog.namespaces()
 
-    def erase(self, namespace: bytes | None) -> int:
+    def erase(self, namespace: bytes | None, *, scrub: bool = False) -> int:
         before = self.usage().records
         self._catalog.forget_namespace(namespace)
         return before - self.usage().records

@@ -33,6 +33,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("set", "change a running pool's caps", "forebay.cli.pool.set"),
     Command("clear", "delete what the pool holds", "forebay.cli.pool.clear"),
     Command("rotate", "encrypt new records under new keys", "forebay.cli.host.rotate"),
+    Command("forget", "delete all that is a tenant's", "forebay.cli.tenants.forget"),
+    Command("hash-salt", "a salt as tenants list it", "forebay.cli.tenants.hash_salt"),
     Command("check", "verify every record in a directory", "forebay.cli.host.check"),
     Command("remote", "stores that hosts share, tried from here", "forebay.cli.host.remote"),
     Command(

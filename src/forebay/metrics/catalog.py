@@ -23,6 +23,7 @@ from forebay.metrics.labels import (
 )
 from forebay.metrics.registry import AGES, SECONDS, SIZES, Registry
 from forebay.metrics.requests import RequestMetrics
+from forebay.metrics.tenants import TenantMetrics
 from forebay.tiers.contract import EvictionCause, StoreUse
 
 _TIER = ("tier",)
@@ -328,6 +329,7 @@ class PoolMetrics:
         self.held = HeldMetrics(registry)
         self.volumes = VolumeMetrics(registry)
         self.store_use = StoreUseMetrics(registry)
+        self.tenants = TenantMetrics(registry)
         self.server = ServerMetrics(registry)
 
     def definitions(self) -> list[Definition]:

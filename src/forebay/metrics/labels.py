@@ -9,6 +9,7 @@ from forebay.tiers.remote.accounting.ledger import RequestKind
 
 OK: Final = "ok"  # the outcome of an operation that did what it should
 DRAM: Final = "dram"  # the tier that is always there
+DISK: Final = "disk"  # the tier of drives
 ABSENT: Final = "absent"  # found in no tier
 NAMESPACES_MAX: Final = 100  # with series of their own; the rest is "other"
 NAMESPACE_DIGITS: Final = 16  # of 64 hex digits: more than enough to tell them apart
@@ -68,7 +69,7 @@ SHARING_WORDS: Final = (
     "unknown",
 )
 # The tiers that a pool can have; its stores are bounded by the settings.
-TIERS: Final = (DRAM, "disk", "remote", "remote2 and so on for further stores")
+TIERS: Final = (DRAM, DISK, "remote", "remote2 and so on for further stores")
 # What the docs say of each label, or of one metric's: its values, or what they are taken from.
 VALUES: Final = {
     "cause": tuple(each.value for each in EvictionCause),
@@ -79,6 +80,8 @@ VALUES: Final = {
     "namespace": (f"{NAMESPACE_DIGITS} hex digits, of the {NAMESPACES_MAX} largest", "other"),
     "outcome": tuple(dict.fromkeys((*LOAD_OUTCOMES, *STORE_OUTCOMES))),
     "requests.outcome": tuple(each.value for each in Decision),
+    "tenant": ("a tenant's name", "default", "other"),
+    "tenant_lookup_chunks.found": ("known", ABSENT),
     "source": (*(each.value for each in TokenSource), *TIERS),
     "preempted_tokens.source": tuple(each.value for each in PreemptedSource),
     "reason": tuple(each.value for each in RefusalReason),

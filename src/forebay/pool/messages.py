@@ -14,7 +14,9 @@ from typing import Annotated, Final
 import msgspec
 
 from forebay.identity.keys import TAG_BYTES
+from forebay.identity.tenants import CLAIM_BYTES, SALT_KEY_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
+from forebay.tenants import SALTS_MAX, TENANTS_MAX, TenantSetting
 
 PROTOCOL: Final = 5  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
@@ -35,6 +37,8 @@ TIERS_MAX: Final = 16
 RUNS_MAX: Final = 1 << 12  # of a batch: each costs far more memory than bytes of a message
 _Items = Annotated[list[int], msgspec.Meta(max_length=ITEMS_MAX)]
 _Keys = Annotated[bytes, msgspec.Meta(max_length=KEYS_MAX * SHORT_KEY_BYTES)]
+_SaltHash = Annotated[bytes, msgspec.Meta(max_length=CLAIM_BYTES)]
+_TenantName = Annotated[str, msgspec.Meta(max_length=REQUEST_LETTERS_MAX)]
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -59,6 +63,8 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     segments: list[int]  # bytes of each, mapped one behind the other
     given_back: list[int]  # arenas, by number, that are not used any more: touch none of them
     tiers: list[str] = []  # what the numbers of tiers in `Promise` and `Ready` mean; 0 is DRAM
+    # What salts are hashed with (`salt_hash`); empty: the pool has no tenants.
+    salt_key: Annotated[bytes, msgspec.Meta(max_length=SALT_KEY_BYTES)] = b""
 
 
 class Grown(_Message, frozen=True, tag="grown"):
@@ -90,6 +96,7 @@ class Lookup(_Message, frozen=True, tag="lookup"):
     local: _Keys = b""  # of records that stand alone: only whether they are there is wanted
     tag: Annotated[bytes, msgspec.Meta(max_length=TAG_BYTES)] = b""  # `prompt_tag`; empty: none
     gpu_bytes_a_s: float = 0.0  # how fast the engine computes such KV; 0: not known
+    salt_hash: _SaltHash = b""  # of the request's salt; empty, or not known: the default tenant's
 
 
 class StoreRun(_Message, frozen=True):
@@ -187,6 +194,7 @@ class ChunkRun(_Message, frozen=True):
     keys: bytes  # full keys, joined
     length: int  # payload bytes of each chunk
     shards: int = 1  # equal parts of each, whose hashes its digest is made of
+    salt_hash: _SaltHash = b""  # of the request's salt; empty, or not known: the default tenant's
 
 
 class Reserve(_Message, frozen=True, tag="reserve"):
@@ -322,6 +330,32 @@ class Clear(_Message, frozen=True, tag="clear"):
     """Delete the records of a namespace, named by its first 8 to 64 hex digits, or of all."""
 
     namespace: str | None  # None: all
+    scrub: bool = False  # write over what is deleted, and flush
+
+
+class TenantRow(_Message, frozen=True):
+    """One tenant as settings have it; -1 is no cap."""
+
+    name: _TenantName
+    salts: Annotated[bytes, msgspec.Meta(max_length=SALTS_MAX * CLAIM_BYTES)]  # hashes, joined
+    dram_floor: int
+    dram_cap: int
+    disk_floor: int
+    disk_cap: int
+    weight: int
+
+
+class SetTenants(_Message, frozen=True, tag="set_tenants"):
+    """These tenants from now on, instead of those that the pool has."""
+
+    tenants: Annotated[list[TenantRow], msgspec.Meta(max_length=TENANTS_MAX)]
+
+
+class Forget(_Message, frozen=True, tag="forget"):
+    """Delete all that is a tenant's, everywhere, for good; answered when it is gone."""
+
+    tenant: _TenantName
+    scrub: bool = False  # write over what is deleted, and flush
 
 
 class Rotate(_Message, frozen=True, tag="rotate"):
@@ -329,7 +363,7 @@ class Rotate(_Message, frozen=True, tag="rotate"):
 
 
 class AdminReply(_Message, frozen=True, tag="done"):
-    """The answer to Resize, Clear and Rotate: what was done, or why not."""
+    """The answer to Resize, Clear, SetTenants, Forget and Rotate: what was done, or why not."""
 
     ok: bool
     sentence: str
@@ -339,6 +373,22 @@ def _printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def row_of(tenant: TenantSetting) -> TenantRow:
+    """A tenant as a message has it."""
+    caps = [-1 if cap is None else cap for cap in (tenant.dram_cap, tenant.disk_cap)]
+    quotas = (tenant.dram_floor, caps[0], tenant.disk_floor, caps[1])
+    return TenantRow(tenant.name, b"".join(tenant.salts), *quotas, tenant.weight)
+
+
+def setting_of(row: TenantRow) -> dict[str, object]:
+    """The table of a file that says the same, to be judged by the same rules."""
+    salts = [row.salts[at : at + CLAIM_BYTES].hex() for at in range(0, len(row.salts), CLAIM_BYTES)]
+    table: dict[str, object] = {"name": row.name, "salts": salts, "weight": row.weight}
+    table |= {"dram_floor": row.dram_floor, "disk_floor": row.disk_floor}
+    caps = {"dram_cap": row.dram_cap, "disk_cap": row.disk_cap}
+    return table | {name: cap for name, cap in caps.items() if cap != -1}
 
 
 def in_batches(items: list[int]) -> Iterator[list[int]]:
@@ -360,6 +410,9 @@ def short_keys(joined: bytes) -> list[bytes]:
     return keys
 
 
+AdminMessage = (
+    Resize | Clear | SetTenants | Forget | Rotate
+)  # of operators, who wait for AdminReply
 ClientMessage = (
     Hello
     | Lookup
@@ -377,6 +430,8 @@ ClientMessage = (
     | Resize
     | Rotate
     | Clear
+    | SetTenants
+    | Forget
 )
 PoolMessage = (
     Welcome

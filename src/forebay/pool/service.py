@@ -23,9 +23,10 @@ from forebay.pool.core.accounting.status import TierLife
 from forebay.pool.core.pool import Pool, PoolOptions
 from forebay.pool.core.recent.requests import RecentRequest
 from forebay.pool.core.stack import TierOpener
+from forebay.pool.core.tenants.registry import read_secret, why_unfit
 from forebay.pool.encryption import Encryption
 from forebay.pool.messages import RequestsQuery
-from forebay.pool.policy.admission import LowerTier
+from forebay.pool.policy.admission import LowerTier, WriteBudget
 from forebay.pool.policy.learned import Learned
 from forebay.pool.server.admission import Roles
 from forebay.pool.server.limits import ServerLimits
@@ -97,7 +98,8 @@ class Service:
             recorder = Recorder(*parse_trace(settings.trace)) if settings.trace else None
             if recorder is not None:
                 undo.callback(recorder.close, _TRACE_CLOSE_S)
-            pool = Pool(_options(settings, address, world), _policy(settings), wake, world)
+            options = _options(settings, address, world)
+            pool = Pool(options, options.new_policy(), wake, world)
             undo.callback(pool.close, 0.0)
             has_others = settings.allow_uid or operator_uids
             listener = _listen(address, 0o666 if has_others else 0o600, limits.backlog)
@@ -237,6 +239,8 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
         kind, _, place = settings.encryption.partition(":")
         place = os.path.abspath(place) if kind == "file" else place  # noqa: PTH100
         flags += ["--encryption", f"{kind}:{place}"]
+    if settings.tenant_key_file:
+        flags += ["--tenant-key-file", os.path.abspath(settings.tenant_key_file)]  # noqa: PTH100
     if settings.trace:
         path, size_bytes = parse_trace(settings.trace)
         flags += ["--trace", f"{os.path.abspath(path)}:{size_bytes}"]  # noqa: PTH100
@@ -263,6 +267,9 @@ def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOpti
         settings.verify_dram,
         tuple(lives),
         encryption,
+        _secret(settings),
+        settings.tenant,
+        partial(Learned, _lower_tiers(settings)),
     )
 
 
@@ -270,6 +277,19 @@ def _hiding_names(opener: TierOpener, keyring: Keyring | None) -> TierOpener:
     if keyring is None:
         return opener
     return lambda listener: HiddenNamesTier(opener, keyring.names, listener)
+
+
+def _secret(settings: Settings) -> bytes:
+    """What a pool with tenants makes ids of; a StartupError if its tenants cannot be had."""
+    if not settings.tenant_key_file:
+        if settings.tenant:
+            raise StartupError("tenants need a tenant_key_file; see docs/tenants.md.")
+        return b""
+    disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
+    unfit = why_unfit(settings.tenant, {"dram": settings.dram, "disk": disk_bytes})
+    if unfit is not None:
+        raise StartupError(unfit)
+    return read_secret(settings.tenant_key_file)
 
 
 def _disk_tier(settings: Settings, world: World, keyring: Keyring | None) -> TierOpener:
@@ -286,14 +306,16 @@ def _remote_tier(
     return lambda listener: RemoteTier.open(str(url), host, options, world, listener, name=name)
 
 
-def _policy(settings: Settings) -> Learned:
+def _lower_tiers(settings: Settings) -> list[LowerTier]:
+    """The tiers below DRAM as policies are told of them; the write budget is all tenants'."""
     tiers = [
         LowerTier(url.cap_bytes, reused_only=not url.terms.send_all) for url in settings.remote
     ]
     if settings.disk:
         disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
-        tiers.insert(0, LowerTier(disk_bytes, settings.disk_writes_a_day or None))
-    return Learned(tiers)
+        a_day = settings.disk_writes_a_day
+        tiers.insert(0, LowerTier(disk_bytes, shared=WriteBudget(a_day) if a_day else None))
+    return tiers
 
 
 def _listen(address: PoolAddress, mode: int, backlog: int) -> socket.socket:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from forebay.record.header import (
+    DEFAULT_TENANT,
     HASH_BYTES,
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
@@ -36,7 +37,7 @@ GENERATION_MAX: Final = (
 ) - 1  # no directory gets there: 8,900 regions a second for 1000 years
 _MAGIC_HEADER: Final = b"FOREBAYG"
 _MAGIC_FOOTER: Final = b"FOREBAYT"
-_HEADER: Final = struct.Struct("<8sHHIQQ")  # magic, version, 0, 0, generation, size
+_HEADER: Final = struct.Struct("<8sHHIQQ16s")  # magic, version, 0, 0, generation, size, tenant
 # magic, version, 0, count, generation, size, contents offset, contents hash
 _FOOTER: Final = struct.Struct("<8sHHIQQQ16s")
 _ENTRY: Final = struct.Struct("<32s32s16sIIII")  # key, namespace, parent, page, length, group, 0
@@ -53,6 +54,7 @@ class RegionHeader(NamedTuple):
 
     generation: int
     size_bytes: int
+    tenant: bytes = DEFAULT_TENANT  # whose records it has, all of them
 
 
 class Position(NamedTuple):
@@ -107,7 +109,7 @@ def unpack_header(page: memoryview | bytes) -> RegionHeader | Damage:
     """What a region's first page says, or why it says nothing."""
     if len(page) != PAGE_BYTES:
         return Damage.CUT
-    magic, version, _, _, generation, size_bytes = _HEADER.unpack_from(page)
+    magic, version, _, _, generation, size_bytes, tenant = _HEADER.unpack_from(page)
     if magic != _MAGIC_HEADER:  # verify: region magic
         return Damage.NOT_A_RECORD
     if version != VERSION:  # verify: region version
@@ -116,7 +118,7 @@ def unpack_header(page: memoryview | bytes) -> RegionHeader | Damage:
         return Damage.HEADER_HASH
     if generation > GENERATION_MAX:  # verify: generation bounds
         return Damage.GENERATION
-    return RegionHeader(generation, size_bytes)
+    return RegionHeader(generation, size_bytes, tenant)
 
 
 def pack_footer(footer: Footer) -> bytes:

@@ -93,6 +93,10 @@ class Disk:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
+    def sync(self, descriptor: int) -> None:
+        """Wait until what was written to a file, or the names in a directory, are on the medium."""
+        os.fsync(descriptor)
+
     def rename(self, directory: int, source: str, target: str) -> None:
         """Rename within one directory, atomically."""
         os.rename(source, target, src_dir_fd=directory, dst_dir_fd=directory)
@@ -104,10 +108,6 @@ class Disk:
     def unlink(self, directory: int, name: str) -> None:
         """Remove a file."""
         os.unlink(name, dir_fd=directory)
-
-    def sync(self, descriptor: int) -> None:
-        """Wait until the medium has what was written to a file, or the names of a directory."""
-        os.fsync(descriptor)
 
     def names(self, directory: int) -> list[str]:
         """The names in a directory, unsorted."""

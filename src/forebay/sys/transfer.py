@@ -36,6 +36,14 @@ def zero_whole(disk: Disk, descriptor: int, offset: int, size_bytes: int) -> Non
             raise
     else:
         return
+    overwrite_whole(disk, descriptor, offset, size_bytes)
+
+
+def overwrite_whole(disk: Disk, descriptor: int, offset: int, size_bytes: int) -> None:
+    """Write zeros over whole pages of a file, so that its blocks hold nothing else.
+
+    Unlike `zero_whole`, which may only have the file system say that they read as zeros.
+    """
     zeros = memory.allocate(min(size_bytes, _ZEROS_BYTES))
     for at in range(offset, offset + size_bytes, _ZEROS_BYTES):
         write_whole(disk, descriptor, [zeros[: offset + size_bytes - at]], at)

@@ -38,9 +38,9 @@ class Operation(StrEnum):
     NAMES = "names"
     STATUS = "status"
     ZERO = "zero"
+    SYNC = "sync"
     SPACE = "space"
     LOCK = "lock"
-    SYNC = "sync"
 
 
 # The calls that change what a crash leaves behind.
@@ -50,6 +50,7 @@ MUTATING: Final = frozenset(
         Operation.WRITE,
         Operation.PREALLOCATE,
         Operation.ZERO,
+        Operation.SYNC,
         Operation.RENAME,
         Operation.UNLINK,
     }

@@ -16,14 +16,15 @@ and of whole pages (`forebay.sys.memory.allocate`), so that bytes go straight to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import nlargest
 from typing import Final, NamedTuple
 
-from forebay.record.header import Damage, Digest, RecordHeader, RecordName
+from forebay.record.header import DEFAULT_TENANT, Damage, Digest, RecordHeader, RecordName
 from forebay.sys.shared import SharedMemory
+from forebay.tiers.quotas import Quota
 
 _WRONG_RECORD: Final = {
     Damage.PLACE,
@@ -69,6 +70,8 @@ class DropReason(StrEnum):
     BUSY = "busy"  # more bytes are waiting to be written than may wait
     IO_ERROR = "io_error"  # the medium failed
     TIER_OFF = "tier_off"  # switched off by its error budget, or closed
+    QUOTA = "quota"  # its tenant may not hold as much as is taken at once
+    FORGOTTEN = "forgotten"  # its tenant was forgotten
 
 
 class EvictionCause(StrEnum):
@@ -78,7 +81,7 @@ class EvictionCause(StrEnum):
     SIZE_CLASS = "size_class"  # with its arena, for chunks of another size
     PREFIX = "prefix"  # what it continues is in no tier any more
     RESIZED = "resized"  # the tier's cap was lowered
-    CLEARED = "cleared"  # by `forebay clear`, or somebody has deleted it on the medium
+    CLEARED = "cleared"  # by `forebay clear` or `forget`, or somebody has deleted it on the medium
     DAMAGED = "damaged"  # its bytes are not what they should be
 
 
@@ -190,6 +193,7 @@ class Removed(NamedTuple):
     was_read: bool  # loaded at least once
     cause: EvictionCause = EvictionCause.SPACE
     stored_at: float | None = None  # monotonic; None: not known
+    tenant: bytes = DEFAULT_TENANT  # whose it was, where the tier knows
 
 
 class NamespaceUsage(NamedTuple):
@@ -204,6 +208,14 @@ class LargestNamespaces(NamedTuple):
 
     names: list[bytes]  # the largest first
     total: int  # namespaces that there are
+
+
+class Forgotten(NamedTuple):
+    """What a tier had of a tenant that was forgotten, and what it could not delete."""
+
+    records: int = 0
+    size_bytes: int = 0  # taken from the medium
+    failure: str = ""  # in one sentence, why something is left; empty: nothing is
 
 
 class TierListener:
@@ -322,14 +334,45 @@ class Tier(ABC):
         return LargestNamespaces(names, len(found))
 
     @abstractmethod
-    def erase(self, namespace: bytes | None) -> int:
+    def erase(self, namespace: bytes | None, *, scrub: bool = False) -> int:
         """Delete a namespace's records, or all, for good; how many. Waits for the medium.
 
-        Older copies count too; a record that the medium refuses to delete does not.
+        Older copies count too; a record that the medium refuses to delete does not. `scrub`: what
+        is deleted is written over, and flushed, where the tier can do so.
         """
 
     def packs_of_others(self) -> dict[bytes, int]:
         """Packs that other hosts keep here, by namespace: theirs to erase, and found until then."""
+        return {}
+
+    # Tenants. A tier that keeps nothing after its pool has ended need not remember anything.
+
+    def forgotten(self) -> Collection[bytes]:
+        """Ids of tenants whose records are not served any more, since ever."""
+        return ()
+
+    def remember_forgotten(self, tenant: bytes) -> str:  # noqa: ARG002 - nothing to remember
+        """From now on, and after any crash, serve nothing of a tenant; why that cannot be, if so.
+
+        Waits for the medium.
+        """
+        return ""
+
+    def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:  # noqa: ARG002 - has no tenants
+        """Delete all records of a tenant, older copies too, and its key. Waits for the medium.
+
+        `scrub`: it is written over, and flushed, where the tier can do so.
+        """
+        return Forgotten(failure="it cannot tell whose its records are")
+
+    def delete_forgotten(self, tenants: frozenset[bytes]) -> None:  # noqa: B027 - it has nothing
+        """Delete, without waiting, what is left of tenants that some tier has forgotten before."""
+
+    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:  # noqa: B027 - it has none
+        """What each tenant may hold here, by id; see `forebay.tiers.quotas`."""
+
+    def held_by_tenants(self) -> dict[bytes, int]:
+        """Bytes that tenants have taken of the medium, where they are counted."""
         return {}
 
     @abstractmethod
@@ -341,13 +384,6 @@ class Tier(ABC):
 
     def rotate(self) -> None:  # noqa: B027 - most have no keys of their own
         """Encrypt what is stored from now on under new keys. Waits for the medium; OSError."""
-
-    def destroy_key(self, tenant: bytes) -> bool:  # noqa: ARG002 - as above
-        """Destroy the key of a tenant, so that nothing of it can be read; False: it has none.
-
-        Waits for the medium. OSError if that keeps it: then call it again.
-        """
-        return False
 
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:  # noqa: ARG002 - nothing to probe
         """Write, read and verify a record in every volume, as stores and loads do.

@@ -4,7 +4,7 @@ Works with every tier, since names are opaque to all of them. What a medium can 
 records are, when they were written, and which record continues which.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +12,7 @@ from forebay.record.header import Digest, RecordName
 from forebay.record.keyring import NameCipher
 from forebay.sys.shared import SharedMemory
 from forebay.tiers.contract import (
+    Forgotten,
     Hit,
     LargestNamespaces,
     LoadOutcome,
@@ -27,6 +28,7 @@ from forebay.tiers.contract import (
     VolumeProbe,
     VolumeStatus,
 )
+from forebay.tiers.quotas import Quota
 
 
 class HiddenNamesTier(Tier):
@@ -120,9 +122,10 @@ class HiddenNamesTier(Tier):
         """See Tier."""
         return {self._names.show(name): n for name, n in self._tier.packs_of_others().items()}
 
-    def erase(self, namespace: bytes | None) -> int:
+    def erase(self, namespace: bytes | None, *, scrub: bool = False) -> int:
         """See Tier."""
-        return self._tier.erase(None if namespace is None else self._names.hide(namespace))
+        hidden = None if namespace is None else self._names.hide(namespace)
+        return self._tier.erase(hidden, scrub=scrub)
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """See Tier."""
@@ -132,9 +135,29 @@ class HiddenNamesTier(Tier):
         """See Tier."""
         self._tier.rotate()
 
-    def destroy_key(self, tenant: bytes) -> bool:
+    def forgotten(self) -> frozenset[bytes]:
         """See Tier."""
-        return self._tier.destroy_key(self._names.hide(tenant))
+        return frozenset(map(self._names.show, self._tier.forgotten()))
+
+    def remember_forgotten(self, tenant: bytes) -> str:
+        """See Tier."""
+        return self._tier.remember_forgotten(self._names.hide(tenant))
+
+    def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:
+        """See Tier."""
+        return self._tier.forget(self._names.hide(tenant), scrub=scrub)
+
+    def delete_forgotten(self, tenants: frozenset[bytes]) -> None:
+        """See Tier."""
+        self._tier.delete_forgotten(frozenset(map(self._names.hide, tenants)))
+
+    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
+        """See Tier."""
+        self._tier.set_quotas({self._names.hide(name): quota for name, quota in quotas.items()})
+
+    def held_by_tenants(self) -> dict[bytes, int]:
+        """See Tier."""
+        return {self._names.show(name): n for name, n in self._tier.held_by_tenants().items()}
 
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:
         """See Tier."""
@@ -181,7 +204,8 @@ class _ShownListener(TierListener):
 
     def removed(self, records: list[Removed]) -> None:
         show = self._names.show
-        self._listener.removed([each._replace(key=show(each.key)) for each in records])
+        shown = [each._replace(key=show(each.key), tenant=show(each.tenant)) for each in records]
+        self._listener.removed(shown)
 
     def learned(self, keys: Sequence[bytes]) -> None:
         self._listener.learned([self._names.show(key) for key in keys])

@@ -28,7 +28,7 @@ from forebay.pool.messages import (
     Reserved,
     Resize,
 )
-from forebay.record.header import ROOT, payload_hash
+from forebay.record.header import DEFAULT_TENANT, ROOT, payload_hash
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
@@ -187,7 +187,8 @@ class Closed(OldestFirst):
 
 def test_a_newcomer_that_the_policy_declines_is_refused_and_nothing_leaves_for_it() -> None:
     core, client = CoreHarness(4 * MIB), Client("e")
-    policy = core.pool._dram.policy = Closed()
+    policy = Closed()
+    core.pool._dram.policies._by_tenant[DEFAULT_TENANT] = policy
     kept, offered = chain("a", 60), chain("b", 8)
     core.store(client, kept)
     answers = core.reserve(client, offered)

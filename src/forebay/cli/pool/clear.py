@@ -28,9 +28,11 @@ examples:
 
 Says what it will delete, and asks first where standard input is a terminal, unless --yes is given.
 forebay stats lists the namespaces by model. What is being loaded at this moment stays until it is
-released. The bytes go too, from the files and from host memory, which takes as long as the drives
-need. Of a store that hosts share, what this host has sent there is deleted; what other hosts have
-sent is theirs to clear, is counted in the answer, and is found until they do.
+released. The bytes go too, from the files and from host memory: files read as zeros where they lay.
+The drive's blocks may keep them until they are written again; --scrub writes zeros over them and
+flushes, which takes as long as the drives need. Neither reaches what a drive keeps beneath its file
+system, nor snapshots of it. Of a store that hosts share, what this host has sent there is deleted;
+what other hosts have sent is theirs to clear, is counted in the answer, and is found until they do.
 Exit status: 0 deleted, 1 the answer was no, 2 not.
 """
 
@@ -47,6 +49,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--model", metavar="NAME", help="every namespace of this model")
     parser.add_argument("--all", action="store_true", help="everything")
+    parser.add_argument("--scrub", action="store_true", help="write zeros over it, and flush")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, delete nothing")
     running.add_socket(parser)
@@ -69,7 +72,7 @@ def _run(parsed: argparse.Namespace) -> int:
             print(_readable(found, is_sure=not parsed.dry_run))
         if parsed.dry_run:
             return _end(parsed, found, "nothing was deleted: this was a dry run.", is_done=False)
-        if not _is_meant(parsed):
+        if not running.is_meant(parsed, "Delete this?"):
             print("nothing was deleted.")
             return 1
         return _end(parsed, found, _clear(client, parsed, found), is_done=True)
@@ -114,14 +117,6 @@ def _readable(found: Figures, *, is_sure: bool) -> str:
     return "\n".join([f"{would}: {total}", *("  " + plain(row) for row in rows)])
 
 
-def _is_meant(parsed: argparse.Namespace) -> bool:
-    """Whether it is to be done: asked where somebody can answer."""
-    if parsed.yes or parsed.json or sys.stdin is None or not sys.stdin.isatty():
-        return True
-    print("Delete this? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
-
-
 def _clear(client: Client, parsed: argparse.Namespace, found: Figures) -> str:
     """What the pool says it did."""
     wanted = [parsed.namespace]  # None: everything
@@ -129,7 +124,8 @@ def _clear(client: Client, parsed: argparse.Namespace, found: Figures) -> str:
         wanted = [each.namespace for each in found.namespaces]
     sentences = []
     for namespace in wanted:
-        done = running.answered(client, client.clear(namespace, _TIMEOUT_S), _TIMEOUT_S)
+        cleared = client.clear(namespace, _TIMEOUT_S, scrub=parsed.scrub)
+        done = running.answered(client, cleared, _TIMEOUT_S)
         if not done.ok:
             raise StartupError(done.sentence)
         sentences.append(done.sentence)

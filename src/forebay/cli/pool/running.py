@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import sys
 from typing import Final, TypeVar
 
 from forebay.cli import flags
@@ -48,6 +49,14 @@ def answered(client: Client, outcome: _Answer | Miss, timeout_s: float = TIMEOUT
         late = outcome.reason is MissReason.DEADLINE
         raise StartupError(f"the pool {_late(timeout_s) if late else 'went away'}.")
     return outcome
+
+
+def is_meant(parsed: argparse.Namespace, question: str) -> bool:
+    """Whether something is to be deleted: asked where somebody can answer."""
+    if parsed.yes or parsed.json or sys.stdin is None or not sys.stdin.isatty():
+        return True
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def _late(timeout_s: float) -> str:

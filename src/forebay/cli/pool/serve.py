@@ -38,6 +38,7 @@ _SETTINGS: Final = (
     "remote",
     "socket",
     "allow_uid",
+    "tenant_key_file",
     "verify_dram",
     "huge_pages",
     "read_depth",

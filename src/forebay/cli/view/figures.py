@@ -6,7 +6,7 @@ too, since that one. A pool that was restarted in between counts as begun anew.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from forebay.metrics.reading import series_of, total
@@ -92,6 +92,17 @@ class NamespaceFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantFigures:
+    """What one tenant has, by tier."""
+
+    tenant: str
+    used_bytes: Mapping[str, int]
+    floor_bytes: Mapping[str, int] = field(default_factory=dict)
+    cap_bytes: Mapping[str, int | None] = field(default_factory=dict)  # None: as much as there is
+    hit_rate: float | None = None  # of the chunks that it looked up; None: of nothing
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What a pool holds, and what it did in some seconds."""
 
@@ -110,6 +121,7 @@ class Figures:
     namespaces: tuple[NamespaceFigures, ...]  # the largest first
     engines_more: int  # that are not listed
     namespaces_more: int  # likewise
+    tenants: tuple[TenantFigures, ...] = ()
 
     @property
     def hit_rate(self) -> float | None:
@@ -153,6 +165,7 @@ def figures(now: Snapshot, before: Snapshot | None = None) -> Figures:
         namespaces=tuple(_namespace(each) for each in now["namespaces"]),
         engines_more=int(now.get("engines_more") or 0),
         namespaces_more=int(now.get("namespaces_more") or 0),
+        tenants=tuple(_tenant(each, change) for each in now.get("tenants", ())),
     )
 
 
@@ -264,4 +277,18 @@ def _engine(engine: Mapping[str, Any]) -> EngineFigures:
 def _namespace(namespace: Mapping[str, Any]) -> NamespaceFigures:
     return NamespaceFigures(
         **{each.name: namespace[each.name] for each in fields(NamespaceFigures)}
+    )
+
+
+def _tenant(row: Mapping[str, Any], change: Change) -> TenantFigures:
+    name = row["tenant"]
+    tiers = {tier: held for tier, held in row.items() if tier != "tenant"}
+    looked_up = change.of("tenant_lookup_chunks", tenant=name)
+    known = change.of("tenant_lookup_chunks", tenant=name, found="known")
+    return TenantFigures(
+        name,
+        {tier: held["used_bytes"] for tier, held in tiers.items()},
+        {tier: held["floor_bytes"] for tier, held in tiers.items()},
+        {tier: held["cap_bytes"] for tier, held in tiers.items()},
+        known / looked_up if looked_up else None,
     )

@@ -27,7 +27,7 @@ from forebay.cli.view.lines import (
 )
 from forebay.cli.view.outlook import RunOut
 from forebay.cli.view.units import count, duration, frequency, rate, share, size
-from forebay.metrics.labels import REQUEST_KINDS
+from forebay.metrics.labels import DRAM, REQUEST_KINDS
 
 _SHARING: Final = "sharing"
 _SHARING_STYLES: Final = {_SHARING: GOOD, "unknown": SOFT, "": SOFT}
@@ -178,6 +178,28 @@ def namespaces(found: Figures, order: str, width: int, glyphs: Glyphs) -> ViewSe
 def _more(others: int) -> list[Line]:
     """How many more there are than the pool tells of."""
     return [line(TextPiece(f"and {count(others)} more", SOFT))] if others else []
+
+
+def tenants(found: Figures, width: int, glyphs: Glyphs) -> ViewSection:
+    """What each tenant has of each tier, is guaranteed, and may have."""
+    rows: list[Sequence[Cell]] = [
+        [
+            TextPiece.of(each.tenant if tier == DRAM else ""),
+            tier,
+            size(each.used_bytes[tier]),
+            size(each.floor_bytes[tier]),
+            _cap(each.cap_bytes[tier]),
+            "" if tier != DRAM or each.hit_rate is None else f"{each.hit_rate:.0%}",
+        ]
+        for each in found.tenants
+        for tier in each.used_bytes
+    ]
+    head = ("tenant", "tier", "has>", "floor>", "cap>", "found>")
+    return ViewSection("Tenants", table(head, rows, width, glyphs), has_head=True)
+
+
+def _cap(cap_bytes: int | None) -> str:
+    return "all" if cap_bytes is None else size(cap_bytes)
 
 
 def saved(found: Figures) -> Line:

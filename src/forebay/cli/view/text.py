@@ -30,6 +30,7 @@ def stats_text(snapshot: Snapshot, before: Snapshot | None) -> str:
         sections.errors(found),
         sections.engines(found, _WIDEST, UNICODE),
         sections.namespaces(found, "size", _WIDEST, UNICODE),
+        *([sections.tenants(found, _WIDEST, UNICODE)] if len(found.tenants) > 1 else []),
         sections.runs_out(outlook(snapshot, before)),
     ]
     since = f"of the last {duration(found.seconds)}" if before else "since the pool began"

@@ -125,8 +125,9 @@ class Lookups:
         root = tracked.root
         local = b"".join(short(tracked.key_of(record)) for record in self._local_records(tracked))
         tag = prompt_tag(root, tracked.request.all_token_ids)
-        speed = self._judgement.gpu_bytes_a_s
-        self._pool.post(Lookup(load.number, root.namespace, root.group, keys, local, tag, speed))
+        names = (root.namespace, root.group, keys, local, tag)
+        told = (self._judgement.gpu_bytes_a_s, self._pool.salt_hash(root.salt))
+        self._pool.post(Lookup(load.number, *names, *told))
         self._counts["lookups"] += 1
         tracked.attribution.lookup = load.number
 

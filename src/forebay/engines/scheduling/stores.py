@@ -161,7 +161,9 @@ class EngineStores:
             parent = keys[chunks.start - 1] if chunks.start else ROOT
             joined = b"".join(keys[chunks.start : chunks.stop])
             length, shards = self._shape.chunk_bytes, self._shape.shards
-            runs.append(ChunkRun(root.namespace, root.group, parent, joined, length, shards))
+            salt = self._pool.salt_hash(root.salt)
+            names = (root.namespace, root.group, parent, joined)
+            runs.append(ChunkRun(*names, length, shards, salt))
             for chunk in chunks:
                 piece = tracked.piece((0, chunk))
                 assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
@@ -173,7 +175,8 @@ class EngineStores:
             number, chunk = record
             length, shards = self._shape.groups[number].record_bytes(piece.size), self._shape.shards
             names = (tracked.root.namespace, number, tracked.keys[chunk], tracked.key_of(record))
-            runs.append(ChunkRun(*names, length, shards))
+            salt = self._pool.salt_hash(tracked.root.salt)
+            runs.append(ChunkRun(*names, length, shards, salt))
             offers.append(_Offer(tracked, chunk, piece, is_freed=True))
         if runs and self._pool.is_joined:
             self._numbers += 1

@@ -67,7 +67,9 @@ class Calls:
     def look_up(self, chain: Chain, until: float) -> LookedUp | Miss:
         """See how much of a chain the pool knows."""
         request = self.number()
-        self.session.post(Lookup(request, chain.namespace, chain.group, chain.shorts()))
+        salt_hash = self.session.salt_hash(chain.salt)
+        names = (chain.namespace, chain.group, chain.shorts())
+        self.session.post(Lookup(request, *names, salt_hash=salt_hash))
         found = self.wait(Found, lambda found: found.request == request, until)
         if isinstance(found, Miss):
             self.session.post(Cancel(request))

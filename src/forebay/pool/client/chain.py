@@ -15,6 +15,7 @@ class Chain:
     namespace: bytes  # 32 bytes; `forebay.identity.namespace.fingerprint` makes one
     keys: Sequence[bytes]  # 32 bytes each; `forebay.identity.keys.KeyChain` makes them
     group: int = 0
+    salt: str = ""  # that the keys were made with; says whose the chunks are
 
     def __post_init__(self) -> None:
         assert len(self.namespace) == NAMESPACE_BYTES
@@ -24,7 +25,7 @@ class Chain:
         """The keys as a lookup carries them; those that no message may have are not looked up."""
         return b"".join([key[:SHORT_KEY_BYTES] for key in self.keys[:KEYS_MAX]])
 
-    def runs(self, lengths: Sequence[tuple[int, int]]) -> list[ChunkRun]:
+    def runs(self, lengths: Sequence[tuple[int, int]], salt_hash: bytes = b"") -> list[ChunkRun]:
         """Runs for (position, payload bytes) in order: successive chunks of one length are one."""
         runs: list[ChunkRun] = []
         start = 0
@@ -34,7 +35,8 @@ class Chain:
             first, length = lengths[start]
             keys = b"".join(self.keys[position] for position, _ in lengths[start:end])
             parent = self.keys[first - 1] if first else ROOT
-            runs.append(ChunkRun(self.namespace, self.group, parent, keys, length))
+            run = ChunkRun(self.namespace, self.group, parent, keys, length, salt_hash=salt_hash)
+            runs.append(run)
             start = end
         return runs
 

@@ -22,10 +22,12 @@ from forebay.pool.client.streaming import StreamCall
 from forebay.pool.messages import (
     NAMESPACE_RULE,
     REQUEST_LETTERS_MAX,
+    AdminMessage,
     Ask,
     Cancel,
     Clear,
     ClientMessage,
+    Forget,
     PoolMessage,
     Promise,
     Release,
@@ -33,11 +35,14 @@ from forebay.pool.messages import (
     RequestsReply,
     Resize,
     Rotate,
+    SetTenants,
     StatsQuery,
     StatsReply,
     is_namespace,
+    row_of,
 )
 from forebay.sys.clock import Clock
+from forebay.tenants import TenantSetting
 from forebay.tiers.contract import Miss, MissReason
 
 TIMEOUT_S: Final = 2.0
@@ -179,11 +184,25 @@ class Client:
         wish = Resize(-1 if dram_bytes is None else dram_bytes, list(disk))
         return self._operate(wish, timeout_s)
 
-    def clear(self, namespace: str | None, timeout_s: float = TIMEOUT_S) -> AdminOutcome | Miss:
+    def clear(
+        self, namespace: str | None, timeout_s: float = TIMEOUT_S, *, scrub: bool = False
+    ) -> AdminOutcome | Miss:
         """Delete a namespace, named by its first 8 to 64 hex digits, or everything: None."""
         if namespace is not None and not is_namespace(namespace):
             return AdminOutcome(ok=False, sentence=NAMESPACE_RULE)
-        return self._operate(Clear(namespace), timeout_s)
+        return self._operate(Clear(namespace, scrub), timeout_s)
+
+    def set_tenants(
+        self, tenants: Sequence[TenantSetting], timeout_s: float = TIMEOUT_S
+    ) -> AdminOutcome | Miss:
+        """Give a running pool other tenants."""
+        return self._operate(SetTenants([row_of(each) for each in tenants]), timeout_s)
+
+    def forget(
+        self, tenant: str, timeout_s: float = TIMEOUT_S, *, scrub: bool = False
+    ) -> AdminOutcome | Miss:
+        """Delete all that is a tenant's, everywhere; the answer comes when it is gone."""
+        return self._operate(Forget(tenant, scrub), timeout_s)
 
     def rotate(self, timeout_s: float = TIMEOUT_S) -> AdminOutcome | Miss:
         """Let the pool read its keys again, and encrypt new records under new ones."""
@@ -196,7 +215,7 @@ class Client:
         """
         self._session.close()
 
-    def _operate(self, wish: Resize | Clear | Rotate, timeout_s: float) -> AdminOutcome | Miss:
+    def _operate(self, wish: AdminMessage, timeout_s: float) -> AdminOutcome | Miss:
         done = self._ask_pool(wish, messages.AdminReply, timeout_s)
         return done if isinstance(done, Miss) else AdminOutcome(done.ok, done.sentence)
 

@@ -18,6 +18,7 @@ import socket
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from forebay.identity.tenants import salt_hash
 from forebay.pool import address
 from forebay.pool.client.connection import PoolConnection
 from forebay.pool.client.slab import MappedSlab, map_slab
@@ -67,6 +68,7 @@ class PoolSession:
         self.engine = ""  # our name in the pool
         self.generation = 0  # of its slab; 0: not joined
         self.tiers: Sequence[str] = ()  # of the pool, by number; 0 is DRAM
+        self.salt_key = b""  # what the pool has salts hashed with; empty: it has no tenants
         self.slab: MappedSlab | None = None  # while it is mapped, also after the session is lost
         self.connection: PoolConnection | None = None
         self.is_operator = False  # set before joining: it only looks, clears and resizes
@@ -122,6 +124,10 @@ class PoolSession:
         """Say something, if there is anyone to hear it; `later`: with whatever is said next."""
         if self.connection is not None:
             self.connection.post(message, later=later)
+
+    def salt_hash(self, salt: str) -> bytes:
+        """A request's salt as this pool is told of it; empty: there is none, or no tenants."""
+        return salt_hash(salt, self.salt_key) if salt and self.salt_key else b""
 
     def abort(self, generation: int, answers: Iterable[int]) -> None:
         """Give back the slots among these answers to a `Reserve`: they will not be filled."""
@@ -230,7 +236,7 @@ class PoolSession:
             self._lose(slab, self._retry_s)
             return
         self.why, self.slab, self.generation = "", slab, welcome.generation
-        self.tiers = tuple(welcome.tiers[:TIERS_MAX])
+        self.tiers, self.salt_key = tuple(welcome.tiers[:TIERS_MAX]), welcome.salt_key
         for name, serials in self._lost_reads.items():
             if not serials:
                 self.post(Settled(name))

@@ -54,7 +54,9 @@ class StoreCall:
     def _reserve(self, window: list[int], until: float) -> list[int] | Miss:
         batch = self.calls.number()
         lengths = [(self.first + index, len(self.payloads[index])) for index in window]
-        self.calls.session.post(Reserve(batch, self.chain.runs(lengths)))
+        session = self.calls.session
+        runs = self.chain.runs(lengths, session.salt_hash(self.chain.salt))
+        session.post(Reserve(batch, runs))
         reserved = self.calls.wait(Reserved, lambda answer: answer.batch == batch, until)
         if isinstance(reserved, Miss):
             self.calls.abandon(batch)

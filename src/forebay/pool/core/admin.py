@@ -38,6 +38,7 @@ class _Clearing:
     session: Session  # that wants to know
     digits: str  # that its name begins with, in lower case; '': every namespace
     deadline: float  # monotonic
+    scrub: bool = False  # write over what is deleted, and flush
     chunks: int = 0  # that have left DRAM
     sizes: Counter[bytes] = field(default_factory=Counter)  # their bytes by namespace
 
@@ -86,7 +87,7 @@ class AdminOperations:
         caps = [f"DRAM {format_size(message.dram_bytes)}"] if message.dram_bytes >= 0 else []
         caps += [f"{path} {format_size(cap_bytes)}" for path, cap_bytes in message.disk]
         _log.info("resizing to %s, as process %s asks", ", ".join(caps), session.process or "?")
-        if not self._in_background(session, partial(self._resize, message, missing_bytes)):
+        if not self.in_background(session, partial(self._resize, message, missing_bytes)):
             self._growth_ended(missing_bytes)
 
     def clear(self, session: Session, message: Clear) -> None:
@@ -98,13 +99,13 @@ class AdminOperations:
         what = "everything" if name is None else f"namespace {name}"
         _log.info("clearing %s, as process %s asks", what, session.process or "?")
         deadline = self._clock.monotonic() + _CLEAR_S
-        self._clearing.append(_Clearing(session, (name or "").lower(), deadline))
+        self._clearing.append(_Clearing(session, (name or "").lower(), deadline, message.scrub))
         self.tick(self._clock.monotonic())
 
     def rotate(self, session: Session) -> None:
         """Read the keys again; what is written from now on is encrypted under new ones."""
         _log.info("rotating keys, as process %s asks", session.process or "?")
-        self._in_background(session, self._rotate)
+        self.in_background(session, self._rotate)
 
     def tick(self, now: float) -> None:
         """Go on with what has to wait for writes and hashes in flight."""
@@ -120,7 +121,7 @@ class AdminOperations:
             if kept and now < clearing.deadline and any(map(_ends_soon, found)):
                 continue
             self._clearing.remove(clearing)
-            self._in_background(clearing.session, partial(self._erase, clearing, kept))
+            self.in_background(clearing.session, partial(self._erase, clearing, kept))
 
     def close(self, timeout_s: float) -> None:
         """Wait for what was begun and does not need the pool's thread."""
@@ -128,7 +129,7 @@ class AdminOperations:
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def _in_background(self, session: Session, work: Callable[[], AdminReply]) -> bool:
+    def in_background(self, session: Session, work: Callable[[], AdminReply]) -> bool:
         """Whether it was begun; if not, the session is told so."""
 
         def run() -> None:
@@ -201,7 +202,7 @@ class AdminOperations:
         self._dram.slab.resize(cap_bytes)
         self._dram.shrink()
 
-    def _on_pool_thread(self, action: Callable[[], object]) -> bool:
+    def on_pool_thread(self, action: Callable[[], object]) -> bool:
         """Have something done on the pool's thread, and wait; False if the pool is closing.
 
         What was given up is not done later: whoever wanted it is not there any more.
@@ -222,8 +223,8 @@ class AdminOperations:
         return done.is_set()
 
     def _erase(self, clearing: _Clearing, kept: int) -> AdminReply:
-        records, sizes = self._stack.erase(clearing.digits)
-        is_wiped = wipe_free(self._dram.slab, self._on_pool_thread, self._dram.used_bytes)
+        records, sizes = self._stack.erase(clearing.digits, scrub=clearing.scrub)
+        is_wiped = wipe_free(self._dram.slab, self.on_pool_thread, self._dram.used_bytes)
         dram_bytes, lower_bytes = clearing.sizes.total(), sizes.total()
         sentence = (
             f"removed {clearing.chunks} chunks ({format_size(dram_bytes)}) from DRAM and"

@@ -20,12 +20,14 @@ from forebay.pool.core.budget import NOBODY, Budget, Processes
 from forebay.pool.core.chunks import Chunk, ChunkTable, SlotState
 from forebay.pool.core.recent.lost_keys import LostKeys
 from forebay.pool.core.stack import TierStack
+from forebay.pool.core.tenants.policies import Policies
 from forebay.pool.policy.contract import Policy
 from forebay.record.header import ROOT, RecordHeader, RecordName
 from forebay.record.region import short
 from forebay.sys.memory import padded, zero
 from forebay.tiers.contract import EvictionCause, Removed
 from forebay.tiers.dram.slab import Arena, Slab, slot_bytes_for
+from forebay.tiers.quotas import Quotas
 
 _SWEPT_BYTES_MAX: Final = 64 << 20  # zeroed by one sweep
 _STORED: Final = (DRAM, Direction.STORE)
@@ -54,14 +56,15 @@ class Dram:
         slab: Slab,
         chunks: ChunkTable,
         stack: TierStack,
-        policy: Policy,
+        policies: Policies,
         *,
         metrics: PoolMetrics,
         now: Callable[[], float],
     ) -> None:
         self.slab = slab
         self.chunks = chunks
-        self.policy = policy
+        self.policies = policies
+        self.quotas = Quotas()  # of slots, in whatever state
         self.lost_keys = LostKeys()
         processes = self.processes = Processes()
         # By engines, for whatever purpose; pinned, or being loaded; unsettled, see Chunk.
@@ -81,7 +84,7 @@ class Dram:
     ) -> Chunk | NoSlot:
         """A slot that an engine may write into; the chunk before it stays meanwhile."""
         parent = self._guard(name)
-        offset = self._take(length, newcomer)
+        offset = self._take(name.tenant, length, newcomer)
         if isinstance(offset, NoSlot):
             if parent is not None:
                 self.unpin(parent)
@@ -128,7 +131,7 @@ class Dram:
 
     def begin_load(self, engine: str, name: RecordName, length: int) -> Chunk | None:
         """A slot that a lower tier may write into, for an engine; None if there is none now."""
-        offset = self._take(length)
+        offset = self._take(name.tenant, length)
         if isinstance(offset, NoSlot):
             return None
         chunk = self._add(name, SlotState.LOADING, offset, length)
@@ -158,19 +161,20 @@ class Dram:
     # The life of a slot: pinned, and written to lower tiers.
 
     def pin(self, *chunks: Chunk) -> None:
-        """Keep ready chunks where they are."""
+        """Keep ready chunks of one tenant where they are."""
         for chunk in chunks:
             if not chunk.pins:
                 self.pinned_chunks += 1
             chunk.pins += 1
-        self.policy.pin(*[chunk.key for chunk in chunks])
+        if chunks:
+            self._policy(chunks[0]).pin(*[chunk.key for chunk in chunks])
 
     def unpin(self, chunk: Chunk) -> None:
         """One pin less."""
         assert chunk.pins > 0
         chunk.pins -= 1
         self.pinned_chunks -= not chunk.pins
-        self.policy.unpin(chunk.key)
+        self._policy(chunk).unpin(chunk.key)
 
     def pin_for_load(self, engine: str, *chunks: Chunk) -> None:
         """Keep ready chunks for a load that an engine asked for.
@@ -210,7 +214,7 @@ class Dram:
     def begin_write(self, chunk: Chunk, tier: int) -> None:
         """A lower tier reads the slot."""
         self._move(chunk, chunk.tiers, chunk.writing_to | {tier})
-        self.policy.pin(chunk.key)
+        self._policy(chunk).pin(chunk.key)
 
     def end_write(self, chunk: Chunk, tier: int, *, is_stored: bool) -> None:
         """A lower tier has read the slot, and has the chunk or has not."""
@@ -218,11 +222,12 @@ class Dram:
         is_stored = is_stored and tier in self._stack.tiers_of(chunk.key)
         tiers = chunk.tiers | {tier} if is_stored else chunk.tiers
         self._move(chunk, tiers, chunk.writing_to - {tier})
-        self.policy.unpin(chunk.key)
+        policy = self._policy(chunk)
+        policy.unpin(chunk.key)
         if is_stored:
-            self.policy.in_tiers(chunk.key, tiers)
+            policy.in_tiers(chunk.key, tiers)
         else:
-            self.policy.write_failed(chunk.key, tier)
+            policy.write_failed(chunk.key, tier)
 
     # What other tiers have.
 
@@ -240,7 +245,7 @@ class Dram:
             chunk = self.chunks.get(record.key)
             if chunk is not None and tier in chunk.tiers:
                 self._move(chunk, chunk.tiers - {tier}, chunk.writing_to)
-                self.policy.in_tiers(chunk.key, chunk.tiers)
+                self._policy(chunk).in_tiers(chunk.key, chunk.tiers)
         for record in records:
             if not self.has(record.key):
                 # Another tier may have had it when it left, and have let it go since.
@@ -248,10 +253,8 @@ class Dram:
                 self.lost_keys.left(record.key, record.cause)
                 if self.chunks.has_children(record.key):
                     self._drop_descendants(record.key)
-        size = sum(record.length for record in records)
-        read = sum(record.length for record in records if record.was_read)
         now = self._now()
-        self.policy.evicted(tier, size, read, now)
+        self.policies.evicted(tier, records, now)
         name = self._stack.name_of(tier)
         for record in records:
             self._metrics.evictions.left(name, record.cause, record.stored_at, now)
@@ -273,12 +276,13 @@ class Dram:
         assert not chunk.pins
         assert not chunk.writing_to
         if chunk.state is SlotState.READY:
-            self.policy.removed(chunk.key)
+            self._policy(chunk).removed(chunk.key)
             self._metrics.evictions.left(DRAM, cause, chunk.since, self._now())
             if not chunk.tiers:
                 self.lost_keys.left(chunk.key, cause)
         self.chunks.remove(chunk)
         self.slab.give(chunk.offset)
+        self.quotas.give(chunk.name.tenant, chunk.slot_bytes)
         if not chunk.tiers:
             self._stack.lost(chunk.key)
         elif chunk.used_at is not None:
@@ -332,14 +336,18 @@ class Dram:
         return chunk.slot_bytes if wipe else 0
 
     def shrink(self) -> None:
-        """Empty arenas until the slab is under its cap, as far as nobody uses them."""
+        """Evict until the slab, and each tenant, is under its cap, as far as nobody uses it."""
         while self.slab.excess() and (arena := self._emptiest()) is not None:
             self._empty(arena, EvictionCause.RESIZED)
+        for tenant in self.quotas.above_caps():
+            for _ in range(_TRIES_MAX):  # the rest with the next tick
+                if self.quotas.fits(tenant, 0) or not self._evict_one(tenant, 0):
+                    break
 
     @property
     def must_write(self) -> bool:
         """Whether so much waits to be written that it had better be, recently used or not."""
-        return 4 * self.policy.queued_bytes > self.slab.cap_bytes
+        return 4 * self.policies.queued_bytes > self.slab.cap_bytes
 
     def _drop_descendants(self, key: bytes) -> None:
         """Drop what continues a key that is in no tier any more, as far as nobody uses it."""
@@ -353,6 +361,7 @@ class Dram:
         chunk = Chunk(name, state, offset, length)
         chunk.slot_bytes, chunk.since = self.slab.slot_bytes_at(offset), self._now()
         self.chunks.add(chunk)
+        self.quotas.take(name.tenant, chunk.slot_bytes)
         return chunk
 
     def _set_ready(self, chunk: Chunk) -> None:
@@ -363,10 +372,14 @@ class Dram:
         self.chunks.set_ready(chunk)
         self.lost_keys.forget(chunk.key)
         above = chunk.parent or chunk.beside  # to the policy it is worth what its chain is
-        self.policy.stored(chunk.key, above, chunk.slot_bytes, now)
+        policy = self._policy(chunk)
+        policy.stored(chunk.key, above, chunk.slot_bytes, now)
         chunk.tiers = self._stack.tiers_of(chunk.key)
         if chunk.tiers:
-            self.policy.in_tiers(chunk.key, chunk.tiers)
+            policy.in_tiers(chunk.key, chunk.tiers)
+
+    def _policy(self, chunk: Chunk) -> Policy:
+        return self.policies.of(chunk.name.tenant)
 
     def _move(self, chunk: Chunk, tiers: frozenset[int], writing_to: frozenset[int]) -> None:
         """Change where a ready chunk is, and whether it counts in the store budget."""
@@ -377,26 +390,48 @@ class Dram:
         elif was_unsettled and not chunk.is_unsettled:
             self.store_budget.give(NOBODY, chunk.slot_bytes)
 
-    def _take(self, length: int, newcomer: Newcomer | None = None) -> int | NoSlot:
+    def _take(self, tenant: bytes, length: int, newcomer: Newcomer | None = None) -> int | NoSlot:
         """The offset of a slot for a payload of this length, evicting if need be."""
         slot_bytes = slot_bytes_for(length)
-        offset = self.slab.take(slot_bytes)
-        if offset is None and newcomer is not None and self._declines(newcomer, slot_bytes):
+        if not self.quotas.ever_fits(tenant, slot_bytes):
             return NoSlot.DECLINED
+        offset = self._free_slot(tenant, slot_bytes)
+        if offset is None and newcomer is not None:
+            loses_own = self.quotas.losers(tenant, slot_bytes)[:1] == [tenant]
+            if loses_own and self._declines(tenant, newcomer, slot_bytes):
+                return NoSlot.DECLINED
         for _ in range(_TRIES_MAX):
-            if offset is not None or not self._evict_one(slot_bytes):
+            if offset is not None or not self._evict_one(tenant, slot_bytes):
                 break
-            offset = self.slab.take(slot_bytes)
-        if offset is None and not self._awaits_writes(slot_bytes) and self._take_arena(slot_bytes):
-            offset = self.slab.take(slot_bytes)
+            offset = self._free_slot(tenant, slot_bytes)
+        if offset is None and self._can_take_arena(tenant, slot_bytes):
+            self._take_arena(tenant, slot_bytes)
+            offset = self._free_slot(tenant, slot_bytes)
         return NoSlot.NOW if offset is None else offset
 
-    def _declines(self, newcomer: Newcomer, slot_bytes: int) -> bool:
-        return self.policy.declines(newcomer.key, newcomer.parent, self._now(), slot_bytes)
+    def _can_take_arena(self, tenant: bytes, slot_bytes: int) -> bool:
+        is_within = self.quotas.fits(tenant, slot_bytes)
+        return is_within and not self._awaits_writes(slot_bytes, tenant)
 
-    def _evict_one(self, slot_bytes: int) -> bool:
+    def _free_slot(self, tenant: bytes, slot_bytes: int) -> int | None:
+        """A slot that nobody has, if the tenant may have one more."""
+        return self.slab.take(slot_bytes) if self.quotas.fits(tenant, slot_bytes) else None
+
+    def _declines(self, tenant: bytes, newcomer: Newcomer, slot_bytes: int) -> bool:
+        policy = self.policies.of(tenant)
+        return policy.declines(newcomer.key, newcomer.parent, self._now(), slot_bytes)
+
+    def _evict_one(self, tenant: bytes, slot_bytes: int) -> bool:
+        """Free a slot of whoever is to give way for a tenant."""
+        losers, sizes = self.quotas.losers(tenant, slot_bytes), [slot_bytes]
+        if not self.quotas.fits(tenant, slot_bytes):  # it wants for bytes, whatever their slots
+            others = {arena.slot_bytes for arena in self.slab.arenas()} - {slot_bytes}
+            sizes += sorted(others)
+        return any(self._evict_of(loser, size) for loser in losers for size in sizes)
+
+    def _evict_of(self, loser: bytes, slot_bytes: int) -> bool:
         spare = len(self._stack) > 0
-        key = self.policy.victim(self._now(), slot_bytes, spare_unwritten=spare)
+        key = self.policies.of(loser).victim(self._now(), slot_bytes, spare_unwritten=spare)
         chunk = None if key is None else self.chunks.get(key)
         if chunk is None:
             return False
@@ -405,16 +440,14 @@ class Dram:
         self.drop(chunk, EvictionCause.SPACE)
         return True
 
-    def _take_arena(self, slot_bytes: int) -> bool:
-        """Take an arena from another size class: nothing of this one can leave."""
-        arena = self._emptiest(other_than=slot_bytes)
-        if arena is None:
-            return False
-        self._empty(arena, EvictionCause.SIZE_CLASS)
-        self._metrics.evictions.arenas_taken.add()
-        return True
+    def _take_arena(self, tenant: bytes, slot_bytes: int) -> None:
+        """Take an arena from another size class, if one can be had: nothing of this can leave."""
+        arena = self._emptiest(other_than=slot_bytes, wanted_by=tenant)
+        if arena is not None:
+            self._empty(arena, EvictionCause.SIZE_CLASS)
+            self._metrics.evictions.arenas_taken.add()
 
-    def _awaits_writes(self, slot_bytes: int) -> bool:
+    def _awaits_writes(self, slot_bytes: int, tenant: bytes) -> bool:
         """Whether something of this size can leave as soon as a lower tier has it.
 
         Then whoever wants a slot comes again: others' chunks are not lost for a moment's hurry.
@@ -427,24 +460,36 @@ class Dram:
             chunk is not None
             and (bool(chunk.writing_to) or not (chunk.tiers or chunk.is_busy))
             and not self.chunks.has_children(chunk.key)
+            and self.quotas.may_lose(chunk.name.tenant, slot_bytes, tenant)
             for chunk in chunks
         )
 
-    def _emptiest(self, other_than: int = 0) -> Arena | None:
-        """The arena that loses least, of those that nobody uses."""
+    def _emptiest(self, other_than: int = 0, wanted_by: bytes | None = None) -> Arena | None:
+        """The arena that loses least, of those that nobody uses; nobody's floor is broken for it.
+
+        Unless the pool itself wants it (None): DRAM becomes smaller.
+        """
         arenas = [arena for arena in self.slab.arenas() if arena.slot_bytes != other_than]
         for arena in sorted(arenas, key=lambda arena: len(arena.taken) * arena.slot_bytes):
-            if self._is_unused(arena):
+            if self._is_unused(arena, wanted_by):
                 return arena
         return None
 
-    def _is_unused(self, arena: Arena) -> bool:
+    def _is_unused(self, arena: Arena, wanted_by: bytes | None) -> bool:
         """Whether nobody uses what lies in an arena, nor what would go with it."""
-        chunks = [self.chunks.at(offset) for offset in arena.taken]
-        if any(chunk is None or chunk.is_busy for chunk in chunks):
+        found = [self.chunks.at(offset) for offset in arena.taken]
+        chunks = [chunk for chunk in found if chunk is not None]
+        if len(chunks) < len(found) or any(chunk.is_busy for chunk in chunks):
             return False
-        alone = [chunk.key for chunk in chunks if chunk is not None and not chunk.tiers]
-        return not any(child.is_busy for child in self.chunks.descendants(*alone))
+        doomed = self.chunks.descendants(*[chunk.key for chunk in chunks if not chunk.tiers])
+        if any(child.is_busy for child in doomed):
+            return False
+        if wanted_by is None:
+            return True
+        lost = Counter[bytes]()
+        for chunk in {*chunks, *doomed}:
+            lost[chunk.name.tenant] += chunk.slot_bytes
+        return all(self.quotas.may_lose(each, size, wanted_by) for each, size in lost.items())
 
     def _empty(self, arena: Arena, cause: EvictionCause) -> None:
         for offset in list(arena.taken):

@@ -7,6 +7,7 @@ from forebay.barrier import Barrier
 from forebay.metrics.catalog import PoolMetrics
 from forebay.pool.core.dram import Dram
 from forebay.pool.core.stack import TierStack
+from forebay.pool.core.tenants.registry import Tenants
 from forebay.sys.clock import Clock
 
 Complete = Callable[[Callable[[], None]], None]  # have something done on the pool's thread
@@ -22,4 +23,5 @@ class CoreParts:
     clock: Clock
     complete: Complete
     barrier: Barrier
+    tenants: Tenants
     generation: int  # of the slab that slots are named in

@@ -28,6 +28,9 @@ from forebay.pool.core.recent.requests import RecentRequest
 from forebay.pool.core.stack import TierOpener, TierStack
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
+from forebay.pool.core.tenants.operations import Tenancy
+from forebay.pool.core.tenants.policies import NewPolicy, Policies
+from forebay.pool.core.tenants.registry import Tenants
 from forebay.pool.encryption import Encryption
 from forebay.pool.messages import (
     PROTOCOL,
@@ -39,6 +42,7 @@ from forebay.pool.messages import (
     ClientMessage,
     Commit,
     Describe,
+    Forget,
     Grown,
     Hello,
     Lookup,
@@ -48,14 +52,17 @@ from forebay.pool.messages import (
     Reserve,
     Resize,
     Rotate,
+    SetTenants,
     Settled,
     StatsQuery,
     Welcome,
 )
 from forebay.pool.policy.contract import Policy
+from forebay.pool.policy.learned import Learned
 from forebay.pool.session import Core, ProbeTold, Session, Work
 from forebay.sys.shared import Segment
 from forebay.sys.world import World
+from forebay.tenants import TenantSetting
 from forebay.tiers.contract import Removed
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 from forebay.tiers.dram.taking import take_memory
@@ -73,6 +80,9 @@ class PoolOptions:
     verify_dram: bool = False
     lives: tuple[TierLife, ...] = ()  # of the tiers, in the same order
     encryption: Encryption | None = None  # of the tiers; None: they do not encrypt
+    tenant_secret: bytes = b""  # empty: everybody is the default tenant
+    tenants: tuple[TenantSetting, ...] = ()
+    new_policy: NewPolicy = Learned  # for a tenant more
 
 
 class Pool(Core):
@@ -105,14 +115,26 @@ class Pool(Core):
             self._stack.close(0.0)
             raise
         self._stack.attach(self._slab.memory)
+        forgotten = frozenset(self._stack.forgotten())
+        self._stack.delete_forgotten(forgotten)
+        self._tenants = Tenants(options.tenant_secret, options.tenants, forgotten)
         metrics = self.metrics = PoolMetrics(
             [self._stack.name_of(tier) for tier in range(len(self._stack))]
         )
+        tenants = self._tenants
+        policies = Policies(policy, options.new_policy, tenants.weight_of, len(self._stack))
         dram = self._dram = Dram(
-            self._slab, chunks, self._stack, policy, metrics=metrics, now=clock.monotonic
+            self._slab, chunks, self._stack, policies, metrics=metrics, now=clock.monotonic
         )
         parts = CoreParts(
-            dram, self._stack, metrics, clock, self._complete, self.barrier, self.generation
+            dram,
+            self._stack,
+            metrics,
+            clock,
+            self._complete,
+            self.barrier,
+            tenants,
+            self.generation,
         )
         hasher = self._hasher = Hasher(parts)
         self._loads = Loads(parts, hasher if options.verify_dram else None)
@@ -123,6 +145,7 @@ class Pool(Core):
         self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
         self._prober = Prober(parts, hasher, self._acquisition.damaged)
         self._admin = AdminOperations(parts, self._slab_grown, options.encryption)
+        self._tenancy = Tenancy(parts, self._acquisition, self._admin)
         self._status = Status(
             parts, self._acquisition, self._stores, self._write_behind, options.lives
         )
@@ -140,6 +163,7 @@ class Pool(Core):
             sizes,
             given_back,
             list(self.metrics.tier_names[:TIERS_MAX]),
+            self._tenants.salt_key,
         ), [segment.descriptor for segment in memory.segments]
 
     def handle(  # noqa: C901, PLR0912 - a line each
@@ -176,6 +200,10 @@ class Pool(Core):
             case Clear():
                 self._loads.retain_nothing()
                 self._admin.clear(session, message)
+            case SetTenants():
+                self._tenancy.replace(session, message)
+            case Forget():
+                self._tenancy.forget(session, message)
             case Describe() | RequestOutcomes():
                 if isinstance(message, Describe):
                     models, said = self._status.models, (message.namespace, message.model)
@@ -230,6 +258,7 @@ class Pool(Core):
         call("shrinking", self._dram.shrink)
         call("accounting", self._status.tick, now)
         call("admin operations", self._admin.tick, now)
+        call("forgetting", self._tenancy.tick, now)
         idle = not (self._acquisition.reads_in_flight or self._write_behind.nearest_in_flight)
         call("write-behind", partial(self._write_behind.run, idle=idle))
         if idle:
@@ -246,7 +275,11 @@ class Pool(Core):
     @property
     def is_waiting(self) -> bool:
         """Whether something is due soon, so that ticks matter."""
-        return self._is_moving or bool(self._acquisition.requests) or self._admin.is_waiting
+        return self._is_moving or bool(self._acquisition.requests) or self._has_operations
+
+    @property
+    def _has_operations(self) -> bool:
+        return self._admin.is_waiting or self._tenancy.is_waiting
 
     @property
     def is_settled(self) -> bool:

@@ -10,7 +10,7 @@ last copy of a chunk is gone, the pool says `lost`, and each tier forgets what h
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -19,6 +19,7 @@ from forebay.pool.core.chunks import ChunkTable
 from forebay.record.header import NAMESPACE_BYTES, Digest, RecordName
 from forebay.sys.shared import SharedMemory
 from forebay.tiers.contract import (
+    Forgotten,
     LoadOutcome,
     Miss,
     MissReason,
@@ -31,6 +32,7 @@ from forebay.tiers.contract import (
     Usage,
     VolumeStatus,
 )
+from forebay.tiers.quotas import Quota
 
 FAR_RUNS_MAX: Final = 16  # of one chain; what is behind the last counts as on drives
 TierOpener = Callable[[TierListener], Tier]
@@ -237,7 +239,37 @@ class TierStack:
         for tier in self._tiers:
             tier.lost(key)
 
-    def erase(self, digits: str) -> tuple[int, Counter[bytes]]:
+    def forgotten(self) -> set[bytes]:
+        """Ids of tenants that some tier remembers to have forgotten."""
+        return {tenant for tier in self._tiers for tenant in tier.forgotten()}
+
+    def delete_forgotten(self, tenants: frozenset[bytes]) -> None:
+        """Let every tier delete what a pool that died had not deleted yet; does not wait."""
+        for tier in self._tiers:
+            tier.delete_forgotten(tenants)
+
+    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
+        """What each tenant, by id, may hold on drives; other tiers have no quotas."""
+        for tier in self._tiers:
+            tier.set_quotas(quotas)
+
+    def held_by_tenants(self) -> list[tuple[str, dict[bytes, int]]]:
+        """Each tier's name and the bytes that each tenant has taken there, where it counts them."""
+        return [(tier.name, tier.held_by_tenants()) for tier in self._tiers]
+
+    def remember_forgotten(self, tenant: bytes) -> str:
+        """Write down, durably, that a tenant's records must not be served; why not, if so.
+
+        Waits for the media: never on the pool's thread.
+        """
+        failures = [tier.remember_forgotten(tenant) for tier in self._tiers]
+        return next(filter(None, failures), "")
+
+    def forget(self, tenant: bytes, *, scrub: bool) -> list[tuple[str, Forgotten]]:
+        """Delete all records of a tenant; what that was, by tier. Waits likewise."""
+        return [(tier.name, tier.forget(tenant, scrub=scrub)) for tier in self._tiers]
+
+    def erase(self, digits: str, *, scrub: bool = False) -> tuple[int, Counter[bytes]]:
         """Delete the namespaces whose lower-case hex digits begin so, or everything (''), for good.
 
         The answer is how many records that were, and the payload bytes of each namespace. Waits
@@ -248,7 +280,8 @@ class TierStack:
             found = [each for each in tier.namespaces().items() if each[0].hex().startswith(digits)]
             if len(digits) == 2 * NAMESPACE_BYTES and not found:  # copies that no index knows
                 found = [(bytes.fromhex(digits), NamespaceUsage())]
-            count += sum(tier.erase(name) for name, _ in found) if digits else tier.erase(None)
+            names = [name for name, _ in found] if digits else [None]
+            count += sum(tier.erase(name, scrub=scrub) for name in names)
             left = tier.namespaces()
             for name, usage in found:
                 left_bytes = left.get(name, NamespaceUsage()).payload_bytes
@@ -264,10 +297,6 @@ class TierStack:
         """Encrypt what is stored from now on under new keys. Waits, and raises, as a tier does."""
         for tier in self._tiers:
             tier.rotate()
-
-    def destroy_key(self, tenant: bytes) -> bool:
-        """See `Tier.destroy_key`, for all tiers; whether one had a key of this tenant."""
-        return sum(tier.destroy_key(tenant) for tier in self._tiers) > 0  # of every one
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """Change a volume's cap; False if no tier has it. Waits, and raises, as a tier does."""

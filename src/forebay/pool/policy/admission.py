@@ -27,6 +27,29 @@ MEMORY_TIERS: Final = 1.0  # how many tiers full of candidates are remembered
 LONG_BYTES: Final = 1 << 30
 
 
+class WriteBudget:
+    """Bytes that may be written in any 24 hours; the policies of all tenants take from one."""
+
+    def __init__(self, bytes_a_day: int) -> None:
+        self.bytes_a_day = bytes_a_day
+        self.allowed_bytes = 0.0  # in the bucket
+        self._filled_at_s: float | None = None
+
+    @property
+    def left(self) -> float:
+        """Of a full bucket, how much is in it."""
+        return self.allowed_bytes / (BURST * self.bytes_a_day)
+
+    def fill(self, now: float) -> None:
+        """Time has passed: the bucket holds more."""
+        if self._filled_at_s is not None:
+            elapsed_s = max(0.0, now - self._filled_at_s)
+            # The burst and a day's filling together are the budget of a day.
+            self.allowed_bytes += (1 - BURST) * self.bytes_a_day * elapsed_s / DAY_S
+        self.allowed_bytes = min(self.allowed_bytes, BURST * self.bytes_a_day)
+        self._filled_at_s = now
+
+
 class LowerTier(NamedTuple):
     """What a policy is told of one tier below DRAM."""
 
@@ -34,18 +57,17 @@ class LowerTier(NamedTuple):
     budget_bytes_a_day: int | None = None  # that may be written to it; None: as many as there are
     reused_only: bool = False  # it is given what was asked for again, and long chains
     long_bytes: int = LONG_BYTES  # of a chain: so much is worth it at first sight
+    shared: WriteBudget | None = None  # instead, where several policies have one budget
 
 
 class Admission:
     """Which dialogs one tier is given."""
 
     def __init__(self, tier: LowerTier) -> None:
-        budget_bytes = tier.budget_bytes_a_day
+        a_day = tier.budget_bytes_a_day
         self._tier_bytes = tier.capacity_bytes
         self._reused_only, self._long_bytes = tier.reused_only, tier.long_bytes
-        self._budget_bytes = budget_bytes
-        self._allowed_bytes = 0.0  # in the bucket
-        self._filled_at_s: float | None = None
+        self._budget = tier.shared or (None if a_day is None else WriteBudget(a_day))
         self._asked_bytes = array("d", bytes(8 * CHANCE_BINS))  # candidates, by their chance
         self._asked_sum = 0.0
         self.share = 1.0  # of the candidates' bytes that are admitted
@@ -65,20 +87,20 @@ class Admission:
             self._asked_sum /= 2
         likelier = sum(self._asked_bytes[number + 1 :])
         rank = (likelier + tie_breaker * self._asked_bytes[number]) / self._asked_sum
-        if self._budget_bytes is None:
+        if self._budget is None:
             return rank < self.share
-        self.fill(now)
-        left = self._allowed_bytes / (BURST * self._budget_bytes)
-        return rank < self.share * min(1.0, 2 * left) and size_bytes <= self._allowed_bytes
+        self._budget.fill(now)
+        is_likely = rank < self.share * min(1.0, 2 * self._budget.left)
+        return is_likely and size_bytes <= self._budget.allowed_bytes
 
     def spend(self, size_bytes: int, now: float) -> bool:
         """Take these bytes out of the budget; False when it does not hold them yet."""
-        if self._budget_bytes is None:
+        if self._budget is None:
             return True
-        self.fill(now)
-        if size_bytes > self._allowed_bytes:
+        self._budget.fill(now)
+        if size_bytes > self._budget.allowed_bytes:
             return False
-        self._allowed_bytes -= size_bytes
+        self._budget.allowed_bytes -= size_bytes
         return True
 
     def evicted(self, size_bytes: int, read_bytes: int) -> None:
@@ -91,11 +113,5 @@ class Admission:
 
     def fill(self, now: float) -> None:
         """Time has passed: the bucket holds more."""
-        if self._budget_bytes is None:
-            return
-        if self._filled_at_s is not None:
-            elapsed_s = max(0.0, now - self._filled_at_s)
-            # The burst and a day's filling together are the budget of a day.
-            self._allowed_bytes += (1 - BURST) * self._budget_bytes * elapsed_s / DAY_S
-        self._allowed_bytes = min(self._allowed_bytes, BURST * self._budget_bytes)
-        self._filled_at_s = now
+        if self._budget is not None:
+            self._budget.fill(now)

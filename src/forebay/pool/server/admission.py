@@ -17,19 +17,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.pool.messages import (
-    Clear,
+    AdminMessage,
     ClientMessage,
     Hello,
     RequestsQuery,
-    Resize,
-    Rotate,
     Settled,
     StatsQuery,
 )
 from forebay.pool.server.connection import Connection
 from forebay.sys.sockets import Peer
 
-_OPERATORS: Final = (StatsQuery, RequestsQuery, Settled, Resize, Clear, Rotate)
+_OPERATORS: Final = StatsQuery | RequestsQuery | Settled | AdminMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class Roles:
     def refusal(self, connection: Connection, message: ClientMessage) -> str | None:
         """Why this message is not acted upon, in one sentence."""
         uid = connection.peer.uid
-        is_admin = isinstance(message, Resize | Clear | Rotate | RequestsQuery)
+        is_admin = isinstance(message, AdminMessage | RequestsQuery)
         if is_admin and uid not in self.operators:  # verify: operator
             return f"user {uid} may not clear, resize or ask this pool why; see --operator-uid."
         if connection.is_operator and not isinstance(message, _OPERATORS):

@@ -13,6 +13,7 @@ from forebay.pool.messages import (
     Clear,
     ClientMessage,
     Commit,
+    Forget,
     Hello,
     Lookup,
     PoolMessage,
@@ -23,6 +24,7 @@ from forebay.pool.messages import (
     Reserve,
     Resize,
     Rotate,
+    SetTenants,
     StatsQuery,
 )
 from forebay.pool.session import Session, Work
@@ -33,7 +35,7 @@ from forebay.sys.sockets import Peer
 # What overtakes offers: somebody waits for it, or looks up next what it has stored.
 _URGENT = (Hello, Lookup, Ask, Release, Cancel, Commit)
 _DEFERRED_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
-_OPERATOR = {Hello, StatsQuery, RequestsQuery, Resize, Clear, Rotate}
+_OPERATOR = {Hello, StatsQuery, RequestsQuery, Resize, Clear, SetTenants, Forget, Rotate}
 _LONG = _OPERATOR | {RequestOutcomes}  # one a round and connection, so that others have theirs
 
 

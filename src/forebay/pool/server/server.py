@@ -23,15 +23,13 @@ from forebay.metrics.kinds import OTHER
 from forebay.metrics.labels import SHARING_WORDS, ErrorKind
 from forebay.pool.messages import (
     PROTOCOL,
+    AdminMessage,
     AdminReply,
-    Clear,
     ClientMessage,
     Describe,
     Grown,
     Hello,
     Lookup,
-    Resize,
-    Rotate,
     Settled,
     StatsQuery,
     StatsReply,
@@ -265,7 +263,7 @@ class PoolServer:
             self._core.metrics.error(ErrorKind.REFUSED, int(not is_own))
             return is_own
         self._core.metrics.error(ErrorKind.REFUSED)
-        if isinstance(message, Resize | Clear | Rotate):
+        if isinstance(message, AdminMessage):
             connection.send(AdminReply(ok=False, sentence=sentence))
         else:
             connection.refuse(sentence)

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from forebay.record.header import RecordName
+from forebay.record.header import DEFAULT_TENANT, RecordName
 from forebay.record.region import ContentsEntry, short
 from forebay.tiers.contract import (
     DropReason,
@@ -154,6 +154,8 @@ class Catalog:
             self._rows[region.number] = array("i")
             if region.begun_at is not None:
                 self._index.stored_at[region.number] = region.begun_at
+            if region.tenant != DEFAULT_TENANT:
+                self._index.tenant_of[region.number] = region.tenant
 
     def drop_region(self, region: Region, cause: EvictionCause) -> int:
         """Forget a region's records, and what continues them unless another tier has the chunk.
@@ -173,6 +175,7 @@ class Catalog:
         with self._lock:
             del self._rows[region.number], self._regions[region.number]
             self._index.stored_at.pop(region.number, None)
+            self._index.tenant_of.pop(region.number, None)
         return count
 
     def set_unavailable(self, regions: Iterable[int]) -> None:

@@ -8,7 +8,7 @@ waits for it is answered.
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -48,8 +48,10 @@ from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.probing import RecordProbe
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
 from forebay.tiers.disk.regions.directory import OpenDirectory, refuse_too_large
+from forebay.tiers.disk.regions.forgotten import write_forgotten
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.region_log import FULL_ERRNOS, RegionLog
+from forebay.tiers.quotas import Quota
 
 _log: Final = logging.getLogger(__name__)
 
@@ -116,9 +118,25 @@ class Drive:
         else:
             self._probe_record.begin(self.submit_store, self.submit_load, done)
 
-    def erase(self, namespace: bytes | None) -> int:
+    def erase(self, namespace: bytes | None, *, scrub: bool) -> int:
         """Wipe a namespace's records, or all, wherever they lie here; how many were wiped."""
-        return Eraser(self.region_log, self._catalog, self._disk, self._failed).erase(namespace)
+        eraser = Eraser(self.region_log, self._catalog, self._disk, self._failed, scrub)
+        return eraser.erase(namespace)
+
+    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
+        """What tenants may hold in this directory, and their weights; does not wait."""
+        self.region_log.set_quotas(quotas)
+        self._queue.weigh({tenant: quota.weight for tenant, quota in quotas.items()})
+
+    def remember_forgotten(self, tenants: frozenset[bytes]) -> str:
+        """Write down that nothing of these tenants is served; why that cannot be done, if so."""
+        try:
+            write_forgotten(self._disk, self.directory, tenants)
+        except OSError as error:
+            self._failed()
+            return f"{self.directory.path} cannot remember it ({error.strerror or error})"
+        self.region_log.store_nothing_of(tenants)
+        return ""
 
     def tick(self, now: float) -> None:
         """Look at deadlines; called every `tick_s`."""
@@ -205,7 +223,7 @@ class Drive:
             return Dropped(DropReason.IO_ERROR)
         if job.region is not None:
             return self._store_at(job, buffers, job.region, data_key)
-        placed = self.region_log.place(job.length)
+        placed = self.region_log.place(job.length, job.name.tenant)
         if isinstance(placed, DropReason):
             self._catalog.abandon(key)
             if placed is DropReason.IO_ERROR:

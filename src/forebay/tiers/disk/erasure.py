@@ -6,8 +6,9 @@ first and the table follows: after a crash in between, a table lists what is gon
 notices, or is not believed any more, and then the region is walked. Erasing again finishes it.
 
 Payloads are zeroed with their headers, and so is everything between records: there lie payloads of
-records that were evicted, or whose writes were cut off, in a file that is used again. What a drive
-keeps beneath its file system is beyond reach.
+records that were evicted, or whose writes were cut off, in a file that is used again. Zeroing has
+the file system say that pages are zeros; a scrub writes zeros over their blocks, and flushes. What
+a drive keeps beneath its file system is beyond reach.
 """
 
 import logging
@@ -20,7 +21,7 @@ from forebay.record.region import ContentsEntry, short, unpack_entries
 from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
-from forebay.sys.transfer import write_whole, zero_whole
+from forebay.sys.transfer import overwrite_whole, write_whole, zero_whole
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.regions.reader import RegionReader
@@ -38,6 +39,7 @@ class Eraser:
     catalog: Catalog
     disk: Disk
     failed: Callable[[], None]  # hears of each record that the medium refuses to lose
+    scrub: bool = False  # write zeros and flush, where else blocks may keep what they had
 
     def erase(self, namespace: bytes | None) -> int:
         """Wipe a namespace's records, or all; how many. What was refused can be erased again."""
@@ -93,7 +95,10 @@ class Eraser:
         with self.region_log.gaps(region, contents, wiped) as gaps:
             for start, end in gaps:
                 size_bytes = end - start
-                zero_whole(self.disk, region.descriptor, start, size_bytes)  # verify: erased bytes
+                wipe = overwrite_whole if self.scrub else zero_whole
+                wipe(self.disk, region.descriptor, start, size_bytes)  # verify: erased bytes
+        if self.scrub:
+            self.disk.sync(region.descriptor)
 
 
 def wipe_header(disk: Disk, region: Region, offset: int) -> None:

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from forebay.record.header import DEFAULT_TENANT
 from forebay.record.region import SHORT_KEY_BYTES, ContentsEntry
 from forebay.tiers.contract import EvictionCause, Removed
 from forebay.tiers.namespaces import NamespaceTable
@@ -55,6 +56,7 @@ class Index:
         self._free = array("i")
         self.namespaces = NamespaceTable()  # of rows; what counts there are settled records
         self.stored_at: dict[int, float] = {}  # region → when it was begun, monotonic, where known
+        self.tenant_of: dict[int, bytes] = {}  # region → whose it is; the others are the default's
         self.records = 0  # settled
         self.payload_bytes = 0  # of settled records
 
@@ -274,10 +276,11 @@ class Index:
             return []
         self._count(row, -1)
         self._add_bytes(row, -self._length[row])
-        stored_at = self.stored_at.get(self._region[row])
+        region = self._region[row]
+        stored_at, tenant = self.stored_at.get(region), self.tenant_of.get(region, DEFAULT_TENANT)
         was_read = self._read[row] == 1
         cause = EvictionCause.SPACE  # the catalog knows better
-        return [Removed(self._keys[row], self._length[row], was_read, cause, stored_at)]
+        return [Removed(self._keys[row], self._length[row], was_read, cause, stored_at, tenant)]
 
     def _highest(self, row: int) -> int:
         """The row, or the highest of the gaps above it that nothing else continues."""

@@ -1,4 +1,8 @@
-"""What waits for one drive: loads before stores, each with its own depth and its own bound."""
+"""What waits for one drive: loads before stores, each with its own depth and its own bound.
+
+Loads of several tenants take turns by weight. Stores come in the order in which they are put: the
+pool hands out few at a time, and has let the tenants take turns.
+"""
 
 import threading
 from collections import deque
@@ -17,6 +21,7 @@ from forebay.tiers.contract import (
 from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions.region import Region
+from forebay.tiers.turns import FairQueue
 
 
 @dataclass(slots=True, eq=False)
@@ -59,12 +64,17 @@ class JobQueue:
         self._load_ready = threading.Condition(self._lock)
         self._store_ready = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
-        self._loads: deque[LoadJob] = deque()
+        self._loads: FairQueue[LoadJob] = FairQueue()
         self._stores: deque[StoreJob] = deque()
         self._stores_bytes = 0  # waiting and in flight
         self._loading: set[LoadJob] = set()
         self._storing: set[StoreJob] = set()
         self._closed = False
+
+    def weigh(self, weights: dict[bytes, int]) -> None:
+        """Tenants' weights from now on, by id."""
+        with self._lock:
+            self._loads.weigh(weights)
 
     def put_load(self, job: LoadJob) -> MissReason | None:
         """Queue a load, or say why not."""
@@ -73,7 +83,7 @@ class JobQueue:
                 return MissReason.TIER_OFF
             if len(self._loads) >= self._options.read_queue_max:
                 return MissReason.BUSY
-            self._loads.append(job)
+            self._loads.put(job, job.place.length, job.name.tenant)
             self._load_ready.notify()
         return None
 
@@ -96,7 +106,7 @@ class JobQueue:
                 if self._closed:
                     return None
                 self._load_ready.wait()
-            job = self._loads.popleft()
+            job = self._loads.take()
             job.started = now()
             self._loading.add(job)
             return job
@@ -143,9 +153,8 @@ class JobQueue:
     def expire(self, now: float) -> None:
         """Answer loads whose deadline passed while they waited."""
         with self._lock:
-            late = [job for job in self._loads if job.deadline <= now]
+            late = self._loads.remove(lambda job: job.deadline <= now)
             if late:
-                self._loads = deque(job for job in self._loads if job.deadline > now)
                 self._store_ready.notify_all()
         for job in late:
             job.done(Miss(MissReason.DEADLINE))
@@ -153,7 +162,7 @@ class JobQueue:
     def flush(self) -> list[StoreJob]:
         """Answer every waiting load with a miss; waiting stores are the caller's to answer."""
         with self._lock:
-            loads, self._loads = self._loads, deque()
+            loads = self._loads.remove(lambda _: True)
             stores, self._stores = self._stores, deque()
             self._stores_bytes -= sum(job.length for job in stores)
             self._store_ready.notify_all()  # at the end, those who wait for nothing may go

@@ -2,12 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import Final, Self
 
 from forebay.errors import DirectoryError, MediumError, StartupError
-from forebay.record.header import Digest, RecordName
+from forebay.record.header import DEFAULT_TENANT, Digest, RecordName
 from forebay.record.region import short
 from forebay.sys import memory
 from forebay.sys.clock import Clock
@@ -15,6 +17,7 @@ from forebay.sys.world import World
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
+    Forgotten,
     LargestNamespaces,
     LoadOutcome,
     Miss,
@@ -34,11 +37,13 @@ from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
 from forebay.tiers.disk.regions.data_keys import DataKeys
 from forebay.tiers.disk.regions.directory import region_bytes, usable_bytes
+from forebay.tiers.disk.regions.forgotten import FORGOTTEN_MAX, read_forgotten, write_forgotten
 from forebay.tiers.disk.regions.recovery import (
     RecoveredDirectory,
     close_directory,
     recover_directory,
 )
+from forebay.tiers.quotas import Quota
 
 _log: Final = logging.getLogger(__name__)
 
@@ -59,10 +64,12 @@ class DiskTier(Tier):
         self._drives = drives
         self._missing: list[str] = []  # directories that could not be opened
         self._keys: DataKeys | None = None  # of encrypted records
+        self._forgotten: frozenset[bytes] = frozenset()  # tenants, by id
         self._caps_bytes = caps_bytes
         self._catalog = catalog
         self._options = options
         self._clock = clock
+        self._quotas: dict[bytes, Quota] = {DEFAULT_TENANT: Quota()}
         self._stop = threading.Event()
         self._watch = threading.Thread(
             target=self._watch_forever, name="forebay-watch", daemon=True
@@ -88,8 +95,14 @@ class DiskTier(Tier):
         if options.keyring is not None:
             tables = {taken.directory: taken.keys for taken in opened.values()}
             keys = DataKeys(world.disk, tables, options.keyring)
+        forgotten = _finish_forgetting(list(opened.values()), catalog, world)
+        for failure in _destroy_keys(keys, forgotten):
+            _log.warning("%s", failure)
         orphans = catalog.restore(
-            (region, found.entries()) for taken in opened.values() for region, found in taken.found
+            (region, found.entries())
+            for taken in opened.values()
+            for region, found in taken.found
+            if region.tenant not in forgotten
         )
         if orphans:
             _log.info("%d records have lost their prefix and are forgotten", orphans)
@@ -99,7 +112,7 @@ class DiskTier(Tier):
         ]
         caps_bytes = [wanted.cap_bytes for wanted in opened]
         tier = cls(drives, caps_bytes, catalog, options, world.clock)
-        tier._missing, tier._keys = missing, keys
+        tier._missing, tier._keys, tier._forgotten = missing, keys, forgotten
         try:
             for drive in drives:
                 drive.start()
@@ -186,10 +199,49 @@ class DiskTier(Tier):
         """See Tier."""
         return self._catalog.largest_namespaces(limit)
 
-    def erase(self, namespace: bytes | None) -> int:
+    def erase(self, namespace: bytes | None, *, scrub: bool = False) -> int:
         """See Tier."""
         self._catalog.forget_namespace(namespace)
-        return sum(drive.erase(namespace) for drive in self._drives)
+        return sum(drive.erase(namespace, scrub=scrub) for drive in self._drives)
+
+    def forgotten(self) -> frozenset[bytes]:
+        """See Tier."""
+        return self._forgotten
+
+    def remember_forgotten(self, tenant: bytes) -> str:
+        """See Tier."""
+        forgotten = self._forgotten | {tenant}
+        if len(forgotten) > FORGOTTEN_MAX:
+            return f"more than {FORGOTTEN_MAX} tenants were forgotten here; empty the directories"
+        failures = [drive.remember_forgotten(forgotten) for drive in self._drives]
+        failure = next(filter(None, failures), "")
+        if not failure:
+            self._forgotten = forgotten
+        return failure
+
+    def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:
+        """See Tier."""
+        failures = [f"{path} is not open" for path in self._missing]
+        failures += _destroy_keys(self._keys, [tenant])
+        found = [drive.region_log.forget(tenant, scrub=scrub) for drive in self._drives]
+        failures += [each.failure for each in found if each.failure]
+        records, size_bytes = sum(each.records for each in found), sum(e.size_bytes for e in found)
+        return Forgotten(records, size_bytes, "; ".join(failures))
+
+    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
+        """See Tier."""
+        self._quotas = dict(quotas)
+        total_bytes = sum(self._caps_bytes)
+        for drive, cap_bytes in zip(self._drives, self._caps_bytes, strict=True):
+            share = Fraction(cap_bytes, total_bytes)
+            drive.set_quotas({tenant: quota.part(share) for tenant, quota in quotas.items()})
+
+    def held_by_tenants(self) -> dict[bytes, int]:
+        """See Tier."""
+        held = Counter[bytes]()
+        for drive in self._drives:
+            held.update(drive.region_log.held_by_tenants())
+        return dict(held)
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """See Tier."""
@@ -199,6 +251,7 @@ class DiskTier(Tier):
                 size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
                 drive.region_log.resize(usable_bytes(cap_bytes), size)
                 self._caps_bytes[number] = cap_bytes
+                self.set_quotas(self._quotas)
                 return True
         return False
 
@@ -206,10 +259,6 @@ class DiskTier(Tier):
         """See Tier."""
         if self._keys is not None:
             self._keys.rotate()
-
-    def destroy_key(self, tenant: bytes) -> bool:
-        """See Tier."""
-        return self._keys is not None and self._keys.forget(tenant)
 
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:
         """See Tier."""
@@ -270,6 +319,7 @@ class DiskTier(Tier):
             now = self._clock.monotonic()
             for drive in self._drives:
                 drive.tick(now)
+                drive.region_log.trim()
             off = [drive for drive in self._drives if not drive.health.is_on]
             if off or unavailable:
                 unavailable = [
@@ -280,6 +330,42 @@ class DiskTier(Tier):
 
 def _tell(done: Callable[[VolumeProbe], None], volume: int, failure: str) -> None:
     done(VolumeProbe(volume, failure))
+
+
+def _destroy_keys(keys: DataKeys | None, tenants: Iterable[bytes]) -> list[str]:
+    """Destroy the data keys of tenants; why one is left, if so."""
+    failures: list[str] = []
+    if keys is None:
+        return failures
+    for tenant in tenants:
+        try:
+            keys.forget(tenant)
+        except OSError as error:
+            failures.append(f"a forgotten tenant's key is left ({error.strerror})")
+    return failures
+
+
+def _finish_forgetting(
+    opened: Sequence[RecoveredDirectory], catalog: Catalog, world: World
+) -> frozenset[bytes]:
+    """Remove what is left of tenants that were forgotten before, wherever it is remembered."""
+    remembered = [read_forgotten(world.disk, taken.directory) for taken in opened]
+    forgotten = frozenset().union(*remembered)
+    for taken, known in zip(opened, remembered, strict=True):
+        taken.region_log.store_nothing_of(forgotten)
+        left = forgotten & {region.tenant for region, _ in taken.found}
+        for region, _ in taken.found if left else ():
+            if region.tenant in left:
+                catalog.add_region(region)  # as `forget` expects it
+        found = [taken.region_log.forget(tenant, scrub=False) for tenant in left]
+        for failure in (each.failure for each in found if each.failure):
+            _log.warning("%s keeps bytes of a forgotten tenant", failure)
+        try:
+            if known != forgotten:
+                write_forgotten(world.disk, taken.directory, forgotten)
+        except OSError as error:
+            _log.warning("%s forgets nobody (%s)", taken.directory.path, error.strerror)
+    return forgotten
 
 
 def _recover(

@@ -40,11 +40,19 @@ class RemoteStore:
 class Order:
     """Something that a caller waits for while the tier's thread does it."""
 
-    def __init__(self, namespace: bytes | None = None, *, is_erasure: bool) -> None:
-        self.namespace, self.is_erasure = namespace, is_erasure
+    def __init__(
+        self, namespace: bytes | None = None, tenant: bytes | None = None, *, is_erasure: bool
+    ) -> None:
+        """An erasure is of a namespace, of a tenant, or of all."""
+        self.namespace, self.tenant, self.is_erasure = namespace, tenant, is_erasure
         self.names: dict[str, int] | None = None  # packs that must be gone, and their records
         self.count = 0  # records that are
         self._done = threading.Event()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was ordered was done, once it has ended."""
+        return self.names == {}
 
     def end(self) -> None:
         """It is done, or cannot be."""
@@ -152,30 +160,31 @@ class _OpenPack:
 
 
 class Gathering:
-    """Stores that will be packs, one open pack a namespace. Owned by the tier's thread."""
+    """Stores that will be packs, one open pack a namespace and tenant. The tier's thread's."""
 
     def __init__(self, options: RemoteOptions) -> None:
         self._options = options
-        self._open: dict[bytes, _OpenPack] = {}
+        self._open: dict[tuple[bytes, bytes], _OpenPack] = {}  # by namespace and tenant
         self._full: deque[list[RemoteStore]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._open or self._full)
 
     def add(self, job: RemoteStore, now: float) -> None:
-        """Put a record into its namespace's pack."""
-        pack = self._open.setdefault(job.name.namespace, _OpenPack(now))
+        """Put a record into the pack of its namespace and tenant."""
+        owner = (job.name.namespace, job.name.tenant)
+        pack = self._open.setdefault(owner, _OpenPack(now))
         pack.jobs.append(job)
         pack.size_bytes += pack_bytes([job.length])
         is_full = pack.size_bytes >= self._options.pack_bytes
         if is_full or len(pack.jobs) == self._options.pack_records_max:
-            self._full.append(self._open.pop(job.name.namespace).jobs)
+            self._full.append(self._open.pop(owner).jobs)
 
     def seal(self, now: float, *, all_of_them: bool = False) -> None:
         """Packs that have waited long enough are full, whatever they hold."""
-        for namespace, pack in list(self._open.items()):
+        for owner, pack in list(self._open.items()):
             if all_of_them or pack.since + self._options.pack_age_s <= now:
-                self._full.append(self._open.pop(namespace).jobs)
+                self._full.append(self._open.pop(owner).jobs)
 
     def next(self) -> list[RemoteStore] | None:
         """The pack to put next; it stays here until it is taken."""
@@ -185,10 +194,16 @@ class Gathering:
         """The pack to put next."""
         return self._full.popleft()
 
-    def take_all(self, namespace: bytes | None = None) -> list[RemoteStore]:
-        """Every store that waits, or those of a namespace."""
+    def take_all(
+        self, namespace: bytes | None = None, tenant: bytes | None = None
+    ) -> list[RemoteStore]:
+        """Every store that waits, or those of a namespace, or of a tenant."""
         packs = [*self._full, *(pack.jobs for pack in self._open.values())]
-        taken = [jobs for jobs in packs if namespace is None or jobs[0].name.namespace == namespace]
+        taken = [
+            jobs
+            for jobs in packs
+            if namespace in (None, jobs[0].name.namespace) and tenant in (None, jobs[0].name.tenant)
+        ]
         self._full = deque(jobs for jobs in self._full if jobs not in taken)
         self._open = {name: pack for name, pack in self._open.items() if pack.jobs not in taken}
         return [job for jobs in taken for job in jobs]

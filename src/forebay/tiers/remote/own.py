@@ -7,7 +7,7 @@ Owned by the tier's thread; the catalog, and the numbers for people, are read by
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from forebay.record.header import RecordHeader
@@ -92,7 +92,9 @@ class OwnPacks:
             for header, offset in zip(headers, offsets, strict=True)
         ]
         namespace = headers[0].name.namespace
-        pack = self._add(namespace, sequence, size_bytes, entries, begun_at=begun)
+        region = Region(self.catalog.number(), "", sequence, -1, size_bytes)
+        region.begun_at, region.tenant = begun, headers[0].name.tenant
+        pack = self._add(namespace, region, entries)
         number = pack.region.number
         return [
             self.catalog.settle(short(entry.key), RecordPlace(number, entry.offset, entry.length))
@@ -115,22 +117,20 @@ class OwnPacks:
         regions: list[tuple[Region, Iterable[ContentsEntry]]] = []
         for pack, entries in listed:
             self.used_bytes += pack.size_bytes
-            added = self._add(pack.namespace, pack.sequence, pack.size_bytes, entries)
+            region = Region(self.catalog.number(), "", pack.sequence, -1, pack.size_bytes)
+            region.tenant = pack.tenant
+            added = self._add(pack.namespace, region, entries)
             regions.append((added.region, [rooted(entry) for entry in entries]))
         return self.catalog.restore(regions)
 
     def _add(
         self,
         namespace: bytes,
-        sequence: int,
-        size_bytes: int,
+        region: Region,
         entries: list[ContentsEntry],
-        *,
-        begun_at: float | None = None,
     ) -> OwnPack:
-        name = pack_name(namespace, self._host, sequence)
-        region = Region(self.catalog.number(), name, sequence, -1, size_bytes)
-        region.begun_at = begun_at
+        sequence = region.generation
+        region.name = pack_name(namespace, self._host, sequence)
         self.catalog.add_region(region)
         packed = b"".join(map(published.pack_entry, entries))
         pack = OwnPack(region, PublishedPack(namespace, sequence, packed))
@@ -143,16 +143,29 @@ class OwnPacks:
         self.evictions += 1
         self._doom(next(iter(self._packs.values())), cause)
 
-    def erase(self, namespace: bytes | None) -> dict[str, int]:
-        """Let all packs of a namespace go, or all; their names, and how many records each has."""
+    def erase(self, namespace: bytes | None = None, tenant: bytes | None = None) -> dict[str, int]:
+        """Let all packs go, of a namespace, or of a tenant; their names, and records of each."""
         packs = [
             pack
             for pack in self._packs.values()
-            if namespace is None or pack.published.namespace == namespace
+            if namespace in (None, pack.published.namespace)
+            and tenant in (None, pack.region.tenant)
         ]
         for pack in packs:
             self._doom(pack, EvictionCause.CLEARED)
         return {pack.region.name: pack.records for pack in packs}
+
+    def erase_forgotten(self, forgotten: Collection[bytes]) -> None:
+        """Let all packs of tenants go that were forgotten before."""
+        for tenant in {pack.region.tenant for pack in self._packs.values()} & set(forgotten):
+            self.erase(tenant=tenant)
+
+    def held_by_tenants(self) -> dict[bytes, int]:
+        """Bytes of packs by tenant; any thread may ask."""
+        held: dict[bytes, int] = {}
+        for pack in list(self._packs.values()):
+            held[pack.region.tenant] = held.get(pack.region.tenant, 0) + pack.region.size_bytes
+        return held
 
     def _doom(self, pack: OwnPack, cause: EvictionCause) -> None:
         self.catalog.drop_region(pack.region, cause)

@@ -88,7 +88,7 @@ def frame(headers: Sequence[RecordHeader], sequence: int, target: memoryview) ->
     In the target lie the region header, a page for each record, the table of contents, the footer.
     """
     size = pack_bytes([header.length for header in headers])
-    target[:PAGE_BYTES] = layout.pack_header(RegionHeader(sequence, size))
+    target[:PAGE_BYTES] = layout.pack_header(RegionHeader(sequence, size, headers[0].name.tenant))
     contents = b""
     for number, (header, at) in enumerate(
         zip(headers, positions(headers, sequence), strict=True), start=1

@@ -20,6 +20,7 @@ from forebay.sys.world import World
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
+    Forgotten,
     LargestNamespaces,
     LoadOutcome,
     Miss,
@@ -245,7 +246,12 @@ class RemoteTier(Tier):
         """See Tier. Of this host alone."""
         return self._catalog.largest_namespaces(limit)
 
-    def erase(self, namespace: bytes | None) -> int:
+    def erase(
+        self,
+        namespace: bytes | None,
+        *,
+        scrub: bool = False,  # noqa: ARG002 - a store deletes as it does
+    ) -> int:
         """See Tier. What other hosts have is theirs to erase."""
         self._catalog.forget_namespace(namespace)
         return self._ordered(Order(namespace, is_erasure=True))
@@ -253,6 +259,26 @@ class RemoteTier(Tier):
     def packs_of_others(self) -> dict[bytes, int]:
         """See Tier."""
         return self._others.packs()
+
+    def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:  # noqa: ARG002 - likewise
+        """See Tier. What other hosts have is theirs to forget."""
+        size_bytes = self.parts.own.held_by_tenants().get(tenant, 0)
+        order = Order(tenant=tenant, is_erasure=True)
+        count = self._ordered(order)
+        failure = "" if order.is_whole else "the store cannot be reached"
+        return Forgotten(count, size_bytes, failure)
+
+    def delete_forgotten(self, tenants: frozenset[bytes]) -> None:
+        """See Tier."""
+        self.parts.forgotten = tenants  # for packs that are found later
+        held = self.parts.own.held_by_tenants()
+        for tenant in tenants & held.keys():
+            if self.parts.inbox.put_order(Order(tenant=tenant, is_erasure=True)):
+                self._wake()
+
+    def held_by_tenants(self) -> dict[bytes, int]:
+        """See Tier. Of this host alone."""
+        return self.parts.own.held_by_tenants()
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """See Tier."""

@@ -24,8 +24,13 @@ from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs
 from tests.pool_process import PatientClient, PoolProcess, short_directory, wait_until
 
+from forebay.cli.main import main
+from forebay.identity.tenants import salt_hash, salt_key
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 StartEngine = Callable[..., Engine]
+TENANTS = {"one": "salt of one", "two": "salt of two"}  # name → salt
+TENANT_BYTES = 4 << 20  # that each has of DRAM, neither more nor less
 LENGTH = 600
 KNOWN = 512  # tokens of it that are stored
 SEEDS = itertools.count(1)  # each engine has prompts of its own
@@ -51,10 +56,25 @@ class Sharer:
         return found
 
 
+def write_tenants(place: Path) -> Path:
+    """Settings of a pool with two tenants; all other salts are the default tenant's."""
+    secret = b"a secret of sixteen bytes or more"
+    (place / "tenants.key").write_bytes(secret)
+    lines = [f'tenant_key_file = "{place / "tenants.key"}"']
+    for name, salt in TENANTS.items():
+        digits = salt_hash(salt, salt_key(secret)).hex()
+        lines += ["[[tenant]]", f'name = "{name}"', f'salts = ["{digits}"]']
+        lines += [f"dram_cap = {TENANT_BYTES}", f"dram_floor = {TENANT_BYTES}"]
+    (place / "pool.toml").write_text("\n".join(lines) + "\n")
+    return place / "pool.toml"
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[PoolProcess]:
     with short_directory() as place:
-        pool = PoolProcess(place, "--dram", "256MiB", disk_bytes=256 << 20).start()
+        settings = str(write_tenants(place))
+        flags = ("--dram", "256MiB", "--config", settings)
+        pool = PoolProcess(place, *flags, disk_bytes=256 << 20).start()
         yield pool
         pool.kill()
 
@@ -129,6 +149,35 @@ def test_t35_t36_salts_share_nothing(first: Sharer) -> None:
         engine.empty_cache()
     assert first.finds(prompt) == KNOWN, "and without a salt"
     has_run("salt")
+
+
+def test_t35_t63_two_salts_are_two_tenants_within_quotas_and_forgotten_by_name(
+    first: Sharer, pool: PoolProcess
+) -> None:
+    engine = first.engine
+    prompts = dialogs(6, LENGTH, next(SEEDS))
+    plain = tokens_of(engine.generate(prompts))
+    engine.empty_cache()
+
+    def ask(name: str, prompts: list[Tokens]) -> int:
+        """Tokens that were not computed; the answers are what they always are."""
+        answers = engine.generate(prompts, salt=TENANTS[name])
+        assert tokens_of(answers) == plain[: len(prompts)]
+        engine.empty_cache()
+        rows = {row["tenant"]: row["dram"]["used_bytes"] for row in pool.stats()["tenants"]}
+        assert all(rows[each] <= TENANT_BYTES for each in TENANTS)
+        assert rows[name] > 0
+        return cached_of(answers)
+
+    for name in TENANTS:
+        assert ask(name, prompts[:1]) == 0, "nobody else's"
+        assert ask(name, prompts[:1]) == KNOWN, "the control: its own"
+    for name in TENANTS:
+        ask(name, prompts)
+    assert main(["forget", "one", "--yes", "--socket", pool.socket]) == 0
+    assert ask("two", prompts[:1]) == KNOWN, "the other keeps what it has"
+    assert ask("one", prompts[:1]) == 0, "forgotten by name"
+    assert ask("one", prompts[:1]) == KNOWN, "and goes on"
 
 
 def test_why_names_each_request_of_a_real_engine(first: Sharer, pool: PoolProcess) -> None:

@@ -17,6 +17,9 @@ def violations(dram: Dram, acquisition: Acquisition) -> list[str]:
         *_compare("pinned chunks", dram.pinned_chunks, sum(1 for chunk in chunks if chunk.pins)),
         *_compare("payload", dram.chunks.payload_bytes, sum(chunk.length for chunk in chunks)),
     ]
+    for tenant in {*dram.quotas.holders(), *(chunk.name.tenant for chunk in chunks)}:
+        mine = sum(chunk.slot_bytes for chunk in chunks if chunk.name.tenant == tenant)
+        found += _compare(f"slots of {tenant.hex()}", dram.quotas.used_bytes(tenant), mine)
     booked = {name: has for name, has in dram.chunks.namespaces().items() if has != (0, 0)}
     counts, sizes = Counter[bytes](), Counter[bytes]()
     for chunk in chunks:

@@ -11,7 +11,15 @@ from heapq import nlargest
 from typing import Any, Final, NamedTuple
 
 from forebay.metrics.kinds import OTHER, Labels
-from forebay.metrics.labels import DRAM, NAMESPACE_DIGITS, NAMESPACES_MAX, Direction, ErrorKind
+from forebay.metrics.labels import (
+    DISK,
+    DRAM,
+    NAMESPACE_DIGITS,
+    NAMESPACES_MAX,
+    Direction,
+    ErrorKind,
+)
+from forebay.metrics.tenants import TenantUsage
 from forebay.pool.core.accounting.day import DayWindow
 from forebay.pool.core.chunks import ChunkTable
 from forebay.pool.core.loading.acquisition import Acquisition
@@ -52,7 +60,7 @@ class Status:
         lives: tuple[TierLife, ...],
     ) -> None:
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
-        self._clock, self._barrier = parts.clock, parts.barrier
+        self._clock, self._barrier, self._tenants = parts.clock, parts.barrier, parts.tenants
         self._acquisition, self._stores, self._write_behind = acquisition, stores, write_behind
         self._lives = lives  # by lower tier; of those behind the last nothing is known
         self._days = [DayWindow() for _ in range(len(parts.stack))]
@@ -95,6 +103,7 @@ class Status:
             "tiers": [self._dram_tier(), *map(_lower_tier, lower)],
             "namespaces": namespaces.rows,
             "namespaces_more": namespaces.more,
+            "tenants": self._take_tenants(),
             "requests": {"active": active, "kept": requests_kept},
         }
 
@@ -204,6 +213,27 @@ class Status:
     def _row(self, namespace: bytes, usage: Mapping[str, NamespaceUsage]) -> dict[str, Any]:
         digits = namespace.hex()[:NAMESPACE_DIGITS]
         return _row(digits, self.models.get(namespace), usage)
+
+    def _take_tenants(self) -> list[dict[str, Any]]:
+        """What each tenant has, is guaranteed and may have; what is nobody's comes last."""
+        dram, tenants = self._dram.quotas, list(self._tenants)
+        used = {DRAM: {tenant: dram.used_bytes(tenant) for tenant in dram.holders()}}
+        used |= {tier: held for tier, held in self._stack.held_by_tenants() if tier == DISK}
+        quotas = {DRAM: self._tenants.dram_quotas(), DISK: self._tenants.disk_quotas()}
+        held: dict[tuple[str, str], TenantUsage] = {}
+        for tier, by_id in used.items():
+            for tenant in tenants:
+                quota = quotas[tier][tenant.id]
+                usage = TenantUsage(by_id.get(tenant.id, 0), quota.floor_bytes, quota.cap_bytes)
+                held[tier, tenant.name] = usage
+            named = {tenant.id for tenant in tenants}
+            if others := sum(size for each, size in by_id.items() if each not in named):
+                held[tier, OTHER] = TenantUsage(others)
+        self._metrics.tenants.held(held)
+        rows: dict[str, dict[str, Any]] = {}
+        for (tier, name), usage in held.items():
+            rows.setdefault(name, {"tenant": name})[tier] = usage._asdict()
+        return list(rows.values())
 
     def _take_namespaces(self, rows: list[dict[str, Any]]) -> None:
         sizes: dict[Labels, float] = {}

@@ -158,6 +158,19 @@ class Acquisition:
             self.stop_retaining(request)
         self._dram.drop_damaged(chunk)
 
+    def refuse_all_of(self, tenant: bytes) -> None:
+        """A tenant is forgotten: nothing more is promised of what its requests looked up."""
+        for request in [each for each in self.requests if each.tenant == tenant]:
+            if request.state is not LoadState.PROMISED:
+                self._guarded(request, partial(self._give_up, request))
+            elif not request.is_acquired:
+                self._guarded(request, partial(self._cut, request))
+
+    def _cut(self, request: LoadRequest) -> None:
+        """Of a stream, no more comes than has come without a hole."""
+        self._fail(request, request.contiguous())
+        self._end_if_complete(request)
+
     @property
     def reads_in_flight(self) -> int:
         """Chunks on their way from lower tiers."""
@@ -209,8 +222,7 @@ class Acquisition:
             left_bytes -= 0 if chunk.load_pins else chunk.slot_bytes
             if request.local:
                 group = request.group_at(request.next + len(run))
-            named = (request.namespace, group)
-            if (chunk.name.namespace, chunk.name.group) != named:  # verify: dram run namespace
+            if not _is_of(request, chunk, group):  # verify: dram run namespace
                 break
             if left_bytes < 0:
                 break
@@ -232,7 +244,10 @@ class Acquisition:
         pinned = {*request.held.values(), *self.orphaned_pins}
         if budget.used_bytes <= sum(chunk.slot_bytes for chunk in pinned):
             return bool(request.held)
-        if self._fits(request, self._slot_bytes(request.keys[request.next])):
+        wanted_bytes = self._slot_bytes(request.keys[request.next])
+        if self._is_all_of_its_tenant(request, wanted_bytes):
+            return bool(request.held)
+        if self._fits(request, wanted_bytes):
             return False  # it waits for a slot, not for its share
         mine = {*request.held.values(), *self.orphaned_pins.of(engine)}
         charged = (chunk for chunk in mine if next(iter(chunk.load_pins)) == engine)
@@ -242,6 +257,11 @@ class Acquisition:
         if request.waits_since is None:
             request.waits_since = now
         return now - request.waits_since >= PATIENCE_S
+
+    def _is_all_of_its_tenant(self, request: LoadRequest, wanted_bytes: int) -> bool:
+        """Whether a request holds so much of what its tenant may that no more fits beside it."""
+        held_bytes = sum(chunk.slot_bytes for chunk in request.held.values())
+        return not self._dram.quotas.ever_fits(request.tenant, held_bytes + wanted_bytes)
 
     def _will_pause(self, request: LoadRequest) -> bool:
         """Whether a stream needs more than all of the room, and half of it has been filled by now.
@@ -268,10 +288,7 @@ class Acquisition:
             chunk = None if chunk is not None else self._read(request, position)
             if chunk is None:
                 return self._is_gone(request, position)
-        elif (chunk.name.namespace, chunk.name.group) != (
-            request.namespace,
-            request.group_at(position),
-        ):
+        elif not _is_of(request, chunk, request.group_at(position)):
             self._fail(request, position)  # verify: dram namespace
             return True
         elif chunk.state is SlotState.READY and not self._pin_ready(request, position, chunk):
@@ -287,7 +304,7 @@ class Acquisition:
     def _is_gone(self, request: LoadRequest, position: int) -> bool:
         """A chunk cannot be read: for want of room (False), or because it cannot be had at all."""
         length = self._stack.length_of(request.keys[position])
-        if length is not None and self._dram.slab.fits(length):
+        if length is not None and self._fits_ever(request, length):
             return False
         if length is None and request.note.cut is None:  # since its lookup: nobody else says why
             request.note.cut = self.why_gone(request.keys[position]) or Decision.EVICTED
@@ -301,6 +318,13 @@ class Acquisition:
         if off is None:
             return why
         return Decision.REQUEST_BUDGET if off is MissReason.BUDGET else Decision.TIER_OFF
+
+    def _fits_ever(self, request: LoadRequest, length: int) -> bool:
+        """Whether DRAM, and what its tenant may hold of it, could hold so much."""
+        quotas = self._dram.quotas
+        return self._dram.slab.fits(length) and quotas.ever_fits(
+            request.tenant, slot_bytes_for(length)
+        )
 
     def _pin_ready(self, request: LoadRequest, position: int, chunk: Chunk) -> bool:
         if not chunk.load_pins and not self._fits(request, chunk.slot_bytes):
@@ -361,7 +385,7 @@ class Acquisition:
     def _waits_to_be_written(self, request: LoadRequest) -> bool:
         """Whether what is retained for a request could not leave anyway before it is written."""
         last = request.retained.last
-        return last is not None and not last.tiers and self._dram.policy.queued_bytes > 0
+        return last is not None and not last.tiers and self._dram.policies.queued_bytes > 0
 
     def _slot_bytes(self, key: bytes) -> int:
         """What a chunk takes in DRAM, whether it is there or not."""
@@ -377,7 +401,7 @@ class Acquisition:
         """Begin to read a chunk from a lower tier; None if it is not there or there is no room."""
         key = request.keys[position]
         length = self._stack.length_of(key)
-        if length is None or not self._dram.slab.fits(length):
+        if length is None or not self._fits_ever(request, length):
             return None
         if not self._fits(request, slot_bytes_for(length)):
             return None
@@ -385,7 +409,8 @@ class Acquisition:
             request.keys[position - 1] if position else ROOT,
             request.group_at(position),
         )
-        name = RecordName(request.namespace, group, key, rule_of(group).parent_of(previous))
+        parent = rule_of(group).parent_of(previous)
+        name = RecordName(request.namespace, group, key, parent, request.tenant)
         is_ahead = request.state is LoadState.ARRIVED
         return self._promotions.begin(request.engine, name, length, ahead=is_ahead)
 
@@ -518,3 +543,10 @@ class Acquisition:
         self.requests.remove(request)
         if had_awaited:
             self._promotions.disown()
+
+
+def _is_of(request: LoadRequest, chunk: Chunk, group: int) -> bool:
+    """Whether a chunk that has a wanted key is what the request means by it."""
+    name = chunk.name
+    named = (name.namespace, name.group, name.tenant)
+    return named == (request.namespace, group, request.tenant)

@@ -2,7 +2,8 @@
 
 Room goes to one request of an engine after the other: were it given to all at once, each would hold
 a part of what it wants and wait for the others, until the deadline of all of them. What one engine
-waits for does not keep another engine's requests waiting. Deadlines are a heap: looking at them
+waits for does not keep another engine's requests waiting. Of one engine the tenants take turns: a
+request waits for as many of each other tenant as of its own. Deadlines are a heap: looking at them
 costs nothing while none has come, however many requests wait.
 """
 
@@ -20,7 +21,8 @@ class Asks:
     """ASKED, or PROMISED in part. Owned by the pool's thread."""
 
     def __init__(self) -> None:
-        self._by_engine: dict[str, dict[LoadRequest, None]] = {}  # whose turn it is comes first
+        # Whose turn it is comes first; of an engine, each request with its round and its number.
+        self._by_engine: dict[str, dict[LoadRequest, tuple[int, int]]] = {}
         # Of those that were ASKED when last looked at, by time; some have their promise since.
         self._deadlines: list[tuple[float, int, LoadRequest]] = []
         self._numbers = count()
@@ -36,8 +38,21 @@ class Asks:
 
     def add(self, request: LoadRequest) -> None:
         """A request has asked."""
-        self._by_engine.setdefault(request.engine, {})[request] = None
-        heappush(self._deadlines, (request.deadline, next(self._numbers), request))
+        number = next(self._numbers)
+        asks = self._by_engine.setdefault(request.engine, {})
+        is_last = self._put(asks, request, number)
+        if not is_last:
+            self._by_engine[request.engine] = dict(sorted(asks.items(), key=lambda each: each[1]))
+        heappush(self._deadlines, (request.deadline, number, request))
+
+    def _put(
+        self, asks: dict[LoadRequest, tuple[int, int]], request: LoadRequest, number: int
+    ) -> bool:
+        """Give a request its round, the one behind its tenant's last; whether it comes last."""
+        rounds = [now for now, _ in asks.values()]
+        own = [now + 1 for each, (now, _) in asks.items() if each.tenant == request.tenant]
+        asks[request] = (max([*own, *rounds[:1]], default=0), number)  # never in one that is over
+        return asks[request][0] >= max(rounds, default=0)
 
     def remove(self, request: LoadRequest) -> None:
         """A request has all that it will get; nothing happens if it was removed before."""

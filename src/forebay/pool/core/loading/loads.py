@@ -10,6 +10,7 @@ see `orphaned_pins`. The states of a load are drawn in `request`.
 from typing import Final
 
 from forebay.decisions import Decision
+from forebay.identity.tenants import masked
 from forebay.metrics.labels import ABSENT, DRAM
 from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.loading.acquisition import Acquisition
@@ -39,29 +40,34 @@ class Loads:
     def __init__(self, parts: CoreParts, hasher: Hasher | None) -> None:
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics.loads
         self._tier_names = parts.metrics.tier_names
-        self._clock = parts.clock
+        self._clock, self._tenants = parts.clock, parts.tenants
+        self._of_tenants = parts.metrics.tenants
         self.recent = RecentRequests(parts.metrics)
         self.acquisition = Acquisition(parts, hasher)
         self._requests = self.acquisition.requests
-        self._unreported: list[tuple[list[bytes], int]] = []  # lookups the policy is to hear of
+        # Lookups that a tenant's policy is to hear of: keys, how many are known.
+        self._unreported: list[tuple[bytes, list[bytes], int]] = []
 
     def lookup(self, session: Session, message: Lookup) -> None:
         """Answer how much is known; retain what is here of it, and begin to read the rest."""
         begun = self._clock.monotonic()
-        keys = _unrepeated(short_keys(message.keys))
+        tenant = self._tenants.of_salt(message.salt_hash)
+        keys = _unrepeated(short_keys(masked(message.keys, tenant.short_mask)))
         ready = self._dram.chunks.ready_prefix(keys)
         known, is_unknown, below, far = self._stack.prefix(keys, ready)
         if ready < known and not self._can_be_loaded(keys[ready]):  # verify: loadable
             known, is_unknown, below, far = ready, False, [], []
-        self._unreported.append((keys, known))
+        self._unreported.append((tenant.id, keys, known))
         if ready < known:
             self.catch_up()  # before slots are freed for what will be read ahead
         stores = [
             StoreRun(each.first, each.chunks, 1000 * each.speed.first_s, each.speed.bytes_a_s)
             for each in far
         ]
-        session.send(Found(message.request, known, ready, self._which(message.local), stores))
+        has = self._which(masked(message.local, tenant.short_mask))
+        session.send(Found(message.request, known, ready, has, stores))
         self._count(len(keys), known, below)
+        self._of_tenants.looked_up(tenant.name, len(keys), known)
         self._metrics.lookup_seconds.observe(self._clock.monotonic() - begun)
         beyond = self._why_no_more(message, keys, known)
         note = LookupNote(message.namespace, [known - sum(below), *below], beyond)
@@ -73,6 +79,7 @@ class Loads:
         elif followed and is_new:
             number, group = message.request, message.group
             request = LoadRequest(session, number, note, group, keys[:known])
+            request.tenant = tenant.id
             request.next = request.told = ready
             request.deadline = self._clock.monotonic() + RETAIN_S
             request.unknown_keys = keys[known:] if is_unknown else []
@@ -138,14 +145,17 @@ class Loads:
 
     def _add_local(self, request: LoadRequest, message: Ask) -> bool:
         """A request asks for records of other groups too; False: it may not."""
-        runs = [(run.group, _unrepeated(short_keys(run.keys))) for run in message.local]
+        mask = self._tenants.mask(request.tenant)[:SHORT_KEY_BYTES]
+        runs = [
+            (run.group, _unrepeated(short_keys(masked(run.keys, mask)))) for run in message.local
+        ]
         count = sum(len(keys) for _, keys in runs)
         chunks = message.first + message.count
         is_known = 0 <= message.first <= chunks <= len(request.keys)
         if not (is_known and self._requests.admits_more(request, count)):
             return False
         request.add_local(chunks, runs)
-        self._unreported += [(keys, len(keys)) for _, keys in runs]
+        self._unreported += [(request.tenant, keys, len(keys)) for _, keys in runs]
         return True
 
     def release(self, session: Session, message: Release) -> None:
@@ -189,8 +199,8 @@ class Loads:
         if self._unreported:
             now = self._clock.monotonic()
             unreported, self._unreported = self._unreported, []
-            for keys, known in unreported:
-                self._dram.policy.requested(keys, known, now)
+            for tenant, keys, known in unreported:
+                self._dram.policies.of(tenant).requested(keys, known, now)
 
     def tick(self, now: float) -> None:
         """Look at deadlines; then whoever waited for room may go on."""

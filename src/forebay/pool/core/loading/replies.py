@@ -7,6 +7,7 @@ that an engine never takes a slot for another chunk's; see docs/protocol.md.
 from collections.abc import Sequence
 
 from forebay.identity.keys import proof_of
+from forebay.identity.tenants import masked
 from forebay.metrics.labels import Direction
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.loading.request import LoadRequest
@@ -19,7 +20,8 @@ class Replies:
     """Sends promises, and counts what left with them."""
 
     def __init__(self, parts: CoreParts) -> None:
-        self._dram, self._metrics = parts.dram, parts.metrics.tiers
+        self._dram, self._metrics = parts.dram, parts.metrics
+        self._tenants = parts.tenants
         self._generation = parts.generation  # of the slab that slots are named in
 
     def promise(
@@ -29,7 +31,7 @@ class Replies:
         self._count(held)
         offsets = [chunk.offset for chunk in held]
         lengths = [chunk.length for chunk in held]
-        proof = proof_of(chunk.name.key for chunk in held)
+        proof = proof_of(map(self._key, held))
         sources = [chunk.take_source() for chunk in held]
         slots = offsets, lengths, proof, sources if any(sources) else []
         session.send(Promise(number, self._generation, first, total, *slots))
@@ -37,14 +39,21 @@ class Replies:
     def ready(self, request: LoadRequest, position: int, chunk: Chunk) -> None:
         """Hand out a chunk that was promised before it was here."""
         self._count([chunk])
-        slot = chunk.offset, chunk.length, chunk.name.key, chunk.take_source()
+        slot = chunk.offset, chunk.length, self._key(chunk), chunk.take_source()
         request.session.send(Ready(request.number, self._generation, position, *slot))
 
     def failed(self, request: LoadRequest, position: int) -> None:
         """A promised chunk, and what follows it, will not come."""
         request.session.send(Ready(request.number, self._generation, position, 0, 0, b""))
 
+    def _key(self, chunk: Chunk) -> bytes:
+        """A chunk's key as its engine knows it."""
+        return masked(chunk.name.key, self._tenants.mask(chunk.name.tenant))
+
     def _count(self, chunks: Sequence[Chunk]) -> None:
         if chunks:
-            self._metrics.copied(Direction.LOAD, [chunk.length for chunk in chunks])
+            lengths = [chunk.length for chunk in chunks]
+            self._metrics.tiers.copied(Direction.LOAD, lengths)
+            name = self._tenants.name_of(chunks[0].name.tenant)
+            self._metrics.tenants.moved(name, Direction.LOAD, sum(lengths))
             self._dram.handed_out(chunks)

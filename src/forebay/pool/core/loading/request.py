@@ -31,6 +31,7 @@ from forebay.pool.core.budget import Budget, Processes
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.recent.requests import LookupNote
 from forebay.pool.session import Session
+from forebay.record.header import DEFAULT_TENANT
 
 REQUESTS_MAX: Final = 4096  # a session; more are answered and not followed
 KEYS_FOLLOWED: Final = 1 << 19  # of an engine that is alone; likewise. Some 200 bytes each
@@ -91,6 +92,7 @@ class LoadRequest:
         "state",
         "stop",
         "stream",
+        "tenant",
         "told",
         "unknown_keys",
         "waits_since",
@@ -104,6 +106,7 @@ class LoadRequest:
         self.engine = session.engine
         self.number = number
         self.namespace, self.group = note.namespace, group
+        self.tenant = DEFAULT_TENANT  # whose it is, by id; its keys are masked
         self.keys = keys
         self.local: dict[int, int] = {}  # position → group, of records that are not of the chain
         self.unknown_keys: list[bytes] = []  # that follow; a tier is asking whether it has them

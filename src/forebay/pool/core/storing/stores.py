@@ -14,7 +14,10 @@ as well have stored them with the right digest: engines that share a namespace t
 from collections.abc import Callable, Iterator
 from typing import Final
 
+import msgspec
+
 from forebay.identity.groups import GroupRule, rule_of
+from forebay.identity.tenants import masked, masked_parent
 from forebay.metrics.labels import Direction, RefusalReason
 from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.dram import Newcomer, NoSlot
@@ -55,7 +58,7 @@ class Stores:
         loads_wait: Callable[[], bool],
     ) -> None:
         self._dram, self._metrics = parts.dram, parts.metrics
-        self._generation = parts.generation
+        self._generation, self._tenants = parts.generation, parts.tenants
         self._write_behind = write_behind
         self._loads_wait = loads_wait  # whether somebody wants to load more than there is room for
         self._filling: dict[str, dict[int, Chunk]] = {}  # engine → slots it may write into
@@ -87,6 +90,9 @@ class Stores:
                     committed.append(chunk)
             self._take_back(session.engine, message.offsets)  # of what has no digest
         self._metrics.tiers.copied(Direction.STORE, [chunk.length for chunk in committed])
+        for chunk in committed:
+            name = self._tenants.name_of(chunk.name.tenant)
+            self._metrics.tenants.moved(name, Direction.STORE, chunk.length)
         session.send(Committed(len(committed)))
 
     def abort(self, session: Session, message: Abort) -> None:
@@ -117,6 +123,8 @@ class Stores:
     def _reserve_run(self, engine: str, run: ChunkRun, answers: list[int]) -> Iterator[None]:
         """Comes back before every chunk, and once more: others may be served then."""
         yield
+        tenant = self._tenants.of_salt(run.salt_hash)
+        run = _masked(run, tenant.mask)
         missing = count = len(run.keys) // KEY_BYTES
         keys = [run.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in range(count)]
         if not self._is_sensible(run):
@@ -128,8 +136,10 @@ class Stores:
         reason = RefusalReason.DECLINED
         for key in keys:
             yield
-            name = RecordName(run.namespace, run.group, key, rule.parent_of(previous))
-            if not self._dram.is_known(name.parent):
+            parent = rule.parent_of(previous)
+            name = RecordName(run.namespace, run.group, key, parent, tenant.id)
+            is_current = self._tenants.is_current(tenant.id)  # verify: forgotten meanwhile
+            if not (is_current and self._dram.is_known(name.parent)):
                 answer, reason = ReserveAnswer.NO, RefusalReason.ORPHAN
                 break
             if self._dram.has(short(key)):
@@ -165,7 +175,7 @@ class Stores:
     def _reserve_one(self, engine: str, name: RecordName, run: ChunkRun, newcomer: Newcomer) -> int:
         # A burst may leave all of DRAM waiting to be written. But where loads want room, what
         # waits counts too: they cannot have it before it is written, and half of DRAM is theirs.
-        waiting_bytes = self._dram.policy.queued_bytes if self._loads_wait() else 0
+        waiting_bytes = self._dram.policies.queued_bytes if self._loads_wait() else 0
         slot_bytes = slot_bytes_for(run.length)
         if not self._dram.store_budget.fits(
             engine, slot_bytes, waiting_bytes
@@ -192,6 +202,14 @@ def _digests(commit: Commit) -> Iterator[tuple[int, bytes]]:
         return
     for number, offset in enumerate(commit.offsets):
         yield offset, commit.digests[number * size : (number + 1) * size]
+
+
+def _masked(run: ChunkRun, mask: bytes) -> ChunkRun:
+    """The same chunks by the keys that they have in the pool."""
+    if len(run.keys) % KEY_BYTES or len(run.parent) != KEY_BYTES or not any(mask):
+        return run
+    keys, parent = masked(run.keys, mask), masked_parent(run.parent, mask)
+    return msgspec.structs.replace(run, keys=keys, parent=parent)
 
 
 def _short_or_none(parent: bytes) -> bytes | None:

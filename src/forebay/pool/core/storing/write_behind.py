@@ -52,7 +52,7 @@ class WriteBehind:
             is_held = not self._stack.takes_stores(tier)
             if is_held is not self._is_held[tier]:
                 self._is_held[tier] = is_held
-                self._dram.policy.hold_writes(tier, held=is_held)
+                self._dram.policies.hold_writes(tier, held=is_held)
             while not is_held and self._has_room(tier) and self._write_next(tier, idle=idle):
                 pass
 
@@ -66,20 +66,21 @@ class WriteBehind:
         """Somebody found no slot: whatever can be written is on its way afterwards."""
         self.run(idle=True)
         has_room = any(map(self._has_room, range(len(self._stack))))
-        if has_room and self._dram.policy.queued_bytes:
+        if has_room and self._dram.policies.queued_bytes:
             self._metrics.error(ErrorKind.IDLE_DRIVE)  # it should not be
 
     def _write_next(self, tier: int, *, idle: bool) -> bool:
         """Begin the next write to a tier; False if nothing is to be written now."""
         dram = self._dram
         is_idle = idle or dram.must_write
-        key = dram.policy.next_write(tier, self._clock.monotonic(), idle=is_idle)
-        if key is None:
+        offered = dram.policies.next_write(tier, self._clock.monotonic(), idle=is_idle)
+        if offered is None:
             return False
-        chunk = dram.chunks.get(key)
+        chunk = dram.chunks.get(offered.key)
         if chunk is None or not self._is_writable(chunk, tier):
-            dram.policy.write_failed(key, tier)
+            dram.policies.of(offered.tenant).write_failed(offered.key, tier)
             return True
+        dram.policies.written(tier, offered.tenant, chunk.slot_bytes)
         dram.begin_write(chunk, tier)
         self._in_flight[tier] += 1
         self._in_flight_bytes[tier] += chunk.slot_bytes
@@ -104,7 +105,8 @@ class WriteBehind:
         label = outcome.reason if isinstance(outcome, Dropped) else OK
         self._dram.end_write(chunk, tier, is_stored=label in (OK, DropReason.DUPLICATE))
         if self._is_for_later(chunk.key, tier, label):
-            self._dram.policy.write_again(chunk.key, tier, self._clock.monotonic())
+            policy = self._dram.policies.of(chunk.name.tenant)
+            policy.write_again(chunk.key, tier, self._clock.monotonic())
         way = (self._stack.name_of(tier), Direction.STORE)
         ended = Ended(chunk.length, operation.waited_s, operation.took_s)
         self._metrics.tiers.record(way, label, ended)

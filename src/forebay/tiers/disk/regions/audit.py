@@ -24,10 +24,11 @@ from forebay.tiers.disk.regions.directory import (
     has_foreign_lock,
     region_names,
 )
+from forebay.tiers.disk.regions.forgotten import FORGOTTEN_NAMES
 from forebay.tiers.disk.regions.reader import RegionReader
 
 _AT_ONCE: Final = 4  # regions
-_NOT_OURS_BUT_FINE: Final = {LOCK_NAME, KEYS_NAME, NEW_KEYS_NAME, "lost+found"}
+_NOT_OURS_BUT_FINE: Final = {LOCK_NAME, KEYS_NAME, NEW_KEYS_NAME, "lost+found", *FORGOTTEN_NAMES}
 _SAFE_MODE: Final = 0o700
 
 

@@ -14,6 +14,7 @@ import xxhash
 
 from forebay.record import region as layout
 from forebay.record.header import (
+    DEFAULT_TENANT,
     HEADER_BYTES,
     Damage,
     RecordHeader,
@@ -44,6 +45,7 @@ class RegionContents(NamedTuple):
     packed: bytes  # its entries, as a table of contents has them
     end: int  # where the next record would go
     is_sealed: bool  # read from the region's own table of contents
+    tenant: bytes = DEFAULT_TENANT  # whose records they are
 
     def entries(self) -> Iterator[ContentsEntry]:
         """One for each record."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from forebay.errors import DirectoryError
 from forebay.quantity import format_size
 from forebay.record import region as layout
-from forebay.record.header import Damage
+from forebay.record.header import DEFAULT_TENANT, Damage, RecordHeader
 from forebay.sys.disk import Disk, printable
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.sys.world import World
@@ -31,6 +31,7 @@ from forebay.tiers.disk.regions.directory import (
     region_names,
     usable_bytes,
 )
+from forebay.tiers.disk.regions.forgotten import FORGOTTEN_NAMES
 from forebay.tiers.disk.regions.reader import RegionContents, RegionReader
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.region_log import RegionLog, RegionLogLimits
@@ -111,6 +112,7 @@ def _open_files(
     ours = {name for _, name in named}
     if not has_foreign_lock(disk, place):
         ours.add(LOCK_NAME)
+    ours |= FORGOTTEN_NAMES
     if is_encrypted:
         ours |= {KEYS_NAME, NEW_KEYS_NAME}
     for name in set(disk.names(place)) - ours:
@@ -218,7 +220,7 @@ def _recover_region(disk: Disk, recovered: RecoveredDirectory, number: int, file
         _leave_alone(disk, recovered, file.name, found)
         return
     region = Region(number, file.name, found.generation, file.descriptor, file.size_bytes)
-    region.drive = recovered.region_log.drive
+    region.drive, region.tenant = recovered.region_log.drive, found.tenant
     region.file_bytes = file.file_bytes
     region.end = found.end
     region.placed = len(found.packed) // layout.ENTRY_BYTES
@@ -226,10 +228,11 @@ def _recover_region(disk: Disk, recovered: RecoveredDirectory, number: int, file
 
 
 def _resume(disk: Disk, recovered: RecoveredDirectory) -> None:
-    """Order the regions by age; fill the youngest further, and seal what was found unsealed."""
+    """Order the regions by age; fill each tenant's youngest further, seal what was unsealed."""
     recovered.found.sort(key=lambda pair: pair[0].generation)
+    youngest = {region.tenant: region for region, _ in recovered.found}
     for region, found in recovered.found:
-        is_youngest = region is recovered.found[-1][0]
+        is_youngest = region is youngest[region.tenant]
         free_bytes = region.size_bytes - region.end
         is_roomy = free_bytes > region.size_bytes // _RESUME_SHARE
         resume = is_youngest and is_roomy and not region.is_sparse
@@ -273,11 +276,21 @@ def recover(reader: RegionReader, named: int) -> RegionContents | Damage | None:
         is_possible and reader.size_bytes >= layout.FIRST_RECORD + PAGE_BYTES
     ):  # room for a footer at least
         found = reader.contents(generation)
+        tenant = _tenant_in(reader, found) if isinstance(header, Damage) else header.tenant
+        found = found._replace(tenant=tenant)
         if found.packed or found.is_sealed or not isinstance(header, Damage):
             return found
     if unreadable is not None:
         raise unreadable
     return _judge(header, head)
+
+
+def _tenant_in(reader: RegionReader, found: RegionContents) -> bytes:
+    """Whose a region is that does not say it itself: its records do."""
+    for _, header in reader.records(found.generation, found):
+        if isinstance(header, RecordHeader):
+            return header.name.tenant
+    return DEFAULT_TENANT
 
 
 def _judge(header: layout.RegionHeader | Damage, head: memoryview) -> Damage | None:

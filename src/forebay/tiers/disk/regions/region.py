@@ -12,7 +12,7 @@ import errno
 from collections.abc import Container
 
 from forebay.record import region as layout
-from forebay.record.header import record_bytes
+from forebay.record.header import DEFAULT_TENANT, record_bytes
 from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
@@ -38,6 +38,7 @@ class Region:
         "number",
         "placed",
         "size_bytes",
+        "tenant",
         "users",
     )
 
@@ -48,6 +49,7 @@ class Region:
         self.name = name  # of the file
         self.generation = generation  # in the header of each of its records
         self.descriptor = descriptor
+        self.tenant = DEFAULT_TENANT  # whose all of its records are
         self.drive = 0  # the number of its directory in the tier
         self.begun_at: float | None = None  # monotonic; None: by an earlier pool
         self.size_bytes = size_bytes  # whole pages
@@ -133,7 +135,9 @@ def _complement(used: list[tuple[int, int]], stop: int) -> list[tuple[int, int]]
 def write_header(disk: Disk, region: Region) -> None:
     """Begin a region's generation: records of earlier ones in the file count no more."""
     page = memory.allocate(PAGE_BYTES)
-    page[:] = layout.pack_header(layout.RegionHeader(region.generation, region.size_bytes))
+    page[:] = layout.pack_header(
+        layout.RegionHeader(region.generation, region.size_bytes, region.tenant)
+    )
     write_whole(disk, region.descriptor, [page], 0)
 
 

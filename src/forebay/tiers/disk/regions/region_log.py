@@ -1,5 +1,9 @@
 """The region log: the regions of one directory, filled one after another, evicted oldest first.
 
+A region holds records of one tenant. Each tenant that stores has one open region; whose oldest
+region is evicted for the next one is for the quotas to say. A file is used again by its own tenant
+only; for another one it is wiped and removed, so that no tenant's bytes lie in another's file.
+
 `_changed` guards the open region, the list of full ones and the byte count. The I/O of opening the
 next region (rolling) happens outside it, by one writer thread at a time, while the others wait.
 """
@@ -7,23 +11,26 @@ next region (rolling) happens outside it, by one writer thread at a time, while 
 import errno
 import logging
 import threading
-from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from forebay.record import region as layout
-from forebay.record.header import RecordHeader, record_bytes
+from forebay.record.header import DEFAULT_TENANT, RecordHeader, record_bytes
 from forebay.sys.memory import PAGE_BYTES
+from forebay.sys.transfer import overwrite_whole, zero_whole
 from forebay.sys.world import World
-from forebay.tiers.contract import DropReason, EvictionCause
+from forebay.tiers.contract import DropReason, EvictionCause, Forgotten
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions import region as regions
 from forebay.tiers.disk.regions.directory import OpenDirectory, generation_in, region_name
 from forebay.tiers.disk.regions.region import Region
+from forebay.tiers.quotas import Quota, Quotas
 
 _log: Final = logging.getLogger(__name__)
+_WRITES_S: Final = 60.0  # how long writes to a region that is to go are waited for
+_NOBODY: Final = b""  # no tenant's id
 FULL_ERRNOS: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -53,8 +60,10 @@ class RegionLog:
         self._limits = limits
         self._changed = threading.Condition()
         self._is_rolling = False
-        self._open: Region | None = None
-        self._full: deque[Region] = deque()  # takes no more records; oldest first
+        self._open: dict[bytes, Region] = {}  # by tenant
+        self._full: list[Region] = []  # take no more records; oldest first
+        self._quotas = Quotas()  # of region files, by tenant
+        self._forgotten: frozenset[bytes] = frozenset()  # tenants that nothing is stored of
         self._generation = 0
         self._pause = (DropReason.NO_SPACE, 0.0)  # why, and until when, no region is opened
         self._unlinked: list[int] = []  # descriptors of files that are gone
@@ -83,8 +92,9 @@ class RegionLog:
         self._generation = max(self._generation, region.generation)
         self._taken_names.add(region.name)
         self.allocated_bytes += region.file_bytes
+        self._quotas.take(region.tenant, region.file_bytes)
         if resume:
-            self._open = region
+            self._open[region.tenant] = region
         else:
             region.full = True
             self._full.append(region)
@@ -109,7 +119,7 @@ class RegionLog:
     def regions(self) -> list[Region]:
         """All regions here, oldest first."""
         with self._changed:
-            return [*self._full, self._open] if self._open is not None else list(self._full)
+            return sorted([*self._full, *self._open.values()], key=lambda each: each.generation)
 
     def resize(self, usable: int, region_bytes: int) -> None:
         """Keep another cap from now on; regions that do not fit it any more are removed at once.
@@ -121,12 +131,11 @@ class RegionLog:
                 self._changed.wait()
             self._is_rolling = True
             self._limits = self._limits._replace(usable_bytes=usable, region_bytes=region_bytes)
-            unfit = self._end_open_region() if self.allocated_bytes > usable else None
+            unfit = self._end_open_regions() if self.allocated_bytes > usable else []
         try:
-            if unfit is not None:
-                self._seal(unfit)
-            cause = EvictionCause.RESIZED
-            while self.allocated_bytes > usable and (oldest := self._evict(cause)) is not None:
+            for region in unfit:
+                self._seal(region)
+            while self.allocated_bytes > usable and (oldest := self._evict_any()) is not None:
                 self._unlink(oldest)
         except OSError as error:
             _log.warning("%s is above its cap (%s)", self._directory.path, error.strerror)
@@ -143,22 +152,24 @@ class RegionLog:
         """Whether a record of this payload can ever have a place here."""
         return record_bytes(length) + 3 * PAGE_BYTES <= self._limits.region_bytes
 
-    def place(self, length: int) -> tuple[Region, int] | DropReason:
+    def place(self, length: int, tenant: bytes = DEFAULT_TENANT) -> tuple[Region, int] | DropReason:
         """Give a record its place, opening the next region if it must be; on a writer thread."""
         while True:
             with self._changed:
                 self._wait_to_place()
-                region = self._open
+                if tenant in self._forgotten:  # verify: nothing is stored of a forgotten tenant
+                    return DropReason.FORGOTTEN
+                region = self._open.get(tenant)
                 offset = region.place(length) if region is not None else None
                 if region is not None and offset is not None:
                     return region, offset
                 if region is not None and not region.placed and self._is_of_our_size(region):
                     return DropReason.TOO_LARGE
                 self._is_rolling = True
-                sealable = self._end_open_region()
+                sealable = self._end_open_region(tenant)
             if sealable is not None:
                 self._seal(sealable)
-            refused = self._roll()
+            refused = self._roll(tenant)
             if refused is not None:
                 return refused
 
@@ -195,6 +206,8 @@ class RegionLog:
             sealable = region.end_use(offset)
             if sealable:
                 _begin_sealing(region)
+            elif region.full:
+                self._changed.notify_all()  # somebody may wait to remove it
         if sealable:
             self._seal(region)
 
@@ -217,10 +230,10 @@ class RegionLog:
     ) -> Iterator[list[tuple[int, int]]]:
         """See `Region.gaps`, of a pinned region; meanwhile no record is put there."""
         with self._changed:
-            is_held = region is self._open
+            is_held = self._is_open(region)
             while is_held and (self._is_rolling or self._waiting_to_place):
                 self._changed.wait()
-                is_held = region is self._open
+                is_held = self._is_open(region)
             self._is_rolling = self._is_rolling or is_held
             found = region.gaps(listed, wiped)
         try:
@@ -236,7 +249,7 @@ class RegionLog:
         with self._changed:
             while self._is_rolling or region.is_sealing:
                 self._changed.wait()
-            if self._is_closed or not (region is self._open or region in self._full):
+            if self._is_closed or not (self._is_open(region) or region in self._full):
                 return False
             region.users += 1
             self._pins += 1
@@ -258,18 +271,27 @@ class RegionLog:
     def close(self) -> list[int]:
         """Seal the open region, after the last write; the descriptors, which the caller closes."""
         with self._changed:
-            region = self._end_open_region()
-        if region is not None:
+            ended = self._end_open_regions()
+        for region in ended:
             self._seal(region)
         return [region.descriptor for region in self._full] + self._unlinked
 
-    def _end_open_region(self) -> Region | None:
-        """Put no more records into the open region; the region, if it can be sealed at once."""
-        region, self._open = self._open, None
+    def _is_open(self, region: Region) -> bool:
+        return self._open.get(region.tenant) is region
+
+    def _end_open_regions(self) -> list[Region]:
+        """The same for all tenants; those that can be sealed at once."""
+        ended = [self._end_open_region(tenant) for tenant in list(self._open)]
+        return [region for region in ended if region is not None]
+
+    def _end_open_region(self, tenant: bytes) -> Region | None:
+        """Put no more records into a tenant's open region; the region, if it can be sealed now."""
+        region = self._open.pop(tenant, None)
         if region is None:
             return None
         region.full = True
         self._full.append(region)
+        self._full.sort(key=lambda each: each.generation)
         if region.users:
             return None
         _begin_sealing(region)
@@ -290,11 +312,11 @@ class RegionLog:
             region.users -= 1
             self._changed.notify_all()
 
-    def _roll(self) -> DropReason | None:
-        """Open the next region; the reason if that cannot be done now."""
+    def _roll(self, tenant: bytes) -> DropReason | None:
+        """Open a tenant's next region; the reason if that cannot be done now."""
         opened: Region | DropReason = DropReason.IO_ERROR
         try:
-            opened = self._next_region()
+            opened = self._next_region(tenant)
         except OSError as error:
             opened = DropReason.NO_SPACE if error.errno in FULL_ERRNOS else DropReason.IO_ERROR
             self._pause = (opened, self._clock.monotonic() + self._options.full_pause_s)
@@ -302,28 +324,47 @@ class RegionLog:
             with self._changed:
                 self._is_rolling = False
                 if isinstance(opened, Region):
-                    self._open = opened
+                    self._open[tenant] = opened
                 self._changed.notify_all()
         return None if isinstance(opened, Region) else opened
 
-    def _next_region(self) -> Region | DropReason:
+    def _next_region(self, tenant: bytes) -> Region | DropReason:
         reason, until = self._pause
         if self._clock.monotonic() < until:
             return reason
         self._remove_leftovers()
-        while self.allocated_bytes + self._limits.region_bytes > self._limits.usable_bytes:
-            oldest = self._evict(EvictionCause.SPACE)
+        size_bytes = self._limits.region_bytes
+        if not self._quotas.ever_fits(tenant, size_bytes):
+            return DropReason.QUOTA
+        while not self._has_room(tenant, size_bytes):
+            oldest = self._evict(self._losers(tenant), EvictionCause.SPACE)
             if oldest is None:
                 return DropReason.BUSY
-            within_cap = self.allocated_bytes <= self._limits.usable_bytes
-            if within_cap and self._is_of_our_size(oldest) and not self._erasures:
+            if self._can_recycle(oldest, tenant):
                 region = self._recycle(oldest)
                 break
             self._unlink(oldest)
         else:
-            region = self._create()
+            region = self._create(tenant)
         self._catalog.add_region(region)
         return region
+
+    def _has_room(self, tenant: bytes, size_bytes: int) -> bool:
+        within = self.allocated_bytes + size_bytes <= self._limits.usable_bytes
+        return within and self._quotas.fits(tenant, size_bytes)
+
+    def _losers(self, tenant: bytes) -> list[bytes]:
+        """Who may lose a region for a tenant."""
+        with self._changed:
+            return self._quotas.losers(tenant, self._limits.region_bytes)
+
+    def _can_recycle(self, oldest: Region, tenant: bytes) -> bool:
+        """Whether a tenant's next region may have the file of an evicted one."""
+        is_own = oldest.tenant == tenant  # verify: no tenant's bytes in another's file
+        within_caps = self.allocated_bytes <= self._limits.usable_bytes and self._quotas.fits(
+            tenant, 0
+        )
+        return is_own and within_caps and self._is_of_our_size(oldest) and not self._erasures
 
     def _remove_leftovers(self) -> None:
         """Remove the files to remove; what cannot be removed stays counted until the next roll."""
@@ -337,19 +378,110 @@ class RegionLog:
             self._to_remove.remove((name, size_bytes))
             self.allocated_bytes -= size_bytes
 
-    def _evict(self, cause: EvictionCause) -> Region | None:
-        """The oldest region, its records forgotten; None if all are still being written."""
+    def _evict(self, losers: Iterable[bytes], cause: EvictionCause) -> Region | None:
+        """The oldest region of the first who can lose one, its records forgotten; None: nobody can.
+
+        Whoever has no full region loses the open one.
+        """
+        for loser in losers:
+            oldest = self._oldest_of(loser)
+            if oldest is None or oldest.users:
+                continue
+            if oldest.number:
+                self._catalog.drop_region(oldest, cause)
+                oldest.number = 0  # forgotten already, if what follows fails and is tried again
+                self.evicted_regions += 1
+            return oldest
+        return None
+
+    def _oldest_of(self, tenant: bytes) -> Region | None:
         with self._changed:
-            oldest = self._full[0] if self._full else None
-        if oldest is None or oldest.users:
-            return None
-        if oldest.number:
-            self._catalog.drop_region(oldest, cause)
-            oldest.number = 0  # forgotten already, if what follows fails and is tried again
-            self.evicted_regions += 1
+            oldest = next((each for each in self._full if each.tenant == tenant), None)
+            if oldest is None and (sealable := self._end_open_region(tenant)) is not None:
+                _end_sealing(sealable)
+                return sealable
         return oldest
 
-    def _create(self) -> Region:
+    def _evict_any(self) -> Region | None:
+        """The oldest region, of a tenant that has more than its floor where there is one."""
+        cause, holders = EvictionCause.RESIZED, sorted(self.held_by_tenants())
+        return self._evict(self._losers(_NOBODY), cause) or self._evict(holders, cause)
+
+    # Tenants.
+
+    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
+        """Keep other quotas from now on; who has more than its cap loses it in `trim`."""
+        with self._changed:
+            self._quotas.replace(quotas)
+
+    def held_by_tenants(self) -> dict[bytes, int]:
+        """Bytes of region files, by tenant."""
+        with self._changed:
+            return {tenant: self._quotas.used_bytes(tenant) for tenant in self._quotas.holders()}
+
+    def trim(self) -> None:
+        """Evict what tenants have above their caps, since these were lowered; waits."""
+        with self._changed:
+            above = self._quotas.above_caps()
+            if not above or self._is_rolling:
+                return
+            self._is_rolling = True
+        try:
+            for tenant in above:
+                while not self._quotas.fits(tenant, 0):
+                    oldest = self._evict([tenant], EvictionCause.RESIZED)
+                    if oldest is None:
+                        break
+                    self._unlink(oldest)
+        except OSError as error:
+            _log.warning("%s is above a tenant's cap (%s)", self._directory.path, error.strerror)
+        finally:
+            with self._changed:
+                self._is_rolling = False
+                self._changed.notify_all()
+
+    def store_nothing_of(self, tenants: frozenset[bytes]) -> None:
+        """Refuse what is of these tenants from now on."""
+        with self._changed:
+            self._forgotten = tenants
+
+    def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:
+        """Wipe and remove all regions of a tenant that is refused by now; waits for the medium."""
+        with self._changed:
+            while self._is_rolling:
+                self._changed.wait()
+            if (open_region := self._end_open_region(tenant)) is not None:
+                _end_sealing(open_region)
+            doomed = [region for region in self._full if region.tenant == tenant]
+            for region in doomed:
+                region.users += 1  # so that nobody else evicts it
+        records, size_bytes, failure = 0, 0, ""
+        for region in doomed:
+            try:
+                records += self._forget_region(region, scrub=scrub)
+                size_bytes += region.file_bytes
+            except OSError as error:
+                failure = f"{self._directory.path}/{region.name}: {error.strerror}"
+                with self._changed:
+                    region.users -= 1
+        return Forgotten(records, size_bytes, failure)
+
+    def _forget_region(self, region: Region, *, scrub: bool) -> int:
+        with self._changed:
+            is_free = self._changed.wait_for(lambda: region.users <= 1, _WRITES_S)
+        if not is_free:
+            raise OSError(errno.EBUSY, "a write to it does not end")
+        records = self._catalog.drop_region(region, EvictionCause.CLEARED) if region.number else 0
+        region.number = 0
+        if scrub:
+            overwrite_whole(self._disk, region.descriptor, 0, region.size_bytes)
+            self._disk.sync(region.descriptor)
+        self._unlink(region)
+        if scrub:
+            self._disk.sync(self._directory.descriptor)
+        return records
+
+    def _create(self, tenant: bytes) -> Region:
         """A new file, every block of it allocated before its first record."""
         name, size_bytes = self._next_name(), self._limits.region_bytes
         place = self._directory.descriptor
@@ -361,12 +493,14 @@ class RegionLog:
         self.allocated_bytes += size_bytes
         try:
             self._disk.preallocate(descriptor, size_bytes)
-            region = self._begin(name, descriptor)
+            region = self._begin(name, descriptor, tenant)
         except OSError:
             self._disk.close(descriptor)
             self._remove_leftovers()
             raise
         self._to_remove.remove((name, size_bytes))
+        with self._changed:
+            self._quotas.take(tenant, size_bytes)
         return region
 
     def _recycle(self, oldest: Region) -> Region:
@@ -374,16 +508,23 @@ class RegionLog:
         name = self._next_name()
         self._disk.rename(self._directory.descriptor, oldest.name, name)
         oldest.name = name
-        region = self._begin(name, oldest.descriptor)
+        region = self._begin(name, oldest.descriptor, oldest.tenant)
         with self._changed:
-            self._full.popleft()
+            self._full.remove(oldest)
         return region
 
     def _unlink(self, oldest: Region) -> None:
-        """Remove a file of another size; reads in flight may still use its descriptor."""
+        """Remove a file that is not used again; reads in flight may still use its descriptor.
+
+        A tenant's is wiped before: its bytes must not be what another file finds in its blocks.
+        """
+        if oldest.tenant != DEFAULT_TENANT:
+            zero_whole(self._disk, oldest.descriptor, 0, oldest.size_bytes)  # verify: wiped file
         self._disk.unlink(self._directory.descriptor, oldest.name)
         with self._changed:
-            self._unlinked.append(self._full.popleft().descriptor)
+            self._full.remove(oldest)
+            self._unlinked.append(oldest.descriptor)
+            self._quotas.give(oldest.tenant, oldest.file_bytes)
         self.allocated_bytes -= oldest.file_bytes
 
     def _next_name(self) -> str:
@@ -392,10 +533,11 @@ class RegionLog:
             self._generation += 1
         return region_name(self._generation)
 
-    def _begin(self, name: str, descriptor: int) -> Region:
+    def _begin(self, name: str, descriptor: int, tenant: bytes) -> Region:
         number = self._catalog.number()
         region = Region(number, name, generation_in(name), descriptor, self._limits.region_bytes)
         region.drive, region.begun_at = self._limits.drive, self._clock.monotonic()
+        region.tenant = tenant
         regions.write_header(self._disk, region)
         return region
 
@@ -404,3 +546,9 @@ def _begin_sealing(region: Region) -> None:
     """Until it is sealed nothing else may use the file."""
     region.users += 1
     region.is_sealing = True
+
+
+def _end_sealing(region: Region) -> None:
+    """It goes without a table of contents."""
+    region.users -= 1
+    region.is_sealing = False

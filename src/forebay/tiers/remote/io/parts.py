@@ -42,6 +42,7 @@ class RemoteParts:
     speed: StoreSpeed = field(default_factory=StoreSpeed)
     read_bytes: int = 0
     written_bytes: int = 0
+    forgotten: frozenset[bytes] = frozenset()  # tenants whose packs are deleted where found
 
     def takes_stores(self, now: float) -> bool:
         """Whether records are stored now."""

@@ -190,6 +190,7 @@ class Upkeep:
     def _recovered(self, _answer: Answer, results: Results) -> None:
         found = msgspec.msgpack.decode(results[0], type=list[FoundPack])
         orphans = self._parts.own.restore(found, self._parts.others)
+        self._parts.own.erase_forgotten(self._parts.forgotten)
         if orphans:
             _log.info("%d remote records have lost their prefix and are forgotten", orphans)
         self._is_recovered = True

@@ -82,8 +82,9 @@ class RemoteWriting:
         own = self._parts.own
         for order in self._orders:
             if order.names is None and order.is_erasure:
-                self._drop(self._gathering.take_all(order.namespace), DropReason.ORPHAN)
-                order.names = own.erase(order.namespace)
+                wanted = (order.namespace, order.tenant)
+                self._drop(self._gathering.take_all(*wanted), DropReason.ORPHAN)
+                order.names = own.erase(*wanted)
             elif order.names is None:
                 before = set(own.doomed)
                 self._make_room(0, EvictionCause.RESIZED)

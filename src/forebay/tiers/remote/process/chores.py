@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from forebay.record import region as layout
-from forebay.record.header import Damage
+from forebay.record.header import DEFAULT_TENANT, Damage
 from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.remote.index import published, table
@@ -28,6 +28,7 @@ class FoundPack(msgspec.Struct, array_like=True, frozen=True):
     sequence: int
     size_bytes: int
     contents: bytes  # packed entries; none if its table cannot be believed
+    tenant: bytes = DEFAULT_TENANT  # whose records they are
 
 
 def probe(store: ObjectStore, host: str) -> StoreFailure | None:
@@ -51,9 +52,10 @@ def recover(store: ObjectStore, host: str) -> bytes | StoreFailure:
         return listed
     found: list[tuple[float, FoundPack]] = []
     for namespace, sequence, each in listed:
-        size = each.size_bytes
-        contents = _contents(store, pack_name(namespace, host, sequence), sequence, size)
-        found.append((each.modified_s, FoundPack(namespace, sequence, size, contents)))
+        name, size = pack_name(namespace, host, sequence), each.size_bytes
+        contents = _contents(store, name, sequence, size)
+        pack = FoundPack(namespace, sequence, size, contents, _tenant(store, name))
+        found.append((each.modified_s, pack))
     found.sort(key=lambda each: (each[0], each[1].sequence))
     return msgspec.msgpack.encode([pack for _, pack in found])
 
@@ -107,6 +109,14 @@ def _namespace(each: StoredObject) -> bytes | None:
         return bytes.fromhex(each.name.removesuffix("/")) if each.name.endswith("/") else None
     except ValueError:
         return None
+
+
+def _tenant(store: ObjectStore, name: str) -> bytes:
+    """Whose a pack is; one whose header cannot be read is taken for the default tenant's."""
+    page = memory.allocate(PAGE_BYTES)
+    found = store.get(name, 0, [page])
+    header = layout.unpack_header(page) if found == PAGE_BYTES else Damage.CUT
+    return DEFAULT_TENANT if isinstance(header, Damage) else header.tenant
 
 
 def _contents(store: ObjectStore, name: str, sequence: int, size_bytes: int) -> bytes:

@@ -1,0 +1,1 @@
+"""Commands about tenants: one is forgotten, a salt is hashed."""

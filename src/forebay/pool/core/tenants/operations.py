@@ -1,0 +1,165 @@
+"""Other tenants, and a tenant forgotten, in a running pool.
+
+Forgetting, step by step:
+
+1. Every tier writes down, durably, that the tenant's id is not served any more. A pool that dies
+   behind this step finishes the rest when it starts again; one that dies before it forgot nothing.
+2. The name gets its next id. Nothing can be asked for under the old one; what waits is refused.
+3. What DRAM has under the old id is dropped, as soon as nobody uses it.
+4. The tiers delete their records, and free slots of DRAM are wiped.
+
+It is answered when all of this is done, or says what is left.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from forebay.errors import SettingsError
+from forebay.metrics.labels import DRAM
+from forebay.pool.core.admin import AdminOperations
+from forebay.pool.core.loading.acquisition import Acquisition
+from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.tenants.registry import why_unfit
+from forebay.pool.messages import AdminReply, Forget, SetTenants, setting_of
+from forebay.pool.session import Session
+from forebay.quantity import format_size
+from forebay.tenants import parse_tenants
+from forebay.tiers.contract import Forgotten
+from forebay.tiers.dram.wiping import wipe_free
+
+_log: Final = logging.getLogger(__name__)
+RELEASE_S: Final = 60.0  # how long what engines are copying is waited for
+_MARGIN_S: Final = 10.0  # longer than the pool's thread is ever busy
+
+
+@dataclass(slots=True, eq=False)
+class _Forgetting:
+    """One tenant that has to go."""
+
+    name: str
+    tenant: bytes  # its id until now
+    scrub: bool
+    deadline: float = 0.0  # monotonic
+    chunks: int = 0  # that have left DRAM
+    size_bytes: int = 0  # of these
+    kept: int = 0  # that engines still use
+    drained: threading.Event = field(default_factory=threading.Event)
+
+
+class Tenancy:
+    """Changes to the tenants of a pool. Owned by the pool's thread."""
+
+    def __init__(
+        self, parts: CoreParts, acquisition: Acquisition, operations: AdminOperations
+    ) -> None:
+        self._dram, self._stack, self._tenants = parts.dram, parts.stack, parts.tenants
+        self._clock, self._complete = parts.clock, parts.complete
+        self._acquisition, self._operations = acquisition, operations
+        self._forgetting: list[_Forgetting] = []
+        self._apply()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a tick may bring something on."""
+        return bool(self._forgetting)
+
+    def replace(self, session: Session, message: SetTenants) -> None:
+        """Have these tenants from now on."""
+        try:
+            wanted = parse_tenants([setting_of(row) for row in message.tenants])
+            unfit = why_unfit(wanted, self._caps())
+            if unfit is None:
+                self._tenants.replace(wanted)
+        except SettingsError as error:
+            unfit = str(error)
+        if unfit is not None:
+            session.send(AdminReply(ok=False, sentence=unfit))
+            return
+        self._apply()
+        sentence = f"the pool has {len(self._tenants)} tenants, the default one included."
+        _log.info("%s", sentence)
+        session.send(AdminReply(ok=True, sentence=sentence))
+
+    def forget(self, session: Session, message: Forget) -> None:
+        """Forget a tenant; answered when nothing of it is left."""
+        name = message.tenant
+        tenant = self._tenants.id_of(name)
+        if tenant is None or not (self._tenants.named(name) or self._is_held(tenant)):
+            sentence = f"the pool knows no tenant '{name[:64]}', and holds nothing of one."
+            session.send(AdminReply(ok=False, sentence=sentence))
+            return
+        _log.info("forgetting tenant %s, as process %s asks", name, session.process or "?")
+        forgetting = _Forgetting(name, tenant, message.scrub)
+        self._operations.in_background(session, partial(self._forget, forgetting))
+
+    def tick(self, now: float) -> None:
+        """Drop what is to be forgotten and is not in use any more."""
+        for forgetting in list(self._forgetting):
+            found = [c for c in self._dram.chunks if c.name.tenant == forgetting.tenant]
+            forgetting.kept = self._dram.condemn(found)
+            gone = [chunk for chunk in found if not self._dram.is_condemned(chunk)]
+            forgetting.chunks += len(gone)
+            forgetting.size_bytes += sum(chunk.length for chunk in gone)
+            if not forgetting.kept:
+                self._dram.policies.forget(forgetting.tenant)
+            if not forgetting.kept or now >= forgetting.deadline:
+                self._forgetting.remove(forgetting)
+                forgetting.drained.set()
+
+    def _caps(self) -> Mapping[str, int]:
+        lower = {tier.name: tier.usage.cap_bytes for tier in self._stack.status()}
+        return {DRAM: self._dram.slab.cap_bytes, **lower}
+
+    def _apply(self) -> None:
+        self._dram.quotas.replace(self._tenants.dram_quotas())
+        self._stack.set_quotas(self._tenants.disk_quotas())
+
+    def _is_held(self, tenant: bytes) -> bool:
+        held = [tenants for _, tenants in self._stack.held_by_tenants()]
+        return bool(self._dram.quotas.used_bytes(tenant)) or any(tenant in each for each in held)
+
+    def _forget(self, forgetting: _Forgetting) -> AdminReply:
+        """On a thread of its own: media are waited for."""
+        failure = self._stack.remember_forgotten(forgetting.tenant)
+        if failure:
+            sentence = f"tenant {forgetting.name} is not forgotten: {failure}."
+            return AdminReply(ok=False, sentence=sentence)
+        self._complete(partial(self._begin, forgetting))
+        is_drained = forgetting.drained.wait(RELEASE_S + _MARGIN_S)
+        found = self._stack.forget(forgetting.tenant, scrub=forgetting.scrub)
+        wipe_free(self._dram.slab, self._operations.on_pool_thread, self._dram.used_bytes)
+        return _reply(forgetting, found, is_drained=is_drained)
+
+    def _begin(self, forgetting: _Forgetting) -> None:
+        """On the pool's thread: from now on nothing can be asked for."""
+        self._tenants.renew(forgetting.name, forgetting.tenant)
+        self._apply()
+        self._acquisition.refuse_all_of(forgetting.tenant)
+        forgetting.deadline = self._clock.monotonic() + RELEASE_S
+        self._forgetting.append(forgetting)
+        self.tick(self._clock.monotonic())
+
+
+def _reply(
+    forgetting: _Forgetting, found: list[tuple[str, Forgotten]], *, is_drained: bool
+) -> AdminReply:
+    removed = [f"{forgetting.chunks} chunks ({format_size(forgetting.size_bytes)}) from DRAM"]
+    removed += [
+        f"{each.records} records ({format_size(each.size_bytes)}) from {tier}"
+        for tier, each in found
+    ]
+    left = [f"{tier} keeps records: {each.failure}" for tier, each in found if each.failure]
+    if forgetting.kept or not is_drained:
+        left.append(f"{forgetting.kept} chunks in DRAM go when engines release them")
+    sentence = f"removed {', '.join(removed)}"
+    if not left:
+        return AdminReply(ok=True, sentence=f"forgot tenant {forgetting.name}: {sentence}.")
+    can = "nothing of it can be loaded any more, but"
+    return AdminReply(
+        ok=False,
+        sentence=f"tenant {forgetting.name} is not all gone: {sentence}; {can} {'; '.join(left)}.",
+    )

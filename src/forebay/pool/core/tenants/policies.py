@@ -1,0 +1,92 @@
+"""A policy for each tenant, and whose chunk is written next.
+
+Tenants do not learn from one another, so what one does tells another nothing and moves none of its
+chunks. Between tenants the quotas decide (`forebay.tiers.quotas`), and writes to a lower tier take
+turns by weight (`forebay.tiers.turns`). Owned by the pool's thread.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from forebay.pool.policy.contract import Policy
+from forebay.record.header import DEFAULT_TENANT
+from forebay.tiers.contract import Removed
+from forebay.tiers.turns import Turns
+
+NewPolicy = Callable[[], Policy]
+
+
+class Offered(NamedTuple):
+    """A chunk that is to be written to a tier."""
+
+    key: bytes
+    tenant: bytes
+
+
+class Policies:
+    """The policies of one pool."""
+
+    def __init__(
+        self, default: Policy, new: NewPolicy, weight_of: Callable[[bytes], int], tiers: int
+    ) -> None:
+        self._new = new
+        self._by_tenant: dict[bytes, Policy] = {DEFAULT_TENANT: default}
+        self._turns = [Turns(weight_of) for _ in range(tiers)]
+        self._held: set[int] = set()  # tiers that take nothing now
+
+    def of(self, tenant: bytes) -> Policy:
+        """A tenant's policy."""
+        policy = self._by_tenant.get(tenant)
+        if policy is None:
+            policy = self._by_tenant[tenant] = self._new()
+            for tier in self._held:
+                policy.hold_writes(tier, held=True)
+        return policy
+
+    def forget(self, tenant: bytes) -> None:
+        """A tenant's id is not used any more, and nothing is in DRAM under it."""
+        if tenant != DEFAULT_TENANT:
+            self._by_tenant.pop(tenant, None)
+            for turns in self._turns:
+                turns.leave(tenant)
+
+    @property
+    def queued_bytes(self) -> int:
+        """See Policy; of all tenants."""
+        return sum(policy.queued_bytes for policy in self._by_tenant.values())
+
+    def hold_writes(self, tier: int, *, held: bool) -> None:
+        """See Policy; of all tenants, those to come too."""
+        if held:
+            self._held.add(tier)
+        else:
+            self._held.discard(tier)
+        for policy in self._by_tenant.values():
+            policy.hold_writes(tier, held=held)
+
+    def next_write(self, tier: int, now: float, *, idle: bool) -> Offered | None:
+        """See Policy; of the tenant whose turn it is among those that have something to write."""
+        turns = self._turns[tier]
+        for tenant in self._by_tenant:
+            turns.join(tenant)
+        while (tenant_now := turns.current()) is not None:
+            key = self._by_tenant[tenant_now].next_write(tier, now, idle=idle)
+            if key is not None:
+                return Offered(key, tenant_now)
+            turns.leave(tenant_now)
+        return None
+
+    def written(self, tier: int, tenant: bytes, size_bytes: int) -> None:
+        """A tenant's chunk is on its way to a tier: so much of its turn is over."""
+        self._turns[tier].served(tenant, size_bytes)
+
+    def evicted(self, tier: int, records: Iterable[Removed], now: float) -> None:
+        """See Policy."""
+        sizes: dict[bytes, list[int]] = {}
+        for record in records:
+            of_it = sizes.setdefault(record.tenant, [0, 0])
+            of_it[0] += record.length
+            of_it[1] += record.length if record.was_read else 0
+        for tenant, (size_bytes, read_bytes) in sizes.items():
+            if tenant in self._by_tenant:
+                self._by_tenant[tenant].evicted(tier, size_bytes, read_bytes, now)

@@ -1,0 +1,190 @@
+"""Who a pool's tenants are: from the hash of a salt to a tenant, its id, its mask and its quotas.
+
+An engine cannot name a tenant. It sends the hash of a request's salt; a hash that the operator has
+given to nobody, or none, is the default tenant's. What is forgotten gets a new id (`renew`): keys
+are masked by the id, so nothing that was stored under the old one can be asked for.
+
+Promised: the ids of one name never repeat, also over restarts, as long as the tiers remember which
+ids were forgotten. Owned by the pool's thread, but for `weight_of`, which any thread may call.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.errors import SettingsError, StartupError
+from forebay.files import read_regular
+from forebay.identity.tenants import (
+    DEFAULT_NAME,
+    NO_MASK,
+    SECRET_BYTES_MAX,
+    SECRET_BYTES_MIN,
+    mask_of,
+    salt_key,
+    tenant_id,
+)
+from forebay.record.header import DEFAULT_TENANT
+from forebay.record.region import SHORT_KEY_BYTES
+from forebay.tenants import TenantSetting
+from forebay.tiers.quotas import Quota
+
+OTHER_NAME: Final = "other"  # what is of no tenant that has a name now; no tenant is called so
+EPOCHS_MAX: Final = 4096  # how often one tenant can be forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One tenant, until it is forgotten."""
+
+    setting: TenantSetting
+    id: bytes
+    mask: bytes  # of full keys; `NO_MASK`: the default tenant's, as long as it was not forgotten
+
+    @property
+    def name(self) -> str:
+        """As its operator calls it."""
+        return self.setting.name
+
+    @property
+    def short_mask(self) -> bytes:
+        """Of short keys."""
+        return self.mask[:SHORT_KEY_BYTES]
+
+
+class Tenants:
+    """Every tenant of one pool, the default one included."""
+
+    def __init__(
+        self,
+        secret: bytes = b"",
+        settings: Iterable[TenantSetting] = (),
+        forgotten: Collection[bytes] = (),
+    ) -> None:
+        """`forgotten` are the ids that must not be used again. Without a secret there are none."""
+        self._secret = secret
+        self._forgotten = set(forgotten)
+        self._by_name: dict[str, Tenant] = {}
+        self._by_id: dict[bytes, Tenant] = {}
+        self._by_salt: dict[bytes, Tenant] = {}
+        self._masks: dict[bytes, bytes] = {DEFAULT_TENANT: NO_MASK}  # those of old ids included
+        self.salt_key = salt_key(secret) if secret else b""
+        self.replace(settings)
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def default(self) -> Tenant:
+        """Whose requests are that no other tenant's are."""
+        return self._by_name[DEFAULT_NAME]
+
+    def replace(self, settings: Iterable[TenantSetting]) -> None:
+        """These tenants from now on; a SettingsError if the pool cannot have any."""
+        named = {each.name: each for each in settings}
+        if named and not self._secret:
+            raise SettingsError("this pool has no tenant_key_file, and so no tenants.")
+        named.setdefault(DEFAULT_NAME, TenantSetting(DEFAULT_NAME))
+        self._by_name = {name: self._tenant(each) for name, each in named.items()}
+        self._index()
+
+    def of_salt(self, salt_hash: bytes) -> Tenant:
+        """Whose a request is."""
+        return self._by_salt.get(salt_hash) or self.default
+
+    def named(self, name: str) -> Tenant | None:
+        """A tenant that has this name now."""
+        return self._by_name.get(name)
+
+    def with_id(self, tenant: bytes) -> Tenant | None:
+        """The tenant that has this id now; None: it was forgotten, or nobody is named so."""
+        return self._by_id.get(tenant)
+
+    def name_of(self, tenant: bytes) -> str:
+        """Whose an id is, for people and metrics."""
+        found = self._by_id.get(tenant)
+        return OTHER_NAME if found is None else found.name
+
+    def is_current(self, tenant: bytes) -> bool:
+        """Whether what has this id may still be loaded and stored."""
+        return tenant not in self._forgotten
+
+    def mask(self, tenant: bytes) -> bytes:
+        """What full keys under this id are xored with."""
+        found = self._masks.get(tenant)
+        if found is None:
+            found = self._masks[tenant] = mask_of(self._secret, tenant)
+        return found
+
+    def weight_of(self, tenant: bytes) -> int:
+        """A tenant's weight; whoever is not known has 1."""
+        found = self._by_id.get(tenant)
+        return 1 if found is None else found.setting.weight
+
+    def id_of(self, name: str) -> bytes | None:
+        """The id that this name has, whether it is a tenant's now or was one's; None: no more."""
+        for epoch in range(EPOCHS_MAX):
+            found = tenant_id(self._secret, name, epoch)
+            if found not in self._forgotten:
+                return found
+        return None
+
+    def renew(self, name: str, old: bytes) -> None:
+        """What was stored under the id `old` is forgotten: the name has the next one from now."""
+        self._forgotten.add(old)
+        if name in self._by_name:
+            self._by_name[name] = self._tenant(self._by_name[name].setting)
+            self._index()
+
+    def dram_quotas(self) -> dict[bytes, Quota]:
+        """What each may hold of DRAM, by id."""
+        return {
+            each.id: Quota(each.setting.dram_floor, each.setting.dram_cap, each.setting.weight)
+            for each in self._by_name.values()
+        }
+
+    def disk_quotas(self) -> dict[bytes, Quota]:
+        """What each may hold on drives, by id."""
+        return {
+            each.id: Quota(each.setting.disk_floor, each.setting.disk_cap, each.setting.weight)
+            for each in self._by_name.values()
+        }
+
+    def _tenant(self, setting: TenantSetting) -> Tenant:
+        found = self.id_of(setting.name)
+        if found is None:
+            raise SettingsError(f"tenant {setting.name} was forgotten too often; rename it.")
+        return Tenant(setting, found, self.mask(found))
+
+    def _index(self) -> None:
+        tenants: Sequence[Tenant] = list(self._by_name.values())
+        by_salt = {salt: each for each in tenants for salt in each.setting.salts}
+        self._by_id, self._by_salt = {each.id: each for each in tenants}, by_salt
+
+
+def why_unfit(settings: Iterable[TenantSetting], caps: Mapping[str, int]) -> str | None:
+    """Why these floors cannot be guaranteed with these caps of tiers, in one sentence."""
+    floors = {"dram": 0, "disk": 0}
+    for each in settings:
+        floors["dram"] += each.dram_floor
+        floors["disk"] += each.disk_floor
+    for tier, floor_bytes in floors.items():
+        if floor_bytes > caps.get(tier, 0):
+            return f"the {tier} floors of all tenants together are more than the pool has."
+    return None
+
+
+def read_secret(path: str) -> bytes:
+    """The secret of a pool with tenants, from its file; a StartupError says what is wrong."""
+    try:
+        secret = read_regular(path, SECRET_BYTES_MAX).strip()
+    except SettingsError as error:
+        raise StartupError(f"tenant_key_file: {error}") from None
+    if len(secret) < SECRET_BYTES_MIN:
+        raise StartupError(
+            f"tenant_key_file '{path}' needs {SECRET_BYTES_MIN} bytes or more; make one with:"
+            f" (umask 077; openssl rand -hex 32 > '{path}')"
+        )
+    return secret

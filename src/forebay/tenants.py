@@ -1,0 +1,117 @@
+"""Tenants as settings say them: `[[tenant]]` tables of a TOML file; a SettingsError for each slip.
+
+    [[tenant]]
+    name = "search"
+    salts = ["3f1c…"]     # hashes of its cache_salts, by `forebay hash-salt`
+    dram_floor = "16GiB"  # guaranteed; dram_cap, disk_floor and disk_cap likewise
+    weight = 2            # against others, where bandwidth or room is short
+
+The tenant named `default` is whoever has no salt, or one that is not listed.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from forebay.errors import SettingsError
+from forebay.quantity import parse_size
+
+TENANTS_MAX: Final = 64  # of one pool: each is a label of metrics
+SALTS_MAX: Final = 1024  # of one tenant
+WEIGHT_MAX: Final = 1000
+_NAME: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]{0,63}")
+_SALT: Final = re.compile(r"[0-9a-fA-F]{32}")
+_SIZES: Final = ("dram_floor", "dram_cap", "disk_floor", "disk_cap")
+_FIELDS: Final = ("name", "salts", *_SIZES, "weight")
+NAME_RULE: Final = (
+    "a tenant's name is 1 to 64 letters, digits, '_', '.' and '-', the first of them no sign."
+)
+
+
+class TenantSetting(NamedTuple):
+    """One tenant."""
+
+    name: str
+    salts: tuple[bytes, ...] = ()  # hashes of its salts
+    dram_floor: int = 0  # bytes
+    dram_cap: int | None = None  # None: as much as there is
+    disk_floor: int = 0
+    disk_cap: int | None = None
+    weight: int = 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def is_tenant_name(name: str) -> bool:
+    """Whether a tenant can be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def parse_tenants(value: object) -> tuple[TenantSetting, ...]:
+    """Tenants, from a list of tables; a SettingsError says in one sentence what is wrong."""
+    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+        raise SettingsError("tenants are [[tenant]] tables of a file; see docs/tenants.md.")
+    if len(value) > TENANTS_MAX:
+        raise SettingsError(f"{len(value)} tenants are too many; name up to {TENANTS_MAX}.")
+    tenants = tuple(_tenant(each) for each in value)
+    _refuse_repeated("tenant", [each.name for each in tenants])
+    _refuse_repeated("salt", [salt.hex() for each in tenants for salt in each.salts])
+    return tenants
+
+
+def _tenant(table: Mapping[str, object]) -> TenantSetting:
+    name = table.get("name")
+    if not isinstance(name, str) or not is_tenant_name(name):
+        raise SettingsError(NAME_RULE)
+    unknown = [each for each in table if each not in _FIELDS]
+    if unknown:
+        known = ", ".join(_FIELDS)
+        raise SettingsError(f"tenant {name}: '{unknown[0][:80]}' is none of {known}.")
+    sizes = {each: _size(name, each, table[each]) for each in _SIZES if each in table}
+    tenant = TenantSetting(name, _salts(name, table.get("salts", ())), weight=_weight(name, table))
+    tenant = tenant._replace(**sizes)  # type: ignore[arg-type]
+    for tier, floor, cap in (
+        ("dram", tenant.dram_floor, tenant.dram_cap),
+        ("disk", tenant.disk_floor, tenant.disk_cap),
+    ):
+        if cap is not None and floor > cap:
+            raise SettingsError(f"tenant {name}: its {tier}_floor is above its {tier}_cap.")
+    return tenant
+
+
+def _size(name: str, field: str, value: object) -> int:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    try:
+        if is_number or isinstance(value, str):
+            return parse_size(str(value))
+    except SettingsError as error:
+        raise SettingsError(f"tenant {name}: {field}: {error}") from None
+    raise SettingsError(f"tenant {name}: {field} is a size; write one as 512MiB or 64GiB.")
+
+
+def _salts(name: str, value: object) -> tuple[bytes, ...]:
+    listed = list(value) if isinstance(value, list | tuple) else [None]
+    if len(listed) > SALTS_MAX:
+        raise SettingsError(f"tenant {name}: it has more than {SALTS_MAX} salts.")
+    if not all(isinstance(each, str) and _SALT.fullmatch(each) for each in listed):
+        # What stands there may be a salt in plain, and is not repeated.
+        raise SettingsError(
+            f"tenant {name}: salts are hashes of 32 hex digits each; `forebay hash-salt`"
+            " makes them."
+        )
+    return tuple(bytes.fromhex(str(each)) for each in listed)
+
+
+def _weight(name: str, table: Mapping[str, object]) -> int:
+    value = table.get("weight", 1)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= WEIGHT_MAX:
+        raise SettingsError(f"tenant {name}: weight is a whole number of 1 to {WEIGHT_MAX}.")
+    return value
+
+
+def _refuse_repeated(what: str, listed: list[str]) -> None:
+    for each in listed:
+        if listed.count(each) > 1:
+            named = f"{what} {each}" if what == "tenant" else f"a {what}'s hash"
+            raise SettingsError(f"{named} is listed twice.")

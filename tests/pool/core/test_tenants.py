@@ -1,0 +1,202 @@
+"""Tenants in a pool's core: apart, within their quotas, and fair to one another (T37, T38)."""
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.core_harness import LENGTH, NAMESPACE, SECRET, Client, CoreHarness, chain
+
+from forebay.identity.tenants import mask_of, masked, salt_hash, salt_key
+from forebay.pool.messages import AdminReply, Lookup, Release, ReserveAnswer, SetTenants, row_of
+from forebay.record.header import DEFAULT_TENANT
+from forebay.record.region import short
+from forebay.tenants import TenantSetting
+
+MIB = 1 << 20
+KEY = salt_key(SECRET)
+SLOT = LENGTH  # what a chunk takes of DRAM
+
+
+def tenant(name: str, **quotas: int) -> TenantSetting:
+    """A tenant whose salt is its name."""
+    return TenantSetting(name, (salt_hash(name, KEY),))._replace(**quotas)  # type: ignore[arg-type]
+
+
+def client_of(name: str) -> Client:
+    return Client(f"engine of {name}", salt_hash(name, KEY) if name else b"")
+
+
+def used(core: CoreHarness, name: str, tier: str = "dram") -> int:
+    rows = {row["tenant"]: row for row in core.pool.stats()["tenants"]}
+    return int(rows.get(name, {}).get(tier, {}).get("used_bytes", 0))
+
+
+def test_t38_what_one_tenant_stores_no_other_finds_nor_can_tell_of(tmp_path: Path) -> None:
+    """No lookup, no answer to a store, in DRAM or from a drive after a restart."""
+    tenants = (tenant("a"), tenant("b"))
+    for round_number in range(2):
+        core = CoreHarness(4 * MIB, tmp_path, 64 * MIB, tenants=tenants)
+        a, b, nobody, unknown = map(client_of, ("a", "b", "", "not listed"))
+        keys = chain("dialog", 8)
+        if not round_number:
+            core.store(a, keys)
+        for other in (b, nobody, unknown):
+            _, found = core.lookup(other, keys)
+            assert (found.known, found.ready) == (0, 0)
+            core.pool.handle(
+                other,
+                Lookup(
+                    99, NAMESPACE, 0, b"", b"".join(map(short, keys)), b"", 0.0, other.salt_hash
+                ),
+            )
+            assert not any(core.receive(other, type(found)).has)
+            answers = core.reserve(other, keys)
+            assert ReserveAnswer.HAVE not in answers, "a store must not tell either"
+            core.pool.handle(other, core.commit_of([]))
+            core.pool.exited(other.engine)
+        assert core.load(a, keys) == len(keys)
+        core.settle()
+        assert not core.pool.violations()
+        core.pool.close(60.0)
+
+
+def test_an_engine_cannot_name_a_tenant_by_anything_but_a_salt_that_is_listed() -> None:
+    core = CoreHarness(4 * MIB, tenants=(tenant("a"),))
+    keys = chain("dialog", 4)
+    id_of_a = core.pool._tenants.of_salt(salt_hash("a", KEY)).id
+    core.store(Client("e", id_of_a), keys)
+    core.store(Client("f", b"a"), chain("other", 4))
+    assert used(core, "default") == 8 * SLOT
+    assert used(core, "a") == 0
+
+
+def test_a_tenants_keys_have_a_mask_that_no_engine_knows() -> None:
+    core = CoreHarness(4 * MIB, tenants=(tenant("a"),))
+    keys = chain("dialog", 4)
+    core.store(client_of("a"), keys)
+    held = {chunk.name.key for chunk in core.pool._dram.chunks}
+    assert not held & set(keys)
+    id_of_a = core.pool._tenants.of_salt(salt_hash("a", KEY)).id
+    assert held == {masked(key, mask_of(SECRET, id_of_a)) for key in keys}
+    welcome, _ = core.pool.welcome()
+    assert welcome.salt_key == KEY
+    assert held != {masked(key, mask_of(welcome.salt_key, id_of_a)) for key in keys}
+
+
+def test_a_pool_without_tenants_names_records_as_before() -> None:
+    core = CoreHarness(4 * MIB)
+    keys = chain("dialog", 4)
+    core.store(Client("e"), keys)
+    chunks = list(core.pool._dram.chunks)
+    assert {chunk.name.key for chunk in chunks} == set(keys)
+    assert {chunk.name.tenant for chunk in chunks} == {DEFAULT_TENANT}
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_t37_a_flood_costs_a_tenant_with_a_floor_nothing(tmp_path: Path, has_disk: bool) -> None:
+    """Its hit rate is at least 0.95 of what it has alone; caps are exact at every sample."""
+    quiet = tenant("quiet", dram_floor=2 * MIB, disk_floor=24 * MIB)
+    noisy = tenant("noisy", dram_cap=3 * MIB, disk_cap=16 * MIB)
+    rates = []
+    for is_flooded in (False, True):
+        place = tmp_path / str(is_flooded)
+        place.mkdir(mode=0o700)
+        disk = (place, 64 * MIB) if has_disk else ()
+        core = CoreHarness(4 * MIB, *disk, tenants=(quiet, noisy))
+        rates.append(_hit_rate(core, flood=is_flooded))
+        assert not core.pool.violations()
+        core.pool.close(60.0)
+    alone, flooded = rates
+    assert alone > 0.9
+    assert flooded >= 0.95 * alone
+
+
+def _hit_rate(core: CoreHarness, *, flood: bool) -> float:
+    """A tenant returns to 6 dialogs of 5 chunks, in any order; the other stores new ones."""
+    mine, theirs = client_of("quiet"), client_of("noisy")
+    draw = random.Random(7)
+    dialogs = [chain(f"dialog {number}", 5) for number in range(6)]
+    for keys in dialogs:
+        core.store(mine, keys)
+    hits = wanted = 0
+    for turn in range(24):
+        if flood:
+            core.store(theirs, chain(f"flood {turn}", 12))
+            assert used(core, "noisy") <= 3 * MIB, "the cap, at every sample"
+            assert used(core, "noisy", "disk") <= 16 * MIB
+        keys = draw.choice(dialogs)
+        hits += core.load(mine, keys)
+        wanted += len(keys)
+        core.store(mine, keys)
+    return hits / wanted
+
+
+def test_without_a_floor_the_same_flood_costs_hits() -> None:
+    """The control: so the test above measures floors and nothing else."""
+    core = CoreHarness(4 * MIB, tenants=(tenant("quiet"), tenant("noisy", weight=1000)))
+    assert _hit_rate_of_control(core) < 0.9
+
+
+def _hit_rate_of_control(core: CoreHarness) -> float:
+    mine, theirs = client_of("quiet"), client_of("noisy")
+    keys = chain("dialog", 30)
+    core.store(mine, keys)
+    for turn in range(10):
+        core.store(theirs, chain(f"flood {turn}", 12))
+    return core.load(mine, keys) / len(keys)
+
+
+def test_a_floor_is_had_back_by_whoever_let_others_use_it() -> None:
+    core = CoreHarness(4 * MIB, tenants=(tenant("late", dram_floor=3 * MIB), tenant("early")))
+    early, late = client_of("early"), client_of("late")
+    core.store(early, chain("early", 64))
+    assert used(core, "early") == 4 * MIB
+    core.store(late, chain("late", 48))
+    assert used(core, "late") == 3 * MIB
+    assert core.lookup(late, chain("late", 48))[1].known == 48
+
+
+def test_who_may_hold_less_than_a_chunk_stores_nothing() -> None:
+    core = CoreHarness(4 * MIB, tenants=(tenant("tiny", dram_cap=SLOT // 2),))
+    assert core.reserve(client_of("tiny"), chain("a", 2)) == [ReserveAnswer.NO] * 2
+    assert used(core, "tiny") == 0
+
+
+def test_a_load_of_more_than_its_tenants_cap_has_what_fits(tmp_path: Path) -> None:
+    """Though others hold DRAM too; nobody waits for a deadline, which never comes here."""
+    tenants = (tenant("a", dram_cap=8 * SLOT), tenant("b"))
+    core = CoreHarness(4 * MIB, tmp_path, 64 * MIB, tenants=tenants)
+    a, b = client_of("a"), client_of("b")
+    keys = chain("long", 24)
+    core.store(a, keys)
+    core.settle()
+    number, _ = core.lookup(b, chain("other", 4))
+    core.store(b, chain("other", 4))
+    number, _ = core.lookup(b, chain("other", 4))
+    core.ask(b, number, chain("other", 4))  # and keeps it
+    assert 0 < core.load(a, keys) <= 8
+    assert core.load(a, keys, stream=True) == 24
+    assert used(core, "a") <= 8 * SLOT
+    core.pool.handle(b, Release(number, []))
+
+
+def test_other_tenants_at_runtime(tmp_path: Path) -> None:
+    core = CoreHarness(4 * MIB, tmp_path, 64 * MIB, tenants=(tenant("a"),))
+    a, operator = client_of("a"), Client("operator")
+    keys = chain("dialog", 32)
+    core.store(a, keys)
+    core.settle()
+
+    def change(*tenants: TenantSetting) -> AdminReply:
+        core.pool.handle(operator, SetTenants([row_of(each) for each in tenants]))
+        return core.receive(operator, AdminReply)
+
+    assert change(tenant("a", dram_cap=8 * SLOT)).ok
+    core.until(lambda: used(core, "a") <= 8 * SLOT)
+    assert not change(tenant("a", dram_floor=5 * MIB)).ok, "more than there is"
+    assert not change(tenant("a", dram_floor=2 * SLOT, dram_cap=SLOT)).ok
+    assert used(core, "a") <= 8 * SLOT, "what was refused changed nothing"
+    assert change().ok
+    assert core.lookup(a, keys)[1].known == 0, "its salt is the default tenant's now"
+    assert change(tenant("a")).ok
+    assert core.lookup(a, keys)[1].known == len(keys), "the same id as before"
