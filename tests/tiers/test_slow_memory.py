@@ -45,6 +45,21 @@ class TestSlowMemoryTierWithHiddenNames(TestSlowMemoryTier):
         memory.close()
 
 
+def test_hidden_names_forget_no_method_or_attribute_of_a_tier() -> None:
+    public = {name for name in vars(Tier) if not name.startswith("_")}
+    methods = {name for name in public if callable(getattr(Tier, name))}
+    assert {"prefix", "usage_of", "destroy_key"} <= methods
+    assert methods <= vars(HiddenNamesTier).keys()
+    slow = SlowMemoryTier(TierListener(), world=World(), cap_bytes=2 << 20)
+    attributes = (public | Tier.__annotations__.keys()) - methods
+    for name in attributes:
+        setattr(slow, name, object())
+    hidden = HiddenNamesTier(lambda _: slow, NameCipher(KEYS.names), TierListener())
+    assert {"name", "comes_back"} <= attributes
+    for name in attributes:
+        assert getattr(hidden, name) is getattr(slow, name), name
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_pools_own_tests_pass_with_it_beneath_the_disk() -> None:

@@ -410,9 +410,8 @@ def short_keys(joined: bytes) -> list[bytes]:
     return keys
 
 
-AdminMessage = (
-    Resize | Clear | SetTenants | Forget | Rotate
-)  # of operators, who wait for AdminReply
+# Of operators, who wait for AdminReply.
+AdminMessage = Resize | Clear | SetTenants | Forget | Rotate
 ClientMessage = (
     Hello
     | Lookup
