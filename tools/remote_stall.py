@@ -46,8 +46,8 @@ from forebay.sys.clock import Clock  # noqa: E402
 
 BAR: Final = 1.05
 KINDS: Final = ("in DRAM", "in DRAM", "unknown", "in the store")  # of requests, in turn
-CHUNK_BYTES: Final = 256 << 10
-CHUNKS: Final = 32  # of a chain
+CHUNK_BYTES: Final = 2 << 20
+CHUNKS: Final = 4  # of a chain
 TOKENS: Final = 8192  # that a chain stands for
 TOKENS_A_S: Final = 30_000.0
 TOKEN_BYTES: Final = CHUNKS * CHUNK_BYTES // TOKENS

@@ -1,5 +1,7 @@
 """A pool above a store that hosts share: off and back, and what it tells of it."""
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +116,25 @@ def test_lookups_say_what_lies_in_a_store_and_how_fast_that_is(tmp_path: Path) -
     assert found(core, Client("fff"), keys, speed=1e3).known == 4
     core.until(lambda: core.number("operations", **LOADED) == 4)
     assert core.load(Client("g"), keys)
+    close(core)
+
+
+def test_what_is_being_read_from_a_store_that_stalls_lies_there_still(tmp_path: Path) -> None:
+    place = tmp_path / "shared"
+    place.mkdir(mode=0o700)
+    first, keys = pool_on(place), chain("dialog", 4)
+    first.store(Client("e"), keys)
+    first.pass_time_until(lambda: first.number("operations", **STORED) == 4)
+    close(first)
+    core = pool_on(place, "b")
+    child = core.pool._stack.tiers()[0][1].parts.link.pid  # type: ignore[attr-defined]
+    os.kill(child, signal.SIGSTOP)
+    for engine in ("f", "ff"):
+        (run,) = found(core, Client(engine), keys).stores
+        assert (run.first, run.chunks) == (0, 4)
+        core.turn()
+    os.kill(child, signal.SIGCONT)
+    core.until(lambda: core.number("operations", **LOADED) == 4)
     close(core)
 
 

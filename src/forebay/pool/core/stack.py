@@ -144,6 +144,9 @@ class TierStack:
         far: list[FarRun] = []
         while at < len(keys) and not is_unknown:
             if self._chunks.is_coming_or_ready(keys[at]):
+                if not self._chunks.is_ready(keys[at]):
+                    sources = (tier for tier in self._tiers if tier.has(keys[at]))
+                    _add_far(far, at, 1, next(sources, None))
                 at += 1
                 continue
             before, rest = at, keys[at:]
@@ -153,8 +156,7 @@ class TierStack:
                 by_tier[number] += found.chunks
                 is_unknown = is_unknown or found.is_unknown
                 if found.chunks:
-                    speed = tier.speed() if len(far) < FAR_RUNS_MAX else None
-                    far += [] if speed is None else [FarRun(before, found.chunks, speed)]
+                    _add_far(far, before, found.chunks, tier)
                     break
             if at == before:
                 break
@@ -310,6 +312,16 @@ class TierStack:
         """Finish what was accepted, as far as the time allows, and let go of the media."""
         for tier in self._tiers:
             tier.close(timeout_s)
+
+
+def _add_far(far: list[FarRun], first: int, chunks: int, tier: Tier | None) -> None:
+    """Chunks lie in a tier, or are being read from it: note them if it tells how fast it is."""
+    if far and far[-1].first + far[-1].chunks == first and tier is not None and tier.comes_back:
+        far[-1] = far[-1]._replace(chunks=far[-1].chunks + chunks)
+        return
+    speed = tier.speed() if tier is not None and len(far) < FAR_RUNS_MAX else None
+    if speed is not None:
+        far.append(FarRun(first, chunks, speed))
 
 
 class _Listener(TierListener):
