@@ -44,9 +44,7 @@ def test_t38_what_one_tenant_stores_no_other_finds_nor_can_tell_of(tmp_path: Pat
             _, found = core.lookup(other, keys)
             assert (found.known, found.ready) == (0, 0)
             local = b"".join(map(short, keys))
-            core.pool.handle(
-                other, Lookup(99, NAMESPACE, 0, b"", local, salt_hash=other.salt_hash)
-            )
+            core.pool.handle(other, Lookup(99, NAMESPACE, 0, b"", local, salt_hash=other.salt_hash))
             assert not any(core.receive(other, type(found)).has)
             answers = core.reserve(other, keys)
             assert ReserveAnswer.HAVE not in answers, "a store must not tell either"
