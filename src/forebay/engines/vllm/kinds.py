@@ -102,8 +102,8 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "MLAAttentionSpec": _model(
         "MLA (DeepSeek, Kimi)",
-        "one rank and two: stored once for all ranks, equal pages",
-        _FROM_0_29,
+        "one rank and two: stored once for all ranks, equal pages; one on an H200",
+        (*_FROM_0_29, ("0.26.0", H200)),
     ),
     "UniformTypeKVCacheSpecs": _no_engine(
         Heading.MODELS,
@@ -112,8 +112,8 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "SlidingWindowSpec": _model(
         "sliding windows beside full attention (Gemma 3, Gemma 4, gpt-oss)",
-        "of a window only what a hit needs is stored; Gemma 3 on one rank and two",
-        _ON_EACH,
+        "of a window only what a hit needs is stored; Gemma 3 on one rank and two, one on an H200",
+        (*_ON_EACH, ("0.26.0", H200)),
     ),
     "ChunkedLocalAttentionSpec": _model(
         "chunked local attention beside full attention (Llama 4)", "as sliding windows"
