@@ -89,9 +89,9 @@ def test_t45_a_record_is_never_served_under_anothers_name(swift_path: Path, fiel
     with opened_disk(swift_path) as tier:
         assert isinstance(store(tier, other), Stored)
         assert isinstance(store(tier, SAMPLE), Stored)
-        (path, first), (_, second) = records(swift_path)
+        (their_path, first), (path, second) = records(swift_path)  # a tenant has its own regions
         content = path.read_bytes()
-        theirs = bytearray(content[first : first + record_bytes(SAMPLE.length)])
+        theirs = bytearray(their_path.read_bytes()[first : first + record_bytes(SAMPLE.length)])
         header, page = unpack(content[second : second + HEADER_BYTES]), memoryview(theirs)
         found = unpack(page[:HEADER_BYTES])
         assert isinstance(found, RecordHeader)

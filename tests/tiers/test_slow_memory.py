@@ -48,7 +48,7 @@ class TestSlowMemoryTierWithHiddenNames(TestSlowMemoryTier):
 def test_hidden_names_forget_no_method_or_attribute_of_a_tier() -> None:
     public = {name for name in vars(Tier) if not name.startswith("_")}
     methods = {name for name in public if callable(getattr(Tier, name))}
-    assert {"prefix", "usage_of", "destroy_key"} <= methods
+    assert {"prefix", "usage_of", "forget"} <= methods
     assert methods <= vars(HiddenNamesTier).keys()
     slow = SlowMemoryTier(TierListener(), world=World(), cap_bytes=2 << 20)
     attributes = (public | Tier.__annotations__.keys()) - methods
