@@ -219,6 +219,7 @@ def test_t45_a_store_is_read_by_hosts_before_and_after_they_rotate(swift_path: P
         store(one, old)
         until(lambda: other.has(old.name.key))
         assert isinstance(load(other, old)[0], Hit)
+        assert other.packs_of_others() == {NAMESPACE: 1}, "by its own name"
         rings[0].replace(ROTATED_KEYS)
         store(one, new)
         until(lambda: other.has(new.name.key))

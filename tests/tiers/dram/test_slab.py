@@ -131,6 +131,8 @@ def test_an_empty_arena_may_change_its_class(slab: Slab) -> None:
 def test_a_slot_larger_than_an_arena_is_not_to_be_had(slab: Slab) -> None:
     assert slab.take(ARENA + PAGE_BYTES) is None
     assert slab.taken_bytes == 0
+    assert slab.fits(ARENA)
+    assert not slab.fits(ARENA + 1)
 
 
 def test_a_cap_above_the_memory_is_the_memory(slab: Slab) -> None:

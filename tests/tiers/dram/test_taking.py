@@ -1,7 +1,9 @@
 """Host memory is taken whole, or refused in one sentence before it is tried."""
 
+import errno
 import logging
 import os
+import resource
 import subprocess
 import sys
 
@@ -59,6 +61,59 @@ def test_the_number_of_segments_is_bounded() -> None:
         assert add_memory(memory, PAGE_BYTES) == ""
     assert "unless the pool is restarted" in add_memory(memory, PAGE_BYTES)
     memory.close()
+
+
+class Short(SharedMemory):
+    """A machine with few addresses for a process."""
+
+    addresses_bytes = 0
+
+    def __init__(self, limit_bytes: int, *, huge_pages: bool = False) -> None:
+        if limit_bytes > self.addresses_bytes:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        super().__init__(limit_bytes, huge_pages=huge_pages)
+
+
+def test_without_addresses_to_grow_it_does_not_and_without_any_it_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forebay.tiers.dram.taking.SharedMemory", Short)
+    monkeypatch.setattr(Short, "addresses_bytes", MIB)
+    memory = take_memory(MIB)
+    assert "unless the pool is restarted" in add_memory(memory, MIB)
+    memory.close()
+    why = r"cannot be had \(Cannot allocate memory; see ulimit -v\)\.$"
+    with pytest.raises(StartupError, match=f"^2 MiB of addresses {why}"):
+        take_memory(2 * MIB)
+    with pytest.raises(StartupError, match=f"^huge pages {why}"):
+        take_memory(2 * MIB, huge_pages=True)
+
+
+def test_memory_that_is_refused_while_it_is_taken_is_a_sentence() -> None:
+    memory = SharedMemory(2 * MIB)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))  # the kernel holds memory to it too
+    try:
+        refused = add_memory(memory, 2 * MIB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert refused == ("2 MiB of DRAM are asked for and there is no memory for it (File too large)")
+    assert add_memory(memory, 2 * MIB) == ""
+    memory.close()
+
+
+def test_how_far_it_is_is_said_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("forebay.tiers.dram.taking._PROGRESS_S", -1.0)
+    with caplog.at_level(logging.INFO):
+        take_memory(3 * MIB).close()
+    assert "taking DRAM: 3 MiB of 3 MiB" in caplog.text
+    monkeypatch.setattr("forebay.tiers.dram.taking._PROGRESS_S", 3600.0)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        take_memory(3 * MIB).close()
+    assert "taking DRAM" not in caplog.text
 
 
 def test_f9_few_addresses_are_enough_where_it_does_not_grow() -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.counting_child import noted_in
 from tests.remote_harness import CLOSE_S, PATIENT
 
+from forebay.sys import memory
 from forebay.sys.world import World
 from forebay.terms import S3_STANDARD, StorePrices
 from forebay.testing.clock import ManualClock
@@ -32,7 +33,10 @@ from forebay.tiers.contract import (
     VolumeProbe,
 )
 from forebay.tiers.remote.accounting.ledger import SPENT_BYTES, Ledger, RequestCounts
+from forebay.tiers.remote.process.counting import CountedStore
 from forebay.tiers.remote.process.link import Link
+from forebay.tiers.remote.store import StoreFailure
+from forebay.tiers.remote.stores.directory import DirectoryStore
 from forebay.tiers.remote.tier import RemoteTier
 
 ROOT: Final = Path(__file__).parent.parent.parent.parent
@@ -201,6 +205,19 @@ def test_without_a_budget_all_is_counted_and_nothing_is_kept(place: Path) -> Non
     assert not (place / "hosts/a/spent").exists()
 
 
+def test_several_calls_of_a_store_are_counted_once_each(place: Path) -> None:
+    counted = CountedStore(DirectoryStore(str(place), "a"))
+    buffer = memory.allocate(100)[:100]
+    assert counted.put("packs/00/a/01", [memoryview(b"ab"), memoryview(b"c")]) is None
+    assert counted.get("packs/00/a/01", 0, [buffer]) == 3
+    assert counted.get("packs/00/a/02", 0, [buffer]) is StoreFailure.ABSENT
+    assert counted.take() == RequestCounts(puts=1, gets=2, sent_bytes=3, received_bytes=3)
+    assert counted.delete("packs/00/a/01") is None
+    assert counted.listing("packs/00/a") == []
+    assert counted.take() == RequestCounts(lists=1, deletes=1)
+    assert counted.take() == RequestCounts()
+
+
 # The ledger by itself.
 
 
@@ -271,6 +288,12 @@ def test_the_last_step_ends_with_the_budget() -> None:
         assert ledger.fits(1, 1)
         ledger.add(RequestCounts(gets=1), 0.0, 1)
     assert 980 < ledger.spent_on(1) < 990, "some are left for signs of life"
+    ledger.add(RequestCounts(gets=999 - ledger.spent_on(1)), 0.0, 1)
+    last = ledger.to_keep(1)
+    if last is not None:
+        ledger.keeps(last)
+    assert ledger.fits(1, 1)
+    assert ledger.to_keep(1) is None, "the store knows of all that there are"
     ledger.add(RequestCounts(puts=20), 0.0, 1)
     assert ledger.to_keep(1) is None
     assert ledger.is_over_for_stores(1)

@@ -235,5 +235,18 @@ class StackConformance(ConformanceHooks):
         assert store(tier, single("after it")) == Stored()
         assert load(tier, single("after it")) == (Hit(5000), single("after it").payload)
 
-    def test_it_has_a_name(self, tier: Tier) -> None:
+    def test_it_has_a_name_and_says_how_it_is_doing(self, tier: Tier) -> None:
         assert tier.name
+        eventually(tier.takes_stores)
+        assert tier.off_reason() in {MissReason.TIER_OFF, MissReason.BUDGET}
+        speed = tier.speed()
+        assert speed is None or min(speed) >= 0
+
+    def test_new_keys_and_a_tenant_without_one_cost_no_record(self, tier: Tier) -> None:
+        old, new = single("before it"), single("after it")
+        assert store(tier, old) == Stored()
+        assert not tier.destroy_key(OTHER)
+        tier.rotate()
+        assert store(tier, new) == Stored()
+        for sample in (old, new):
+            assert load(tier, sample) == (Hit(5000), sample.payload)
