@@ -242,7 +242,7 @@ class StackConformance(ConformanceHooks):
         speed = tier.speed()
         assert speed is None or min(speed) >= 0
 
-    def test_new_keys_and_a_tenant_without_one_cost_no_record(self, tier: Tier) -> None:
+    def test_new_keys_cost_no_record(self, tier: Tier) -> None:
         old, new = single("before it"), single("after it")
         assert store(tier, old) == Stored()
         tier.rotate()
