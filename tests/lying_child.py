@@ -1,4 +1,4 @@
-"""A child of a remote tier that says what it was told to: bytes, a result that may shrink, nothing."""
+"""A child of a remote tier that says what it was told to: bytes, results that shrink, nothing."""
 
 import os
 import socket
