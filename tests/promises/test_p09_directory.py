@@ -12,6 +12,7 @@ from forebay.errors import DirectoryError
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
 from forebay.testing.conformance import load, store
+from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.samples import Sample, single
 from forebay.tiers.contract import Hit, Miss, Stored
 from forebay.tiers.disk import Directory, DiskTier
@@ -83,12 +84,15 @@ def test_t60_a_lock_that_was_removed_lets_no_second_pool_in(swift_path: Path) ->
             lock_directory(Disk(), str(swift_path))
 
 
-def test_a_missing_directory_and_a_file_are_refused_with_a_sentence(swift_path: Path) -> None:
+def test_what_is_missing_a_file_or_denied_is_refused_with_a_sentence(swift_path: Path) -> None:
     with pytest.raises(DirectoryError, match="does not exist; create it with: mkdir"):
         try_open(swift_path / "missing")
     (swift_path / "file").write_bytes(b"")
     with pytest.raises(DirectoryError, match="not a directory"):
         try_open(swift_path / "file")
+    swift_path.chmod(0o700)
+    with pytest.raises(DirectoryError, match=r"cannot be written \(Permission denied\); choose"):
+        try_open(swift_path, FaultDisk("open:errno=EACCES"))
 
 
 def test_t43_no_name_reaches_the_file_system(swift_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_closing_beside_a_stopped_child_answers_everything(tmp_path: Path) -> No
     assert len(outcomes.hits) == len(outcomes.stored) == 0
 
 
-@pytest.mark.parametrize("how", ["garbage", "letters", "unasked", "unsealed", "silent"])
+@pytest.mark.parametrize("how", ["garbage", "letters", "unasked", "unsealed", "silent", "deaf"])
 def test_a_child_that_says_what_it_cannot_mean_is_killed(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +180,7 @@ def test_a_child_that_says_what_it_cannot_mean_is_killed(
         return lying.has_exited
 
     eventually(is_over)
+    lying.receive()  # it may have exited since
     lying.reap()
     assert answers == [(StoreFailure.FAILED, [])]
     assert not lying.is_running
