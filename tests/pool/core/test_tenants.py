@@ -196,3 +196,20 @@ def test_other_tenants_at_runtime(tmp_path: Path) -> None:
     assert core.lookup(a, keys)[1].known == 0, "its salt is the default tenant's now"
     assert change(tenant("a")).ok
     assert core.lookup(a, keys)[1].known == len(keys), "the same id as before"
+
+
+def test_no_salt_is_two_tenants_among_as_many_as_there_may_be() -> None:
+    salts = [number.to_bytes(16, "little") for number in range(64 * 1024)]
+    many = [TenantSetting(f"t{at}", tuple(salts[at::64])) for at in range(64)]
+    core, operator = CoreHarness(4 * MIB), Client("operator")
+    core.pool.handle(operator, SetTenants([row_of(each) for each in many]))
+    assert core.receive(operator, AdminReply).ok
+    many[-1] = many[-1]._replace(salts=many[0].salts)
+    core.pool.handle(operator, SetTenants([row_of(each) for each in many]))
+    assert core.receive(operator, AdminReply).sentence == "a salt's hash is listed twice."
+
+
+def test_no_tenant_is_called_as_what_is_of_none() -> None:
+    core, operator = CoreHarness(4 * MIB), Client("operator")
+    core.pool.handle(operator, SetTenants([row_of(tenant("other"))]))
+    assert "can be called other" in core.receive(operator, AdminReply).sentence

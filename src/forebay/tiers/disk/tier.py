@@ -213,10 +213,18 @@ class DiskTier(Tier):
         forgotten = self._forgotten | {tenant}
         if len(forgotten) > FORGOTTEN_MAX:
             return f"more than {FORGOTTEN_MAX} tenants were forgotten here; empty the directories"
-        failures = [drive.remember_forgotten(forgotten) for drive in self._drives]
-        failure = next(filter(None, failures), "")
-        if not failure:
-            self._forgotten = forgotten
+        for number, drive in enumerate(self._drives):
+            failure = drive.remember_forgotten(forgotten)
+            if failure:
+                return self._remember_no_more(number, failure)
+        self._forgotten = forgotten
+        return ""
+
+    def _remember_no_more(self, count: int, failure: str) -> str:
+        """A directory cannot remember a tenant: the first ones, which do, have to let it be."""
+        left = [drive.remember_forgotten(self._forgotten) for drive in self._drives[:count]]
+        if any(left):
+            failure += "; the next start forgets it where it can"
         return failure
 
     def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:
