@@ -7,7 +7,15 @@ import pytest
 from tests.core_harness import LENGTH, NAMESPACE, SECRET, Client, CoreHarness, chain
 
 from forebay.identity.tenants import mask_of, masked, salt_hash, salt_key
-from forebay.pool.messages import AdminReply, Lookup, Release, ReserveAnswer, SetTenants, row_of
+from forebay.pool.messages import (
+    AdminReply,
+    Lookup,
+    Release,
+    ReserveAnswer,
+    Resize,
+    SetTenants,
+    row_of,
+)
 from forebay.record.header import DEFAULT_TENANT
 from forebay.record.region import short
 from forebay.tenants import TenantSetting
@@ -213,3 +221,20 @@ def test_no_tenant_is_called_as_what_is_of_none() -> None:
     core, operator = CoreHarness(4 * MIB), Client("operator")
     core.pool.handle(operator, SetTenants([row_of(tenant("other"))]))
     assert "can be called other" in core.receive(operator, AdminReply).sentence
+
+
+def test_no_tier_becomes_smaller_than_what_is_guaranteed(tmp_path: Path) -> None:
+    quiet = tenant("quiet", dram_floor=6 * MIB, disk_floor=40 * MIB)
+    core, operator = CoreHarness(16 * MIB, tmp_path, 64 * MIB, tenants=(quiet,)), Client("operator")
+    mine = chain("mine", 80)
+    core.store(client_of("quiet"), mine)
+    core.settle()
+    for refused in (Resize(4 * MIB, []), Resize(0, []), Resize(-1, [(str(tmp_path), 32 * MIB)])):
+        core.pool.handle(operator, refused)
+        reply = core.receive(operator, AdminReply)
+        assert not reply.ok
+        assert "the floors of all tenants together are more than that" in reply.sentence
+    assert used(core, "quiet") == 80 * SLOT
+    core.pool.handle(operator, Resize(8 * MIB, [(str(tmp_path), 48 * MIB)]))
+    assert core.receive(operator, AdminReply).ok
+    core.pool.close(60.0)

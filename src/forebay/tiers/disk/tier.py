@@ -43,7 +43,7 @@ from forebay.tiers.disk.regions.recovery import (
     close_directory,
     recover_directory,
 )
-from forebay.tiers.quotas import Quota
+from forebay.tiers.quotas import FLOORS, Quota, floors_bytes
 
 _log: Final = logging.getLogger(__name__)
 
@@ -256,6 +256,10 @@ class DiskTier(Tier):
         for number, drive in enumerate(self._drives):
             if drive.directory.path == path:
                 drive.check_cap(cap_bytes)
+                lost_bytes = self._caps_bytes[number] - cap_bytes
+                left_bytes = sum(self._caps_bytes) - lost_bytes
+                if lost_bytes > 0 and left_bytes < floors_bytes(self._quotas):
+                    raise DirectoryError(f"{path} cannot be so small: {FLOORS}.")
                 size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
                 drive.region_log.resize(usable_bytes(cap_bytes), size)
                 self._caps_bytes[number] = cap_bytes
