@@ -10,6 +10,7 @@ The tenant named `default` is whoever has no salt, or one that is not listed.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -19,6 +20,7 @@ from forebay.quantity import parse_size
 TENANTS_MAX: Final = 64  # of one pool: each is a label of metrics
 SALTS_MAX: Final = 1024  # of one tenant
 WEIGHT_MAX: Final = 1000
+OTHER_NAME: Final = "other"  # in figures: of no tenant that has a name now
 _NAME: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]{0,63}")
 _SALT: Final = re.compile(r"[0-9a-fA-F]{32}")
 _SIZES: Final = ("dram_floor", "dram_cap", "disk_floor", "disk_cap")
@@ -64,6 +66,8 @@ def _tenant(table: Mapping[str, object]) -> TenantSetting:
     name = table.get("name")
     if not isinstance(name, str) or not is_tenant_name(name):
         raise SettingsError(NAME_RULE)
+    if name == OTHER_NAME:
+        raise SettingsError(f"no tenant can be called {name}: what is of no tenant is listed so.")
     unknown = [each for each in table if each not in _FIELDS]
     if unknown:
         known = ", ".join(_FIELDS)
@@ -111,7 +115,7 @@ def _weight(name: str, table: Mapping[str, object]) -> int:
 
 
 def _refuse_repeated(what: str, listed: list[str]) -> None:
-    for each in listed:
-        if listed.count(each) > 1:
-            named = f"{what} {each}" if what == "tenant" else f"a {what}'s hash"
-            raise SettingsError(f"{named} is listed twice.")
+    each, count = next(iter(Counter(listed).most_common(1)), ("", 0))
+    if count > 1:
+        named = f"{what} {each}" if what == "tenant" else f"a {what}'s hash"
+        raise SettingsError(f"{named} is listed twice.")

@@ -175,6 +175,7 @@ class NameCipher:
         """A name of whole blocks as it stands on the medium."""
         if name == ROOT[: len(name)]:
             return name
+        _refuse_part_of_block(name)
         if not hasattr(self._local, "hiding"):
             self._local.hiding = self._cipher.encryptor()
         hidden: bytes = self._local.hiding.update(name)
@@ -184,6 +185,7 @@ class NameCipher:
         """The name that was hidden."""
         if hidden == ROOT[: len(hidden)]:
             return hidden
+        _refuse_part_of_block(hidden)
         if not hasattr(self._local, "showing"):
             self._local.showing = self._cipher.decryptor()
         name: bytes = self._local.showing.update(hidden)
@@ -199,6 +201,12 @@ class NameCipher:
             found.append(hidden[at : at + len(name)])
             at += len(name)
         return found
+
+
+def _refuse_part_of_block(name: bytes) -> None:
+    """The cipher would keep the rest of it, and put it before the next name."""
+    if len(name) % _BLOCK_BYTES:  # verify: whole blocks
+        raise ValueError("a name is not of whole blocks")
 
 
 assert len(ROOT) % _BLOCK_BYTES == 0

@@ -35,6 +35,12 @@ class Quota:
 
 
 _NOBODY: Final = Quota()
+FLOORS: Final = "the floors of all tenants together are more than that; lower these first"
+
+
+def floors_bytes(quotas: Mapping[bytes, Quota]) -> int:
+    """What is guaranteed to all of these together."""
+    return sum(quota.floor_bytes for quota in quotas.values())
 
 
 class Quotas:
@@ -48,6 +54,11 @@ class Quotas:
     def replace(self, quotas: Mapping[bytes, Quota]) -> None:
         """Other quotas from now on; what is held stays until room is wanted."""
         self._quotas = dict(quotas)
+
+    @property
+    def floors_bytes(self) -> int:
+        """What is guaranteed to all tenants together."""
+        return floors_bytes(self._quotas)
 
     def quota_of(self, tenant: bytes) -> Quota:
         """A tenant's quota."""

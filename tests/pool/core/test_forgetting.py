@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.core_harness import Client, CoreHarness, chain, payload
 from tests.pool.core.test_tenants import MIB, client_of, tenant, used
+from tests.remote_harness import open_remote
 
 from forebay.pool.core.tenants.operations import RELEASE_S
 from forebay.pool.messages import AdminReply, Ask, Committed, Forget, Promise, Release, Reserved
@@ -139,3 +140,20 @@ def test_a_store_that_takes_several_turns_stores_nothing_once_its_tenant_is_forg
     core.pool.exited(a.engine)
     assert core.receive(operator, AdminReply).ok
     assert used(core, "other") == 0
+
+
+def test_a_pool_of_stores_alone_says_that_what_is_left_comes_back(tmp_path: Path) -> None:
+    """Directories remember who was forgotten; where there are none, the next start does not."""
+    core = CoreHarness(4 * MIB, store=lambda *_: open_remote(tmp_path), tenants=TENANTS)
+    a, mine = client_of("a"), chain("mine", 8)
+    core.store(a, mine)
+    core.settle()
+    packs = tmp_path / "packs"
+    packs.rename(tmp_path / "away")
+    packs.touch()  # so that nothing can be deleted
+    done = forget(core, "a")
+    assert not done.ok
+    assert "0 records (0 B) from remote" in done.sentence
+    assert "can be loaded until the pool starts again, but remote keeps records" in done.sentence
+    assert core.lookup(a, mine)[1].known == 0
+    core.pool.close(60.0)

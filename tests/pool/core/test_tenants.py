@@ -7,7 +7,15 @@ import pytest
 from tests.core_harness import LENGTH, NAMESPACE, SECRET, Client, CoreHarness, chain
 
 from forebay.identity.tenants import mask_of, masked, salt_hash, salt_key
-from forebay.pool.messages import AdminReply, Lookup, Release, ReserveAnswer, SetTenants, row_of
+from forebay.pool.messages import (
+    AdminReply,
+    Lookup,
+    Release,
+    ReserveAnswer,
+    Resize,
+    SetTenants,
+    row_of,
+)
 from forebay.record.header import DEFAULT_TENANT
 from forebay.record.region import short
 from forebay.tenants import TenantSetting
@@ -196,3 +204,37 @@ def test_other_tenants_at_runtime(tmp_path: Path) -> None:
     assert core.lookup(a, keys)[1].known == 0, "its salt is the default tenant's now"
     assert change(tenant("a")).ok
     assert core.lookup(a, keys)[1].known == len(keys), "the same id as before"
+
+
+def test_no_salt_is_two_tenants_among_as_many_as_there_may_be() -> None:
+    salts = [number.to_bytes(16, "little") for number in range(64 * 1024)]
+    many = [TenantSetting(f"t{at}", tuple(salts[at::64])) for at in range(64)]
+    core, operator = CoreHarness(4 * MIB), Client("operator")
+    core.pool.handle(operator, SetTenants([row_of(each) for each in many]))
+    assert core.receive(operator, AdminReply).ok
+    many[-1] = many[-1]._replace(salts=many[0].salts)
+    core.pool.handle(operator, SetTenants([row_of(each) for each in many]))
+    assert core.receive(operator, AdminReply).sentence == "a salt's hash is listed twice."
+
+
+def test_no_tenant_is_called_as_what_is_of_none() -> None:
+    core, operator = CoreHarness(4 * MIB), Client("operator")
+    core.pool.handle(operator, SetTenants([row_of(tenant("other"))]))
+    assert "can be called other" in core.receive(operator, AdminReply).sentence
+
+
+def test_no_tier_becomes_smaller_than_what_is_guaranteed(tmp_path: Path) -> None:
+    quiet = tenant("quiet", dram_floor=6 * MIB, disk_floor=40 * MIB)
+    core, operator = CoreHarness(16 * MIB, tmp_path, 64 * MIB, tenants=(quiet,)), Client("operator")
+    mine = chain("mine", 80)
+    core.store(client_of("quiet"), mine)
+    core.settle()
+    for refused in (Resize(4 * MIB, []), Resize(0, []), Resize(-1, [(str(tmp_path), 32 * MIB)])):
+        core.pool.handle(operator, refused)
+        reply = core.receive(operator, AdminReply)
+        assert not reply.ok
+        assert "the floors of all tenants together are more than that" in reply.sentence
+    assert used(core, "quiet") == 80 * SLOT
+    core.pool.handle(operator, Resize(8 * MIB, [(str(tmp_path), 48 * MIB)]))
+    assert core.receive(operator, AdminReply).ok
+    core.pool.close(60.0)

@@ -22,11 +22,12 @@ from forebay.record.header import DEFAULT_TENANT
 from forebay.record.region import RegionHeader, unpack_header
 from forebay.sys import memory
 from forebay.sys.disk import Disk
+from forebay.sys.world import World
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, chain, single
 from forebay.tiers.contract import DropReason, Forgotten
-from forebay.tiers.disk import DiskTier
+from forebay.tiers.disk import Directory, DiskTier
 from forebay.tiers.quotas import Quota
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
@@ -252,6 +253,24 @@ def test_what_cannot_be_remembered_is_not_forgotten(tmp_path: Path) -> None:
         disk.disarm()
         assert hits(tier, some(A, 3)) == 3
         assert not tier.forgotten()
+
+
+def test_what_one_directory_cannot_remember_no_other_does(tmp_path: Path) -> None:
+    """Else its tenant could store nothing there, and would be forgotten by the next start."""
+    disk, places = FaultDisk(), [tmp_path / name for name in ("first", "second")]
+    for place in places:
+        place.mkdir(mode=0o700)
+    directories = [Directory(str(place), CAP_BYTES) for place in places]
+    for was_stored in (0, 4):
+        tier = DiskTier.open(directories, SMALL, World(disk))
+        assert not tier.forgotten()
+        assert hits(tier, some(A, 4)) == was_stored
+        if not was_stored:
+            disk.arm("rename:errno=EIO@2")
+            assert "second cannot remember it" in tier.remember_forgotten(A)
+            disk.disarm()
+            assert store(tier, some(A, 4)) == {"stored": 4}
+        tier.close(60.0)
 
 
 def test_what_cannot_be_removed_is_said_and_gone_with_the_next_start(tmp_path: Path) -> None:

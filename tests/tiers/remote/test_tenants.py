@@ -1,22 +1,27 @@
 """Tenants in a store that hosts share: packs of one tenant each, deleted with it."""
 
+import os
+import signal
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.disk_harness import until
-from tests.remote_harness import opened_remote
+from tests.remote_harness import PATIENT, opened_remote
 
 from forebay.record.header import DEFAULT_TENANT
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, single
+from forebay.tiers.remote.jobs import Order
 from forebay.tiers.remote.tier import RemoteTier
 
 A, B = b"a" * 16, b"b" * 16
 
 
-def some(tenant: bytes, count: int = 6) -> list[Sample]:
-    plain = [single(f"{number} of {tenant.hex()}", 20_000) for number in range(count)]
+def some(tenant: bytes, count: int = 6, length: int = 20_000) -> list[Sample]:
+    plain = [single(f"{number} of {tenant.hex()}", length) for number in range(count)]
     return [replace(each, name=replace(each.name, tenant=tenant)) for each in plain]
 
 
@@ -69,3 +74,36 @@ def test_what_a_pool_that_died_had_not_deleted_is_deleted_by_the_next(tmp_path: 
         tier.delete_forgotten(frozenset({A}))
         until(lambda: {A} not in owners(tmp_path, some(A)))
         assert hits(tier, some(B)) == 6
+
+
+def test_forgetting_waits_for_packs_that_were_to_be_deleted_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An eviction, or a put that failed, leaves packs to delete that are in no index any more."""
+    mine, theirs = some(A, 20, 60_000), some(B, 20, 60_000)
+    left: dict[bytes | None, int] = {}  # packs to delete when an order ended, by its tenant
+    with (
+        opened_remote(tmp_path, options=replace(PATIENT, pack_records_max=1)) as tier,
+        ThreadPoolExecutor(2) as threads,
+    ):
+
+        def end(order: Order) -> None:
+            left[order.tenant] = len(tier.parts.own.doomed)
+            ended(order)
+
+        ended = Order.end
+        monkeypatch.setattr(Order, "end", end)
+        store(tier, [*mine, *theirs])
+        pid = tier.parts.link.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        lowering = threads.submit(tier.resize, tier.parts.path, 1 << 20)
+        until(lambda: A not in tier.held_by_tenants())
+        forgetting = threads.submit(tier.forget, A, scrub=False)
+        until(lambda: any(order.tenant == A for order in tier._writing._orders))
+        os.kill(pid, signal.SIGCONT)
+        assert not forgetting.result(60.0).failure
+        assert left[A] == 0
+        assert {A} not in owners(tmp_path, mine)
+        assert lowering.result(60.0)
+        assert hits(tier, theirs[-5:]) == 5

@@ -21,6 +21,7 @@ from forebay.quantity import SIZE_BYTES_MAX, format_size
 from forebay.sys.shared import Segment
 from forebay.tiers.dram.taking import add_memory
 from forebay.tiers.dram.wiping import wipe_free
+from forebay.tiers.quotas import FLOORS
 
 _log: Final = logging.getLogger(__name__)
 _SHOWN_DIGITS: Final = 16  # of a namespace
@@ -78,6 +79,9 @@ class AdminOperations:
         if 0 < message.dram_bytes < arena_bytes:  # it would be none; 0 says that it is meant
             sentence = f"DRAM of this pool is {format_size(arena_bytes)} at least, one arena."
             session.send(AdminReply(ok=False, sentence=sentence))
+            return
+        if 0 <= message.dram_bytes < min(self._dram.slab.cap_bytes, self._dram.quotas.floors_bytes):
+            session.send(AdminReply(ok=False, sentence=f"DRAM cannot be so small: {FLOORS}."))
             return
         missing_bytes = self._dram.slab.missing_bytes(message.dram_bytes)
         if missing_bytes and self._is_growing:

@@ -43,7 +43,7 @@ from forebay.tiers.disk.regions.recovery import (
     close_directory,
     recover_directory,
 )
-from forebay.tiers.quotas import Quota
+from forebay.tiers.quotas import FLOORS, Quota, floors_bytes
 
 _log: Final = logging.getLogger(__name__)
 
@@ -213,10 +213,18 @@ class DiskTier(Tier):
         forgotten = self._forgotten | {tenant}
         if len(forgotten) > FORGOTTEN_MAX:
             return f"more than {FORGOTTEN_MAX} tenants were forgotten here; empty the directories"
-        failures = [drive.remember_forgotten(forgotten) for drive in self._drives]
-        failure = next(filter(None, failures), "")
-        if not failure:
-            self._forgotten = forgotten
+        for number, drive in enumerate(self._drives):
+            failure = drive.remember_forgotten(forgotten)
+            if failure:
+                return self._remember_no_more(number, failure)
+        self._forgotten = forgotten
+        return ""
+
+    def _remember_no_more(self, count: int, failure: str) -> str:
+        """A directory cannot remember a tenant: the first ones, which do, have to let it be."""
+        left = [drive.remember_forgotten(self._forgotten) for drive in self._drives[:count]]
+        if any(left):
+            failure += "; the next start forgets it where it can"
         return failure
 
     def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:
@@ -248,6 +256,10 @@ class DiskTier(Tier):
         for number, drive in enumerate(self._drives):
             if drive.directory.path == path:
                 drive.check_cap(cap_bytes)
+                lost_bytes = self._caps_bytes[number] - cap_bytes
+                left_bytes = sum(self._caps_bytes) - lost_bytes
+                if lost_bytes > 0 and left_bytes < floors_bytes(self._quotas):
+                    raise DirectoryError(f"{path} cannot be so small: {FLOORS}.")
                 size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
                 drive.region_log.resize(usable_bytes(cap_bytes), size)
                 self._caps_bytes[number] = cap_bytes

@@ -265,8 +265,9 @@ class RemoteTier(Tier):
         size_bytes = self.parts.own.held_by_tenants().get(tenant, 0)
         order = Order(tenant=tenant, is_erasure=True)
         count = self._ordered(order)
-        failure = "" if order.is_whole else "the store cannot be reached"
-        return Forgotten(count, size_bytes, failure)
+        if not order.is_whole:
+            return Forgotten(count, failure="the store cannot be reached")
+        return Forgotten(count, size_bytes)
 
     def delete_forgotten(self, tenants: frozenset[bytes]) -> None:
         """See Tier."""

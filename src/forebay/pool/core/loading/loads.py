@@ -29,6 +29,7 @@ from forebay.pool.messages import (
 )
 from forebay.pool.policy.fetching import is_read_ahead
 from forebay.pool.session import Session
+from forebay.record.header import NAMESPACE_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
 
 DEADLINE_S_MAX: Final = 60.0  # of an ask; a later one is taken for this
@@ -52,7 +53,9 @@ class Loads:
         """Answer how much is known; retain what is here of it, and begin to read the rest."""
         begun = self._clock.monotonic()
         tenant = self._tenants.of_salt(message.salt_hash)
-        keys = _unrepeated(short_keys(masked(message.keys, tenant.short_mask)))
+        is_sensible = len(message.namespace) == NAMESPACE_BYTES  # verify: no record has another
+        joined = message.keys if is_sensible else b""
+        keys = _unrepeated(short_keys(masked(joined, tenant.short_mask)))
         ready = self._dram.chunks.ready_prefix(keys)
         known, is_unknown, below, far = self._stack.prefix(keys, ready)
         if ready < known and not self._can_be_loaded(keys[ready]):  # verify: loadable

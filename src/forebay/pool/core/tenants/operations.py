@@ -47,6 +47,7 @@ class _Forgetting:
     chunks: int = 0  # that have left DRAM
     size_bytes: int = 0  # of these
     kept: int = 0  # that engines still use
+    until: str = "any more"  # how long nothing of it can be loaded, should records be left
     drained: threading.Event = field(default_factory=threading.Event)
 
 
@@ -132,6 +133,8 @@ class Tenancy:
         is_drained = forgetting.drained.wait(RELEASE_S + _MARGIN_S)
         found = self._stack.forget(forgetting.tenant, scrub=forgetting.scrub)
         wipe_free(self._dram.slab, self._operations.on_pool_thread, self._dram.used_bytes)
+        if forgetting.tenant not in self._stack.forgotten():  # there are stores alone
+            forgetting.until = "until the pool starts again"
         return _reply(forgetting, found, is_drained=is_drained)
 
     def _begin(self, forgetting: _Forgetting) -> None:
@@ -158,7 +161,7 @@ def _reply(
     sentence = f"removed {', '.join(removed)}"
     if not left:
         return AdminReply(ok=True, sentence=f"forgot tenant {forgetting.name}: {sentence}.")
-    can = "nothing of it can be loaded any more, but"
+    can = f"nothing of it can be loaded {forgetting.until}, but"
     return AdminReply(
         ok=False,
         sentence=f"tenant {forgetting.name} is not all gone: {sentence}; {can} {'; '.join(left)}.",

@@ -25,10 +25,9 @@ from forebay.identity.tenants import (
 )
 from forebay.record.header import DEFAULT_TENANT
 from forebay.record.region import SHORT_KEY_BYTES
-from forebay.tenants import TenantSetting
+from forebay.tenants import OTHER_NAME, TenantSetting
 from forebay.tiers.quotas import Quota
 
-OTHER_NAME: Final = "other"  # what is of no tenant that has a name now; no tenant is called so
 EPOCHS_MAX: Final = 4096  # how often one tenant can be forgotten
 
 

@@ -84,7 +84,8 @@ class RemoteWriting:
             if order.names is None and order.is_erasure:
                 wanted = (order.namespace, order.tenant)
                 self._drop(self._gathering.take_all(*wanted), DropReason.ORPHAN)
-                order.names = own.erase(*wanted)
+                # Also what is to be deleted already: whose that is, nobody has noted.
+                order.names = dict.fromkeys(own.doomed, 0) | own.erase(*wanted)
             elif order.names is None:
                 before = set(own.doomed)
                 self._make_room(0, EvictionCause.RESIZED)
