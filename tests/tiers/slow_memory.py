@@ -130,6 +130,18 @@ class SlowMemoryTier(contract.Tier):
         self._catalog.forget_namespace(namespace)
         return before - self.usage().records
 
+    def forget(self, tenant: bytes, *, scrub: bool) -> contract.Forgotten:
+        found: queue.SimpleQueue[contract.Forgotten] = queue.SimpleQueue()
+        self._jobs.put(lambda: found.put(self._forget(tenant)))
+        return found.get()
+
+    def _forget(self, tenant: bytes) -> contract.Forgotten:
+        headers = [header for header, _ in self.records.values() if header.name.tenant == tenant]
+        for header in headers:
+            self.remove(header.name.key)
+            del self.records[short(header.name.key)]
+        return contract.Forgotten(len(headers), sum(header.length for header in headers))
+
     def resize(self, path: str, cap_bytes: int) -> bool:
         if path != "memory":
             return False
