@@ -50,7 +50,7 @@ VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
 VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies
 
-.PHONY: help install run bench test check coverage format docs mutate fuzz soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores test-hosts bench-stores gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate fuzz soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores coverage-stores test-hosts bench-stores gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -130,8 +130,11 @@ $(STORES_STAMP): pyproject.toml
 	@touch $@
 
 test-stores: $(STORES_STAMP) ## the remote tier on real S3 and Valkey servers, and on ones that lie; needs redis-server
+	@$(STORES_BIN)/python $(RUN) stores -q -n 2 --dist worksteal tests/tiers/remote/stores
+
+coverage-stores: $(STORES_STAMP) ## every branch of the stores' code must be run by make test-stores
 	@rm -f .coverage
-	@$(STORES_BIN)/python $(RUN) stores -q -n 2 --dist worksteal --cov --cov-append --cov-report= tests/tiers/remote/stores
+	@$(STORES_BIN)/python -m pytest -q -n 2 --dist worksteal --cov --cov-append --cov-report= tests/tiers/remote/stores
 	@$(STORES_BIN)/coverage report --show-missing --fail-under=100 --include='$(STORES_CODE)'
 
 test-hosts: $(STORES_STAMP) $(VLLM_STAMP) ## three hosts as network namespaces, real vLLM on two of them; needs root, ip and /dev/fuse
