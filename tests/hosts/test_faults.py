@@ -24,7 +24,7 @@ NETWORKED = pytest.mark.parametrize("url", ["s3"], indirect=True)
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 @pytest.mark.parametrize("url", ["s3", "juicefs"], indirect=True)
-def test_a_host_is_killed_while_it_publishes(
+def test_t62_a_host_is_killed_while_it_publishes(
     hosts: Network, start: StartPool, url: str, moment: str
 ) -> None:
     """Before anything is in the store; with packs that nobody knows of yet; with all of it told."""
@@ -53,7 +53,7 @@ def test_a_host_is_killed_while_it_publishes(
 
 
 @NETWORKED
-def test_a_host_is_cut_off_and_comes_back(hosts: Network, start: StartPool, url: str) -> None:
+def test_t62_a_host_is_cut_off_and_comes_back(hosts: Network, start: StartPool, url: str) -> None:
     a, b = start(hosts.a, url), start(hosts.b, url)
     wait_for_use(a)
     wait_for_use(b)
@@ -72,7 +72,7 @@ def test_a_host_is_cut_off_and_comes_back(hosts: Network, start: StartPool, url:
 
 
 @NETWORKED
-def test_the_store_dies_and_comes_back(
+def test_t25_t62_the_store_dies_and_comes_back(
     hosts: Network, start: StartPool, url: str, seaweed: SeaweedServer
 ) -> None:
     a, b = start(hosts.a, url), start(hosts.b, url)

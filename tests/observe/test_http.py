@@ -127,7 +127,7 @@ def test_who_comes_when_all_places_are_taken_is_told_so() -> None:
         wait_until(lambda: ask(server, head("/")).startswith(b"HTTP/1.1 200 "), "a place")
 
 
-def test_silent_clients_keep_nobody_out() -> None:
+def test_t65_silent_clients_keep_nobody_out() -> None:
     """Each newcomer has the place of the one that has been silent longest."""
     with answering(PATIENT) as server, ExitStack() as stack:
         silent: list[socket.socket] = []
@@ -152,7 +152,7 @@ def test_a_request_that_had_come_is_answered_before_its_place_is_anothers() -> N
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", head("/large")])
-def test_a_slow_client_loses_its_place(sent: bytes) -> None:
+def test_t65_a_slow_client_loses_its_place(sent: bytes) -> None:
     """It sends nothing, or not all, or does not read what it asked for."""
     with answering(STRICT) as server, connect(server) as slow:
         slow.sendall(sent)

@@ -89,7 +89,9 @@ class Waiting:
 
 
 @pytest.mark.parametrize("end", ["killed", "late"])
-def test_a_stopped_child_costs_a_miss_and_a_new_one_is_started(tmp_path: Path, end: str) -> None:
+def test_t25_t61_a_stopped_child_costs_a_miss_and_a_new_one_is_started(
+    tmp_path: Path, end: str
+) -> None:
     clock = ManualClock(1000.0)
     here, new = single("here"), single("new")
     with opened_remote(tmp_path, world=World(clock=clock)) as tier:
@@ -186,7 +188,7 @@ def test_a_child_that_says_what_it_cannot_mean_is_killed(
     assert not lying.is_running
 
 
-def test_truncated_swapped_and_foreign_objects_are_misses(tmp_path: Path) -> None:
+def test_t27_t61_truncated_swapped_and_foreign_objects_are_misses(tmp_path: Path) -> None:
     samples = [single(f"object {n}", 30_000) for n in range(7)]
     with opened_remote(tmp_path) as tier:
         paths: list[Path] = []
@@ -224,7 +226,7 @@ def test_truncated_swapped_and_foreign_objects_are_misses(tmp_path: Path) -> Non
         assert tier.usage().used_bytes == sum(path.stat().st_size for path in packs_in(tmp_path))
 
 
-def test_a_flipped_byte_anywhere_is_exact_or_a_miss(tmp_path: Path, seed: int) -> None:
+def test_t27_a_flipped_byte_anywhere_is_exact_or_a_miss(tmp_path: Path, seed: int) -> None:
     luck = random.Random(seed)
     links = chain("flipped", [3000, 9000])
     with opened_remote(tmp_path, options=replace(PATIENT, pack_age_s=0.1)) as tier:
@@ -274,7 +276,9 @@ def test_a_store_that_cannot_be_reached_is_used_when_it_can(tmp_path: Path) -> N
         assert store(tier, single("in time")) == Stored()
 
 
-def test_a_store_that_fails_gets_no_stores_then_no_loads_and_comes_back(tmp_path: Path) -> None:
+def test_t25_t61_a_store_that_fails_gets_no_stores_then_no_loads_and_comes_back(
+    tmp_path: Path,
+) -> None:
     clock = ManualClock(1000.0)
     samples = [single(f"fails {n}") for n in range(10)]
     with opened_remote(tmp_path, world=World(clock=clock)) as tier:

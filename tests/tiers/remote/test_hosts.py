@@ -204,7 +204,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
-def test_a_host_that_dies_leaves_what_it_had(tmp_path: Path, moment: str) -> None:
+def test_t62_a_host_that_dies_leaves_what_it_had(tmp_path: Path, moment: str) -> None:
     """Killed with packs that nobody knows of; at any moment; and with everything published."""
     samples = [single(f"dying {n}", 9000) for n in range(8)]
     publish_s = {"before": 3600.0, "during": 0.0, "after": 0.0}[moment]
@@ -233,7 +233,7 @@ def test_a_host_that_dies_leaves_what_it_had(tmp_path: Path, moment: str) -> Non
         assert not [path for path in (tmp_path / ".new").iterdir() if path.name[:5] == "dying"]
 
 
-def test_the_cap_of_a_host_holds_for_all_of_its_objects(tmp_path: Path) -> None:
+def test_t62_the_cap_of_a_host_holds_for_all_of_its_objects(tmp_path: Path) -> None:
     cap_bytes = 1 << 20
     with opened_remote(tmp_path, "b") as b:
         store(b, single("another's", 30_000))

@@ -212,7 +212,7 @@ def proxy(s3: S3Server) -> Iterator[LyingProxy]:
         ("endless", None),
     ],
 )
-def test_a_reply_that_lies_is_a_failure_or_exact(
+def test_t61_a_reply_that_lies_is_a_failure_or_exact(
     proxy: LyingProxy, prefix: str, fault: str, outcome: StoreFailure | None
 ) -> None:
     store = store_at(proxy.url, prefix)
@@ -227,7 +227,7 @@ def test_a_reply_that_lies_is_a_failure_or_exact(
 
 
 @pytest.mark.parametrize("fault", ["endless_chunked", "flipped", "stuffed"])
-def test_bytes_that_lie_fill_the_buffers_and_no_more(
+def test_t26_t61_bytes_that_lie_fill_the_buffers_and_no_more(
     proxy: LyingProxy, prefix: str, fault: str
 ) -> None:
     store = store_at(proxy.url, prefix)
