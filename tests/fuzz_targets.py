@@ -31,10 +31,12 @@ from forebay.record.region import Footer, Position, RegionHeader
 from forebay.settings import build, from_file
 from forebay.sys.memory import PAGE_BYTES
 from forebay.testing.samples import single
+from forebay.tiers.contract import UsedRecord
 from forebay.tiers.disk.regions import data_keys
 from forebay.tiers.disk.regions.data_keys import KeyTable, unpack_table
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication, PublishedPack
+from forebay.tiers.remote.index.used import pack_used, unpack_used
 from forebay.tiers.remote.process import messages as child_messages
 from forebay.urls import parse_url
 
@@ -126,6 +128,10 @@ def _tables() -> list[bytes]:
     return [data_keys.pack_table(KeyTable(1, KEYS.check, (entry,)))]
 
 
+def _used() -> list[bytes]:
+    return [pack_used([UsedRecord(b"n" * 32, b"t" * 16, 0, b"k" * 16, 7)] * 2)]
+
+
 def _publications() -> list[bytes]:
     packs = (PublishedPack(b"n" * 32, 5, bytes(published.ENTRY_BYTES)),)
     return [published.pack(Publication(1, 2, 3, packs, (7, 8)))]
@@ -186,6 +192,7 @@ TARGETS: Final = {
         FuzzTarget("record", _record, _records, _page_rehashed),
         FuzzTarget("region", _region, _regions, _page_rehashed),
         FuzzTarget("keys", unpack_table, _tables, _page_rehashed),
+        FuzzTarget("used", unpack_used, _used, _ends_rehashed),
         FuzzTarget("index", published.unpack, _publications, _ends_rehashed),
         FuzzTarget("messages", _messages, _golden_messages),
         FuzzTarget("settings", _settings, _settings_seeds),

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
-from forebay.pool.policy.contract import Policy
+from forebay.pool.policy.contract import Ending, Policy
 
 
 class OldestFirst(Policy):
@@ -20,6 +20,9 @@ class OldestFirst(Policy):
         for key in reversed(keys[:found]):
             if key in self._slots:
                 self._slots.move_to_end(key)
+
+    def ended(self, key: bytes, ending: Ending, now: float) -> None:
+        pass
 
     def stored(self, key: bytes, parent: bytes | None, slot_bytes: int, now: float) -> None:
         self._slots[key] = slot_bytes

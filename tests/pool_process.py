@@ -33,6 +33,7 @@ from forebay.tiers.dram.slab import arena_bytes_for
 HANG_S: Final = 60.0  # longer than anything takes; ends a test that would wait for ever
 DRAM_BYTES: Final = 16 << 20
 DISK_BYTES: Final = 64 << 20
+_FEW_BYTES: Final = 64  # different ones of a page that are not KV, but zeros and the like
 _LOUD: Final = b"\x42"  # numbers of such bytes are large, whatever their format
 # What is no namespace, though some ways to read hex digits take it for one, or for all of them.
 NO_NAMESPACES: Final = (
@@ -220,6 +221,15 @@ class PoolProcess:
     def slab_bytes(self) -> int:
         """Memory that the slab has taken from the system, whoever wrote there."""
         return sum(slab.stat().st_blocks * 512 for slab in self._segments())
+
+    def slab_pages(self) -> set[bytes]:
+        """Every page of the slab that holds more than a few different bytes."""
+        size, found = mmap.PAGESIZE, set()
+        for slab in self._segments():
+            with slab.open("rb") as file:  # not mapped: that would take memory for all of it
+                while part := file.read(1 << 20):
+                    found |= {part[at : at + size] for at in range(0, len(part), size)}
+        return {page for page in found if len(set(page)) > _FEW_BYTES}
 
     def spoil_slab(self) -> None:
         """Every byte of the first arena is wrong from now on: the control of a test.

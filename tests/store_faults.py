@@ -8,9 +8,10 @@ from typing import Final
 
 from tests.remote_harness import PATIENT
 
+from forebay.record.region import short
 from forebay.testing.conformance import load, store
 from forebay.testing.samples import Sample, single
-from forebay.tiers.contract import Hit, Miss, Stored
+from forebay.tiers.contract import Hit, Miss, Stored, TierListener, UsedRecord, WarmStart
 from forebay.tiers.remote.options import RemoteOptions
 from forebay.tiers.remote.tier import RemoteTier
 
@@ -30,6 +31,32 @@ def opened(url: str, host: str = "a", options: RemoteOptions = EAGER) -> Iterato
         yield tier
     finally:
         tier.close(60)
+
+
+class WarmListener(TierListener):
+    """Keeps what it is offered."""
+
+    def __init__(self) -> None:
+        self.offered: list[WarmStart] = []
+
+    def warm_start(self, offered: WarmStart) -> None:
+        self.offered.append(offered)
+
+
+def check_warm_start(url: str) -> None:
+    """What one host tells to be used, the next one that starts is offered, and can load."""
+    sample, listener = single("used"), WarmListener()
+    name = sample.name
+    used = UsedRecord(name.namespace, name.tenant, name.group, short(name.key), 7)
+    with opened(url) as first:
+        until_true(lambda: is_stored(first, sample))
+        first.publish_used([used])
+        until_true(lambda: not first.parts.used and first.upkeep.is_idle)
+    second = RemoteTier.open(f"{url}&prefetch=1GiB", "b", EAGER, listener=listener)
+    until_true(lambda: bool(listener.offered))
+    assert listener.offered[0].records == [used]
+    until_true(lambda: is_loaded(second, sample))
+    second.close(60)
 
 
 def until_true(condition: Callable[[], bool]) -> None:

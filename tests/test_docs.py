@@ -12,9 +12,9 @@ import pytest
 
 from forebay.cli.main import build_parser
 from forebay.identity import keys
-from forebay.record import header, region
+from forebay.record import forgotten, header, region
 from forebay.sys.memory import PAGE_BYTES
-from forebay.tiers.disk.regions import data_keys, forgotten
+from forebay.tiers.disk.regions import data_keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -85,6 +85,7 @@ def test_generated_parts_are_current() -> None:
     assert docs.DOCTOR.read_text() == docs.doctor_page(), "run: make docs"
     assert docs.WHY.read_text() == docs.why_page(), "run: make docs"
     assert docs.METRICS.read_text() == docs.metrics_page(), "run: make docs"
+    assert docs.GATEWAY.read_text() == docs.gateway_page(), "run: make docs"
 
 
 def test_the_readme_is_short_and_has_the_two_commands() -> None:
@@ -110,7 +111,7 @@ def test_the_threat_model_names_tests_that_there_are() -> None:
     """Every line of what may be attempted has a test, and each stands where the page says."""
     page = (ROOT / "SECURITY.md").read_text()
     tables = re.findall(r"^\| attempt \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
-    assert len(tables) == 7
+    assert len(tables) == 8
     for row in "".join(tables).splitlines():
         assert "::test_" in row.split("|")[-2], row
     for path, name in re.findall(r"`(\S+\.py)::(test_\w+)`", page):

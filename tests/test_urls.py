@@ -3,7 +3,7 @@
 import pytest
 
 from forebay.errors import SettingsError
-from forebay.terms import FREE, S3_STANDARD, StorePrices, StoreTerms
+from forebay.terms import FREE, S3_STANDARD, Prefetch, StorePrices, StoreTerms
 from forebay.urls import RemoteUrl, parse_url
 
 
@@ -34,6 +34,16 @@ def test_a_url_of_valkey_says_how_to_be_let_in() -> None:
     for short in ("redis://[::1]?cap=1GiB", "redis://[::1]:6379/0/forebay?cap=1GiB"):
         assert parse_url(short) == RemoteUrl("redis", "[::1]:6379/0/forebay", 1 << 30)
         assert parse_url(str(parse_url(short))) == parse_url(short)
+
+
+def test_a_url_of_mooncake_says_how_bytes_are_moved() -> None:
+    text = "mooncake://Master.example/ours?cap=1GiB&protocol=rdma&devices=mlx5_0,mlx5_1&replicas=2"
+    found = parse_url(text)
+    assert found.place == "mooncake://master.example:50051/ours"
+    assert (found.option("protocol"), found.option("replicas")) == ("rdma", "2")
+    assert found.option("devices") == "mlx5_0,mlx5_1"
+    assert parse_url(str(found)) == found
+    assert parse_url("mooncake://[::1]:7?cap=1GiB").path == "[::1]:7/forebay"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,14 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         ("valkeys://cache?cap=1GiB&cert=/c.pem", "only one of cert and key"),
         ("valkey://cache?cap=1GiB&ttl=1h", "ttl"),
         ("valkey://cache?cap=1GiB&user=a%20b", "no user"),
+        ("mooncake://?cap=1GiB", "no master"),
+        ("mooncake://master:0?cap=1GiB", "no master"),
+        ("mooncake://master/a/b?cap=1GiB", "no master"),
+        ("mooncake://master?cap=1GiB&timeout=8", "unknown"),
+        ("mooncake://master?cap=1GiB&protocol=udp", "protocol"),
+        ("mooncake://master?cap=1GiB&devices=a%20b", "no devices"),
+        ("mooncake://master?cap=1GiB&address=a/b", "address"),
+        ("mooncake://master?cap=1GiB&replicas=0", "replicas"),
         ("file:///mnt?cap=1GiB&region=eu-1", "unknown"),
         ("/mnt/shared", "no store that is known"),
         ("file://[/mnt?cap=1GiB", "not a URL"),
@@ -93,10 +111,14 @@ def test_a_url_that_means_nothing_is_one_sentence(url: str, why: str) -> None:
 
 
 def test_a_url_says_on_what_terms_a_store_is_used() -> None:
-    text = "file:///mnt/a?cap=1GiB&send=all&requests=5000&prices=0.005:0.0004:0.023"
-    found = parse_url(text)
-    prices = StorePrices(0.005, 0.0004, 0.023)
-    assert found.terms == StoreTerms(send_all=True, requests_a_day=5000, prices=prices)
+    terms = "send=all&requests=5000&prices=0.005:0.0004:0.023&prefetch=2GiB:1MiB"
+    found = parse_url(f"file:///mnt/a?cap=1GiB&{terms}")
+    prices, prefetch = StorePrices(0.005, 0.0004, 0.023), Prefetch(2 << 30, 1 << 20)
+    assert found.terms == StoreTerms(
+        send_all=True, requests_a_day=5000, prices=prices, prefetch=prefetch
+    )
+    slowly = parse_url("file:///mnt/a?cap=1GiB&prefetch=2GiB").terms.prefetch
+    assert slowly == Prefetch(2 << 30, 100 << 20), "unless told how fast"
     assert found.prices == prices
     assert parse_url(str(found)) == found
     plain = parse_url("file:///mnt/a?cap=1GiB")
@@ -116,6 +138,9 @@ def test_a_url_says_on_what_terms_a_store_is_used() -> None:
         ("prices=1:2:3:4:5", "are no prices"),
         ("prices=1:2:nan", "are no prices"),
         ("prices=1:-2:3", "are no prices"),
+        ("prefetch=much", "is not a size"),
+        ("prefetch=1GiB:fast", "is not a size"),
+        ("prefetch=1GiB:0", "is no prefetch"),
     ],
 )
 def test_terms_that_mean_nothing_are_one_sentence(option: str, why: str) -> None:

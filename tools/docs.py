@@ -5,6 +5,7 @@ from pathlib import Path
 
 from forebay.decisions import WORDS, Decision
 from forebay.engines.vllm.kinds import KINDS, Heading, Kind, Support
+from forebay.gateway.seen import GatewayMetrics
 from forebay.metrics.catalog import PoolMetrics, label_values
 from forebay.metrics.kinds import Definition
 from forebay.metrics.registry import exposed_name
@@ -20,6 +21,7 @@ COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 DOCTOR = ROOT / "docs" / "doctor.md"
 WHY = ROOT / "docs" / "why.md"
 METRICS = ROOT / "docs" / "metrics.md"
+GATEWAY = ROOT / "docs" / "gateway.md"
 _CHECKS_BEGIN = "<!-- checks:"
 _CHECKS_END = "<!-- end of checks -->"
 _MODULES_BEGIN = "<!-- modules:"
@@ -28,6 +30,8 @@ _DECISIONS_END = "<!-- end of decisions -->"
 _MODULES_END = "<!-- end of modules -->"
 _METRICS_BEGIN = "<!-- metrics:"
 _METRICS_END = "<!-- end of metrics -->"
+_GATEWAY_BEGIN = "<!-- gateway-metrics:"
+_GATEWAY_END = "<!-- end of gateway-metrics -->"
 _SETTINGS_HEAD = """\
 # Settings
 
@@ -141,6 +145,16 @@ def metrics_page() -> str:
     return _with_part(METRICS, _METRICS_BEGIN, _METRICS_END, table)
 
 
+def gateway_page() -> str:
+    """docs/gateway.md with its table of metrics written anew."""
+    rows = [
+        f"| `{exposed_name(each)}` | {each.kind} | {', '.join(each.labels) or '-'} | {each.doc} |\n"
+        for each in GatewayMetrics().registry.definitions()
+    ]
+    table = "".join(["| metric | kind | labels | what it is |\n|---|---|---|---|\n", *rows])
+    return _with_part(GATEWAY, _GATEWAY_BEGIN, _GATEWAY_END, table)
+
+
 def _metric_row(metric: Definition) -> str:
     labels = (
         f"`{label}`: {', '.join(label_values(metric.name, label))}" for label in metric.labels
@@ -174,3 +188,4 @@ if __name__ == "__main__":
     DOCTOR.write_text(doctor_page())
     WHY.write_text(why_page())
     METRICS.write_text(metrics_page())
+    GATEWAY.write_text(gateway_page())

@@ -2,12 +2,11 @@
 
 A line that verifies carries a `# verify: …` comment. In a copy of the tree it is neutralised (a
 condition becomes False, an assigned value True, a call nothing) and the fast tests of its layer
-or package are run. A mutant that every test accepts is a verification that no test holds: exit
-status 1.
-
-Usage: mutate.py [WORD]   only lines whose comment contains WORD
+or package are run: those first that were seen to run the line, the quickest before all others. A
+mutant that every test accepts is a verification that no test holds: exit status 1.
 """
 
+import argparse
 import ast
 import os
 import re
@@ -16,18 +15,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.tests_that_ran import DIRECTORY, TestsThatRan  # noqa: E402
+
 MARK: Final = re.compile(r"# verify: (.+?)\s*$")
 TESTS: Final = {  # by layer, the quickest to notice first; other packages have their own directory
     "record": ["tests/record", "tests/tiers", "tests/promises"],
     "tiers": ["tests/tiers", "tests/promises"],
+    "tenants.py": ["tests/test_tenants.py"],
 }
 SKIPPED: Final = {"engines": "needs an inference engine"}  # by layer, with the reason
 TIMEOUT_S: Final = 300
+FIRST_RUN_S: Final = 7200  # of all tests once, without any mutation
+SEEN_MAX: Final = 200  # tests that ran a line and are tried before all of its directories
 TESTS_FAILED: Final = 1  # pytest's exit status; another one means that the mutant is no program
 
 
@@ -41,31 +47,50 @@ class Verification(NamedTuple):
 
 def main() -> int:
     """Print a row a mutant; 1 if one survives."""
-    word = sys.argv[1] if len(sys.argv) > 1 else ""
-    found_all = [found for found in verifications() if word in found.what]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("word", nargs="?", default="", help="only lines whose comment has it")
+    parser.add_argument("--under", nargs="+", default=["src"], help="only files below these paths")
+    parsed = parser.parse_args()
+    found_all = [
+        found
+        for found in verifications()
+        if parsed.word in found.what and str(found.path).startswith(tuple(parsed.under))
+    ]
     wanted = [found for found in found_all if found.path.parts[2] not in SKIPPED]
     for found in found_all:
         if why := SKIPPED.get(found.path.parts[2]):
             print(f"{found.what:24} {found.path}:{found.line}  skipped: its layer {why}")
-    survivors = 0
     with tempfile.TemporaryDirectory(prefix="forebay-mutate-") as temporary:
         tree = Path(temporary)
         copy_tree(tree)
-        for where in sorted({tests_of(found.path) for found in wanted}):
-            if failed := failing_test(tree, where):
-                print(f"{failed} fails without any mutation; mend it first")
-                return 1
-        for found in wanted:
-            began = time.monotonic()
-            noticed = notice(tree, found)
-            survivors += noticed is None
-            place = f"{found.path}:{found.line}"
-            verdict = f"noticed by {noticed}" if noticed else "SURVIVED"
-            print(f"{found.what:24} {place:52} {time.monotonic() - began:5.1f} s  {verdict}")
-            sys.stdout.flush()
+        ran = tests_that_ran(tree, wanted)
+        if isinstance(ran, str):
+            print(f"{ran} fails without any mutation; mend it first")
+            return 1
+        survivors = sum(not is_noticed(tree, found, ran) for found in wanted)
     skipped = len(found_all) - len(wanted)
     print(f"{len(wanted)} verifications, {survivors} that no test holds; {skipped} skipped")
     return 1 if survivors or not wanted else 0
+
+
+def tests_that_ran(tree: Path, wanted: list[Verification]) -> TestsThatRan | str:
+    """What each test runs of the marked lines; or one that fails without any mutation."""
+    place = tree / "tests-that-ran"
+    place.mkdir()
+    os.environ[DIRECTORY] = str(place)
+    where = sorted({each for found in wanted for each in tests_of(found.path)})
+    failed = failing_test(tree, ["-n", "2", "-p", "tools.tests_that_ran", *where], FIRST_RUN_S)
+    return failed or TestsThatRan.read(place)
+
+
+def is_noticed(tree: Path, found: Verification, ran: TestsThatRan) -> bool:
+    """Print what becomes of one mutant."""
+    began = time.monotonic()
+    noticed = notice(tree, found, ran)
+    place = f"{found.path}:{found.line}"
+    verdict = f"noticed by {noticed}" if noticed else "SURVIVED"
+    print(f"{found.what:24} {place:52} {time.monotonic() - began:5.1f} s  {verdict}", flush=True)
+    return noticed is not None
 
 
 def verifications() -> Iterator[Verification]:
@@ -87,13 +112,16 @@ def copy_tree(tree: Path) -> None:
             shutil.copy(path, tree)
 
 
-def notice(tree: Path, found: Verification) -> str | None:
+def notice(tree: Path, found: Verification, ran: TestsThatRan) -> str | None:
     """The test that fails without this verification, or None."""
     path = tree / found.path
     source = path.read_text()
+    node, _ = _replaced(ast.parse(source), found)
+    seen = ran.of(str(found.path), node.lineno, node.end_lineno or node.lineno)
     path.write_text(neutralised(source, found))
     try:
-        return failing_test(tree, tests_of(found.path))
+        noticed = failing_test(tree, seen[:SEEN_MAX]) if seen else None
+        return noticed or failing_test(tree, tests_of(found.path))
     finally:
         path.write_text(source)
 
@@ -138,10 +166,11 @@ def tests_of(path: Path) -> tuple[str, ...]:
     return (str(mirror),)
 
 
-def failing_test(tree: Path, where: tuple[str, ...]) -> str | None:
-    """The first fast test that fails in these directories, or None."""
+def failing_test(tree: Path, where: Sequence[str], timeout_s: float = TIMEOUT_S) -> str | None:
+    """The first fast test that fails of these tests, or in these directories; or None."""
     arguments = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no", *where]
-    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join(str(tree / name) for name in ("src", "."))
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", *arguments],
@@ -149,11 +178,11 @@ def failing_test(tree: Path, where: tuple[str, ...]) -> str | None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"a hang of {TIMEOUT_S} s"
+        return f"a hang of {timeout_s} s"
     if ended.returncode == 0:
         return None
     assert ended.returncode == TESTS_FAILED, ended.stdout[-2000:] + ended.stderr[-2000:]

@@ -114,7 +114,10 @@ PROMISES: Final = {
         "a tenant is forgotten, killed at every step → nothing of it is found",
         "what other hosts have of it in a shared store: theirs to forget",
     ),
-    64: ("gateway: engine killed, client gone, huge body → no wrong answer", "gateway: not built"),
+    64: (
+        "gateway: engine killed, client gone, huge body → no wrong answer",
+        "a model swapped during answers: not built",
+    ),
     65: (
         "the metrics port: strangers, slow scrapers → refused, bounded",
         "",

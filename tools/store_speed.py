@@ -1,11 +1,12 @@
 """Put and get of each store against its client library alone, on real servers here: ratios, CPU.
 
-Usage: store_speed.py [s3] [valkey] [file]   (make bench-stores). Rounds alternate, so that both
-see the same machine; the best of each side counts, since others may be at work there. CPU seconds
-are this process's own, the server's are not among them. Alone, a get ends with a copy into the
-buffer that is to have it, where the library cannot read into one.
+Usage: store_speed.py [s3] [valkey] [mooncake] [file]   (make bench-stores). Rounds alternate, so
+that both see the same machine; the best of each side counts, since others may be at work there. CPU
+seconds are this process's own, the server's are not among them. Alone, a get ends with a copy into
+the buffer that is to have it, where the library cannot read into one.
 """
 
+import ctypes
 import os
 import secrets
 import statistics
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import obstore  # noqa: E402
-from tests import seaweed, valkey_servers  # noqa: E402
+from tests import mooncake_servers, seaweed, valkey_servers  # noqa: E402
 
 from forebay.tiers.remote.store import ObjectStore  # noqa: E402
 from forebay.tiers.remote.stores.opening import open_store  # noqa: E402
@@ -34,6 +35,7 @@ GET_ROUNDS = 25  # much quicker than puts
 BAR = 0.8
 SOURCE = memoryview(bytearray(secrets.token_bytes(PACK_BYTES)))
 TARGET = memoryview(bytearray(PACK_BYTES))
+BUFFERS = (SOURCE, TARGET)
 
 
 class Bench(NamedTuple):
@@ -43,6 +45,7 @@ class Bench(NamedTuple):
     library: str
     put: Callable[[str], object]
     get: Callable[[str], object]
+    is_fresh: bool = False  # every put has a name of its own, as packs have; else it replaces
 
 
 class Row(NamedTuple):
@@ -91,6 +94,25 @@ def valkey(place: Path) -> Iterator[Bench]:
 
 
 @contextmanager
+def mooncake(place: Path) -> Iterator[Bench]:
+    """A master and one process that lends memory, over TCP; alone, with registered buffers."""
+    from mooncake.store import MooncakeDistributedStore
+
+    with mooncake_servers.serving(place, size="1 GB") as servers:
+        alone = MooncakeDistributedStore()
+        assert alone.setup(servers.host, "P2PHANDSHAKE", 0, 0, "tcp", "", servers.address) == 0
+        source, target = (ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in BUFFERS)
+        for each in (source, target):
+            assert alone.register_buffer(each, PACK_BYTES) == 0
+        yield Bench(
+            open_store(servers.url(options="cap=1GiB"), "ours"),
+            "Mooncake's client",
+            lambda name: alone.upsert_from(name, source, PACK_BYTES),
+            lambda name: alone.get_into(name, target, PACK_BYTES),
+        )
+
+
+@contextmanager
 def file(place: Path) -> Iterator[Bench]:
     """A directory here, with nothing forced onto the medium on either side."""
 
@@ -101,10 +123,12 @@ def file(place: Path) -> Iterator[Bench]:
         with (place / name.replace("/", "-")).open("rb", buffering=0) as opened:
             assert opened.readinto(TARGET) == PACK_BYTES
 
-    yield Bench(open_store(f"file://{place}?cap=1GiB", "speed"), "open and write", put, get)
+    yield Bench(
+        open_store(f"file://{place}?cap=1GiB", "speed"), "open and write", put, get, is_fresh=True
+    )
 
 
-STORES = {"s3": s3, "valkey": valkey, "file": file}
+STORES = {"s3": s3, "valkey": valkey, "mooncake": mooncake, "file": file}
 
 
 def main(names: list[str]) -> int:
@@ -137,14 +161,20 @@ def measured(bench: Bench) -> dict[str, Row]:
     def get(name: str) -> None:
         assert bench.ours.get(name, 0, targets) == PACK_BYTES
 
-    rows = {"put": compared(put, bench.put, PUT_ROUNDS)}
+    rows = {"put": compared(put, bench.put, PUT_ROUNDS, is_fresh=bench.is_fresh)}
     TARGET[:] = bytes(PACK_BYTES)
     rows["get"] = compared(get, bench.get, GET_ROUNDS)
     assert TARGET == SOURCE
     return rows
 
 
-def compared(ours: Callable[[str], object], alone: Callable[[str], object], rounds: int) -> Row:
+def compared(
+    ours: Callable[[str], object],
+    alone: Callable[[str], object],
+    rounds: int,
+    *,
+    is_fresh: bool = False,
+) -> Row:
     """One operation of both sides, so many times."""
     sides = {"ours": ours, "alone": alone}
     walls: dict[str, list[float]] = {side: [] for side in sides}
@@ -153,7 +183,7 @@ def compared(ours: Callable[[str], object], alone: Callable[[str], object], roun
         for side, call in sides.items():
             wall, cpu = time.perf_counter(), time.process_time()
             for number in range(PACKS):
-                call(f"packs/00/{side}/{number}")
+                call(f"packs/00/{side}/{turn * is_fresh}-{number}")
             if turn:  # the first one connects
                 walls[side].append(time.perf_counter() - wall)
                 cpus[side].append(time.process_time() - cpu)

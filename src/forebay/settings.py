@@ -295,6 +295,12 @@ class Settings:
         "Tokens in a chunk, a multiple of the engine's block; 0: from the model's shape, so"
         " that a record has a few MiB.",
     )
+    compress: bool = _setting(
+        False,
+        _switch,
+        "Store KV in bfloat16 in 0.76 of its size, exactly. Engines with it and without it do not"
+        " share what they store.",
+    )
     min_tokens: int = _setting(
         256, _count, "Prefixes shorter than this many tokens are neither stored nor loaded."
     )

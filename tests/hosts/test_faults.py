@@ -19,11 +19,10 @@ from tests.hosts.sharing import (
 from tests.hosts.stores import SeaweedServer
 
 pytestmark = pytest.mark.hosts
-NETWORKED = pytest.mark.parametrize("url", ["s3"], indirect=True)
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
-@pytest.mark.parametrize("url", ["s3", "juicefs"], indirect=True)
+@pytest.mark.parametrize("url", ["s3", "juicefs", "valkey", "mooncake"], indirect=True)
 def test_t62_a_host_is_killed_while_it_publishes(
     hosts: Network, start: StartPool, url: str, moment: str
 ) -> None:
@@ -52,7 +51,7 @@ def test_t62_a_host_is_killed_while_it_publishes(
     wait_until(lambda: load(b, following) == CHUNKS, "what it sends from now on")
 
 
-@NETWORKED
+@pytest.mark.parametrize("url", ["s3", "valkey", "mooncake"], indirect=True)
 def test_t62_a_host_is_cut_off_and_comes_back(hosts: Network, start: StartPool, url: str) -> None:
     a, b = start(hosts.a, url), start(hosts.b, url)
     wait_for_use(a)
@@ -71,7 +70,7 @@ def test_t62_a_host_is_cut_off_and_comes_back(hosts: Network, start: StartPool, 
     wait_for_found(a, send(b, "after"))
 
 
-@NETWORKED
+@pytest.mark.parametrize("url", ["s3"], indirect=True)
 def test_t25_t62_the_store_dies_and_comes_back(
     hosts: Network, start: StartPool, url: str, seaweed: SeaweedServer
 ) -> None:

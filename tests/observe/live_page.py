@@ -22,7 +22,7 @@ import aiohttp
 from tests.bench.report import browser
 from tests.pool_process import HANG_S, wait_until
 
-POLLED = ("/stats.json", "/requests.json")
+POLLED = ("/stats.json", "/requests.json", "/dashboard/stats.json")
 _START_S = 2 * HANG_S
 _MESSAGE_BYTES_MAX = 64 << 20  # a screenshot of a wall
 

@@ -206,3 +206,28 @@ def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> Non
         main(["plan", name, "--help"])
     assert stop.value.code == 0
     assert f"examples:\n  forebay plan {name} " in capsys.readouterr().out
+
+
+def test_encoded_kv_takes_less_of_a_pool_and_of_drives(capsys: pytest.CaptureFixture[str]) -> None:
+    """Qwen3-8B has pages of 64 KiB: of 65,536 bytes 49,872 are left."""
+    pool = ("pool", "Qwen3-8B", "--users", "10", "--context", "1000")
+    raw, encoded = answer(capsys, *pool), answer(capsys, *pool, "--compress")
+    assert raw["context_bytes"] == 147_456_000
+    assert encoded["context_bytes"] == 147_456_000 * 49_872 // 65_536
+    assert encoded["writes_per_day_bytes"] * 65_536 == raw["writes_per_day_bytes"] * 49_872
+    kv = ("kv", "Qwen3-8B", "--tokens", "1000", "--gpu-memory", "141GB", "--compress")
+    found = answer(capsys, *kv)
+    assert found["total_bytes"] == 147_456_000, "on the GPU it is what it was"
+    assert found["stored_bytes"] == encoded["context_bytes"]
+    assert found["capacity"]["pool_context_bytes"] == encoded["context_bytes"]
+    ssd = ("ssd", "--writes-per-day", "65536GB", "--drive", "nvme-gen5")
+    found = answer(capsys, *ssd, "--compress")
+    assert found["writes_per_day_bytes"] == 49_872 * 10**9
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "float16", "float32"])
+def test_what_is_not_bfloat16_is_not_encoded(
+    dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "kv", "Qwen3-8B", "--kv-dtype", dtype, "--compress"]) == 2
+    assert "compress encodes KV in bfloat16 only" in capsys.readouterr().err

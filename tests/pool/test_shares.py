@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests import pool_process
+from tests.greedy_engine import LENGTH
 from tests.pool_process import PatientClient, PoolProcess, exact, made, running_pool, wait_until
 
 from forebay.pool import wire
@@ -29,6 +30,7 @@ from forebay.pool.messages import (
     StatsReply,
 )
 from forebay.testing.samples import Sample
+from forebay.tiers.dram.slab import slot_bytes_for
 
 ROOT = Path(__file__).parent.parent.parent
 CHUNKS = 50
@@ -76,7 +78,9 @@ def test_a_stopped_engine_that_holds_slots_keeps_no_other_from_storing(
         stopped("reserve", pool) as held,
         PatientClient(pool.socket) as honest,
     ):
-        assert held * 106_496 > pool_process.DRAM_BYTES * 2 // 5, "about half of DRAM"
+        assert held * slot_bytes_for(LENGTH) > pool_process.DRAM_BYTES * 2 // 5, (
+            "about half of DRAM"
+        )
         for number in range(4 if disk else 1):  # with a disk, more than DRAM has left
             store(honest, f"dialog {number}")
         assert loads_all(honest, "dialog 0", 10)
@@ -108,7 +112,7 @@ def test_many_names_of_one_process_bring_it_one_share(place: Path) -> None:
         stopped("reserve-as-many", pool) as held,
         PatientClient(pool.socket) as honest,
     ):
-        assert 0 < held * 106_496 <= pool_process.DRAM_BYTES // 2
+        assert 0 < held * slot_bytes_for(LENGTH) <= pool_process.DRAM_BYTES // 2
         store(honest, "mine", 20)
         assert loads_all(honest, "mine", 10)
 

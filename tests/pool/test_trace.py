@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replaced
 from tests import pool_process
 from tests.pool_process import PatientClient, made
 
 from forebay.errors import StartupError
+from forebay.pool.messages import AnswerEnd
 from forebay.pool.trace import Recorder
 from forebay.record.region import short
+from forebay.sim.trace import read_trace, schedule
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -28,6 +31,25 @@ def test_requests_are_recorded_by_number(place: Path) -> None:
     assert [line["timestamp"] for line in found] == [0, 500, 1000, 2000]
     assert [line["input_length"] for line in found] == [1024, 1536, 1024, 0]
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_how_answers_ended_is_recorded_with_their_requests(place: Path) -> None:
+    path = place / "trace.jsonl"
+    recorder = Recorder(str(path), 1 << 20)
+    for key in b"abc":
+        recorder.request(bytes([key]) * 16, 100.0)
+    end = AnswerEnd(b"b" * 16, 17, 2, 300, 9000, session=b"secret", keep_s=float("nan"))
+    recorder.ended(end.bounded(), 109.0)
+    recorder.ended(replaced(end, key=b"z" * 16), 110.0)  # nobody asked
+    recorder.request(b"d" * 16, 1000.0)  # long after the others
+    recorder.close(300)
+    found = lines(path)
+    assert [line["hash_ids"] for line in found] == [[1], [0], [2], [3]]
+    known = {"output_length": 300, "duration_ms": 9000, "ended": 17, "after": 2, "session": 0}
+    assert found[0] == {"timestamp": 0, "input_length": 512, "hash_ids": [1]} | known
+    assert "ended" not in found[1]
+    again = list(schedule(read_trace(path)))
+    assert [request.ending.kind for request in again if request.ending] == [17]
 
 
 def test_the_file_is_capped(place: Path) -> None:

@@ -13,17 +13,18 @@ from forebay.pool.messages import FRAME_BYTES_MAX, ClientMessage, PoolMessage
 from forebay.pool.wire import FrameError
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "protocol-v5.json"
+GOLDEN = ROOT / "tests" / "golden" / "protocol-v6.json"
 KEY = bytes(range(32))
 SPACE = bytes(reversed(range(32)))
 RUN = messages.ChunkRun(SPACE, 0, bytes(32), KEY, 4096, 1, KEY[:16])
-TENANT = messages.TenantRow("search", KEY[:16], 1 << 30, 1 << 34, 0, -1, 2)
+TENANT = messages.TenantRow("search", KEY[:16], 1 << 30, 1 << 34, 0, -1, 2, 1 << 20, -1)
 OUTCOME = messages.Outcome(
     "chatcmpl-1", "loaded", "", 7, 700, 64, 640, [320, 256], 60, 0.2, 3.5, 8.0, 57.6, False
 )
+END = messages.AnswerEnd(KEY[:16], 17, 2, 300, 9000, 12, KEY[16:], KEY[:8], 60.0, 600.0, 1)
 CLIENT: dict[str, ClientMessage] = {
     "Hello": messages.Hello(messages.PROTOCOL, "e7b1"),
-    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:], KEY[:8], 5.5e9, KEY[16:]),
+    "Lookup": messages.Lookup(7, SPACE, 0, KEY[:16], KEY[16:], KEY[:8], 5.5e9, KEY[16:], 1),
     "Ask": messages.Ask(7, 0, 1, 2000, stream=False, local=[messages.KeyRun(1, KEY[16:])]),
     "Release": messages.Release(7, [0]),
     "Cancel": messages.Cancel(7),
@@ -35,6 +36,7 @@ CLIENT: dict[str, ClientMessage] = {
         "Qwen3-8B", "vLLM 0.32.0", "sharing", "", SPACE, 64, gpu_cache_bytes=1 << 33
     ),
     "RequestOutcomes": messages.RequestOutcomes([OUTCOME]),
+    "AnswersEnded": messages.AnswersEnded([END]),
     "RequestsQuery": messages.RequestsQuery("chatcmpl-1", 10, 0),
     "StatsQuery": messages.StatsQuery(),
     "Resize": messages.Resize(-1, [("/mnt/nvme/forebay", 1 << 40)]),
@@ -49,7 +51,7 @@ POOL: dict[str, PoolMessage] = {
     ),
     "Grown": messages.Grown(11, 1 << 28),
     "Refused": messages.Refused("why not."),
-    "Found": messages.Found(7, 2, 0, b"\x01", [messages.StoreRun(1, 1, 12.5, 2.5e9)]),
+    "Found": messages.Found(7, 2, 0, b"\x01", [messages.StoreRun(1, 1, 12.5, 2.5e9)], True),
     "Promise": messages.Promise(7, 11, 0, 1, [4096], [4000], bytes(16), [1]),
     "Ready": messages.Ready(7, 11, 0, 4096, 4000, KEY, 1),
     "Reserved": messages.Reserved(3, 11, [8192, -1, -2, -3]),
@@ -93,6 +95,14 @@ def test_golden_bytes_are_read_back() -> None:
     reader = wire.pool_reader()
     reader.feed(b"".join(bytes.fromhex(golden[name]) for name in POOL))
     assert list(reader.messages()) == list(POOL.values())
+
+
+def test_a_tenant_without_bounds_of_stores_is_read() -> None:
+    row = messages.TenantRow("a", b"", 0, -1, 0, -1, 1)
+    short = wire.encode(messages.SetTenants([row]))[4:].replace(b"\x99\xa1a", b"\x97\xa1a")
+    assert short.endswith(b"\x00\xff"), "what is left out: no floor, no cap"
+    body = short[:-2]
+    assert read(len(body).to_bytes(4, "little") + body) == [messages.SetTenants([row])]
 
 
 def test_every_message_of_the_protocol_has_an_example() -> None:

@@ -22,7 +22,7 @@ from tests.encryption_harness import encrypted
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, chain
-from forebay.tiers.contract import MissReason
+from forebay.tiers.contract import MissReason, Tier
 from forebay.tiers.disk import DiskTier, Options
 from forebay.tiers.disk.regions.data_keys import KEYS_NAME
 
@@ -69,7 +69,7 @@ def executioner() -> Iterator[Executioner]:
     executioner.close()
 
 
-def survivors(tier: DiskTier, samples: Sequence[Sample]) -> list[Sample]:
+def survivors(tier: Tier, samples: Sequence[Sample]) -> list[Sample]:
     """What can be loaded, all of it exact; nothing that is listed may be damaged."""
     outcomes = Outcomes(tier)
     for sample in samples:

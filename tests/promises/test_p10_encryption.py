@@ -241,12 +241,15 @@ def test_t45_a_forgotten_tenants_key_is_destroyed_and_others_are_not(swift_path:
         assert isinstance(store(tier, sample), Stored)
     ids = {_key_id(path, offset) for path, offset in records(swift_path)}
     assert len(ids) == 2, "a key a tenant"
+    assert tier.held_by_tenants().keys() == {*TENANTS}
+    assert tier.remember_forgotten(TENANTS[0]) == ""
     forgotten = tier.forget(TENANTS[0], scrub=False)
     assert (forgotten.records, forgotten.failure) == (1, "")
     for is_again in (False, True):
         if is_again:
             tier.close(CLOSE_S)
             tier = open_encrypted(swift_path)
+        assert tier.forgotten() == {TENANTS[0]}
         assert load(tier, samples[0])[0] == Miss(MissReason.ABSENT)
         assert isinstance(load(tier, samples[1])[0], Hit)
     kept = (swift_path / KEYS_NAME).read_bytes()

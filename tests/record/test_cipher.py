@@ -1,5 +1,6 @@
 """Encryption of records: what was encrypted comes back, under its own name, or nothing does."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -62,6 +63,24 @@ def test_what_was_sealed_is_unsealed() -> None:
     found, payload = unsealed(sealed())
     assert found == RecordHeader(SAMPLE.name, 100, payload_hash(SAMPLE.payload))
     assert payload[:100] == SAMPLE.payload
+
+
+@pytest.mark.parametrize("length", [256 << 10, (256 << 10) + 1, (700 << 10) - 3])
+def test_a_payload_of_several_pieces_is_one_message(length: int) -> None:
+    payload = random.Random(length).randbytes(length)
+    record = sealed(payload)
+    stored = bytes(record[HEADER_BYTES : HEADER_BYTES + length])
+    page = unpack(memoryview(record)[:HEADER_BYTES])
+    assert isinstance(page, RecordHeader)
+    assert page.payload_hash == payload_hash(stored), "damage is found without a key"
+    found, opened = unsealed(record)
+    assert found == RecordHeader(SAMPLE.name, length, payload_hash(payload))
+    assert opened[:length] == payload
+    assert not any(stored[at : at + 64] in payload for at in range(0, length - 64, 16 << 10))
+    for at in (0, length // 2, length - 1):
+        changed = bytearray(record)
+        changed[HEADER_BYTES + at] ^= 1
+        assert unsealed(changed)[0] is Damage.TAG
 
 
 def test_shards_of_the_plain_payload_are_kept() -> None:
@@ -200,3 +219,15 @@ def test_a_keyring_keeps_its_names_key() -> None:
     assert ring.keys is KEYS
     ring.replace(ROTATED_KEYS)
     assert ring.keys is ROTATED_KEYS
+
+
+@pytest.mark.parametrize("length", [1, 15, 17, 33])
+def test_a_name_of_other_than_whole_blocks_is_refused_and_shifts_no_later_one(length: int) -> None:
+    names = NameCipher(b"n" * 32)
+    whole = bytes(range(32))
+    hidden = names.hide(whole)
+    for call in (names.hide, names.show):
+        with pytest.raises(ValueError, match="not of whole blocks"):
+            call(b"x" * length)
+    assert names.hide(whole) == hidden
+    assert names.show(hidden) == whole

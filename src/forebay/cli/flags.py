@@ -52,6 +52,13 @@ def _utf8(text: str) -> str:
 UTF8: "Final[Typed[str]]" = typed(_utf8, "UTF-8 text")
 
 
+def add_deletion(parser: argparse.ArgumentParser) -> None:
+    """The flags of a command that deletes: `scrub`, `yes` and `dry_run`."""
+    parser.add_argument("--scrub", action="store_true", help="write zeros over it, and flush")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--dry-run", action="store_true", help="say what would go, delete nothing")
+
+
 def add_json(
     parser: argparse.ArgumentParser, what: str = "print one JSON object instead of text"
 ) -> None:

@@ -26,6 +26,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("serve", "run vLLM with the pool beneath it", "forebay.cli.engine.serve"),
     Command("demo", "dialogs with vLLM, without and with the pool", "forebay.cli.engine.demo"),
     Command("pool", "run the pool of this host", "forebay.cli.pool.serve"),
+    Command("gateway", "several engines behind one address", "forebay.cli.gateway"),
     Command("stats", "what the pool holds and does", "forebay.cli.pool.stats"),
     Command("top", "watch the pool in a terminal", "forebay.cli.pool.top"),
     Command("why", "what became of the last requests, and why", "forebay.cli.pool.why"),

@@ -10,8 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from forebay.engines.copies.contract import Store, WorkerSlab
+from forebay.engines.codec.exponents import fit
+from forebay.engines.copies.contract import DOES_NOT_FIT, Store, WorkerSlab
 from forebay.engines.geometry import Geometry, ShardPlaces
+from forebay.record.exponents import encoded_bytes
 from forebay.record.header import payload_hash
 
 
@@ -73,8 +75,14 @@ def digest_of(store: Store, slab: WorkerSlab, shape: Geometry) -> bytes:
     """The digest of what lies in a store's slot: all blocks of its record, of this worker's shard.
 
     Where the shard is padded, zeros are written there: the slot may have been another chunk's.
+    DOES_NOT_FIT where a page was to be encoded that has too many escapes.
     """
     places = ShardPlaces(shape, slab.shard, slab.widest)
     start, size, padded = places.shard_of(store.piece)
+    if store.piece.is_encoded:
+        page_bytes = shape.groups[store.piece.group].page_bytes
+        pages = slab.memory[start : start + size].reshape(-1, encoded_bytes(page_bytes))
+        if not fit(pages, page_bytes):  # verify: escapes of what was stored
+            return DOES_NOT_FIT
     slab.memory[start + size : start + padded] = 0
     return payload_hash(slab.memory[start : start + padded].data)

@@ -6,16 +6,19 @@ needs exist (`forebay.engines.groups`). An engine may keep several block tables 
 record the blocks of one table lie behind those of another, and of each block all layers.
 
 Where several workers serve one model, a record consists of *shards*, which lie side by side in its
-slot, padded to the size of the largest. Every worker copies its own; workers whose KV is the same
-have one shard together, which one of them stores and all of them load.
+slot, padded to the size of the largest. Every worker copies its own: some of the heads, some of the
+layers, or, with context parallelism, some of the tokens of every block. Workers whose KV is the
+same have one shard together, which one of them stores and all of them load.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain, islice
 from typing import Final
 
 from forebay.engines.copies.contract import Piece
+from forebay.record.exponents import can_encode, encoded_bytes
 
 CHUNK_BYTES: Final = 4 << 20  # what a chunk should have: a good size for a drive and for DMA
 CHUNK_TOKENS_MAX: Final = 256
@@ -63,8 +66,8 @@ class Geometry:
     """The shape of a group's records; group 0's has those of the other groups with it."""
 
     layers: tuple[str, ...]  # in the order in which they lie in a slot; of one worker
-    page_bytes: int  # of one layer of one block
-    block_tokens: int
+    page_bytes: int  # of one layer of one block; of the largest, where they differ
+    block_tokens: int  # of all ranks together, where each has some of a block's tokens
     chunk_blocks: int
     shards: int = 1
     ranks: int = 1  # workers
@@ -73,6 +76,8 @@ class Geometry:
     tables: tuple[int, ...] = (0,)  # the engine's numbers of the group's block tables
     table_layers: tuple[int, ...] = ()  # how many layers each table has; empty: there is one table
     local: tuple["Geometry", ...] = ()  # groups 1, 2, …; of group 0 only
+    layer_bytes: tuple[int, ...] = ()  # of each layer of one block; empty: all are equal
+    is_encoded: bool = False  # its records are, but for those that do not fit
 
     @property
     def groups(self) -> tuple["Geometry", ...]:
@@ -85,14 +90,23 @@ class Geometry:
         return sum(len(group.tables) for group in self.groups)
 
     @property
+    def table_pages(self) -> tuple[tuple[int, ...], ...]:
+        """The bytes of each layer of one block, table by table."""
+        sizes = iter(self.layer_bytes or (self.page_bytes,) * len(self.layers))
+        counts = self.table_layers or (len(self.layers),)
+        return tuple(tuple(islice(sizes, count)) for count in counts)
+
+    @property
     def block_bytes(self) -> int:
         """All layers of one block, in every table, of one worker."""
-        return self.page_bytes * len(self.layers)
+        return sum(self.layer_bytes) or self.page_bytes * len(self.layers)
 
     @property
     def table_bytes(self) -> tuple[int, ...]:
         """All layers of one block of each table."""
-        return tuple(self.page_bytes * count for count in self.table_layers) or (self.block_bytes,)
+        if not self.table_layers:
+            return (self.block_bytes,)
+        return tuple(map(sum, self.table_pages))
 
     @property
     def shard_block_bytes(self) -> int:
@@ -110,13 +124,33 @@ class Geometry:
         return self.block_tokens * self.chunk_blocks
 
     @property
+    def engine_block_bytes(self) -> int:
+        """A block of the engine, which is of one table at a time, where it is the largest."""
+        widest = [group.shard_block_bytes for group in self.groups if len(group.tables) == 1]
+        others = [group.table_bytes for group in self.groups if len(group.tables) > 1]
+        return max([*widest, *chain.from_iterable(others)])
+
+    @property
     def longest_bytes(self) -> int:
         """The payload of the largest record that any group may have."""
         return max(group.chunk_bytes for group in self.groups)
 
-    def record_bytes(self, blocks: int) -> int:
-        """The payload of a record of so many blocks."""
-        return self.shard_block_bytes * blocks * self.shards
+    @property
+    def can_encode(self) -> bool:
+        """Whether all pages have one size, which can be encoded, those of the widest shard too."""
+        is_uniform = not self.layer_bytes and can_encode(self.page_bytes)
+        return is_uniform and not self.shard_block_bytes % self.page_bytes
+
+    def record_bytes(self, blocks: int, *, is_raw: bool = False) -> int:
+        """The payload of a record of so many blocks; `is_raw`: of one that cannot be encoded."""
+        is_encoded = self.is_encoded and not is_raw
+        return self.in_slot(self.shard_block_bytes, is_encoded=is_encoded) * blocks * self.shards
+
+    def in_slot(self, size_bytes: int, *, is_encoded: bool) -> int:
+        """What whole pages of a KV cache take in a slot."""
+        if not is_encoded:
+            return size_bytes
+        return size_bytes // self.page_bytes * encoded_bytes(self.page_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +164,10 @@ class ShardPlaces:
     def shard_of(self, piece: Piece) -> tuple[int, int, int]:
         """Offset of a record's shard, the bytes in it, and those with its padding."""
         group = self.shape.groups[piece.group]
-        blocks = piece.size or group.chunk_blocks
-        size = group.block_bytes * blocks
-        padded = self.widest[piece.group] * blocks if self.widest else size
+        blocks, is_encoded = piece.size or group.chunk_blocks, piece.is_encoded
+        size = group.in_slot(group.block_bytes, is_encoded=is_encoded) * blocks
+        widest = self.widest[piece.group] if self.widest else group.block_bytes
+        padded = group.in_slot(widest, is_encoded=is_encoded) * blocks
         return piece.offset + self.shard * padded, size, padded
 
     def runs_of(self, piece: Piece) -> Iterator[tuple[int, int, list[int]]]:
@@ -144,7 +179,8 @@ class ShardPlaces:
         table = sum(len(group.table_bytes) for group in groups[: piece.group])
         group = groups[piece.group]
         start, _, _ = self.shard_of(piece)
-        for block_bytes, blocks in zip(group.table_bytes, piece.tables, strict=True):
+        for table_bytes, blocks in zip(group.table_bytes, piece.tables, strict=True):
+            block_bytes = group.in_slot(table_bytes, is_encoded=piece.is_encoded)
             yield table, start + piece.first * block_bytes, blocks
             start += block_bytes * (piece.size or group.chunk_blocks)
             table += 1

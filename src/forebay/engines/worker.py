@@ -273,19 +273,27 @@ class WorkerConnector:
 
 def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
     """The copies that fit where these tensors lie; ValueError if they are not as declared."""
+    encoded_sizes = {group.page_bytes for group in shape.groups if group.is_encoded}
     if next(iter(tensors.values())).device.type != "cuda":
+        if encoded_sizes:
+            _log.warning("compress: there is no GPU, so chunks are encoded by the CPU, slowly")
         return HostCopies(Pages(shape, tensors, blocks))
     # Only here is there a GPU to import them for.
     from forebay.engines.copies.cuda import CudaDriver  # noqa: PLC0415
     from forebay.engines.copies.pointers import PageTable, PageTables  # noqa: PLC0415
     from forebay.engines.copies.streamed import StreamedCopies  # noqa: PLC0415
 
-    tables = []
-    for rows in rows_of_tables(shape, tensors, blocks):
-        page_bytes = rows[0].shape[1]
-        tables.append(
-            PageTable.of([(row.data_ptr(), row.stride(0)) for row in rows], page_bytes, blocks)
-        )
+    tables: list[PageTable] = []
+    numbers: list[int] = []
+    encoded = {}
+    for number, rows in enumerate(rows_of_tables(shape, tensors, blocks)):
+        layers = [(row.data_ptr(), row.stride(0), row.shape[1]) for row in rows]
+        tables += PageTable.all_of(layers, blocks)
+        numbers += [number] * (len(tables) - len(numbers))
+        sizes = {row.shape[1] for row in rows}
+        if encoded_sizes >= sizes and len(sizes) == 1:
+            places = [(base, stride) for base, stride, _ in layers]
+            encoded[number] = PageTable.encoded(places, sizes.pop(), blocks)
     device = next(iter(tensors.values())).device
     plain = partial(CudaDriver, device, 0)  # copy engines alone
 
@@ -295,6 +303,10 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
             driver.warm(page_bytes)
         return driver
 
-    is_aligned = all(table.is_aligned for table in tables)
+    is_aligned = all(table.is_aligned for table in (*tables, *encoded.values()))
     driver = Boundary().call(plain, compiled) if is_aligned else plain()
-    return StreamedCopies(driver, PageTables(tables, shape))
+    for page_bytes in encoded_sizes:
+        why = driver.warm_codec(page_bytes) if is_aligned else "pages are not aligned"
+        if why:
+            raise ValueError(f"compress cannot be on here, because {why}")
+    return StreamedCopies(driver, PageTables(tables, shape, numbers, encoded))

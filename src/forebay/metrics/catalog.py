@@ -248,6 +248,31 @@ class VolumeMetrics:
         )
 
 
+class PrefetchMetrics:
+    """What was fetched from stores before anybody asked for it."""
+
+    def __init__(self, registry: Registry) -> None:
+        size = Unit.BYTES
+        self._chunks = registry.counter(
+            "prefetched_chunks", "Chunks fetched at the start, before anybody asked.", _TIER
+        )
+        self._bytes = registry.counter("prefetched_bytes", "Their payload.", _TIER, size)
+        self._used_chunks = registry.counter(
+            "prefetched_used_chunks", "Of these, chunks that an engine has been handed.", _TIER
+        )
+        self._used_bytes = registry.counter("prefetched_used_bytes", "Their payload.", _TIER, size)
+
+    def fetched(self, tier: str, size_bytes: int) -> None:
+        """A chunk came from this tier."""
+        self._chunks.add(1, (tier,))
+        self._bytes.add(size_bytes, (tier,))
+
+    def used(self, tier: str, size_bytes: int) -> None:
+        """An engine was handed one, for the first time."""
+        self._used_chunks.add(1, (tier,))
+        self._used_bytes.add(size_bytes, (tier,))
+
+
 class StoreUseMetrics:
     """What stores that others run are asked for, and what that costs."""
 
@@ -329,6 +354,7 @@ class PoolMetrics:
         self.held = HeldMetrics(registry)
         self.volumes = VolumeMetrics(registry)
         self.store_use = StoreUseMetrics(registry)
+        self.prefetch = PrefetchMetrics(registry)
         self.tenants = TenantMetrics(registry)
         self.server = ServerMetrics(registry)
 

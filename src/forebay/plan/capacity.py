@@ -120,8 +120,14 @@ def kv_need(shape: Shape, batch: int, tokens: int, tp: int = 1) -> KvNeed:
     )
 
 
-def capacity(shape: Shape, machine: GpuMachine, tokens: int) -> Capacity:
-    """How long a context, and how many of `tokens` tokens, the machine holds."""
+def capacity(
+    shape: Shape, machine: GpuMachine, tokens: int, pooled: Shape | None = None
+) -> Capacity:
+    """How long a context, and how many of `tokens` tokens, the machine holds.
+
+    `pooled` is the shape as it lies in a pool; None: as on the GPUs.
+    """
+    pooled = pooled or shape
     whole("tokens", tokens, most=TOKENS_MAX)
     rank = shape.rank(machine.tp)
     room_bytes = machine.room_bytes
@@ -132,14 +138,14 @@ def capacity(shape: Shape, machine: GpuMachine, tokens: int) -> Capacity:
     replicas = machine.gpus // machine.tp
     users_running = replicas * (room_bytes // held_bytes(tokens))
     # Where nobody can run, nobody comes back to a kept context.
-    users_parked = machine.pool_bytes // shape.sequence_bytes(tokens) if users_running else 0
+    users_parked = machine.pool_bytes // pooled.sequence_bytes(tokens) if users_running else 0
     return Capacity(
         tokens=tokens,
         replicas=replicas,
         weights_bytes=replicas * machine.weights_bytes,
         room_bytes=replicas * room_bytes,
         context_bytes=held_bytes(tokens),
-        pool_context_bytes=shape.sequence_bytes(tokens),
+        pool_context_bytes=pooled.sequence_bytes(tokens),
         longest_context_tokens=most_tokens(
             lambda length: held_bytes(length) <= room_bytes,
             shape.context_tokens_max or TOKENS_MAX,

@@ -13,16 +13,25 @@ from typing import Annotated, Final
 
 import msgspec
 
+from forebay.identity.endings import (
+    SESSION_BYTES,
+    bounded_class,
+    bounded_priority,
+    bounded_seconds,
+)
 from forebay.identity.keys import TAG_BYTES
 from forebay.identity.tenants import CLAIM_BYTES, SALT_KEY_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
-from forebay.tenants import SALTS_MAX, TENANTS_MAX, TenantSetting
+from forebay.tenants import MEDIA, SALTS_MAX, TENANTS_MAX, TenantSetting
 
-PROTOCOL: Final = 5  # a message more is a number more: an unknown tag ends a connection
+PROTOCOL: Final = 6  # a message more is a number more: an unknown tag ends a connection
 FRAME_BYTES_MAX: Final = 4 << 20  # 100,000 chunks of a prompt are 1.6 MB of keys
 ITEMS_MAX: Final = 1 << 14  # numbers in one message: one that takes long keeps others waiting
 KEYS_MAX: Final = 1 << 17  # likewise, of a lookup
 SENTENCE_MAX: Final = 400
+# That a lookup's answer may wait for chunks that are being stored. They are committed when the step
+# behind theirs is over, and that may compute another long prompt.
+AWAIT_S: Final = 10.0
 NAMESPACE_RULE: Final = "a namespace is named by 8 to 64 hex digits and nothing else."
 _NAMESPACE: Final = re.compile(r"[0-9a-fA-F]{8,64}")
 _KEYS: Final = struct.Struct(f"{SHORT_KEY_BYTES}s" * 32)  # many at once cost a fifth each
@@ -32,6 +41,7 @@ MODEL_LETTERS_MAX: Final = 200
 REQUEST_LETTERS_MAX: Final = 64
 REQUESTS_KEPT: Final = 1000  # that `RequestsReply` can tell of, the last ones
 ENGINES_LISTED_MAX: Final = 100  # in `StatsReply` and `RequestsReply`; of others, how many
+ANSWER_TOKENS_MAX: Final = 10_000_000
 OUTCOMES_MAX: Final = 32  # in one message: others wait meanwhile
 TIERS_MAX: Final = 16
 RUNS_MAX: Final = 1 << 12  # of a batch: each costs far more memory than bytes of a message
@@ -86,7 +96,9 @@ class Refused(_Message, frozen=True, tag="refused"):
 class Lookup(_Message, frozen=True, tag="lookup"):
     """A request arrived, and wants to hear how much of its chain is known.
 
-    What is known is kept, and read from disk, until it is asked for, as far as there is room.
+    What is known is kept, and read from disk, until it is asked for, as far as there is room. While
+    chunks before `awaits` are being stored, the answer waits for them, for `AWAIT_S` at most, and
+    another says so at once.
     """
 
     request: int  # chosen by the client, unique on this connection until cancelled
@@ -97,6 +109,7 @@ class Lookup(_Message, frozen=True, tag="lookup"):
     tag: Annotated[bytes, msgspec.Meta(max_length=TAG_BYTES)] = b""  # `prompt_tag`; empty: none
     gpu_bytes_a_s: float = 0.0  # how fast the engine computes such KV; 0: not known
     salt_hash: _SaltHash = b""  # of the request's salt; empty, or not known: the default tenant's
+    awaits: int = 0  # so many chunks, from the first, another engine has just computed
 
 
 class StoreRun(_Message, frozen=True):
@@ -118,6 +131,7 @@ class Found(_Message, frozen=True, tag="found"):
         b""  # a bit for each of `local`, the lowest first: in any tier; the first time only
     )
     stores: list[StoreRun] = []  # of `known`, those that lie in stores; the first time only
+    coming: bool = False  # this is not the answer: it waits for chunks that are being stored
 
 
 class KeyRun(_Message, frozen=True):
@@ -295,6 +309,45 @@ class RequestOutcomes(_Message, frozen=True, tag="outcomes"):
     outcomes: Annotated[list[Outcome], msgspec.Meta(max_length=OUTCOMES_MAX)]
 
 
+class AnswerEnd(_Message, frozen=True):
+    """How one answer ended, and what its caller said of the dialog. It holds no token and no text.
+
+    Classes are those of `forebay.identity.endings`; what is beyond its bounds counts as not said.
+    """
+
+    key: Annotated[bytes, msgspec.Meta(max_length=SHORT_KEY_BYTES)]  # the last of its `Lookup`
+    ending: int  # its class
+    after: int  # the class of the answer that its prompt's new part follows; 0: not known
+    answer_tokens: int
+    duration_ms: int  # since its request arrived
+    age_ms: int = 0  # since then
+    salt_hash: _SaltHash = b""  # as in `Lookup`
+    session: Annotated[bytes, msgspec.Meta(max_length=SESSION_BYTES)] = b""  # a hash; empty: none
+    returns_in_s: float = 0.0  # 0: not said
+    keep_s: float = 0.0
+    priority: int = 0
+
+    def bounded(self) -> "AnswerEnd":
+        """The same with every number within its bounds."""
+        return msgspec.structs.replace(
+            self,
+            ending=bounded_class(self.ending),
+            after=bounded_class(self.after),
+            answer_tokens=min(max(0, self.answer_tokens), ANSWER_TOKENS_MAX),
+            duration_ms=int(1000 * bounded_seconds(self.duration_ms / 1000)),
+            age_ms=int(1000 * bounded_seconds(self.age_ms / 1000)),
+            returns_in_s=bounded_seconds(self.returns_in_s),
+            keep_s=bounded_seconds(self.keep_s),
+            priority=bounded_priority(self.priority),
+        )
+
+
+class AnswersEnded(_Message, frozen=True, tag="ended"):
+    """Answers of requests that were looked up have ended."""
+
+    ends: Annotated[list[AnswerEnd], msgspec.Meta(max_length=OUTCOMES_MAX)]
+
+
 class RequestsQuery(_Message, frozen=True, tag="requests"):
     """The last requests wanted, of those kept."""
 
@@ -343,6 +396,8 @@ class TenantRow(_Message, frozen=True):
     disk_floor: int
     disk_cap: int
     weight: int
+    remote_floor: int = 0
+    remote_cap: int = -1
 
 
 class SetTenants(_Message, frozen=True, tag="set_tenants"):
@@ -377,9 +432,10 @@ def _printable(text: str) -> str:
 
 def row_of(tenant: TenantSetting) -> TenantRow:
     """A tenant as a message has it."""
-    caps = [-1 if cap is None else cap for cap in (tenant.dram_cap, tenant.disk_cap)]
-    quotas = (tenant.dram_floor, caps[0], tenant.disk_floor, caps[1])
-    return TenantRow(tenant.name, b"".join(tenant.salts), *quotas, tenant.weight)
+    dram, disk, remote = (
+        (floor, -1 if cap is None else cap) for floor, cap in map(tenant.bounds, MEDIA)
+    )
+    return TenantRow(tenant.name, b"".join(tenant.salts), *dram, *disk, tenant.weight, *remote)
 
 
 def setting_of(row: TenantRow) -> dict[str, object]:
@@ -387,7 +443,8 @@ def setting_of(row: TenantRow) -> dict[str, object]:
     salts = [row.salts[at : at + CLAIM_BYTES].hex() for at in range(0, len(row.salts), CLAIM_BYTES)]
     table: dict[str, object] = {"name": row.name, "salts": salts, "weight": row.weight}
     table |= {"dram_floor": row.dram_floor, "disk_floor": row.disk_floor}
-    caps = {"dram_cap": row.dram_cap, "disk_cap": row.disk_cap}
+    table |= {"remote_floor": row.remote_floor}
+    caps = {"dram_cap": row.dram_cap, "disk_cap": row.disk_cap, "remote_cap": row.remote_cap}
     return table | {name: cap for name, cap in caps.items() if cap != -1}
 
 
@@ -424,6 +481,7 @@ ClientMessage = (
     | Abort
     | Describe
     | RequestOutcomes
+    | AnswersEnded
     | RequestsQuery
     | StatsQuery
     | Resize

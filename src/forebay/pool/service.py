@@ -286,7 +286,9 @@ def _secret(settings: Settings) -> bytes:
             raise StartupError("tenants need a tenant_key_file; see docs/tenants.md.")
         return b""
     disk_bytes = sum(wanted.cap_bytes for wanted in settings.disk)
-    unfit = why_unfit(settings.tenant, {"dram": settings.dram, "disk": disk_bytes})
+    store_bytes = min((url.cap_bytes for url in settings.remote), default=0)
+    caps = {"dram": settings.dram, "disk": disk_bytes, "remote": store_bytes}
+    unfit = why_unfit(settings.tenant, caps)
     if unfit is not None:
         raise StartupError(unfit)
     return read_secret(settings.tenant_key_file)

@@ -1,9 +1,12 @@
 """Recording requests for simulation: one line each, without anything derived from text.
 
 The format is that of the public conversation traces, `{"timestamp": ms, "input_length": …,
-"output_length": …, "hash_ids": […]}`, in which a chunk stands for a block of 512 tokens. Ids are
-numbers in order of first sight; the keys themselves are neither written nor kept beyond the run.
-Off by default, capped in bytes and in ids; a slow file costs lines, never a request's time.
+"output_length": …, "hash_ids": […]}`, in which a chunk stands for a block of 512 tokens, and what
+engines tell when an answer has ended: `"duration_ms"`, `"ended"` and `"after"` (classes, as in
+`forebay.identity.endings`) and the caller's hints. A line is written when its answer has ended, or
+after `_OPEN_S`. Ids, and those of sessions, are numbers in order of first sight; the keys
+themselves are neither written nor kept beyond the run. Off by default, capped in bytes and in ids;
+a slow file costs lines, never a request's time.
 """
 
 import json
@@ -12,15 +15,20 @@ import os
 import queue
 import stat
 import threading
-from typing import Final
+from collections import OrderedDict
+from typing import Any, Final
 
 from forebay.errors import StartupError
+from forebay.pool.messages import AnswerEnd
 from forebay.record.region import SHORT_KEY_BYTES
 from forebay.sys.disk import Disk
 
 BLOCK_TOKENS: Final = 512
 IDS_MAX: Final = 1_000_000  # about 150 MB of memory
 _WAITING_MAX: Final = 1024  # requests on their way to the file; more are left out
+_OPEN_MAX: Final = 1024  # requests whose answers have not ended; more are written without it
+_OPEN_IDS_MAX: Final = 1 << 20  # of all of them
+_OPEN_S: Final = 600.0
 _log: Final = logging.getLogger(__name__)
 
 
@@ -37,16 +45,28 @@ class Recorder:
         self._ids: dict[bytes, int] = {}
         self._written_bytes = 0
         self._started: float | None = None
-        self._waiting: queue.Queue[tuple[bytes, float] | None] = queue.Queue(_WAITING_MAX)
+        self._sessions: dict[bytes, int] = {}
+        # By the last key, the oldest first, each with the time of its request.
+        self._open: OrderedDict[bytes, tuple[float, dict[str, Any]]] = OrderedDict()
+        self._open_ids = 0
+        self._waiting: queue.Queue[tuple[bytes | AnswerEnd, float] | None]
+        self._waiting = queue.Queue(_WAITING_MAX)
         self._thread = threading.Thread(target=self._run, name="forebay-trace", daemon=True)
         self._thread.start()
 
     def request(self, keys: bytes, now: float) -> None:
         """A request asked for this chain of short keys, joined; returns at once."""
+        self._put(keys, now)
+
+    def ended(self, end: AnswerEnd, now: float) -> None:
+        """An answer has ended; returns at once."""
+        self._put(end, now)
+
+    def _put(self, told: bytes | AnswerEnd, now: float) -> None:
         try:
-            self._waiting.put_nowait((keys, now))
+            self._waiting.put_nowait((told, now))
         except queue.Full:
-            self.left_out += 1
+            self.left_out += isinstance(told, bytes)
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, as far as the time allows."""
@@ -58,30 +78,70 @@ class Recorder:
 
     def _run(self) -> None:
         is_full = False
-        while (request := self._waiting.get()) is not None:
-            if is_full:
-                continue
-            line = self._line(*request)
-            is_full = line is None or not self._write(line)
-            if is_full:
+        while (told := self._waiting.get()) is not None:
+            if not is_full and not self._take(*told):
+                is_full = True
+                self._open.clear()
                 _log.warning("%s is as large as a trace may be, or cannot be written", self._path)
+        if not is_full:
+            self._write_open(0, 0.0)
         self._disk.close(self._file)
 
-    def _line(self, keys: bytes, now: float) -> bytes | None:
-        """One request; None once there are too many ids."""
+    def _take(self, told: bytes | AnswerEnd, now: float) -> bool:
+        """Take in what is told; False once there are too many ids or bytes."""
+        if isinstance(told, AnswerEnd):
+            opened = self._open.pop(told.key, None)
+            return opened is None or self._close(opened[1] | self._end(told))
+        request = self._request(told, now)
+        if len(self._ids) > IDS_MAX:
+            return False
+        last = told[-SHORT_KEY_BYTES:]
+        if last in self._open and not self._close(self._open.pop(last)[1]):
+            return False
+        self._open[last] = now, request
+        self._open_ids += len(request["hash_ids"])
+        return self._write_open(_OPEN_MAX, now - _OPEN_S)
+
+    def _write_open(self, open_max: int, before: float) -> bool:
+        """Write requests whose answers have not ended: those beyond a number, or of long ago."""
+        while self._open:
+            at, request = next(iter(self._open.values()))
+            if len(self._open) <= open_max and at > before and self._open_ids <= _OPEN_IDS_MAX:
+                break
+            self._open.popitem(last=False)
+            if not self._close(request):
+                return False
+        return True
+
+    def _close(self, request: dict[str, Any]) -> bool:
+        self._open_ids -= len(request["hash_ids"])
+        return self._write(json.dumps(request).encode() + b"\n")
+
+    def _end(self, end: AnswerEnd) -> dict[str, Any]:
+        """What is known of an answer; what nobody said is left out."""
+        known: dict[str, Any] = {
+            "output_length": end.answer_tokens,
+            "duration_ms": end.duration_ms,
+            "ended": end.ending,
+            "after": end.after,
+        }
+        if end.session and len(self._sessions) < IDS_MAX:
+            known["session"] = self._sessions.setdefault(end.session, len(self._sessions))
+        hints = {name: getattr(end, name) for name in ("returns_in_s", "keep_s", "priority")}
+        return known | {name: value for name, value in hints.items() if value}
+
+    def _request(self, keys: bytes, now: float) -> dict[str, Any]:
+        """One request, as far as it is known when it arrives."""
         self._started = now if self._started is None else self._started
         size = SHORT_KEY_BYTES
         chain = [keys[at : at + size] for at in range(0, len(keys) - size + 1, size)]
         ids = [self._ids.setdefault(key, len(self._ids)) for key in chain]
-        if len(self._ids) > IDS_MAX:
-            return None
-        request = {
+        return {
             "timestamp": round((now - self._started) * 1000),
             "input_length": len(ids) * BLOCK_TOKENS,
-            "output_length": 0,  # the pool does not see what is generated
+            "output_length": 0,
             "hash_ids": ids,
         }
-        return json.dumps(request).encode() + b"\n"
 
     def _write(self, line: bytes) -> bool:
         if self._written_bytes + len(line) > self._size_bytes_max:

@@ -10,8 +10,9 @@ in the header is that of the stored bytes, so that whoever has no key can still 
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+import xxhash
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext, Cipher, algorithms, modes
 
 from forebay.record.header import (
     HASH_BYTES,
@@ -24,13 +25,13 @@ from forebay.record.header import (
     are_shards,
     associated_data,
     pack,
-    payload_hash,
 )
 from forebay.record.keyring import DataKey, RecordKeys, new_salt, record_secret, wrapping_secret
 
 _NONCE: Final = bytes(12)
 _NO_HASH: Final = bytes(HASH_BYTES)
 _SHARDS_BYTES: Final = 4
+_PIECE_BYTES: Final = 256 << 10  # encrypted, then hashed while a core's cache has it
 
 
 class Wrapped(NamedTuple):
@@ -56,13 +57,24 @@ def seal(
     encryptor = cipher.encryptor()
     encryptor.authenticate_additional_data(associated_data(page))
     digest = encryptor.update(_packed_digest(header))
-    encryptor.update_into(source[:length], stored[:length])
+    stored_hash = _encrypted(encryptor, source[:length], stored)
     encryptor.finalize()
     stored[length:] = bytes(len(stored) - length)
     sealing = sealing._replace(tag=encryptor.tag, digest=digest)
-    sealed = replace(unproven, payload_hash=payload_hash(stored[:length]), sealing=sealing)
+    sealed = replace(unproven, payload_hash=stored_hash, sealing=sealing)
     pack(sealed, page, medium)
     return sealed
+
+
+def _encrypted(encryptor: AEADEncryptionContext, source: memoryview, target: memoryview) -> bytes:
+    """Encrypt into the front of `target`; the hash of what is there, by one pass over memory."""
+    hashed = xxhash.xxh3_128()
+    for at in range(0, len(source), _PIECE_BYTES):
+        piece = source[at : at + _PIECE_BYTES]
+        stored = target[at : at + len(piece)]
+        encryptor.update_into(piece, stored)
+        hashed.update(stored)
+    return hashed.digest()
 
 
 def unseal(

@@ -12,6 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 18, 16, 46
 _LOG_FROM: Final = 8.0  # a range of x this wide is shown by its logarithm
 _LABEL_GAP: Final = 26.0  # between labels on the x axis
 _TICKS: Final = 5
+_TITLE_X: Final = 12  # of the y axis
+_ROUNDED_BELOW: Final = 100.0  # labels of the x axis have three digits there
 COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes of the page
 
 
@@ -90,9 +92,11 @@ def _grid(chart: Chart, scale: _Axes, places: Sequence[float]) -> list[str]:
     for place in places:
         if scale.x(place) - last >= _LABEL_GAP:
             last = scale.x(place)
-            parts.append(_text(last, HEIGHT - BOTTOM + 18, f"{place:g}", "middle"))
+            label = f"{place:.3g}" if place < _ROUNDED_BELOW else f"{place:g}"
+            parts.append(_text(last, HEIGHT - BOTTOM + 18, label, "middle"))
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     parts.append(_text(middle, HEIGHT - 6, chart.across, "middle", "axis"))
+    parts.append(_upright(chart.unit))
     if chart.bound is not None:
         y = scale.y(chart.bound)
         parts += [_across("sla", y), _text(LEFT + 6, y - 5, chart.bound_name, "start", "sla")]
@@ -107,6 +111,14 @@ def _text(x: float, y: float, text: str, anchor: str = "end", kind: str = "") ->
     said = f'class="{kind}" ' if kind else ""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f"<text {said}{place}>{html.escape(text)}</text>"
+
+
+def _upright(text: str) -> str:
+    """The title of the y axis, read from below."""
+    y = TOP + (HEIGHT - TOP - BOTTOM) / 2
+    place = f'x="{_TITLE_X}" y="{y:.1f}" text-anchor="middle"'
+    turned = f'transform="rotate(-90 {_TITLE_X} {y:.1f})"'
+    return f'<text class="axis" {place} {turned}>{html.escape(text)}</text>'
 
 
 def _line(line: ChartLine, unit: str, across: str, scale: _Axes) -> list[str]:

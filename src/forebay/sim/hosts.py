@@ -25,6 +25,7 @@ from forebay.sim.trace import CHUNK_TOKENS, Request, Trace, turns
 
 HOSTS_MAX: Final = 1000
 VISIBLE_S: Final = 20.0  # docs/remote.md: after so long other hosts know a chunk
+STORE_PACKS: Final = 64  # that a host's part of the store is cut into
 _COPY_BYTES: Final = 8  # of a key: which session it belongs to
 
 
@@ -88,7 +89,7 @@ class SimulatedRemote(SimulatedTier):
     """A host's part of the store; what others have is found here too."""
 
     def __init__(self, chunks: int, store: SharedStore, host: int) -> None:
-        super().__init__(chunks)
+        super().__init__(chunks, max(1, chunks // STORE_PACKS))
         self._store, self._host = store, host
         self.read_chunks = 0
 
@@ -102,13 +103,16 @@ class SimulatedRemote(SimulatedTier):
         if key in self.held:
             super().read(key)
 
-    def write(self, key: bytes) -> list[tuple[bytes, bool]]:
+    def write(self, key: bytes, parent: bytes | None) -> list[tuple[bytes, bool]]:
         """Write a chunk, unless another host is known to have it."""
         if self._store.knows(key, self._host):
             return []
         owners = self._store.written.setdefault(key, {})
         owners[self._host] = self._store.now + VISIBLE_S
-        return super().write(key)
+        return super().write(key, parent)
+
+    def _first_to_go(self) -> int:
+        return next(iter(self._regions))  # the oldest pack
 
     def forget(self, key: bytes) -> bool:
         """Forget a chunk of this host's."""

@@ -1,24 +1,27 @@
 """Drive a policy with a trace: the production code over a model of the tiers, and baselines.
 
 The model is the pool without bytes and time: chunks of one size, writes that are done at once,
-lower tiers of regions overwritten in the order they were written. A chunk leaves every tier when
-the one before it is in none; while DRAM has a shared head, what continues it below stays. Of a
-chain, the prefix that lies in any tier is found; the rest is recomputed, and stored as far as there
-is room.
+lower tiers of regions as large as on a drive, evicted whole and in the order of the disk tier. A
+chunk leaves every tier when the one before it is in none; while DRAM has a shared head, what
+continues it below stays. Of a chain, the prefix that lies in any tier is found; the rest is
+recomputed, and stored as far as there is room.
 """
 
-from collections import deque
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.pool.policy.admission import LowerTier
-from forebay.pool.policy.contract import Policy
+from forebay.pool.policy.contract import Ending, Policy
 from forebay.pool.policy.learned import Learned
 from forebay.sim.classic import Arc, Cache, Fifo, Lru, Optimum, S3Fifo
 from forebay.sim.trace import CHUNK_TOKENS, Request
+from forebay.tiers.ask_order import AskOrder
+from forebay.tiers.disk.options import Options
+from forebay.tiers.disk.regions.directory import REGIONS_MIN
 
-TIER_REGIONS: Final = 64  # that a simulated lower tier is cut into
+REGION_BYTES: Final = Options().region_bytes
 PROGRESS_REQUESTS: Final = 256
 NAMES: Final = ("forebay", "lru", "fifo", "s3fifo", "arc", "optimum")
 _CLASSIC: Final[dict[str, Callable[[int], Cache]]] = {
@@ -38,6 +41,10 @@ class Sizes:
     lower_chunks: tuple[int, ...] = ()  # of each tier below DRAM, the nearest first
     chunk_bytes: int = CHUNK_TOKENS * 131_072
     budget_bytes_a_day: int | None = None  # of writes to the nearest lower tier
+
+    def region_chunks(self, tier_chunks: int) -> int:
+        """Chunks of a region of a tier that holds so many; as large as the disk tier makes them."""
+        return max(1, min(REGION_BYTES // self.chunk_bytes, tier_chunks // REGIONS_MIN))
 
     def lower_tiers(self) -> list[LowerTier]:
         """The tiers below DRAM as a policy is told of them."""
@@ -69,15 +76,24 @@ class SimResult:
         return self.tokens - self.dram_tokens - self.lower_tokens
 
 
-class SimulatedTier:
-    """Regions in a ring; the oldest is overwritten whole."""
+class _ChunkPlace(NamedTuple):
+    """Where a chunk lies in a tier."""
 
-    def __init__(self, chunks: int) -> None:
-        self._region_chunks = max(1, chunks // TIER_REGIONS)
-        self._regions_max = max(1, chunks // self._region_chunks)
-        self._regions: deque[list[bytes]] = deque([[]])
+    region: int
+    turn: int  # of the request that asked for it last
+    depth: int  # chunks before it in its chain
+
+
+class SimulatedTier:
+    """Regions filled one after another, each evicted whole when the tier is full."""
+
+    def __init__(self, chunks: int, region_chunks: int) -> None:
+        self._region_chunks = region_chunks
+        self._regions_max = max(1, chunks // region_chunks)
+        self._regions: dict[int, list[bytes]] = {0: []}  # oldest first; the last one is open
         self._number = 0  # of the region being written
-        self._region_of: dict[bytes, int] = {}
+        self._place: dict[bytes, _ChunkPlace] = {}
+        self._order = AskOrder()
         self.held: dict[bytes, bool] = {}  # with whether it was ever read
         self.written = 0  # chunks
 
@@ -89,26 +105,51 @@ class SimulatedTier:
         """Read a chunk that can be."""
         self.held[key] = True
 
-    def write(self, key: bytes) -> list[tuple[bytes, bool]]:
+    def asked(self, keys: Sequence[bytes]) -> None:
+        """A request asked for these chunks."""
+        turn, place_of = self._order.begin_turn(), self._place
+        lowest: dict[int, int] = {}
+        for key in keys:
+            place = place_of.get(key)
+            if place is not None:
+                place_of[key] = place._replace(turn=turn)
+                lowest.setdefault(place.region, place.depth)  # the first is the lowest
+        for region, depth in lowest.items():
+            self._order.asked(region, turn, depth)
+
+    def write(self, key: bytes, parent: bytes | None) -> list[tuple[bytes, bool]]:
         """Write a chunk; what had to be overwritten for it, and whether it was ever read."""
         evicted = []
-        if len(self._regions[-1]) >= self._region_chunks:
+        if len(self._regions[self._number]) >= self._region_chunks:
             if len(self._regions) >= self._regions_max:
-                first = self._number - len(self._regions) + 1
-                region = self._regions.popleft()
-                evicted = [(k, self.forget(k)) for k in region if self._region_of.get(k) == first]
-            self._regions.append([])
+                evicted = self._evict(self._first_to_go())
             self._number += 1
-        self._regions[-1].append(key)
-        self._region_of[key] = self._number
+            self._regions[self._number] = []
+        above = None if parent is None else self._place.get(parent)
+        turn = self._order.turn_of_stored(above.turn if above else 0)
+        depth = above.depth + 1 if above else 0
+        self._regions[self._number].append(key)
+        self._place[key] = _ChunkPlace(self._number, turn, depth)
+        self._order.asked(self._number, turn, depth)
         self.held[key] = False
         self.written += 1
         return evicted
 
     def forget(self, key: bytes) -> bool:
         """Forget a chunk; whether it was ever read."""
-        self._region_of.pop(key, None)
+        self._place.pop(key, None)
         return self.held.pop(key, False)
+
+    def _first_to_go(self) -> int:
+        first = self._order.first(self._regions)
+        assert first is not None, "one is always being written"
+        return first
+
+    def _evict(self, region: int) -> list[tuple[bytes, bool]]:
+        self._order.forget(region)
+        keys, place_of = self._regions.pop(region), self._place
+        here = [key for key in keys if key in place_of and place_of[key].region == region]
+        return [(key, self.forget(key)) for key in here]
 
 
 class SimulatedPool:
@@ -117,9 +158,14 @@ class SimulatedPool:
     def __init__(self, sizes: Sizes, policy: Policy) -> None:
         self.policy = policy
         self.dram: set[bytes] = set()
-        self.lower = [SimulatedTier(chunks) for chunks in sizes.lower_chunks]
+        self.lower = [
+            SimulatedTier(chunks, sizes.region_chunks(chunks)) for chunks in sizes.lower_chunks
+        ]
         self.admitted = 0  # chunks that the policy offered for lower tiers
         self._children: dict[bytes, set[bytes]] = {}
+        self._parent: dict[bytes, bytes | None] = {}
+        self._answers: list[tuple[float, int, bytes, Ending]] = []  # by when they end
+        self._answered = 0
         self._sizes = sizes
 
     def serve(self, keys: Sequence[bytes], now: float) -> tuple[int, int]:
@@ -132,6 +178,8 @@ class SimulatedPool:
                 break
             found += 1
         self.policy.requested(keys, found, now)
+        for tier in self.lower:
+            tier.asked(keys[:found])
         parent: bytes | None = None
         for key in keys:
             if key not in self.dram and (
@@ -142,9 +190,25 @@ class SimulatedPool:
         self._write(now)
         return in_dram, found - in_dram
 
+    def answer(self, keys: Sequence[bytes], ending: Ending, now: float) -> None:
+        """A request was served; its answer ends later."""
+        if keys:
+            self._answered += 1
+            at_s = now + ending.duration_s
+            heapq.heappush(self._answers, (at_s, self._answered, keys[-1], ending))
+
+    def end_answers(self, now: float) -> None:
+        """Tell the policy of answers that have ended until then."""
+        while self._answers and self._answers[0][0] <= now:
+            at_s, _, key, ending = heapq.heappop(self._answers)
+            self.policy.ended(key, ending, at_s)
+
     def has(self, key: bytes) -> bool:
         """Whether any tier has a chunk."""
-        return key in self.dram or any(tier.has(key) for tier in self.lower)
+        return key in self.dram or self._is_below(key)
+
+    def _is_below(self, key: bytes) -> bool:
+        return any(tier.has(key) for tier in self.lower)
 
     @property
     def written_bytes(self) -> int:
@@ -173,19 +237,23 @@ class SimulatedPool:
             if not self.has(parent):
                 return False  # it was overwritten meanwhile
             self._children.setdefault(parent, set()).add(key)
+        self._parent[key] = parent
         self.dram.add(key)
         self.policy.stored(key, parent, self._sizes.chunk_bytes, now)
         self._tell(key)
         return True
 
     def _evict(self, parent: bytes | None, now: float) -> bool:
-        """Free a slot in DRAM; False if nothing can leave but the chunk before the newcomer."""
+        """Free a slot in DRAM; False if nothing can leave.
+
+        The chunk before the newcomer can if a lower tier has it: prompts longer than DRAM pass.
+        """
         slot_bytes = self._sizes.chunk_bytes
         victim = self.policy.victim(now, slot_bytes, spare_unwritten=True)
-        if victim is None:
+        if victim is None or (victim == parent and not self._is_below(victim)):
             self._write(now)
             victim = self.policy.victim(now, slot_bytes)
-        if victim is None or victim == parent:
+        if victim is None or (victim == parent and not self._is_below(victim)):
             return False
         self.dram.discard(victim)
         self.policy.removed(victim)
@@ -200,7 +268,7 @@ class SimulatedPool:
         for number, tier in enumerate(self.lower):
             while (key := self.policy.next_write(number, now)) is not None:
                 self.admitted += 1
-                evicted = tier.write(key)
+                evicted = tier.write(key, self._parent[key])
                 self._tell(key)
                 if evicted:
                     self._evicted(number, evicted, now)
@@ -260,7 +328,11 @@ def simulate(
     )
     tokens = dram_tokens = lower_tokens = 0
     for number, request in enumerate(requests, start=1):
+        if isinstance(pool, SimulatedPool):
+            pool.end_answers(request.at_s)
         in_dram, below = pool.serve(request.keys, request.at_s)
+        if isinstance(pool, SimulatedPool) and request.ending is not None:
+            pool.answer(request.keys, request.ending, request.at_s)
         tokens += request.tokens
         dram_tokens += in_dram * CHUNK_TOKENS
         lower_tokens += below * CHUNK_TOKENS

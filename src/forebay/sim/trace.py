@@ -12,14 +12,22 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from forebay.errors import SettingsError
+from forebay.identity.endings import SESSION_BYTES, EndingClass
+from forebay.pool.policy.contract import Ending
 from forebay.sim.trace_file import (
     CONVERSATION_BLOCK_TOKENS,
+    AgentRequest,
     AgentSession,
     ConversationRequest,
     read_trace_lines,
 )
 
 CHUNK_TOKENS: Final = CONVERSATION_BLOCK_TOKENS
+_STOPS: Final = {
+    "tool_use": EndingClass.TOOL_CALL,
+    "end_turn": EndingClass.STOP,
+    "max_tokens": EndingClass.LENGTH,
+}
 
 
 class Request(NamedTuple):
@@ -28,6 +36,7 @@ class Request(NamedTuple):
     at_s: float  # since the start of its session, or of the trace once scheduled
     keys: Sequence[bytes]  # its whole chunks, root first; equal chunks are one object
     tokens: int  # in the prompt, the incomplete last chunk included
+    ending: Ending | None = None  # how its answer ended, and when; None: nobody told
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +140,13 @@ class _Names:
 
 def _conversation(row: ConversationRequest, names: _Names) -> Request:
     blocks = row.hash_ids[: row.input_length // CHUNK_TOKENS]
-    return Request(row.timestamp / 1000, names.chain(blocks, b""), row.input_length)
+    ending = None
+    if row.duration_ms is not None:
+        session = b"" if row.session is None else row.session.to_bytes(SESSION_BYTES, "big")
+        answer = (row.output_length, row.duration_ms / 1000, session)
+        hints = (row.returns_in_s, row.keep_s, row.priority)
+        ending = Ending(row.ended, row.after, *answer, *hints)
+    return Request(row.timestamp / 1000, names.chain(blocks, b""), row.input_length, ending)
 
 
 def _session(row: AgentSession, names: _Names) -> list[Request]:
@@ -142,5 +157,15 @@ def _session(row: AgentSession, names: _Names) -> list[Request]:
         blocks = list(request.blocks())[: request.tokens // row.block_size]
         whole = range(0, len(blocks) - size + 1, size)
         groups = [tuple(blocks[first : first + size]) for first in whole]
-        found.append(Request(at_s, names.chain(groups, row.id.encode()), request.tokens))
+        keys = names.chain(groups, row.id.encode())
+        found.append(Request(at_s, keys, request.tokens, _agent_ending(request)))
     return found
+
+
+def _agent_ending(request: AgentRequest) -> Ending | None:
+    """How an agent's answer ended; an engine tells by its last tokens what is a word here."""
+    if request.api_time is None:
+        return None
+    kind = _STOPS.get(request.stop or "", EndingClass.OTHER)
+    after = EndingClass.TOOL_CALL if "tool_result" in request.input_types else EndingClass.STOP
+    return Ending(kind, after, request.out_tokens, request.api_time)

@@ -17,12 +17,14 @@ import msgspec
 
 from forebay.errors import SettingsError
 from forebay.files import open_regular
+from forebay.identity.endings import ENDINGS_MAX
 
 LINES_MAX: Final = 1_000_000
 LINE_BYTES_MAX: Final = 64 << 20
 CONVERSATION_BLOCK_TOKENS: Final = 512
 _Count = Annotated[int, msgspec.Meta(ge=0, le=10**7)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Class = Annotated[int, msgspec.Meta(ge=0, lt=ENDINGS_MAX)]
 _Row = TypeVar("_Row")
 
 
@@ -33,6 +35,13 @@ class ConversationRequest(msgspec.Struct):
     input_length: _Count
     hash_ids: list[int]
     output_length: _Count = 0
+    duration_ms: _Time | None = None  # until the answer had ended; None: nobody told
+    ended: _Class = 0  # see `forebay.identity.endings`
+    after: _Class = 0
+    session: _Count | None = None
+    returns_in_s: _Time = 0.0
+    keep_s: _Time = 0.0
+    priority: int = 0
 
 
 class AgentRequest(msgspec.Struct, rename={"tokens": "in", "out_tokens": "out"}):
@@ -43,6 +52,9 @@ class AgentRequest(msgspec.Struct, rename={"tokens": "in", "out_tokens": "out"})
     tokens: _Count = 0
     out_tokens: _Count = 0
     think_time: _Time = 0.0
+    api_time: _Time | None = None  # until the answer had ended
+    stop: str | None = ""  # why it had
+    input_types: list[str] = []  # what the new part of the prompt is
     hash_ranges: list[tuple[_Count, _Count]] = []  # first and last block
     requests: list["AgentRequest"] = []  # of a sub-agent
 

@@ -1,4 +1,4 @@
-"""Processes: watching those that joined, starting one that outlives us, waking a sleeping loop.
+"""Processes: watching those that joined, starting some that outlive us, waking a sleeping loop.
 
 And what the system lets our own have: descriptors.
 """
@@ -14,11 +14,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 _SET_PDEATHSIG: Final = 1  # of prctl
+_STARTED: Final = 19  # the field of /proc/PID/stat, counted from the one after the name
 _SPAWN_S: Final = 30.0  # an interpreter that imports from a cold disk
 
 
@@ -176,6 +177,82 @@ class ChildProcess:
         close(self.descriptor)
 
 
+class SessionProcess:
+    """A command in a session of its own, with all that it starts; it outlives us."""
+
+    def __init__(self, pid: int, started: int, descriptor: int) -> None:
+        self.pid, self.started = pid, started  # the second tells it from others of that number
+        self._descriptor = descriptor  # readable when it has exited
+        self._exited = False
+
+    @classmethod
+    def start(
+        cls, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> "SessionProcess":
+        """Run a command that writes to `log`; OSError if that cannot be."""
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            made = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                start_new_session=True,
+                env=dict(environment),
+            )
+        finally:
+            os.close(descriptor)
+        made.returncode = 0  # it is waited for here, and may outlive us
+        found = cls.find(made.pid, _started_at(made.pid))
+        if found is None:
+            raise OSError("it ended at once")
+        return found
+
+    @classmethod
+    def find(cls, pid: int, started: int) -> "SessionProcess | None":
+        """One that was started before, by us or by others; None: it is gone."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            return None
+        if _started_at(pid) != started:
+            os.close(descriptor)
+            return None
+        return cls(pid, started, descriptor)
+
+    def has_exited(self) -> bool:
+        """Whether the command itself is gone; what it started may not be."""
+        if not self._exited and select.select([self._descriptor], [], [], 0)[0]:
+            self._exited = True
+            with contextlib.suppress(ChildProcessError):  # a child of somebody who is gone
+                os.waitpid(self.pid, os.WNOHANG)
+        return self._exited
+
+    def terminate(self) -> None:
+        """Ask the command to end."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it, and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left."""
+        if not self.has_exited():
+            return False
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Give the descriptor back; the process goes on."""
+        os.close(self._descriptor)
+
+
 def wait_readable(descriptors: Sequence[int], timeout_s: float) -> None:
     """Until there is something to read on one of them, or the time is over."""
     poll = select.poll()
@@ -201,3 +278,12 @@ def outlive() -> None:
     """
     if os.fork():
         os._exit(0)
+
+
+def _started_at(pid: int) -> int:
+    """When a process began, in ticks since the machine did; 0: there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[_STARTED])

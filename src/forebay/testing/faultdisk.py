@@ -121,8 +121,12 @@ class FaultDisk(Disk):
             super().preallocate(descriptor, size_bytes)
 
     def zero(self, descriptor: int, offset: int, size_bytes: int) -> None:
-        """As the real one."""
-        with self._call(Operation.ZERO, self._path(descriptor)), self._changing():
+        """As the real one, or fewer bytes than it claims."""
+        with self._call(Operation.ZERO, self._path(descriptor)) as matching, self._changing():
+            tears = [
+                int(each.fault.amount) for each in matching if each.fault.effect is Effect.TEAR
+            ]
+            size_bytes = min(size_bytes, *tears) if tears else size_bytes
             if self._journal:
                 self._journal.write(descriptor, bytes(size_bytes), offset)
             super().zero(descriptor, offset, size_bytes)

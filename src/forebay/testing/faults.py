@@ -62,7 +62,7 @@ class Effect(StrEnum):
 
     ERRNO = "errno"  # the call fails and has done nothing
     SHORT = "short"  # only the first `amount` bytes are read or written, and it says so
-    TEAR = "tear"  # only the first `amount` bytes are written, and it claims all
+    TEAR = "tear"  # only the first `amount` bytes are written or zeroed, and it claims all
     MISDIRECT = "misdirect"  # the right bytes, `amount` bytes further on
     FLIP = "flip"  # `amount` bits of what was read are wrong
     LATENCY = "latency"  # the call takes `amount` seconds longer
@@ -85,6 +85,7 @@ class Fault:
 
 _DATA_EFFECTS: Final = {Effect.SHORT, Effect.TEAR, Effect.MISDIRECT, Effect.FLIP}
 _DATA_OPERATIONS: Final = frozenset({Operation.READ, Operation.WRITE})
+_TORN_OPERATIONS: Final = _DATA_OPERATIONS | {Operation.ZERO}
 _WHEN: Final = re.compile(r"(?P<nth>\d{1,9})(?P<on>\+?)|(?P<percent>\d{1,3}(?:\.\d{1,4})?)%")
 _SECONDS: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(us|ms|s)")
 _SECONDS_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -102,7 +103,9 @@ def parse_fault(text: str) -> Fault:
     if (found is Effect.HANG) == bool(equals):
         raise _unknown(text, "'hang' takes no value and every other effect needs one")
     places = _parse_operations(text, operations)
-    if found in _DATA_EFFECTS and not places <= _DATA_OPERATIONS:
+    if found is Effect.TEAR and not places <= _TORN_OPERATIONS:
+        raise _unknown(text, "'tear' is for read, write and zero")
+    if found in _DATA_EFFECTS - {Effect.TEAR} and not places <= _DATA_OPERATIONS:
         raise _unknown(text, f"'{found}' is for read and write")
     amount = 0.0 if found is Effect.HANG else _parse_amount(text, found, value)
     first, last, probability = _parse_when(text, when) if at else (1, None, 1.0)

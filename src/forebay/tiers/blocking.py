@@ -49,12 +49,20 @@ def store(
 
 
 def load(
-    tier: Tier, name: RecordName, length_max: int, timeout_s: float = 30.0
+    tier: Tier,
+    name: RecordName,
+    length_max: int,
+    timeout_s: float = 30.0,
+    deadline: float | None = None,
 ) -> tuple[LoadOutcome, bytes]:
-    """Load a payload of at most `length_max` bytes and wait for it; too late is a miss."""
+    """Load a payload of at most `length_max` bytes and wait for it; too late is a miss.
+
+    `deadline` is on the tier's clock; without it, that is the system's, and the time is the same.
+    """
     target = memory.allocate(length_max)
     answer = _Answer()
-    tier.submit_load(name, target, answer.set, time.monotonic() + timeout_s)
+    deadline = time.monotonic() + timeout_s if deadline is None else deadline
+    tier.submit_load(name, target, answer.set, deadline)
     outcome = cast("LoadOutcome | None", answer.wait(timeout_s))
     if outcome is None:
         return Miss(MissReason.DEADLINE), b""

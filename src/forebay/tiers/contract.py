@@ -26,6 +26,7 @@ from forebay.record.header import DEFAULT_TENANT, Damage, Digest, RecordHeader, 
 from forebay.sys.shared import SharedMemory
 from forebay.tiers.quotas import Quota
 
+USED_RECORDS_MAX: Final = 4096  # that one host tells others to be used most
 _WRONG_RECORD: Final = {
     Damage.PLACE,
     Damage.NAMESPACE,
@@ -185,6 +186,24 @@ class TierSpeed(NamedTuple):
     bytes_a_s: float  # from then on; 0: not known
 
 
+class UsedRecord(NamedTuple):
+    """A record that engines of some host have asked for."""
+
+    namespace: bytes
+    tenant: bytes
+    group: int
+    key: bytes  # short
+    uses: int  # lately; older ones count less
+
+
+class WarmStart(NamedTuple):
+    """What a tier may be asked for before anybody wants it."""
+
+    records: list[UsedRecord]  # the most used first
+    limit_bytes: int  # payload, in all
+    bytes_a_s: int
+
+
 class Removed(NamedTuple):
     """A record that left a tier."""
 
@@ -230,6 +249,12 @@ class TierListener:
     def learned(self, keys: Sequence[bytes]) -> None:
         """What `prefix` called unknown is known now: ask it again."""
 
+    def forgotten(self, tenants: frozenset[bytes]) -> None:
+        """A medium that was away says that these were forgotten: nothing of them is served."""
+
+    def warm_start(self, offered: WarmStart) -> None:
+        """Hosts use this most of what the tier has: it may be fetched, where there is room."""
+
     def holds(self, key: bytes) -> bool:  # noqa: ARG002 - nothing is held elsewhere
         """Whether another tier has the chunk of this short key; answered without waiting.
 
@@ -247,6 +272,7 @@ class Tier(ABC):
 
     name: str  # of the medium; a metric label, for example "disk"
     comes_back: bool = False  # after it was off: what was dropped then is to be stored later
+    quotas_of: str = ""  # which of a tenant's quotas hold here, as settings name them; "": none
 
     def takes_stores(self) -> bool:
         """Whether stores are of any use now; what is stored nevertheless is dropped."""
@@ -313,6 +339,15 @@ class Tier(ABC):
 
     def used(self, key: bytes, at: float) -> None:  # noqa: B027 - a tier need not remember it
         """A record's chunk left DRAM, where it was last used at this time; see `Hit.used_at`."""
+
+    def publish_used(self, records: Sequence[UsedRecord]) -> None:  # noqa: B027 - most are not shared
+        """Engines of this host ask for these most: let other hosts know."""
+
+    def asked(self, keys: Sequence[bytes]) -> None:  # noqa: B027 - it may evict otherwise
+        """A request asked for this chain, or for its first part: what is here of it was used.
+
+        Whether it was loaded from here or was in DRAM makes no difference.
+        """
 
     @abstractmethod
     def lost(self, key: bytes) -> None:

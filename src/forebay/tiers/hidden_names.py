@@ -25,8 +25,10 @@ from forebay.tiers.contract import (
     TierListener,
     TierSpeed,
     Usage,
+    UsedRecord,
     VolumeProbe,
     VolumeStatus,
+    WarmStart,
 )
 from forebay.tiers.quotas import Quota
 
@@ -42,6 +44,7 @@ class HiddenNamesTier(Tier):
         self._tier = opener(_ShownListener(listener, names))
         self.name = self._tier.name
         self.comes_back = self._tier.comes_back
+        self.quotas_of = self._tier.quotas_of
 
     def takes_stores(self) -> bool:
         """See Tier."""
@@ -100,6 +103,14 @@ class HiddenNamesTier(Tier):
     def used(self, key: bytes, at: float) -> None:
         """See Tier."""
         self._tier.used(self._names.hide(key), at)
+
+    def asked(self, keys: Sequence[bytes]) -> None:
+        """See Tier."""
+        self._tier.asked(self._names.hide_all(keys))
+
+    def publish_used(self, records: Sequence[UsedRecord]) -> None:
+        """See Tier."""
+        self._tier.publish_used([_used(each, self._names.hide) for each in records])
 
     def lost(self, key: bytes) -> None:
         """See Tier."""
@@ -196,6 +207,11 @@ def _renamed(name: RecordName, rename: Callable[[bytes], bytes]) -> RecordName:
     )
 
 
+def _used(record: UsedRecord, rename: Callable[[bytes], bytes]) -> UsedRecord:
+    namespace, tenant, group, key, uses = record
+    return UsedRecord(rename(namespace), rename(tenant), group, rename(key), uses)
+
+
 class _ShownListener(TierListener):
     """Tells another listener of records by their own names."""
 
@@ -209,6 +225,13 @@ class _ShownListener(TierListener):
 
     def learned(self, keys: Sequence[bytes]) -> None:
         self._listener.learned([self._names.show(key) for key in keys])
+
+    def forgotten(self, tenants: frozenset[bytes]) -> None:
+        self._listener.forgotten(frozenset(map(self._names.show, tenants)))
+
+    def warm_start(self, offered: WarmStart) -> None:
+        shown = [_used(each, self._names.show) for each in offered.records]
+        self._listener.warm_start(offered._replace(records=shown))
 
     def holds(self, key: bytes) -> bool:
         return self._listener.holds(self._names.show(key))

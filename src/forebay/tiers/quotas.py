@@ -117,6 +117,10 @@ class Quotas:
         """All who hold anything."""
         return self._used.keys()
 
+    def held(self) -> dict[bytes, int]:
+        """What each of them holds; any thread may ask."""
+        return dict(self._used)
+
     def _rank(self, tenant: bytes, wanted_by: bytes) -> tuple[bool, float, bool]:
         quota = self.quota_of(tenant)
         above = (self.used_bytes(tenant) - quota.floor_bytes) / quota.weight

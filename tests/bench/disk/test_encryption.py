@@ -24,7 +24,9 @@ def test_both_sides_are_measured(tmp_path: Path) -> None:
     assert found["encryption_dropped"] >= 0  # a busy drive takes fewer than it is offered
     assert list(tmp_path.iterdir()) == []
     text = readable_encryption(plan, found)
-    assert "CPU s/GB" in text
+    assert "cores to keep up" in text
+    cores = found["encrypted_write_cpu_s_per_gb"] * found["plain_write_gbps"]
+    assert found["encrypted_write_cores"] == round(cores, 2)
     assert json.loads(json.dumps(found)) == found
     assert "1 loads missed" in readable_encryption(plan, found | {"encryption_misses": 1})
 

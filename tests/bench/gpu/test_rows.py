@@ -7,17 +7,29 @@ import json
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from forebay.bench.gpu.results import RowResults
-from forebay.bench.gpu.rows import headline
+from forebay.bench.gpu.rows import headline, swap
 from forebay.bench.gpu.run import RowRun
-from forebay.bench.gpu.variants import FOREBAY, FULL, GPU_ONLY, MLA, TINY, VLLM_CPU, WINDOWS
+from forebay.bench.gpu.variants import (
+    FOREBAY,
+    FULL,
+    GPU_ONLY,
+    MLA,
+    TINY,
+    VLLM_CPU,
+    WINDOWS,
+    RowScale,
+)
 from forebay.bench.result.files import read
 from forebay.bench.result.format import AbResult, LoadStep
+from forebay.gateway.config import parse_config
+from forebay.gateway.swap.plan import Rest, rests
 from forebay.plan.measured import TimeStats
 
 
@@ -149,3 +161,19 @@ def test_a_headline_without_its_other_half_has_no_report(path: Path) -> None:
     headline._steps(run, FOREBAY)["1"] = msgspec.to_builtins(step)
     headline._report(run, (1,))
     assert not path.with_suffix("").exists()
+
+
+@pytest.mark.parametrize("scale", [FULL, TINY], ids=lambda scale: scale.name)
+@pytest.mark.parametrize("variant", [swap.SLEEP, swap.STOP])
+def test_the_gateway_of_a_row_has_two_engines_that_share_a_gpu(
+    tmp_path: Path, scale: RowScale, variant: str
+) -> None:
+    run = RowRun(tmp_path, time.monotonic() + 60, print)
+    run.begin_row(scale, RowResults(tmp_path / "row.json", "swap", scale.name))
+    found = parse_config(tomllib.loads(swap._config(run, variant, "/pool.sock", 8000)))
+    assert [engine.model for engine in found.engines] == ["one", "two"]
+    for engine in found.engines:
+        assert ("--enable-sleep-mode" in engine.command) == (scale is FULL and variant == "sleep")
+        assert "/pool.sock" in engine.command[engine.command.index("--kv-transfer-config") + 1]
+    wanted = Rest.LEVEL_1 if variant == swap.SLEEP else Rest.STOP
+    assert set(rests(found.gpus[0], found.engines).values()) == {wanted}

@@ -217,4 +217,6 @@ def test_the_plain_way_in_the_docs_is_what_serve_writes() -> None:
         "socket": "/socket",
     }
     del written["kv_connector_extra_config"]
+    # For a vLLM that is told to load other plugins alone; the page says so.
+    assert made.pop("kv_connector_module_path") == "forebay.engines.vllm.connector"
     assert made == written

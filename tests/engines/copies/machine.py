@@ -28,7 +28,8 @@ def slot(number: int) -> int:
 def page_tables(layers: list[tuple[int, int]]) -> PageTables:
     """All layers have one block table."""
     shape = Geometry(tuple(map(str, range(LAYERS))), PAGE, 16, CHUNK_BLOCKS)
-    return PageTables([PageTable.of(layers, PAGE, BLOCKS)], shape)
+    encoded = PageTable.encoded(layers, PAGE, BLOCKS)
+    return PageTables([PageTable.of(layers, PAGE, BLOCKS)], shape, encoded={0: encoded})
 
 
 class Machine:

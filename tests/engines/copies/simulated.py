@@ -11,9 +11,13 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 from tests.pool_process import HANG_S
 
+from forebay.engines.codec.exponents import encode
+from forebay.engines.codec.slots import decode_at
 from forebay.engines.copies.pointers import Batch
+from forebay.record.exponents import encoded_bytes
 
 LATE_S = 0.5
 
@@ -103,6 +107,9 @@ class SimulatedDriver:
         def work() -> None:
             self.before_copy()
             for page, slot in zip(pages, slots, strict=True):
+                if batch.is_encoded:
+                    self._copy_encoded(page, slot, batch.page_bytes, inward=inward)
+                    continue
                 self._check(self._reaches(slot, batch.page_bytes))
                 source, target = (slot, page) if inward else (page, slot)
                 ctypes.memmove(target, source, batch.page_bytes)
@@ -110,7 +117,18 @@ class SimulatedDriver:
         stream.put(work)
         self.on_submitted()
 
-    def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
+    def _copy_encoded(self, page: int, slot: int, page_bytes: int, *, inward: bool) -> None:
+        size = encoded_bytes(page_bytes)
+        self._check(self._reaches(slot, size))
+        if inward:
+            pages = decode_at(np.array([slot]), page_bytes)
+            ctypes.memmove(page, pages.ctypes.data, page_bytes)
+        else:
+            held = (ctypes.c_uint8 * page_bytes).from_address(page)
+            encoded = encode(np.frombuffer(held, dtype=np.uint8)[None])
+            ctypes.memmove(slot, encoded.ctypes.data, size)
+
+    def pages_a_call(self, page_bytes: int, *, inward: bool, is_encoded: bool) -> int:
         return self.pages
 
     def register(self, address: int, length: int) -> str:

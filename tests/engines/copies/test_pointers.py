@@ -79,3 +79,47 @@ def test_pages_that_no_kernel_can_take_are_known(
 ) -> None:
     layers = [(base, stride), (base + (1 << 20), stride)]
     assert PageTable.of(layers, page_bytes, blocks=16).is_aligned is is_aligned
+
+
+def test_layers_of_unequal_size_lie_behind_one_another_in_a_slots_block() -> None:
+    """Two of 100 bytes, then one of 30: each size has a table of its own."""
+    layers = [(10_000, PAGE, PAGE), (20_000, PAGE, PAGE), (30_000, 30, 30)]
+    tables = PageTable.all_of(layers, 16)
+    assert [table.page_bytes for table in tables] == [PAGE, 30]
+    whole = 2 * PAGE + 30
+    shape = Geometry(("a", "b", "c"), PAGE, 16, 4, layer_bytes=(PAGE, PAGE, 30))
+    assert shape.block_bytes == whole
+    memory = np.zeros(4000, dtype=np.uint8)
+    slab = WorkerSlab(1, memory, 4000, 4000)
+    every = PageTables(tables, shape, [0, 0])
+    job = every.blocks_of([Piece(500, 1, [7, 3])], slab)
+    assert (job.total, every.bytes_of([Piece(500, 1, [7, 3])])) == (4, 2 * whole)
+    first = 500 + whole
+    copied: list[tuple[int, int]] = []
+    for table, rows in job.tables:
+        batch = table.batch(rows, 0, rows.total)
+        places = (batch.slots - memory.ctypes.data).tolist()
+        copied += zip(batch.pages.tolist(), places, strict=True)
+    assert copied == [
+        *((10_700, first), (20_700, first + PAGE)),
+        *((10_300, first + whole), (20_300, first + whole + PAGE)),
+        *((30_210, first + 2 * PAGE), (30_090, first + whole + 2 * PAGE)),
+    ]
+    with pytest.raises(AssertionError):
+        every.blocks_of([Piece(4000 - whole, 1, [0])], slab)
+
+
+def test_unequal_layers_that_lie_together_in_a_block_are_one_page() -> None:
+    stride = 2 * PAGE + 30 + 6  # with padding
+    layers = [(10_000, stride, PAGE), (10_100, stride, PAGE), (10_200, stride, 30)]
+    (table,) = PageTable.all_of(layers, 16)
+    assert table.page_bytes == 2 * PAGE + 30
+    rows = table.blocks_of([(300, [2])], np.zeros(4000, dtype=np.uint8))
+    assert table.batch(rows, 0, 1).pages.tolist() == [10_000 + 2 * stride]
+    assert len(PageTable.all_of([layers[0], (10_101, stride, 30)], 16)) == 2
+    assert not PageTable.all_of([], 16), "a stage without layers of a group"
+
+
+def test_a_kernel_takes_unequal_pages_only_where_all_of_them_are_aligned() -> None:
+    layers = [(4096, 96, 48), (1 << 20, 24, 24)]
+    assert [table.is_aligned for table in PageTable.all_of(layers, 16)] == [False, False]

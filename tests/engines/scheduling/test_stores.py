@@ -2,10 +2,13 @@
 
 import socket
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from forebay.engines.codec.backoff import RawBackoff
+from forebay.engines.copies.contract import DOES_NOT_FIT
 from forebay.engines.geometry import Geometry
 from forebay.engines.scheduling.error_budget import ErrorBudget
 from forebay.engines.scheduling.lookups import LoadLimits, Lookups
@@ -15,7 +18,7 @@ from forebay.identity.keys import ChainRoot
 from forebay.pool import wire
 from forebay.pool.client.connection import PoolConnection
 from forebay.pool.client.session import PoolSession
-from forebay.pool.messages import Abort, Found, ReserveAnswer, Reserved
+from forebay.pool.messages import Abort, Found, Reserve, ReserveAnswer, Reserved
 from forebay.sys.clock import Clock
 
 SHAPE = Geometry(("layer",), page_bytes=4096, block_tokens=16, chunk_blocks=1)
@@ -131,3 +134,60 @@ def test_what_the_pool_has_lost_since_the_lookup_is_stored_again(
     assert tracked.store.stored == 6
     lookups.answered(Found(tracked.load.number, 2, 2))
     assert (tracked.store.stored, tracked.store.offered) == (2, 0)
+
+
+def test_what_does_not_fit_is_offered_again_raw_and_more_of_what_follows_each_time(
+    pool: PoolSession, tracked: TrackedRequest
+) -> None:
+    """Runs of one length each, of which every one continues the one before."""
+    shape, counts = replace(SHAPE, is_encoded=True), Counter[str]()
+    whole, raw = shape.record_bytes(1), shape.record_bytes(1, is_raw=True)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    pool.connection = PoolConnection(ours, Clock())
+    reader = wire.client_reader()
+    stores = EngineStores(pool, shape, counts)
+
+    def offered(batch: int) -> list[tuple[int, int]]:
+        """Chunks and length of each run; they are all given slots, and told to the workers."""
+        tracked.store.offered = 8
+        stores.offer([tracked])
+        reader.feed(theirs.recv(1 << 16))
+        (asked,) = [each for each in reader.messages() if isinstance(each, Reserve)]
+        parents = [run.parent for run in asked.runs]
+        ends = [run.keys[-32:] for run in asked.runs]
+        assert parents[1:] == ends[:-1]
+        counted = [len(run.keys) // 32 for run in asked.runs]
+        stores.answered(Reserved(batch, 1, [4096 * n for n in range(sum(counted))]))
+        return list(zip(counted, [run.length for run in asked.runs], strict=True))
+
+    def copied(digests: list[bytes]) -> None:
+        """The workers are done with all that is being copied."""
+        told = stores.next_stores(1)
+        assert len(told) == len(digests)
+        stores.copied({each.serial: {0: told} for each, told in zip(told, digests, strict=True)})
+
+    digest = b"d" * 16
+    assert offered(1) == [(8, whole)]
+    copied([digest, DOES_NOT_FIT, *[digest] * 6])
+    assert counts["stores.unfit"] == 1
+    assert (tracked.store.stored, tracked.store.raw) == (1, {1})
+    assert offered(2) == [(1, raw), (6, whole)]
+    copied([digest, *[DOES_NOT_FIT] * 6])
+    assert tracked.store.stored == 2
+    tracked.store.raw.clear()
+    assert offered(3) == [(6, raw)], "after six in a row none is tried for a while"
+    ours.close()
+    theirs.close()
+
+
+def test_one_that_fits_ends_the_patience() -> None:
+    backoff = RawBackoff()
+    assert not backoff.is_raw()
+    for left in (1, 2, 4, 8, 16, 32, 64, 64):
+        backoff.tried(is_fit=False)
+        assert [backoff.is_raw() for _ in range(left + 1)] == [True] * left + [False]
+    backoff.tried(is_fit=True)
+    assert not backoff.is_raw()
+    backoff.tried(is_fit=False)
+    assert [backoff.is_raw() for _ in range(2)] == [True, False]

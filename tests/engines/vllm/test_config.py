@@ -5,10 +5,7 @@ import io
 import logging
 import os
 import re
-import shutil
 import signal
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,15 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.forked import VARIABLES
-from tests.engines.vllm.real.models import made_drafter
 from tests.engines.vllm.test_scheduler_side import Computed, Output, request_of
 from tests.pool_process import running_pool, short_directory, wait_until
 
 from forebay.errors import StartupError
-from forebay.pool.messages import Refused
-from forebay.pool.wire import encode
 
 pytestmark = pytest.mark.vllm
 TRANSFER = {
@@ -91,6 +84,42 @@ def test_an_ordinary_model_joins(config: Any, place: Path) -> None:
         assert made.obstacle is None
         assert pool.number("engines") == 1
         made.shutdown()
+
+
+def halves() -> Any:
+    import torch
+
+    return replace(full(), dtype=torch.bfloat16)
+
+
+def test_engines_that_encode_share_with_each_other_alone(config: Any, place: Path) -> None:
+    """A name for those with it, another for those without it, as before there was such a code."""
+    with running_pool(place) as pool:
+        settings = {"socket": pool.socket, "weights_id": "a"}
+        names, sizes = [], []
+        for compress in (False, True, True):
+            made = connector(config, caches(halves()), compress=compress, **settings)
+            names.append(made._namespace.name)
+            sizes.append(made._scheduler._shape.chunk_bytes)
+            made.shutdown()
+    assert names[0] != names[1] == names[2]
+    assert sizes[0] / sizes[1] > 1.29, "pages of 4 KiB: a head of them is 0.8 percent"
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_kv_that_has_nothing_to_spare_is_not_encoded_and_shared_as_ever(
+    config: Any, place: Path, caplog: pytest.LogCaptureFixture, compress: bool
+) -> None:
+    with running_pool(place) as pool:
+        settings = {"socket": pool.socket, "weights_id": "a"}
+        plain = connector(config, caches(full()), **settings)
+        made = connector(config, caches(full()), compress=compress, **settings)
+        assert made.obstacle is None
+        assert made._namespace.name == plain._namespace.name
+        for each in (plain, made):
+            each.shutdown()
+    said = "compress does nothing here: only bfloat16 can be encoded, and the KV is float32."
+    assert caplog.text.count(said) == int(compress)
 
 
 def test_our_lines_appear_in_vllms_log(
@@ -250,21 +279,8 @@ def test_the_scheduler_stands_aside_where_the_only_worker_declines(
         made.shutdown()
 
 
-def test_the_namespace_of_one_worker_has_the_fields_that_it_always_had(config: Any) -> None:
-    """What earlier releases stored is found: a field more would be another namespace."""
-    from forebay.engines.vllm import identity
-
-    cache = caches(full())
-    made = identity.Namespace(config, cache, identity.geometry(config, cache, 0))
-    always = (
-        "engine version device model dtype quantization max_model_len kv_dtype kv_cache_dtype"
-        " kv_heads head_size layout sliding_window layers page_bytes block_tokens chunk_blocks tp"
-    )
-    assert list(made._fields) == always.split()
-
-
 DECLINED: dict[str, tuple[str, str, Any]] = {
-    "context parallel": ("parallel_config", "decode_context_parallel_size", 2),
+    "prefill context parallel": ("parallel_config", "prefill_context_parallel_size", 2),
     "speculative": ("", "speculative_config", SimpleNamespace(method="custom_class")),
     "scales at run time": ("cache_config", "calculate_kv_scales", True),
     "pooling": ("model_config", "runner_type", "pooling"),
@@ -284,68 +300,6 @@ def test_other_ways_to_run_are_declined(
     else:
         object.__setattr__(config, name, value)
     is_disabled(connector(config, caches(full()), socket=str(place / "nobody")), caplog)
-
-
-@pytest.fixture(scope="module")
-def drafters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two drafters of one shape with other weights."""
-    places = [tmp_path_factory.mktemp("drafter") for _ in range(2)]
-    return [forked.call(made_drafter, place, seed) for seed, place in enumerate(places, 7)]
-
-
-def speculating(model: Path, speculation: dict[str, Any]) -> Any:
-    """A configuration, as vLLM makes it."""
-    from vllm.engine.arg_utils import EngineArgs
-
-    wanted = EngineArgs(
-        model=str(model),
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        kv_cache_memory_bytes=1 << 20,
-        speculative_config=speculation,
-        kv_transfer_config=TRANSFER,
-    )
-    return wanted.create_engine_config()
-
-
-def test_t10_how_an_engine_speculates_and_with_which_drafter_is_in_the_name(
-    config: Any, model: Path, drafters: list[Path], place: Path
-) -> None:
-    from forebay.engines.vllm import identity
-    from forebay.engines.weights import hash_weights
-
-    cache, memory = caches(full()), place / "weights.json"
-
-    def name(config: Any) -> bytes:
-        assert identity.declined(config, cache) is None
-        made = identity.Namespace(config, cache, identity.geometry(config, cache, 0))
-        found = identity.weights_directories(config)
-        assert isinstance(found, list)
-        made.know_weights(*(hash_weights(each, memory) for each in found))
-        assert made.name is not None
-        return made.name
-
-    def ngram(tokens: int) -> dict[str, Any]:
-        return {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": 3}
-
-    def eagle(drafter: Path) -> dict[str, Any]:
-        return {"method": "eagle", "model": str(drafter), "num_speculative_tokens": 2}
-
-    moved = place / "moved"
-    shutil.copytree(drafters[0], moved)
-    names = [
-        name(config),
-        name(speculating(model, ngram(2))),
-        name(speculating(model, ngram(3))),
-        name(speculating(model, eagle(drafters[0]))),
-        name(speculating(model, eagle(drafters[1]))),
-    ]
-    assert len(set(names)) == len(names)
-    assert name(speculating(model, eagle(moved))) == names[3], "wherever the drafter lies"
-    (moved / "model.safetensors").unlink()
-    unknown = identity.weights_directories(speculating(model, eagle(moved)))
-    assert not isinstance(unknown, list)
-    assert f"no weight files in {moved}" in unknown.sentence
 
 
 def is_disabled(
@@ -419,173 +373,6 @@ def test_weights_that_cannot_be_read_are_told_when_that_is_known(
         made.shutdown()
     (line,) = [line for line in caplog.messages if "Forebay is disabled for this engine" in line]
     assert "weights_id" in line
-
-
-def test_strict_refuses_what_is_declined_and_to_be_without_a_pool(config: Any, place: Path) -> None:
-    strict = {"socket": str(place / "nobody"), "strict": True}
-    with pytest.raises(StartupError, match=r"strict .*without full attention"):
-        connector(config, declined_caches()["window"], **strict)
-    with pytest.raises(StartupError, match="no pool answers"):
-        connector(config, caches(full()), no_pool="serve", **strict)
-    assert not list(place.iterdir())
-
-
-NO_POOL: dict[str, dict[str, Any]] = {
-    "could not begin": {"disk": ["/nowhere/at/all:1GiB"]},
-    "cannot be used": {"socket": "/nowhere/at/all/pool.sock"},
-    "a socket's path at most": {"socket": "/" + "x" * 200},
-    "written by others": {"socket": "/tmp/pool-that-is-not-there.sock"},
-}
-
-
-@pytest.mark.parametrize("why", NO_POOL)
-def test_an_engine_starts_where_no_pool_can_be_had(
-    config: Any, place: Path, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """F5: joining and starting a pool is inside the boundary; only `strict` ends the engine."""
-    settings = {"socket": str(place / "pool.sock"), "weights_id": "w", "dram": "16MiB"}
-    settings |= NO_POOL[why]
-    made = connector(config, caches(full()), **settings)
-    assert sum(why in line for line in caplog.messages) == 1, caplog.messages
-    assert made.get_kv_connector_stats().data["state"] == "no_pool"
-    assert made.get_num_new_matched_tokens(NAMELESS, 0) == (0, False)
-    assert made.reset_cache() is True
-    assert made.boundary.failures == 0
-    made.shutdown()
-    with pytest.raises(StartupError, match=why):
-        connector(config, caches(full()), strict=True, **settings)
-
-
-def test_an_engine_that_started_without_a_pool_joins_one_later(config: Any, place: Path) -> None:
-    wanted = {"disk": [f"{place / 'disk'}:1GiB"], "dram": "16MiB", "weights_id": "w"}
-    made = connector(config, caches(full()), socket=str(place / "pool.sock"), **wanted)
-    assert not made._scheduler.is_joined
-    with running_pool(place):
-        wait_until(
-            lambda: made.build_connector_meta(Output) and made._scheduler.is_joined, "it to join"
-        )
-        made.shutdown()
-
-
-def test_a_bug_at_start_is_no_pool(
-    config: Any, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever is raised: the engine serves as without Forebay."""
-    monkeypatch.setattr("forebay.sys.processes.subprocess", None)
-    made = connector(config, caches(full()), socket=str(place / "pool.sock"), weights_id="w")
-    is_disabled(made, caplog, "no_pool", failures=1)
-
-
-class Nameless:
-    """A request that nobody has told us of."""
-
-    request_id = "nameless"
-
-
-NAMELESS = Nameless()
-
-
-def test_an_unknown_setting_is_one_sentence(config: Any) -> None:
-    with pytest.raises(StartupError, match=r'kv_connector_extra_config\["dran"\].*dram'):
-        connector(config, caches(full()), dran="1GiB")
-
-
-def test_a_wrong_value_is_one_sentence(config: Any) -> None:
-    with pytest.raises(StartupError, match=r'kv_connector_extra_config\["dram"\]'):
-        connector(config, caches(full()), dram="a lot")
-
-
-def test_a_missing_socket_is_one_sentence(config: Any, place: Path) -> None:
-    with pytest.raises(StartupError, match=r"no pool answers at .*nobody") as raised:
-        connector(config, caches(full()), socket=str(place / "nobody"), no_pool="fail")
-    assert "\n" not in str(raised.value)
-
-
-def test_a_pool_of_another_version_is_one_sentence(config: Any, place: Path) -> None:
-    """Something listens there and says what no pool of ours would."""
-    path = str(place / "pool.sock")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        listener.settimeout(20)
-
-        def refuse() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(encode(Refused("this pool speaks protocol 9; update Forebay.")))
-
-        thread = threading.Thread(target=refuse)
-        thread.start()
-        with pytest.raises(StartupError) as raised:
-            connector(config, caches(full()), socket=path, no_pool="fail")
-        thread.join()
-    assert "\n" not in str(raised.value)
-    assert "protocol 9" in str(raised.value)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_a_pool_of_another_user_is_one_sentence(config: Any, place: Path) -> None:
-    place.chmod(0o755)
-    with running_pool(place, disk=False) as pool:
-        Path(pool.socket).chmod(0o777)
-        os.seteuid(65534)
-        joining = {"socket": pool.socket, "no_pool": "fail", "weights_id": "not ours to read"}
-        try:
-            with pytest.raises(StartupError) as raised:
-                connector(config, caches(full()), **joining)
-        finally:
-            os.seteuid(0)
-    assert "\n" not in str(raised.value)
-
-
-def test_t11_t13_names_differ_by_everything_that_shapes_bytes(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from forebay.engines.vllm import identity
-
-    def name(cache: Any, config: Any = config, chunk_tokens: int = 0) -> bytes:
-        shape = identity.geometry(config, cache, chunk_tokens)
-        space = identity.Namespace(config, cache, shape)
-        space.know_weights("0" * 64)
-        assert space.name is not None
-        return space.name
-
-    usual = name(caches(full()))
-    assert name(caches(full())) == usual, "the control"
-    others = {
-        "block size": name(caches(replace(full(), block_size=32))),
-        "heads": name(caches(replace(full(), num_kv_heads=4))),
-        "head size": name(caches(replace(full(), head_size=64))),
-        "kv dtype": name(caches(replace(full(), dtype=torch.bfloat16))),
-        "window": name(caches(replace(full(), sliding_window=64))),
-        "chunk": name(caches(full()), chunk_tokens=32),
-    }
-    named = identity.Namespace(config, caches(full()), identity.geometry(config, caches(full()), 0))
-    named.name_weights("0" * 64)
-    assert named.name is not None
-    others["a name that looks like the hash"] = named.name
-    layout = caches(full())
-    if hasattr(layout, "kv_cache_layout"):
-        layout.kv_cache_layout = "another"
-        others["layout"] = name(layout)
-    for part, field, value in (
-        ("cache_config", "cache_dtype", "fp8"),
-        ("model_config", "quantization", "awq"),
-        ("model_config", "dtype", torch.float16),
-        ("model_config", "max_model_len", 77),
-        ("parallel_config", "tensor_parallel_size", 2),
-    ):
-        changed = copy.copy(config)
-        inner = copy.copy(getattr(config, part))
-        object.__setattr__(inner, field, value)
-        object.__setattr__(changed, part, inner)
-        others[field] = name(caches(full()), changed)
-    monkeypatch.setattr(identity, "vllm_version", "0.33.0")
-    others["vLLM itself"] = name(caches(full()))
-    assert len({usual, *others.values()}) == len(others) + 1, others
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["keeps", "leaves"])

@@ -25,7 +25,8 @@ from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.pool.client import Chain
 from forebay.pool.client.session import PoolSession
-from forebay.pool.messages import Cancel
+from forebay.pool.messages import Cancel, ChunkRun, Commit, Reserve, Reserved
+from forebay.record.header import payload_hash
 from forebay.sys import sockets
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
@@ -475,3 +476,65 @@ def test_tokens_that_are_only_drafted_are_not_stored(near: PoolProcess) -> None:
     assert tracked.store.stored == 1
     assert tracked.keys == KeyChain(ROOT).extend([15] * SHAPE.chunk_tokens)
     side.close()
+
+
+class Storing:
+    """Another engine, which has a slot for each chunk of a prompt and has not committed them."""
+
+    def __init__(self, pool: PoolProcess, tokens: list[int]) -> None:
+        self.session = PoolSession(pool.socket, Clock())
+        assert self.session.wait_until_joined(time.monotonic() + HANG_S)
+        self.session.poll()
+        self.keys = KeyChain(ROOT).extend(tokens)
+        names = (ROOT.namespace, 0, bytes(32), b"".join(self.keys))
+        self.session.post(Reserve(1, [ChunkRun(*names, SHAPE.chunk_bytes)]))
+        answer = self.session.take(time.monotonic() + HANG_S)
+        assert isinstance(answer, Reserved)
+        self.offsets = answer.answers
+        assert min(self.offsets) >= 0
+
+    def commit(self) -> None:
+        slab, digests = self.session.slab, []
+        assert slab is not None
+        for offset in self.offsets:
+            slot = slab.view(offset, SHAPE.chunk_bytes)
+            assert slot is not None
+            slot[:] = bytes(SHAPE.chunk_bytes)
+            digests.append(payload_hash(bytes(SHAPE.chunk_bytes)))
+        self.session.post(Commit(self.session.generation, self.offsets, b"".join(digests)))
+
+    def abort(self) -> None:
+        self.session.abort(self.session.generation, self.offsets)
+
+
+@pytest.mark.parametrize(("is_kept", "expected"), [(True, CHUNKS * 64), (False, 0)])
+def test_what_another_engine_just_computed_is_waited_for(
+    near: PoolProcess, is_kept: bool, expected: int
+) -> None:
+    tokens = list(range(5000, 5000 + CHUNKS * SHAPE.chunk_tokens))
+    other, side = Storing(near, tokens), side_of(near)
+    request = request_of([*tokens, 7])
+    request.kv_transfer_params = {"forebay": {"computed_tokens": len(tokens) + 1}}
+    side.arrived(request)
+    until = time.monotonic() + HANG_S
+    while not side.counts["asked_again.coming"]:
+        assert side.matched(request, 0) == (None, False)
+        side.begin_step(Output)
+        assert time.monotonic() < until
+    (other.commit if is_kept else other.abort)()
+    assert asked(side, request, 0) == expected
+    side.finished("request")
+    side.close()
+    other.session.close()
+
+
+def test_nothing_is_waited_for_where_nobody_says_that_it_was_computed(near: PoolProcess) -> None:
+    tokens = list(range(5000, 5000 + CHUNKS * SHAPE.chunk_tokens))
+    other, side = Storing(near, tokens), side_of(near)
+    request = request_of([*tokens, 7])
+    side.arrived(request)
+    assert asked(side, request, 0) == 0
+    assert not side.counts["asked_again.coming"]
+    side.close()
+    other.abort()
+    other.session.close()

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines.vllm.test_scheduler_side import LIMITS, SHAPE, Output, asked, request_of, stored
+from tests.engines.vllm.test_scheduler_side import (
+    LIMITS,
+    SHAPE,
+    Output,
+    asked,
+    next_stored,
+    request_of,
+    stored,
+)
 from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
 from forebay.engines.geometry import Geometry, Shard
@@ -31,10 +39,14 @@ STORED, LOADED = [5, 6, 7, 8], [20, 21, 22, 23]  # blocks
 class Ranks:
     """Workers with caches of their own, and the scheduler's side that they report to."""
 
-    def __init__(self, pool: PoolProcess, layers: tuple[int, ...], writers: int) -> None:
+    def __init__(
+        self, pool: PoolProcess, layers: tuple[int, ...], writers: int, *, is_encoded: bool = False
+    ) -> None:
         self.pool = pool
         widest = max(layers) * SHAPE.page_bytes
-        shape = replace(SHAPE, shards=writers, ranks=len(layers), widest_bytes=widest)
+        shape = replace(SHAPE, shards=writers, ranks=len(layers), is_encoded=is_encoded)
+        shape = replace(shape, widest_bytes=widest)
+        self.shape = shape
         session = PoolSession(pool.socket, Clock(), maps_slab=False)
         self.side = SchedulerConnector(session, shape, LIMITS)
         self.side.join()
@@ -45,6 +57,7 @@ class Ranks:
             mine = Geometry(
                 tuple(f"layer {n}" for n in range(count)), SHAPE.page_bytes, 16, 4, writers
             )
+            mine = replace(mine, is_encoded=is_encoded)
             shard = Shard(rank, min(rank, writers - 1), is_stored=rank < writers)
             cache = {
                 layer: torch.zeros(BLOCKS, SHAPE.page_bytes, dtype=torch.uint8)
@@ -61,6 +74,22 @@ class Ranks:
             for number, pages in enumerate(cache.values()):
                 for block in STORED:
                     pages[block] = 50 * worker._shard.number + 10 * number + block
+
+    def compute_what_does_not_fit(self, rank: int) -> None:
+        """One rank's pages have more exponents than there is room for."""
+        for pages in self.caches[rank].values():
+            pages[STORED] = torch.arange(4 * SHAPE.page_bytes).view(4, -1).mul(7).to(torch.uint8)
+
+    def offer_again(self) -> None:
+        """As a step does in which the request goes on."""
+        tracked = self.side._requests["a"]
+        self.side._stores.offer(self.side._stores.completed([(tracked, SHAPE.chunk_tokens)]))
+        step = next_stored(self.side)
+        for worker in self.workers:
+            worker.begin(step)
+
+    def stored_bytes(self) -> int:
+        return self.pool.number("moved_bytes", tier="dram", direction="store")
 
     def offer(self) -> None:
         """Until all workers have copied a chunk, as far as they can; nothing is reported yet."""
@@ -113,15 +142,16 @@ def pool() -> Iterator[PoolProcess]:
         yield pool
 
 
+@pytest.mark.parametrize("is_encoded", [False, True], ids=["raw", "encoded"])
 @pytest.mark.parametrize(
     ("layers", "writers"),
     [((1, 1), 2), ((3, 2), 2), ((2, 2), 1), ((1, 1, 1, 1), 4)],
     ids=["equal", "padded", "one shard for both", "four"],
 )
 def test_a_chunk_is_there_when_all_have_stored_and_free_when_all_have_loaded(
-    pool: PoolProcess, layers: tuple[int, ...], writers: int
+    pool: PoolProcess, layers: tuple[int, ...], writers: int, is_encoded: bool
 ) -> None:
-    ranks = Ranks(pool, layers, writers)
+    ranks = Ranks(pool, layers, writers, is_encoded=is_encoded)
     ranks.compute()
     ranks.offer()
     for rank in range(writers - 1):
@@ -131,6 +161,7 @@ def test_a_chunk_is_there_when_all_have_stored_and_free_when_all_have_loaded(
     ranks.report(*range(writers - 1, len(layers)))
     wait_until(lambda: not ranks.number("leased_slots"), "the commit")
     assert ranks.pool.number("chunks", tier="dram") == 1
+    assert ranks.stored_bytes() == ranks.shape.chunk_bytes
     ranks.load()
     ranks.check()
     for rank in range(len(layers) - 1):
@@ -140,6 +171,46 @@ def test_a_chunk_is_there_when_all_have_stored_and_free_when_all_have_loaded(
     ranks.report(len(layers) - 1)
     wait_until(lambda: not ranks.number("pinned_chunks"), "the release")
     assert not ranks.side.has_work
+    ranks.close()
+
+
+def test_a_chunk_of_which_one_shard_does_not_fit_is_stored_raw(pool: PoolProcess) -> None:
+    ranks = Ranks(pool, (3, 2), 2, is_encoded=True)
+    ranks.compute()
+    ranks.compute_what_does_not_fit(rank=1)
+    ranks.offer()
+    ranks.report(0, 1)
+    wait_until(lambda: not ranks.number("leased_slots"), "the slot to come back")
+    assert not ranks.pool.number("chunks", tier="dram"), "what does not fit is not there"
+    assert ranks.side.counts["stores.unfit"] == 1
+    ranks.offer_again()
+    ranks.report(0, 1)
+    wait_until(lambda: pool.number("chunks", tier="dram") == 1, "the commit")
+    assert ranks.stored_bytes() == ranks.shape.record_bytes(4, is_raw=True)
+    ranks.load()
+    ranks.check()
+    ranks.close()
+
+
+@pytest.mark.parametrize("is_encoded", [False, True], ids=["raw", "encoded"])
+def test_what_cannot_be_decoded_is_computed(pool: PoolProcess, is_encoded: bool) -> None:
+    """A slot is not hashed again at a hit; what a decoder would trip over is seen all the same."""
+    ranks = Ranks(pool, (1,), 1, is_encoded=is_encoded)
+    ranks.compute()
+    ranks.offer()
+    ranks.report(0)
+    wait_until(lambda: pool.number("chunks", tier="dram") == 1, "the commit")
+    pool.spoil_slab()
+    request = request_of([TOKEN] * (2 * SHAPE.chunk_tokens + 1), "b")
+    ranks.side.arrived(request)
+    assert asked(ranks.side, request, 0) == SHAPE.chunk_tokens
+    ranks.side.allocated(request, [LOADED], SHAPE.chunk_tokens)
+    step = ranks.side.begin_step(Output)
+    ranks.workers[0].begin(step)
+    ranks.workers[0].load(step.loads[0])
+    received, failed = ranks.workers[0].take_received()
+    assert received == {"b"}
+    assert failed == ({"b"} if is_encoded else set())
     ranks.close()
 
 

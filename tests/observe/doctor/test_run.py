@@ -92,13 +92,11 @@ def test_readable_output_is_grouped_and_says_what_to_do(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--socket", str(place / "pool.sock"), "--disk", f"{place}/a\nb:64MiB"]
-    status, out, _ = run(capsys, *words, "--model", "Qwen3-8B", "--", "vllm", "serve", "-dcp", "2")
+    status, out, _ = run(capsys, *words, "--model", "Qwen3-8B", "--", "vllm", "serve", "-pcp", "2")
     assert status == 1
     assert [line for line in out.splitlines() if line in set(Group)] == list(Group)
     assert "-> Create it with: mkdir -m 700" in out
-    assert "The engine would be declined: context parallelism is not supported yet." in " ".join(
-        out.split()
-    )
+    assert "declined: prefill context parallelism needs decode" in " ".join(out.split())
     last = re.match(r"Checks made: (\d+), left out: (\d+)\. Found: \d+ pr", out.splitlines()[-1])
     assert last is not None
     assert int(last[1]) + int(last[2]) == len(CHECKS)
@@ -171,7 +169,7 @@ def test_our_own_command_is_read_as_it_would_be_run(
     """Our flags are settings, unless the doctor's say other ones; the others are vLLM's."""
     words = ["--socket", str(place / "pool.sock"), "--no-measure", "--json", "--"]
     words += ["forebay", "serve", "Qwen/Qwen3-8B", "--port", "8001", "--dram", "64MiB"]
-    words += ["--disk", f"{place}/none:64MiB", "-dcp", "2", "--weights-id", "mine"]
+    words += ["--disk", f"{place}/none:64MiB", "-pcp", "2", "--weights-id", "mine"]
     _, out, _ = run(capsys, *words)
     found = {each["check"]: each for each in json.loads(out)["findings"]}
     assert found["sharing.model"]["severity"] == found["sharing.settings"]["severity"] == "ok"

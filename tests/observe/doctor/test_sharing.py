@@ -65,15 +65,16 @@ def test_a_model_that_is_declined(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("model", "words", "why"),
     [
-        (FULL, "-dcp 2", "context parallelism"),
-        (FULL, "--prefill-context-parallel-size=2", "context parallelism"),
+        (FULL, "--prefill-context-parallel-size=2", "prefill context parallelism needs"),
+        (FULL, "-pcp 2", "prefill context parallelism needs"),
         (FULL, "--calculate_kv_scales", "calculated at run time"),
         (FULL, "--runner pooling", "pooling models"),
         (FULL, '-sc {"method":"dflash"}', "this way of speculative decoding"),
         (FULL, "--speculative-config.method extract_hidden_states", "this way of speculative"),
         (FULL, "--spec-method dspark", "this way of speculative"),
-        (WINDOWED, "-pp 2", "pipeline parallelism of models with several kinds"),
-        (WINDOWED, '--speculative-config={"method":"ngram"}', "speculative decoding of models"),
+        (WINDOWED, '-sc {"method":"eagle"}', "with a drafter beside local attention"),
+        (STATES, "-pp 2", "pipeline parallelism of models with recurrent states"),
+        (STATES, '--speculative-config={"method":"ngram"}', "speculative decoding of models"),
         (STATES, "--no-enable-prefix-caching", "with prefix caching"),
     ],
 )
@@ -88,6 +89,9 @@ def test_flags_for_which_an_engine_is_declined(
     ("model", "words"),
     [
         (FULL, '-tp 8 -pp 2 -sc {"method":"eagle"}'),
+        (FULL, "-tp 8 -dcp 4"),
+        (FULL, "-tp 2 -pcp 4 -dcp 8"),
+        (WINDOWED, '-pp 2 --speculative-config={"method":"ngram"}'),
         (WINDOWED, "-tp 2 --some-switch --port 8000"),
         (STATES, ""),
     ],
@@ -235,6 +239,6 @@ def test_flags_are_read_as_vllm_reads_them() -> None:
     words = "serve Qwen/Qwen3-8B --port 1 --tensor_parallel_size=2 -dcp 2 --block-size 32 --x"
     found = read_flags(words.split())
     assert (found.model, found.tensor_parallel, found.block_tokens) == ("Qwen/Qwen3-8B", 2, 32)
-    assert found.context_parallel == 2
+    assert found.decode_context_parallel == 2
     assert read_flags(["--model", "a", "--max-model-len", "32k"]).context_tokens == 32 << 10
     assert read_flags(["--spec-model", "b"]).speculation == ""

@@ -1,14 +1,21 @@
 """A tenant forgotten while in use: complete when it is said, and nobody else is touched (T63)."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
-from tests.core_harness import Client, CoreHarness, chain, payload
+from tests.core_harness import SECRET, Client, CoreHarness, chain, payload
 from tests.pool.core.test_tenants import MIB, client_of, tenant, used
 from tests.remote_harness import open_remote
 
+from forebay.identity.tenants import tenant_id
 from forebay.pool.core.tenants.operations import RELEASE_S
+from forebay.pool.core.tenants.registry import EPOCHS_MAX
 from forebay.pool.messages import AdminReply, Ask, Committed, Forget, Promise, Release, Reserved
+from forebay.sys.world import World
+from forebay.testing.clock import ManualClock
+from forebay.testing.faultdisk import FaultDisk
+from forebay.tiers.contract import Tier, TierListener
 
 TENANTS = (tenant("a"), tenant("b"))
 
@@ -60,6 +67,24 @@ def test_t63_a_forgotten_tenant_is_nowhere_and_begins_anew(tmp_path: Path, scrub
     again.pool.close(60.0)
 
 
+def test_t63_what_no_directory_can_remember_is_not_forgotten(tmp_path: Path) -> None:
+    """A pool that dies behind a half-done deletion would serve the rest of it again."""
+    disk = FaultDisk()
+    core = CoreHarness(4 * MIB, tmp_path, 64 * MIB, World(disk, ManualClock()), tenants=TENANTS)
+    a, mine = client_of("a"), chain("mine", 8)
+    core.store(a, mine)
+    core.settle()
+    disk.arm("rename:errno=ENOSPC")
+    done = forget(core, "a")
+    assert not done.ok
+    assert done.sentence.startswith("tenant a is not forgotten: ")
+    assert core.load(a, mine) == 8, "nothing was deleted"
+    disk.disarm()
+    assert forget(core, "a").ok
+    assert not is_anywhere(core, tmp_path, mine)
+    core.pool.close(60.0)
+
+
 def test_t63_what_is_in_flight_is_forgotten_too(tmp_path: Path) -> None:
     """Slots being filled, promises being copied, asks that wait, streams half served."""
     core = CoreHarness(4 * MIB, tmp_path, 64 * MIB, tenants=TENANTS)
@@ -97,6 +122,8 @@ def test_t63_what_is_in_flight_is_forgotten_too(tmp_path: Path) -> None:
 def test_who_never_releases_is_told_of_and_cannot_keep_it_for_good() -> None:
     core = CoreHarness(4 * MIB, tenants=TENANTS)
     a = client_of("a")
+    old = core.pool._tenants.id_of("a")
+    assert old is not None
     mine = chain("mine", 8)
     core.store(a, mine)
     number, _ = core.lookup(a, mine)
@@ -111,6 +138,33 @@ def test_who_never_releases_is_told_of_and_cannot_keep_it_for_good() -> None:
     assert core.lookup(client_of("a"), mine)[1].known == 0
     core.pool.handle(a, Release(number, []))
     core.until(lambda: used(core, "other") == 0)
+    core.until(lambda: old not in core.pool._dram.policies._by_tenant)
+
+
+def test_a_lookup_told_late_leaves_no_policy_of_a_forgotten_tenant() -> None:
+    core = CoreHarness(4 * MIB, tenants=TENANTS)
+    policies = core.pool._dram.policies
+    for name in ("a", "b"):
+        core.store(client_of(name), chain("mine", 4))
+    old = core.pool._tenants.id_of("a")
+    assert old is not None
+    assert forget(core, "a").ok
+    assert old not in policies._by_tenant
+    policies.of(old).requested(chain("mine", 4), 0, 0.0)  # as what was not reported yet does
+    core.until(lambda: old not in policies._by_tenant)
+    assert len(policies._by_tenant) == 2, "the others' stay"
+
+
+def test_a_tenant_without_another_id_is_not_forgotten() -> None:
+    core = CoreHarness(4 * MIB, tenants=TENANTS)
+    tenants, a = core.pool._tenants, client_of("a")
+    tenants._forgotten |= {tenant_id(SECRET, "a", epoch) for epoch in range(EPOCHS_MAX - 1)}
+    tenants.replace(TENANTS)
+    core.store(a, chain("mine", 4))
+    done = forget(core, "a")
+    assert (done.ok, done.sentence) == (False, "tenant a was forgotten too often; rename it.")
+    assert core.load(a, chain("mine", 4)) == 4, "it is as before"
+    assert forget(core, "b").ok
 
 
 def test_the_default_tenant_can_be_forgotten_and_unknown_ones_not() -> None:
@@ -142,9 +196,71 @@ def test_a_store_that_takes_several_turns_stores_nothing_once_its_tenant_is_forg
     assert used(core, "other") == 0
 
 
-def test_a_pool_of_stores_alone_says_that_what_is_left_comes_back(tmp_path: Path) -> None:
-    """Directories remember who was forgotten; where there are none, the next start does not."""
-    core = CoreHarness(4 * MIB, store=lambda *_: open_remote(tmp_path), tenants=TENANTS)
+def store_alone(place: Path) -> CoreHarness:
+    """A pool whose only lower tier is a store."""
+
+    def opened(listener: TierListener, world: World) -> Tier:
+        return open_remote(place, listener=listener, world=world)
+
+    return CoreHarness(4 * MIB, store=opened, tenants=TENANTS)
+
+
+def stored_in(place: Path, keys: list[bytes]) -> bool:
+    """Whether a piece of these chunks is in a store."""
+    files = []
+    for path in place.rglob("*"):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # deleted meanwhile
+            files.append(path.read_bytes())
+    return any(payload(key)[:64] in each for key in keys for each in files)
+
+
+def test_t63_a_store_remembers_whom_a_pool_without_drives_has_forgotten(tmp_path: Path) -> None:
+    core = store_alone(tmp_path)
+    a, b, mine, theirs = client_of("a"), client_of("b"), chain("mine", 8), chain("theirs", 8)
+    core.store(a, mine)
+    core.store(b, theirs)
+    core.settle()
+    assert stored_in(tmp_path, mine)
+    done = forget(core, "a")
+    assert done.ok, done.sentence
+    assert "8 records" in done.sentence
+    assert not stored_in(tmp_path, mine)
+    core.store(a, mine[:4])
+    core.settle()
+    core.pool.close(60.0)
+    again = store_alone(tmp_path)
+    assert again.lookup(a, mine)[1].known == 4, "under its new id, after a restart, too"
+    assert again.load(b, theirs) == 8
+    assert forget(again, "a").ok
+    again.pool.close(60.0)
+    third = store_alone(tmp_path)
+    assert third.lookup(a, mine)[1].known == 0
+    assert len(third.pool._stack.forgotten()) == 2
+    third.pool.close(60.0)
+
+
+def test_t63_a_store_outlasts_the_drive_that_remembers(tmp_path: Path) -> None:
+    drive, place = tmp_path / "drive", tmp_path / "store"
+    for each in (drive, place):
+        each.mkdir(mode=0o700)
+
+    def opened(listener: TierListener, world: World) -> Tier:
+        return open_remote(place, listener=listener, world=world)
+
+    core = CoreHarness(4 * MIB, drive, 64 * MIB, store=opened, tenants=TENANTS)
+    old = core.pool._tenants.id_of("a")
+    assert forget(core, "a").ok
+    core.pool.close(60.0)
+    again = store_alone(place)
+    assert old in again.pool._stack.forgotten()
+    assert again.pool._tenants.id_of("a") != old
+    again.pool.close(60.0)
+
+
+def test_t63_what_a_store_keeps_of_a_forgotten_tenant_is_deleted_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    core = store_alone(tmp_path)
     a, mine = client_of("a"), chain("mine", 8)
     core.store(a, mine)
     core.settle()
@@ -154,6 +270,58 @@ def test_a_pool_of_stores_alone_says_that_what_is_left_comes_back(tmp_path: Path
     done = forget(core, "a")
     assert not done.ok
     assert "0 records (0 B) from remote" in done.sentence
-    assert "can be loaded until the pool starts again, but remote keeps records" in done.sentence
+    assert "can be loaded any more, but remote keeps records" in done.sentence
     assert core.lookup(a, mine)[1].known == 0
     core.pool.close(60.0)
+    packs.unlink()
+    (tmp_path / "away").rename(packs)
+    assert stored_in(tmp_path, mine)
+    again = store_alone(tmp_path)
+    assert again.lookup(a, mine)[1].known == 0
+    again.until(lambda: not stored_in(tmp_path, mine))
+    again.pool.close(60.0)
+
+
+def test_t63_what_no_store_can_remember_is_not_forgotten(tmp_path: Path) -> None:
+    core = store_alone(tmp_path)
+    a, mine = client_of("a"), chain("mine", 8)
+    core.store(a, mine)
+    core.settle()
+    blocked = tmp_path / "hosts" / "a" / "forgotten"
+    blocked.mkdir(parents=True)  # so that no list can be put there
+    done = forget(core, "a")
+    assert not done.ok
+    assert done.sentence.startswith("tenant a is not forgotten: ")
+    assert core.load(a, mine) == 8, "nothing was deleted"
+    blocked.rmdir()
+    assert forget(core, "a").ok
+    assert not stored_in(tmp_path, mine)
+    core.pool.close(60.0)
+
+
+def test_t63_a_store_that_was_away_at_the_start_says_later_who_was_forgotten(
+    tmp_path: Path,
+) -> None:
+    place, away = tmp_path / "store", tmp_path / "away"
+    place.mkdir(mode=0o700)
+    a, b, mine, theirs = client_of("a"), client_of("b"), chain("mine", 8), chain("theirs", 4)
+    core = store_alone(place)
+    core.store(a, mine[:4])
+    assert forget(core, "a").ok
+    core.pool.close(60.0)
+    place.rename(away)
+    again = store_alone(place)
+    again.store(a, mine)  # in DRAM, under the id that was forgotten: nobody can know
+    again.store(b, theirs)
+    assert again.lookup(a, mine)[1].known == 8
+    away.rename(place)
+    again.pass_time_until(lambda: again.lookup(a, mine)[1].known == 0)
+    assert again.load(b, theirs) == 4
+    again.store(a, mine)
+    again.pass_time_until(lambda: stored_in(place, mine))
+    assert again.load(a, mine) == 8
+    assert not again.pool.violations()
+    again.pool.close(60.0)
+    third = store_alone(place)
+    assert third.lookup(a, mine)[1].known > 0, "it was stored under the new id"
+    third.pool.close(60.0)

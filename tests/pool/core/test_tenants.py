@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.core_harness import LENGTH, NAMESPACE, SECRET, Client, CoreHarness, chain
+from tests.remote_harness import open_remote
 
 from forebay.identity.tenants import mask_of, masked, salt_hash, salt_key
 from forebay.pool.messages import (
@@ -18,7 +19,9 @@ from forebay.pool.messages import (
 )
 from forebay.record.header import DEFAULT_TENANT
 from forebay.record.region import short
+from forebay.sys.world import World
 from forebay.tenants import TenantSetting
+from forebay.tiers.contract import Tier, TierListener
 
 MIB = 1 << 20
 KEY = salt_key(SECRET)
@@ -237,4 +240,29 @@ def test_no_tier_becomes_smaller_than_what_is_guaranteed(tmp_path: Path) -> None
     assert used(core, "quiet") == 80 * SLOT
     core.pool.handle(operator, Resize(8 * MIB, [(str(tmp_path), 48 * MIB)]))
     assert core.receive(operator, AdminReply).ok
+    core.pool.close(60.0)
+
+
+def test_quotas_of_a_store_reach_it_and_are_listed(tmp_path: Path) -> None:
+    def opened(listener: TierListener, world: World) -> Tier:
+        return open_remote(tmp_path, listener=listener, world=world)
+
+    tenants = (tenant("a", remote_cap=MIB // 2), tenant("b", remote_floor=MIB))
+    core = CoreHarness(8 * MIB, store=opened, tenants=tenants)
+    for name in ("a", "b"):
+        core.store(client_of(name), chain(name, 12))
+    core.settle()
+    rows = {row["tenant"]: row["remote"] for row in core.pool.stats()["tenants"]}
+    assert 0 < rows["a"]["used_bytes"] <= MIB // 2 == rows["a"]["cap_bytes"]
+    assert rows["b"]["used_bytes"] >= 12 * LENGTH
+    assert (rows["b"]["floor_bytes"], rows["b"]["cap_bytes"]) == (MIB, None)
+    operator = Client("operator")
+    core.pool.handle(operator, SetTenants([row_of(tenant("a", remote_floor=4 * MIB))]))
+    refused = core.receive(operator, AdminReply)
+    assert not refused.ok
+    assert refused.sentence.startswith("the remote floors of all tenants together are more")
+    core.pool.handle(operator, SetTenants([row_of(tenant("b", remote_cap=0))]))
+    assert core.receive(operator, AdminReply).ok
+    core.until(lambda: used(core, "b", "remote") == 0)
+    assert core.load(client_of("b"), chain("b", 12)) == 12, "DRAM has it still"
     core.pool.close(60.0)

@@ -48,8 +48,10 @@ def test_years_of_visits_that_never_grow_old_can_still_be_judged() -> None:
     # Each round halves what was counted, 1200 times: less than the least number there is.
     reuse, cell = Reuse(), cell_of(0, 0.0, 1.0)
     again = cell_of(3, 1.0, 0.2)
+    reuse.entered(cell)
     for _ in range(1200):
-        reuse._first.entered[0] = reuse._again.entered[0] = 2 * MEMORY_VISITS
+        reuse._endings[0].first.entered[0] = 2 * MEMORY_VISITS
+        reuse._endings[0].again.entered[0] = 2 * MEMORY_VISITS
         reuse.learn(cell // BINS)
         reuse.learn(again // BINS)
     assert 0 < reuse.worth(cell) < math.inf

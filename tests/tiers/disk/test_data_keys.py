@@ -100,6 +100,19 @@ def test_a_directory_that_was_away_does_not_bring_a_destroyed_key_back(
     assert table_in(tmp_path / "one") == table_in(tmp_path / "two"), "and it is not there any more"
 
 
+def test_a_forgotten_tenant_gets_no_key_for_a_store_that_waited(
+    two: Places, tmp_path: Path
+) -> None:
+    keys = two.keys()
+    key_of(keys, ONE)
+    kept = key_of(keys, OTHER)
+    for tenant in (ONE, b"3" * 16):  # the other one had none
+        keys.forget(tenant)
+        assert keys.current(tenant) is None
+    assert [each.tenant for each in table_in(tmp_path / "one").entries] == [OTHER]
+    assert keys.current(OTHER) == kept
+
+
 def test_a_directory_that_fails_keeps_no_key_from_being_used(two: Places, disk: FaultDisk) -> None:
     keys = two.keys()
     failing = disk.arm(replace(parse_fault("rename:errno=EIO"), within="two"))

@@ -11,6 +11,7 @@ import pytest
 from forebay.sys import processes, shared
 from forebay.sys.shared import SharedMemory
 from forebay.tiers.remote.index.table import RecordTable
+from forebay.tiers.remote.index.used import pack_used
 from forebay.tiers.remote.process.child import Child, main
 from forebay.tiers.remote.process.messages import (
     Action,
@@ -82,6 +83,12 @@ def test_it_does_what_it_is_asked(asking: Asking) -> None:
     assert RecordTable(memoryview(tails)).rows == RecordTable(memoryview(snapshots)).rows == 0
     again = StoreRequest(9, Action.REFRESH, at=answer.count)
     assert asking.ask(again) == (Answer(9, count=answer.count, requests=LISTED), [tails])
+    audit = StoreRequest(10, Action.AUDIT)
+    answer, (audited,) = asking.ask(audit)
+    assert answer == Answer(10, requests=(0, 3, 2, 0, 0, 0)), "its requests are its own"
+    assert msgspec.msgpack.decode(audited) == [False, False, [], False]
+    used = StoreRequest(11, Action.USED)
+    assert asking.ask(used) == (Answer(11, requests=(0, 1, 1, 0, 0, 0)), [pack_used([])])
     memory.close()
 
 

@@ -1,9 +1,11 @@
 """GET into given buffers: exact, an end that was announced, or nothing."""
 
+import socket
 from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 import pytest
-from tests.listening import STUFFING, HangUp
+from tests.listening import STUFFING, HangUp, ListeningServer
 from tests.lying_http import LyingServer, Request
 
 from forebay.sys.clock import Clock
@@ -11,6 +13,15 @@ from forebay.tiers.remote.stores.http import HttpReader, HttpReply
 
 AGES_S = 600.0
 Answer = Callable[[Request], Iterator[bytes]]
+
+
+class NoTlsServer(ListeningServer):
+    """Whatever it is sent, it says something else and hangs up."""
+
+    def replies(self, incoming: BinaryIO) -> Iterator[bytes]:
+        incoming.read(1)
+        yield b"no TLS at all"
+        raise HangUp
 
 
 def said(*parts: bytes, hang_up: bool = False) -> Answer:
@@ -103,13 +114,14 @@ def test_the_deadline_is_one_for_all_that_drips_in() -> None:
 
 
 def test_a_server_that_is_not_there_is_nothing() -> None:
-    with LyingServer(said()) as server:
-        url = server.url
     buffer = memoryview(bytearray(1))
-    assert HttpReader().read(url, 0, [buffer], AGES_S) is None
+    with socket.socket() as taken:  # so that nobody else listens there
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
+        assert HttpReader().read(url, 0, [buffer], AGES_S) is None
     assert HttpReader().read("http://127.0.0.1:port/", 0, [buffer], AGES_S) is None
-    with LyingServer(said(b"no TLS at all", hang_up=True)) as server:
-        assert HttpReader().read(f"https{server.url[4:]}/", 0, [buffer], AGES_S) is None
+    with NoTlsServer() as server:
+        assert HttpReader().read(f"https://{server.address}/", 0, [buffer], AGES_S) is None
 
 
 def test_connections_are_kept_if_nothing_is_left_in_them() -> None:

@@ -30,7 +30,13 @@ from forebay.tiers.remote.packs import (
     sequence_of,
 )
 from forebay.tiers.remote.process import chores
-from forebay.tiers.remote.process.chores import FoundPack, Refreshed, StoreAudit, Watcher
+from forebay.tiers.remote.process.chores import (
+    KEPT_SPARE,
+    FoundPack,
+    Refreshed,
+    StoreAudit,
+    Watcher,
+)
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
 
@@ -183,7 +189,7 @@ def found_by(refreshed: Refreshed | StoreFailure) -> set[str]:
     """Which of some labels are in the tables."""
     assert isinstance(refreshed, Refreshed)
     tables = [RecordTable(memoryview(each)) for each in refreshed[1:] if each is not None]
-    labels = {"one", "two", "three"}
+    labels = {"one", "two", "three", "four", "five"}
     return {
         label for label in labels if any(each.rows_of(single(label).name.key) for each in tables)
     }
@@ -242,6 +248,29 @@ def test_no_more_is_known_than_may_be(tmp_path: Path) -> None:
     assert found_by(Watcher(store_, "reader", 3).refresh(-1)) == {"one", "two"}
     assert found_by(Watcher(store_, "reader", 2).refresh(-1)) == {"two"}
     assert found_by(Watcher(store_, "reader", 0).refresh(-1)) == set()
+
+
+def test_hosts_that_publish_too_much_take_neither_memory_nor_the_place_of_others(
+    tmp_path: Path,
+) -> None:
+    store_ = hosts_store(tmp_path)
+    size = publish(store_, "a", Publication(8, packs=(pack_of(1, "one"),)), "snapshot")
+    publish(store_, "a", Publication(1, 8, size, (pack_of(2, "two"),)))
+    huge = (PublishedPack(NAMESPACE, 100, bytes(published.ENTRY_BYTES * 2 * KEPT_SPARE)),)
+    size = publish(store_, "b", Publication(9, packs=huge), "snapshot")
+    publish(store_, "b", Publication(1, 9, size, (pack_of(3, "three"),)))
+    publish(store_, "c", Publication(1, packs=huge))
+    publish(store_, "ca", Publication(1, deleted=tuple(range(2 * KEPT_SPARE))))
+    publish(store_, "d", Publication(1, packs=(pack_of(4, "four"),)))
+    watcher = Watcher(store_, "reader", 20)
+    for _ in range(3):
+        assert found_by(watcher.refresh(-1)) == {"one", "two", "four"}
+        kept = (*watcher._tails.values(), *watcher._snapshots.values())
+        assert sum(len(pack.entries) for each in kept for pack in each.packs) < 1000
+    size = publish(store_, "b", Publication(10, packs=(pack_of(5, "five"),)), "snapshot")
+    publish(store_, "b", Publication(1, 10, size, (pack_of(3, "three"),)))
+    found = found_by(watcher.refresh(-1))
+    assert found == {"one", "two", "three", "four", "five"}, "what fits is taken"
 
 
 def test_a_probe_believes_only_what_comes_back(tmp_path: Path) -> None:
@@ -343,12 +372,12 @@ def test_an_audit_says_what_is_there_or_nothing(tmp_path: Path) -> None:
             return found
         return msgspec.msgpack.decode(found, type=StoreAudit)
 
-    assert audited() == StoreAudit(has_tail=True, has_snapshot=False, sequences=[1])
+    assert audited() == StoreAudit(True, False, [1], has_forgotten=False)
     armed = disk.arm("read:errno=EIO")
     assert audited() is StoreFailure.FAILED, "what cannot be read may be there"
     armed.disarm()
     (tmp_path / "packs").rename(tmp_path / "moved")
-    assert audited() == StoreAudit(has_tail=True, has_snapshot=False, sequences=[])
+    assert audited() == StoreAudit(True, False, [], has_forgotten=False)
     tmp_path.chmod(0o777)
     assert audited() is StoreFailure.DENIED
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests.disk_harness import until
-from tests.remote_harness import PATIENT, opened_remote
+from tests.remote_harness import PATIENT, SHARING, flip, opened_remote, packs_in
 
+from forebay.record.forgotten import unpack_forgotten
 from forebay.record.header import DEFAULT_TENANT
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, single
+from forebay.tiers.contract import DropReason
 from forebay.tiers.remote.jobs import Order
 from forebay.tiers.remote.tier import RemoteTier
 
@@ -98,7 +100,7 @@ def test_forgetting_waits_for_packs_that_were_to_be_deleted_before(
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         lowering = threads.submit(tier.resize, tier.parts.path, 1 << 20)
-        until(lambda: A not in tier.held_by_tenants())
+        until(lambda: len(tier.parts.own.doomed) > 20)
         forgetting = threads.submit(tier.forget, A, scrub=False)
         until(lambda: any(order.tenant == A for order in tier._writing._orders))
         os.kill(pid, signal.SIGCONT)
@@ -107,3 +109,58 @@ def test_forgetting_waits_for_packs_that_were_to_be_deleted_before(
         assert {A} not in owners(tmp_path, mine)
         assert lowering.result(60.0)
         assert hits(tier, theirs[-5:]) == 5
+
+
+def test_t63_nothing_of_a_forgotten_tenant_is_sent_nor_served_from_other_hosts(
+    tmp_path: Path,
+) -> None:
+    theirs, kept = some(A), some(B)
+    with opened_remote(tmp_path, "b") as other:
+        store(other, [*theirs, *kept])
+        until(lambda: other.upkeep.is_idle)
+    with opened_remote(tmp_path, "a", options=SHARING) as tier:
+        until(lambda: tier.has(theirs[0].name.key) and tier.has(kept[-1].name.key))
+        assert hits(tier, theirs) == 6
+        tier.delete_forgotten(frozenset({A}))
+        assert hits(tier, theirs) == 0, "what another host has is not served here either"
+        assert hits(tier, kept) == 6
+        outcomes = Outcomes(tier)
+        for sample in some(A, 8, 5000):
+            outcomes.store(sample)
+        outcomes.wait()
+        assert outcomes.dropped == {DropReason.FORGOTTEN: 8}
+        assert not packs_in(tmp_path, "a")
+
+
+def test_t63_a_list_of_the_forgotten_that_a_store_has_lost_is_put_again(tmp_path: Path) -> None:
+    options = replace(PATIENT, audit_s=0.05)
+    listed = tmp_path / "hosts" / "a" / "forgotten"
+    with opened_remote(tmp_path, options=options) as tier:
+        store(tier, some(A))
+        assert tier.remember_forgotten(A) == ""
+        assert unpack_forgotten(listed.read_bytes()) == frozenset({A})
+        listed.unlink()
+        until(listed.exists)
+        assert tier.remember_forgotten(B) == ""
+        assert unpack_forgotten(listed.read_bytes()) == frozenset({A, B})
+    with opened_remote(tmp_path) as tier:
+        assert tier.forgotten() == {A, B}
+        until(lambda: not packs_in(tmp_path))
+
+
+def test_t63_a_damaged_list_of_the_forgotten_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened_remote(tmp_path) as tier:
+        assert tier.remember_forgotten(A) == ""
+    flip(tmp_path / "hosts" / "a" / "forgotten", 20)
+    with opened_remote(tmp_path) as tier:
+        assert tier.forgotten() == frozenset()
+        assert hits(tier, some(B)) == 0
+    assert "damaged list of forgotten tenants" in caplog.text
+
+
+def test_who_asks_a_store_that_is_away_to_remember_is_told(tmp_path: Path) -> None:
+    with opened_remote(tmp_path / "missing") as tier:
+        assert tier.remember_forgotten(A).endswith("cannot be told to remember it")
+    assert tier.remember_forgotten(A).endswith("cannot be told to remember it"), "nor a closed one"

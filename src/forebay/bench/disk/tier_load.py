@@ -9,13 +9,14 @@ from typing import Final
 
 from forebay.bench.disk.raw import DEPTH_MAX
 from forebay.errors import StartupError
-from forebay.record.header import ROOT, RecordName
+from forebay.record.header import ROOT, Digest, RecordName
 from forebay.sys import memory
 from forebay.tiers.contract import Dropped, Hit, LoadOutcome, Miss, Stored, StoreOutcome, Tier
 
 _NAMESPACE: Final = bytes(32)
 _WAIT_S: Final = 60.0  # longer than any transfer takes unless the drive is gone
 CHAIN_RECORDS: Final = 64  # a dialog's worth of chunks between two roots
+_CHAINS_MIN: Final = 8  # that a tier holds
 _Ended = tuple[memoryview, RecordName, LoadOutcome | StoreOutcome]
 _KEEP_SHARE: Final = 0.6  # of the tier's records are read: the rest may be evicted meanwhile
 
@@ -27,10 +28,20 @@ class TierLoad:
     """
 
     def __init__(
-        self, tier: Tier, payload_bytes: int, records: int, buffers: list[memoryview]
+        self,
+        tier: Tier,
+        payload_bytes: int,
+        records: int,
+        buffers: list[memoryview],
+        *,
+        digest: Digest | None = None,
     ) -> None:
+        """`digest` is that of every buffer, as a pool has it from its engine; None: unknown."""
+        self._digest = digest
         self._tier = tier
         self._payload_bytes = payload_bytes
+        # A chain leaves with the region of its head: few of the records may hang on one.
+        self._chain_records = max(1, min(CHAIN_RECORDS, records // _CHAINS_MIN))
         self._names: deque[RecordName] = deque(maxlen=max(1, int(records * _KEEP_SHARE)))
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._buffers = [buffer[: memory.padded(payload_bytes)] for buffer in buffers]
@@ -101,7 +112,7 @@ class TierLoad:
         )
 
     def _store(self, buffer: memoryview) -> None:
-        parent = self._last_key if self._begun % CHAIN_RECORDS else ROOT
+        parent = self._last_key if self._begun % self._chain_records else ROOT
         self._begun, self._last_key = self._begun + 1, os.urandom(32)
         name = RecordName(_NAMESPACE, 0, self._last_key, parent)
         self._tier.submit_store(
@@ -109,6 +120,7 @@ class TierLoad:
             buffer,
             self._payload_bytes,
             lambda outcome: self._ended.put((buffer, name, outcome)),
+            self._digest,
         )
 
     def _next_ended(self) -> _Ended:

@@ -55,7 +55,7 @@ class TokenEngine:
         fixed = {"host": HOST, "port": port, "served_model_name": _NAME}
         fixed |= {"worker_extension_cls": _EXTENSION, "enable_prompt_tokens_details": True}
         fixed |= {"disable_uvicorn_access_log": True}
-        command = vllm.command(_flags({**fixed, **arguments}), None)
+        command = vllm.command(flags({**fixed, **arguments}), None)
         base = {**os.environ, **_VARIABLES, **(variables or {})}
         server = ServerProcess.start(
             command, vllm.environment(Settings(), base, offline=True), port, log
@@ -116,8 +116,8 @@ class TokenEngine:
         return found
 
 
-def _flags(arguments: Mapping[str, Any]) -> list[str]:
-    """As a command line has them: switches, JSON for dictionaries, everything else as text."""
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments as on a command line: switches, JSON for dictionaries, everything else as text."""
     flags: list[str] = []
     for name, value in arguments.items():
         flags.append(f"--{name.replace('_', '-')}")

@@ -97,7 +97,9 @@ class RowRun:
 
     async def stage(self, names: Sequence[str], dram_bytes: int) -> dict[str, TokenEngine]:
         """Engines of these variants over a pool; the last row's, where they are the same."""
-        key = (tuple(names), dram_bytes, repr(self.scale.config), repr(self.scale.arguments))
+        scale = self.scale
+        told = (repr(scale.config), repr(scale.arguments), repr(scale.settings))
+        key = (tuple(names), dram_bytes, *told)
         if self._staged is None or self._staged[0] != key:
             await self.clear_stage()
             pool = await self._stage.enter_async_context(self.pool(dram_bytes))

@@ -143,7 +143,7 @@ def _variants(parsed: argparse.Namespace) -> dict[str, Variant]:
 
 def _running(parsed: argparse.Namespace) -> dict[str, Variant]:
     if parsed.model is not None or parsed.passed_on:
-        word = parsed.model or parsed.passed_on[0]
+        word = parsed.passed_on[0] if parsed.model is None else parsed.model
         raise SettingsError(f"with --off and --on no server is started; '{word[:40]}' has no use.")
     others = _also(parsed)
     found: dict[str, Variant] = {

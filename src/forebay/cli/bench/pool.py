@@ -112,15 +112,17 @@ def readable_encryption(plan: PoolBenchPlan, found: Figures) -> str:
             _spread(found, f"encrypted_{what}_ratio"),
             f"{found[f'plain_{what}_cpu_s_per_gb']:.2f}",
             f"{found[f'encrypted_{what}_cpu_s_per_gb']:.2f}",
+            f"{found[f'encrypted_{what}_cores']:.1f}",
         ]
         for what in ("read", "write")
     ]
     head = ["", "plain, GB/s", "encrypted, GB/s", "ratio", "CPU s/GB, plain", "encrypted"]
+    head.append("cores to keep up")
     pairs = len(found["encrypted_read_ratios"])
     heading = (
         f"records of {format_size(plan.payload_bytes)}, medians (lowest to highest of {pairs})"
     )
-    lines = [heading, "", *plain(Table(head, rows, range(6)))]
+    lines = [heading, "", *plain(Table(head, rows, range(7)))]
     if found["encryption_misses"] or found["encryption_dropped"]:
         lost = f"{found['encryption_misses']} loads missed"
         lines.append(f" {lost} and {found['encryption_dropped']} stores were dropped")

@@ -30,6 +30,7 @@ _RECORDS: Final = 16
 _TOKENS: Final = 8192  # of the prefix whose load is compared with computing it
 _WAIT_S: Final = 120.0  # for all records to be written, or read
 _OPTIONS: Final = RemoteOptions(pack_age_s=0.5, refresh_s=3600.0, open_s=30.0)
+_CAP_BYTES_MIN: Final = 80 << 20  # for all records, their packs and the index
 _CLOSE_S: Final = 10.0
 _EPILOG = """\
 examples:
@@ -95,14 +96,14 @@ def _run(parsed: argparse.Namespace) -> int:
         pays = None if paying is None else asdict(paying)
         print(json.dumps({**asdict(found), "sound": found.is_sound, "pays": pays}, indent=2))
     else:
-        print(_readable(found, paying))
+        print(_readable(found, paying, parse_url(str(parsed.url)).cap_bytes))
     return 0 if found.is_sound else 1
 
 
 def check(url: str) -> StoreCheck:
     """Try a store; a StartupError if the URL means none, or it does not answer."""
     wanted = parse_url(url)
-    host = wanted.host or processes.host_name("forebay remote check")
+    host = processes.host_name("forebay remote check")  # never that of a pool, which may be running
     tier = RemoteTier.open(url, host, _OPTIONS)
     try:
         if not tier.volumes()[0].is_on:
@@ -171,9 +172,11 @@ def _all(
     return dict(answers), time.monotonic() - began
 
 
-def _readable(found: StoreCheck, paying: SourceBreakeven | None) -> str:
+def _readable(found: StoreCheck, paying: SourceBreakeven | None, cap_bytes: int) -> str:
     size = format_size(_RECORD_BYTES)
     state = "can be used" if found.is_sound else "must not be used as it is"
+    if not found.is_sound and cap_bytes < _CAP_BYTES_MIN:
+        state += f": this check needs a cap of {format_size(_CAP_BYTES_MIN)} or more"
     took = f"{found.stored} of {_RECORDS} records of {size}, {found.write_mb_per_s} MB/s"
     return "\n".join(
         [

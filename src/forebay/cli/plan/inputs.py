@@ -15,7 +15,7 @@ from forebay.plan.capacity import GpuMachine
 from forebay.plan.measured import Sla, operating_point
 from forebay.plan.model.config import KV_BITS, shape_of
 from forebay.plan.model.known import MODELS
-from forebay.plan.model.shape import Shape, model_dim_shape, plain_shape
+from forebay.plan.model.shape import ENCODED_SHARE, Shape, model_dim_shape, plain_shape
 from forebay.plan.ssd import DRIVES, SsdModel, rated_bytes
 from forebay.quantity import parse_size
 
@@ -72,6 +72,21 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
         "--kv-dtype", choices=list(KV_BITS), help="of the cache (default: the model's own)"
     )
     bits.add_argument("--bits", type=int, metavar="Q", help="of one cached number")
+
+
+def add_compress(parser: argparse.ArgumentParser) -> None:
+    """Whether engines store KV encoded."""
+    text = f"KV is stored with `compress`, in {float(ENCODED_SHARE):.3f} of what it is"
+    parser.add_argument("--compress", action="store_true", help=text)
+
+
+def stored_shape(arguments: argparse.Namespace, shape: Shape) -> Shape:
+    """A model's shape as it lies in a pool."""
+    if not arguments.compress:
+        return shape
+    if arguments.kv_dtype == "float16":
+        raise SettingsError("compress encodes KV in bfloat16 only, not float16; leave it out.")
+    return shape.encoded()
 
 
 def model_of(arguments: argparse.Namespace) -> PlannedModel:

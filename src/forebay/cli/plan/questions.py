@@ -7,6 +7,7 @@ tables.
 
 import argparse
 import json
+import math
 from dataclasses import asdict
 from inspect import cleandoc
 from pathlib import Path
@@ -21,6 +22,7 @@ from forebay.cli.plan import tables
 from forebay.cli.plan.inputs import (
     REFERENCE,
     add_assumptions,
+    add_compress,
     add_shape,
     assumed,
     clients_under_sla,
@@ -28,6 +30,7 @@ from forebay.cli.plan.inputs import (
     machine_of,
     measured_source,
     model_of,
+    stored_shape,
 )
 from forebay.errors import SettingsError
 from forebay.plan.breakeven import SOURCES, KvSource, breakeven
@@ -35,6 +38,7 @@ from forebay.plan.capacity import GpuMachine, capacity, kv_need
 from forebay.plan.fleet import FleetLoad, ServerSpec, cost, gpus_required
 from forebay.plan.hits import trace_hits
 from forebay.plan.measured import operating_point
+from forebay.plan.model.shape import ENCODED_SHARE
 from forebay.plan.model.support import why_declined
 from forebay.plan.number import whole
 from forebay.plan.pool import Demand, pool_size
@@ -102,6 +106,7 @@ def _add_kv(parser: Parser) -> None:
     parser.add_argument("--gpu-memory", metavar="SIZE", help="of one GPU: also say what fits")
     parser.add_argument("--gpus", type=int, metavar="N", help="how many of them (1)")
     parser.add_argument("--weights", metavar="SIZE", help="of the model (default: its files)")
+    add_compress(parser)
     parser.add_argument("--pool", default="1TiB", metavar="SIZE", help="DRAM and NVMe (1TiB)")
     parser.add_argument("--reserve", default="2GiB", metavar="SIZE", help="a GPU, no KV (2GiB)")
     add_assumptions(parser, GpuMachine, utilization="share of GPU memory the engine uses")
@@ -119,10 +124,12 @@ def _kv(arguments: Arguments) -> Answer:
     machine = machine_of(arguments, model)
     tp = 1 if arguments.tp is None else arguments.tp
     need = kv_need(model.shape, arguments.batch, arguments.tokens, machine.tp if machine else tp)
-    found = capacity(model.shape, machine, arguments.tokens) if machine else None
+    pooled = stored_shape(arguments, model.shape)
+    found = capacity(model.shape, machine, arguments.tokens, pooled) if machine else None
     declined = why_declined(model.shape)
-    facts = {**asdict(need), "declined": declined}
-    sections = [tables.kv_section(need, declined)]
+    stored_bytes = arguments.batch * pooled.sequence_bytes(arguments.tokens)
+    facts = {**asdict(need), "stored_bytes": stored_bytes, "declined": declined}
+    sections = [tables.kv_section(need, stored_bytes, declined)]
     if machine and found:
         facts |= {"machine": asdict(machine), "capacity": asdict(found)}
         sections.append(tables.capacity_section(found, machine))
@@ -173,6 +180,7 @@ def _gpus(arguments: Arguments) -> Answer:
 
 def _add_pool(parser: Parser) -> None:
     add_shape(parser)
+    add_compress(parser)
     parser.add_argument("--users", type=int, metavar="U", help="active at once")
     parser.add_argument("--context", type=int, metavar="S", help="tokens of each")
     add_assumptions(
@@ -208,7 +216,7 @@ def _pool(arguments: Arguments) -> Answer:
     if arguments.sizes is not None:
         raise SettingsError("trace is missing; --sizes needs --trace.")
     demand = Demand(arguments.users, arguments.context, **assumed(arguments, Demand))
-    shape = model_of(arguments).shape
+    shape = stored_shape(arguments, model_of(arguments).shape)
     found, declined = pool_size(shape, demand), why_declined(shape)
     facts = {"demand": asdict(demand), **asdict(found), "declined": declined}
     return facts, [tables.pool_section(found, demand, declined)]
@@ -219,7 +227,7 @@ def _trace(arguments: Arguments) -> Answer:
         raise SettingsError("context is in the trace; leave --context out.")
     users = 0 if arguments.users is None else whole("users", arguments.users)
     sizes_bytes = [parse_size(text) for text in (arguments.sizes or "").split(",") if text]
-    shape = model_of(arguments).shape
+    shape = stored_shape(arguments, model_of(arguments).shape)
     requests = list(schedule(read_trace(arguments.trace), users))
     found = trace_hits(shape, requests, sizes_bytes)
     return {"model": shape.name, "trace": str(arguments.trace), **asdict(found)}, [
@@ -309,6 +317,7 @@ def _remote(arguments: Arguments) -> Answer:
 
 def _add_ssd(parser: Parser) -> None:
     parser.add_argument("--writes-per-day", required=True, metavar="SIZE", help="over all drives")
+    add_compress(parser)
     parser.add_argument("--drives", type=int, default=1, metavar="N", help="that share them (1)")
     drives = ", ".join(f"{key} = {drive.name}" for key, drive in DRIVES.items())
     parser.add_argument("--drive", choices=list(DRIVES), help=f"a preset: {drives}")
@@ -328,6 +337,8 @@ def _ssd(arguments: Arguments) -> Answer:
     forebay plan ssd --writes-per-day 10TB --capacity 6.4TB --tbw-random 35040TB
     """
     writes_per_day_bytes = parse_size(arguments.writes_per_day)
+    if arguments.compress:
+        writes_per_day_bytes = math.ceil(writes_per_day_bytes * ENCODED_SHARE)
     found = wear(drive_of(arguments), arguments.drives, writes_per_day_bytes)
     return asdict(found), [tables.wear_section(found)]
 

@@ -34,11 +34,13 @@ def _declined(why: str) -> list[str]:
     )
 
 
-def kv_section(need: KvNeed, declined: str) -> Section:
+def kv_section(need: KvNeed, stored_bytes: int, declined: str) -> Section:
     rows = [("a token", f"{need.token_bytes:,} bytes", f"{need.classic_token_bytes:,} bytes")]
     if need.growing_token_bytes != need.token_bytes:
         rows.append(("a token past the window", f"{need.growing_token_bytes:,} bytes", ""))
     rows.append(("in all", size(need.total_bytes), size(need.classic_total_bytes)))
+    if stored_bytes != need.total_bytes:
+        rows.append(("in a pool, encoded", size(stored_bytes), ""))
     if need.tp > 1:
         rows.append((f"on each of {need.tp} ranks", size(need.rank_bytes), ""))
     notes = [f"{group.layers} {group.kind} layers: {group.formula}" for group in need.groups]

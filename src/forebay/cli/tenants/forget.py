@@ -39,9 +39,7 @@ def add(commands: Commands) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument("tenant", metavar="TENANT", help="its name, as forebay stats lists it")
-    parser.add_argument("--scrub", action="store_true", help="write zeros over it, and flush")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--dry-run", action="store_true", help="say what would go, delete nothing")
+    flags.add_deletion(parser)
     running.add_socket(parser)
     flags.add_json(parser, "print one JSON object instead of text, and do not ask")
     parser.set_defaults(run=_run)

@@ -31,9 +31,10 @@ that is not recorded yet cannot be waited for.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 Bytes: TypeAlias = Any  # a numpy array of uint8
+DOES_NOT_FIT: Final = b"raw"  # instead of a digest: it was to be encoded, and cannot be
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Piece:
     group: int = 0
     size: int = 0  # blocks that the whole record has; 0: those of a chunk
     others: tuple[list[int], ...] = ()  # likewise, in the other block tables of the group
+    is_encoded: bool = False  # in its slot each page is (`forebay.record.exponents`)
 
     @property
     def tables(self) -> tuple[list[int], ...]:

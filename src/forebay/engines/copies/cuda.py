@@ -50,7 +50,8 @@ class CudaDriver:
         self._libcuda = _libcuda()
         self._gather_loads_below = GATHER_LOADS_BELOW if gather_below is None else gather_below
         self._gather_stores_below = GATHER_STORES_BELOW if gather_below is None else gather_below
-        if not _kernels_reach_the_host(self._libcuda, self._device):
+        self._has_kernels = _kernels_reach_the_host(self._libcuda, self._device)
+        if not self._has_kernels:
             self._gather_loads_below = self._gather_stores_below = 0
 
     def warm(self, page_bytes: int) -> None:
@@ -61,6 +62,18 @@ class CudaDriver:
             both = torch.empty((2, page_bytes), dtype=torch.uint8, device=self._device)
             pair = np.array([[row.data_ptr()] * 2 for row in both], dtype=np.int64)
             gather.copy_pages(pair[0], pair[1], page_bytes)
+
+    def warm_codec(self, page_bytes: int) -> str:
+        """Likewise, where such pages are encoded; in a few words why they cannot be, or nothing."""
+        if not self._has_kernels:
+            return "there is no Triton, or its kernels do not reach host memory"
+        from forebay.engines.codec import kernels  # noqa: PLC0415 - compiles
+
+        pages = torch.zeros((3, page_bytes), dtype=torch.uint8, device=self._device)
+        at = np.array([row.data_ptr() for row in pages], dtype=np.int64)
+        kernels.encode_pages(at[:1], at[1:2], page_bytes)
+        kernels.decode_pages(at[1:2], at[2:], page_bytes)
+        return ""
 
     def enter_thread(self) -> None:
         """See Driver."""
@@ -102,7 +115,9 @@ class CudaDriver:
         if inward:
             sources, targets = targets, sources
         with torch.cuda.stream(stream):
-            if self._is_gathered(batch.page_bytes, inward=inward) and not by_engine:
+            if batch.is_encoded:
+                self._copy_encoded(stream, batch, inward=inward, by_kernel=not by_engine)
+            elif self._is_gathered(batch.page_bytes, inward=inward) and not by_engine:
                 from forebay.engines.copies import gather  # noqa: PLC0415 - compiles
 
                 gather.copy_pages(sources, targets, batch.page_bytes)
@@ -114,9 +129,9 @@ class CudaDriver:
         """How pages of this size are copied."""
         return "kernel" if self._is_gathered(page_bytes, inward=inward) else self.by
 
-    def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
+    def pages_a_call(self, page_bytes: int, *, inward: bool, is_encoded: bool = False) -> int:
         """See Driver."""
-        if self._is_gathered(page_bytes, inward=inward):
+        if is_encoded or self._is_gathered(page_bytes, inward=inward):
             return max(1, _GATHER_BYTES // page_bytes)
         return _LOADED_A_CALL if inward else _STORED_A_CALL
 
@@ -134,6 +149,24 @@ class CudaDriver:
         code = torch.cuda.cudart().cudaHostUnregister(address)
         if int(code):
             _log.warning("cudaHostUnregister answers %d", int(code))
+
+    def _copy_encoded(self, stream: Stream, batch: Batch, *, inward: bool, by_kernel: bool) -> None:
+        if by_kernel:
+            from forebay.engines.codec import kernels  # noqa: PLC0415 - compiles
+
+            if inward:
+                kernels.decode_pages(batch.slots, batch.pages, batch.page_bytes)
+            else:
+                kernels.encode_pages(batch.pages, batch.slots, batch.page_bytes)
+            return
+        assert inward, "nobody waits for a store"
+        from forebay.engines.codec.slots import decode_at  # noqa: PLC0415
+
+        pages = torch.from_numpy(decode_at(batch.slots, batch.page_bytes)).pin_memory()
+        sources = pages.data_ptr() + np.arange(len(pages), dtype=np.int64) * batch.page_bytes
+        sizes = self._sizes_of(batch.page_bytes, len(pages))
+        self._submit(sources, batch.pages, sizes, stream, inward)
+        stream.synchronize()  # before these pages go
 
     def _is_gathered(self, page_bytes: int, *, inward: bool) -> bool:
         below = self._gather_loads_below if inward else self._gather_stores_below

@@ -45,11 +45,12 @@ class Driver(Protocol):
     def copy(self, stream: Stream, batch: Batch, *, inward: bool, by_engine: bool = False) -> None:
         """Copy pages into the KV cache (`inward`) or out of it; the batch may be dropped then.
 
-        `by_engine`: not by a kernel, which wants device memory for its pointers.
+        Pages of a batch that `is_encoded` are decoded on the way, or encoded. `by_engine`: not by a
+        kernel, which wants device memory for its pointers.
         """
         ...
 
-    def pages_a_call(self, page_bytes: int, *, inward: bool) -> int:
+    def pages_a_call(self, page_bytes: int, *, inward: bool, is_encoded: bool) -> int:
         """How many pages a batch should have at most: other threads' calls wait for it."""
         ...
 

@@ -37,8 +37,9 @@ class HostCopies:
     def load(self, load: LoadPart) -> None:
         """See Copies."""
         assert self._slab is not None
-        for piece in load.pieces:
-            self._pages.copy_in(piece, self._slab)
+        if not all(self._pages.copy_in(piece, self._slab) for piece in load.pieces):
+            self._done.failed.append(load)
+            return
         self._done.coming.append(load)
         self._done.loaded.append(load)
 

@@ -5,8 +5,8 @@ has several block tables, one table behind the other.
 
     slot = [block 0: layer 0 page, layer 1 page, …][block 1: …]…
 
-Pages are opaque bytes; their size and number come from what the engine declares, and tensors that
-do not have that geometry are refused.
+Layers need not be of one size. Pages are opaque bytes, but where they are encoded; their size and
+number come from what the engine declares, and tensors that do not have that geometry are refused.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from forebay.engines.codec.exponents import decode, encode
 from forebay.engines.copies.contract import Bytes, Piece, WorkerSlab
 from forebay.engines.geometry import Geometry, ShardPlaces
 
@@ -31,23 +32,38 @@ class Pages:
     def copy_out(self, piece: Piece, slab: WorkerSlab) -> None:
         """From the KV cache into a slot."""
         for table, blocks, slot in self._slots(piece, slab):
-            for number, pages in enumerate(self._tables[table]):
-                slot[:, number] = pages[blocks]
+            start = 0
+            for pages in self._tables[table]:
+                taken = encode(pages[blocks]) if piece.is_encoded else pages[blocks]
+                slot[:, start : start + taken.shape[1]] = taken
+                start += taken.shape[1]
 
-    def copy_in(self, piece: Piece, slab: WorkerSlab) -> None:
-        """From a slot into the KV cache."""
+    def copy_in(self, piece: Piece, slab: WorkerSlab) -> bool:
+        """From a slot into the KV cache; False: what lies there cannot be decoded."""
+        group = self.geometry.groups[piece.group]
         for table, blocks, slot in self._slots(piece, slab):
-            for number, pages in enumerate(self._tables[table]):
-                pages[blocks] = slot[:, number]
+            start = 0
+            for pages in self._tables[table]:
+                width = pages.shape[1]
+                if piece.is_encoded:
+                    width = group.in_slot(width, is_encoded=True)
+                taken = slot[:, start : start + width]
+                found = decode(taken, group.page_bytes) if piece.is_encoded else taken
+                if found is None:  # verify: it can be decoded
+                    return False
+                pages[blocks] = found
+                start += width
+        return True
 
     def _slots(self, piece: Piece, slab: WorkerSlab) -> Iterator[tuple[int, list[int], Bytes]]:
-        """For each block table: its number, the piece's blocks in it, their place in the slot."""
+        """For each block table: its number, the piece's blocks in it, and its rows of the slot."""
         places = ShardPlaces(self.geometry, slab.shard, slab.widest)
-        page_bytes = self.geometry.groups[piece.group].page_bytes
+        group = self.geometry.groups[piece.group]
         for table, start, blocks in places.runs_of(piece):
-            layers = len(self._tables[table])
-            stop = start + len(blocks) * layers * page_bytes
-            yield table, blocks, slab.memory[start:stop].reshape(len(blocks), layers, page_bytes)
+            whole = sum(pages.shape[1] for pages in self._tables[table])
+            block_bytes = group.in_slot(whole, is_encoded=piece.is_encoded)
+            stop = start + len(blocks) * block_bytes
+            yield table, blocks, slab.memory[start:stop].reshape(len(blocks), block_bytes)
 
 
 def rows_of_tables(geometry: Geometry, tensors: dict[str, Any], blocks: int) -> list[list[Any]]:
@@ -55,9 +71,9 @@ def rows_of_tables(geometry: Geometry, tensors: dict[str, Any], blocks: int) -> 
     tables: list[list[Any]] = []
     for group in geometry.groups:
         layers = iter(group.layers)
-        for count in group.table_layers or (len(group.layers),):
-            named = [next(layers) for _ in range(count)]
-            tables.append([rows_of(tensors[layer], blocks, group.page_bytes) for layer in named])
+        for sizes in group.table_pages:
+            named = zip(sizes, layers, strict=False)
+            tables += [[rows_of(tensors[layer], blocks, size) for size, layer in named]]
     return tables
 
 

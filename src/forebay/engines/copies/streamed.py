@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from forebay.engines.boundary import Boundary, BrokenError
+from forebay.engines.codec.slots import are_decodable
 from forebay.engines.copies.contract import FinishedCopies, LoadPart, Store, WorkerSlab
 from forebay.engines.copies.driver import Driver, Event, Stream
 from forebay.engines.copies.pointers import JobBlocks, PageTables
@@ -290,12 +291,14 @@ class StreamedCopies:
         """Loads are coming that are on the wire, or will be at once, with little before them."""
         left_bytes = 0
         for job in (*self._loading, *self._loads):
-            if job.failed or not (job.blocks is not None or self._is_within_reach(job)):
-                continue
             assert job.load is not None
+            is_checked = not any(piece.is_encoded for piece in job.load.pieces)
+            is_ready = job.blocks is not None or (is_checked and self._is_within_reach(job))
+            if job.failed or not is_ready:
+                continue
             size_bytes = self._page_tables.bytes_of(job.load.pieces)
             if job.event is None and job.blocks is not None:  # the wire keeps up with these
-                size_bytes -= size_bytes * job.next_block // job.blocks.total
+                size_bytes -= size_bytes * job.next_block // max(1, job.blocks.total)
             left_bytes += size_bytes
             if left_bytes > COMING_BYTES:
                 return
@@ -388,12 +391,20 @@ class StreamedCopies:
         stream = self._load_stream if is_load else self._store_stream
         if job.blocks is None:
             pieces = job.load.pieces if job.load is not None else [s.piece for s in job.stores]
-            job.blocks = self._page_tables.blocks_of(pieces, self._slab)
+            blocks = self._page_tables.blocks_of(pieces, self._slab)
+            if is_load and not are_decodable(blocks, self._slab.memory):  # verify: before a promise
+                job.failed = True  # and the engine has not heard of it
+                return True
+            job.blocks = blocks
             for event in job.after:
                 self._driver.wait(stream, event)
             job.begun = self._driver.record(stream)
+        if not job.blocks.total:
+            return True  # this worker has no layer of these groups
         table, rows, before = self._page_tables.at(job.blocks, job.next_block)
-        pages = self._driver.pages_a_call(table.page_bytes, inward=is_load)
+        pages = self._driver.pages_a_call(
+            table.page_bytes, inward=is_load, is_encoded=table.is_encoded
+        )
         start = job.next_block - before
         stop = min(rows.total, start + max(1, pages // len(table.bases)))
         self._driver.copy(stream, table.batch(rows, start, stop), inward=is_load)

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from forebay.engines.reporting.attribution import DRAM, Attribution, RequestOutcome
 from forebay.pool.client.session import PoolSession
 from forebay.pool.messages import (
@@ -17,6 +19,8 @@ from forebay.pool.messages import (
     OUTCOMES_MAX,
     REQUEST_LETTERS_MAX,
     SENTENCE_MAX,
+    AnswerEnd,
+    AnswersEnded,
     Describe,
     Outcome,
     RequestOutcomes,
@@ -33,6 +37,7 @@ class Reporter:
         self.on_outcome: Callable[[RequestOutcome], None] = lambda _: None
         self._pool = pool
         self._pending: deque[tuple[float, RequestOutcome]] = deque(maxlen=_PENDING_MAX)
+        self._ends: deque[tuple[float, AnswerEnd]] = deque(maxlen=_PENDING_MAX)
         self._description: Describe | None = None
         self._has_told = False  # in the last step
         self._described: tuple[str, Describe | None] = ("", None)  # on which session, and as what
@@ -51,10 +56,15 @@ class Reporter:
         self._pending.append((time.monotonic(), outcome))
         self.on_outcome(outcome)
 
+    def tell_end(self, end: AnswerEnd) -> None:
+        """An answer has ended."""
+        self._ends.append((time.monotonic(), end))
+
     def send(self) -> None:
         """Once a step: hand over what the pool has not heard; it goes out with the next step."""
         self._has_told = False
         if not self._pool.is_joined:
+            self._ends.clear()  # the next pool was not asked for these
             return
         told = (self._pool.engine, self._description)
         if self._description is not None and told != self._described:
@@ -67,6 +77,17 @@ class Reporter:
             self._has_told = True
             for first in range(0, len(outcomes), OUTCOMES_MAX):
                 self._pool.post(RequestOutcomes(outcomes[first : first + OUTCOMES_MAX]), later=True)
+
+        if self._ends:
+            now = time.monotonic()
+            ends = [
+                msgspec.structs.replace(end, age_ms=int(1000 * (now - at)))
+                for at, end in self._ends
+            ]
+            self._ends.clear()
+            self._has_told = True
+            for first in range(0, len(ends), OUTCOMES_MAX):
+                self._pool.post(AnswersEnded(ends[first : first + OUTCOMES_MAX]), later=True)
 
     def loaded_by_tier(self, attribution: Attribution) -> tuple[tuple[str, int], ...]:
         """Tokens by the names of tiers, the nearest first."""

@@ -84,7 +84,7 @@ class EngineLoads:
         hit = (
             load.asked_hit if is_promised else hit_of(self._shape, stop // self._shape.chunk_tokens)
         )
-        target = LoadTarget(self._shape, hit, tables, load.computed, stop)
+        target = LoadTarget(self._shape, hit, tables, load.computed, stop, load.raw)
         progress = LoadProgress(load.promise or nothing, target, deadline)
         if not is_promised or progress.first * self._shape.chunk_tokens > load.computed:
             progress.fail(0)  # verify: no hole before what is loaded

@@ -29,6 +29,7 @@ from forebay.identity.keys import prompt_tag
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import is_promise_for, is_ready_for
 from forebay.pool.messages import (
+    AWAIT_S,
     KEYS_MAX,
     Ask,
     Cancel,
@@ -126,10 +127,11 @@ class Lookups:
         local = b"".join(short(tracked.key_of(record)) for record in self._local_records(tracked))
         tag = prompt_tag(root, tracked.request.all_token_ids)
         names = (root.namespace, root.group, keys, local, tag)
-        told = (self._judgement.gpu_bytes_a_s, self._pool.salt_hash(root.salt))
+        told = (self._judgement.gpu_bytes_a_s, self._pool.salt_hash(root.salt), _awaited(tracked))
         self._pool.post(Lookup(load.number, *names, *told))
         self._counts["lookups"] += 1
         tracked.attribution.lookup = load.number
+        tracked.looked_up = tracked.keys[:KEYS_MAX][-1]
 
     def matched(
         self, tracked: TrackedRequest, computed: int, copying: Mapping[bytes, str], wait: Wait
@@ -143,8 +145,8 @@ class Lookups:
             self.look_up(tracked)
         if load.state is NONE:
             return self._missed(tracked, Decision.SHORT if load.is_short else Decision.PAUSED)
-        if load.state is LOOKED_UP:
-            wait(lambda: load.state is not LOOKED_UP)
+        if load.state is LOOKED_UP and not load.is_coming:
+            wait(lambda: load.state is not LOOKED_UP or load.is_coming)
         if load.state is LOOKED_UP:
             return self._unanswered(tracked)
         if load.known * self._shape.chunk_tokens - computed < self._limits.min_tokens:
@@ -195,13 +197,18 @@ class Lookups:
         else:
             self._judgement.arrived(tracked, message.chunk, 1)
             is_sound = is_ready_for(message, tracked.load.keys, self._pool.generation)
-            is_whole = is_sound and message.length == self._length_at(tracked, message.chunk)
+            is_whole = is_sound and message.length in self._lengths_at(tracked, message.chunk)
+            if is_whole:
+                self._note_raw(tracked, message.chunk, message.length)
             tracked.load.streamed[message.chunk] = message.offset if is_whole else -1
             tracked.load.sources[message.chunk] = message.source
 
     def _found(self, tracked: TrackedRequest, found: Found) -> None:
         load, before = tracked.load, tracked.load.found
         if not load.may_find:
+            return
+        if found.coming:
+            load.is_coming = True
             return
         if before is not None and found.known < before.known:
             tracked.store.lacks(found.known)  # the pool has lost some: it is stored again
@@ -259,8 +266,10 @@ class Lookups:
         has a core for the pool. Where it has none, a step of an engine that waits costs less than
         a prompt that is computed though it was known.
         """
-        if time.monotonic() < tracked.load.looked_up_at + self._limits.lookup_s:
-            self._counts["asked_again.unanswered"] += 1
+        is_coming = tracked.load.is_coming  # in a step or two of the engine that stores it
+        limit_s = self._limits.lookup_s + (AWAIT_S if is_coming else 0.0)
+        if time.monotonic() < tracked.load.looked_up_at + limit_s:
+            self._counts["asked_again.coming" if is_coming else "asked_again.unanswered"] += 1
             return None, False
         self._budget.failed(time.monotonic())
         return self._missed(tracked, Decision.UNANSWERED)
@@ -352,26 +361,41 @@ class Lookups:
         is_sound = (
             is_promise_for(promise, tracked.load.keys, self._pool.generation)
             and promise.first == tracked.load.first  # verify: promise begins where asked
-            and all(length == self._length_at(tracked, at) for at, length in positions)
+            and all(length in self._lengths_at(tracked, at) for at, length in positions)
         )
         if is_sound:
+            for at, length in enumerate(promise.lengths, promise.first):
+                self._note_raw(tracked, at, length)
             return promise
         self._missed(tracked, Decision.WRONG_PROMISE)
         self._budget.failed(time.monotonic())
         return Promise(promise.request, promise.generation, promise.first, 0, [], [], b"")
 
-    def _length_at(self, tracked: TrackedRequest, position: int) -> int:
-        """The payload that a record of what was asked for must have."""
+    def _lengths_at(self, tracked: TrackedRequest, position: int) -> tuple[int, ...]:
+        """The payloads that a record of what was asked for may have, the second of them raw."""
         hit = tracked.load.asked_hit
-        if position < hit.chunks:
-            return self._shape.chunk_bytes
         if position >= hit.records:
-            return 0
+            return ()
         number, chunk = hit.record_at(position)
         group = self._shape.groups[number]
-        return group.record_bytes(len(record_blocks(group, chunk)))
+        blocks = len(record_blocks(group, chunk)) if number else group.chunk_blocks
+        whole = group.record_bytes(blocks)
+        return (whole, group.record_bytes(blocks, is_raw=True)) if group.is_encoded else (whole,)
+
+    def _note_raw(self, tracked: TrackedRequest, position: int, length: int) -> None:
+        """Only its length tells that a record could not be encoded."""
+        if length in self._lengths_at(tracked, position)[1:]:
+            tracked.load.raw.add(position)
 
     def _forget(self, tracked: TrackedRequest) -> None:
         self._judgement.forget(tracked.load.number)
         self._by_number.pop(tracked.load.number, None)
         tracked.load.forget()
+
+
+def _awaited(tracked: TrackedRequest) -> int:
+    """Chunks of a prompt that another engine has just computed, without the prompt's last token."""
+    if not tracked.hints.computed_tokens:
+        return 0
+    tokens = min(tracked.hints.computed_tokens, tracked.request.num_prompt_tokens - 1)
+    return max(0, tokens) // tracked.shape.chunk_tokens

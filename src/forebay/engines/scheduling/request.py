@@ -1,5 +1,6 @@
 """One request of the engine: its keys, its blocks, its load and what it has stored."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -7,6 +8,7 @@ from forebay.engines.copies.contract import Piece
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import piece_of, record_blocks
 from forebay.engines.reporting.attribution import Attribution
+from forebay.engines.reporting.hints import NO_HINTS, Hints
 from forebay.engines.scheduling.request_load import RequestLoad
 from forebay.identity.keys import ChainRoot, KeyChain, group_key
 
@@ -47,6 +49,7 @@ class RequestStore:
         "offer_at",
         "offer_chunks",
         "offered",
+        "raw",
         "stored",
     )
 
@@ -57,6 +60,7 @@ class RequestStore:
         self.offer_at = 0.0  # monotonic; not before, since there was no slot
         self.offer_chunks = OFFER_CHUNKS_MAX  # at once; few where there was no slot
         self.local_offered = 0  # chunks of which local records were offered, or will not be
+        self.raw: set[int] = set()  # chunks that were to be encoded, and cannot be
         self.junction = 0  # chunks that are known, and of no use for want of local records
 
     def has(self, chunks: int) -> None:
@@ -74,10 +78,13 @@ class TrackedRequest:
     """What is known of a request. Owned by the scheduler's thread."""
 
     __slots__ = (
+        "arrived_at",
         "attribution",
         "chain",
+        "hints",
         "keys",
         "load",
+        "looked_up",
         "parts",
         "request",
         "root",
@@ -94,6 +101,7 @@ class TrackedRequest:
         parts: Parts | None = None,
         *,
         is_shared: bool = True,
+        hints: Hints = NO_HINTS,
     ) -> None:
         self.request = request
         self.shape = shape
@@ -103,8 +111,11 @@ class TrackedRequest:
         self.keys: list[bytes] = []  # of the whole chunks whose tokens are known
         self.tables: list[list[int]] = [[] for _ in range(shape.table_count)]  # its block tables
         self.load = RequestLoad(is_wanted=is_shared)
-        self.store = RequestStore(is_wanted=is_shared)
+        self.store = RequestStore(is_wanted=is_shared and hints.store)
         self.attribution = Attribution()
+        self.hints = hints
+        self.arrived_at = time.monotonic()
+        self.looked_up: bytes | None = None  # the last key that the pool was asked for
 
     def extend(self) -> None:
         """Make keys of all whole chunks whose tokens are known."""

@@ -12,6 +12,7 @@
 """
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 
@@ -49,6 +50,7 @@ class RequestLoad:
         "found",
         "has_missed",
         "hit",
+        "is_coming",
         "is_short",
         "is_wanted",
         "keys",
@@ -56,6 +58,7 @@ class RequestLoad:
         "number",
         "progress",
         "promise",
+        "raw",
         "sources",
         "state",
         "streamed",
@@ -66,6 +69,7 @@ class RequestLoad:
         self.state = NONE
         self.number = 0  # of its lookup in the pool; 0: none
         self.looked_up_at = 0.0  # monotonic
+        self.is_coming = False  # in LOOKED_UP: the pool waits for what is being stored of it
         self.found: Found | None = None  # from FOUND on
         self.hit = PrefixHit()  # likewise: what all groups can serve of it
         self.asked_at = 0.0  # monotonic
@@ -76,6 +80,7 @@ class RequestLoad:
         self.promise: Promise | None = None  # from PROMISED on
         self.streamed: dict[int, int] = {}  # chunk → slot, or -1: came after the promise
         self.sources: dict[int, int] = {}  # position in that hit → tier that it was in, but DRAM
+        self.raw: set[int] = set()  # positions in that hit whose records could not be encoded
         self.progress: LoadProgress | None = None  # in LOADING and TOLD
         self.has_missed = False  # its miss is counted
         self.is_short = False  # too few tokens to ask for
@@ -106,6 +111,7 @@ class RequestLoad:
         """NONE → LOOKED_UP."""
         assert self.state is NONE
         self.state, self.number, self.looked_up_at = LOOKED_UP, number, now
+        self.is_coming = False
 
     @property
     def may_find(self) -> bool:
@@ -122,7 +128,7 @@ class RequestLoad:
         assert self.state is FOUND
         self.state, self.first, self.asked_at = ASKED, first, now
         self.asked_hit, self.keys = hit, keys
-        self.sources = {}
+        self.sources, self.raw = {}, set()
 
     def take_promise(self, promise: Promise) -> None:
         """ASKED → PROMISED; a promise that nobody waits for changes nothing."""
@@ -176,11 +182,14 @@ class LoadTarget:
     tables: Sequence[Sequence[int]]  # of the request, by the engine's numbers
     computed: int  # tokens that the engine has itself
     stop: int  # where the load ends, in tokens
+    raw: AbstractSet[int] = frozenset()  # positions whose records could not be encoded
 
     def piece(self, position: int) -> Piece | None:
         """What is wanted of a record; None: nothing."""
         record = self.hit.record_at(position)
-        return piece_of(self.shape, record, self.tables, self._wanted(record[0]))
+        piece = piece_of(self.shape, record, self.tables, self._wanted(record[0]))
+        is_encoded = self.shape.groups[record[0]].is_encoded and position not in self.raw
+        return replace(piece, is_encoded=True) if piece is not None and is_encoded else piece
 
     def blocks(self, stop: int) -> list[int]:
         """Blocks that are not filled if nothing from a position on comes."""

@@ -12,6 +12,10 @@ One chunk's store, which only `EngineStores` moves on:
        └──its blocks are free and a step passes, or the cache is reset──► DROPPED: a slot that
           comes goes back at once
 
+A record that was to be encoded and does not fit its slot gives that back and is offered again raw,
+if its blocks are still the request's. The more do not fit, one behind the other, the more of those
+that follow are offered raw at once: a model whose KV has no such exponents loses little by trying.
+
 Blocks are never held back. A chunk whose request has ended, or was preempted, is whole until the
 forward of the very next step; if the pool has not answered by then, it is dropped and counted. So
 is a record of a local group, whose request goes on: the engine may free its blocks in the next step
@@ -23,9 +27,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, TypeAlias
 
-from forebay.engines.copies.contract import Piece, Store
+from forebay.engines.codec.backoff import RawBackoff
+from forebay.engines.copies.contract import DOES_NOT_FIT, Piece, Store
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import stored_records
 from forebay.engines.scheduling.request import OFFER_CHUNKS_MAX, TrackedRequest
@@ -39,6 +46,9 @@ _AGAIN_S: Final = 0.02  # before a chunk that found no slot is offered again
 _AGAIN_CHUNKS: Final = 8  # then so many of its request, and twice as many with each that is taken
 
 
+# Namespace, group, the parent's key and those of the chunks.
+_Names: TypeAlias = tuple[bytes, int, bytes, bytes]
+_SECOND: Final = itemgetter(1)
 # A request, one of its records by group and chunk, and where that lies in the KV cache.
 LocalRecord: TypeAlias = tuple[TrackedRequest, tuple[int, int], Piece]
 
@@ -91,6 +101,7 @@ class EngineStores:
         self._with_slot: list[_Offer] = []  # HAS_SLOT
         self._copying: dict[int, _Offer] = {}  # COPYING, by serial
         self._serials = 0  # of stores
+        self._backoff: dict[int, RawBackoff] = {}  # by group
         self._stored_in: dict[str, int] = {}  # a request that lives → the step that last stored it
         # Is told of chunks of group 0 that are committed; None: nobody wants to know.
         self.when_committed: Callable[[list[tuple[TrackedRequest, int]]], None] | None = None
@@ -159,25 +170,30 @@ class EngineStores:
             chunks = range(tracked.store.stored, tracked.store.offered)
             keys, root = tracked.keys, tracked.root
             parent = keys[chunks.start - 1] if chunks.start else ROOT
-            joined = b"".join(keys[chunks.start : chunks.stop])
-            length, shards = self._shape.chunk_bytes, self._shape.shards
             salt = self._pool.salt_hash(root.salt)
-            names = (root.namespace, root.group, parent, joined)
-            runs.append(ChunkRun(*names, length, shards, salt))
-            for chunk in chunks:
+            encoded = [self._is_encoded(0, chunk in tracked.store.raw) for chunk in chunks]
+            for is_encoded, numbered in groupby(zip(chunks, encoded, strict=True), _SECOND):
+                alike = [chunk for chunk, _ in numbered]
+                joined = b"".join(keys[alike[0] : alike[-1] + 1])
+                names = (root.namespace, root.group, parent, joined)
+                runs.append(self._run(names, 0, self._shape.chunk_blocks, salt, is_encoded))
+                parent = keys[alike[-1]]
+            for chunk, is_encoded in zip(chunks, encoded, strict=True):
                 piece = tracked.piece((0, chunk))
                 assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
-                offers.append(_Offer(tracked, chunk, piece))
+                offers.append(_Offer(tracked, chunk, replace(piece, is_encoded=is_encoded)))
             tracked.store.stored = tracked.store.offered
         for tracked, record, piece in local:
             if not all(all(ids) and len(ids) == piece.size for ids in piece.tables):
                 continue  # verify: the engine has all of its blocks
             number, chunk = record
-            length, shards = self._shape.groups[number].record_bytes(piece.size), self._shape.shards
             names = (tracked.root.namespace, number, tracked.keys[chunk], tracked.key_of(record))
             salt = self._pool.salt_hash(tracked.root.salt)
-            runs.append(ChunkRun(*names, length, shards, salt))
-            offers.append(_Offer(tracked, chunk, piece, is_freed=True))
+            is_encoded = self._is_encoded(number, False)
+            runs.append(self._run(names, number, piece.size, salt, is_encoded))
+            offers.append(
+                _Offer(tracked, chunk, replace(piece, is_encoded=is_encoded), is_freed=True)
+            )
         if runs and self._pool.is_joined:
             self._numbers += 1
             deadline = time.monotonic() + _ANSWER_S
@@ -276,9 +292,9 @@ class EngineStores:
             del self._copying[serial]
             if offer.generation != self._pool.generation:
                 continue
-            hashes = [offer.digests[shard] for shard in sorted(offer.digests)]
-            if all(hashes):  # verify: no shard was missed
-                filled[offer.piece.offset] = joined_hash(hashes)
+            digest = self._digest_of(offer)
+            if digest:  # verify: no shard was missed
+                filled[offer.piece.offset] = digest
                 if offer.piece.group == 0:
                     chunks.append((offer.tracked, offer.chunk))
             else:
@@ -298,6 +314,44 @@ class EngineStores:
     def _awaits(self, tracked: TrackedRequest) -> bool:
         """Whether an offer of this request's chunks has not been answered."""
         return any(tracked is offer.tracked for batch in self._batches for offer in batch.offers)
+
+    def _digest_of(self, offer: _Offer) -> bytes:
+        """Of a record all of whose shards are told; empty: one is missing, or does not fit."""
+        hashes = [offer.digests[shard] for shard in sorted(offer.digests)]
+        if not all(hashes):
+            return b""
+        is_fit = DOES_NOT_FIT not in hashes
+        if offer.piece.is_encoded:
+            self._backoff_of(offer.piece.group).tried(is_fit=is_fit)
+        if not is_fit:  # verify: every shard fits
+            self._offer_raw(offer)
+        return joined_hash(hashes) if is_fit else b""
+
+    def _run(
+        self, names: _Names, group: int, blocks: int, salt: bytes, is_encoded: bool
+    ) -> ChunkRun:
+        """Successive records of one length."""
+        shape = self._shape.groups[group]
+        length = shape.record_bytes(blocks, is_raw=not is_encoded)
+        return ChunkRun(*names, length, self._shape.shards, salt)
+
+    def _is_encoded(self, group: int, is_raw: bool) -> bool:
+        """Whether a group's next record is to be encoded; `is_raw`: it was tried."""
+        shape = self._shape.groups[group]
+        return shape.is_encoded and not is_raw and not self._backoff_of(group).is_raw()
+
+    def _backoff_of(self, group: int) -> RawBackoff:
+        return self._backoff.setdefault(group, RawBackoff())
+
+    def _offer_raw(self, offer: _Offer) -> None:
+        """It does not fit: offered again as it is, with what follows it, if the request runs."""
+        self._counts["stores.unfit"] += 1
+        store = offer.tracked.store
+        if offer.piece.group == 0:
+            store.raw.add(offer.chunk)
+            local = store.local_offered
+            store.lacks(offer.chunk)
+            store.local_offered = local
 
     def _offer_later(self, offer: _Offer) -> None:
         """No slot just now: offered again after a while, if the request still runs."""

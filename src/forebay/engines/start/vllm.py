@@ -9,18 +9,26 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from forebay.errors import StartupError
-from forebay.settings import VARIABLE_PREFIX, Settings
+from forebay.settings import (
+    VARIABLE_PREFIX,
+    Settings,
+    SettingsSource,
+    build,
+    from_environment,
+)
 
 MODULE: Final = "vllm.entrypoints.openai.api_server"
 TRANSFER_FLAG: Final = "--kv-transfer-config"
 _CONNECTOR: Final = {
     "kv_connector": "ForebayConnector",
+    # vLLM knows the name by our plugin, unless VLLM_PLUGINS leaves that out.
     "kv_connector_module_path": "forebay.engines.vllm.connector",
     "kv_role": "kv_both",
 }
+_ALWAYS_LOAD: Final = "always_load"
 # A command line is visible to every user of the machine; this goes by a variable.
 _SECRETS: Final = ("realm",)
 
@@ -29,8 +37,9 @@ def require() -> None:
     """A StartupError if this environment has no vLLM."""
     if importlib.util.find_spec("vllm") is None:
         raise StartupError(
-            "vLLM is not installed beside this Forebay; make an environment that has it with:"
-            " make vllm, then run: .venv-vllm/bin/forebay"
+            "vLLM is not installed beside this Forebay: install Forebay into the environment that"
+            " has vLLM, or vLLM into this one: pip install vllm. In a clone, make vllm makes an"
+            " environment with both: .venv-vllm/bin/forebay"
         )
 
 
@@ -49,6 +58,19 @@ def transfer_config(settings: Settings, socket_path: str) -> dict[str, object]:
         ]
     extra["socket"] = socket_path
     return {**_CONNECTOR, "kv_connector_extra_config": extra}
+
+
+def settings_of(transfer: Any) -> Settings:
+    """What vLLM's `KVTransferConfig` says to us, before our variables."""
+    extra = dict(transfer.kv_connector_extra_config)
+    extra.pop(_ALWAYS_LOAD, None)
+    spelled = SettingsSource(extra, lambda name: f'kv_connector_extra_config["{name}"]')
+    return build([spelled, from_environment(os.environ)])
+
+
+def always_loads(transfer: Any) -> bool:
+    """Not a setting: measurements of the drives use it, nobody else should."""
+    return bool(transfer.kv_connector_extra_config.get(_ALWAYS_LOAD))
 
 
 def command(arguments: Sequence[str], transfer: Mapping[str, object] | None) -> list[str]:

@@ -36,7 +36,8 @@ class VllmFlags:
     prefix_caching: bool | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
-    context_parallel: int = 1  # of decode times of prefill
+    decode_context_parallel: int = 1
+    prefill_context_parallel: int = 1
     speculation: str | None = None  # its method; empty: it speculates, by vLLM's choice of method
     run_time_scales: bool = False
     is_pooling: bool = False
@@ -64,8 +65,8 @@ def read_flags(words: Sequence[str]) -> VllmFlags:
         prefix_caching=_switch(said, "enable-prefix-caching"),
         tensor_parallel=_number(said, "--tensor-parallel-size", 1),
         pipeline_parallel=_number(said, "--pipeline-parallel-size", 1),
-        context_parallel=_number(said, "--decode-context-parallel-size", 1)
-        * _number(said, "--prefill-context-parallel-size", 1),
+        decode_context_parallel=_number(said, "--decode-context-parallel-size", 1),
+        prefill_context_parallel=_number(said, "--prefill-context-parallel-size", 1),
         speculation=str(method or "") if speculates else None,
         run_time_scales=bool(_switch(said, "calculate-kv-scales")),
         is_pooling=said.get("--runner") == "pooling" or said.get("--task") in _POOLING,

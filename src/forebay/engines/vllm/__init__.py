@@ -2,6 +2,5 @@
 
 Name it in vLLM's own configuration:
 
-    --kv-transfer-config '{"kv_connector": "ForebayConnector", "kv_role": "kv_both",
-                           "kv_connector_module_path": "forebay.engines.vllm.connector"}'
+    --kv-transfer-config '{"kv_connector": "ForebayConnector", "kv_role": "kv_both"}'
 """

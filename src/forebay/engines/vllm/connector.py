@@ -7,7 +7,6 @@ setting that cannot be meant.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,10 +20,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from forebay.decisions import Decision
 from forebay.engines.boundary import Boundary, BrokenError, bounded
+from forebay.engines.geometry import Geometry
 from forebay.engines.reporting.idle import IdleThread
 from forebay.engines.reporting.reporter import Reporter, description_of
 from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.sharing import Obstacle, SharingState
+from forebay.engines.start.vllm import always_loads, settings_of
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.inputs import Inputs
 from forebay.engines.vllm.metadata import ReportMetadata, ShardMetadata, StepMetadata
@@ -37,13 +38,14 @@ from forebay.errors import StartupError
 from forebay.identity.keys import ChainRoot
 from forebay.pool import service
 from forebay.pool.client.session import PoolSession
-from forebay.settings import Settings, SettingsSource, build, from_environment
 from forebay.sys.clock import Clock
 
-_ALWAYS_LOAD: Final = "always_load"
 _RETRY_S: Final = 0.25  # between attempts to join a pool
 _DECLINED_RETRY_S: Final = 5.0  # likewise, only to tell it that nothing is shared
 _DISABLED: Final = "Forebay is disabled for this engine: %s."
+_NOT_COMPRESSED: Final = (
+    "compress does nothing here: only bfloat16 can be encoded, and the KV is %s."
+)
 _NAMESPACE_DIGITS: Final = 16  # as `forebay stats` shows a namespace
 _log: Final = logging.getLogger("forebay")
 
@@ -61,7 +63,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._onlooker: PoolSession | None = None  # of an engine that shares nothing
         self._reporter: Reporter | None = None
         self._config = vllm_config
-        self.settings = _settings(vllm_config)
+        self.settings = settings_of(vllm_config.kv_transfer_config)
         self._cache = kv_cache_config
         self._scheduler: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
@@ -115,7 +117,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self.obstacle is not None:
             self._disable(self.obstacle)
             return
-        self._shape = identity.geometry(config, cache, self.settings.chunk_tokens)
+        self._shape = self._shape_of([])
+        is_encoded = any(group.is_encoded for group in self._shape.groups)
+        if self.settings.compress and self._is_scheduler and not is_encoded:
+            _log.warning(_NOT_COMPRESSED, identity.kv_dtype(config, cache))
         clock = Clock()
         if self._is_scheduler:
             config.kv_transfer_config.kv_load_failure_policy = "recompute"
@@ -124,10 +129,15 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                 self._start_with([])
         else:
             path, uids = service.socket_path(self.settings), self.settings.allow_uid
-            shard = identity.shard_of(config, cache)
-            self._worker = WorkerConnector(path, self._shape, clock, uids, shard)
-            local = tuple(group.block_bytes for group in self._shape.local)
-            self._told = ShardMetadata(shard, self._shape.layers, self._shape.page_bytes, local)
+            self._told = identity.told_by(config, cache, self._shape)
+            self._worker = WorkerConnector(path, self._shape, clock, uids, self._told.shard)
+
+    def _shape_of(self, workers: list[ShardMetadata]) -> Geometry:
+        """The shape of a chunk, as far as it is known before all workers have told of theirs."""
+        shape = identity.geometry(self._config, self._cache, self.settings.chunk_tokens, workers)
+        has_equal_pages = not any(each.unlike for each in workers)
+        is_encoded = self.settings.compress and has_equal_pages
+        return identity.compressed(shape, self._cache) if is_encoded else shape
 
     def _weights_directories(self, config: Any) -> list[str]:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
@@ -152,8 +162,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """Join; where there are several workers, all of them have told of their shards."""
         self._start_with = None
         if workers or self._shape.ranks > 1:
-            tokens = self.settings.chunk_tokens
-            self._shape = identity.geometry(config, self._cache, tokens, workers)
+            self._shape = self._shape_of(workers)
             if not identity.are_all(workers, self._shape):
                 self._stand_aside()
                 return
@@ -169,7 +178,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         limits = LoadLimits(
             max(1, wanted.min_tokens),
             *times,
-            always_load=_always_load(config),
+            always_load=always_loads(config.kv_transfer_config),
             may_stream=versions.reports_failed_requests(),
         )
         # The scheduler's side never touches the slab; its workers map it.
@@ -237,6 +246,14 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._begin(partial(self._start_with, workers))
         elif self._scheduler is not None and not identity.are_all(workers, self._shape):
             self._begin(self._stand_aside)
+        elif self._scheduler is not None and any(each.unlike for each in workers):
+            self._begin(partial(self._start_again, workers))
+
+    def _start_again(self, workers: list[ShardMetadata]) -> None:
+        """The only worker has layers of unequal size, of which vLLM tells the scheduler of one."""
+        self._leave()
+        directories = self._weights_directories(self._config)
+        self._start_scheduler(self._config, Clock(), directories, workers)
 
     def _stand_aside(self) -> None:
         """Nobody would copy what the scheduler's side asks for, or not all of it."""
@@ -475,14 +492,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def _gpu_cache_bytes(self) -> int:
-        """What the engine's own cache holds, on all ranks that hold different KV; 0: not known.
-
-        A block is of one group at a time: where groups differ, the largest says how large it is.
-        """
+        """What the engine's own cache holds, on all ranks that hold different KV; 0: not known."""
         if self._scheduler is None:
             return 0
-        sizes = [size for group in self._shape.groups for size in group.table_bytes]
-        return int(self._cache.num_blocks) * max(sizes) * self._shape.shards
+        return int(self._cache.num_blocks) * self._shape.engine_block_bytes * self._shape.shards
 
     def _trace(self, reporter: Reporter) -> None:
         """Spans are made of what is reported, where vLLM traces."""
@@ -532,6 +545,13 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """The engine ends."""
+        self._leave()
+        if self._onlooker is not None:
+            self._onlooker.close()
+        if self._scheduler is not None:
+            _log.info("Forebay leaves: %s", dict(sorted(self._scheduler.counts.items())))
+
+    def _leave(self) -> None:
         if self._idle is not None:
             self._idle.close()
         for side in (self._scheduler, self._worker):
@@ -540,10 +560,6 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
                     self.boundary.call(lambda: None, side.close)
         if self._weights is not None:
             self._weights.close()
-        if self._onlooker is not None:
-            self._onlooker.close()
-        if self._scheduler is not None:
-            _log.info("Forebay leaves: %s", dict(sorted(self._scheduler.counts.items())))
 
     def _identify(self) -> None:
         """Share from the moment on that it is known what may be shared."""
@@ -575,15 +591,3 @@ def _log_with_vllm() -> None:
         _log.setLevel(theirs.level)
         for handler in theirs.handlers:
             _log.addHandler(handler)
-
-
-def _always_load(config: Any) -> bool:
-    """Not a setting: measurements of the drives use it, nobody else should."""
-    return bool(config.kv_transfer_config.kv_connector_extra_config.get(_ALWAYS_LOAD))
-
-
-def _settings(config: Any) -> Settings:
-    extra = dict(config.kv_transfer_config.kv_connector_extra_config)
-    extra.pop(_ALWAYS_LOAD, None)
-    spelled = SettingsSource(extra, lambda name: f'kv_connector_extra_config["{name}"]')
-    return build([spelled, from_environment(os.environ)])

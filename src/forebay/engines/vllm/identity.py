@@ -10,25 +10,31 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from vllm import __version__ as vllm_version
 
-from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX, Geometry, Shard
+from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX, Geometry, ReachKind, Shard
 from forebay.engines.sharing import Obstacle, SharingState
-from forebay.engines.vllm.groups import CacheGroup, cache_groups, full_group, unsupported_groups
-from forebay.engines.vllm.kinds import KINDS, READS_FILES, SPECULATES
+from forebay.engines.vllm.groups import (
+    CacheGroup,
+    cache_groups,
+    full_group,
+    shaped_by,
+    unsupported_groups,
+)
+from forebay.engines.vllm.kinds import DRAFTS_WITHOUT_LAYERS, KINDS, READS_FILES, SPECULATES
 from forebay.engines.vllm.metadata import ShardMetadata
 from forebay.engines.vllm.versions import layout_of, zeroes_before_stores
 from forebay.engines.weights import weight_files
 from forebay.identity.namespace import fingerprint
+from forebay.record.exponents import NAME as CODEC_NAME
 
 # Fields of a model's configuration that say where it came from, not what it is.
 _ORIGIN: Final = ("_name_or_path", "transformers_version", "_commit_hash")
-# Fields of a spec, of whatever kind, that shape a block's bytes.
-_SHAPED_BY: Final = ("dtype", "num_kv_heads", "head_size", "shapes", "dtypes")
 _NAME_THEM: Final = "set weights_id to a name that no other weights have"
 # Fields of a speculative configuration that say where the drafter came from, or that are others'.
 _OTHERS: Final = {
@@ -45,21 +51,19 @@ def declined(config: Any, cache: Any) -> Obstacle | None:
 
 def _unsupported(config: Any, cache: Any) -> str:
     """The kind for which an engine is declined, as `KINDS` has it; empty: none."""
-    parallel, model, speculation = (
-        config.parallel_config,
-        config.model_config,
-        config.speculative_config,
-    )
+    model, speculation = config.model_config, config.speculative_config
     if kind := unsupported_groups(cache):
         return kind
-    has_local = len(cache.kv_cache_groups) > 1
+    has_states = any(group.reach.kind is ReachKind.STATE for group in cache_groups(cache))
+    has_stages = int(config.parallel_config.pipeline_parallel_size) > 1
     kinds = {
-        "stages of several attentions": has_local and parallel.pipeline_parallel_size > 1,
-        "speculation beside local attention": has_local and speculation is not None,
+        "stages of states": has_states and has_stages,
+        "speculation beside states": has_states and speculation is not None,
+        "drafters beside local attention": len(cache.kv_cache_groups) > 1
+        and speculation is not None
+        and speculation.method not in DRAFTS_WITHOUT_LAYERS,
         "zeroed states": zeroes_before_stores(config, cache),
-        "context parallelism": getattr(parallel, "decode_context_parallel_size", 1)
-        * getattr(parallel, "prefill_context_parallel_size", 1)
-        != 1,
+        "replicated prefill": _pcp(config) > 1 and _dcp(config) == 1,
         "other speculation": speculation is not None and speculation.method not in SPECULATES,
         "run-time scales": bool(getattr(config.cache_config, "calculate_kv_scales", False)),
         "encoder-decoder": bool(model.is_encoder_decoder),
@@ -75,12 +79,12 @@ def geometry(
 
     Where there are several workers, only what all of them have told says how large a chunk is.
     """
-    ranks = int(config.parallel_config.world_size)
-    shards = ranks // _ranks_a_shard(config, cache)
-    groups = cache_groups(cache)
+    groups = cache_groups(cache, _dcp(config))
+    numbers = [each.shard.number for each in workers] or range(_shards(config, cache))
+    shards, ranks = 1 + max(numbers), int(config.parallel_config.world_size)
     told = [each.block_bytes for each in workers]
-    own = tuple(group.page_bytes * sum(map(len, group.layers)) for group in groups)
-    widest = [max(each) for each in zip(own, *told, strict=True)]
+    told = told or [tuple(group.block_bytes for group in groups)]
+    widest = [max(each) for each in zip(*told, strict=True)]
     # A chunk is a whole number of blocks in every group.
     unit = math.lcm(*(group.block_tokens for group in groups))
     blocks_of = [unit // group.block_tokens for group in groups]
@@ -90,9 +94,10 @@ def geometry(
 
     def shape_of(number: int, local: tuple[Geometry, ...] = ()) -> Geometry:
         group = groups[number]
-        tables = [sorted(layers, key=_as_counted) for layers in group.layers]
+        tables = [_in_order(*each) for each in zip(group.layers, group.layer_bytes, strict=True)]
+        sizes = tuple(size for table in tables for _, size in table)
         return Geometry(
-            tuple(chain.from_iterable(tables)),
+            tuple(name for table in tables for name, _ in table),
             group.page_bytes,
             group.block_tokens,
             units * blocks_of[number],
@@ -103,16 +108,61 @@ def geometry(
             group.tables,
             tuple(map(len, tables)) if len(tables) > 1 else (),
             local,
+            sizes if len(set(sizes)) > 1 else (),
         )
 
     return shape_of(0, tuple(shape_of(number) for number in range(1, len(groups))))
 
 
+def told_by(config: Any, cache: Any, shape: Geometry) -> ShardMetadata:
+    """What a worker tells the scheduler's side of its part of every chunk."""
+    groups = cache_groups(cache, _dcp(config))
+    return ShardMetadata(
+        shard_of(config, cache),
+        shape.layers,
+        shape.page_bytes,
+        tuple(group.block_bytes for group in shape.local),
+        shape.block_bytes,
+        tuple(group.layers for group in shape.local),
+        tuple(layer for group in groups for layer in group.unlike),
+        int(getattr(config.parallel_config, "cp_kv_cache_interleave_size", 1)),
+    )
+
+
+def kv_dtype(config: Any, cache: Any) -> str:
+    """What the KV is, as a person writes it."""
+    wanted = str(config.cache_config.cache_dtype)
+    declared = str(getattr(full_group(cache).spec, "dtype", "")).removeprefix("torch.")
+    return declared if wanted == "auto" else wanted
+
+
+def compressed(shape: Geometry, cache: Any) -> Geometry:
+    """The same shape with its bfloat16 groups encoded; of other KV there is nothing to gain."""
+
+    def encoded(number: int, local: tuple[Geometry, ...] = ()) -> Geometry:
+        group, spec = shape.groups[number], cache_groups(cache)[number].spec
+        is_encoded = str(getattr(spec, "dtype", "")) == "torch.bfloat16" and group.can_encode
+        return replace(group, is_encoded=is_encoded, local=local)
+
+    return encoded(0, tuple(encoded(number) for number in range(1, len(shape.groups))))
+
+
 def shard_of(config: Any, cache: Any) -> Shard:
-    """Which part of every chunk this worker has."""
-    rank = int(config.parallel_config.rank)
-    number, beside = divmod(rank, _ranks_a_shard(config, cache))
-    return Shard(rank, number, is_stored=not beside)
+    """Which part of every chunk this worker has.
+
+    Ranks of one stage have some of the heads each, and where there are more ranks than heads,
+    successive ones have the same. With decode context parallelism these divide the tokens: every
+    `dcp`th of them has the same again.
+    """
+    parallel = config.parallel_config
+    rank, dcp, same = int(parallel.rank), _dcp(config), _ranks_with_same_heads(config, cache)
+    if same % dcp or _pcp(config) > 1:
+        return Shard(rank, rank)
+    stage, tp_rank = divmod(rank, int(parallel.tensor_parallel_size))
+    heads, beside = divmod(tp_rank, same)
+    of_stage = int(parallel.tensor_parallel_size) // same * dcp
+    number = stage * of_stage + heads * dcp + beside % dcp
+    return Shard(rank, number, is_stored=beside < dcp)
 
 
 def are_all(workers: Sequence[ShardMetadata], shape: Geometry) -> bool:
@@ -121,13 +171,41 @@ def are_all(workers: Sequence[ShardMetadata], shape: Geometry) -> bool:
     return len(workers) == shape.ranks and stored == list(range(shape.shards))
 
 
-def _ranks_a_shard(config: Any, cache: Any) -> int:
-    """How many successive ranks have the same KV."""
+def _shards(config: Any, cache: Any) -> int:
+    same, dcp = _ranks_with_same_heads(config, cache), _dcp(config)
+    ranks = int(config.parallel_config.world_size)
+    return ranks if same % dcp or _pcp(config) > 1 else ranks // same * dcp
+
+
+def _ranks_with_same_heads(config: Any, cache: Any) -> int:
+    """How many successive ranks of a stage have the same heads of every layer."""
+    ranks = int(config.parallel_config.tensor_parallel_size)
     declared = getattr(cache, "kv_tp_replicas", None)  # 0.31 and later
-    if declared is not None:
+    if declared is not None and _dcp(config) == 1:
         return int(declared)
-    is_latent = type(full_group(cache).spec).__name__ == "MLAAttentionSpec"
-    return int(config.parallel_config.tensor_parallel_size) if is_latent else 1
+    # With context parallelism it is declared as 1: no two successive ranks have the same tokens.
+    specs = [spec for group in cache_groups(cache) for spec in chain(*group.layer_specs)]
+    if not all(type(spec).__name__ == "MLAAttentionSpec" for spec in specs):
+        return 1
+    return ranks
+
+
+def _dcp(config: Any) -> int:
+    return int(getattr(config.parallel_config, "decode_context_parallel_size", 1))
+
+
+def _pcp(config: Any) -> int:
+    return int(getattr(config.parallel_config, "prefill_context_parallel_size", 1))
+
+
+def _in_order(layers: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
+    """Layers of one table as they lie in a record, with their bytes.
+
+    Those of one size are together, as an engine lays them that has a block's layers side by side.
+    """
+    first = {size: number for number, size in reversed(list(enumerate(sizes)))}
+    named = zip(layers, sizes, strict=True)
+    return sorted(named, key=lambda each: (first[each[1]], _as_counted(each[0])))
 
 
 def _as_counted(layer: str) -> list[tuple[int, str]]:
@@ -196,8 +274,10 @@ class Namespace:
         self._fields = {
             **_fields(config, cache, shape),
             **_fields_of_ranks(config, workers),
-            **_fields_of_local(cache_groups(cache)[1:]),
+            **_fields_of_local(cache_groups(cache, _dcp(config))[1:]),
+            **_fields_of_layers(config, workers),
             **_fields_of_speculation(config),
+            **_fields_of_codec(shape),
         }
         self._weights: dict[str, str] = {}
         self._private = ""
@@ -280,9 +360,16 @@ def _fields_of_ranks(config: Any, workers: Sequence[ShardMetadata]) -> dict[str,
         "pp": int(parallel.pipeline_parallel_size),
         "dcp": int(getattr(parallel, "decode_context_parallel_size", 1)),
         "pcp": int(getattr(parallel, "prefill_context_parallel_size", 1)),
-        "interleave": int(getattr(parallel, "cp_kv_cache_interleave_size", 1)),
+        # vLLM settles this in its workers; what the scheduler has may be another number.
+        "interleave": max(each.interleave for each in workers),
         "workers": json.dumps(sorted(told)),
     }
+
+
+def _fields_of_codec(shape: Geometry) -> dict[str, str | int]:
+    """Which groups are encoded, and how; an engine that encodes none has no such field."""
+    encoded = [number for number, group in enumerate(shape.groups) if group.is_encoded]
+    return {"codec": f"{CODEC_NAME} {encoded}"} if encoded else {}
 
 
 def _fields_of_local(groups: Sequence[CacheGroup]) -> dict[str, str | int]:
@@ -293,8 +380,19 @@ def _fields_of_local(groups: Sequence[CacheGroup]) -> dict[str, str | int]:
         (
             *(group.reach.kind.value, group.reach.tokens, group.block_tokens, group.page_bytes),
             *(group.tables, group.layers),
-            *(str(getattr(group.spec, name, "")) for name in _SHAPED_BY),
+            *shaped_by(group.spec),
         )
         for group in groups
     ]
     return {"groups": json.dumps(told)}
+
+
+def _fields_of_layers(config: Any, workers: Sequence[ShardMetadata]) -> dict[str, str | int]:
+    """What only workers know of layers: those of unequal size, and local ones of other stages."""
+    unlike = sorted((each.shard.rank, each.unlike) for each in workers if each.unlike)
+    local = sorted((each.shard.rank, each.local_layers) for each in workers if each.local_layers)
+    has_stages = int(config.parallel_config.pipeline_parallel_size) > 1
+    return {
+        **({"unlike": json.dumps(unlike)} if unlike else {}),
+        **({"local_layers": json.dumps(local)} if local and has_stages else {}),
+    }

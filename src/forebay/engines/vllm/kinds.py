@@ -24,6 +24,8 @@ SPECULATES: Final = {
     *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"),
     *("eagle", "eagle3", "mtp", "draft_model"),
 }
+# Those of them that have no layers at all.
+DRAFTS_WITHOUT_LAYERS: Final = {"ngram", "ngram_gpu", "suffix"}
 
 
 class Heading(StrEnum):
@@ -105,10 +107,11 @@ KINDS: Final[dict[str, Kind]] = {
         "one rank and two: stored once for all ranks, equal pages; one on an H200",
         (*_FROM_0_29, ("0.26.0", H200)),
     ),
-    "UniformTypeKVCacheSpecs": _no_engine(
-        Heading.MODELS,
-        "layers of one kind with pages of unequal size: MLA with an indexer (DeepSeek-V3.2, GLM-5)",
-        "layers with pages of unequal size are not supported yet",
+    "unequal layers": _model(
+        "layers of one kind with pages of unequal size: MLA with an indexer (DeepSeek-V3.2, GLM-5),"
+        " full attention with key-only indexers (MiniMax-M3), a drafter with other heads",
+        "run with such a drafter, on one rank and two; models with indexers do not run on CPUs:"
+        " vLLM's own scheduler was run with a simulated model of the sizes of DeepSeek-V3.2's",
     ),
     "SlidingWindowSpec": _model(
         "sliding windows beside full attention (Gemma 3, Gemma 4, gpt-oss)",
@@ -146,15 +149,33 @@ KINDS: Final[dict[str, Kind]] = {
         "layers of full attention with blocks of several sizes",
         "layers of full attention of several sizes are not supported yet",
     ),
-    "stages of several attentions": _no_engine(
-        Heading.WAYS,
-        "pipeline parallelism of models with several kinds of attention",
-        "pipeline parallelism of models with several kinds of attention is not supported yet",
+    "stages of several attentions": _way(
+        "pipeline parallelism beside sliding windows or chunked attention",
+        "Gemma 3 on two stages, of which one has no window",
     ),
-    "speculation beside local attention": _no_engine(
+    "speculation beside local attention": _way(
+        "speculative decoding beside sliding windows or chunked attention: ngram, suffixes",
+        "Gemma 3 with ngram",
+    ),
+    "drafters beside local attention": _no_engine(
         Heading.WAYS,
-        "speculative decoding of models with several kinds of attention",
-        "speculative decoding of models with several kinds of attention is not supported yet",
+        "speculative decoding beside sliding windows or chunked attention with other methods",
+        "speculative decoding with a drafter beside local attention is not supported yet",
+        "Gemma 3 with a draft model was run: after a load tokens differed from those without the"
+        " pool, and it is not known why",
+    ),
+    "stages of states": _no_engine(
+        Heading.WAYS,
+        "pipeline parallelism of models with recurrent states",
+        "pipeline parallelism of models with recurrent states is not supported yet",
+        "no real model with states was run on a CPU, and the simulated one has one stage",
+    ),
+    "speculation beside states": _no_engine(
+        Heading.WAYS,
+        "speculative decoding of models with recurrent states",
+        "speculative decoding of models with recurrent states is not supported yet",
+        "vLLM keeps blocks for drafts between those of states and moves them while a request"
+        " runs; nothing could be run that shows which of them is whole",
     ),
     "other attention": _no_engine(
         Heading.MODELS, "other kinds of attention", "this kind of attention is not supported yet"
@@ -184,8 +205,21 @@ KINDS: Final[dict[str, Kind]] = {
     "expert parallelism": _way(
         "expert parallelism", "read in vLLM's source: it does not change the KV cache", ()
     ),
-    "context parallelism": _no_engine(
-        Heading.WAYS, "context parallelism", "context parallelism is not supported yet"
+    "context parallelism": _way(
+        "decode context parallelism (`--decode-context-parallel-size`), also with prefill context"
+        " parallelism beside it",
+        "read, not run: vLLM's CPU build refuses it; vLLM's own scheduler was run with a simulated"
+        " model on two and four ranks. Every rank has a shard of its own; with MLA, ranks that"
+        " have the same tokens have one. Sizes, interleaving and ranks are in the namespace. Read"
+        " in 0.27.1 to 0.32",
+        (),
+    ),
+    "replicated prefill": _no_engine(
+        Heading.WAYS,
+        "prefill context parallelism without decode context parallelism",
+        "prefill context parallelism needs decode context parallelism beside it",
+        "its ranks have the same KV, and vLLM names two of them alike when it passes on what"
+        " workers tell, so it cannot be known which of them began",
     ),
     "ngram": _way(
         "speculative decoding without a drafter: ngram",
@@ -219,9 +253,9 @@ KINDS: Final[dict[str, Kind]] = {
         "nothing stored before is found again; `keep_on_reset` turns that off",
     ),
     "sleep": _way(
-        "sleep and wake",
-        "read in vLLM's source: CPU builds cannot sleep; both end in the reset above",
-        (),
+        "sleep at level 1 or 2, and wake",
+        "ends in the reset above, so it wants `keep_on_reset`, as a gateway sets it; run but for"
+        " memory that is given back, which CPU builds do not do",
     ),
     "salt": _request("`cache_salt`", "in the key"),
     "lora": _request(

@@ -18,13 +18,17 @@ class ShardMetadata(KVConnectorHandshakeMetadata):
 
     shard: Shard
     layers: tuple[str, ...]  # of group 0
-    page_bytes: int  # likewise
+    page_bytes: int  # likewise; of the largest, where they differ
     local_bytes: tuple[int, ...] = ()  # of a block, by group from 1 on
+    full_bytes: int = 0  # of a block of group 0; 0: its layers are equal
+    local_layers: tuple[tuple[str, ...], ...] = ()  # by group from 1 on
+    unlike: tuple[tuple[str, ...], ...] = ()  # layers, and what shapes each, where that differs
+    interleave: int = 1  # tokens that this rank has before the next one has some
 
     @property
     def block_bytes(self) -> tuple[int, ...]:
         """Of a block, by group."""
-        return (self.page_bytes * len(self.layers), *self.local_bytes)
+        return (self.full_bytes or self.page_bytes * len(self.layers), *self.local_bytes)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,8 @@ from forebay.engines.boundary import Boundary
 from forebay.engines.geometry import Geometry
 from forebay.engines.groups import kept_states
 from forebay.engines.reporting.attribution import Attribution, RequestOutcome
+from forebay.engines.reporting.endings import Endings
+from forebay.engines.reporting.hints import hints_of
 from forebay.engines.reporting.reporter import Reporter
 from forebay.engines.scheduling.error_budget import ErrorBudget
 from forebay.engines.scheduling.loads import EngineLoads
@@ -32,7 +34,16 @@ from forebay.engines.vllm.kinds import KINDS
 from forebay.engines.vllm.metadata import StepMetadata
 from forebay.identity.keys import ChainRoot
 from forebay.pool.client.session import PoolSession
-from forebay.pool.messages import Committed, Found, PoolMessage, Promise, Ready, Reserved
+from forebay.pool.messages import (
+    AnswerEnd,
+    Committed,
+    Found,
+    PoolMessage,
+    Promise,
+    Ready,
+    Reserved,
+)
+from forebay.record.region import short
 
 if TYPE_CHECKING:
     from forebay.engines.vllm.observing.events import PoolEvents
@@ -73,6 +84,7 @@ class SchedulerConnector:
         self._loads = EngineLoads(session, shape, self._lookups, self.counts)
         self._stores = EngineStores(session, shape, self.counts)
         self.reporter = Reporter(session)
+        self._endings = Endings()
         self._steps = 0  # built so far
         self._reported_step = 0  # the last of which the workers have reported
         self._wait_left_s = _STEP_WAIT_S  # in this step
@@ -113,7 +125,8 @@ class SchedulerConnector:
             return
         self._forget_inputs(request.request_id)
         if isinstance(found, KeyedRequest):
-            tracked = TrackedRequest(request, self._shape, found.root, found.parts)
+            hints = hints_of(getattr(request, "kv_transfer_params", None))
+            tracked = TrackedRequest(request, self._shape, found.root, found.parts, hints=hints)
         else:
             self.counts[f"declined.{found}"] += 1
             tracked = TrackedRequest(request, self._shape, root, is_shared=False)
@@ -365,6 +378,31 @@ class SchedulerConnector:
         """A request has ended; maybe before the engine computed anything of it."""
         if not tracked.attribution.is_told:
             self._tell(tracked, Decision.ENDED, len(tracked.request.all_token_ids))
+        if tracked.looked_up is not None:
+            self._tell_end(tracked, tracked.looked_up)
+
+    def _tell_end(self, tracked: TrackedRequest, key: bytes) -> None:
+        """Tell how the answer ended to a request that was looked up, to this last key."""
+        request, hints = tracked.request, tracked.hints
+        answer = request.all_token_ids[request.num_prompt_tokens :]
+        ending = self._endings.classify(versions.finish_reason(request), answer)
+        after = hints.ended or self._endings.before(tracked.keys)
+        self._endings.remember(key, ending)
+        salt_hash = self._pool.salt_hash(tracked.root.salt)
+        self.reporter.tell_end(
+            AnswerEnd(
+                short(key),
+                ending,
+                after,
+                len(answer),
+                duration_ms=int(1000 * (time.monotonic() - tracked.arrived_at)),
+                salt_hash=salt_hash,
+                session=hints.session_hash(tracked.root),
+                returns_in_s=hints.returns_in_s,
+                keep_s=hints.keep_s,
+                priority=hints.priority,
+            )
+        )
 
     def _tell(self, tracked: TrackedRequest, decision: Decision, computed: int) -> None:
         """The fate of a request is known."""

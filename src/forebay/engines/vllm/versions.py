@@ -24,12 +24,32 @@ def reports_failed_requests() -> bool:
     return KVConnectorTransferResults is not None
 
 
+def finish_reason(request: Any) -> str:
+    """Why a request has ended, by vLLM's name of it; empty: it has not, or vLLM does not say."""
+    return getattr(request.get_finished_reason(), "name", "")
+
+
 def keeps_states(spec: Any) -> bool:
     """Whether states at the end of blocks are kept, and the connector is told (0.29 and later)."""
     import vllm.v1.core.sched.output as told  # noqa: PLC0415
 
     is_told = hasattr(told, "KVConnectorBlockState")
     return is_told and getattr(spec, "mamba_cache_mode", "none") == "align"
+
+
+def is_split_by_tokens(spec: Any) -> bool:
+    """Whether decode context parallelism divides the tokens of a block of this spec over ranks.
+
+    From 0.31 on a spec says so; before, it divides those of every attention.
+    """
+    return bool(getattr(spec, "dcp_sharded", type(spec).__name__ != "MambaSpec"))
+
+
+def is_transferred(group: Any) -> bool:
+    """Whether a group is of ordinary blocks that a connector may load (0.32 has others)."""
+    role = getattr(getattr(group, "role", None), "value", "default")
+    is_here = not getattr(group, "host_resident", False)
+    return role == "default" and is_here and bool(getattr(group, "enable_kv_transfer", True))
 
 
 def kept_states(output: Any) -> dict[str, list[tuple[int, int, int]]]:

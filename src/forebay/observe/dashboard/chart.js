@@ -44,7 +44,7 @@ export class Chart {
   build() {
     const { id, title, what } = this.panel;
     this.canvas = element("div", { class: "plot", role: "img", "aria-label": `${title}: no data yet` });
-    this.empty = element("p", { class: "empty" }, WAITING);
+    this.empty = element("p", { class: "empty" }, this.panel.waiting ?? WAITING);
     this.legend = element("ul", { class: "legend", "aria-label": `Series of ${title}` });
     this.table = element("table");
     this.details = element("details", {},
@@ -103,7 +103,7 @@ export class Chart {
   show() {
     const hasData = [...this.history.values()].some((list) => list.some((value) => value !== null));
     this.empty.hidden = hasData;
-    setText(this.empty, this.isWaiting ? WAITING : this.panel.empty ?? "Nothing yet.");
+    setText(this.empty, this.isWaiting ? this.panel.waiting ?? WAITING : this.panel.empty ?? "Nothing yet.");
     this.canvas.classList.toggle("blank", !hasData);
     const names = this.names().join("\n");
     if (hasData) {

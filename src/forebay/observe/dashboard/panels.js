@@ -1,39 +1,12 @@
 // What the charts show: each panel reads its series from the newest snapshot and an earlier one.
 
 import { byteRate, count, percent, rate, seconds } from "./format.js";
-import { added, bound } from "./snapshot.js";
+import { failures, mapped, over, rates, shares } from "./series.js";
+import { bound } from "./snapshot.js";
 
-const RATE_S = 10; // a rate is the mean of so many seconds
 const SHARE_S = 60; // shares and means of a request are of the last minute
 
 const TICKS_S = [1, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400];
-
-const mapped = (values, change) => new Map([...values].map(([name, value]) => [name, change(value, name)]));
-
-// By how much a metric's sums have risen a second.
-function rates(recent, name, keys, wanted = {}) {
-  const then = recent.back(RATE_S);
-  if (then === null) return new Map();
-  const span = recent.newest.time - then.time;
-  const rise = added(recent.newest.by(name, keys, wanted), then.by(name, keys, wanted));
-  return mapped(rise, (value) => value / span);
-}
-
-// The share that each value of a label has of what was added; null where nothing was.
-function shares(recent, name, key) {
-  const then = recent.back(SHARE_S);
-  if (then === null) return new Map();
-  const rise = added(recent.newest.by(name, [key]), then.by(name, [key]));
-  const all = [...rise.values()].reduce((sum, value) => sum + value, 0);
-  return mapped(rise, (value) => (all ? value / all : null));
-}
-
-// What is no success, by reason; a reason that never was is left out.
-function failures(recent, name, keys, wanted, good) {
-  const totals = recent.newest.by(name, keys, wanted);
-  const found = rates(recent, name, keys, wanted);
-  return new Map([...found].filter(([series]) => !good(series) && totals.get(series) > 0));
-}
 
 function savedOf(recent) {
   const then = recent.back(SHARE_S);
@@ -94,8 +67,6 @@ function median(xs, list) {
   const at = list.findIndex((value) => value !== null && value <= 0.5);
   return at < 0 ? Infinity : xs[at];
 }
-
-const over = (panel) => ({ overTime: true, ...panel });
 
 export const PANELS = {
   helping: [

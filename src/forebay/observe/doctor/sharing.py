@@ -9,7 +9,14 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from forebay.engines.vllm.kinds import H200, KINDS, READS_FILES, SPECULATES, Support
+from forebay.engines.vllm.kinds import (
+    DRAFTS_WITHOUT_LAYERS,
+    H200,
+    KINDS,
+    READS_FILES,
+    SPECULATES,
+    Support,
+)
 from forebay.engines.weights import weight_files
 from forebay.errors import SettingsError
 from forebay.observe.doctor.facts import Facts
@@ -31,10 +38,7 @@ from forebay.sys.disk import printable
 from forebay.sys.machine import limits
 
 _CONNECTOR: Final = "ForebayConnector"
-_TRANSFER: Final = (
-    f'{{"kv_connector": "{_CONNECTOR}",'
-    ' "kv_connector_module_path": "forebay.engines.vllm.connector", "kv_role": "kv_both"}'
-)
+_TRANSFER: Final = f'{{"kv_connector": "{_CONNECTOR}", "kv_role": "kv_both"}}'
 _NO_FLAGS: Final = "vLLM's flags were not looked at: give them after --."
 _COMPATIBILITY: Final = "See docs/compatibility.md for what is shared."
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
@@ -68,15 +72,19 @@ def _configuration(facts: Facts) -> Iterator[Observation]:
         yield skipped(_NO_FLAGS)
         return
     kinds = {group.kind for group in model.shape.groups} if model and model.shape else set()
-    has_local, has_states = len(kinds) > 1, LayerKind.LINEAR in kinds
+    has_states = LayerKind.LINEAR in kinds
     is_old = (0, 0) < _minor(facts.inputs.vllm_version) < _STATES_SINCE
     is_v2 = facts.inputs.environment.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
     wanted = {
-        "stages of several attentions": has_local and flags.pipeline_parallel > 1,
-        "speculation beside local attention": has_local and flags.speculation is not None,
+        "stages of states": has_states and flags.pipeline_parallel > 1,
+        "speculation beside states": has_states and flags.speculation is not None,
+        "drafters beside local attention": len(kinds) > 1
+        and bool(flags.speculation)
+        and flags.speculation not in DRAFTS_WITHOUT_LAYERS,
         "MambaSpec": has_states and (flags.prefix_caching is False or is_old),
         "zeroed states": has_states and is_v2,
-        "context parallelism": flags.context_parallel != 1,
+        "replicated prefill": flags.prefill_context_parallel > 1
+        and flags.decode_context_parallel == 1,
         "other speculation": bool(flags.speculation) and flags.speculation not in SPECULATES,
         "run-time scales": flags.run_time_scales,
         "pooling": flags.is_pooling,

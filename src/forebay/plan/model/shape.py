@@ -5,18 +5,23 @@ bounds for how many tokens; a recurrent layer keeps a state of fixed size instea
 whole numbers and exact; bits become bytes once, at the end, rounded up.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from typing import Final
 
 from forebay.errors import SettingsError
 from forebay.plan.number import whole
+from forebay.record.exponents import encoded_bytes
 
 BITS_MAX: Final = 64
 LAYERS_MAX: Final = 10_000
 VALUES_MAX: Final = 10**7  # heads, and numbers a head
 RANKS_MAX: Final = 4096
+ENCODED_SHARE: Final = Fraction(encoded_bytes(1 << 16), 1 << 16)
+_ENCODED_BITS: Final = 16
 
 
 class LayerKind(StrEnum):
@@ -67,6 +72,7 @@ class Shape:
     classic_values: int  # numbers a token if every attention head kept its own K and V
     bits: int  # of one cached number
     context_tokens_max: int | None = None  # the model's own limit
+    stored: Fraction = Fraction(1)  # what is left of KV where it is stored
 
     def __post_init__(self) -> None:
         whole("attention_heads", self.attention_heads, most=VALUES_MAX)
@@ -97,6 +103,15 @@ class Shape:
         """KV of one sequence of this many tokens, in all layers."""
         return sum(self.group_bytes(group, tokens) for group in self.groups)
 
+    def encoded(self) -> "Shape":
+        """As it lies in a pool with `compress`: states as they are, KV in pages of 64 KiB."""
+        if self.bits != _ENCODED_BITS:
+            raise SettingsError(
+                f"compress encodes KV in bfloat16 only, and this has {self.bits} bits a number;"
+                " leave it out."
+            )
+        return replace(self, stored=ENCODED_SHARE)
+
     def rank(self, tp: int) -> "Shape":
         """The part of one of `tp` ranks, as vLLM splits it; heads fewer than ranks are copied."""
         whole("tp", tp, most=RANKS_MAX)
@@ -118,7 +133,7 @@ class Shape:
         return replace(self, groups=tuple(groups))
 
     def _bytes(self, values: int) -> int:
-        return -(-values * self.bits // 8)
+        return math.ceil(values * self.bits * self.stored / 8)
 
 
 def plain_shape(layers: int, heads: int, head_dim: int, bits: int) -> Shape:

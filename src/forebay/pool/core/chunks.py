@@ -48,6 +48,7 @@ class Chunk:
         "name",
         "offset",
         "pins",
+        "prefetched_from",
         "shards",
         "since",
         "slot_bytes",
@@ -79,6 +80,7 @@ class Chunk:
         self.engine = ""  # that fills it, or that it is being read for
         self.digest = b""  # payload hash, of a READY one: as its producer, or its record, says
         self.shards = 1  # of which that is the hash, likewise
+        self.prefetched_from = -1  # the lower tier, if nobody had asked for it and nobody has yet
         self.source = 0  # where it was when it was last wanted: 0 DRAM, n the lower tier n - 1
 
     @property
@@ -131,6 +133,11 @@ class ChunkTable:
         """Whether a chunk is READY or LOADING: it can be looked up."""
         chunk = self._by_key.get(key)
         return chunk is not None and chunk.state is not SlotState.FILLING
+
+    def is_filling(self, key: bytes) -> bool:
+        """Whether an engine is storing a chunk."""
+        chunk = self._by_key.get(key)
+        return chunk is not None and chunk.state is SlotState.FILLING
 
     def ready_prefix(self, keys: list[bytes]) -> int:
         """How many keys, from the first, are READY."""

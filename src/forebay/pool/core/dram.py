@@ -129,10 +129,20 @@ class Dram:
 
     # The life of a slot: loaded from a lower tier.
 
-    def begin_load(self, engine: str, name: RecordName, length: int) -> Chunk | None:
-        """A slot that a lower tier may write into, for an engine; None if there is none now."""
-        offset = self._take(name.tenant, length)
-        if isinstance(offset, NoSlot):
+    def begin_load(
+        self, engine: str, name: RecordName, length: int, *, only_free: bool = False
+    ) -> Chunk | None:
+        """A slot that a lower tier may write into, for an engine; None if there is none now.
+
+        `only_free`: nothing leaves for it.
+        """
+        slot_bytes = slot_bytes_for(length)
+        if only_free:  # verify: what nobody asked for evicts nothing
+            offset = self._free_slot(name.tenant, slot_bytes)
+        else:
+            taken = self._take(name.tenant, length)
+            offset = None if isinstance(taken, NoSlot) else taken
+        if offset is None:
             return None
         chunk = self._add(name, SlotState.LOADING, offset, length)
         chunk.tiers = self._stack.tiers_of(chunk.key)
@@ -266,8 +276,17 @@ class Dram:
         for used_at, count in Counter(chunk.used_at for chunk in chunks).items():
             if used_at is not None:  # else it has just come from a lower tier, which says more
                 gap.observe(now - used_at, (DRAM,), count)
+            else:
+                self._count_prefetched(chunks)
         for chunk in chunks:
             chunk.used_at = now
+
+    def _count_prefetched(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks are used, of which some may have been fetched before anybody asked for them."""
+        for chunk in chunks:
+            if chunk.prefetched_from >= 0:
+                tier, chunk.prefetched_from = self._stack.name_of(chunk.prefetched_from), -1
+                self._metrics.prefetch.used(tier, chunk.length)
 
     # Leaving DRAM.
 

@@ -25,17 +25,19 @@ from forebay.pool.core.loading.loads import Loads
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.probing import Prober
 from forebay.pool.core.recent.requests import RecentRequest
-from forebay.pool.core.stack import TierOpener, TierStack
+from forebay.pool.core.stack import TierNews, TierOpener, TierStack
 from forebay.pool.core.storing.stores import Stores
 from forebay.pool.core.storing.write_behind import WriteBehind
 from forebay.pool.core.tenants.operations import Tenancy
 from forebay.pool.core.tenants.policies import NewPolicy, Policies
 from forebay.pool.core.tenants.registry import Tenants
+from forebay.pool.core.warming.prefetching import Prefetching
 from forebay.pool.encryption import Encryption
 from forebay.pool.messages import (
     PROTOCOL,
     TIERS_MAX,
     Abort,
+    AnswersEnded,
     Ask,
     Cancel,
     Clear,
@@ -63,7 +65,7 @@ from forebay.pool.session import Core, ProbeTold, Session, Work
 from forebay.sys.shared import Segment
 from forebay.sys.world import World
 from forebay.tenants import TenantSetting
-from forebay.tiers.contract import Removed
+from forebay.tiers.contract import Removed, WarmStart
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
 from forebay.tiers.dram.taking import take_memory
 
@@ -107,7 +109,15 @@ class Pool(Core):
         chunks = ChunkTable()
         # The tiers first: DRAM takes long, and a directory that cannot be used is told at once.
         self._stack = TierStack(
-            chunks, options.tiers, self._tier_removed, self._tier_learned, clock.monotonic
+            chunks,
+            options.tiers,
+            TierNews(
+                self._tier_removed,
+                self._tier_learned,
+                self._tier_forgot,
+                self._tier_warm_start,
+            ),
+            clock.monotonic,
         )
         try:
             self._slab = _slab(options)
@@ -139,6 +149,7 @@ class Pool(Core):
         hasher = self._hasher = Hasher(parts)
         self._loads = Loads(parts, hasher if options.verify_dram else None)
         self._acquisition = self._loads.acquisition
+        self._prefetching = Prefetching(parts, self._acquisition)
         self._write_behind = WriteBehind(parts)
         loads_wait = self._acquisition.wait_for_room
         self._stores = Stores(parts, self._write_behind, loads_wait)
@@ -190,30 +201,40 @@ class Pool(Core):
                 return self._stores.reserve(session, message)
             case Commit():
                 self._stores.commit(session, message)
+                self._loads.stored()
             case Abort():
                 self._stores.abort(session, message)
+                self._loads.stored()
             case Resize():
-                self._loads.retain_nothing()
+                self._make_way()
                 self._admin.resize(session, message)
             case Rotate():
                 self._admin.rotate(session)
             case Clear():
-                self._loads.retain_nothing()
+                self._make_way()
                 self._admin.clear(session, message)
             case SetTenants():
                 self._tenancy.replace(session, message)
             case Forget():
+                self._prefetching.stop()
                 self._tenancy.forget(session, message)
             case Describe() | RequestOutcomes():
                 if isinstance(message, Describe):
                     models, said = self._status.models, (message.namespace, message.model)
                     models.described(session.engine, *said)
                 self._loads.recent.handle(session, message, self._clock.monotonic())
+            case AnswersEnded():
+                self._loads.ended(message)
             case RequestsQuery():
                 return self._loads.recent.reply(session, message, self._clock.monotonic())
             case Hello() | StatsQuery():  # the server's own
                 self.metrics.error(ErrorKind.UNEXPECTED)
         return None
+
+    def _make_way(self) -> None:
+        """An operator comes before what was only made ready."""
+        self._prefetching.stop()
+        self._loads.retain_nothing()
 
     def requests(self, query: RequestsQuery) -> list[RecentRequest]:
         """The recent requests that a query names, the newest last."""
@@ -227,6 +248,7 @@ class Pool(Core):
         """See Core."""
         self._loads.settled(engine)
         self._stores.exited(engine)
+        self._loads.stored()
         self._loads.recent.engines.left(engine)
         self._status.models.left(engine)
         self._dram.processes.leave(engine)
@@ -249,6 +271,7 @@ class Pool(Core):
             self._is_woken = True
             self._wake()
         self.barrier.call("write-behind", self._write_behind.run)
+        self.barrier.call("prefetching", self._prefetching.step, self._clock.monotonic())
 
     def tick(self, now: float) -> None:
         """See Core."""
@@ -256,6 +279,8 @@ class Pool(Core):
         call = self.barrier.call
         call("deadlines", self._loads.tick, now)
         call("shrinking", self._dram.shrink)
+        call("use counts", self._loads.uses.tick, now)
+        call("prefetching", self._prefetching.step, now)
         call("accounting", self._status.tick, now)
         call("admin operations", self._admin.tick, now)
         call("forgetting", self._tenancy.tick, now)
@@ -275,7 +300,9 @@ class Pool(Core):
     @property
     def is_waiting(self) -> bool:
         """Whether something is due soon, so that ticks matter."""
-        return self._is_moving or bool(self._acquisition.requests) or self._has_operations
+        is_asked = bool(self._acquisition.requests) or bool(self._loads.awaited)
+        is_due = self._has_operations or self._prefetching.is_waiting
+        return self._is_moving or is_asked or is_due
 
     @property
     def _has_operations(self) -> bool:
@@ -336,9 +363,17 @@ class Pool(Core):
         """Called by a tier's threads."""
         self._complete(lambda: self._dram.tier_removed(tier, records))
 
+    def _tier_warm_start(self, tier: int, offered: WarmStart) -> None:
+        """Called by a tier's threads, perhaps before we are put together."""
+        self._complete(lambda: self._prefetching.begin(tier, offered))
+
     def _tier_learned(self, keys: Sequence[bytes]) -> None:
         """Called by a tier's threads."""
         self._complete(partial(self._learned, frozenset(keys)))
+
+    def _tier_forgot(self, tenants: frozenset[bytes]) -> None:
+        """On a tier's thread."""
+        self._complete(lambda: self._tenancy.learn_forgotten(tenants))
 
     def _learned(self, keys: frozenset[bytes]) -> None:
         self._acquisition.learned(keys)

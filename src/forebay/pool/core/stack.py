@@ -30,7 +30,9 @@ from forebay.tiers.contract import (
     TierListener,
     TierSpeed,
     Usage,
+    UsedRecord,
     VolumeStatus,
+    WarmStart,
 )
 from forebay.tiers.quotas import Quota
 
@@ -80,6 +82,15 @@ LoadDone = Callable[[list[TierOperation]], None]  # one a tier that was tried; t
 StoreDone = Callable[[TierOperation], None]
 
 
+class TierNews(NamedTuple):
+    """Who is told what tiers have to say, by number; called on their threads."""
+
+    removed: Callable[[int, list[Removed]], None]
+    learned: Callable[[Sequence[bytes]], None]
+    forgotten: Callable[[frozenset[bytes]], None]
+    warm_start: Callable[[int, WarmStart], None]
+
+
 class TierStatus(NamedTuple):
     """One lower tier, for people and metrics."""
 
@@ -95,19 +106,18 @@ class TierStack:
         self,
         chunks: ChunkTable,
         openers: Sequence[TierOpener],
-        on_removed: Callable[[int, list[Removed]], None],
-        on_learned: Callable[[Sequence[bytes]], None],
+        news: TierNews,
         now: Callable[[], float],
     ) -> None:
         """Open the tiers, the nearest first; a StartupError if one cannot be had.
 
-        `on_removed` and `on_learned` are called on the tiers' threads, `now` on any.
+        `now` is called on any thread.
         """
         self._chunks, self._now = chunks, now
         self._tiers: list[Tier] = []
         try:
             for number, opener in enumerate(openers):
-                self._tiers.append(opener(_Listener(self, number, on_removed, on_learned)))
+                self._tiers.append(opener(_Listener(self, number, news)))
         except StartupError:
             self.close(0.0)
             raise
@@ -236,6 +246,15 @@ class TierStack:
         for tier in self._tiers:
             tier.used(key, at)
 
+    def publish_used(self, tier: int, records: Sequence[UsedRecord]) -> None:
+        """Engines of this host ask for these of a tier's records most."""
+        self._tiers[tier].publish_used(records)
+
+    def asked(self, keys: Sequence[bytes]) -> None:
+        """A request asked for these chunks, wherever they are: tiers keep what is asked for."""
+        for tier in self._tiers:
+            tier.asked(keys)
+
     def lost(self, key: bytes) -> None:
         """No tier has a chunk any more: what hangs on it alone is forgotten everywhere."""
         for tier in self._tiers:
@@ -250,10 +269,20 @@ class TierStack:
         for tier in self._tiers:
             tier.delete_forgotten(tenants)
 
-    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
-        """What each tenant, by id, may hold on drives; other tiers have no quotas."""
+    def set_quotas(self, quotas_of: Callable[[str], Mapping[bytes, Quota]]) -> None:
+        """What each tenant, by id, may hold of each medium that tiers have quotas of."""
         for tier in self._tiers:
-            tier.set_quotas(quotas)
+            if tier.quotas_of:
+                tier.set_quotas(quotas_of(tier.quotas_of))
+
+    def quota_caps(self) -> dict[str, int]:
+        """What floors have to fit in: the cap of each medium, of several stores the smallest."""
+        caps: dict[str, int] = {}
+        for tier in self._tiers:
+            if tier.quotas_of:
+                cap_bytes = tier.usage().cap_bytes
+                caps[tier.quotas_of] = min(caps.get(tier.quotas_of, cap_bytes), cap_bytes)
+        return caps
 
     def held_by_tenants(self) -> list[tuple[str, dict[bytes, int]]]:
         """Each tier's name and the bytes that each tenant has taken there, where it counts them."""
@@ -262,10 +291,16 @@ class TierStack:
     def remember_forgotten(self, tenant: bytes) -> str:
         """Write down, durably, that a tenant's records must not be served; why not, if so.
 
+        Drives remember it for stores, too, which may be away; where there are none, each store has
+        to. Stores that can are told in any case: drives are replaced.
         Waits for the media: never on the pool's thread.
         """
-        failures = [tier.remember_forgotten(tenant) for tier in self._tiers]
-        return next(filter(None, failures), "")
+        drives = [tier for tier in self._tiers if not tier.comes_back]
+        for number, tier in enumerate([*drives, *(t for t in self._tiers if t.comes_back)]):
+            failure = tier.remember_forgotten(tenant)
+            if failure and (not drives or tier in drives):
+                return f"{failure}; the next start may forget it" if number else failure
+        return ""
 
     def forget(self, tenant: bytes, *, scrub: bool) -> list[tuple[str, Forgotten]]:
         """Delete all records of a tenant; what that was, by tier. Waits likewise."""
@@ -327,22 +362,23 @@ def _add_far(far: list[FarRun], first: int, chunks: int, tier: Tier | None) -> N
 class _Listener(TierListener):
     """What one tier tells and asks."""
 
-    def __init__(
-        self,
-        stack: TierStack,
-        number: int,
-        on_removed: Callable[[int, list[Removed]], None],
-        on_learned: Callable[[Sequence[bytes]], None],
-    ) -> None:
-        self._removed = partial(on_removed, number)
+    def __init__(self, stack: TierStack, number: int, news: TierNews) -> None:
+        self._news = news
+        self._removed = partial(news.removed, number)
+        self._warm_start = partial(news.warm_start, number)
         self._holds = partial(stack.holds, other_than=number)
-        self._learned = on_learned
 
     def removed(self, records: list[Removed]) -> None:
         self._removed(records)
 
     def learned(self, keys: Sequence[bytes]) -> None:
-        self._learned(keys)
+        self._news.learned(keys)
+
+    def forgotten(self, tenants: frozenset[bytes]) -> None:
+        self._news.forgotten(tenants)
+
+    def warm_start(self, offered: WarmStart) -> None:
+        self._warm_start(offered)
 
     def holds(self, key: bytes) -> bool:
         return self._holds(key)

@@ -1,10 +1,11 @@
 """What is written to a lower tier: the dialogs likeliest to return, as many as it keeps until then.
 
-Lower tiers evict in the order in which they were written, so everything admitted shortens the life
-of everything else. The share that is admitted shrinks while records are evicted before a third of
-them was read, and grows while more is. Within the share the likeliest dialogs come first; those
-equally likely are told apart by a tie-breaker drawn from their key, the same each time, so that a
-loop larger than the tier keeps the same dialogs instead of all of them for too short.
+A lower tier that is full evicts something for whatever it is given, so all that is admitted
+shortens the life of everything else. The share that is admitted shrinks while records are evicted
+before a third of them was read, and grows while more is. Within the share the likeliest dialogs
+come first; those equally likely are told apart by a tie-breaker drawn from their key, the same each
+time, so that a loop larger than the tier keeps the same dialogs instead of all of them for too
+short.
 
 A budget of bytes a day is a bucket that fills at that rate: as it runs low the share narrows, so
 that the unlikely and the large go first, and nothing is written that it does not hold. What any

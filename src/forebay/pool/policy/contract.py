@@ -9,7 +9,8 @@ tiers below DRAM are numbers, 0 for the one right beneath it.
 
 What the pool does, and in which order:
 
-1. A request arrives: `requested(keys, found, now)`, once, with its whole chain.
+1. A request arrives: `requested(keys, found, now)`, once, with its whole chain. When its answer has
+   ended, `ended` with the last key of that chain; where nobody tells, the policy does without.
 2. A chunk becomes readable in DRAM, committed by an engine or promoted from a lower tier: `stored`.
    If lower tiers have it as well: `in_tiers` right after.
 3. A slot is wanted and none is free: for what an engine offers, `declines` first; then `victim`;
@@ -27,6 +28,20 @@ only after its parent is in that tier or was offered to it and has not failed.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+
+class Ending(NamedTuple):
+    """How an answer ended, and what its caller said of the dialog, all within bounds."""
+
+    kind: int = 0  # its class
+    after: int = 0  # the class of the answer that its prompt's new part follows; 0: not known
+    answer_tokens: int = 0
+    duration_s: float = 0.0  # since its request arrived
+    session: bytes = b""  # a hash of what the caller calls the dialog
+    returns_in_s: float = 0.0  # the caller says so; 0: it does not
+    keep_s: float = 0.0
+    priority: int = 0
 
 
 class Policy(ABC):
@@ -35,6 +50,10 @@ class Policy(ABC):
     @abstractmethod
     def requested(self, keys: Sequence[bytes], found: int, now: float) -> None:
         """A request asked for this chain, root first; the first `found` are in some tier."""
+
+    @abstractmethod
+    def ended(self, key: bytes, ending: Ending, now: float) -> None:
+        """The answer has ended to the last request whose chain ends with `key`."""
 
     @abstractmethod
     def stored(self, key: bytes, parent: bytes | None, slot_bytes: int, now: float) -> None:

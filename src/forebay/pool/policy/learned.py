@@ -4,12 +4,14 @@ See `reuse` for how that is learnt, `visits` for how the least valuable chunk is
 microseconds, `admission` for what is written to lower tiers.
 """
 
+import heapq
 import zlib
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from forebay.identity.endings import ENDINGS_MAX, EndingClass
 from forebay.pool.policy.admission import Admission, LowerTier
-from forebay.pool.policy.contract import Policy
+from forebay.pool.policy.contract import Ending, Policy
 from forebay.pool.policy.forest import (
     HELD,
     NONE,
@@ -20,11 +22,23 @@ from forebay.pool.policy.forest import (
     SAVED,
     Forest,
 )
-from forebay.pool.policy.reuse import BINS, LEVELS_AN_OCTAVE, Reuse, cell_of, mean_gap_s
-from forebay.pool.policy.visits import ADMITTED, NOT_EVICTABLE, Visits
+from forebay.pool.policy.reuse import (
+    BINS,
+    CELLS,
+    LEVELS,
+    LEVELS_AN_OCTAVE,
+    Reuse,
+    cell_of,
+    mean_gap_s,
+)
+from forebay.pool.policy.sessions import Sessions
+from forebay.pool.policy.visits import ADMITTED, KEPT, NOT_EVICTABLE, RANKS, USUAL, Visits
 from forebay.pool.policy.writing import Writing
 
 SAVED_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # what a lower tier has costs a quarter to lose
+# A step of priority doubles what a chunk is worth; what is to be kept is worth more than all.
+RANK_LEVELS: Final = (*(LEVELS_AN_OCTAVE * (rank - USUAL) for rank in range(KEPT)), 2 * LEVELS)
+KEPT_MAX: Final = 1 << 14  # visits that are kept because their callers asked for it
 REMEMBERED_VISITS_MAX: Final = 1 << 16
 LEARN_REQUESTS: Final = 4
 USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is taken
@@ -46,11 +60,14 @@ class Learned(Policy):
         self._size_classes: dict[int, int] = {}  # slot bytes -> its number
         self._ends: dict[bytes, int] = {}  # last key of a chain -> the visit that asked for it
         self._starts: dict[bytes, int] = {}  # first key that DRAM lacks -> the visit that stores it
+        self._sessions = Sessions(self._visits)
+        self._kept: list[tuple[float, int, bytes]] = []  # until when, its rank then, its last key
+        self._ranks = [USUAL]  # those ever met
         self._usual_depth = 0.0  # chunks of a dialog's first prompt
         self._requests = 0
 
     def requested(self, keys: Sequence[bytes], found: int, now: float) -> None:
-        self._visits.age(now)
+        self._age(now)
         if not keys:
             return
         self._requests += 1
@@ -69,6 +86,27 @@ class Learned(Policy):
         for writing in self._writing:
             for row in held:
                 writing.queue(row, now)
+
+    def ended(self, key: bytes, ending: Ending, now: float) -> None:
+        visits = self._visits
+        self._age(now)
+        visit = self._ends.get(key, NONE)
+        if visit == NONE or visits.began_cell[visit] != NONE:
+            return
+        now = max(now, visits.began_s[visit])
+        if ending.session:
+            self._sessions.ended(ending, visit, now)
+        kind, mean_s = ending.kind, (visits.gaps[visit] or {}).get(ending.kind, 0.0)
+        if ending.returns_in_s:
+            kind, mean_s = EndingClass.EXPECTED, ending.returns_in_s
+        # Of a dialog that never had such an answer, no gap is known that would tell of this one.
+        turns = max(1, visits.turns[visit]) if mean_s else 0
+        visits.ended(visit, cell_of(turns, mean_s, visits.new_share[visit], kind), now)
+        if ending.keep_s:
+            heapq.heappush(self._kept, (now + ending.keep_s, USUAL + ending.priority, key))
+            self._set_rank(visit, KEPT)
+        elif ending.priority:
+            self._set_rank(visit, USUAL + ending.priority)
 
     def stored(self, key: bytes, parent: bytes | None, slot_bytes: int, now: float) -> None:
         forest, visits = self._forest, self._visits
@@ -115,7 +153,7 @@ class Learned(Policy):
                 self._enqueue(forest.visit[row])
 
     def declines(self, key: bytes, parent: bytes | None, now: float, slot_bytes: int) -> bool:
-        self._visits.age(now)
+        self._age(now)
         newcomer = self._starts.get(key, NONE)
         if newcomer == NONE and parent is not None:
             above = self._forest.row_of.get(parent, NONE)
@@ -129,7 +167,7 @@ class Learned(Policy):
         return not any(writing.admits(newcomer, slot_bytes, now) for writing in self._writing)
 
     def victim(self, now: float, slot_bytes: int, *, spare_unwritten: bool = False) -> bytes | None:
-        self._visits.age(now)
+        self._age(now)
         spare = spare_unwritten and self._can_write
         while True:
             visit, _ = self._least(slot_bytes, spare_unwritten=spare)
@@ -172,7 +210,7 @@ class Learned(Policy):
         self._writing[tier].hold(held=held)
 
     def next_write(self, tier: int, now: float, *, idle: bool = False) -> bytes | None:
-        self._visits.age(now)
+        self._age(now)
         return self._writing[tier].next(now, idle=idle)
 
     @property
@@ -180,8 +218,25 @@ class Learned(Policy):
         return self._forest.queued_bytes if self._can_write else 0
 
     def evicted(self, tier: int, size_bytes: int, read_bytes: int, now: float) -> None:
-        self._visits.age(now)
+        self._age(now)
         self._writing[tier].admission.evicted(size_bytes, read_bytes)
+
+    def _age(self, now: float) -> None:
+        """Time has passed: visits are older, and some need not be kept any more."""
+        self._visits.age(now)
+        while self._kept and (self._kept[0][0] <= now or len(self._kept) > KEPT_MAX):
+            _, rank, key = heapq.heappop(self._kept)
+            visit = self._ends.get(key, NONE)
+            if visit != NONE and self._visits.rank[visit] == KEPT:
+                self._set_rank(visit, rank)
+
+    def _set_rank(self, visit: int, rank: int) -> None:
+        """Give a visit another rank, and the queue that follows from it."""
+        self._visits.rank[visit] = rank
+        if rank not in self._ranks:
+            self._ranks.append(rank)
+        if self._visits.tail[visit] != NONE:
+            self._enqueue(visit)
 
     @property
     def _can_write(self) -> bool:
@@ -198,6 +253,7 @@ class Learned(Policy):
         """The visit of a request; the one it continues, if any is known, has returned."""
         visits, ends = self._visits, self._ends
         turns, mean_s, known = 0, 0.0, found
+        gaps: dict[int, float] | None = None
         tie_breaker = zlib.crc32(keys[-1]) / 2**32
         admitted: list[int] = []  # tiers that keep on being written to
         for key in reversed(keys):
@@ -205,16 +261,18 @@ class Learned(Policy):
             if before != NONE and visits.depth[before] > 1:
                 turns = visits.turns[before] + 1
                 mean_s = mean_gap_s(visits.mean_s[before], now - visits.at_s[before])
+                gaps = self._gaps_after(before, now)
                 known, tie_breaker = visits.depth[before], visits.tie_breaker[before]
                 if found >= known:  # what was written of it is still there to be continued
                     verdicts = enumerate(visits.verdicts)
                     admitted = [tier for tier, of in verdicts if of[before] == ADMITTED]
-                self._reuse.returned(visits.cell[before])
+                visits.returned(before, now)
                 self._end(before)
                 break
         new_share = 1 - known / len(keys) if turns else self._relative_depth(len(keys))
         visit = visits.begin(cell_of(turns, mean_s, new_share), keys[-1], now)
         visits.turns[visit], visits.mean_s[visit] = turns, mean_s
+        visits.new_share[visit], visits.gaps[visit] = new_share, gaps
         visits.depth[visit], visits.tie_breaker[visit] = len(keys), tie_breaker
         for tier in admitted:
             visits.verdicts[tier][visit] = ADMITTED
@@ -224,6 +282,16 @@ class Learned(Policy):
         if len(ends) > REMEMBERED_VISITS_MAX:
             self._end(next(iter(ends.values())))
         return visit
+
+    def _gaps_after(self, before: int, now: float) -> dict[int, float] | None:
+        """The mean gaps of a dialog that came back, by how the answers before them ended."""
+        visits = self._visits
+        gaps = visits.gaps[before]
+        if visits.began_cell[before] == NONE:
+            return gaps
+        kind = visits.cell[before] // (CELLS // ENDINGS_MAX)
+        mean_s = mean_gap_s((gaps or {}).get(kind, 0.0), now - visits.at_s[before])
+        return {**(gaps or {}), kind: mean_s}
 
     def _touch(self, visit: int, keys: Sequence[bytes], rows: list[int | None]) -> bytes | None:
         """Give a visit what DRAM has of a chain, as rows; the first key that it lacks."""
@@ -294,6 +362,8 @@ class Learned(Policy):
         if end is not None:
             del self._ends[end]
             self._visits.end[visit] = None
+            if self._visits.rank[visit] == KEPT:  # nobody could end that any more
+                self._set_rank(visit, USUAL)
         if self._visits.tail[visit] == NONE:
             self._forget(visit)
 
@@ -351,14 +421,15 @@ class Learned(Policy):
         if forest.children[row] or forest.pins[row]:
             self._visits.move(visit, NOT_EVICTABLE)
             return
-        self._visits.move(visit, 1 + forest.size_class[row] * SAFETIES + forest.safety[row])
+        place = forest.size_class[row] * SAFETIES + forest.safety[row]
+        self._visits.move(visit, 1 + place * RANKS + self._visits.rank[visit])
 
     def _size_class(self, slot_bytes: int) -> int:
         number = self._size_classes.get(slot_bytes)
         if number is None:
             number = self._size_classes[slot_bytes] = len(self._forest.slot_bytes)
             self._forest.slot_bytes.append(slot_bytes)
-            self._visits.add_queues(1 + (number + 1) * SAFETIES)
+            self._visits.add_queues(1 + (number + 1) * SAFETIES * RANKS)
         return number
 
     def _least(self, slot_bytes: int, *, spare_unwritten: bool) -> tuple[int, int]:
@@ -370,10 +441,12 @@ class Learned(Policy):
         for safety in range(SAFETIES):
             if safety == PENDING and spare_unwritten:
                 continue
-            found = self._visits.least(1 + number * SAFETIES + safety)
-            if found is None:
-                continue
-            level = found[1] - SAVED_LEVELS if safety == SAVED else found[1]
-            if visit == NONE or level < least:
-                visit, least = found[0], level
+            for rank in self._ranks:
+                found = self._visits.least(1 + (number * SAFETIES + safety) * RANKS + rank)
+                if found is None:
+                    continue
+                level = found[1] + RANK_LEVELS[rank]
+                level -= SAVED_LEVELS if safety == SAVED else 0
+                if visit == NONE or level < least:
+                    visit, least = found[0], level
         return visit, least

@@ -12,6 +12,10 @@ Three things are learnt, each from as many visits as possible, so that a few hun
 * how much likelier than that each kind of visit returns: by the turns of its dialog, and by how
   much of the prompt was new.
 
+All of it is learnt for each class of endings (`forebay.identity.endings`) apart, where ages and
+gaps begin with the end of the answer; and once more for all visits, from the request on, which is
+what counts until the answer has ended, and for good where nobody tells that it has.
+
 Counts are blurred over neighbouring ages and like mean gaps before they are believed: two thousand
 gaps in three thousand cells are mostly chance, and what follows from chance evicts wrongly.
 
@@ -28,6 +32,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
+from forebay.identity.endings import ENDINGS_MAX
+
 BIN_FIRST_S: Final = 0.002
 BIN_GROWTH: Final = 1.25
 BINS: Final = 80  # up to 22 hours; older is the last bin
@@ -40,7 +46,7 @@ KINDS: Final = (len(TURNS) + 1) * (len(NEWS) + 1)
 SCALE_BINS: Final = 2  # a dialog's mean gap is known in steps of so many bins
 NO_GAP: Final = BINS // SCALE_BINS  # the scale of dialogs seen once
 SCALES: Final = NO_GAP + 1
-CELLS: Final = KINDS * SCALES * BINS  # (kind, scale, age)
+CELLS: Final = ENDINGS_MAX * KINDS * SCALES * BINS  # (class of the ending, kind, scale, age)
 
 # Before anything was seen: one in twenty returns in each bin, as LRU would have it. A second is
 # the shortest time for which people are believed to differ; below, time alone counts.
@@ -70,9 +76,13 @@ def mean_gap_s(before_s: float, gap_s: float) -> float:
     return math.exp(GAP_MEMORY * math.log(before_s) + (1 - GAP_MEMORY) * math.log(gap_s))
 
 
-def cell_of(turns: int, mean_s: float, new_share: float) -> int:
-    """The cell of a visit of age 0."""
-    kind = bisect_right(TURNS, turns) * (len(NEWS) + 1) + bisect_right(NEWS, new_share)
+def cell_of(turns: int, mean_s: float, new_share: float, ending: int = 0) -> int:
+    """The cell of a visit of age 0: since its request, or since its answer had this ending."""
+    kind = (
+        ending * KINDS
+        + bisect_right(TURNS, turns) * (len(NEWS) + 1)
+        + bisect_right(NEWS, new_share)
+    )
     return (kind * SCALES + (bin_of(mean_s) // SCALE_BINS if turns else NO_GAP)) * BINS
 
 
@@ -91,45 +101,56 @@ class _Curve:
                 self.returned[number] /= 2
 
 
+class _Ending:
+    """What is counted of visits whose answers ended alike, or have not ended."""
+
+    def __init__(self) -> None:
+        self.first = _Curve()
+        self.again = _Curve()
+        # One more at each end, always empty: every scale has two neighbours.
+        self.scaled = [_Curve() for _ in range(NO_GAP + 2)]
+        self.chances = [list(PRIOR_CHANCES) for _ in range(SCALES)]  # by scale and bin
+        self.expected = array("d", [KIND_VISITS] * KINDS)
+        self.returned = array("d", [KIND_VISITS] * KINDS)
+
+    def curves(self, scale: int) -> tuple[_Curve, ...]:
+        """The curves in which a visit of this scale counts."""
+        return (self.first,) if scale == NO_GAP else (self.again, self.scaled[scale + 1])
+
+
 class Reuse:
     """What is learnt, and the worth of each cell that follows from it."""
 
     def __init__(self) -> None:
-        self._first = _Curve()
-        self._again = _Curve()
-        # One more at each end, always empty: every scale has two neighbours.
-        self._scaled = [_Curve() for _ in range(NO_GAP + 2)]
-        self._chances = [list(PRIOR_CHANCES) for _ in range(SCALES)]  # by scale and bin
-        self._expected = array("d", [KIND_VISITS] * KINDS)
-        self._returned = array("d", [KIND_VISITS] * KINDS)
+        self._endings: dict[int, _Ending] = {}  # those ever met
         self._worth: dict[int, list[float]] = {}  # by kind and scale, those ever met
         self._return: dict[int, list[float]] = {}  # likewise
 
     def entered(self, cell: int) -> None:
         """A visit has reached this cell's age."""
-        kind, scale, number = _parts(cell)
-        self._expected[kind] += self._chances[scale][number]
-        for curve in self._curves(scale):
+        ending, kind, scale, number = self._parts(cell)
+        ending.expected[kind] += ending.chances[scale][number]
+        for curve in ending.curves(scale):
             curve.entered[number] += 1
 
     def returned(self, cell: int) -> None:
         """A visit's dialog came back at this cell's age."""
-        kind, scale, number = _parts(cell)
-        self._returned[kind] += 1
-        for curve in self._curves(scale):
+        ending, kind, scale, number = self._parts(cell)
+        ending.returned[kind] += 1
+        for curve in ending.curves(scale):
             curve.returned[number] += 1
 
     def learn(self, group: int) -> None:
         """Judge one kind and scale anew from what was counted."""
-        kind, scale = divmod(group, SCALES)
-        for curve in self._curves(scale):
+        ending, kind, scale, _ = self._parts(group * BINS)
+        for curve in ending.curves(scale):
             curve.fade()
-        if self._expected[kind] > MEMORY_VISITS:
-            self._expected[kind] /= 2
-            self._returned[kind] /= 2
-        self._chances[scale] = self._learnt(scale)
-        likelier = self._returned[kind] / self._expected[kind]
-        chances = [min(likelier * chance, CHANCE_MAX) for chance in self._chances[scale]]
+        if ending.expected[kind] > MEMORY_VISITS:
+            ending.expected[kind] /= 2
+            ending.returned[kind] /= 2
+        ending.chances[scale] = _learnt(ending, scale)
+        likelier = ending.returned[kind] / ending.expected[kind]
+        chances = [min(likelier * chance, CHANCE_MAX) for chance in ending.chances[scale]]
         self._worth[group] = _gittins(chances)
         away = 1.0
         for number in range(BINS - 1, -1, -1):
@@ -159,19 +180,26 @@ class Reuse:
         level = math.floor(LEVELS_AN_OCTAVE * math.log2(worth)) - LEVEL_FIRST
         return min(max(level, 0), LEVELS - 1)
 
-    def _curves(self, scale: int) -> tuple[_Curve, ...]:
-        return (self._first,) if scale == NO_GAP else (self._again, self._scaled[scale + 1])
+    def _parts(self, cell: int) -> tuple[_Ending, int, int, int]:
+        rest, number = divmod(cell, BINS)
+        rest, scale = divmod(rest, SCALES)
+        name, kind = divmod(rest, KINDS)
+        ending = self._endings.get(name)
+        if ending is None:
+            ending = self._endings[name] = _Ending()
+        return ending, kind, scale, number
 
-    def _learnt(self, scale: int) -> list[float]:
-        """The chance within each bin, blurred over ages and over like scales."""
-        shared = self._first if scale == NO_GAP else self._again
-        chances = _chances(shared.entered, shared.returned, PRIOR_CHANCES, PRIOR_VISITS)
-        if scale == NO_GAP:
-            return chances
-        below, own, above = self._scaled[scale : scale + 3]
-        entered = _mixed(below.entered, own.entered, above.entered)
-        returned = _mixed(below.returned, own.returned, above.returned)
-        return _chances(entered, returned, chances, SCALE_VISITS)
+
+def _learnt(ending: _Ending, scale: int) -> list[float]:
+    """The chance within each bin, blurred over ages and over like scales."""
+    shared = ending.first if scale == NO_GAP else ending.again
+    chances = _chances(shared.entered, shared.returned, PRIOR_CHANCES, PRIOR_VISITS)
+    if scale == NO_GAP:
+        return chances
+    below, own, above = ending.scaled[scale : scale + 3]
+    entered = _mixed(below.entered, own.entered, above.entered)
+    returned = _mixed(below.returned, own.returned, above.returned)
+    return _chances(entered, returned, chances, SCALE_VISITS)
 
 
 def _chances(
@@ -197,12 +225,6 @@ def _blurred(counts: Sequence[float]) -> list[float]:
         sums = [0.0, *accumulate((0.0, 0.0, *counts, 0.0, 0.0))]
         counts = [(after - before) / 5 for before, after in zip(sums, sums[5:], strict=False)]
     return list(counts)
-
-
-def _parts(cell: int) -> tuple[int, int, int]:
-    rest, number = divmod(cell, BINS)
-    kind, scale = divmod(rest, SCALES)
-    return kind, scale, number
 
 
 def _gittins(chances: Sequence[float]) -> list[float]:

@@ -14,10 +14,15 @@ from array import array
 from collections import OrderedDict
 from typing import Final
 
+from forebay.identity.endings import PRIORITY_MAX
 from forebay.pool.policy.forest import NONE
 from forebay.pool.policy.reuse import BINS, CELLS, EDGES_S, LEVELS, Reuse, bin_of
 
 NOT_EVICTABLE: Final = 0  # the queue of visits of which no chunk can leave now
+# Ranks: a priority each, and above all of them what is to be kept for a while.
+USUAL: Final = PRIORITY_MAX
+KEPT: Final = 2 * PRIORITY_MAX + 1
+RANKS: Final = KEPT + 1
 # Verdicts of a tier's admission.
 UNDECIDED: Final = 0
 ADMITTED: Final = 1
@@ -30,14 +35,20 @@ class Visits:
     def __init__(self, reuse: Reuse, tiers: int) -> None:
         self._reuse = reuse
         self.at_s = array("d")
+        self.began_s = array("d")  # when its request arrived; `at_s` is when its answer ended
         self.mean_s = array("d")  # gap of its dialog; 0: none seen
+        self.new_share = array("d")  # of its prompt
         self.cell = array("i")
+        self.began_cell = array("i")  # by its age since its request, once its answer has ended
         self.queue = array("i")  # NONE: the number is free
         self.tail = array("i")  # the deepest row that this visit touched last, or NONE
         self.turns = array("i")  # returns of its dialog
         self.depth = array("i")  # chunks of its chain
+        self.rank = array("b")  # among `RANKS`: what its caller asked for
         self.tie_breaker = array("d")  # of its dialog: tells equals apart, the same way each time
         self.verdicts = [bytearray() for _ in range(tiers)]  # by lower tier: to be written there?
+        # Of its dialog, by the class of an ending: the mean gap behind it; None: none seen.
+        self.gaps: list[dict[int, float] | None] = []
         self.end: list[bytes | None] = []  # the chain's last key, by which a return is known
         self.start: list[bytes | None] = []  # the first key that DRAM lacked and has not got yet
         self._free: list[int] = []
@@ -58,16 +69,21 @@ class Visits:
             visit = self._free.pop()
         else:
             visit = len(self.end)
-            for column in (self.cell, self.queue, self.tail, self.turns, self.depth):
+            for column in (self.cell, self.began_cell, self.queue, self.tail):
                 column.append(0)
-            self.at_s.append(now)
-            self.mean_s.append(0.0)
-            self.tie_breaker.append(0.0)
+            for column in (self.turns, self.depth):
+                column.append(0)
+            for times in (self.at_s, self.began_s, self.mean_s, self.new_share, self.tie_breaker):
+                times.append(0.0)
+            self.gaps.append(None)
+            self.rank.append(USUAL)
             for verdict in self.verdicts:
                 verdict.append(UNDECIDED)
             self.end.append(None)
             self.start.append(None)
         self.at_s[visit], self.tail[visit], self.end[visit] = now, NONE, end
+        self.began_s[visit], self.began_cell[visit] = now, NONE
+        self.new_share[visit], self.gaps[visit], self.rank[visit] = 0.0, None, USUAL
         self.turns[visit], self.depth[visit], self.mean_s[visit] = 0, 0, 0.0
         self.tie_breaker[visit] = 0.0
         for verdict in self.verdicts:
@@ -81,6 +97,8 @@ class Visits:
     def copy_dialog(self, source: int, target: int) -> None:
         """Let a visit count as one of another's dialog."""
         self.tie_breaker[target], self.depth[target] = self.tie_breaker[source], self.depth[source]
+        if self.rank[source] != KEPT:  # which ends with the visit that was asked for
+            self.rank[target] = self.rank[source]
         for verdict in self.verdicts:
             verdict[target] = verdict[source]
 
@@ -94,8 +112,22 @@ class Visits:
     def forget(self, visit: int) -> None:
         """The visit is over; its number is used again."""
         self._take(visit)
-        self.queue[visit], self.end[visit] = NONE, None
+        self.queue[visit], self.end[visit], self.gaps[visit] = NONE, None, None
         self._free.append(visit)
+
+    def ended(self, visit: int, cell: int, now: float) -> None:
+        """The answer has ended: from now on the visit is judged by its age since then."""
+        self._take(visit)
+        self.began_cell[visit], self.cell[visit], self.at_s[visit] = self.cell[visit], cell, now
+        self._reuse.entered(cell)
+        self._put(visit)
+
+    def returned(self, visit: int, now: float) -> None:
+        """The dialog came back: count it at its age, and at that since its request."""
+        self._reuse.returned(self.cell[visit])
+        if self.began_cell[visit] != NONE:
+            self._age_since_request(visit, now)
+            self._reuse.returned(self.began_cell[visit])
 
     def age(self, now: float) -> None:
         """Move on what has grown older, and count it."""
@@ -191,5 +223,15 @@ class Visits:
             if self.end[visit] is not None:
                 for cell in range(before + 1, after + 1):
                     self._reuse.entered(cell)
+                if self.began_cell[visit] != NONE:
+                    self._age_since_request(visit, now)
             self.cell[visit] = after
             self._put(visit)
+
+    def _age_since_request(self, visit: int, now: float) -> None:
+        """Count the ages since its request that a visit has come through, its answer ended."""
+        before = self.began_cell[visit]
+        after = before - before % BINS + bin_of(now - self.began_s[visit])
+        for cell in range(before + 1, after + 1):
+            self._reuse.entered(cell)
+        self.began_cell[visit] = max(before, after)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from forebay.pool import wire
 from forebay.pool.messages import (
     Abort,
+    AnswersEnded,
     Ask,
     Cancel,
     Clear,
@@ -36,7 +37,8 @@ from forebay.sys.sockets import Peer
 _URGENT = (Hello, Lookup, Ask, Release, Cancel, Commit)
 _DEFERRED_BYTES_MAX = 1 << 20  # of offers that wait, about: with more of them no more is read
 _OPERATOR = {Hello, StatsQuery, RequestsQuery, Resize, Clear, SetTenants, Forget, Rotate}
-_LONG = _OPERATOR | {RequestOutcomes}  # one a round and connection, so that others have theirs
+# One a round and connection, so that others have theirs.
+_LONG = _OPERATOR | {RequestOutcomes, AnswersEnded}
 
 
 class Connection(Session):

@@ -25,6 +25,7 @@ from forebay.pool.messages import (
     PROTOCOL,
     AdminMessage,
     AdminReply,
+    AnswersEnded,
     ClientMessage,
     Describe,
     Grown,
@@ -236,6 +237,9 @@ class PoolServer:
         self._busy_until = self._clock.monotonic() + self._limits.busy_s
         if isinstance(message, Lookup) and self.recorder is not None:
             self.recorder.request(message.keys, self._clock.monotonic())
+        if isinstance(message, AnswersEnded) and self.recorder is not None:
+            for end in message.ends:
+                self.recorder.ended(end.bounded(), self._clock.monotonic())
         if isinstance(message, Describe):
             message = message.printable()
             if connection.is_engine and message.sharing in _SHARES_NOTHING:

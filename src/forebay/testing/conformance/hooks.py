@@ -8,13 +8,13 @@ from typing import ClassVar, Final
 
 import pytest
 
-from forebay.testing.outcomes import Outcomes, RecordingListener
+from forebay.testing.outcomes import FOREVER, Outcomes, RecordingListener
 from forebay.testing.samples import Sample, chain
 from forebay.tiers import blocking
 from forebay.tiers.contract import Dropped, LoadOutcome, Stored, Tier, TierListener
 
 CLOSE_S: Final = 20.0
-HANG_S: Final = 60.0  # what takes longer is taken for a hang
+HANG_S: Final = 300.0  # what takes longer is taken for a hang
 
 
 class ConformanceHooks:
@@ -68,12 +68,12 @@ class ConformanceHooks:
 
 def store(tier: Tier, sample: Sample) -> Stored | Dropped:
     """Store a sample's own payload and wait."""
-    return blocking.store(tier, sample.name, sample.payload)
+    return blocking.store(tier, sample.name, sample.payload, HANG_S)
 
 
 def load(tier: Tier, sample: Sample) -> tuple[LoadOutcome, bytes]:
     """Load a sample and wait."""
-    return blocking.load(tier, sample.name, sample.length)
+    return blocking.load(tier, sample.name, sample.length, HANG_S, FOREVER)
 
 
 def keys(samples: list[Sample]) -> list[bytes]:

@@ -18,7 +18,7 @@ from forebay.testing.conformance.hooks import (
     prefix_of,
     store,
 )
-from forebay.testing.outcomes import Outcomes
+from forebay.testing.outcomes import FOREVER, Outcomes
 from forebay.testing.samples import Sample, chain, single
 from forebay.tiers import blocking
 from forebay.tiers.contract import (
@@ -149,7 +149,7 @@ class RecordConformance(ConformanceHooks):
     def test_a_target_too_small_is_a_miss_and_harms_nothing(self, tier: Tier) -> None:
         sample = single("large", 50_000)
         store(tier, sample)
-        outcome, _ = blocking.load(tier, sample.name, 4096)
+        outcome, _ = blocking.load(tier, sample.name, 4096, HANG_S, FOREVER)
         assert isinstance(outcome, Miss)
 
     def test_what_cannot_fit_is_too_large(self, tier: Tier) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from forebay.record.header import DEFAULT_TENANT, RecordName
 from forebay.record.region import ContentsEntry, short
+from forebay.tiers.ask_order import AskOrder
 from forebay.tiers.contract import (
     DropReason,
     EvictionCause,
@@ -40,6 +41,7 @@ class Catalog:
         self._rows: dict[int, array[int]] = {}  # region number → rows settled in it
         self._unavailable: frozenset[int] = frozenset()  # regions of drives that are off
         self._numbers = 0
+        self._order = AskOrder()
 
     def number(self) -> int:
         """A region number that was never given before."""
@@ -80,7 +82,26 @@ class Catalog:
             if row is None:
                 return False
             self._rows[place.region].append(row)
+            turn = self._order.turn_of_stored(self._index.turn_before(row))
+            self._order.asked(place.region, turn, self._index.stored_in(row, turn))
             return True
+
+    def asked(self, keys: Sequence[bytes]) -> None:
+        """A request asked for these records, as far as they are here."""
+        with self._lock:
+            turn = self._order.begin_turn()
+        for first in range(0, len(keys), _BATCH):
+            with self._lock:
+                found = self._index.ask(keys[first : first + _BATCH], turn)
+                for region, depth in found.items():
+                    self._order.asked(region, turn, depth)
+
+    def first_to_go(self, regions: Sequence[Region]) -> Region | None:
+        """Which of these regions, given oldest first, is to be evicted first."""
+        by_number = {region.number: region for region in regions}
+        with self._lock:
+            first = self._order.first(by_number)
+        return None if first is None else by_number[first]
 
     def mark_read(self, key: bytes, now: float) -> float | None:
         """A record was loaded; when it was last used before, if that is known."""
@@ -174,6 +195,7 @@ class Catalog:
             self._listener.removed(removed)
         with self._lock:
             del self._rows[region.number], self._regions[region.number]
+            self._order.forget(region.number)
             self._index.stored_at.pop(region.number, None)
             self._index.tenant_of.pop(region.number, None)
         return count

@@ -49,6 +49,8 @@ class Index:
         self._namespace = array("I")
         self._read = bytearray()  # 1: loaded since it was settled
         self._used_at = array("f")  # when its chunk was last used, monotonic; 0: not known
+        self._turn = array("Q")  # of the request that asked for it last; 0: none since the start
+        self._depth = array("I")  # records before it in its chain
         self._parent = array("i")
         self._first_child = array("i")
         self._next_sibling = array("i")
@@ -162,6 +164,27 @@ class Index:
         before, self._used_at[row] = self._used_at[row], now
         return before or None
 
+    def ask(self, keys: Sequence[bytes], turn: int) -> dict[int, int]:
+        """A request asked for these; regions with some of them, and the lowest depth in each."""
+        found: dict[int, int] = {}
+        for key in keys:
+            row = self._rows.get(key)
+            if row is not None and self._region[row] >= 0:
+                self._turn[row] = turn
+                region, depth = self._region[row], self._depth[row]
+                found[region] = min(depth, found.get(region, depth))
+        return found
+
+    def turn_before(self, row: int) -> int:
+        """The turn of a row's parent; 0: it has none, or that was not asked for."""
+        parent = self._parent[row]
+        return 0 if parent == _NONE else self._turn[parent]
+
+    def stored_in(self, row: int, turn: int) -> int:
+        """A record that was settled counts as asked for in this turn; its depth."""
+        self._turn[row] = turn
+        return self._depth[row]
+
     def mark_used(self, key: bytes, at: float) -> None:
         """A record's chunk was used in another tier."""
         row = self._rows.get(key)
@@ -229,7 +252,8 @@ class Index:
         self._read.extend(bytes(_GROWTH))
         self._used_at.frombytes(bytes(_GROWTH * self._used_at.itemsize))
         self._offset.frombytes(bytes(_GROWTH * self._offset.itemsize))
-        for column in (self._length, self._namespace):
+        self._turn.frombytes(bytes(_GROWTH * self._turn.itemsize))
+        for column in (self._length, self._namespace, self._depth):
             column.frombytes(bytes(_GROWTH * column.itemsize))
         for column in (self._region, *self._links()):
             column.extend(_NONES)
@@ -240,6 +264,7 @@ class Index:
     def _link(self, row: int, parent: int) -> None:
         sibling = self._first_child[parent]
         self._parent[row] = parent
+        self._depth[row] = self._depth[parent] + 1
         self._next_sibling[row] = sibling
         self._first_child[parent] = row
         if sibling != _NONE:
@@ -298,6 +323,7 @@ class Index:
         self._keys[row] = b""
         self._region[row] = _FREE
         self._read[row], self._used_at[row] = 0, 0.0
+        self._turn[row] = self._depth[row] = 0
         for column in self._links():
             column[row] = _NONE
         self._free.append(row)

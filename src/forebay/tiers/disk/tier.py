@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, Self
 
 from forebay.errors import DirectoryError, MediumError, StartupError
+from forebay.record.forgotten import FORGOTTEN_MAX
 from forebay.record.header import DEFAULT_TENANT, Digest, RecordName
 from forebay.record.region import short
 from forebay.sys import memory
@@ -37,7 +38,7 @@ from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
 from forebay.tiers.disk.regions.data_keys import DataKeys
 from forebay.tiers.disk.regions.directory import region_bytes, usable_bytes
-from forebay.tiers.disk.regions.forgotten import FORGOTTEN_MAX, read_forgotten, write_forgotten
+from forebay.tiers.disk.regions.forgotten import read_forgotten, write_forgotten
 from forebay.tiers.disk.regions.recovery import (
     RecoveredDirectory,
     close_directory,
@@ -52,6 +53,7 @@ class DiskTier(Tier):
     """Records on one or more drives."""
 
     name = "disk"
+    quotas_of = "disk"
 
     def __init__(
         self,
@@ -186,6 +188,10 @@ class DiskTier(Tier):
     def used(self, key: bytes, at: float) -> None:
         """See Tier."""
         self._catalog.mark_used(short(key), at)
+
+    def asked(self, keys: Sequence[bytes]) -> None:
+        """See Tier."""
+        self._catalog.asked([short(key) for key in keys])
 
     def namespaces(self) -> dict[bytes, NamespaceUsage]:
         """See Tier."""

@@ -18,7 +18,7 @@ from forebay.sys.shared import Segment, SharedMemory
 
 ARENA_BYTES_MAX: Final = 256 << 20
 _ARENAS_MIN: Final = 8
-_STEPS: Final = 8  # classes a doubling: at most an eighth of a slot is waste
+_STEPS: Final = 32  # classes a doubling: at most a thirty-second of a slot is waste
 _log: Final = logging.getLogger(__name__)
 
 
@@ -34,7 +34,7 @@ def cap_bytes_for(slot_bytes: int) -> int:
 
 
 def slot_bytes_for(length: int) -> int:
-    """The slot that a payload takes: whole pages, in classes an eighth of a doubling apart."""
+    """The slot that a payload takes: whole pages, in 32 classes a doubling."""
     size = padded(length)
     step = max(PAGE_BYTES, (1 << (size.bit_length() - 1)) // _STEPS)
     return -(-size // step) * step

@@ -63,6 +63,25 @@ class Order:
         self._done.wait()
 
 
+class Remembrance:
+    """The tenants that a store is to remember as forgotten; a caller waits until it does."""
+
+    def __init__(self, tenant: bytes) -> None:
+        """One more than it remembers already."""
+        self.tenant = tenant
+        self.is_kept = False  # durably, as far as the store says
+        self._done = threading.Event()
+
+    def end(self, *, is_kept: bool) -> None:
+        """It is done, or cannot be."""
+        self.is_kept = is_kept
+        self._done.set()
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._done.wait()
+
+
 class Inbox:
     """What any thread leaves for the tier's thread. The lock guards everything here."""
 
@@ -72,7 +91,7 @@ class Inbox:
         self._is_closed = False
         self._loads: deque[RemoteLoad] = deque()
         self._stores: deque[RemoteStore] = deque()
-        self._orders: deque[Order] = deque()
+        self._orders: deque[Order | Remembrance] = deque()
         self._probe: ProbeDone | None = None  # that waits
         self._is_probing = False  # one waits or is under way
         self._waiting_loads = 0
@@ -100,14 +119,14 @@ class Inbox:
             self._stores.append(job)
         return None
 
-    def put_order(self, order: Order) -> bool:
+    def put_order(self, order: Order | Remembrance) -> bool:
         """Leave an order; False if nobody would see it."""
         with self._lock:
             if not self._is_closed:
                 self._orders.append(order)
             return not self._is_closed
 
-    def take(self) -> tuple[list[RemoteLoad], list[RemoteStore], list[Order]]:
+    def take(self) -> tuple[list[RemoteLoad], list[RemoteStore], list[Order | Remembrance]]:
         """All that was left since the last time."""
         with self._lock:
             taken = list(self._loads), list(self._stores), list(self._orders)
@@ -170,13 +189,13 @@ class Gathering:
     def __bool__(self) -> bool:
         return bool(self._open or self._full)
 
-    def add(self, job: RemoteStore, now: float) -> None:
-        """Put a record into the pack of its namespace and tenant."""
+    def add(self, job: RemoteStore, now: float, limit_bytes: int) -> None:
+        """Put a record into the pack of its namespace and tenant, full with so many bytes."""
         owner = (job.name.namespace, job.name.tenant)
         pack = self._open.setdefault(owner, _OpenPack(now))
         pack.jobs.append(job)
         pack.size_bytes += pack_bytes([job.length])
-        is_full = pack.size_bytes >= self._options.pack_bytes
+        is_full = pack.size_bytes >= limit_bytes
         if is_full or len(pack.jobs) == self._options.pack_records_max:
             self._full.append(self._open.pop(owner).jobs)
 

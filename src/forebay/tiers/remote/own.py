@@ -1,7 +1,9 @@
 """Packs of this host in one store: what they hold, what they may take, what is published.
 
-Packs leave in the order in which they came, whole. What a pack takes counts from before it is put
-until its deletion is confirmed, so that the cap holds whatever a store does.
+A tenant's packs leave in the order in which they came, whole; whose goes is for the quotas to say.
+What a pack takes counts from before it is put until its deletion is confirmed, so that the cap
+holds whatever a store does. For its tenant it counts until it is to be deleted: nothing is put
+before that is done, so a tenant's cap holds at every instant, too.
 
 Owned by the tier's thread; the catalog, and the numbers for people, are read by others.
 """
@@ -10,12 +12,13 @@ import secrets
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
-from forebay.record.header import RecordHeader
+from forebay.record.header import RecordHeader, RecordName
 from forebay.record.region import ContentsEntry, short
 from forebay.tiers.contract import EvictionCause
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.index import NO_PARENT, RecordPlace
 from forebay.tiers.disk.regions.region import Region
+from forebay.tiers.quotas import Quotas
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.others import OtherHosts
 from forebay.tiers.remote.index.published import Publication, PublishedPack
@@ -29,12 +32,13 @@ from forebay.tiers.remote.packs import (
 from forebay.tiers.remote.process.chores import FoundPack
 
 _GENERATION_BITS: Final = 63
+_NOBODY: Final = b""  # no tenant's id
 
 
 class OwnPack(NamedTuple):
     """A pack that is in the store."""
 
-    region: Region  # as the catalog knows it
+    region: Region  # as the catalog knows it, with its tenant
     published: PublishedPack
 
     @property
@@ -51,9 +55,11 @@ class OwnPacks:
         self.used_bytes = 0  # of packs that are there, are being put, or may be there
         self.doomed: dict[str, int] = {}  # name → bytes of what is to be deleted
         self.evictions = 0
+        self.quotas = Quotas()  # of packs that are not to be deleted, by tenant
         self.is_changed = False  # since `tail` was last asked for
         self._host = host
         self._packs: dict[int, OwnPack] = {}  # by sequence, the oldest first
+        self._packs_of: dict[bytes, dict[int, OwnPack]] = {}  # likewise, by tenant
         self._sequences = Sequences()
         self._snapshot = Publication(0)
         self._snapshot_bytes = 0
@@ -66,14 +72,16 @@ class OwnPacks:
         region, place = found
         return PackPlace(region.name, region.generation, place.offset, place.length)
 
-    def begin(self, size_bytes: int) -> int:
+    def begin(self, tenant: bytes, size_bytes: int) -> int:
         """The sequence of a pack that is about to be put, and counts from now on."""
         self.used_bytes += size_bytes
+        self.quotas.take(tenant, size_bytes)
         return self._sequences.next()
 
-    def failed(self, namespace: bytes, sequence: int, size_bytes: int) -> None:
-        """A pack was not put, as far as can be told: it counts until it is deleted."""
-        self.doomed[pack_name(namespace, self._host, sequence)] = size_bytes
+    def failed(self, name: RecordName, sequence: int, size_bytes: int) -> None:
+        """A pack of such records was not put, as far as can be told; it counts until deleted."""
+        self.quotas.give(name.tenant, size_bytes)
+        self.doomed[pack_name(name.namespace, self._host, sequence)] = size_bytes
 
     def put(
         self, headers: list[RecordHeader], sequence: int, offsets: list[int], begun: float
@@ -117,6 +125,7 @@ class OwnPacks:
         regions: list[tuple[Region, Iterable[ContentsEntry]]] = []
         for pack, entries in listed:
             self.used_bytes += pack.size_bytes
+            self.quotas.take(pack.tenant, pack.size_bytes)
             region = Region(self.catalog.number(), "", pack.sequence, -1, pack.size_bytes)
             region.tenant = pack.tenant
             added = self._add(pack.namespace, region, entries)
@@ -135,13 +144,54 @@ class OwnPacks:
         packed = b"".join(map(published.pack_entry, entries))
         pack = OwnPack(region, PublishedPack(namespace, sequence, packed))
         self._packs[sequence] = pack
+        self._packs_of.setdefault(region.tenant, {})[sequence] = pack
         self.is_changed = True
         return pack
 
-    def evict(self, cause: EvictionCause) -> None:
-        """Let the oldest pack go."""
+    def make_room(self, tenant: bytes, size_bytes: int, cap_bytes: int) -> bool:
+        """Let old packs go until a tenant may put one of this size; False: nobody may lose more."""
+
+        def may_lose(loser: bytes) -> bool:
+            return self.quotas.may_lose(loser, self._oldest_bytes(loser), tenant)
+
+        while True:
+            if not self.quotas.fits(tenant, size_bytes):
+                losers = [tenant]
+            elif self._kept_bytes + size_bytes > cap_bytes:
+                losers = list(filter(may_lose, self.quotas.losers(tenant, 0)))
+            else:
+                return True
+            if not self._evict(losers, EvictionCause.SPACE):
+                return False
+
+    def trim(self, cap_bytes: int) -> None:
+        """Let packs go that are above this cap, or above a tenant's, since it was lowered."""
+        cause = EvictionCause.RESIZED
+        for tenant in self.quotas.above_caps():
+            while not self.quotas.fits(tenant, 0) and self._evict([tenant], cause):
+                pass
+        while self._kept_bytes > cap_bytes:
+            above = self.quotas.losers(_NOBODY, 0)
+            if not self._evict([*above, *sorted(self.quotas.holders())], cause):
+                break
+
+    @property
+    def _kept_bytes(self) -> int:
+        """Of packs that are not to be deleted."""
+        return self.used_bytes - sum(self.doomed.values())
+
+    def _oldest_bytes(self, tenant: bytes) -> int:
+        packs = self._packs_of.get(tenant)
+        return next(iter(packs.values())).region.size_bytes if packs else 0
+
+    def _evict(self, losers: Iterable[bytes], cause: EvictionCause) -> bool:
+        """Let the oldest pack go of the first who has any; False: none has."""
+        tenant = next((each for each in losers if self._packs_of.get(each)), None)
+        if tenant is None:
+            return False
         self.evictions += 1
-        self._doom(next(iter(self._packs.values())), cause)
+        self._doom(next(iter(self._packs_of[tenant].values())), cause)
+        return True
 
     def erase(self, namespace: bytes | None = None, tenant: bytes | None = None) -> dict[str, int]:
         """Let all packs go, of a namespace, or of a tenant; their names, and records of each."""
@@ -160,16 +210,13 @@ class OwnPacks:
         for tenant in {pack.region.tenant for pack in self._packs.values()} & set(forgotten):
             self.erase(tenant=tenant)
 
-    def held_by_tenants(self) -> dict[bytes, int]:
-        """Bytes of packs by tenant; any thread may ask."""
-        held: dict[bytes, int] = {}
-        for pack in list(self._packs.values()):
-            held[pack.region.tenant] = held.get(pack.region.tenant, 0) + pack.region.size_bytes
-        return held
-
     def _doom(self, pack: OwnPack, cause: EvictionCause) -> None:
         self.catalog.drop_region(pack.region, cause)
-        del self._packs[pack.published.sequence]
+        sequence, tenant = pack.published.sequence, pack.region.tenant
+        del self._packs[sequence], self._packs_of[tenant][sequence]
+        if not self._packs_of[tenant]:
+            del self._packs_of[tenant]
+        self.quotas.give(tenant, pack.region.size_bytes)
         self.doomed[pack.region.name] = pack.region.size_bytes
         self.is_changed = True
 

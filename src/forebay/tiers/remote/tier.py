@@ -6,10 +6,11 @@ hosts have published counts as being here; what they delete is noticed when it i
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self
 
 from forebay.errors import DirectoryError, StartupError
+from forebay.record.forgotten import FORGOTTEN_MAX
 from forebay.record.header import ROOT, Digest, RecordName
 from forebay.record.keyring import StoreKeys
 from forebay.record.region import REGION_BYTES_MAX, short
@@ -32,10 +33,12 @@ from forebay.tiers.contract import (
     TierListener,
     TierSpeed,
     Usage,
+    UsedRecord,
     VolumeProbe,
     VolumeStatus,
 )
 from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.quotas import FLOORS, Quota
 from forebay.tiers.remote.accounting.ledger import Ledger
 from forebay.tiers.remote.breaker import Breaker
 from forebay.tiers.remote.index.others import OtherHosts
@@ -44,7 +47,7 @@ from forebay.tiers.remote.io.probing import RemoteProbing
 from forebay.tiers.remote.io.reading import RemoteReading
 from forebay.tiers.remote.io.upkeep import Upkeep
 from forebay.tiers.remote.io.writing import RemoteWriting
-from forebay.tiers.remote.jobs import Inbox, Order, RemoteLoad, RemoteStore
+from forebay.tiers.remote.jobs import Inbox, Order, Remembrance, RemoteLoad, RemoteStore
 from forebay.tiers.remote.lending import Lending
 from forebay.tiers.remote.options import RemoteOptions, pack_cap_bytes
 from forebay.tiers.remote.own import OwnPacks
@@ -61,6 +64,7 @@ class RemoteTier(Tier):
     """Records in one store."""
 
     comes_back = True
+    quotas_of = "remote"
 
     def __init__(self, parts: RemoteParts, name: str, world: World) -> None:
         """Use `open`."""
@@ -114,6 +118,7 @@ class RemoteTier(Tier):
                 Inbox(options),
                 Ledger(wanted.prices, wanted.terms.requests_a_day, world.clock.monotonic()),
                 None if options.keyring is None else StoreKeys(options.keyring),
+                prefetch=wanted.terms.prefetch,
             )
             tier = cls(parts, name, world)
             tier._thread.start()
@@ -175,6 +180,8 @@ class RemoteTier(Tier):
         own = self.parts.own.find(short(name.key))
         row = None if own is not None else self._others.find(name.key)
         place = row.place if row is not None else own
+        if name.tenant in self.parts.forgotten:  # verify: nothing is served of a forgotten tenant
+            place = None
         if place is None:
             done(Miss(MissReason.ABSENT))
             return
@@ -208,9 +215,13 @@ class RemoteTier(Tier):
 
     def _refusal(self, name: RecordName, length: int) -> DropReason | None:
         """Announce a record that is about to be stored, or say why it must not be."""
+        if name.tenant in self.parts.forgotten:  # verify: nothing of a forgotten tenant is sent
+            return DropReason.FORGOTTEN
         pack_max = min(REGION_BYTES_MAX, pack_cap_bytes(self.parts.cap_bytes))
         if pack_bytes([length]) > pack_max:
             return DropReason.TOO_LARGE
+        if not self.parts.own.quotas.ever_fits(name.tenant, pack_bytes([length])):
+            return DropReason.QUOTA
         if not self.takes_stores():
             return DropReason.TIER_OFF
         if self._others.has(name.key):
@@ -229,6 +240,10 @@ class RemoteTier(Tier):
     def used(self, key: bytes, at: float) -> None:
         """See Tier. Of this host's own records."""
         self._catalog.mark_used(short(key), at)
+
+    def publish_used(self, records: Sequence[UsedRecord]) -> None:
+        """See Tier."""
+        self.parts.used = records
 
     def lost(self, key: bytes) -> None:
         """See Tier."""
@@ -262,24 +277,43 @@ class RemoteTier(Tier):
 
     def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:  # noqa: ARG002 - likewise
         """See Tier. What other hosts have is theirs to forget."""
-        size_bytes = self.parts.own.held_by_tenants().get(tenant, 0)
+        size_bytes = self.held_by_tenants().get(tenant, 0)
         order = Order(tenant=tenant, is_erasure=True)
         count = self._ordered(order)
         if not order.is_whole:
             return Forgotten(count, failure="the store cannot be reached")
         return Forgotten(count, size_bytes)
 
+    def forgotten(self) -> frozenset[bytes]:
+        """See Tier. As far as the store has said so by now; the listener is told the rest."""
+        return self.parts.remembered
+
+    def remember_forgotten(self, tenant: bytes) -> str:
+        """See Tier. In the store, beside what this host publishes."""
+        wish = Remembrance(tenant)
+        if len(self.parts.remembered) >= FORGOTTEN_MAX:
+            return f"{self.parts.path} remembers {FORGOTTEN_MAX} tenants, and no more"
+        if self.parts.inbox.put_order(wish):
+            self._wake()
+            wish.wait()
+        return "" if wish.is_kept else f"{self.parts.path} cannot be told to remember it"
+
     def delete_forgotten(self, tenants: frozenset[bytes]) -> None:
         """See Tier."""
-        self.parts.forgotten = tenants  # for packs that are found later
-        held = self.parts.own.held_by_tenants()
-        for tenant in tenants & held.keys():
+        self.parts.forget(tenants)  # for packs that are found later
+        for tenant in tenants & self.held_by_tenants().keys():
             if self.parts.inbox.put_order(Order(tenant=tenant, is_erasure=True)):
                 self._wake()
 
     def held_by_tenants(self) -> dict[bytes, int]:
         """See Tier. Of this host alone."""
-        return self.parts.own.held_by_tenants()
+        return self.parts.own.quotas.held()
+
+    def set_quotas(self, quotas: Mapping[bytes, Quota]) -> None:
+        """See Tier. Of what this host has; the tier's thread deletes what is above a cap."""
+        self.parts.own.quotas.replace(quotas)
+        self._reading.weigh(quotas)
+        self._wake()
 
     def resize(self, path: str, cap_bytes: int) -> bool:
         """See Tier."""
@@ -287,6 +321,8 @@ class RemoteTier(Tier):
             return False
         if cap_bytes < REMOTE_BYTES_MIN:
             raise DirectoryError(f"{path} cannot work with so little; write 1MiB or more.")
+        if cap_bytes < self.parts.own.quotas.floors_bytes:
+            raise DirectoryError(f"{path} cannot be so small: {FLOORS}.")
         self.parts.cap_bytes = cap_bytes
         self._ordered(Order(is_erasure=False))
         return True
@@ -373,7 +409,10 @@ class RemoteTier(Tier):
         for store in stores:
             self._writing.add(store, now)
         for order in orders:
-            self._writing.order(order)
+            if isinstance(order, Remembrance):
+                self.upkeep.remember(order)
+            else:
+                self._writing.order(order)
 
     def _reap(self) -> None:
         if self.parts.link.has_exited:
@@ -395,6 +434,7 @@ class RemoteTier(Tier):
         self._take_in(self._clock.monotonic())
         self._reading.flush()
         self._writing.flush()
+        self.upkeep.flush()
         self._probing.step()
         if not parts.link.is_running:
             parts.lending.close()

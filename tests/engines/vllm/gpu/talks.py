@@ -4,7 +4,7 @@ Every turn makes a history of whole chunks and a few tokens more, so that both c
 number of its tokens: what is computed has the same shape, by the same kernels.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,8 +78,16 @@ async def _asked_again(engine: TokenEngine, prompts: list[list[Tokens]]) -> list
 class Bench:
     """Engines on one pool, and what is said through it; all is told before anything is demanded."""
 
-    def __init__(self, kind: str, pool: PoolProcess, place: Path, say: Say) -> None:
+    def __init__(
+        self,
+        kind: str,
+        pool: PoolProcess,
+        place: Path,
+        say: Say,
+        extra: Mapping[str, bool] | None = None,  # settings of its engines
+    ) -> None:
         self.pool = pool
+        self._extra = extra or {}
         self._kind = kind
         self._place = place
         self._say = say
@@ -91,7 +99,7 @@ class Bench:
     ) -> AsyncIterator[TokenEngine]:
         """One that shares; all of them compare pages with those that any of them has stored."""
         log = self._place / f"{name}.log"
-        with_pool = rig.on(self.pool, wanted, always_load=True)
+        with_pool = rig.on(self.pool, wanted, always_load=True, **self._extra)
         witnessed = {WITNESSED: str(self._place / "pages")}
         async with rig.running(with_pool, log, **variables, **witnessed) as engine:
             assert await engine.call("watch")

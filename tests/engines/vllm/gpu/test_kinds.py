@@ -1,4 +1,4 @@
-"""MLA and sliding windows on a GPU: pages and tokens through DRAM, an engine's restart, and NVMe.
+"""MLA, windows and encoded KV on a GPU: pages and tokens through DRAM, a restart, and NVMe.
 
 Windows in float32. For MLA vLLM has kernels of 16 bits only, and others for a prompt than for an
 answer: what it says from its own cache is the measure. Rehearsed by GPU_REHEARSAL=1.
@@ -12,7 +12,11 @@ import pytest
 from tests.engines.vllm.gpu import rig
 from tests.engines.vllm.gpu.rig import REHEARSAL, ask_each, tokens_of
 from tests.engines.vllm.gpu.talks import Alone, Bench, Say, told_by
-from tests.engines.vllm.real.models import made_latent_model, made_windowed_model
+from tests.engines.vllm.real.models import (
+    made_latent_model,
+    made_model,
+    made_windowed_model,
+)
 from tests.pool_process import PoolProcess
 
 from forebay.bench.gpu.engine import TokenEngine
@@ -29,6 +33,7 @@ class Kind(NamedTuple):
 
     make: Callable[[Path], Path]
     dtype: str
+    extra: dict[str, bool] = {}  # noqa: RUF012 - settings beside the defaults, never changed
 
     def arguments(self, model: Path) -> dict[str, Any]:
         return rig.arguments(model, self.dtype, enforce_eager=True, kv_cache_memory_bytes=ROOMY)
@@ -38,6 +43,11 @@ KINDS = {
     "mla": Kind(
         lambda place: made_latent_model(place, **LATENT),
         "float32" if REHEARSAL else "bfloat16",
+    ),
+    "compress": Kind(
+        lambda place: made_model(place, 1, heads=4, kv_heads=2, layers=4, head_dim=64),
+        "bfloat16",
+        {"compress": True},
     ),
     "windows": Kind(lambda place: made_windowed_model(place, "gemma3"), "float32"),
 }
@@ -49,7 +59,7 @@ def test_t50_pages_and_tokens_are_equal_through_dram_restart_and_nvme(
 ) -> None:
     chosen = KINDS[kind]
     wanted = chosen.arguments(chosen.make(tmp_path / "model"))
-    bench = Bench(kind, pool, tmp_path, say)
+    bench = Bench(kind, pool, tmp_path, say, chosen.extra)
 
     async def ask_last(engine: TokenEngine, alone: Alone, way: str) -> None:
         replies = await ask_each(engine, alone.prompts[-1])

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from forebay.engines.codec.exponents import decode, encode
 from forebay.engines.copies.contract import FinishedCopies, LoadPart, Piece, Store, WorkerSlab
 from forebay.engines.copies.cuda import CudaDriver
 from forebay.engines.copies.pointers import Batch, PageTable, PageTables
 from forebay.engines.copies.streamed import StreamedCopies
 from forebay.engines.geometry import Geometry, Reach, ReachKind
 from forebay.engines.step import EVERYTHING
+from forebay.record.exponents import encoded_bytes
 from forebay.sys.shared import SharedMemory
 
 pytestmark = [
@@ -39,11 +41,12 @@ class Pages(NamedTuple):
 
     page_bytes: int
     has_window: bool = False
+    is_encoded: bool = False
 
     def blocks(self, offset: int, ids: list[int]) -> Piece:
         """A record of these blocks."""
         if not self.has_window:
-            return Piece(offset, 0, ids)
+            return Piece(offset, 0, ids, is_encoded=self.is_encoded)
         return Piece(offset, 0, ids, group=1, size=len(ids), others=(ids,))
 
     def tables(self, cache: Any) -> PageTables:
@@ -52,7 +55,9 @@ class Pages(NamedTuple):
         layers = [(layer.data_ptr(), self.page_bytes) for layer in cache]
         if not self.has_window:
             declared = Geometry(names, self.page_bytes, 16, chunk_blocks=2)
-            return PageTables([PageTable.of(layers, self.page_bytes, BLOCKS)], declared)
+            encoded = PageTable.encoded(layers, self.page_bytes, BLOCKS)
+            plain = PageTable.of(layers, self.page_bytes, BLOCKS)
+            return PageTables([plain], declared, encoded={0: encoded})
         window = Geometry(
             names,
             self.page_bytes,
@@ -96,6 +101,7 @@ class Machine:
 
     def warm(self) -> None:
         """What is compiled is compiled now, or it would hide a race."""
+        self.fill(9, 0)
         self.step(self.store(30, 9), loads=(self.load(29, 9),))
         self.done(2)
         torch.cuda.synchronize()
@@ -133,8 +139,22 @@ class Machine:
     def chunk(self, chunk: int) -> Any:
         return self.cache[:, 2 * chunk : 2 * chunk + 2]
 
+    def _encoded(self, number: int) -> Any:
+        size, start = encoded_bytes(self.pages.page_bytes), number * self.chunk_bytes
+        return self.memory[start : start + 2 * LAYERS * size].reshape(-1, size)
+
+    def fill(self, number: int, value: int) -> None:
+        start, size = number * self.chunk_bytes, self.pages.page_bytes
+        if self.pages.is_encoded:
+            self._encoded(number)[:] = encode(np.full((1, size), value, np.uint8))
+        else:
+            self.memory[start : start + self.chunk_bytes] = value
+
     def stored(self, number: int) -> set[int]:
         start = number * self.chunk_bytes
+        if self.pages.is_encoded:
+            found = decode(self._encoded(number), self.pages.page_bytes)
+            return {-1} if found is None else set(np.unique(found).tolist())
         return set(np.unique(self.memory[start : start + self.chunk_bytes]).tolist())
 
 
@@ -145,6 +165,8 @@ KINDS = {
     "copy engine": Pages(SIZES[2]),
     "mla": Pages(16 * 576 * 2),
     "windows": Pages(SIZES[1], has_window=True),
+    "compress": Pages(SIZES[1], is_encoded=True),
+    "compress mla": Pages(16 * 576 * 2, is_encoded=True),
 }
 
 
@@ -229,7 +251,7 @@ def test_t14_a_store_reads_before_its_blocks_are_written_again(
 def test_t14_a_load_does_not_disturb_the_forward_before_it(pages: Pages, waits: bool) -> None:
     machine = Machine(pages, waits=waits)
     machine.chunk(3).fill_(7)
-    machine.memory[: machine.chunk_bytes] = 9
+    machine.fill(0, 9)
     torch.cuda.current_stream().synchronize()
     torch.cuda._sleep(LATE)
     seen = machine.chunk(3).clone()
@@ -244,8 +266,7 @@ def test_t14_a_load_does_not_disturb_the_forward_before_it(pages: Pages, waits: 
 def test_t14_a_load_does_not_disturb_a_store(pages: Pages, waits: bool) -> None:
     machine = Machine(pages, waits=waits, slow_stores=True)
     machine.chunk(3).fill_(7)
-    start = 5 * machine.chunk_bytes
-    machine.memory[start : start + machine.chunk_bytes] = 9
+    machine.fill(5, 9)
     torch.cuda.current_stream().synchronize()
     machine.step(machine.store(3, 0))
     machine.step(loads=(machine.load(3, 5),))
@@ -259,7 +280,7 @@ def test_t14_a_forward_waits_for_the_coming_load_that_it_is_built_on(
     pages: Pages, waits: bool, is_used: bool
 ) -> None:
     machine = Machine(pages, waits=waits)
-    machine.memory[: machine.chunk_bytes] = 9
+    machine.fill(0, 9)
     with torch.cuda.stream(machine.copies._load_stream):
         torch.cuda._sleep(LATE)
     load = machine.load(3, 0)

@@ -44,6 +44,7 @@ class ApiServer:
         arguments += ["--max-num-seqs", "4", "--enforce-eager", "--skip-tokenizer-init"]
         arguments += ["--kv-cache-memory-bytes", str(KV_BYTES), "--enable-prompt-tokens-details"]
         transfer = transfer_config(settings, is_recorded=False)
+        del transfer["kv_connector_module_path"]  # vLLM knows the name by our plugin
         arguments += ["--kv-transfer-config", json.dumps(transfer), *flags]
         self._process, self._pipe = forked.start(serve, arguments, str(log))
         self._log = log

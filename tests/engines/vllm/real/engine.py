@@ -86,13 +86,16 @@ class Engine:
         assert self.do("settle")
         assert self.do("empty_cache")
 
-    def share(self, pool: PoolProcess) -> None:
-        """Wait until the engine knows its namespace: until then it shares nothing."""
+    def share(self, pool: PoolProcess, tokens: int = 300) -> None:
+        """Wait until the engine knows its namespace: until then it shares nothing.
+
+        `tokens`: of each prompt, more than a chunk.
+        """
         before, seed, until = stored_chunks(pool), 10_000, time.monotonic() + HANG_S
         while stored_chunks(pool) == before:
             assert time.monotonic() < until, "the engine shares nothing"
             seed += 1
-            self.generate(dialogs(1, 300, seed), answer=2)
+            self.generate(dialogs(1, tokens, seed), answer=2)
 
     def rejoin(self) -> None:
         """Wait until the engine has found the pool that was started after another."""

@@ -139,7 +139,11 @@ class RecordingConnector(ForebayConnector):
         super().start_load_kv(forward_context, **kwargs)
         if begins:
             passing("after load")
-            self._write("loaded", step.loaded)
+            # What a rank has said that it could not load, vLLM computes: nothing was loaded there.
+            worker: Any = self._worker
+            failed = worker._failed_blocks
+            blocks = {block: name for block, name in step.loaded.items() if block not in failed}
+            self._write("loaded", blocks)
 
     def _disturb(self, point: str) -> None:
         """Do to this rank what is wanted at this point; once."""

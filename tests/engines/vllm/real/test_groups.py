@@ -15,7 +15,8 @@ from tests.engines.vllm.real.models import (
     made_windowed_model,
     next_turn,
 )
-from tests.engines.vllm.real.test_parallel import FIRST, KNOWN, TP2, check_equality
+from tests.engines.vllm.real.test_parallel import FIRST, KNOWN, PP2, TP2, check_equality
+from tests.engines.vllm.real.test_speculation import check_drafts
 from tests.pool_process import PoolProcess, wait_until
 
 from forebay.plan.model.config import shape_of
@@ -64,6 +65,28 @@ def test_t50_windows_on_two_tensor_parallel_ranks(
 ) -> None:
     how = {**HOW, **TP2, "block": BLOCK, "spoiled": CONTROLS}
     check_equality(made_model("gemma3"), start_pool, start_engine, pages, **how)
+
+
+def test_t50_windows_on_two_pipeline_stages(
+    made_model: MadeModel, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    """Five layers and one: the second stage has no window at all."""
+    partition = {"VLLM_PP_LAYER_PARTITION": "5,1", "VLLM_CPU_CI_ENV": "0"}
+    how = {**HOW, **PP2, "variables": partition, "block": BLOCK, "spoiled": ("",)}
+    check_equality(made_model("gemma3"), start_pool, start_engine, pages, **how)
+    has_run("stages of several attentions")
+
+
+def test_t50_windows_and_speculation(
+    made_model: MadeModel, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
+) -> None:
+    """Blocks of windows are freed while drafts are rejected."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    drafts["prompt_lookup_min"] = 1
+    how = {**HOW, "speculative_config": drafts, "block": BLOCK, "spoiled": CONTROLS}
+    model = made_model("gemma3")
+    check_drafts(start_engine, lambda start: check_equality(model, start_pool, start, pages, **how))
+    has_run("speculation beside local attention")
 
 
 @pytest.mark.skipif(not HAS_BFLOAT16, reason="its kernels end the process on this processor")

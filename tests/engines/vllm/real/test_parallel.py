@@ -78,7 +78,7 @@ def check_equality(
     alone.kill()
     pool = start_pool("--dram", "64MiB")
     engine = start_engine(model, pool, recorded=pages.file, **how)
-    engine.share(pool)
+    engine.share(pool, max(300, block + 36))
     before = stored_chunks(pool)
     assert tokens_of(engine.generate(first[0])) == first[1], "nothing is loaded yet"
     engine.empty_cache()
@@ -100,7 +100,7 @@ def check_equality(
     take_turn(engine, "DRAM")
     engine.kill()
     second = start_engine(model, pool, recorded=pages.file, **how)
-    second.share(pool)
+    second.share(pool, max(300, block + 36))
     take_turn(second, "an engine's restart")
     second.empty_cache()
     pool.stop()

@@ -40,7 +40,8 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        settings = {**NO_DEADLINES, "socket": pool.socket}
+        transfer = transfer_config({**NO_DEADLINES, "socket": pool.socket}, is_recorded=False)
+        del transfer["kv_connector_module_path"]  # vLLM knows the name by our plugin
         flags = {
             "--host": "127.0.0.1",
             "--port": self.url.rpartition(":")[2],
@@ -50,7 +51,7 @@ class Server:
             "--max-model-len": "2048",
             "--max-num-seqs": "4",
             "--kv-cache-memory-bytes": str(KV_BYTES),
-            "--kv-transfer-config": json.dumps(transfer_config(settings, is_recorded=False)),
+            "--kv-transfer-config": json.dumps(transfer),
         }
         words = [word for flag in flags.items() for word in flag]
         switches = ["--enforce-eager", "--skip-tokenizer-init", "--enable-prompt-tokens-details"]

@@ -1,10 +1,12 @@
 """Who shares with whom: the same bytes for the same model, nothing for any other.
 
-Every pair is tried in both directions and has its positive control: that each finds its own.
+Every pair is tried in both directions and has its positive control: that each finds its own. The
+pool's drive is encrypted.
 """
 
 import itertools
 import json
+import mmap
 import shutil
 import signal
 import time
@@ -31,7 +33,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 StartEngine = Callable[..., Engine]
 TENANTS = {"one": "salt of one", "two": "salt of two"}  # name → salt
 TENANT_BYTES = 4 << 20  # that each has of DRAM, neither more nor less
+SEARCHED_PAGES = 8  # of DRAM, that are looked for at every byte of the drive
 LENGTH = 600
+CHUNK = 256  # tokens
 KNOWN = 512  # tokens of it that are stored
 SEEDS = itertools.count(1)  # each engine has prompts of its own
 SALTS = ("one", "two", "@", "/", "..", "\0", "søstre", "one ", "x" * 1_000_000)
@@ -72,8 +76,9 @@ def write_tenants(place: Path) -> Path:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[PoolProcess]:
     with short_directory() as place:
-        settings = str(write_tenants(place))
-        flags = ("--dram", "256MiB", "--config", settings)
+        settings, keys = str(write_tenants(place)), place / "keys"
+        assert main(["rotate", "--new-key", str(keys)]) == 0
+        flags = ("--dram", "256MiB", "--config", settings, "--encryption", f"file:{keys}")
         pool = PoolProcess(place, *flags, disk_bytes=256 << 20).start()
         yield pool
         pool.kill()
@@ -236,6 +241,32 @@ def test_keep_on_reset_keeps(
     second = Sharer(start_engine(model, pool, settings={"keep_on_reset": True}), pool)
     assert second.engine.do("reset")
     assert second.finds(first.prompt) == KNOWN
+
+
+def test_t45_what_comes_back_from_an_encrypted_drive_is_not_to_be_seen_there(
+    first: Sharer, pool: PoolProcess
+) -> None:
+    engine = first.engine
+    prompt = dialogs(1, LENGTH, next(SEEDS))[0]
+    plain = tokens_of(engine.generate([prompt]))
+    engine.empty_cache()
+    pages = pool.slab_pages()
+    pool.stop()
+    drive = b"".join(path.read_bytes() for path in (pool.place / "disk").rglob("region-*"))
+    assert len(drive.strip(b"\0")) > KNOWN
+    for at in range(0, len(drive), mmap.PAGESIZE):
+        assert drive[at : at + mmap.PAGESIZE] not in pages
+    for page in sorted(pages)[:SEARCHED_PAGES]:
+        assert page[64:128] not in drive, "nor anywhere else in it"
+    pool.start()
+    engine.rejoin()
+    engine.empty_cache()
+    before = pool.slab_pages()
+    answers = engine.generate([prompt])
+    assert cached_of(answers) == KNOWN
+    assert tokens_of(answers) == plain
+    assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= KNOWN // CHUNK
+    assert (pool.slab_pages() - before) & pages, "the control: it was KV that was looked for"
 
 
 def test_t29_a_pool_that_hangs_is_left_alone(

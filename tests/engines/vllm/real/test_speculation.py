@@ -79,6 +79,22 @@ def test_t50_draft_model(
     has_run("draft model")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_t50_a_drafter_whose_layers_have_another_size(
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages, ranks: int
+) -> None:
+    """It has twice the KV heads: in vLLM's one group layers have pages of two sizes."""
+    drafter = pages.file.with_name("drafter")
+    forked.call(made_model, drafter, 9, heads=4, kv_heads=4, layers=1)
+    drafts = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 2}
+    more = {"speculative_config": drafts, "kv_cache_memory_bytes": 10 << 20}
+    more["tensor_parallel_size"] = ranks
+    check_drafts(
+        start_engine, lambda start: check_equality(model, start_pool, start, pages, **more)
+    )
+    has_run("unequal layers")
+
+
 def test_t50_mtp(
     start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages, tmp_path: Path
 ) -> None:

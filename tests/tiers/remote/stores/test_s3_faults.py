@@ -13,6 +13,7 @@ from tests.store_faults import (
     SLOW,
     SLOW_S,
     check_fault,
+    check_warm_start,
     is_loaded,
     is_stored,
     opened,
@@ -69,6 +70,10 @@ def test_hosts_find_each_others_chunks(s3: S3Server, prefix: str) -> None:
     with opened(url, "c", SHARING) as late:
         until_true(lambda: late.prefix(keys(dialog)).chunks == 3)
         assert [load(late, each)[1] for each in dialog] == [each.payload for each in dialog]
+
+
+def test_a_host_that_starts_hears_what_is_used(s3: S3Server, prefix: str) -> None:
+    check_warm_start(url_of(s3.url, prefix))
 
 
 def test_a_store_can_be_tried_from_the_command_line(

@@ -1,10 +1,11 @@
 """Every row by its name."""
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from forebay.bench.gpu.rows import cold, disk, headline, memory
+from forebay.bench.gpu.rows import cold, disk, headline, memory, swap
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import MLA, WINDOWS
 
@@ -17,6 +18,19 @@ async def _of_model(name: str, row: Row, run: RowRun) -> None:
     await row(run)
 
 
+async def _compressed(row: Row, run: RowRun) -> None:
+    """A row with KV encoded; its figures against those of the row itself say what that brings."""
+    run.scale = replace(run.scale, settings={**run.scale.settings, "compress": True})
+    await row(run)
+
+
+_COMPRESSED: Final[dict[str, Row]] = {
+    "nothing-to-reuse": memory.nothing_to_reuse,
+    "dialogs": memory.dialogs,
+    "dram-32k": memory.dram_32k,
+    "disk-carries": disk.disk_carries,
+    "working-set": disk.working_set,
+}
 ROWS: Final[dict[str, Row]] = {
     "nothing-to-reuse": memory.nothing_to_reuse,
     "dialogs": memory.dialogs_and_ceiling,
@@ -30,6 +44,9 @@ ROWS: Final[dict[str, Row]] = {
     "restart": disk.restart,
     "start-up": disk.start_up,
     "headline": headline.headline,
+    "swap": swap.swap,
+    "swap-alternating": swap.swap_alternating,
+    **{f"{name}-compress": partial(_compressed, row) for name, row in _COMPRESSED.items()},
     **{f"dram-32k-{name}": partial(_of_model, name, memory.dram_32k) for name in (MLA, WINDOWS)},
     **{f"dialogs-{name}": partial(_of_model, name, memory.dialogs) for name in (MLA, WINDOWS)},
 }

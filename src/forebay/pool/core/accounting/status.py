@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from forebay.metrics.kinds import OTHER, Labels
 from forebay.metrics.labels import (
-    DISK,
     DRAM,
     NAMESPACE_DIGITS,
     NAMESPACES_MAX,
@@ -218,21 +217,26 @@ class Status:
         """What each tenant has, is guaranteed and may have; what is nobody's comes last."""
         dram, tenants = self._dram.quotas, list(self._tenants)
         used = {DRAM: {tenant: dram.used_bytes(tenant) for tenant in dram.holders()}}
-        used |= {tier: held for tier, held in self._stack.held_by_tenants() if tier == DISK}
-        quotas = {DRAM: self._tenants.dram_quotas(), DISK: self._tenants.disk_quotas()}
+        quotas = {DRAM: self._tenants.quotas(DRAM)}
+        for name, tier in self._stack.tiers():
+            if tier.quotas_of:
+                used[name], quotas[name] = (
+                    tier.held_by_tenants(),
+                    self._tenants.quotas(tier.quotas_of),
+                )
         held: dict[tuple[str, str], TenantUsage] = {}
-        for tier, by_id in used.items():
+        for name, by_id in used.items():
             for tenant in tenants:
-                quota = quotas[tier][tenant.id]
+                quota = quotas[name][tenant.id]
                 usage = TenantUsage(by_id.get(tenant.id, 0), quota.floor_bytes, quota.cap_bytes)
-                held[tier, tenant.name] = usage
+                held[name, tenant.name] = usage
             named = {tenant.id for tenant in tenants}
             if others := sum(size for each, size in by_id.items() if each not in named):
-                held[tier, OTHER] = TenantUsage(others)
+                held[name, OTHER] = TenantUsage(others)
         self._metrics.tenants.held(held)
         rows: dict[str, dict[str, Any]] = {}
-        for (tier, name), usage in held.items():
-            rows.setdefault(name, {"tenant": name})[tier] = usage._asdict()
+        for (name, owner), usage in held.items():
+            rows.setdefault(owner, {"tenant": owner})[name] = usage._asdict()
         return list(rows.values())
 
     def _take_namespaces(self, rows: list[dict[str, Any]]) -> None:

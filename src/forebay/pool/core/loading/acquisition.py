@@ -151,6 +151,15 @@ class Acquisition:
         """Whether anyone, asked or only arrived, has not begun to load all that it wants."""
         return self._retention.wants_more() or any(request.wants_more for request in self._asked)
 
+    @property
+    def may_fetch_ahead(self) -> bool:
+        """Whether a chunk that nobody has asked for may be read, if there is a free slot for it."""
+        return not (self._promotions.are_too_many_unawaited or self.wait_for_room())
+
+    def fetch_ahead(self, name: RecordName, length: int) -> Chunk | None:
+        """Begin to read a chunk that nobody has asked for; None if there is no free slot for it."""
+        return self._promotions.begin(NOBODY, name, length, ahead=False, only_free=True)
+
     def damaged(self, chunk: Chunk) -> None:
         """A slot does not hold what it should: forget it."""
         self._metrics.error(ErrorKind.DRAM_CORRUPT)

@@ -14,12 +14,15 @@ from forebay.identity.tenants import masked
 from forebay.metrics.labels import ABSENT, DRAM
 from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.loading.acquisition import Acquisition
+from forebay.pool.core.loading.awaited import AwaitedLookups
 from forebay.pool.core.loading.request import LoadRequest, LoadState
 from forebay.pool.core.loading.retention import RETAIN_S
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.recent.requests import LookupNote, RecentRequests
 from forebay.pool.core.stack import FarRun
+from forebay.pool.core.warming.use_counts import UseCounts
 from forebay.pool.messages import (
+    AnswersEnded,
     Ask,
     Found,
     Lookup,
@@ -27,6 +30,7 @@ from forebay.pool.messages import (
     StoreRun,
     short_keys,
 )
+from forebay.pool.policy.contract import Ending
 from forebay.pool.policy.fetching import is_read_ahead
 from forebay.pool.session import Session
 from forebay.record.header import NAMESPACE_BYTES
@@ -39,6 +43,7 @@ class Loads:
     """All requests of all sessions. Owned by the pool's thread."""
 
     def __init__(self, parts: CoreParts, hasher: Hasher | None) -> None:
+        self.uses = UseCounts(parts)
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics.loads
         self._tier_names = parts.metrics.tier_names
         self._clock, self._tenants = parts.clock, parts.tenants
@@ -46,10 +51,26 @@ class Loads:
         self.recent = RecentRequests(parts.metrics)
         self.acquisition = Acquisition(parts, hasher)
         self._requests = self.acquisition.requests
+        self.awaited = AwaitedLookups(parts.dram.chunks)
         # Lookups that a tenant's policy is to hear of: keys, how many are known.
         self._unreported: list[tuple[bytes, list[bytes], int]] = []
 
     def lookup(self, session: Session, message: Lookup) -> None:
+        """Answer how much is known, as soon as what is being stored for it is here."""
+        if message.awaits > 0:
+            mask = self._tenants.of_salt(message.salt_hash).short_mask
+            keys = short_keys(masked(message.keys, mask))
+            if self.awaited.add(session, message, keys, self._clock.monotonic()):
+                session.send(Found(message.request, 0, 0, coming=True))
+                return
+        self._answer(session, message)
+
+    def stored(self) -> None:
+        """Chunks were stored, or will not be: answer who waited for them."""
+        for session, message in self.awaited.take_due(self._clock.monotonic()):
+            self._answer(session, message)
+
+    def _answer(self, session: Session, message: Lookup) -> None:
         """Answer how much is known; retain what is here of it, and begin to read the rest."""
         begun = self._clock.monotonic()
         tenant = self._tenants.of_salt(message.salt_hash)
@@ -161,6 +182,24 @@ class Loads:
         self._unreported += [(request.tenant, keys, len(keys)) for _, keys in runs]
         return True
 
+    def ended(self, message: AnswersEnded) -> None:
+        """Tell the policies how answers ended."""
+        now = self._clock.monotonic()
+        for end in (each.bounded() for each in message.ends):
+            tenant = self._tenants.of_salt(end.salt_hash)
+            ending = Ending(
+                end.ending,
+                end.after,
+                end.answer_tokens,
+                end.duration_ms / 1000,
+                end.session,
+                end.returns_in_s,
+                end.keep_s,
+                end.priority,
+            )
+            key, ended_at = masked(end.key, tenant.short_mask), now - end.age_ms / 1000
+            self._dram.policies.of(tenant.id).ended(key, ending, ended_at)
+
     def release(self, session: Session, message: Release) -> None:
         """Unpin what an engine has copied."""
         request = self._requests.get(session, message.request)
@@ -170,6 +209,7 @@ class Loads:
 
     def cancel(self, session: Session, number: int) -> None:
         """Forget a request in whatever state."""
+        self.awaited.cancel(session, number)
         request = self._requests.get(session, number)
         if request is not None:
             self.acquisition.end(request)
@@ -178,6 +218,7 @@ class Loads:
     def disconnected(self, session: Session) -> None:
         """Forget all of a session's requests; what they were promised may still be being read."""
         self.recent.disconnected(session)
+        self.awaited.disconnected(session)
         for request in self._requests.of(session):
             if request.state is LoadState.PROMISED and request.held:
                 self.acquisition.orphaned_pins.take_over(request)
@@ -204,9 +245,12 @@ class Loads:
             unreported, self._unreported = self._unreported, []
             for tenant, keys, known in unreported:
                 self._dram.policies.of(tenant).requested(keys, known, now)
+                self._stack.asked(keys[:known])
+                self.uses.asked_for(keys[:known])
 
     def tick(self, now: float) -> None:
         """Look at deadlines; then whoever waited for room may go on."""
+        self.stored()
         self.acquisition.expire(now)
         self.acquisition.pump()
 

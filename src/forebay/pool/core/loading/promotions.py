@@ -57,15 +57,23 @@ class Promotions:
         """Of these, for requests that had not asked when they began."""
         return len(self._ahead)
 
-    def begin(self, engine: str, name: RecordName, length: int, *, ahead: bool) -> Chunk | None:
+    @property
+    def are_too_many_unawaited(self) -> bool:
+        """Whether reads that nobody waits for have more than an eighth of DRAM."""
+        unawaited_bytes = self._dram.load_budget.used_by(NOBODY)
+        return unawaited_bytes > self._dram.slab.cap_bytes // 8
+
+    def begin(
+        self, engine: str, name: RecordName, length: int, *, ahead: bool, only_free: bool = False
+    ) -> Chunk | None:
         """Begin to read a chunk that a lower tier has; None if there is no slot for it.
 
         Nor is there one while reads that nobody waits for any more have an eighth of DRAM.
+        `only_free`: nor is one freed for it.
         """
-        unawaited_bytes = self._dram.load_budget.used_by(NOBODY)
-        if unawaited_bytes > self._dram.slab.cap_bytes // 8:  # verify: unawaited
+        if self.are_too_many_unawaited:  # verify: unawaited
             return None
-        chunk = self._dram.begin_load(engine, name, length)
+        chunk = self._dram.begin_load(engine, name, length, only_free=only_free)
         if chunk is None:
             return None
         self._waiting[chunk] = []

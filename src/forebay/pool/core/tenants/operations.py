@@ -47,7 +47,6 @@ class _Forgetting:
     chunks: int = 0  # that have left DRAM
     size_bytes: int = 0  # of these
     kept: int = 0  # that engines still use
-    until: str = "any more"  # how long nothing of it can be loaded, should records be left
     drained: threading.Event = field(default_factory=threading.Event)
 
 
@@ -93,31 +92,44 @@ class Tenancy:
             sentence = f"the pool knows no tenant '{name[:64]}', and holds nothing of one."
             session.send(AdminReply(ok=False, sentence=sentence))
             return
+        if not self._tenants.can_renew(name):  # verify: another id
+            sentence = f"tenant {name} was forgotten too often; rename it."
+            session.send(AdminReply(ok=False, sentence=sentence))
+            return
         _log.info("forgetting tenant %s, as process %s asks", name, session.process or "?")
         forgetting = _Forgetting(name, tenant, message.scrub)
         self._operations.in_background(session, partial(self._forget, forgetting))
 
+    def learn_forgotten(self, tenants: frozenset[bytes]) -> None:
+        """A store that was away says whom this pool has forgotten: that holds from now on."""
+        for tenant in filter(self._tenants.is_current, tenants):
+            name = self._tenants.name_of(tenant)
+            _log.info("tenant %s was forgotten, says a store that was away", name)
+            self._begin(_Forgetting(name, tenant, scrub=False))
+
     def tick(self, now: float) -> None:
-        """Drop what is to be forgotten and is not in use any more."""
+        """Drop what is to be forgotten and is not in use any more, and policies of nobody."""
         for forgetting in list(self._forgetting):
             found = [c for c in self._dram.chunks if c.name.tenant == forgetting.tenant]
             forgetting.kept = self._dram.condemn(found)
             gone = [chunk for chunk in found if not self._dram.is_condemned(chunk)]
             forgetting.chunks += len(gone)
             forgetting.size_bytes += sum(chunk.length for chunk in gone)
-            if not forgetting.kept:
-                self._dram.policies.forget(forgetting.tenant)
             if not forgetting.kept or now >= forgetting.deadline:
                 self._forgetting.remove(forgetting)
                 forgetting.drained.set()
+        self._dram.policies.forget_unless(self._is_used)
+
+    def _is_used(self, tenant: bytes) -> bool:
+        is_held = bool(self._dram.quotas.used_bytes(tenant))
+        return is_held or self._tenants.with_id(tenant) is not None
 
     def _caps(self) -> Mapping[str, int]:
-        lower = {tier.name: tier.usage.cap_bytes for tier in self._stack.status()}
-        return {DRAM: self._dram.slab.cap_bytes, **lower}
+        return {DRAM: self._dram.slab.cap_bytes, **self._stack.quota_caps()}
 
     def _apply(self) -> None:
-        self._dram.quotas.replace(self._tenants.dram_quotas())
-        self._stack.set_quotas(self._tenants.disk_quotas())
+        self._dram.quotas.replace(self._tenants.quotas(DRAM))
+        self._stack.set_quotas(self._tenants.quotas)
 
     def _is_held(self, tenant: bytes) -> bool:
         held = [tenants for _, tenants in self._stack.held_by_tenants()]
@@ -126,22 +138,20 @@ class Tenancy:
     def _forget(self, forgetting: _Forgetting) -> AdminReply:
         """On a thread of its own: media are waited for."""
         failure = self._stack.remember_forgotten(forgetting.tenant)
-        if failure:
+        if failure:  # verify: remembered before anything is deleted
             sentence = f"tenant {forgetting.name} is not forgotten: {failure}."
             return AdminReply(ok=False, sentence=sentence)
         self._complete(partial(self._begin, forgetting))
         is_drained = forgetting.drained.wait(RELEASE_S + _MARGIN_S)
         found = self._stack.forget(forgetting.tenant, scrub=forgetting.scrub)
         wipe_free(self._dram.slab, self._operations.on_pool_thread, self._dram.used_bytes)
-        if forgetting.tenant not in self._stack.forgotten():  # there are stores alone
-            forgetting.until = "until the pool starts again"
         return _reply(forgetting, found, is_drained=is_drained)
 
     def _begin(self, forgetting: _Forgetting) -> None:
         """On the pool's thread: from now on nothing can be asked for."""
-        self._tenants.renew(forgetting.name, forgetting.tenant)
+        self._tenants.renew(forgetting.name, forgetting.tenant)  # verify: a new id
         self._apply()
-        self._acquisition.refuse_all_of(forgetting.tenant)
+        self._acquisition.refuse_all_of(forgetting.tenant)  # verify: nothing more is promised
         forgetting.deadline = self._clock.monotonic() + RELEASE_S
         self._forgetting.append(forgetting)
         self.tick(self._clock.monotonic())
@@ -161,7 +171,7 @@ def _reply(
     sentence = f"removed {', '.join(removed)}"
     if not left:
         return AdminReply(ok=True, sentence=f"forgot tenant {forgetting.name}: {sentence}.")
-    can = f"nothing of it can be loaded {forgetting.until}, but"
+    can = "nothing of it can be loaded any more, but"
     return AdminReply(
         ok=False,
         sentence=f"tenant {forgetting.name} is not all gone: {sentence}; {can} {'; '.join(left)}.",

@@ -43,10 +43,14 @@ class Policies:
                 policy.hold_writes(tier, held=True)
         return policy
 
-    def forget(self, tenant: bytes) -> None:
-        """A tenant's id is not used any more, and nothing is in DRAM under it."""
-        if tenant != DEFAULT_TENANT:
-            self._by_tenant.pop(tenant, None)
+    def forget_unless(self, is_used: Callable[[bytes], bool]) -> None:
+        """Keep no policy of tenants that are not used: nobody has their ids, nor DRAM under them.
+
+        A lookup that was answered before may still have made one, or a copy have ended late.
+        """
+        unused = [each for each in self._by_tenant if each != DEFAULT_TENANT and not is_used(each)]
+        for tenant in unused:
+            del self._by_tenant[tenant]
             for turns in self._turns:
                 turns.leave(tenant)
 

@@ -10,6 +10,7 @@ ids were forgotten. Owned by the pool's thread, but for `weight_of`, which any t
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from forebay.errors import SettingsError, StartupError
@@ -25,7 +26,7 @@ from forebay.identity.tenants import (
 )
 from forebay.record.header import DEFAULT_TENANT
 from forebay.record.region import SHORT_KEY_BYTES
-from forebay.tenants import OTHER_NAME, TenantSetting
+from forebay.tenants import MEDIA, OTHER_NAME, TenantSetting
 from forebay.tiers.quotas import Quota
 
 EPOCHS_MAX: Final = 4096  # how often one tenant can be forgotten
@@ -83,7 +84,7 @@ class Tenants:
     def replace(self, settings: Iterable[TenantSetting]) -> None:
         """These tenants from now on; a SettingsError if the pool cannot have any."""
         named = {each.name: each for each in settings}
-        if named and not self._secret:
+        if named and not self._secret:  # verify: no tenants without a key
             raise SettingsError("this pool has no tenant_key_file, and so no tenants.")
         named.setdefault(DEFAULT_NAME, TenantSetting(DEFAULT_NAME))
         self._by_name = {name: self._tenant(each) for name, each in named.items()}
@@ -124,11 +125,15 @@ class Tenants:
 
     def id_of(self, name: str) -> bytes | None:
         """The id that this name has, whether it is a tenant's now or was one's; None: no more."""
-        for epoch in range(EPOCHS_MAX):
-            found = tenant_id(self._secret, name, epoch)
-            if found not in self._forgotten:
-                return found
-        return None
+        return next(self._ids_left(name), None)
+
+    def can_renew(self, name: str) -> bool:
+        """Whether this name can have another id once the one that it has is forgotten."""
+        return len(list(islice(self._ids_left(name), 2))) > 1
+
+    def _ids_left(self, name: str) -> Iterator[bytes]:
+        ids = (tenant_id(self._secret, name, epoch) for epoch in range(EPOCHS_MAX))
+        return (each for each in ids if each not in self._forgotten)
 
     def renew(self, name: str, old: bytes) -> None:
         """What was stored under the id `old` is forgotten: the name has the next one from now."""
@@ -137,17 +142,10 @@ class Tenants:
             self._by_name[name] = self._tenant(self._by_name[name].setting)
             self._index()
 
-    def dram_quotas(self) -> dict[bytes, Quota]:
-        """What each may hold of DRAM, by id."""
+    def quotas(self, medium: str) -> dict[bytes, Quota]:
+        """What each may hold of DRAM, of all drives together, or of each store, by id."""
         return {
-            each.id: Quota(each.setting.dram_floor, each.setting.dram_cap, each.setting.weight)
-            for each in self._by_name.values()
-        }
-
-    def disk_quotas(self) -> dict[bytes, Quota]:
-        """What each may hold on drives, by id."""
-        return {
-            each.id: Quota(each.setting.disk_floor, each.setting.disk_cap, each.setting.weight)
+            each.id: Quota(*each.setting.bounds(medium), each.setting.weight)
             for each in self._by_name.values()
         }
 
@@ -165,13 +163,11 @@ class Tenants:
 
 def why_unfit(settings: Iterable[TenantSetting], caps: Mapping[str, int]) -> str | None:
     """Why these floors cannot be guaranteed with these caps of tiers, in one sentence."""
-    floors = {"dram": 0, "disk": 0}
-    for each in settings:
-        floors["dram"] += each.dram_floor
-        floors["disk"] += each.disk_floor
-    for tier, floor_bytes in floors.items():
-        if floor_bytes > caps.get(tier, 0):
-            return f"the {tier} floors of all tenants together are more than the pool has."
+    wanted = list(settings)
+    for medium in MEDIA:
+        floors_bytes = sum(each.bounds(medium)[0] for each in wanted)
+        if floors_bytes > caps.get(medium, 0):  # verify: floors fit
+            return f"the {medium} floors of all tenants together are more than the pool has."
     return None
 
 
@@ -181,7 +177,7 @@ def read_secret(path: str) -> bytes:
         secret = read_regular(path, SECRET_BYTES_MAX).strip()
     except SettingsError as error:
         raise StartupError(f"tenant_key_file: {error}") from None
-    if len(secret) < SECRET_BYTES_MIN:
+    if len(secret) < SECRET_BYTES_MIN:  # verify: length of the tenants' key
         raise StartupError(
             f"tenant_key_file '{path}' needs {SECRET_BYTES_MIN} bytes or more; make one with:"
             f" (umask 077; openssl rand -hex 32 > '{path}')"

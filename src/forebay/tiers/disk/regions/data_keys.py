@@ -179,6 +179,7 @@ class DataKeys(RecordKeys):
         self._table = newest or KeyTable(0, keyring.keys.check)
         self._keys: dict[bytes, DataKey] = {}  # by id
         self._current: dict[bytes, DataKey] = {}  # by tenant
+        self._forgotten: set[bytes] = set()  # tenants that get no key any more
         self._take_over()
         missing = sum(each.id not in self._keys for each in self._table.entries)
         if missing:
@@ -212,10 +213,11 @@ class DataKeys(RecordKeys):
     def forget(self, tenant: bytes) -> bool:
         """Destroy a tenant's keys, so that its records can never be read; False: it had none.
 
-        OSError if a medium keeps them: then nothing new is encrypted under them, and it is to be
-        called again.
+        It gets no new one: a store that waits would have it made for nothing. OSError if a medium
+        keeps them: then nothing new is encrypted under them, and it is to be called again.
         """
         with self._lock:
+            self._forgotten.add(tenant)
             kept = tuple(each for each in self._table.entries if each.tenant != tenant)
             if len(kept) == len(self._table.entries):
                 return False
@@ -235,7 +237,9 @@ class DataKeys(RecordKeys):
             _log.warning("keys cannot be written yet (%s)", error.strerror)
 
     def _add(self, tenant: bytes) -> None:
-        """A new key for a tenant; none if no medium takes it."""
+        """A new key for a tenant; none if it was forgotten, or if no medium takes it."""
+        if tenant in self._forgotten:  # verify: no key for a forgotten tenant
+            return
         secret, key_id = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(KEY_ID_BYTES)
         entry = self._wrapped(_Entry(tenant, key_id, True, b"", Wrapped(b"", b"", b"")), secret)
         entries = [*self._table.entries, entry]

@@ -16,7 +16,7 @@ from forebay.record.header import DEFAULT_TENANT, record_bytes
 from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
-from forebay.sys.transfer import write_whole
+from forebay.sys.transfer import overwrite_whole, write_whole, zero_whole
 
 
 class Region:
@@ -167,3 +167,15 @@ def unseal(disk: Disk, region: Region) -> None:
     """Wipe the footer of a region that will take more records."""
     offset = region.size_bytes - PAGE_BYTES
     write_whole(disk, region.descriptor, [memory.allocate(PAGE_BYTES)], offset)
+
+
+def wipe(disk: Disk, region: Region, *, scrub: bool = False) -> None:
+    """Wipe a whole region. Killed at any point, the next start knows whose the rest is.
+
+    The footer goes first, so that no table lists records that are gone, and the header last: it
+    names the tenant. With `scrub` the blocks are overwritten.
+    """
+    erase = overwrite_whole if scrub else zero_whole
+    unseal(disk, region)
+    erase(disk, region.descriptor, PAGE_BYTES, region.size_bytes - PAGE_BYTES)
+    erase(disk, region.descriptor, 0, PAGE_BYTES)

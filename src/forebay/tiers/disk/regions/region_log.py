@@ -1,4 +1,6 @@
-"""The region log: the regions of one directory, filled one after another, evicted oldest first.
+"""The region log: the regions of one directory, filled one after another, evicted whole.
+
+Which one is evicted first is for the catalog to say, which knows what was asked for last.
 
 A region holds records of one tenant. Each tenant that stores has one open region; whose oldest
 region is evicted for the next one is for the quotas to say. A file is used again by its own tenant
@@ -18,7 +20,6 @@ from typing import Final, NamedTuple
 from forebay.record import region as layout
 from forebay.record.header import DEFAULT_TENANT, RecordHeader, record_bytes
 from forebay.sys.memory import PAGE_BYTES
-from forebay.sys.transfer import overwrite_whole, zero_whole
 from forebay.sys.world import World
 from forebay.tiers.contract import DropReason, EvictionCause, Forgotten
 from forebay.tiers.disk.catalog import Catalog
@@ -379,31 +380,40 @@ class RegionLog:
             self.allocated_bytes -= size_bytes
 
     def _evict(self, losers: Iterable[bytes], cause: EvictionCause) -> Region | None:
-        """The oldest region of the first who can lose one, its records forgotten; None: nobody can.
+        """A region of the first who can lose one, its records forgotten; None: nobody can.
 
         Whoever has no full region loses the open one.
         """
         for loser in losers:
-            oldest = self._oldest_of(loser)
-            if oldest is None or oldest.users:
+            region = self._first_to_go(loser)
+            if region is None or region.users:
                 continue
-            if oldest.number:
-                self._catalog.drop_region(oldest, cause)
-                oldest.number = 0  # forgotten already, if what follows fails and is tried again
+            if region.number:
+                self._catalog.drop_region(region, cause)
+                region.number = 0  # forgotten already, if what follows fails and is tried again
                 self.evicted_regions += 1
-            return oldest
+            return region
         return None
 
-    def _oldest_of(self, tenant: bytes) -> Region | None:
+    def _first_to_go(self, tenant: bytes) -> Region | None:
+        """A tenant's full region that is to be evicted first, or its open one if it has no other.
+
+        While something is erased the oldest: that is where erasures begin, so no region's file is
+        removed with bytes in it that have yet to be wiped.
+        """
         with self._changed:
-            oldest = next((each for each in self._full if each.tenant == tenant), None)
-            if oldest is None and (sealable := self._end_open_region(tenant)) is not None:
+            full = [each for each in self._full if each.tenant == tenant]
+            if not full and (sealable := self._end_open_region(tenant)) is not None:
                 _end_sealing(sealable)
                 return sealable
-        return oldest
+            if self._erasures:
+                return full[0] if full else None
+        if (forgotten := next((each for each in full if not each.number), None)) is not None:
+            return forgotten
+        return self._catalog.first_to_go([each for each in full if not each.users])
 
     def _evict_any(self) -> Region | None:
-        """The oldest region, of a tenant that has more than its floor where there is one."""
+        """A region, of a tenant that has more than its floor where there is one."""
         cause, holders = EvictionCause.RESIZED, sorted(self.held_by_tenants())
         return self._evict(self._losers(_NOBODY), cause) or self._evict(holders, cause)
 
@@ -473,10 +483,7 @@ class RegionLog:
             raise OSError(errno.EBUSY, "a write to it does not end")
         records = self._catalog.drop_region(region, EvictionCause.CLEARED) if region.number else 0
         region.number = 0
-        if scrub:
-            overwrite_whole(self._disk, region.descriptor, 0, region.size_bytes)
-            self._disk.sync(region.descriptor)
-        self._unlink(region)
+        self._unlink(region, scrub=scrub)
         if scrub:
             self._disk.sync(self._directory.descriptor)
         return records
@@ -513,13 +520,15 @@ class RegionLog:
             self._full.remove(oldest)
         return region
 
-    def _unlink(self, oldest: Region) -> None:
+    def _unlink(self, oldest: Region, *, scrub: bool = False) -> None:
         """Remove a file that is not used again; reads in flight may still use its descriptor.
 
         A tenant's is wiped before: its bytes must not be what another file finds in its blocks.
         """
-        if oldest.tenant != DEFAULT_TENANT:
-            zero_whole(self._disk, oldest.descriptor, 0, oldest.size_bytes)  # verify: wiped file
+        if scrub or oldest.tenant != DEFAULT_TENANT:
+            regions.wipe(self._disk, oldest, scrub=scrub)  # verify: wiped file
+        if scrub:
+            self._disk.sync(oldest.descriptor)
         self._disk.unlink(self._directory.descriptor, oldest.name)
         with self._changed:
             self._full.remove(oldest)

@@ -64,6 +64,11 @@ def spent_name(host: str) -> str:
     return f"{HOSTS}/{host}/spent"
 
 
+def forgotten_name(host: str) -> str:
+    """The name of the list of tenants that a host has forgotten."""
+    return f"{HOSTS}/{host}/forgotten"
+
+
 def pack_entry(entry: ContentsEntry) -> bytes:
     """A record as it is published."""
     return _ENTRY.pack(short(entry.key), entry.offset // PAGE_BYTES, entry.length)

@@ -1,12 +1,15 @@
 """What the parts of a remote tier share; all but the inbox belongs to the tier's thread."""
 
 import logging
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.record.keyring import RecordKeys
 from forebay.sys.clock import Clock
-from forebay.tiers.contract import MissReason, TierListener
+from forebay.terms import NO_PREFETCH, Prefetch
+from forebay.tiers.contract import MissReason, TierListener, UsedRecord
 from forebay.tiers.remote.accounting.ledger import Ledger, RequestCounts, counts_of
 from forebay.tiers.remote.accounting.speed import StoreSpeed
 from forebay.tiers.remote.breaker import Breaker
@@ -42,7 +45,16 @@ class RemoteParts:
     speed: StoreSpeed = field(default_factory=StoreSpeed)
     read_bytes: int = 0
     written_bytes: int = 0
-    forgotten: frozenset[bytes] = frozenset()  # tenants whose packs are deleted where found
+    forgotten: frozenset[bytes] = frozenset()  # tenants of which nothing is kept nor served
+    remembered: frozenset[bytes] = frozenset()  # those of them that the store has on a list
+    prefetch: Prefetch = NO_PREFETCH  # once, when the store is used for the first time
+    used: Sequence[UsedRecord] = ()  # to be published; any thread may leave others here
+    _forgetting: threading.Lock = field(default_factory=threading.Lock)  # guards `forgotten`
+
+    def forget(self, tenants: frozenset[bytes]) -> None:
+        """Keep and serve nothing of these from now on; any thread may say so."""
+        with self._forgetting:
+            self.forgotten |= tenants
 
     def takes_stores(self, now: float) -> bool:
         """Whether records are stored now."""

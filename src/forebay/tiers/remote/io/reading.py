@@ -1,6 +1,9 @@
-"""Loads from a store: so many at once, each verified whole before anybody hears of it."""
+"""Loads from a store: so many at once, each verified whole before anybody hears of it.
 
-from collections import deque
+Tenants take turns by weight.
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
 
 from forebay.record.header import Damage
@@ -15,12 +18,14 @@ from forebay.tiers.contract import (
     MissReason,
     Removed,
 )
+from forebay.tiers.quotas import Quota
 from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.jobs import RemoteLoad
 from forebay.tiers.remote.packs import ReadRecord, verified
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
+from forebay.tiers.turns import FairQueue
 
 
 class RemoteReading:
@@ -28,7 +33,7 @@ class RemoteReading:
 
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
-        self._waiting: deque[RemoteLoad] = deque()
+        self._waiting: FairQueue[RemoteLoad] = FairQueue()
         self._lanes = list(range(parts.options.read_depth))  # that are free
 
     @property
@@ -36,25 +41,27 @@ class RemoteReading:
         """Whether nothing waits or is under way."""
         return not self._waiting and len(self._lanes) == self._parts.options.read_depth
 
+    def weigh(self, quotas: Mapping[bytes, Quota]) -> None:
+        """Other weights from now on; any thread may say so."""
+        self._waiting.weigh({tenant: quota.weight for tenant, quota in quotas.items()})
+
     def add(self, job: RemoteLoad) -> None:
         """Let a load wait for its turn."""
-        self._waiting.append(job)
+        self._waiting.put(job, job.place.length, job.name.tenant)
 
     def step(self, now: float) -> None:
         """Answer what is too late, and begin what can be begun."""
-        late = [job for job in self._waiting if job.deadline <= now]
-        for job in late:
-            self._waiting.remove(job)
+        for job in self._waiting.remove(lambda job: job.deadline <= now):
             self._answer(job, Miss(MissReason.DEADLINE))
         while self._waiting and not self._parts.takes_loads:
-            self._answer(self._waiting.popleft(), Miss(self._parts.off_reason))
+            self._answer(self._waiting.take(), Miss(self._parts.off_reason))
         while self._waiting and self._lanes and self._parts.fits():
-            self._begin(self._waiting.popleft())
+            self._begin(self._waiting.take())
 
     def flush(self) -> None:
         """Answer everything that waits: nobody will read any more."""
         while self._waiting:
-            self._answer(self._waiting.popleft(), Miss(MissReason.TIER_OFF))
+            self._answer(self._waiting.take(), Miss(MissReason.TIER_OFF))
 
     def _answer(self, job: RemoteLoad, outcome: LoadOutcome) -> None:
         self._parts.inbox.load_begins()

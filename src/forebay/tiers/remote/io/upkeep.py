@@ -13,12 +13,17 @@ from typing import Final
 
 import msgspec
 
+from forebay.record.forgotten import FORGOTTEN_BYTES_MAX, pack_forgotten, unpack_forgotten
+from forebay.record.header import Damage
 from forebay.sys.memory import allocate
+from forebay.tiers.contract import WarmStart
 from forebay.tiers.remote.accounting.ledger import SPENT_BYTES, counts_of
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication
 from forebay.tiers.remote.index.table import RecordTable
+from forebay.tiers.remote.index.used import pack_used, unpack_used, used_name
 from forebay.tiers.remote.io.parts import RemoteParts
+from forebay.tiers.remote.jobs import Remembrance
 from forebay.tiers.remote.process.chores import FoundPack, StoreAudit
 from forebay.tiers.remote.process.link import AnswerDone, Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
@@ -26,6 +31,8 @@ from forebay.tiers.remote.store import StoreFailure
 
 _DAY_S: Final = 86_400.0
 _LOOKING_SHARE: Final = 0.25  # of a day's requests, for looking at what others have published
+_USED_SHARE: Final = 1 / 16  # likewise, for telling others what is used most
+_WARM_TRIES: Final = 3  # of finding out what hosts use most
 _LIFE_SIGNS: Final = 8  # in the time after which a host is taken for dead
 _log: Final = logging.getLogger(__name__)
 
@@ -38,9 +45,13 @@ class Upkeep:
         self.begun = threading.Event()  # the store has answered for the first time, or has not
         self._is_recovered = False
         self._is_busy = False
+        self._wishes: list[Remembrance] = []
+        self._is_list_due = False  # the list of the forgotten is to be put again
         self._version = -1  # of the snapshots that are known
         self._publish_at = self._refresh_at = self._audit_at = self._sweep_at = 0.0
         self._sign_at = 0.0  # when there must be a sign of life, changed or not
+        self._used_at = 0.0
+        self._warm_tries = _WARM_TRIES if parts.prefetch.limit_bytes else 0  # that are left
         self._refresh_requests = 2  # that a look at other hosts took last time
 
     @property
@@ -55,6 +66,8 @@ class Upkeep:
         parts = self._parts
         if self._is_busy:
             return
+        if not parts.takes_loads:
+            self.flush()
         if not parts.breaker.is_on:
             if not (is_closing or parts.is_over) and parts.breaker.probe_due(now):
                 self._probe()
@@ -62,6 +75,8 @@ class Upkeep:
         spent = parts.ledger.to_keep(parts.clock.day())
         if spent is not None:
             self._keep(spent)
+        elif (self._wishes or self._is_list_due) and parts.takes_loads:
+            self._put_forgotten()
         elif parts.fits():
             self._look_after(now, is_closing=is_closing)
 
@@ -78,24 +93,35 @@ class Upkeep:
         if is_news or is_sign:
             self._publish_at = now + options.publish_s
             self._sign_at = now + options.host_age_s / _LIFE_SIGNS
+            self._is_list_due = is_sign and bool(parts.remembered)  # not to be too old
             self._publish()
         elif is_closing or parts.is_over:
             return
+        elif self._warm_tries and parts.fits(self._refresh_requests):
+            self._warm_tries -= 1
+            self._call(StoreRequest(0, Action.USED), self._warm_up)
         elif now >= self._refresh_at and parts.fits(self._refresh_requests):
             self._refresh_at = now + self._refresh_s()
             self._call(StoreRequest(0, Action.REFRESH, at=self._version), self._learn)
         elif now >= self._audit_at and not parts.is_over_for_stores:
             self._audit_at = now + options.audit_s
             self._audit()
+        elif parts.used and now >= self._used_at and not parts.is_over_for_stores:
+            self._used_at = now + self._apart_s(1, _USED_SHARE)
+            self._publish_used()
         elif now >= self._sweep_at and not parts.is_over_for_stores:
             self._sweep_at = now + options.sweep_s
             self._call(StoreRequest(0, Action.SWEEP, at=int(options.host_age_s)), self._swept)
 
     def _refresh_s(self) -> float:
         """Until the next look at other hosts: a budget is not to be used up by looking."""
-        budget = _LOOKING_SHARE * self._parts.ledger.requests_a_day
-        apart_s = _DAY_S * self._refresh_requests / budget if budget else 0.0
+        apart_s = self._apart_s(self._refresh_requests, _LOOKING_SHARE)
         return max(self._parts.options.refresh_s, apart_s)
+
+    def _apart_s(self, requests: int, share: float) -> float:
+        """Seconds between what takes so many requests and may have this share of a day's."""
+        budget = share * self._parts.ledger.requests_a_day
+        return _DAY_S * requests / budget if budget else 0.0
 
     def child_ended(self) -> None:
         """Whatever was under way has been answered."""
@@ -134,11 +160,12 @@ class Upkeep:
     def _probed(self, _answer: Answer, _results: Results) -> None:
         if self._is_recovered:
             self._audit_at = 0.0  # it may have lost what it had
+            self._parts.own.erase_forgotten(self._parts.forgotten)
             self._use()
         elif self._parts.ledger.requests_a_day:
             self._read_spent()
         else:
-            self._first_refresh()
+            self._read_forgotten()
 
     def _read_spent(self) -> None:
         """Find out what an earlier process has spent of today's requests."""
@@ -152,13 +179,13 @@ class Upkeep:
                 _log.warning("%s has had its requests of today; it is used tomorrow", parts.path)
                 self.begun.set()
             else:
-                self._first_refresh()
+                self._read_forgotten()
 
         def not_read(failure: StoreFailure) -> None:
             parts.lending.give_back(lent)
             if failure is StoreFailure.ABSENT:
                 parts.ledger.restore(b"", parts.clock.day())
-                self._first_refresh()
+                self._read_forgotten()
             else:
                 self._not_yet(failure)
 
@@ -171,6 +198,57 @@ class Upkeep:
         """Let the store know what may be spent before anything more is."""
         name = published.spent_name(self._parts.host)
         self._put(name, spent, lambda: self._parts.ledger.keeps(spent))
+
+    def _read_forgotten(self) -> None:
+        """Find out whom an earlier process has forgotten, before anything of anybody is served."""
+        parts, target = self._parts, allocate(FORGOTTEN_BYTES_MAX)
+        lent = parts.lending.lend(target, filled=False)
+
+        def read(answer: Answer, _results: Results) -> None:
+            parts.lending.give_back(lent, answer.count)
+            found = unpack_forgotten(bytes(target[: answer.count]))
+            if found is None:
+                _log.warning("%s has a damaged list of forgotten tenants", parts.path)
+            parts.remembered = found or frozenset()
+            parts.forget(parts.remembered)
+            parts.listener.forgotten(parts.remembered)
+            self._first_refresh()
+
+        def not_read(failure: StoreFailure) -> None:
+            parts.lending.give_back(lent)
+            if failure is StoreFailure.ABSENT:
+                self._first_refresh()
+            else:
+                self._not_yet(failure)
+
+        name = published.forgotten_name(parts.host)
+        self._call(StoreRequest(0, Action.GET, name, buffers=[lent.buffer]), read, not_read)
+
+    def remember(self, wish: Remembrance) -> None:
+        """Let a list with one tenant more be put next."""
+        self._wishes.append(wish)
+
+    def flush(self) -> None:
+        """Answer who waits: nothing can be put now."""
+        for wish in self._wishes:
+            wish.end(is_kept=False)
+        self._wishes = []
+
+    def _put_forgotten(self) -> None:
+        """Let the store have the list, whole, with whom callers want there."""
+        parts, wishes = self._parts, self._wishes
+        tenants = parts.remembered | {wish.tenant for wish in wishes}
+        self._wishes, self._is_list_due = [], False
+
+        def ended(*, is_kept: bool) -> None:
+            if is_kept:
+                parts.remembered = tenants
+                parts.forget(tenants)
+            for wish in wishes:
+                wish.end(is_kept=is_kept)
+
+        name, data = published.forgotten_name(parts.host), pack_forgotten(tenants)
+        self._put(name, data, lambda: ended(is_kept=True), lambda: ended(is_kept=False))
 
     def _first_refresh(self) -> None:
         request = StoreRequest(0, Action.REFRESH, at=self._version)
@@ -216,6 +294,7 @@ class Upkeep:
         def audited(_answer: Answer, results: Results) -> None:
             found = msgspec.msgpack.decode(results[0], type=StoreAudit)
             missing = known - {*found.sequences}
+            self._is_list_due = bool(self._parts.remembered) and not found.has_forgotten
             self._parts.own.audited(
                 missing, has_tail=found.has_tail, has_snapshot=found.has_snapshot
             )
@@ -244,10 +323,27 @@ class Upkeep:
 
         self._put(published.snapshot_name(self._parts.host), data, snapshot_put)
 
+    def _publish_used(self) -> None:
+        records, self._parts.used = self._parts.used, ()
+        self._put(used_name(self._parts.host), pack_used(records), lambda: None)
+
+    def _warm_up(self, _answer: Answer, results: Results) -> None:
+        """Hosts use this most: let the pool fetch it, as much and as fast as it is to."""
+        self._warm_tries = 0
+        records = unpack_used(results[0])
+        if records and not isinstance(records, Damage):
+            self._parts.listener.warm_start(WarmStart(records, *self._parts.prefetch))
+
     def _put_tail(self, tail: Publication) -> None:
         self._put(published.tail_name(self._parts.host), published.pack(tail), lambda: None)
 
-    def _put(self, name: str, data: bytes, done: Callable[[], None]) -> None:
+    def _put(
+        self,
+        name: str,
+        data: bytes,
+        done: Callable[[], None],
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
         """Put a part of the index; what fails is published again later."""
         parts = self._parts
         source = allocate(len(data))[: len(data)]
@@ -261,6 +357,7 @@ class Upkeep:
         def not_put(failure: StoreFailure) -> None:
             parts.lending.give_back(lent)
             parts.own.is_changed = True
+            failed()
             if failure is not StoreFailure.FULL:  # a full store can be read
                 parts.failed()
 

@@ -4,6 +4,7 @@ One call is under way at a time, so an order sees no put that began before it an
 """
 
 from functools import partial
+from typing import Final
 
 from forebay.record.cipher import seal
 from forebay.record.header import (
@@ -15,7 +16,7 @@ from forebay.record.header import (
 )
 from forebay.record.region import short
 from forebay.sys.memory import PAGE_BYTES, padded
-from forebay.tiers.contract import Begun, Dropped, DropReason, EvictionCause, Stored
+from forebay.tiers.contract import Begun, Dropped, DropReason, Stored
 from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.jobs import Gathering, Order, RemoteStore
 from forebay.tiers.remote.lending import Buffer, Lent
@@ -24,6 +25,8 @@ from forebay.tiers.remote.packs import frame, frame_bytes, pack_bytes, pack_name
 from forebay.tiers.remote.process.link import Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
+
+_PACKS_MIN: Final = 8  # of a tenant that has a cap
 
 
 class RemoteWriting:
@@ -44,12 +47,22 @@ class RemoteWriting:
     def add(self, job: RemoteStore, now: float) -> None:
         """Let a store wait for its pack."""
         if self._parts.takes_stores(now):
-            self._gathering.add(job, now)
+            self._gathering.add(job, now, self._pack_limit_bytes(job.name.tenant))
         else:
             self._drop([job], DropReason.TIER_OFF)
 
+    def _pack_limit_bytes(self, tenant: bytes) -> int:
+        """With how much a pack is full: a tenant with a small cap has at least eight of them."""
+        limit_bytes, cap_bytes = (
+            self._parts.options.pack_bytes,
+            self._parts.own.quotas.quota_of(tenant).cap_bytes,
+        )
+        return limit_bytes if cap_bytes is None else min(limit_bytes, cap_bytes // _PACKS_MIN)
+
     def order(self, order: Order) -> None:
         """Let an order be next."""
+        if order.tenant is not None:
+            self._parts.forget(frozenset({order.tenant}))
         self._orders.append(order)
 
     def step(self, now: float, *, is_closing: bool) -> None:
@@ -87,9 +100,8 @@ class RemoteWriting:
                 # Also what is to be deleted already: whose that is, nobody has noted.
                 order.names = dict.fromkeys(own.doomed, 0) | own.erase(*wanted)
             elif order.names is None:
-                before = set(own.doomed)
-                self._make_room(0, EvictionCause.RESIZED)
-                order.names = dict.fromkeys(own.doomed.keys() - before, 0)
+                own.trim(pack_cap_bytes(self._parts.cap_bytes))
+                order.names = dict.fromkeys(own.doomed, 0)  # until these are gone it is too large
             gone = order.names.keys() - own.doomed.keys()
             order.count += sum(order.names.pop(name) for name in gone)
             if not order.names:
@@ -100,14 +112,14 @@ class RemoteWriting:
         parts = self._parts
         if not parts.fits():
             return
+        parts.own.trim(pack_cap_bytes(parts.cap_bytes))
         jobs = self._gathering.next()
         if jobs is not None and not parts.own.doomed:
             size = pack_bytes([job.length for job in jobs])
-            if size > pack_cap_bytes(parts.cap_bytes):  # it was lowered meanwhile
-                self._drop(self._gathering.take(), DropReason.TOO_LARGE)
-                return
-            self._make_room(size, EvictionCause.SPACE)
-            if not parts.own.doomed:
+            refused = self._refusal(jobs[0].name.tenant, size)
+            if refused is not None:
+                self._drop(self._gathering.take(), refused)
+            elif not parts.own.doomed:
                 self._put(self._gathering.take(), size)
                 return
         if parts.own.doomed and self._may_delete:
@@ -116,11 +128,15 @@ class RemoteWriting:
             until = parts.clock.monotonic() + parts.options.call_s
             parts.call(StoreRequest(0, Action.DELETE, name), until, partial(self._deleted, name))
 
-    def _make_room(self, size_bytes: int, cause: EvictionCause) -> None:
-        """Let old packs go until there is room for a new one."""
+    def _refusal(self, tenant: bytes, size_bytes: int) -> DropReason | None:
+        """Let old packs go until there is room for a new one, or say why there can be none."""
         own, cap_bytes = self._parts.own, pack_cap_bytes(self._parts.cap_bytes)
-        while own.used_bytes - sum(own.doomed.values()) + size_bytes > cap_bytes:
-            own.evict(cause)
+        if size_bytes > cap_bytes:  # it was lowered meanwhile
+            return DropReason.TOO_LARGE
+        may_have = own.quotas.ever_fits(tenant, size_bytes)
+        if not (may_have and own.make_room(tenant, size_bytes, cap_bytes)):
+            return DropReason.QUOTA
+        return None
 
     def _deleted(self, name: str, answer: Answer, _results: Results) -> None:
         self._is_busy = False
@@ -132,7 +148,7 @@ class RemoteWriting:
     def _put(self, jobs: list[RemoteStore], size_bytes: int) -> None:
         parts = self._parts
         begun = parts.clock.monotonic()
-        sequence = parts.own.begin(size_bytes)
+        sequence = parts.own.begin(jobs[0].name.tenant, size_bytes)
         headers, lent = self._lend_all(jobs, sequence)
         frame(headers, sequence, parts.lending.scratch)
         offsets = [each.offset for each in positions(headers, sequence)]
@@ -153,7 +169,7 @@ class RemoteWriting:
                 parts.written_bytes += size_bytes
                 self._stored(jobs, settled, begun)
             else:
-                parts.own.failed(jobs[0].name.namespace, sequence, size_bytes)
+                parts.own.failed(jobs[0].name, sequence, size_bytes)
                 self._failed(jobs, answer.failure, begun)
 
         request = StoreRequest(0, Action.PUT, name, buffers=buffers)

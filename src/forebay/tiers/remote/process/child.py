@@ -93,6 +93,7 @@ class Child:
             Action.PROBE: lambda: chores.probe(self._counted, self._host),
             Action.RECOVER: lambda: chores.recover(self._counted, self._host),
             Action.AUDIT: lambda: chores.audit(self._counted, self._host),
+            Action.USED: lambda: chores.used_by_hosts(self._counted),
             Action.REFRESH: lambda: self._watcher.refresh(request.at),
             Action.SWEEP: lambda: chores.sweep(self._counted, self._host, request.at),
         }

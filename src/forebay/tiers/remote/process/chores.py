@@ -11,13 +11,22 @@ from forebay.record.header import DEFAULT_TENANT, Damage
 from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.remote.index import published, table
-from forebay.tiers.remote.index.published import HOSTS, Publication, PublishedPack
+from forebay.tiers.remote.index.published import ENTRY_BYTES, HOSTS, Publication, PublishedPack
+from forebay.tiers.remote.index.used import (
+    USED_BYTES_MAX,
+    WARM_RECORDS_MAX,
+    most_used,
+    pack_used,
+    unpack_used,
+    used_name,
+)
 from forebay.tiers.remote.packs import PACKS, contents_place, pack_name, sequence_of
 from forebay.tiers.remote.store import ObjectStore, StoredObject, StoreFailure
 
 HOSTS_MAX: Final = 1024  # that are looked at; what the others have is not found
 SWEPT_MAX: Final = 10_000  # objects that one sweep deletes
 _CONTENTS_BYTES: Final = 64 << 10  # read at a pack's end: room for the tables of most
+KEPT_SPARE: Final = 4096  # entries that are kept beyond twice those that may be known
 _CANARY_BYTES: Final = 64
 
 
@@ -83,6 +92,7 @@ class StoreAudit(msgspec.Struct, array_like=True, frozen=True):
     has_tail: bool
     has_snapshot: bool
     sequences: list[int]  # of packs
+    has_forgotten: bool  # the list of forgotten tenants
 
 
 def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
@@ -94,14 +104,15 @@ def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
     if isinstance(listed, StoreFailure):
         return listed
     has: list[bool] = []
-    for name in (published.tail_name(host), published.snapshot_name(host)):
+    for name_of in (published.tail_name, published.snapshot_name, published.forgotten_name):
+        name = name_of(host)
         count = store.get(name, 0, [memory.allocate(PAGE_BYTES)[:_CANARY_BYTES]])
         if isinstance(count, StoreFailure) and count is not StoreFailure.ABSENT:
             return count
         has.append(count is not StoreFailure.ABSENT)
-    has_tail, has_snapshot = has
+    has_tail, has_snapshot, has_forgotten = has
     sequences = [sequence for _, sequence, _ in listed]
-    return msgspec.msgpack.encode(StoreAudit(has_tail, has_snapshot, sequences))
+    return msgspec.msgpack.encode(StoreAudit(has_tail, has_snapshot, sequences, has_forgotten))
 
 
 def _namespace(each: StoredObject) -> bytes | None:
@@ -153,6 +164,7 @@ class Watcher:
         self._store, self._host, self._entries_max = store, host, entries_max
         self._snapshots: dict[str, Publication] = {}
         self._tails: dict[str, Publication] = {}
+        self._kept: dict[str, int] = {}  # entries of both, and deleted packs, by host
         self._version = secrets.randbelow(1 << 32)  # a later child's are others
         self._tail = memory.allocate(published.TAIL_BYTES_MAX)
 
@@ -188,6 +200,8 @@ class Watcher:
         tail = published.unpack(self._tail[:count])
         if isinstance(tail, Damage):
             return
+        if not self._has_room(host, tail):  # verify: memory for what others publish
+            return
         snapshot = self._snapshots.get(host)
         if tail.snapshot and (snapshot is None or snapshot.generation != tail.snapshot):
             snapshot = self._snapshot(host, tail)
@@ -197,6 +211,16 @@ class Watcher:
         elif not tail.snapshot:
             self._snapshots.pop(host, None)
         self._tails[host] = tail
+
+    def _has_room(self, host: str, tail: Publication) -> bool:
+        """Whether what a host publishes can be kept beside what others do; if so, it counts."""
+        wanted = _entries(tail) + len(tail.deleted)
+        wanted += tail.snapshot_bytes // ENTRY_BYTES if tail.snapshot else 0
+        others = sum(self._kept.values()) - self._kept.get(host, 0)
+        has_room = others + wanted <= 2 * self._entries_max + KEPT_SPARE
+        if has_room:
+            self._kept[host] = wanted
+        return has_room
 
     def _snapshot(self, host: str, tail: Publication) -> Publication | None:
         size = tail.snapshot_bytes
@@ -212,10 +236,11 @@ class Watcher:
     def _leave(self, host: str) -> None:
         self._tails.pop(host, None)
         self._snapshots.pop(host, None)
+        self._kept.pop(host, None)
 
 
 def _entries(publication: Publication) -> int:
-    return sum(len(pack.entries) for pack in publication.packs) // published.ENTRY_BYTES
+    return sum(len(pack.entries) for pack in publication.packs) // ENTRY_BYTES
 
 
 def _packs(
@@ -223,9 +248,30 @@ def _packs(
 ) -> Iterator[tuple[str, Sequence[PublishedPack]]]:
     """The packs of as many hosts as may be known."""
     for host, publication in publications.items():
-        entries_max -= _entries(publication)
-        if entries_max >= 0:
+        entries = _entries(publication)
+        if entries <= entries_max:  # one of too many does not take the place of others
+            entries_max -= entries
             yield host, publication.packs
+
+
+def used_by_hosts(store: ObjectStore) -> bytes | StoreFailure:
+    """What hosts use most, this one too, as an object of `UsedRecord`s."""
+    listed = store.listing(HOSTS)
+    if isinstance(listed, StoreFailure):
+        return listed
+    buffer, found, failures = memory.allocate(USED_BYTES_MAX), [], []
+    for host in sorted(each.name.rstrip("/") for each in listed)[:HOSTS_MAX]:
+        count = store.get(used_name(host), 0, [buffer[:USED_BYTES_MAX]])
+        if isinstance(count, StoreFailure):
+            failures.append(count)
+            continue
+        records = unpack_used(buffer[:count])
+        if not isinstance(records, Damage):
+            found.append(records)
+    is_absent = all(failure is StoreFailure.ABSENT for failure in failures)
+    if not found and not is_absent:
+        return StoreFailure.FAILED
+    return pack_used(most_used(found), WARM_RECORDS_MAX)
 
 
 def sweep(store: ObjectStore, host: str, age_s: float) -> int | StoreFailure:

@@ -27,10 +27,13 @@ class Action(StrEnum):
     RECOVER = "recover"  # find this host's packs
     AUDIT = "audit"  # which of this host's objects are there
     REFRESH = "refresh"  # find other hosts' packs; `at` is the version of the snapshots known
+    USED = "used"  # find what hosts use most
     SWEEP = "sweep"  # delete what hosts left that have been dead for `at` seconds
 
 
-CHORES: Final = frozenset({Action.PROBE, Action.RECOVER, Action.REFRESH, Action.SWEEP})
+CHORES: Final = frozenset(
+    {Action.PROBE, Action.RECOVER, Action.AUDIT, Action.REFRESH, Action.USED, Action.SWEEP}
+)
 
 
 class StoreRequest(msgspec.Struct, array_like=True, frozen=True):

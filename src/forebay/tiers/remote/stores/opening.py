@@ -9,7 +9,8 @@ from forebay.tiers.remote.stores.directory import DirectoryStore
 from forebay.tiers.remote.stores.valkey.store import ValkeyStore
 from forebay.urls import VALKEY, RemoteUrl, parse_url
 
-_PACKAGES: Final = {"s3": ("obstore", "s3")}  # by scheme: what is imported, and our extra with it
+# By scheme: what is imported, and our extra with it.
+_PACKAGES: Final = {"s3": ("obstore", "s3"), "mooncake": ("mooncake", "mooncake")}
 
 
 def open_store(url: str, host: str) -> ObjectStore:
@@ -20,6 +21,10 @@ def open_store(url: str, host: str) -> ObjectStore:
         from forebay.tiers.remote.stores.s3 import S3Store  # noqa: PLC0415
 
         return S3Store(wanted)
+    if wanted.scheme == "mooncake":  # pragma: no cover - likewise
+        from forebay.tiers.remote.stores.mooncake.store import MooncakeStore  # noqa: PLC0415
+
+        return MooncakeStore(wanted, host)
     if wanted.scheme in VALKEY:
         return ValkeyStore(wanted)
     return DirectoryStore(wanted.path, host)

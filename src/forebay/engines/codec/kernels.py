@@ -1,0 +1,245 @@
+"""The exponent code on a GPU, fused with the copies between pages and slots.
+
+As `copies.gather`, these kernels read and write registered host memory at its host address. A
+program takes one page after another. Encoding reads its page twice: once to count exponents, and
+again, from a cache, to write. Decoding writes all values, then, behind a barrier, those that had
+escaped; whatever stands in a slot, nothing is written outside the page or read outside the slot.
+The bytes are those of `codec.exponents`.
+"""
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from forebay.record.exponents import escapes_max
+
+PROGRAMS: Final = 24
+_LANES: Final = 512  # of eight values each
+_WARPS: Final = 8
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _count_exponents(page, values, VALUES: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
+    """How many values of a page have each exponent."""
+    counts = tl.zeros((256,), tl.int32)
+    lanes = tl.arange(0, VALUES)
+    bins = tl.arange(0, 256)
+    for start in range(0, values, VALUES):
+        at = start + lanes
+        value = tl.load(page + at, mask=at < values, other=0).to(tl.int32)
+        counts += tl.histogram((value >> 7) & 0xFF, 256)
+    # Lanes behind the page were counted as zeros.
+    beyond = tl.cdiv(values, VALUES) * VALUES - values
+    return counts - tl.where(bins == 0, beyond, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _table_of(counts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """The 16 exponents that most values have, of equals the smaller ones: two words of eight."""
+    bins = tl.arange(0, 256)
+    keys = counts * 256 + (255 - bins)
+    least = tl.max(keys, 0)
+    for _ in range(15):
+        least = tl.max(tl.where(keys < least, keys, -1), 0)
+    is_chosen = keys >= least
+    rank = tl.cumsum(is_chosen.to(tl.int32), 0) - 1
+    byte = bins.to(tl.int64) << ((rank & 7) * 8).to(tl.int64)
+    low = tl.sum(tl.where(is_chosen & (rank < 8), byte, 0), 0)
+    high = tl.sum(tl.where(is_chosen & (rank >= 8), byte, 0), 0)
+    return low, high
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _value(first, second, k: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Value k of a lane's eight."""
+    return ((first if k < 4 else second) >> (16 * (k % 4))).to(tl.int32) & 0xFFFF
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _ones(missed):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """How many of eight bits are set."""
+    count = missed & 1
+    for k in tl.static_range(1, 8):
+        count += (missed >> k) & 1
+    return count
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _list_escapes(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
+    first,  # noqa: ANN001
+    second,  # noqa: ANN001
+    missed,  # noqa: ANN001
+    position,  # noqa: ANN001
+    escapes,  # noqa: ANN001
+    escaped,  # noqa: ANN001
+    room,  # noqa: ANN001
+):
+    """Write the escapes of all lanes behind those before them, as far as there is room."""
+    mine = _ones(missed)
+    place = escaped + tl.cumsum(mine, 0) - mine
+    for k in tl.static_range(8):
+        is_missed = ((missed >> k) & 1) == 1
+        exponent = (_value(first, second, k) >> 7) & 0xFF
+        entry = ((position + k) << 8) | exponent
+        tl.store(escapes + place, entry, mask=is_missed & (place < room))
+        place += (missed >> k) & 1
+
+
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator,unused-ignore]
+def _encode_pages(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
+    pages,  # noqa: ANN001
+    slots,  # noqa: ANN001
+    count,  # noqa: ANN001
+    values,  # noqa: ANN001
+    room,  # noqa: ANN001
+    LANES: tl.constexpr,  # noqa: N803
+    ROOM: tl.constexpr,  # noqa: N803
+):
+    groups = values // 8
+    lanes = tl.arange(0, LANES)
+    job = tl.program_id(0)
+    while job < count:
+        source = tl.load(pages + job)
+        target = tl.load(slots + job)
+        page = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
+        counts = _count_exponents(
+            tl.multiple_of(source.to(tl.pointer_type(tl.int16)), 16), values, 8 * LANES
+        )
+        low, high = _table_of(counts)
+        escapes = (target + 32).to(tl.pointer_type(tl.int32))
+        nibbles = (target + 32 + 4 * room).to(tl.pointer_type(tl.int32))
+        mantissas = (target + 32 + 4 * room + 4 * groups).to(tl.pointer_type(tl.int64))
+        nibbles, mantissas = tl.multiple_of(nibbles, 16), tl.multiple_of(mantissas, 16)
+        escaped = 0
+        for start in range(0, groups, LANES):
+            at = start + lanes
+            mask = at < groups
+            first = tl.load(page + 2 * at, mask=mask, other=0)
+            second = tl.load(page + 2 * at + 1, mask=mask, other=0)
+            index = tl.zeros((LANES,), tl.int32)
+            rest = tl.zeros((LANES,), tl.int64)
+            missed = tl.zeros((LANES,), tl.int32)
+            for k in tl.static_range(8):
+                value = _value(first, second, k)
+                exponent = (value >> 7) & 0xFF
+                found = tl.full((LANES,), 16, tl.int32)
+                for i in tl.static_range(16):
+                    entry = (((low if i < 8 else high) >> (8 * (i % 8))) & 0xFF).to(tl.int32)
+                    found = tl.where(exponent == entry, i, found)
+                missed |= (found >> 4) << k
+                index |= (found & 15) << (4 * k)
+                kept = ((value >> 8) & 0x80) | (value & 0x7F)
+                rest |= kept.to(tl.int64) << (8 * k)
+            tl.store(nibbles + at, index, mask=mask)
+            tl.store(mantissas + at, rest, mask=mask)
+            missed = tl.where(mask, missed, 0)
+            if tl.max(missed, 0) > 0:
+                _list_escapes(first, second, missed, 8 * at, escapes, escaped, room)
+                escaped += tl.sum(_ones(missed), 0)
+        every = tl.arange(0, ROOM)
+        tl.store(escapes + every, 0, mask=(every >= escaped) & (every < room))
+        header = target.to(tl.pointer_type(tl.int64))
+        tl.store(header, low)
+        tl.store(header + 1, high)
+        numbers = target.to(tl.pointer_type(tl.int32))
+        tl.store(numbers + 4, escaped)
+        tl.store(numbers + 5, values)
+        tl.store(header + 3, low * 0)
+        job += tl.num_programs(0)
+
+
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator,unused-ignore]
+def _decode_pages(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
+    slots,  # noqa: ANN001
+    pages,  # noqa: ANN001
+    count,  # noqa: ANN001
+    values,  # noqa: ANN001
+    room,  # noqa: ANN001
+    LANES: tl.constexpr,  # noqa: N803
+    ROOM: tl.constexpr,  # noqa: N803
+):
+    groups = values // 8
+    lanes = tl.arange(0, LANES)
+    job = tl.program_id(0)
+    while job < count:
+        source = tl.load(slots + job)
+        target = tl.load(pages + job)
+        page = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
+        header = source.to(tl.pointer_type(tl.int64))
+        low = tl.load(header)
+        high = tl.load(header + 1)
+        listed = tl.load(source.to(tl.pointer_type(tl.int32)) + 4)
+        escapes = (source + 32).to(tl.pointer_type(tl.int32))
+        nibbles = (source + 32 + 4 * room).to(tl.pointer_type(tl.int32))
+        mantissas = (source + 32 + 4 * room + 4 * groups).to(tl.pointer_type(tl.int64))
+        nibbles, mantissas = tl.multiple_of(nibbles, 16), tl.multiple_of(mantissas, 16)
+        for start in range(0, groups, LANES):
+            at = start + lanes
+            mask = at < groups
+            index = tl.load(nibbles + at, mask=mask, other=0)
+            rest = tl.load(mantissas + at, mask=mask, other=0)
+            first = tl.zeros((LANES,), tl.int64)
+            second = tl.zeros((LANES,), tl.int64)
+            for k in tl.static_range(8):
+                entry = (index >> (4 * k)) & 15
+                words = tl.where(entry < 8, low, high)
+                exponent = (words >> ((entry & 7) * 8).to(tl.int64)) & 0xFF
+                kept = (rest >> (8 * k)) & 0xFF
+                value = ((kept & 0x80) << 8) | (exponent << 7) | (kept & 0x7F)
+                if k < 4:
+                    first |= value << (16 * (k % 4))
+                else:
+                    second |= value << (16 * (k % 4))
+            tl.store(page + 2 * at, first, mask=mask)
+            tl.store(page + 2 * at + 1, second, mask=mask)
+        if listed != 0:
+            tl.debug_barrier()  # other threads wrote these values, with an exponent of the table
+            every = tl.arange(0, ROOM)
+            mask = (every < room) & (every < listed)  # verify: escapes within their bound
+            escape = tl.load(escapes + every, mask=mask, other=0)
+            position = (escape >> 8) & 0xFFFFFF
+            mask = mask & (position < values)  # verify: positions in the page
+            bytes_of = mantissas.to(tl.pointer_type(tl.uint8))
+            byte = tl.load(bytes_of + position, mask=mask, other=0).to(tl.int32)
+            whole = ((byte & 0x80) << 8) | ((escape & 0xFF) << 7) | (byte & 0x7F)
+            single = target.to(tl.pointer_type(tl.int16))
+            tl.store(single + position, whole.to(tl.int16), mask=mask)
+        job += tl.num_programs(0)
+
+
+def encode_pages(pages: Any, slots: Any, page_bytes: int, programs: int = PROGRAMS) -> None:
+    """From pages of a KV cache into slots, on the current stream; arrays of int64 addresses.
+
+    A page of too many escapes says so in its slot; it cannot be decoded.
+    """
+    _launch(_encode_pages, pages, slots, page_bytes, programs)
+
+
+def decode_pages(slots: Any, pages: Any, page_bytes: int, programs: int = PROGRAMS) -> None:
+    """The reverse."""
+    _launch(_decode_pages, slots, pages, page_bytes, programs)
+
+
+def _launch(kernel: Any, sources: Any, targets: Any, page_bytes: int, programs: int) -> None:
+    count, values = len(sources), page_bytes // 2
+    is_there = torch.cuda.is_available()  # else these kernels are interpreted
+    # Rows begin at 16 bytes, or an odd count would be another kernel, compiled when it is needed.
+    pair = torch.empty((2, count + count % 2), dtype=torch.int64, pin_memory=is_there)
+    both = pair.numpy()
+    both[0, :count], both[1, :count] = sources, targets
+    # The allocator keeps the pinned pair until the upload is done.
+    here = pair.to("cuda", non_blocking=True) if is_there else pair
+    lanes = min(triton.next_power_of_2(values // 8), _LANES)
+    room = escapes_max(page_bytes)
+    kernel[(min(programs, count),)](
+        here[0],
+        here[1],
+        count,
+        values,
+        room,
+        LANES=lanes,
+        ROOM=triton.next_power_of_2(room),
+        num_warps=_WARPS,
+    )

@@ -1,0 +1,1 @@
+"""The gateway: several engines, of one model or of many, behind one OpenAI-compatible address."""

@@ -1,0 +1,1 @@
+"""The gateway's front: requests of clients, read, passed on and answered."""

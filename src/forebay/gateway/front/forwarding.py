@@ -1,0 +1,264 @@
+"""One request on its way through the gateway: placed, sent to an engine, its answer passed on.
+
+Promised: bytes pass unchanged; nothing is sent twice after the first byte of an answer, and before
+it only where no connection could be made, or the engine said 502 or 503; a stream that breaks ends
+with an error event; the books of placement are closed however it ends. Assumed: the client's going
+cancels the task.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from forebay.gateway.front import answers, reading
+from forebay.gateway.front.apart import PREFILL_HEADER, ApartPrefill
+from forebay.gateway.front.headers import HOP, NOT_SENT, without
+from forebay.gateway.front.observing import AnswerObserver
+from forebay.gateway.front.paths import HINTED
+from forebay.gateway.front.reading import ReadBody
+from forebay.gateway.http.client import EngineAnswer, EngineClient
+from forebay.gateway.http.messages import BrokenOff, Headers, IncomingRequest, Unanswered
+from forebay.gateway.placement.dispatcher import Dispatcher
+from forebay.gateway.placement.engine_state import EngineState
+from forebay.gateway.placement.request import (
+    NotPlaced,
+    Placement,
+    RoutedRequest,
+    ServedTokens,
+)
+from forebay.gateway.seen import GatewayMetrics
+
+ENGINE_HEADER: Final = "X-Forebay-Engine"
+REASON_HEADER: Final = "X-Forebay-Reason"
+_SESSIONS_MAX: Final = 100_000  # of which is remembered how their last answer ended
+_BUSY: Final = (502, 503)  # an engine that says so may be asked again elsewhere
+_NONE_SERVED: Final = ServedTokens()
+
+
+class Refusal(NamedTuple):
+    """The gateway answers itself."""
+
+    status: int
+    why: str
+    retry_after_s: int = 0
+    code: str = ""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What belongs to one request."""
+
+    incoming: IncomingRequest
+    body: bytes
+    read: ReadBody
+    request: RoutedRequest
+    served: ServedTokens = _NONE_SERVED
+    prefilled_by: str = ""  # an engine that computed the prompt for the one that answers
+    computed_tokens: int = 0  # by it
+    timer: asyncio.TimerHandle | None = None  # ends the prefill of an answer that is no stream
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class Forwarding:
+    """Passes requests on."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, client: EngineClient, metrics: GatewayMetrics
+    ) -> None:
+        self._dispatcher, self._client, self._metrics = dispatcher, client, metrics
+        self._apart = ApartPrefill(dispatcher, client, metrics)
+        self._ended: OrderedDict[tuple[str, str], str] = OrderedDict()  # key, session → why
+
+    async def forward(
+        self, incoming: IncomingRequest, body: bytes, read: ReadBody, key: str
+    ) -> Refusal | None:
+        """Have a request answered by an engine; a Refusal if none did."""
+        headers = {name.lower(): value for name, value in incoming.headers()}
+        request = RoutedRequest(
+            key=key,
+            model=read.model,
+            chain=read.chain,
+            prompt_bytes=read.prompt_bytes,
+            answer_tokens_max=read.answer_tokens_max,
+            session=reading.session_of(headers),
+        )
+        placed = await self._dispatcher.place(request)
+        if isinstance(placed, NotPlaced):
+            return Refusal(placed.status, placed.why, placed.retry_after_s)
+        self._metrics.queue_s.observe(request.begun - request.arrived)
+        exchange = _Exchange(incoming, body, read, request)
+        try:
+            if read.takes_hints and incoming.path in HINTED:
+                exchange.prefilled_by, exchange.computed_tokens = await self._apart.prefill(
+                    incoming, body, request
+                )
+            return await self._try(exchange, placed)
+        except (asyncio.CancelledError, ConnectionError):
+            self._metrics.gone.add()
+            raise
+        finally:
+            exchange.stop_timer()
+            self._dispatcher.end(request, exchange.served)
+
+    async def _try(self, exchange: _Exchange, placed: Placement) -> Refusal | None:
+        is_again = False
+        while True:
+            engine = self._dispatcher.engines[placed.engine]
+            self._expect_prefill(exchange, engine)
+            async with self._client.send(
+                "POST", self._url(exchange, engine), *self._sent(exchange, engine)
+            ) as answer:
+                failure = _failure_of(answer)
+                if failure is None:
+                    assert isinstance(answer, EngineAnswer)
+                    engine.succeeded()
+                    await self._pass(exchange, placed, answer)
+                    return None
+                self._dispatcher.failed(engine, failure.why, is_gone=failure.is_gone)
+                may_retry = failure.is_gone or isinstance(answer, EngineAnswer)
+                again = None
+                if may_retry and not is_again:
+                    again = self._dispatcher.place_again(exchange.request)
+                if again is None:
+                    return await self._give_up(exchange, placed, answer, failure)
+            self._metrics.retried.add(labels=(placed.engine,))
+            placed, is_again = again, True
+
+    def _expect_prefill(self, exchange: _Exchange, engine: EngineState) -> None:
+        """Where no first token will be seen, take the prompt for computed when it should be."""
+        exchange.stop_timer()
+        if not exchange.read.is_streamed:
+            delay_s = engine.prefill_tokens / engine.prefill_rate
+            exchange.timer = asyncio.get_running_loop().call_later(
+                delay_s, self._dispatcher.prefilled, exchange.request
+            )
+
+    async def _give_up(
+        self,
+        exchange: _Exchange,
+        placed: Placement,
+        answer: EngineAnswer | Unanswered,
+        failure: Unanswered,
+    ) -> Refusal | None:
+        if isinstance(answer, EngineAnswer):
+            await self._pass(exchange, placed, answer)
+            return None
+        return Refusal(502, f"engine {placed.engine} failed: {failure.why}", 0, "engine_failed")
+
+    def _url(self, exchange: _Exchange, engine: EngineState) -> str:
+        incoming = exchange.incoming
+        query = f"?{incoming.query}" if incoming.query else ""
+        return f"{engine.setting.url}{incoming.path}{query}"
+
+    def _sent(self, exchange: _Exchange, engine: EngineState) -> tuple[Headers, bytes]:
+        headers = without(exchange.incoming.headers(), NOT_SENT)
+        body = exchange.body
+        is_hinted = engine.setting.pool and exchange.incoming.path in HINTED
+        if is_hinted and exchange.read.takes_hints:
+            body = reading.with_hints(body, self._hints(exchange))
+        return headers, body
+
+    def _hints(self, exchange: _Exchange) -> dict[str, str | int]:
+        request = exchange.request
+        hints: dict[str, str | int] = {}
+        if request.session:
+            hints["session"] = request.session
+            if ended := self._ended.get((request.key, request.session)):
+                hints["ended"] = ended
+        if exchange.read.priority:
+            hints["priority"] = exchange.read.priority
+        if exchange.computed_tokens:
+            hints["computed_tokens"] = exchange.computed_tokens
+        return hints
+
+    async def _pass(self, exchange: _Exchange, placed: Placement, answer: EngineAnswer) -> None:
+        """Pass an answer on, to its end."""
+        incoming = exchange.incoming
+        is_stream = answer.header("Content-Type").startswith("text/event-stream")
+        # A stream that breaks ends with an event more: it is not as long as the engine says.
+        headers = without(answer.headers, HOP | {"content-length"} if is_stream else HOP)
+        headers += [(ENGINE_HEADER, placed.engine), (REASON_HEADER, placed.reason)]
+        if exchange.prefilled_by:
+            headers.append((PREFILL_HEADER, exchange.prefilled_by))
+        observer = AnswerObserver(is_stream=is_stream)
+        self._metrics.requests.add(labels=(placed.engine, placed.reason))
+        await incoming.begin(answer.status, headers)
+        try:
+            if is_stream:
+                why = await self._events(exchange, placed, answer, observer)
+            else:
+                why = await self._pieces(exchange, answer, observer)
+        finally:
+            exchange.served = observer.served()
+        if why is not None:
+            engine = self._dispatcher.engines[placed.engine]
+            self._dispatcher.failed(engine, why)
+            self._metrics.broken.add(labels=(placed.engine,))
+            if not is_stream:
+                incoming.break_off()
+                return
+            said = f"engine {placed.engine} failed: {why}"
+            await incoming.write(answers.error_event(incoming.path, said))
+        elif rest := observer.rest():
+            await incoming.write(rest)
+        await incoming.end()
+        self._note(exchange, observer)
+
+    async def _events(
+        self,
+        exchange: _Exchange,
+        placed: Placement,
+        answer: EngineAnswer,
+        observer: AnswerObserver,
+    ) -> str | None:
+        """A stream's events as they come, the first of which says when the prompt was computed."""
+        data = await answer.read()
+        if isinstance(data, BrokenOff):
+            return data.why
+        request = exchange.request
+        self._dispatcher.first_token(request)
+        self._metrics.ttft_s.observe(self._dispatcher.now() - request.begun)
+        self._metrics.expected_s.observe(placed.expected_s)
+        if passed := observer.passing(data):
+            await exchange.incoming.write(passed)
+        return await self._pieces(exchange, answer, observer) if data else None
+
+    async def _pieces(
+        self, exchange: _Exchange, answer: EngineAnswer, observer: AnswerObserver
+    ) -> str | None:
+        """Why the answer broke off; None: it is whole."""
+        while True:
+            data = await answer.read()
+            if isinstance(data, BrokenOff):
+                return data.why
+            if not data:
+                return None
+            if passed := observer.passing(data):
+                await exchange.incoming.write(passed)
+
+    def _note(self, exchange: _Exchange, observer: AnswerObserver) -> None:
+        """Keep what the next requests and the operators want to know of an answer."""
+        request, served = exchange.request, exchange.served
+        uncached = request.uncached_tokens
+        if served.prompt is not None:
+            uncached = max(0, served.prompt - served.cached)
+        self._metrics.tokens.add(round(uncached), (request.key, "prompt"))
+        self._metrics.tokens.add(served.answer, (request.key, "answer"))
+        if request.session and (ended := observer.ended()):
+            self._ended[request.key, request.session] = ended
+            self._ended.move_to_end((request.key, request.session))
+            if len(self._ended) > _SESSIONS_MAX:
+                self._ended.popitem(last=False)
+
+
+def _failure_of(answer: EngineAnswer | Unanswered) -> Unanswered | None:
+    """Why an engine counts as having failed; None: it has not. A client's fault is none."""
+    if isinstance(answer, Unanswered):
+        return answer
+    if answer.status in _BUSY:
+        return Unanswered(f"it answered {answer.status}")
+    return None

@@ -1,0 +1,205 @@
+"""What the gateway reads of a request's body: model, sizes, and hashes of the prompt's parts.
+
+Nothing else of it is looked at, and nothing is changed, except that hints are put in front of the
+first member for engines that have the pool. Pure functions.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+import msgspec
+import xxhash
+
+from forebay.gateway.placement.prefixes import PromptPart
+
+BLOCK_BYTES: Final = 512  # of a prompt that is one text
+PARTS_MAX: Final = 4096  # of one prompt; what is behind them is one more
+SESSION_HEADERS: Final = ("x-session-id", "x-claude-code-session-id", "thread-id")
+SESSION_LETTERS_MAX: Final = 256
+_MODEL_LETTERS_MAX: Final = 256
+_OTHER_BYTES_MAX: Final = 16 << 10  # of a body, beside its prompt as it is read here
+_ANSWER_TOKENS_MAX: Final = 10_000_000
+# A form names its model in a field; nothing else of a form is read.
+_FORM_MODEL: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
+_FORM_BYTES: Final = 4096  # at either end of a form, where its fields are
+_Raw = msgspec.Raw
+_NONE: Final = msgspec.Raw(b"")
+_ONE: Final = msgspec.Raw(b"1")
+_FALSE: Final = msgspec.Raw(b"false")
+_UNSET: Final = (b"", b"null", b"false", b"0")
+# Of a request that has one of these, an engine computes the whole prompt, or answers elsewhere.
+_NOT_APART: Final = ("prompt_logprobs", "echo", "background", "previous_response_id")
+# They say how an answer is made, and may contradict that it has one token.
+_OF_ANSWERS: Final = frozenset(
+    {
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "stream"),
+        *("stream_options", "n", "best_of", "use_beam_search", "logprobs", "top_logprobs"),
+        *("response_format", "structured_outputs", "store"),
+    }
+)
+
+
+class _Body(msgspec.Struct):
+    """Members that matter; all others are skipped."""
+
+    model: _Raw = _NONE
+    messages: _Raw = _NONE
+    prompt: _Raw = _NONE
+    input: _Raw = _NONE
+    system: _Raw = _NONE
+    instructions: _Raw = _NONE
+    tools: _Raw = _NONE
+    cache_salt: _Raw = _NONE
+    max_tokens: _Raw = _NONE
+    max_completion_tokens: _Raw = _NONE
+    max_output_tokens: _Raw = _NONE
+    priority: _Raw = _NONE
+    stream: _Raw = _NONE
+    kv_transfer_params: _Raw = _NONE
+
+
+class ReadBody(NamedTuple):
+    """What a request says."""
+
+    model: str
+    chain: tuple[PromptPart, ...]
+    prompt_bytes: int
+    answer_tokens_max: int  # 0: it does not say
+    priority: int
+    is_streamed: bool
+    takes_hints: bool  # it is a JSON object without hints of its own
+
+
+_decoder: Final = msgspec.json.Decoder(_Body)
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_parts: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_text: Final = msgspec.json.Decoder(str)
+_number: Final = msgspec.json.Decoder(int)
+
+
+def read_body(body: bytes, content_type: str) -> ReadBody | str:
+    """What a body says, or in one sentence why it cannot be passed on."""
+    if content_type.startswith("multipart/form-data"):
+        found = _FORM_MODEL.search(body[:_FORM_BYTES]) or _FORM_MODEL.search(body[-_FORM_BYTES:])
+        if found is None:
+            return "this form has no field 'model' at its beginning or end"
+        model = found[1].decode(errors="replace")
+        return ReadBody(model, (), len(body), 0, 0, is_streamed=False, takes_hints=False)
+    try:
+        said = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return "the body is not a JSON object"
+    try:
+        model = _text.decode(said.model)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "the body has no 'model' that is a text"
+    if len(model) > _MODEL_LETTERS_MAX:
+        return "the name of the model is too long"
+    chain = _chain(model, said)
+    prompt_bytes = chain[-1].end if chain else len(body)
+    if len(body) - prompt_bytes > _OTHER_BYTES_MAX:  # the engine may read a prompt in it
+        prompt_bytes = len(body)
+    limit = _first(said.max_completion_tokens, said.max_tokens, said.max_output_tokens)
+    return ReadBody(
+        model,
+        chain,
+        prompt_bytes,
+        min(max(0, _integer(limit)), _ANSWER_TOKENS_MAX),
+        _integer(said.priority),
+        is_streamed=bytes(said.stream) == b"true",
+        takes_hints=not bytes(said.kv_transfer_params),
+    )
+
+
+def session_of(headers: "dict[str, str]") -> str:
+    """The client's name of its dialog; empty: it gives none. Names are lower-case here."""
+    for name in SESSION_HEADERS:
+        if value := headers.get(name, ""):
+            return value[:SESSION_LETTERS_MAX]
+    return ""
+
+
+def with_hints(body: bytes, hints: "dict[str, str | int]") -> bytes:
+    """A body that `takes_hints`, with these; every other byte is as it was."""
+    if not hints:
+        return body
+    start = body.index(b"{") + 1
+    said = msgspec.json.encode({"forebay": hints})
+    return b'%b"kv_transfer_params":%b,%b' % (body[:start], said, body[start:])
+
+
+def with_salt(body: bytes, salt: str) -> bytes | str:
+    """A body with this `cache_salt`, or in one sentence why it cannot have it.
+
+    Every member is written anew, once: of two of a name an engine might read the other.
+    """
+    try:
+        members = _members.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return "the body is not a JSON object"
+    if bytes(members.get("cache_salt", _NONE)) not in _UNSET[:2]:
+        return "the cache_salt of this key's requests is its tenant's; leave it out"
+    return msgspec.json.encode({**members, "cache_salt": msgspec.Raw(msgspec.json.encode(salt))})
+
+
+def prefill_body(body: bytes, path: str) -> bytes | None:
+    """The same prompt with one token asked for; None: its KV would not serve the request.
+
+    Members stay as they are, except those that only shape an answer.
+    """
+    try:
+        members = _members.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    if any(bytes(members.get(name, _NONE)) not in _UNSET for name in _NOT_APART):
+        return None
+    kept = {name: value for name, value in members.items() if name not in _OF_ANSWERS}
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    asked = {**kept, limit: _ONE, "stream": _FALSE}
+    return msgspec.json.encode({**asked, "store": _FALSE} if path == "/v1/responses" else asked)
+
+
+def _first(*members: msgspec.Raw) -> msgspec.Raw:
+    """The first that the body has; an empty one if it has none."""
+    return next((each for each in members if bytes(each)), _NONE)
+
+
+def _integer(raw: msgspec.Raw) -> int:
+    try:
+        return _number.decode(raw)
+    except msgspec.DecodeError:
+        return 0
+
+
+def _chain(model: str, said: _Body) -> tuple[PromptPart, ...]:
+    """The prompt's parts, each with a hash over all up to it; none if it is no prompt."""
+    head = [
+        model.encode(errors="replace"), said.cache_salt, said.tools, said.system, said.instructions
+    ]  # fmt: skip
+    name = 0
+    for part in head:
+        name = xxhash.xxh3_64_intdigest(part, name)
+    pieces = _pieces(said)
+    end = sum(len(bytes(part)) for part in head[2:])
+    chain = []
+    if end:
+        chain.append(PromptPart(name, end))
+    for piece in pieces[:PARTS_MAX]:
+        name = xxhash.xxh3_64_intdigest(piece, name)
+        end += memoryview(piece).nbytes
+        chain.append(PromptPart(name, end))
+    if rest := pieces[PARTS_MAX:]:
+        for piece in rest:
+            name = xxhash.xxh3_64_intdigest(piece, name)
+            end += memoryview(piece).nbytes
+        chain.append(PromptPart(name, end))
+    return tuple(chain)
+
+
+def _pieces(said: _Body) -> "list[msgspec.Raw] | list[bytes]":
+    try:
+        return _parts.decode(_first(said.messages, said.input))
+    except msgspec.DecodeError:
+        pass  # it is one text, or a list of tokens, or there is none
+    text = bytes(_first(said.prompt, said.input))
+    return [text[at : at + BLOCK_BYTES] for at in range(0, len(text), BLOCK_BYTES)]

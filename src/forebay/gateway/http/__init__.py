@@ -1,0 +1,1 @@
+"""The gateway's seam to its HTTP library: nothing else of it imports aiohttp."""

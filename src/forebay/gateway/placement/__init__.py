@@ -1,0 +1,1 @@
+"""Which engine a request goes to, and when: no HTTP, no JSON."""

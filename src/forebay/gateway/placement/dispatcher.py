@@ -1,0 +1,306 @@
+"""When a request goes to which engine: holds what no engine can start, and keeps the books.
+
+Promised: an engine is given a request only when it can start it; keys, engines and queues are
+accounted for once, however a request ends; nothing waits longer than the file says. Assumed: one
+event loop calls everything, and whoever was placed calls `end`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from forebay.gateway.config import GatewayConfig
+from forebay.gateway.placement.choice import Choice, DialogPlaces, Reason, choose
+from forebay.gateway.placement.engine_state import EngineState
+from forebay.gateway.placement.keys import KeyRing
+from forebay.gateway.placement.prefixes import LikelyPrefix, PrefixMap
+from forebay.gateway.placement.queue import RequestQueue
+from forebay.gateway.placement.request import NotPlaced, Placement, RoutedRequest, ServedTokens
+from forebay.sys.clock import Clock
+
+MODELS_MAX: Final = 1024  # of all engines, ever listed; those of the file are the first
+RETRY_AFTER_S: Final = 2  # where an engine has to come up, or requests have to end
+_POOL_BYTES: Final = 1 << 30  # of prompts that a host's pool is taken to hold; it says no size
+_ANSWER_TOKENS: Final = 256.0  # expected until answers were seen
+_BYTES_PER_TOKEN: Final = 4.0  # likewise
+_PER_TOKEN: Final = (1.0, 16.0)  # bytes: beyond, a prompt is not what the engine read
+_LEARN_SHARE: Final = 0.1
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """One model: its engines, who waits for them, and what was learnt of its tokens."""
+
+    name: str
+    engines: list[EngineState]
+    queue: RequestQueue
+    dialogs: DialogPlaces = field(default_factory=DialogPlaces.none)
+    pools: dict[str, PrefixMap] = field(default_factory=dict)  # by host
+    bytes_per_token: float = _BYTES_PER_TOKEN
+    answer_tokens: float = _ANSWER_TOKENS
+
+    @property
+    def answering(self) -> list[EngineState]:
+        """The engines that answer: those that only compute prompts do, if there is no other."""
+        found = [each for each in self.engines if each.setting.role != "prefill"]
+        return found if any(each.is_used for each in found) else self.engines
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class Dispatcher:
+    """Places requests."""
+
+    def __init__(self, config: GatewayConfig, clock: Clock | None = None) -> None:
+        self._config = config
+        self._clock = clock or Clock()
+        self.keys = KeyRing(config.keys, self._clock.monotonic())
+        self.engines = {each.name: EngineState(each) for each in config.engines}
+        self.models: dict[str, ServedModel] = {}
+        for engine in self.engines.values():
+            self._serves(engine.setting.model, engine)
+        self.waiting = 0  # requests, of all models
+        self.on_change: Callable[[], None] = _nothing  # a request waits, or has ended
+
+    def listed(self, engine: EngineState) -> None:
+        """An engine was heard of its models: adapters are models too."""
+        for name in engine.models:
+            self._serves(name, engine)
+        self.pump(engine)
+
+    async def place(self, request: RoutedRequest) -> Placement | NotPlaced:
+        """Where a new request goes, when an engine can start it. Its key must be a known one."""
+        key = self.keys.states[request.key]
+        refusal = key.refusal(self._clock.monotonic()) or self._expect(request)
+        if refusal is not None:
+            return refusal
+        model = self.models[request.model]
+        key.requests += 1
+        if not len(model.queue) and (engines := self._ready(model, request)):
+            return self._begin(request, model, engines)
+        if self._is_full(request.key):
+            key.requests -= 1
+            return NotPlaced(503, "all engines are busy and the queue is full", RETRY_AFTER_S)
+        return await self._wait(request, model)
+
+    def place_again(self, request: RoutedRequest) -> Placement | None:
+        """Another engine for a request that failed before its first byte; None: there is none."""
+        model = self.models[request.model]
+        self._leave(request)
+        request.tried.append(request.engine)
+        engines = [
+            engine
+            for engine in model.answering
+            if engine.takes_requests and engine.setting.name not in request.tried
+        ]
+        if not engines:
+            request.engine = ""
+            return None
+        found = self._begin(request, model, engines)
+        return found._replace(reason=Reason.RETRY.value)
+
+    def begin_prefill(self, request: RoutedRequest) -> RoutedRequest | None:
+        """Have another engine compute the prompt of a request that was placed; None: none should.
+
+        What is answered is a request for that engine alone: `end_prefill` ends it.
+        """
+        engine, model = self.engines[request.engine], self.models[request.model]
+        is_worth = request.uncached_tokens >= self._config.prefill_tokens
+        if engine.setting.role != "decode" or not is_worth:
+            return None
+        engines = [
+            each
+            for each in model.engines
+            if each.setting.role == "prefill"
+            and each.setting.host == engine.setting.host
+            and each.has_room
+        ]
+        if not engines:
+            return None
+        first = RoutedRequest(request.key, request.model, request.chain, request.prompt_bytes, 1)
+        first.bytes_per_token, first.is_long = request.bytes_per_token, request.is_long
+        self._start(first, choose(first, engines, {}, ""))
+        self.prefilled(request)  # its own engine does not compute it
+        return first
+
+    def end_prefill(self, first: RoutedRequest, *, is_computed: bool) -> None:
+        """A prompt has been computed, or not: then the request's own engine computes it."""
+        engine = self.engines[first.engine]
+        if is_computed and first.was_alone:
+            engine.learn(first, self._clock.monotonic() - first.begun)
+        self._leave(first)
+
+    def first_token(self, request: RoutedRequest) -> None:
+        """The first bytes of a streamed answer came; nothing if its engine has been given up."""
+        if request.engine and request.was_alone and not request.is_prefilled:
+            engine = self.engines[request.engine]
+            if request.begun >= engine.power_since:  # else it slept meanwhile
+                engine.learn(request, self._clock.monotonic() - request.begun)
+        self.prefilled(request)
+
+    def prefilled(self, request: RoutedRequest) -> None:
+        """A prompt is taken to be computed; nothing if it was before, or the request is over."""
+        if request.engine and not request.is_prefilled:
+            engine = self.engines[request.engine]
+            engine.prefilled(request)
+            if request.is_long:
+                self.pump(engine)
+
+    def end(self, request: RoutedRequest, served: ServedTokens) -> None:
+        """A request that was placed is over."""
+        key = self.keys.states[request.key]
+        key.requests -= 1
+        model = self.models[request.model]
+        if served.prompt and request.prompt_bytes:
+            seen = min(max(request.prompt_bytes / served.prompt, _PER_TOKEN[0]), _PER_TOKEN[1])
+            model.bytes_per_token += _LEARN_SHARE * (seen - model.bytes_per_token)
+        if served.answer:
+            model.answer_tokens += _LEARN_SHARE * (served.answer - model.answer_tokens)
+        uncached = request.uncached_tokens
+        if served.prompt is not None:
+            uncached = max(0, served.prompt - served.cached)
+        key.took(uncached + served.answer)
+        model.queue.correct(request.key, uncached + served.answer - request.cost)
+        if request.engine:
+            self._leave(request)
+
+    def failed(self, engine: EngineState, why: str, *, is_gone: bool = False) -> None:
+        """A request failed at an engine, for its fault."""
+        was_used = engine.is_used
+        engine.failed(why, self._clock.monotonic(), is_gone=is_gone)
+        if was_used and not engine.is_used:
+            _log.warning("engine %s is not used: %s", engine.setting.name, why)
+            self.pump(engine)
+
+    def pump(self, engine: EngineState | None = None) -> None:
+        """Start what can be started, where an engine has room again; None: anywhere."""
+        for model in self.models.values():
+            if len(model.queue) and (engine is None or engine in model.engines):
+                self._pump(model)
+
+    def now(self) -> float:
+        """The clock that requests are timed by."""
+        return self._clock.monotonic()
+
+    def _serves(self, name: str, engine: EngineState) -> None:
+        model = self.models.get(name)
+        if model is None:
+            if len(self.models) >= MODELS_MAX:
+                return
+            weights = {key: state.setting.weight for key, state in self.keys.states.items()}
+            model = ServedModel(name, [], RequestQueue(weights.__getitem__))
+            self.models[name] = model
+        if engine not in model.engines:
+            model.engines.append(engine)
+
+    def _expect(self, request: RoutedRequest) -> NotPlaced | None:
+        """Note what a request will likely cost; a refusal if no engine can have it."""
+        model = self.models[request.model]
+        if not any(engine.is_used for engine in model.engines):
+            return NotPlaced(503, f"no engine of {model.name} is up", RETRY_AFTER_S)
+        request.arrived = self._clock.monotonic()
+        request.bytes_per_token = model.bytes_per_token
+        held = [engine.prefixes.likely(request.chain) for engine in model.engines]
+        held += self._pools(model, request).values()
+        uncached = (request.prompt_bytes - max(held).size_bytes) / model.bytes_per_token
+        request.output_tokens = model.answer_tokens
+        if request.answer_tokens_max:
+            request.output_tokens = min(model.answer_tokens, request.answer_tokens_max)
+        request.cost = uncached + request.output_tokens
+        request.is_long = uncached >= self._config.long_prompt_tokens
+        return None
+
+    def _is_full(self, key: str) -> bool:
+        """Whether a key may have no more waiting: as many as are left for others, if there are."""
+        room = self._config.queue_requests_max - self.waiting
+        if len(self.keys.states) == 1 or room <= 0:
+            return room <= 0
+        return sum(model.queue.waiting_of(key) for model in self.models.values()) >= room
+
+    def _pools(self, model: ServedModel, request: RoutedRequest) -> dict[str, LikelyPrefix]:
+        return {host: held.likely(request.chain) for host, held in model.pools.items()}
+
+    def _ready(self, model: ServedModel, request: RoutedRequest) -> list[EngineState]:
+        if request.is_long:
+            return [engine for engine in model.answering if engine.takes_long]
+        return [engine for engine in model.answering if engine.has_room]
+
+    async def _wait(self, request: RoutedRequest, model: ServedModel) -> Placement | NotPlaced:
+        request.waiting = asyncio.get_running_loop().create_future()
+        model.queue.push(request)
+        self.waiting += 1
+        self._pump(model)  # it may go before those that wait, as a short prompt before long ones
+        self.on_change()
+        placed: Placement | NotPlaced | None = None
+        try:
+            async with asyncio.timeout(self._config.queue_s):
+                placed = await request.waiting
+        except TimeoutError:
+            placed = NotPlaced(503, "no engine became free in time", RETRY_AFTER_S)
+        finally:
+            if not request.engine:
+                self.keys.states[request.key].requests -= 1
+                self.waiting -= model.queue.remove(request)
+            elif placed is None:  # the client went while it was being placed
+                self.end(request, ServedTokens())
+        return placed
+
+    def _pump(self, model: ServedModel) -> None:
+        if not any(engine.is_used for engine in model.engines):
+            self._refuse_all(model)
+        while len(model.queue):
+            with_long = any(engine.takes_long for engine in model.answering)
+            if not with_long and not any(engine.has_room for engine in model.answering):
+                return
+            request = model.queue.pop(with_long=with_long)
+            if request is None:
+                return
+            self.waiting -= 1
+            assert request.waiting is not None
+            if not request.waiting.done():  # else its client went this moment
+                found = self._begin(request, model, self._ready(model, request))
+                request.waiting.set_result(found)
+
+    def _refuse_all(self, model: ServedModel) -> None:
+        refusal = NotPlaced(503, f"no engine of {model.name} is up", RETRY_AFTER_S)
+        while (request := model.queue.pop(with_long=True)) is not None:
+            self.waiting -= 1
+            assert request.waiting is not None
+            if not request.waiting.done():
+                request.waiting.set_result(refusal)
+
+    def _begin(
+        self, request: RoutedRequest, model: ServedModel, engines: Sequence[EngineState]
+    ) -> Placement:
+        last = model.dialogs.last_engine(request)
+        found: Choice = choose(request, engines, self._pools(model, request), last)
+        engine, name = found.engine, found.engine.setting.name
+        self._start(request, found)
+        model.dialogs.remember(request, name)
+        if engine.setting.pool:
+            pool = model.pools.setdefault(engine.setting.host, PrefixMap())
+            pool.add(request.chain, _POOL_BYTES)
+        reason = found.reason
+        if engine.wake_s and request.arrived < engine.power_since:
+            reason = Reason.WOKEN
+        return Placement(name, reason.value, found.expected_s)
+
+    def _start(self, request: RoutedRequest, found: Choice) -> None:
+        request.engine, request.begun = found.engine.setting.name, self._clock.monotonic()
+        request.uncached_tokens = found.uncached_tokens
+        request.loaded_tokens = found.loaded_tokens
+        request.is_prefilled = False
+        found.engine.begin(request)
+
+    def _leave(self, request: RoutedRequest) -> None:
+        engine = self.engines[request.engine]
+        engine.end(request)
+        if not engine.running:
+            engine.idle_since = self._clock.monotonic()
+        self.pump(engine)
+        self.on_change()

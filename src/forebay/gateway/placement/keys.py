@@ -1,0 +1,60 @@
+"""Keys while the gateway runs: who presented a token, and whether it may have one more request."""
+
+import hashlib
+import hmac
+from typing import Final
+
+from forebay.gateway.config import KeySetting
+from forebay.gateway.placement.request import NotPlaced
+
+_MINUTE_S: Final = 60.0
+_RETRY_S: Final = 1  # where a request of the key's own has to end first
+
+
+class KeyState:
+    """One key: what it has in the gateway, and what is left of its tokens."""
+
+    def __init__(self, setting: KeySetting, now: float) -> None:
+        self.setting = setting
+        self.requests = 0  # in the gateway
+        self._tokens = float(setting.tokens_a_minute)  # left; below 0: owed
+        self._filled = now
+
+    def refusal(self, now: float) -> NotPlaced | None:
+        """Why it may not have one more request now; None: it may."""
+        setting = self.setting
+        if setting.requests_max and self.requests >= setting.requests_max:
+            why = f"this key has {self.requests} requests under way, which is its limit"
+            return NotPlaced(429, why, _RETRY_S)
+        rate_s = setting.tokens_a_minute / _MINUTE_S
+        if rate_s:
+            more = (now - self._filled) * rate_s
+            self._tokens = min(float(setting.tokens_a_minute), self._tokens + more)
+            self._filled = now
+            if self._tokens <= 0:
+                why = f"this key has used its {setting.tokens_a_minute} tokens a minute"
+                return NotPlaced(429, why, int(-self._tokens / rate_s) + 1)
+        return None
+
+    def took(self, tokens: float) -> None:
+        """A request of this key took so many tokens."""
+        self._tokens -= tokens if self.setting.tokens_a_minute else 0.0
+
+
+class KeyRing:
+    """All keys."""
+
+    def __init__(self, keys: tuple[KeySetting, ...], now: float) -> None:
+        self.states = {key.name: KeyState(key, now) for key in keys}
+        self._by_hash = {key.token_sha256: self.states[key.name] for key in keys}
+        self._everybody = self._by_hash.get("")
+
+    def find(self, token: str) -> KeyState | None:
+        """Whose token this is; None: nobody's."""
+        if self._everybody is not None:
+            return self._everybody
+        digest = hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
+        found = None
+        for known, state in self._by_hash.items():  # all of them, so that time tells nothing
+            found = state if hmac.compare_digest(known, digest) else found
+        return found

@@ -1,0 +1,90 @@
+"""A gateway as a process: everything of it put together, run until it is told to end."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from forebay.barrier import Barrier
+from forebay.errors import StartupError
+from forebay.gateway.config import GatewayConfig
+
+_CLOSE_S: Final = 10.0  # for answers under way, when it ends
+_log: Final = logging.getLogger(__name__)
+
+
+def require() -> None:
+    """A StartupError if this environment lacks what a gateway needs."""
+    try:
+        import aiohttp  # noqa: F401, PLC0415 - 0.2 s that other commands need not wait
+    except ModuleNotFoundError:
+        raise StartupError(
+            "the gateway needs aiohttp; install it with: pip install 'forebay[gateway]'"
+        ) from None
+
+
+def run(config: GatewayConfig, ready: Callable[[int], None] = lambda _port: None) -> None:
+    """Serve until SIGTERM, SIGHUP or KeyboardInterrupt; `ready` is told the port."""
+    require()
+    with suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve_until_told(config, ready))
+
+
+async def _serve_until_told(config: GatewayConfig, ready: Callable[[int], None]) -> None:
+    """Signals cancel the task: an exception in whatever runs just then could be lost there."""
+    this, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert this is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, this.cancel)
+    await serve(config, ready)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - likewise
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def serve(config: GatewayConfig, ready: Callable[[int], None]) -> None:
+    """The same on a loop that runs."""
+    from forebay.gateway.front.forwarding import Forwarding  # noqa: PLC0415 - these need aiohttp
+    from forebay.gateway.front.handler import Front  # noqa: PLC0415
+    from forebay.gateway.http.client import EngineClient  # noqa: PLC0415
+    from forebay.gateway.http.server import FrontLimits, FrontServer  # noqa: PLC0415
+    from forebay.gateway.placement.dispatcher import Dispatcher  # noqa: PLC0415
+    from forebay.gateway.seen import GatewayMetrics  # noqa: PLC0415
+    from forebay.gateway.swap.setup import SharedGpus  # noqa: PLC0415
+    from forebay.gateway.watching import EngineWatch  # noqa: PLC0415
+
+    gpus = SharedGpus(config)
+    dispatcher, metrics, client = Dispatcher(config), GatewayMetrics(), EngineClient()
+    front = Front(config, dispatcher, Forwarding(dispatcher, client, metrics), metrics)
+    limits = FrontLimits(
+        body_bytes_max=config.body_bytes_max, bodies_bytes_max=config.bodies_bytes_max
+    )
+    server = FrontServer(front.handle, limits, Barrier())
+    watching = EngineWatch(dispatcher, client)
+    gpus.begin(dispatcher, client, metrics, watching.look)
+
+    async def keep() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watching.run())
+            tasks.create_task(gpus.run())
+
+    watch = asyncio.create_task(keep())
+    try:
+        port = await server.start(*config.listen)
+        _log.info("listening at %s:%d for %d engines", config.listen[0], port, len(config.engines))
+        ready(port)
+        await watch
+    finally:
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
+        await server.close(_CLOSE_S)
+        await client.close()
+        gpus.close()

@@ -1,0 +1,173 @@
+"""Processes of engines that the gateway starts, and finds again after it was killed.
+
+Each runs in a session of its own and is noted in a file of `state_dir` before anything depends on
+it: number and time of its start, which together name one process, a hash of its command, the level
+at which it sleeps, and a hash of its weights. Gateways that end, however they do, leave it running.
+A file that cannot be read is no note. Not thread-safe; calls do not block.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from forebay.errors import StartupError
+from forebay.gateway.config import EngineSetting, GatewayConfig
+from forebay.gateway.swap.plan import Rest
+from forebay.sys.processes import SessionProcess
+
+_STOP_S: Final = 30.0  # to end by itself
+_LOOK_S: Final = 0.1
+
+
+class EngineNote(msgspec.Struct, frozen=True):
+    """What the file of an engine says."""
+
+    pid: int
+    started: int
+    command_sha256: str
+    rest: str = Rest.LEVEL_1  # how it sleeps, if it does
+    weights_sha256: str = ""
+
+
+class StateDirectory:
+    """The directory of one gateway's notes and its engines' logs, locked while the gateway runs."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self.path.stat()
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartupError(f"state_dir {path} cannot be used: {error.strerror}.") from None
+        self._descriptor = descriptor
+        # Whoever can write there can have any process stopped.
+        why = ""
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            why = f"state_dir {path} must be yours, and writable for you alone."
+        elif not _try_lock(descriptor):
+            why = f"another gateway uses state_dir {path}; stop it first."
+        if why:
+            self.close()
+            raise StartupError(why)
+
+    def close(self) -> None:
+        """Let another gateway have it."""
+        os.close(self._descriptor)
+
+
+class OwnedEngine:
+    """One engine's process, while there is one."""
+
+    def __init__(self, setting: EngineSetting, directory: StateDirectory) -> None:
+        self._setting = setting
+        self._file = directory.path / f"{setting.name}.json"
+        self.log = directory.path / f"{setting.name}.log"
+        self._command = command_of(setting)
+        self._digest = hashlib.sha256(msgspec.json.encode(self._command)).hexdigest()
+        self.note: EngineNote | None = None
+        self._process: SessionProcess | None = None
+
+    def find(self) -> bool:
+        """Find the process that a gateway before us started; whether its command is as now."""
+        try:
+            note = msgspec.json.decode(self._file.read_bytes(), type=EngineNote)
+        except (OSError, msgspec.DecodeError):
+            return False
+        process = SessionProcess.find(note.pid, note.started)
+        if process is None:
+            return False
+        self.note, self._process = note, process
+        return note.command_sha256 == self._digest
+
+    def start(self) -> str:
+        """Start it; why not, or nothing."""
+        assert self._process is None
+        # No other user of this gateway reaches the endpoints that this mode opens, and weights
+        # stay the same, so what the pool has of its KV stays true.
+        more = {"VLLM_SERVER_DEV_MODE": "1", "FOREBAY_KEEP_ON_RESET": "true"}
+        try:
+            process = SessionProcess.start(self._command, self.log, {**os.environ, **more})
+        except OSError as error:
+            return f"its command cannot be run: {error.strerror or error}"
+        try:
+            self.write(EngineNote(process.pid, process.started, self._digest))
+        except OSError as error:
+            process.kill()  # nobody would find it again
+            process.close()
+            return f"its process cannot be noted: {error.strerror}"
+        self._process = process
+        return ""
+
+    def write(self, note: EngineNote) -> None:
+        """Note something of its process; OSError."""
+        self.note = note
+        part = self._file.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(note))
+        part.replace(self._file)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and not self._process.has_exited()
+
+    async def stop(self) -> None:
+        """End all of it; its GPU's memory is free then."""
+        process = self._process
+        if process is None:
+            return
+        process.terminate()
+        if not await _until_gone(process):
+            process.kill()
+            await _until_gone(process)
+        process.close()
+        self._process = self.note = None
+        self._file.unlink(missing_ok=True)
+
+
+async def stop_engines(config: GatewayConfig) -> list[str]:
+    """Stop what a gateway of this file left, and name it; a StartupError if the gateway runs."""
+    owned = [engine for engine in config.engines if engine.command]
+    if not owned:
+        return []
+    directory = StateDirectory(config.state_dir)
+    stopped = []
+    for setting in owned:
+        engine = OwnedEngine(setting, directory)
+        engine.find()
+        if engine.is_running:
+            stopped.append(setting.name)
+        await engine.stop()
+    directory.close()
+    return stopped
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def _until_gone(process: SessionProcess) -> bool:
+    for _ in range(round(_STOP_S / _LOOK_S)):
+        if process.has_exited():
+            process.kill()  # what it left behind
+        if process.is_gone():
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False
+
+
+def command_of(setting: EngineSetting) -> list[str]:
+    """The command of an engine, with the address that the file says: this host's alone."""
+    parts = urlsplit(setting.url)
+    where = ["--host", str(parts.hostname), "--port", str(parts.port)]
+    return [*setting.command, *where]

@@ -1,0 +1,106 @@
+"""Has one engine sleep and wake, over its endpoints for developers; nothing else uses those.
+
+Never with `mode=abort`, which ends answers as if they were whole. What goes wrong is a value: a
+sentence that says why, empty where it went well.
+"""
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from forebay.gateway.http.client import EngineClient
+from forebay.gateway.http.messages import Unanswered
+from forebay.gateway.swap.plan import Rest
+
+SLEEP_S: Final = 300.0  # the first pins host memory, which takes seconds
+WAKE_S: Final = 300.0
+RELOAD_S: Final = 1800.0  # weights from a disk, or from farther away
+PROBE_S: Final = 120.0
+_LOOK_S: Final = 10.0
+_BYTES_MAX: Final = 64 << 20
+_LEVELS: Final = {Rest.LEVEL_1: 1, Rest.LEVEL_2: 2}
+# One token, by its number: that needs no tokenizer, and every model has this one.
+_PROBES: Final = (
+    ("/v1/completions", {"prompt": [1], "max_tokens": 1, "temperature": 0}),
+    ("/v1/embeddings", {"input": [1]}),
+    ("/pooling", {"input": [1]}),
+)
+
+
+class SleepControl:
+    """One engine's sleep."""
+
+    def __init__(self, url: str, model: str, client: EngineClient) -> None:
+        self._url, self._model, self._client = url, model, client
+
+    async def is_sleeping(self) -> bool | Unanswered:
+        """Whether it sleeps, or its scheduler is paused."""
+        found = await self._client.fetch(f"{self._url}/is_sleeping", _BYTES_MAX, _LOOK_S)
+        if isinstance(found, Unanswered):
+            return found
+        said = _json(found)
+        return bool(said.get("is_sleeping")) if isinstance(said, dict) else Unanswered("no JSON")
+
+    async def sleep(self, rest: Rest, mode: str, timeout_s: float = SLEEP_S) -> str:
+        """Go to sleep; its answers under way are kept, or awaited."""
+        found = await self._post(f"/sleep?level={_LEVELS[rest]}&mode={mode}", timeout_s)
+        return found.why if isinstance(found, Unanswered) else ""
+
+    async def resume(self) -> None:
+        """Schedule again, after a sleep that failed; nothing if it sleeps all the same."""
+        await self._post("/wake_up?tags=scheduling", WAKE_S)
+
+    async def wake(self, rest: Rest) -> str:
+        """Wake up, from the level at which it sleeps."""
+        steps: list[tuple[str, object, float]] = [("/wake_up", None, WAKE_S)]
+        if rest is Rest.LEVEL_2:
+            reload = {"method": "reload_weights"}
+            steps = [
+                ("/wake_up?tags=weights", None, WAKE_S),
+                ("/collective_rpc", reload, RELOAD_S),
+                ("/wake_up?tags=kv_cache", None, WAKE_S),
+            ]
+        for path, body, timeout_s in steps:
+            found = await self._post(path, timeout_s, body)
+            if isinstance(found, Unanswered):
+                return f"it did not wake: {found.why}"
+        is_sleeping = await self.is_sleeping()
+        if isinstance(is_sleeping, Unanswered):
+            return f"it did not wake: {is_sleeping.why}"
+        return "it sleeps on" if is_sleeping else ""
+
+    async def probe(self) -> str:
+        """Have it compute one token: an engine that sleeps says that it is healthy."""
+        why = "it has no endpoint for a probe"
+        for path, body in _PROBES:
+            found = await self._post(path, PROBE_S, {**body, "model": self._model})
+            if not isinstance(found, Unanswered):
+                return ""
+            if not found.is_ill:  # nobody answered, or not in time
+                return f"the probe failed: {found.why}"
+            why = f"the probe failed: {found.why}"
+        return why
+
+    async def weights_digest(self) -> str:
+        """A hash of the weights that it has; empty: it cannot say."""
+        body = {"method": "compute_weight_checksums"}
+        found = await self._post("/collective_rpc", RELOAD_S, body)
+        if isinstance(found, Unanswered):
+            return ""
+        results = _json(found)
+        if not isinstance(results, dict) or not isinstance(results.get("results"), list):
+            return ""
+        said = msgspec.json.encode(results["results"], order="deterministic")
+        return hashlib.sha256(said).hexdigest()
+
+    async def _post(self, path: str, timeout_s: float, body: Any = None) -> bytes | Unanswered:  # noqa: ANN401
+        data = b"" if body is None else msgspec.json.encode(body)
+        return await self._client.fetch(f"{self._url}{path}", _BYTES_MAX, timeout_s, posted=data)
+
+
+def _json(content: bytes) -> object:
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None

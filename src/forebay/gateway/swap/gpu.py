@@ -1,0 +1,223 @@
+"""Carries out what the policy decides for one GPU: drains, puts to sleep, wakes, one at a time.
+
+Promised: an engine is given requests only while it is awake and has computed a token since it woke;
+answers under way are kept across its sleep, and it is woken again for them; what fails is tried
+again later and never keeps other engines of the GPU from serving. Assumed: nobody else has these
+engines sleep, wake, start or stop.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from forebay.gateway.config import GpuSetting
+from forebay.gateway.placement.dispatcher import Dispatcher
+from forebay.gateway.placement.engine_state import Condition, EngineState
+from forebay.gateway.placement.power import RESTING, Power
+from forebay.gateway.seen import GatewayMetrics
+from forebay.gateway.swap import policy
+from forebay.gateway.swap.demand import waiting_since
+from forebay.gateway.swap.member import GpuMember
+from forebay.gateway.swap.plan import Rest
+from forebay.gateway.swap.policy import EngineView, Swap
+
+LOOK_S: Final = 1.0  # between two looks, if nothing happens
+RETRY_S: Final = 1.0  # after a first failure; twice as long after each further one
+RETRY_S_MAX: Final = 60.0
+_FORGET: Final = 0.9  # of the longest swap, with each that was shorter
+_log: Final = logging.getLogger(__name__)
+
+
+class GpuTurns:
+    """One GPU and its engines."""
+
+    def __init__(
+        self,
+        setting: GpuSetting,
+        members: Sequence[GpuMember],
+        dispatcher: Dispatcher,
+        metrics: GatewayMetrics,
+        look: Callable[[EngineState], Awaitable[None]],
+    ) -> None:
+        self._setting = setting
+        self._members = {member.name: member for member in members}
+        self._dispatcher, self._metrics, self._look = dispatcher, metrics, look
+        self._changed = asyncio.Event()
+        self._paused: dict[str, float] = {}  # engines that sleep with answers under way → since
+        self._swap_s = max((member.engine.wake_s for member in members), default=0.0)
+        for member in members:
+            self._turn(member, Power.UNKNOWN, "not asked yet")
+
+    def changed(self) -> None:
+        """A request waits or has ended somewhere."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self._changed.clear()
+            await self._check()
+            now = self._dispatcher.now()
+            decision = policy.decide(self._views(), self._setting, self._swap_s, now)
+            if decision.swap is not None:
+                await self._swap(decision.swap)
+            else:
+                await self._rest(min(decision.again - now, LOOK_S))
+
+    async def _check(self) -> None:
+        """Learn what is not known, and notice engines that have ended."""
+        for member in self._members.values():
+            engine, owned = member.engine, member.owned
+            is_lost = engine.power is Power.AWAKE and engine.condition is Condition.DOWN
+            if engine.power in RESTING:
+                engine.found()  # answers that broke off when it was stopped are no reason
+            if engine.power is Power.UNKNOWN or (
+                engine.power is Power.BROKEN and self._dispatcher.now() >= member.retry_at
+            ):
+                await self._learn(member)
+            elif owned is not None and engine.power in {Power.AWAKE, Power.ASLEEP}:
+                if not owned.is_running:
+                    await owned.stop()
+                    self._ended(member)
+            elif is_lost:
+                self._broken(member, engine.why)
+
+    async def _learn(self, member: GpuMember) -> None:
+        power, why = await member.learn()
+        if power is Power.BROKEN:
+            self._broken(member, why)
+            return
+        member.engine.found()
+        self._turn(member, power, "found so")
+        if power is Power.AWAKE:
+            await self._look(member.engine)
+        self._dispatcher.pump(member.engine)
+
+    def _ended(self, member: GpuMember) -> None:
+        _log.warning("engine %s: its process has ended", member.name)
+        member.engine.take_down("its process has ended")
+        member.engine.found()  # it can be started
+        member.is_new = member.rest is not Rest.STOP
+        self._turn(member, Power.OFF, "its process has ended")
+
+    def _broken(self, member: GpuMember, why: str) -> None:
+        wait_s = min(RETRY_S * 2.0**member.failures, RETRY_S_MAX)
+        member.failures = min(member.failures + 1, 16)
+        member.retry_at = self._dispatcher.now() + wait_s
+        if member.engine.power is not Power.BROKEN:
+            _log.warning("engine %s is not used: %s", member.name, why)
+        member.engine.take_down(why)
+        self._turn(member, Power.BROKEN, why)
+        self._dispatcher.pump(member.engine)  # who waits for nothing else is told
+
+    def _views(self) -> list[EngineView]:
+        return [
+            EngineView(
+                name,
+                member.engine.power,
+                member.engine.power_since,
+                member.engine.running,
+                member.engine.idle_since,
+                self._waiting_since(member),
+                is_new=member.is_new,
+            )
+            for name, member in self._members.items()
+        ]
+
+    def _waiting_since(self, member: GpuMember) -> float | None:
+        """Since when somebody waits for an engine: for it to begin, or to go on."""
+        engine = member.engine
+        since = waiting_since(self._dispatcher, engine)
+        paused = self._paused.get(member.name, math.inf)
+        if engine.power not in RESTING or not engine.running:
+            paused = math.inf
+        found = min(math.inf if since is None else since, paused)
+        return None if found == math.inf else found
+
+    async def _rest(self, duration_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(duration_s, 0.0)):
+                await self._changed.wait()
+
+    async def _swap(self, swap: Swap) -> None:
+        begun = self._dispatcher.now()
+        if swap.sleeps and not await self._put_to_sleep(swap):
+            return
+        if swap.wakes:
+            await self._wake(self._members[swap.wakes], swap.why, begun)
+
+    async def _put_to_sleep(self, swap: Swap) -> bool:
+        member = self._members[swap.sleeps]
+        why = f"for {swap.wakes}: {swap.why}" if swap.wakes else swap.why
+        self._turn(member, Power.DRAINING, why)
+        await member.prepare()
+        if not await self._drain(member, swap):
+            self._turn(member, Power.AWAKE, "nobody waits for another any more")
+            self._dispatcher.pump(member.engine)
+            return False
+        self._turn(member, Power.FALLING_ASLEEP, why)
+        power, failed = await member.fall_asleep()
+        for each in failed:
+            self._metrics.swap_failed.add(labels=(member.name, each.partition(":")[0]))
+            _log.warning("engine %s did not sleep: %s", member.name, each)
+        if power is Power.BROKEN:
+            self._broken(member, failed[-1])
+            return False
+        if power is Power.AWAKE:
+            self._turn(member, power, f"it did not sleep: {failed[-1]}")
+            self._dispatcher.pump(member.engine)
+            return False
+        if member.engine.running:
+            self._metrics.kept.add(member.engine.running, (member.name,))
+            self._paused[member.name] = self._dispatcher.now()
+        self._turn(member, power, why)
+        return True
+
+    async def _drain(self, member: GpuMember, swap: Swap) -> bool:
+        """Let answers under way end, so long as they may take; False: it need not sleep any more.
+
+        An engine that can only be stopped has as long as its answers take.
+        """
+        until = self._dispatcher.now() + self._setting.drain_s
+        wakes = self._members.get(swap.wakes)
+        was_wanted = wakes is not None and self._waiting_since(wakes) is not None
+        while member.engine.running:
+            left_s = until - self._dispatcher.now()
+            if left_s <= 0 and member.rest is not Rest.STOP:
+                break
+            self._changed.clear()
+            await self._rest(min(left_s, LOOK_S) if left_s > 0 else LOOK_S)
+            if was_wanted and wakes is not None and self._waiting_since(wakes) is None:
+                return False
+        return True
+
+    async def _wake(self, member: GpuMember, why: str, begun: float) -> None:
+        is_asleep = member.engine.power is Power.ASLEEP
+        woken = self._dispatcher.now()
+        self._turn(member, Power.WAKING, why)
+        if failure := await member.wake(is_asleep=is_asleep):
+            self._metrics.swap_failed.add(labels=(member.name, "wake"))
+            self._broken(member, failure)
+            return
+        now = self._dispatcher.now()
+        member.failures = 0
+        if is_asleep or member.rest is Rest.STOP:  # else it was its first start
+            member.woke(now - woken)
+            self._swap_s = max(now - begun, self._swap_s * _FORGET)
+        self._paused.pop(member.name, None)
+        self._metrics.swaps.add(labels=(member.name,))
+        self._metrics.wake_s.observe(now - woken, (member.name,))
+        member.engine.found()
+        member.engine.succeeded()
+        self._turn(member, Power.AWAKE, why)
+        await self._look(member.engine)
+        self._dispatcher.pump(member.engine)
+
+    def _turn(self, member: GpuMember, power: Power, why: str) -> None:
+        before = member.engine.power
+        member.engine.turn(power, why, self._dispatcher.now())
+        if before is not power:
+            _log.info("engine %s is %s%s", member.name, power, f": {why}" if why else "")

@@ -1,0 +1,116 @@
+"""Fetching what hosts use most into DRAM that nobody needs, before anybody asks for it.
+
+A courtesy: it takes slots that are free and evicts nothing, begins no read while an engine reads or
+waits for room, has two reads at a time, as many bytes a second as it was told, and ends for good
+when DRAM is full. What is fetched can leave like everything else. A store that takes no stores for
+now, for want of requests for example, is not asked either. An operator who clears, resizes or
+forgets ends it.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.metrics.catalog import PrefetchMetrics
+from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.loading.acquisition import Acquisition
+from forebay.pool.core.parts import CoreParts
+from forebay.record.header import ROOT, RecordName
+from forebay.tiers.contract import UsedRecord, WarmStart
+from forebay.tiers.dram.slab import slot_bytes_for
+
+READS_MAX: Final = 2  # at once: a store has lanes left for engines
+_LOOKED_AT_MAX: Final = 64  # records in one step; the rest with the next
+_CATCH_UP_S: Final = 0.1  # of the rate, what a step that comes late may make up for
+
+
+@dataclass(slots=True, eq=False)
+class _WarmOffer:
+    """What is left to be fetched from one tier."""
+
+    tier: int
+    records: deque[UsedRecord]
+    left_bytes: int
+    bytes_a_s: int
+    next_at: float = -math.inf  # when the rate allows one more
+
+
+class Prefetching:
+    """All that is fetched ahead. Owned by the pool's thread."""
+
+    def __init__(self, parts: CoreParts, acquisition: Acquisition) -> None:
+        self._dram, self._stack, self._tenants = parts.dram, parts.stack, parts.tenants
+        self._metrics: PrefetchMetrics = parts.metrics.prefetch
+        self._acquisition = acquisition
+        self._offers: deque[_WarmOffer] = deque()
+        self._reading: dict[Chunk, int] = {}  # and the tier that each comes from
+
+    def begin(self, tier: int, offered: WarmStart) -> None:
+        """A tier has this for us, the most used first."""
+        records = deque(offered.records)
+        self._offers.append(_WarmOffer(tier, records, offered.limit_bytes, offered.bytes_a_s))
+
+    def stop(self) -> None:
+        """Fetch nothing more."""
+        self._offers.clear()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is to be begun soon."""
+        return bool(self._offers) and self._stack.takes_stores(self._offers[0].tier)
+
+    def step(self, now: float) -> None:
+        """Count what has come, and begin what may begin now."""
+        for chunk in [chunk for chunk in self._reading if self._has_ended(chunk)]:
+            tier = self._reading.pop(chunk)
+            if chunk.state is SlotState.READY:
+                self._metrics.fetched(self._stack.name_of(tier), chunk.length)
+        for _ in range(_LOOKED_AT_MAX):
+            if not (self._offers and self._may_begin(self._offers[0], now)):
+                break
+            offer = self._offers[0]
+            if not offer.records or not self._begin(offer, offer.records.popleft(), now):
+                self._offers.popleft()
+
+    def _has_ended(self, chunk: Chunk) -> bool:
+        is_here = self._dram.chunks.get(chunk.key) is chunk
+        return chunk.state is SlotState.READY or not is_here
+
+    def _may_begin(self, offer: _WarmOffer, now: float) -> bool:
+        """Whether this is the moment for one more: an engine's loads come first."""
+        acquisition, own = self._acquisition, len(self._reading)
+        is_in_the_way = acquisition.reads_in_flight > own or not acquisition.may_fetch_ahead
+        if is_in_the_way:  # verify: loads first
+            return False
+        return own < READS_MAX and now >= offer.next_at and self._stack.takes_stores(offer.tier)
+
+    def _begin(self, offer: _WarmOffer, record: UsedRecord, now: float) -> bool:
+        """Begin to read a record, or pass it over; False if nothing more is to be read."""
+        length = self._length(offer, record)
+        if length is None:
+            return True
+        if length > offer.left_bytes:  # verify: limit of what is fetched ahead
+            return False
+        name = RecordName(record.namespace, record.group, record.key, ROOT, record.tenant)
+        chunk = self._acquisition.fetch_ahead(name, length)
+        if chunk is None:
+            return False  # DRAM is full, or too small for this
+        chunk.prefetched_from = offer.tier
+        self._reading[chunk] = offer.tier
+        offer.left_bytes -= length
+        offer.next_at = max(offer.next_at, now - _CATCH_UP_S) + length / offer.bytes_a_s
+        return True
+
+    def _length(self, offer: _WarmOffer, record: UsedRecord) -> int | None:
+        """The payload of a record that only this tier has, and that may be here; or None."""
+        if self._dram.chunks.get(record.key) is not None:
+            return None
+        if self._tenants.with_id(record.tenant) is None:  # verify: nobody's, or a forgotten tenant
+            return None
+        tiers = self._stack.tiers_of(record.key)
+        length = self._stack.length_of(record.key) if min(tiers, default=-1) == offer.tier else None
+        if not length or not self._dram.slab.fits(length):
+            return None
+        is_allowed = self._dram.quotas.fits(record.tenant, slot_bytes_for(length))
+        return length if is_allowed else None

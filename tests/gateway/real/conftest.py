@@ -1,0 +1,95 @@
+"""Engines of the gateway's tests on real vLLM: two that chat, one that embeds, the demo model."""
+
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.engines.vllm.real import forked
+from tests.engines.vllm.real.api_server import serve
+from tests.engines.vllm.real.engine import HANG_S
+from tests.gateway_harness import GatewayProcess, engine_table
+from tests.pool_process import short_directory, wait_until
+
+from forebay.engines.start import demo_model
+
+CHAT = (
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-num-seqs", "4"),
+    *("--block-size", "32", "--enable-prompt-tokens-details"),
+)
+EMBED = ("--runner", "pooling", "--convert", "embed", "--max-num-seqs", "4")
+
+
+class RealEngine:
+    """vLLM's API server at a port of this host."""
+
+    def __init__(self, name: str, model: str, log: Path, *flags: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.name, self._log = name, log
+        arguments = ["--model", model, "--served-model-name", name, "--host", "127.0.0.1"]
+        arguments += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "1024"]
+        arguments += ["--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20), *flags]
+        self.process, self._pipe = forked.start(serve, arguments, str(log))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait(self) -> None:
+        wait_until(self._is_up, "vLLM's API server", HANG_S)
+
+    def kill(self) -> None:
+        assert self.process.pid is not None
+        if self.process.is_alive():
+            os.killpg(self.process.pid, 9)
+            self.process.join()
+
+    def _is_up(self) -> bool:
+        assert self.process.is_alive(), self._log.read_text(errors="replace")[-4000:]
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as link:
+                link.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+                link.settimeout(HANG_S)
+                return b" 200 " in link.recv(64)
+        except OSError:
+            return False
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealEngine]]:
+    model = demo_model.prepare()
+    place = tmp_path_factory.mktemp("engines")
+    begun = [
+        RealEngine("chat", model, place / "a.log", *CHAT),
+        RealEngine("chat", model, place / "b.log", *CHAT),
+        RealEngine("embed", model, place / "c.log", *EMBED),
+    ]
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(RealEngine.wait, begun))
+        yield begun
+    finally:
+        for engine in begun:
+            engine.kill()
+
+
+@pytest.fixture(scope="session")
+def front(engines: list[RealEngine]) -> Iterator[GatewayProcess]:
+    tables = "".join(
+        engine_table(name, engine.url, model=engine.name, max_num_seqs=4, pool=name == "a")
+        for name, engine in zip("abc", engines, strict=True)
+    )
+    with short_directory() as place:
+        begun = GatewayProcess(place, tables)
+        try:
+            for name in "abc":
+                wait_until(lambda name=name: begun.is_up(name), "an engine", HANG_S)  # type: ignore[misc]
+            yield begun
+        finally:
+            if begun.process.poll() is None:
+                begun.kill()
+        assert "a bug was caught" not in begun.text(), begun.text()

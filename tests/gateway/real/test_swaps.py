@@ -1,0 +1,229 @@
+"""Two engines that share a GPU as far as they know: real vLLM sleeps and wakes under load.
+
+A build of vLLM for CPUs does everything of sleeping but to give memory back. FOREBAY_SWAPS says how
+many swaps the test makes.
+"""
+
+import json
+import os
+import random
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import openai
+import pytest
+from tests.engines.vllm.real import forked
+from tests.engines.vllm.real.engine import HANG_S, NO_DEADLINES
+from tests.engines.vllm.real.engine_process import transfer_config
+from tests.engines.vllm.real.kinds import has_run
+from tests.gateway_harness import GatewayProcess
+from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
+
+from forebay.engines.start import demo_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(7200)]
+SWAPS = int(os.environ.get("FOREBAY_SWAPS", "6"))
+SEED = 20251118
+PROMPTS = [f"Write down {word} and why they matter to you." for word in ("rivers", "stars", "cups")]
+TOKENS = 40
+START_S = 1800.0  # two engines, one after the other, on a machine that does other things
+GPU = 'name = "g"\nidle_s = 0\nawake_s = 0\n'
+ENGINES = ("one", "two")
+
+
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def engine(name: str, model: str, pool: PoolProcess) -> str:
+    settings = {**NO_DEADLINES, "socket": pool.socket, "weights_id": "demo", "chunk_tokens": 64}
+    transfer = transfer_config(settings, is_recorded=False)
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command += ["--served-model-name", name, "--dtype", "float32", "--max-model-len", "1024"]
+    command += ["--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20)]
+    command += ["--max-num-seqs", "4", "--enable-prompt-tokens-details"]
+    command += ["--kv-transfer-config", json.dumps(transfer)]
+    return (
+        f'[[engine]]\nname = "{name}"\nmodel = "{name}"\nurl = "http://127.0.0.1:{port()}"\n'
+        f'gpu = "g"\npool = true\nmax_num_seqs = 4\nweights = "1GiB"\n'
+        f"command = {json.dumps(command)}\n"
+    )
+
+
+class Front:
+    """A gateway that starts its engines, before a pool."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self.gateway = gateway
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.gateway.url}/v1", api_key="none", timeout=HANG_S, max_retries=0
+        )
+
+    def ask(self, model: str, prompt: str, *, stream: bool = False, tokens: int = TOKENS) -> str:
+        more: Any = {"ignore_eos": True}
+        asked: Any = [{"role": "user", "content": prompt}]
+        found = self.client.chat.completions.create(
+            model=model, messages=asked, max_tokens=tokens, temperature=0, stream=stream,
+            extra_body=more,
+        )  # fmt: skip
+        if not stream:
+            assert found.choices[0].finish_reason == "length"
+            return str(found.choices[0].message.content)
+        pieces = [piece.choices[0] for piece in found if piece.choices]
+        assert pieces[-1].finish_reason == "length"
+        return "".join(piece.delta.content or "" for piece in pieces)
+
+    def total(self, metric: str) -> int:
+        text = self.gateway.fetch("/metrics")[2].decode()
+        found = re.findall(rf"^forebay_gateway_{metric}_total\{{.*\}} (\S+)$", text, re.MULTILINE)
+        return round(sum(map(float, found)))
+
+    def powers(self) -> dict[str, str]:
+        return {each["name"]: each["power"] for each in self.gateway.status()["engines"]}
+
+    def pids(self) -> list[int]:
+        notes = sorted((self.gateway.file.parent / "state").glob("*.json"))
+        return [json.loads(note.read_bytes())["pid"] for note in notes]
+
+    def begin_again(self, gpu: str) -> None:
+        """Another gateway, with another rule for the GPU; the engines stay as they are."""
+        self.gateway.kill()
+        text = self.gateway.file.read_text()
+        self.gateway.file.write_text(re.sub(r"\[\[gpu\]\]\n(.+ = .+\n)+", f"[[gpu]]\n{gpu}", text))
+        self.gateway.start()
+        wait_until(lambda: "awake" in self.powers().values(), "an engine", HANG_S)
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    model = demo_model.prepare()
+    with short_directory() as place, running_pool(place, "--dram", "512MiB", disk=False) as pool:
+        tables = "".join(engine(name, model, pool) for name in ENGINES)
+        config = f'state_dir = "{place / "state"}"\n[[gpu]]\n{GPU}patience_s = 1\ndrain_s = 0\n'
+        with patch.dict(os.environ, forked.VARIABLES):
+            begun = Front(GatewayProcess(place, config + tables))
+        try:
+            # Both are started before anybody asks, one after the other.
+            wait_until(
+                lambda: sorted(begun.powers().values()) == ["asleep", "awake"], "both", START_S
+            )
+            yield begun
+        finally:
+            if begun.gateway.process.poll() is None:
+                begun.gateway.kill()
+            for note in (place / "state").glob("*.json"):
+                os.killpg(json.loads(note.read_bytes())["pid"], 9)
+        assert "a bug was caught" not in begun.gateway.text(), begun.gateway.text()
+
+
+def test_swaps_under_load_change_no_answer(front: Front) -> None:
+    expected = {prompt: front.ask("one", prompt) for prompt in PROMPTS}
+    before, kept = front.total("swaps"), front.total("kept")
+    wrong: list[str] = []
+
+    def ask(seed: int) -> None:
+        luck = random.Random(seed)
+        while front.total("swaps") < before + SWAPS and not wrong:
+            model, prompt = luck.choice(ENGINES), luck.choice(PROMPTS)
+            try:
+                found = front.ask(model, prompt, stream=luck.random() < 0.5)
+            except openai.APIError as error:
+                found = f"{type(error).__name__}: {error}"
+            if found != expected[prompt]:
+                wrong.append(f"{model} {prompt}: {found!r}")
+
+    threads = [threading.Thread(target=ask, args=[SEED + number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S + 60 * SWAPS)
+    assert not wrong
+    assert front.total("swaps") >= before + SWAPS
+    assert front.total("kept") > kept, "no answer was under way when its engine went to sleep"
+    assert front.total("swap_failures") == 0
+    print(f"{front.total('swaps') - before} swaps, {front.total('kept') - kept} answers kept")
+
+
+def test_what_the_pool_has_survives_a_swap(front: Front) -> None:
+    words = " ".join(f"word{number}" for number in range(150))
+    asked: Any = [{"role": "user", "content": words}]
+
+    def cached() -> int:
+        usage = front.client.chat.completions.create(
+            model="one", messages=asked, max_tokens=1, temperature=0
+        ).usage
+        assert usage is not None
+        details = usage.prompt_tokens_details
+        return int(details.cached_tokens or 0) if details else 0
+
+    assert cached() < 64
+    wait_until(lambda: cached() >= 256, "it to be stored", HANG_S)
+    front.ask("two", "Hello.", tokens=1)
+    assert front.powers()["one"] == "asleep"
+    assert cached() >= 256
+
+
+def test_requests_in_turn_are_collated(front: Front) -> None:
+    """30 requests for one and the other in turn: at most 0.3 of a swap each."""
+    front.begin_again(f"{GPU.replace('idle_s = 0', 'idle_s = 5')}patience_s = 60\ndrain_s = 20\n")
+    before = front.total("swaps")
+    waits: list[float] = []
+
+    def ask(number: int) -> None:
+        begun = time.monotonic()
+        front.ask(ENGINES[number % 2], f"Say {number}.", tokens=4)
+        waits.append(time.monotonic() - begun)
+
+    threads = []
+    for number in range(30):
+        threads.append(threading.Thread(target=ask, args=[number]))
+        threads[-1].start()
+        time.sleep(0.5)
+    for thread in threads:
+        thread.join(HANG_S)
+    swaps = front.total("swaps") - before
+    print(f"{swaps} swaps for 30 requests in turn; the slowest took {max(waits):.1f} s")
+    assert len(waits) == 30
+    assert 1 <= swaps <= 0.3 * 30
+
+
+def test_engines_serve_on_when_the_gateway_is_killed(front: Front) -> None:
+    expected = front.ask("one", PROMPTS[0])
+    pids = front.pids()
+    url = next(each["url"] for each in front.gateway.status()["engines"] if each["name"] == "one")
+    front.gateway.kill()
+    asked: Any = [{"role": "user", "content": PROMPTS[0]}]
+    direct = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=HANG_S, max_retries=0)
+    answer = direct.chat.completions.create(
+        model="one", messages=asked, max_tokens=TOKENS, temperature=0,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    assert answer.choices[0].message.content == expected
+    front.gateway.start()
+    assert [front.ask(name, PROMPTS[0]) for name in ("two", "one")] == [expected] * 2
+    assert front.pids() == pids
+
+
+def test_weights_that_were_given_up_are_loaded_again(front: Front) -> None:
+    expected = front.ask("two", PROMPTS[1])
+    pids = front.pids()
+    front.begin_again(f'{GPU}patience_s = 1\ndrain_s = 0\nhost_memory = "1GiB"\n')
+    states = {each["name"]: each["rest"] for each in front.gateway.status()["engines"]}
+    assert states == {"one": "level 1", "two": "level 2"}
+    for _ in range(2):
+        assert front.ask("two", PROMPTS[1]) == expected
+        assert front.ask("one", PROMPTS[1]) == expected
+    assert front.pids() == pids, "none had to be started anew"
+    assert front.total("swap_failures") == 0
+    has_run("sleep")
