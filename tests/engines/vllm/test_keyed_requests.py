@@ -11,7 +11,7 @@ from tests.engines.test_adapters import adapter
 from tests.engines.vllm.test_scheduler_side import LIMITS, ROOT, SHAPE, Output
 from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
-from forebay.engines.vllm import inputs
+from forebay.engines.vllm import inputs, scheduler
 from forebay.engines.vllm.inputs import Inputs
 from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.pool.client.session import PoolSession
@@ -88,6 +88,34 @@ def test_t10_images_of_vllm_are_hashed_by_what_they_hold(side: SchedulerConnecto
         found[name] = keys_of(side, request)
     assert found["a"] == found["again"] != found["b"]
     assert not side._inputs._jobs.keys() - {"again"}, "nothing is kept of what is known"
+
+
+def test_the_thread_that_hashes_gets_the_interpreter(
+    side: SchedulerConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, hash_now, wait_now = threading.Event(), inputs._hash_inputs, inputs.wait
+
+    def hash_later(*arguments: Any) -> Any:
+        assert goes_on.wait(60)
+        return hash_now(*arguments)
+
+    def wait_long(futures: Any, timeout_s: float) -> Any:
+        assert 0 < timeout_s <= scheduler._HASH_WAIT_S
+        goes_on.set()
+        return wait_now(futures, 60)
+
+    monkeypatch.setattr(inputs, "_hash_inputs", hash_later)
+    monkeypatch.setattr(inputs, "wait", wait_long)
+    first, second = (request_of(name, mm_features=image(1)) for name in ("first", "second"))
+    side.arrived(first)
+    side.matched(first, 0)
+    assert "first" in side._requests, "hashed by the first ask"
+    goes_on.clear()
+    side.arrived(second)
+    side._wait_left_s = 0.0
+    side.matched(second, 0)
+    assert "second" not in side._requests, "this step has waited enough"
+    goes_on.set()
 
 
 def test_a_request_is_put_off_while_its_image_is_hashed(

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -120,6 +120,12 @@ class Inputs:
             return "hashing" if time.monotonic() > job.begun_at + _HASH_S else None
         self._take_all()
         return self._keyed(root, job)
+
+    def wait(self, request_id: str, timeout_s: float) -> None:
+        """Until a request's inputs are hashed, or so long."""
+        job = self._jobs.get(request_id)
+        if job is not None and job.hashed is None and timeout_s > 0:
+            wait([job.future], timeout_s)
 
     def poll(self) -> set[bytes]:
         """Take what was hashed; adapters, as roots have them, that are not what they were."""

@@ -48,6 +48,7 @@ from forebay.record.region import short
 if TYPE_CHECKING:
     from forebay.engines.vllm.observing.events import PoolEvents
 
+_HASH_WAIT_S: Final = 0.0003  # for the inputs of one request, within a step's wait
 _STEP_WAIT_S: Final = 0.001  # a long ask takes 0.4 to 0.8 ms; a step that is lost costs ten of it
 _JOIN_S: Final = 2.0
 _log: Final = logging.getLogger("forebay")
@@ -155,6 +156,7 @@ class SchedulerConnector:
     def matched(self, request: Any, computed: int) -> Matched:
         """How many tokens beyond `computed` can be loaded; None: ask again."""
         if request.request_id in self._unidentified and self.root is not None:
+            self._wait_for_hash(request.request_id)
             self._identify(self.root, request)
             if request.request_id in self._unidentified:
                 self.counts["asked_again.hashing"] += 1
@@ -310,6 +312,12 @@ class SchedulerConnector:
             if message is None:
                 break
             self._dispatch(message)
+        self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - begun))
+
+    def _wait_for_hash(self, request_id: str) -> None:
+        """Let the hashing thread have the interpreter; steps in a row would hardly let it in."""
+        begun = time.monotonic()
+        self._inputs.wait(request_id, min(_HASH_WAIT_S, self._wait_left_s))
         self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - begun))
 
     def _listen(self) -> None:
