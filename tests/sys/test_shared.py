@@ -3,6 +3,8 @@
 import errno
 import mmap
 import os
+import re
+from pathlib import Path
 
 import pytest
 from tests.pool_process import open_files
@@ -55,6 +57,17 @@ def test_nobody_can_change_a_segments_size() -> None:
             os.ftruncate(memory.segments[0].descriptor, size)
     with pytest.raises(PermissionError):
         os.posix_fallocate(memory.segments[0].descriptor, 4 * PAGE_BYTES, PAGE_BYTES)
+    memory.close()
+
+
+def test_t45_no_segment_is_in_a_core_dump() -> None:
+    memory = SharedMemory(3 * PAGE_BYTES)
+    for size in (1, 2):
+        memory.extend(size * PAGE_BYTES)
+    mapped = Path("/proc/self/smaps").read_text().split("memfd:forebay-slab")[1:]
+    flags = [re.findall(r"^VmFlags: (.*)$", each, re.MULTILINE)[0].split() for each in mapped]
+    assert len(flags) >= 2
+    assert all("dd" in each for each in flags)
     memory.close()
 
 
