@@ -12,7 +12,7 @@ same have one shard together, which one of them stores and all of them load.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, islice
 from typing import Final
@@ -137,9 +137,24 @@ class Geometry:
 
     @property
     def can_encode(self) -> bool:
-        """Whether all pages have one size, which can be encoded, those of the widest shard too."""
-        is_uniform = not self.layer_bytes and can_encode(self.page_bytes)
-        return is_uniform and not self.shard_block_bytes % self.page_bytes
+        """Whether all pages have one size, and one that is less encoded; the widest shard's too.
+
+        A record's length alone tells whether it is encoded.
+        """
+        if self.layer_bytes or not can_encode(self.page_bytes):
+            return False
+        is_less = encoded_bytes(self.page_bytes) < self.page_bytes
+        return is_less and not self.shard_block_bytes % self.page_bytes
+
+    @property
+    def encoded_pages(self) -> tuple[int, ...]:
+        """By group, the size of its pages where these are encoded, else 0."""
+        return tuple(group.page_bytes if group.is_encoded else 0 for group in self.groups)
+
+    def without_code(self) -> "Geometry":
+        """The same shape with no group encoded."""
+        local = tuple(replace(group, is_encoded=False) for group in self.local)
+        return replace(self, is_encoded=False, local=local)
 
     def record_bytes(self, blocks: int, *, is_raw: bool = False) -> int:
         """The payload of a record of so many blocks; `is_raw`: of one that cannot be encoded."""

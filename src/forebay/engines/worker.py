@@ -8,7 +8,7 @@ there before a step names it (`slab.early`).
 
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from forebay.tiers.dram.slab import slot_bytes_for
 
 _JOIN_S: Final = 1.0
 ONLY_SHARD: Final = Shard()
+_NOT_ENCODED: Final = "compress is off, since %s: chunks are stored as they are."
 _log: Final = logging.getLogger("forebay")
 
 
@@ -63,8 +64,16 @@ class WorkerConnector:
         self._early: EarlySlab | None = None  # until a step has named a slab
 
     def register(self, tensors: dict[str, Any], blocks: int) -> None:
-        """The KV cache is there; ValueError if it is not what the engine declared."""
-        self._copies = copies_for(self._shape, tensors, blocks)
+        """The KV cache is there; ValueError if it is not what the engine declared.
+
+        From then on `encodes` says what is encoded here, which may be nothing.
+        """
+        self._copies, self._shape = copies_for(self._shape, tensors, blocks)
+
+    @property
+    def encodes(self) -> tuple[int, ...]:
+        """By group, the size of pages that are encoded here; 0: none."""
+        return self._shape.encoded_pages
 
     def prepare(self, start_pool: StartPool | None) -> None:
         """Have the slab mapped and registered before the first step; returns at once.
@@ -271,13 +280,16 @@ class WorkerConnector:
         self._session, self._generation = None, 0
 
 
-def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
-    """The copies that fit where these tensors lie; ValueError if they are not as declared."""
-    encoded_sizes = {group.page_bytes for group in shape.groups if group.is_encoded}
+def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> tuple[Copies, Geometry]:
+    """The copies that fit where these tensors lie; ValueError if they are not as declared.
+
+    With the shape that they copy: nothing of it is encoded where this device cannot do that.
+    """
+    encoded_sizes = set(filter(None, shape.encoded_pages))
     if next(iter(tensors.values())).device.type != "cuda":
         if encoded_sizes:
             _log.warning("compress: there is no GPU, so chunks are encoded by the CPU, slowly")
-        return HostCopies(Pages(shape, tensors, blocks))
+        return HostCopies(Pages(shape, tensors, blocks)), shape
     # Only here is there a GPU to import them for.
     from forebay.engines.copies.cuda import CudaDriver  # noqa: PLC0415
     from forebay.engines.copies.pointers import PageTable, PageTables  # noqa: PLC0415
@@ -305,8 +317,20 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> Copies:
 
     is_aligned = all(table.is_aligned for table in (*tables, *encoded.values()))
     driver = Boundary().call(plain, compiled) if is_aligned else plain()
-    for page_bytes in encoded_sizes:
-        why = driver.warm_codec(page_bytes) if is_aligned else "pages are not aligned"
-        if why:
-            raise ValueError(f"compress cannot be on here, because {why}")
-    return StreamedCopies(driver, PageTables(tables, shape, numbers, encoded))
+    why = why_not_encoded(driver.warm_codec, encoded_sizes, is_aligned=is_aligned)
+    if why:
+        _log.warning(_NOT_ENCODED, why)
+        shape, encoded = shape.without_code(), {}
+    return StreamedCopies(driver, PageTables(tables, shape, numbers, encoded)), shape
+
+
+def why_not_encoded(warm: Callable[[int], str], sizes: Collection[int], *, is_aligned: bool) -> str:
+    """In a few words why pages of these sizes cannot be encoded by this device, or nothing.
+
+    `warm` compiles what one size needs, and says so itself where it knows.
+    """
+    if sizes and not is_aligned:
+        return "the KV cache is not aligned"
+    failed = "its kernels cannot be compiled"
+    answers = (Boundary().call(lambda: failed, partial(warm, size)) for size in sizes)
+    return next(filter(None, answers), "")

@@ -3,6 +3,7 @@
 `test_exponents.py` runs this file, in a process in which TRITON_INTERPRET is 1.
 """
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.engines.codec.test_exponents import (
 )
 
 from forebay.engines.codec import exponents, kernels
+from forebay.engines.copies.cuda import CudaDriver
 from forebay.record.exponents import COUNT_AT, encoded_bytes
 
 
@@ -61,6 +63,33 @@ def test_a_kernel_decodes_any_bytes_into_the_page_alone(count: int) -> None:
     kernels.decode_pages(_addresses(junk), np.array([place.ctypes.data]), PAGE)
     assert (around[:PAGE] == 0xAB).all()
     assert (around[2 * PAGE :] == 0xAB).all()
+
+
+def driver() -> CudaDriver:
+    """As on a GPU whose kernels reach the host's memory; here they are interpreted."""
+    made = CudaDriver("cpu")
+    made._has_kernels = True
+    return made
+
+
+@pytest.mark.parametrize("page_bytes", [1024, PAGE])
+def test_a_gpu_that_gives_the_right_bytes_encodes(page_bytes: int) -> None:
+    assert driver().warm_codec(page_bytes) == ""
+
+
+@pytest.mark.parametrize("kernel", ["encode_pages", "decode_pages"])
+def test_a_gpu_whose_kernel_gives_other_bytes_does_not_encode(
+    monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """As a compiler may make it: one bit of the last page."""
+    right = getattr(kernels, kernel)
+
+    def wrong(sources: Any, targets: Any, page_bytes: int) -> None:
+        right(sources, targets, page_bytes)
+        ctypes.c_uint8.from_address(int(targets[-1]) + 700).value ^= 1
+
+    monkeypatch.setattr(kernels, kernel, wrong)
+    assert "right bytes" in driver().warm_codec(PAGE)
 
 
 def _addresses(rows: Any) -> Any:

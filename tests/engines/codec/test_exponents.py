@@ -115,6 +115,17 @@ def test_an_encoded_page_has_a_size_and_parts_that_a_kernel_can_take() -> None:
     assert 65_536 / encoded_bytes(65_536) > 1.31
 
 
+@pytest.mark.parametrize("page_bytes", [1024, PAGE, 65_536])
+def test_the_page_that_a_gpu_is_tried_with_has_everything(page_bytes: int) -> None:
+    page = exponents.sample_page(page_bytes)
+    values = page.view("<u2")
+    assert set(((values >> 7) & 0xFF).tolist()) == {*range(16), 0xFF}
+    assert set((values >> 15).tolist()) == {0, 1}
+    encoded = exponents.encode(page[None])
+    assert encoded[0, COUNT_AT : COUNT_AT + 4].view("<u4")[0] == 1
+    assert (exponents.decode(encoded, page_bytes) == page).all()
+
+
 def _broken(at: int, value: bytes) -> Callable[[Any], None]:
     def do(page: Any) -> None:
         page[at : at + len(value)] = np.frombuffer(value, np.uint8)

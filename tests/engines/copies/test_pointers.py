@@ -123,3 +123,25 @@ def test_unequal_layers_that_lie_together_in_a_block_are_one_page() -> None:
 def test_a_kernel_takes_unequal_pages_only_where_all_of_them_are_aligned() -> None:
     layers = [(4096, 96, 48), (1 << 20, 24, 24)]
     assert [table.is_aligned for table in PageTable.all_of(layers, 16)] == [False, False]
+
+
+def test_a_stage_without_layers_of_a_group_has_nothing_to_encode_of_it() -> None:
+    """Its part of the record is nothing, not a failure; a table that is missing is one."""
+    page = 4096
+    window = Reach(ReachKind.WINDOW, 40)
+    local = Geometry((), page, 16, 4, reach=window, tables=(1,), widest_bytes=page, is_encoded=True)
+    shape = Geometry(("a",), page, 16, 4, local=(local,), is_encoded=True)
+    layers = [(10_000, page)]
+    plain = PageTable.of(layers, page, 16)
+    memory = np.zeros(64 * page, dtype=np.uint8)
+    slab = WorkerSlab(1, memory, memory.nbytes, memory.nbytes)
+    pieces = [
+        Piece(0, 0, [3], is_encoded=True),
+        Piece(8 * page, 0, [5], 1, 1, is_encoded=True),
+    ]
+    tables = PageTables([plain], shape, [0], {0: PageTable.encoded(layers, page, 16)})
+    job = tables.blocks_of(pieces, slab)
+    assert [rows.blocks.tolist() for _, rows in job.tables] == [[3]]
+    assert job.total == 1
+    with pytest.raises(KeyError):
+        PageTables([plain], shape, [0]).blocks_of(pieces, slab)

@@ -67,15 +67,16 @@ def caches(*specs: Any) -> Any:
     return made
 
 
-def connector(config: Any, cache: Any, **settings: Any) -> Any:
-    """The scheduler's side, made as vLLM makes it."""
+def connector(config: Any, cache: Any, role: Any = None, /, **settings: Any) -> Any:
+    """The scheduler's side, or another, made as vLLM makes it."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+    role = role or KVConnectorRole.SCHEDULER
     config = copy.copy(config)
     config.kv_transfer_config = copy.copy(config.kv_transfer_config)
     config.kv_transfer_config.kv_connector_extra_config = settings
-    return KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, cache)
+    return KVConnectorFactory.create_connector(config, role, cache)
 
 
 def test_an_ordinary_model_joins(config: Any, place: Path) -> None:
@@ -104,6 +105,129 @@ def test_engines_that_encode_share_with_each_other_alone(config: Any, place: Pat
             made.shutdown()
     assert names[0] != names[1] == names[2]
     assert sizes[0] / sizes[1] > 1.29, "pages of 4 KiB: a head of them is 0.8 percent"
+
+
+def worker(config: Any, cache: Any, **settings: Any) -> Any:
+    """A worker's side, made as vLLM makes it."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    return connector(config, cache, KVConnectorRole.WORKER, **settings)
+
+
+def pages_of(spec: Any) -> dict[str, Any]:
+    """The KV cache of a worker with one layer."""
+    import torch
+
+    return {"layer.0": torch.zeros(8, spec.page_size_bytes // 2, dtype=torch.bfloat16)}
+
+
+def told_by(made: Any, spec: Any) -> Any:
+    made.register_kv_caches(pages_of(spec))
+    return made.get_handshake_metadata()
+
+
+@pytest.mark.parametrize("can_encode", [True, False])
+def test_where_the_worker_cannot_encode_chunks_are_stored_as_they_are(
+    config: Any, place: Path, caplog: pytest.LogCaptureFixture, can_encode: bool
+) -> None:
+    """By the name of those that do not want it, with which it shares then."""
+    with running_pool(place) as pool:
+        settings = {"socket": pool.socket, "weights_id": "a"}
+        plain = connector(config, caches(halves()), **settings)
+        made = connector(config, caches(halves()), compress=True, **settings)
+        at_work = worker(config, caches(halves()), compress=True, **settings)
+        told = told_by(at_work, halves())
+        assert told.encodes == (halves().page_size_bytes,)
+        if not can_encode:  # as a worker without kernels tells
+            told = replace(told, encodes=(0,))
+        made.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
+        assert made.obstacle is None
+        shapes = [each._scheduler._shape for each in (plain, made)]
+        assert (shapes[0] == shapes[1]) is not can_encode
+        names = {each._namespace.name for each in (plain, made)}
+        assert len(names) == 1 + can_encode
+        assert [each._scheduler.root.namespace for each in (plain, made)] == [
+            plain._namespace.name,
+            made._namespace.name,
+        ]
+        for each in (plain, made, at_work):
+            each.shutdown()
+    assert caplog.text.count("not all workers encode the same pages") == int(not can_encode)
+    assert made.boundary.failures == 0
+
+
+@pytest.mark.parametrize("sizes", [((2048,), (0,)), ((2048,), (1024,)), ((), ())], ids=str)
+def test_workers_that_do_not_encode_the_same_pages_encode_none(
+    config: Any, place: Path, sizes: tuple[tuple[int, ...], ...]
+) -> None:
+    """Where their pages have other sizes, so have their shards: they would lie in one another."""
+    with running_pool(place) as pool:
+        shapes = []
+        spec = replace(halves(), num_kv_heads=1)
+        assert spec.page_size_bytes == 2048
+        for wanted in (sizes, ((2048,), (2048,))):
+            settings = {"socket": pool.socket, "weights_id": "a", "compress": True}
+            made = connector(of_ranks(config, 2), caches(spec), **settings)
+            told_by_all = told(("layer.0",), 0, 1)
+            workers = {
+                rank: replace(each, page_bytes=2048, encodes=encodes)
+                for (rank, each), encodes in zip(told_by_all.items(), wanted, strict=True)
+            }
+            made.set_xfer_handshake_metadata_pp_aware(workers)
+            assert made.obstacle is None
+            shapes.append(made._scheduler._shape)
+            made.shutdown()
+    assert [shape.is_encoded for shape in shapes] == [False, True]
+
+
+def test_a_worker_whose_kv_cache_is_not_as_declared_declines(config: Any, place: Path) -> None:
+    """Else the engine would be promised what nobody can copy, load after load."""
+    with running_pool(place) as pool:
+        settings = {"socket": pool.socket, "weights_id": "a"}
+        made = connector(config, caches(full()), **settings)
+        at_work = worker(config, caches(full()), **settings)
+        assert at_work.get_handshake_metadata() is not None
+        assert told_by(at_work, replace(full(), num_kv_heads=3)) is None
+        made.set_xfer_handshake_metadata_pp_aware({})  # vLLM leaves out who tells nothing
+        assert made.obstacle.sentence == "a worker could not begin"
+        for each in (made, at_work):
+            each.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_aligned", "why"),
+    [
+        (["", ""], True, ""),
+        (["", "no"], True, "no"),
+        (["", RuntimeError("of a compiler")], True, "its kernels cannot be compiled"),
+        (["", ""], False, "the KV cache is not aligned"),
+        ([], False, ""),
+    ],
+)
+def test_why_a_device_does_not_encode_is_told_whatever_its_compiler_raises(
+    answers: list[Any], is_aligned: bool, why: str
+) -> None:
+    from forebay.engines.worker import why_not_encoded
+
+    def warm(size: int) -> str:
+        if isinstance(answers[size], Exception):
+            raise answers[size]
+        return str(answers[size])
+
+    assert why_not_encoded(warm, range(len(answers)), is_aligned=is_aligned) == why
+
+
+def test_pages_that_cannot_be_encoded_are_said_to_be_so(
+    config: Any, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_pool(place) as pool:
+        odd = replace(halves(), head_size=33)
+        settings = {"socket": pool.socket, "weights_id": "a", "compress": True}
+        made = connector(config, caches(replace(odd, num_kv_heads=1)), **settings)
+        assert made.obstacle is None
+        made.shutdown()
+    assert "compress does nothing here: pages of several sizes" in caplog.text
+    assert "the KV is bfloat16" not in caplog.text
 
 
 @pytest.mark.parametrize("compress", [True, False])

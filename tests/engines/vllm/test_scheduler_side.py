@@ -528,6 +528,40 @@ def test_what_another_engine_just_computed_is_waited_for(
     other.session.close()
 
 
+def test_what_the_engine_has_itself_is_not_waited_for_though_another_stores_it(
+    near: PoolProcess,
+) -> None:
+    tokens = list(range(5000, 5000 + CHUNKS * SHAPE.chunk_tokens))
+    other, side = Storing(near, tokens), side_of(near)
+    request = request_of([*tokens, 7])
+    request.kv_transfer_params = {"forebay": {"computed_tokens": len(tokens) + 1}}
+    side.arrived(request)
+    until = time.monotonic() + HANG_S
+    while not side.counts["asked_again.coming"]:
+        assert side.matched(request, len(tokens) - LIMITS.min_tokens) == (None, False)
+        side.begin_step(Output)
+        assert time.monotonic() < until
+    assert side.matched(request, len(tokens)) == (0, False)
+    side.close()
+    other.abort()
+    other.session.close()
+
+
+def test_a_request_whose_end_cannot_be_told_is_forgotten_all_the_same(near: PoolProcess) -> None:
+    side = side_of(near)
+    request = request_of([*range(CHUNKS * SHAPE.chunk_tokens), 7])
+    side.arrived(request)
+    assert asked(side, request, 0) == CHUNKS * SHAPE.chunk_tokens
+    request.get_finished_reason = None  # as a release may have it that we do not know
+    with pytest.raises(TypeError):
+        side.finished("request")
+    assert not side._requests
+    assert not len(side._lookups)
+    side.begin_step(Output)
+    wait_until(lambda: not near.number("pinned_chunks"), "the pool to have its slots again")
+    side.close()
+
+
 def test_nothing_is_waited_for_where_nobody_says_that_it_was_computed(near: PoolProcess) -> None:
     tokens = list(range(5000, 5000 + CHUNKS * SHAPE.chunk_tokens))
     other, side = Storing(near, tokens), side_of(near)

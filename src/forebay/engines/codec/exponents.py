@@ -63,6 +63,13 @@ def decode(encoded: Bytes, page_bytes: int) -> Bytes | None:
     return pages
 
 
+def sample_page(page_bytes: int) -> Bytes:
+    """A page to try an encoder with: 16 exponents, both signs, all mantissas, and one escape."""
+    values = (np.arange(page_bytes // 2) * 40_503 & 0x87FF).astype("<u2")
+    values[-1] = 0x7FC1  # not a number
+    return values.view(np.uint8)
+
+
 def _encode_page(values: Any, target: Bytes) -> None:
     page_bytes = 2 * len(values)
     exponents = ((values >> 7) & 0xFF).astype(np.uint8)

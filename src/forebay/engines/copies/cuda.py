@@ -64,16 +64,25 @@ class CudaDriver:
             gather.copy_pages(pair[0], pair[1], page_bytes)
 
     def warm_codec(self, page_bytes: int) -> str:
-        """Likewise, where such pages are encoded; in a few words why they cannot be, or nothing."""
+        """Likewise, where such pages are encoded; in a few words why they cannot be, or nothing.
+
+        One page is encoded and decoded: what a compiler makes of a kernel is not taken on trust.
+        """
         if not self._has_kernels:
             return "there is no Triton, or its kernels do not reach host memory"
         from forebay.engines.codec import kernels  # noqa: PLC0415 - compiles
+        from forebay.engines.codec.exponents import encode, sample_page  # noqa: PLC0415
 
+        sample = sample_page(page_bytes)
+        expected = encode(sample[None])[0]
         pages = torch.zeros((3, page_bytes), dtype=torch.uint8, device=self._device)
+        pages[0] = torch.from_numpy(sample)
         at = np.array([row.data_ptr() for row in pages], dtype=np.int64)
         kernels.encode_pages(at[:1], at[1:2], page_bytes)
         kernels.decode_pages(at[1:2], at[2:], page_bytes)
-        return ""
+        _, slot, decoded = pages.cpu().numpy()
+        is_exact = (slot[: len(expected)] == expected).all() and (decoded == sample).all()
+        return "" if is_exact else "its kernels do not give the right bytes on this GPU"
 
     def enter_thread(self) -> None:
         """See Driver."""

@@ -162,7 +162,8 @@ class PageTables:
         found = []
         for (number, is_encoded), mine in sorted(runs.items()):
             plain = [table for each, table in numbered if each == number]
-            tables = [self.encoded[number]] if is_encoded else plain
+            # A stage may have no layer of a group; of one that has, nothing is passed over.
+            tables = [self.encoded[number]] if is_encoded and plain else plain
             found += [(table, table.blocks_of(mine, slab.memory)) for table in tables]
         return JobBlocks(found, sum(rows.total for _, rows in found))
 

@@ -148,7 +148,7 @@ class Lookups:
         if load.state is LOOKED_UP and not load.is_coming:
             wait(lambda: load.state is not LOOKED_UP or load.is_coming)
         if load.state is LOOKED_UP:
-            return self._unanswered(tracked)
+            return self._unanswered(tracked, computed)
         if load.known * self._shape.chunk_tokens - computed < self._limits.min_tokens:
             return self._missed(tracked, self._why_too_little(tracked, computed))
         load.computed = computed
@@ -259,7 +259,7 @@ class Lookups:
             return Decision.OTHER_SALT if is_salted else Decision.UNKNOWN
         return Decision.NOT_WORTH if computed else Decision.TOO_LITTLE
 
-    def _unanswered(self, tracked: TrackedRequest) -> Matched:
+    def _unanswered(self, tracked: TrackedRequest, computed: int) -> Matched:
         """The pool has not answered within the limits: wait a little longer, or count a miss.
 
         It answers within a tenth of a millisecond, so no pure miss comes here on a machine that
@@ -267,6 +267,9 @@ class Lookups:
         a prompt that is computed though it was known.
         """
         is_coming = tracked.load.is_coming  # in a step or two of the engine that stores it
+        most = len(tracked.keys) * self._shape.chunk_tokens
+        if is_coming and most - computed < self._limits.min_tokens:  # the engine has it itself
+            return self._missed(tracked, Decision.NOT_WORTH)
         limit_s = self._limits.lookup_s + (AWAIT_S if is_coming else 0.0)
         if time.monotonic() < tracked.load.looked_up_at + limit_s:
             self._counts["asked_again.coming" if is_coming else "asked_again.unanswered"] += 1

@@ -7,12 +7,19 @@ connector up, and perhaps more than once in a process.
 
 from typing import Final
 
+from forebay.engines.boundary import Boundary
+
 CONNECTOR: Final = "ForebayConnector"
 MODULE: Final = "forebay.engines.vllm.connector"
 
 
 def register() -> None:
     """Let `"kv_connector": "ForebayConnector"` suffice, without a module's path."""
+    # vLLM calls plugins unprotected, and what is asked of its factory here it promises to nobody.
+    Boundary().call(lambda: None, _register)
+
+
+def _register() -> None:
     try:
         from vllm.distributed.kv_transfer.kv_connector.factory import (  # noqa: PLC0415
             KVConnectorFactory,

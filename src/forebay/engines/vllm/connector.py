@@ -9,6 +9,7 @@ setting that cannot be meant.
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from forebay.decisions import Decision
 from forebay.engines.boundary import Boundary, BrokenError, bounded
-from forebay.engines.geometry import Geometry
 from forebay.engines.reporting.idle import IdleThread
 from forebay.engines.reporting.reporter import Reporter, description_of
 from forebay.engines.scheduling.lookups import LoadLimits
@@ -43,9 +43,8 @@ from forebay.sys.clock import Clock
 _RETRY_S: Final = 0.25  # between attempts to join a pool
 _DECLINED_RETRY_S: Final = 5.0  # likewise, only to tell it that nothing is shared
 _DISABLED: Final = "Forebay is disabled for this engine: %s."
-_NOT_COMPRESSED: Final = (
-    "compress does nothing here: only bfloat16 can be encoded, and the KV is %s."
-)
+_NOT_COMPRESSED: Final = "compress does nothing here: %s."
+_NOT_BY_WORKERS: Final = "not all workers encode the same pages; where one cannot, its log says why"
 _NAMESPACE_DIGITS: Final = 16  # as `forebay stats` shows a namespace
 _log: Final = logging.getLogger("forebay")
 
@@ -104,7 +103,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _give_up(self) -> None:
         """What was begun has failed, as the boundary has logged: serve as without Forebay."""
-        self._scheduler = self._worker = None
+        self._scheduler = self._worker = self._told = None
         self.obstacle = Obstacle(SharingState.NO_POOL, "it could not begin", "failed")
         self._disable(self.obstacle)
 
@@ -117,10 +116,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self.obstacle is not None:
             self._disable(self.obstacle)
             return
-        self._shape = self._shape_of([])
-        is_encoded = any(group.is_encoded for group in self._shape.groups)
-        if self.settings.compress and self._is_scheduler and not is_encoded:
-            _log.warning(_NOT_COMPRESSED, identity.kv_dtype(config, cache))
+        self._shape = identity.shape_of(config, cache, self.settings)
+        if self.settings.compress and self._is_scheduler and not any(self._shape.encoded_pages):
+            _log.warning(_NOT_COMPRESSED, identity.why_not_compressed(config, cache))
         clock = Clock()
         if self._is_scheduler:
             config.kv_transfer_config.kv_load_failure_policy = "recompute"
@@ -131,13 +129,6 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             path, uids = service.socket_path(self.settings), self.settings.allow_uid
             self._told = identity.told_by(config, cache, self._shape)
             self._worker = WorkerConnector(path, self._shape, clock, uids, self._told.shard)
-
-    def _shape_of(self, workers: list[ShardMetadata]) -> Geometry:
-        """The shape of a chunk, as far as it is known before all workers have told of theirs."""
-        shape = identity.geometry(self._config, self._cache, self.settings.chunk_tokens, workers)
-        has_equal_pages = not any(each.unlike for each in workers)
-        is_encoded = self.settings.compress and has_equal_pages
-        return identity.compressed(shape, self._cache) if is_encoded else shape
 
     def _weights_directories(self, config: Any) -> list[str]:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
@@ -162,7 +153,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         """Join; where there are several workers, all of them have told of their shards."""
         self._start_with = None
         if workers or self._shape.ranks > 1:
-            self._shape = self._shape_of(workers)
+            self._take_shape(workers)
             if not identity.are_all(workers, self._shape):
                 self._stand_aside()
                 return
@@ -244,16 +235,29 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         workers = list(metadata.values())
         if self._start_with is not None:
             self._begin(partial(self._start_with, workers))
-        elif self._scheduler is not None and not identity.are_all(workers, self._shape):
-            self._begin(self._stand_aside)
-        elif self._scheduler is not None and any(each.unlike for each in workers):
-            self._begin(partial(self._start_again, workers))
+        elif self._scheduler is not None:
+            self._begin(partial(self._hear_only_worker, workers))
 
-    def _start_again(self, workers: list[ShardMetadata]) -> None:
-        """The only worker has layers of unequal size, of which vLLM tells the scheduler of one."""
-        self._leave()
-        directories = self._weights_directories(self._config)
-        self._start_scheduler(self._config, Clock(), directories, workers)
+    def _hear_only_worker(self, workers: list[ShardMetadata]) -> None:
+        """It may have declined, have layers of unequal size, or not be able to encode."""
+        if not identity.are_all(workers, self._shape):
+            self._stand_aside()
+            return
+        has_unlike = any(each.unlike for each in workers)
+        shape = identity.shape_of(self._config, self._cache, self.settings, workers)
+        if has_unlike or shape != self._shape:
+            self._leave()
+            directories = self._weights_directories(self._config)
+            self._take_shape(workers)
+            told = workers if has_unlike else []
+            self._start_scheduler(self._config, Clock(), directories, told)
+
+    def _take_shape(self, workers: list[ShardMetadata]) -> None:
+        """Have chunks of the shape that these workers have."""
+        shape = identity.shape_of(self._config, self._cache, self.settings, workers)
+        if any(self._shape.encoded_pages) and not any(shape.encoded_pages):
+            _log.warning(_NOT_COMPRESSED, _NOT_BY_WORKERS)
+        self._shape = shape
 
     def _stand_aside(self) -> None:
         """Nobody would copy what the scheduler's side asks for, or not all of it."""
@@ -368,9 +372,12 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     @bounded(lambda: None)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """The KV cache is allocated."""
-        if self._worker is not None:
-            self._worker.register(kv_caches, self._cache.num_blocks)
-            self._prepare(self._worker)
+        worker, told = self._worker, self._told
+        if worker is not None and told is not None:
+            self._told = None  # where this fails, the worker declines
+            worker.register(kv_caches, self._cache.num_blocks)
+            self._told = replace(told, encodes=worker.encodes)
+            self._prepare(worker)
 
     def _prepare(self, worker: WorkerConnector) -> None:
         """Have the pool's memory ready for the first request, where there will be a pool."""

@@ -32,6 +32,7 @@ from forebay.engines.vllm.versions import layout_of, zeroes_before_stores
 from forebay.engines.weights import weight_files
 from forebay.identity.namespace import fingerprint
 from forebay.record.exponents import NAME as CODEC_NAME
+from forebay.settings import Settings
 
 # Fields of a model's configuration that say where it came from, not what it is.
 _ORIGIN: Final = ("_name_or_path", "transformers_version", "_commit_hash")
@@ -112,6 +113,29 @@ def geometry(
         )
 
     return shape_of(0, tuple(shape_of(number) for number in range(1, len(groups))))
+
+
+def shape_of(
+    config: Any, cache: Any, settings: Settings, workers: Sequence[ShardMetadata] = ()
+) -> Geometry:
+    """The shape of a chunk as it is stored, as far as workers have told of theirs.
+
+    It is encoded where that is wanted and all workers encode pages of the same sizes.
+    """
+    shape = geometry(config, cache, settings.chunk_tokens, workers)
+    if not settings.compress or any(each.unlike for each in workers):
+        return shape
+    encoded = compressed(shape, cache)
+    are_alike = all(each.encodes == encoded.encoded_pages for each in workers)
+    return encoded if are_alike else shape
+
+
+def why_not_compressed(config: Any, cache: Any) -> str:
+    """Why nothing of this KV is encoded, whatever the workers can."""
+    dtype = kv_dtype(config, cache)
+    if dtype != "bfloat16":
+        return f"only bfloat16 can be encoded, and the KV is {dtype}"
+    return "pages of several sizes in one group, or of very few values, cannot be encoded"
 
 
 def told_by(config: Any, cache: Any, shape: Geometry) -> ShardMetadata:

@@ -24,6 +24,7 @@ class ShardMetadata(KVConnectorHandshakeMetadata):
     local_layers: tuple[tuple[str, ...], ...] = ()  # by group from 1 on
     unlike: tuple[tuple[str, ...], ...] = ()  # layers, and what shapes each, where that differs
     interleave: int = 1  # tokens that this rank has before the next one has some
+    encodes: tuple[int, ...] = ()  # by group, the size of pages that are encoded here; 0: none
 
     @property
     def block_bytes(self) -> tuple[int, ...]:

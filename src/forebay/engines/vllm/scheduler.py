@@ -147,9 +147,9 @@ class SchedulerConnector:
         self._forget_inputs(request_id)
         tracked = self._requests.get(request_id)
         if tracked is not None and not tracked.load.is_loading:
-            self._ended(tracked)
-            self._lookups.cancel(tracked)
             del self._requests[request_id]
+            self._lookups.cancel(tracked)
+            self._ended(tracked)  # last: whatever it meets, nothing is held for the request
 
     # The scheduler asks.
 
@@ -497,8 +497,8 @@ class SchedulerConnector:
         else:
             self.budget.failed(time.monotonic())
         if tracked.request.is_finished():
-            self._ended(tracked)
             del self._requests[request_id]
+            self._ended(tracked)
 
     def _session_changed(self) -> None:
         """A pool came or went: what the old one said means nothing; copies in flight go on."""
