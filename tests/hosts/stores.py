@@ -149,10 +149,10 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def start_pool(host: Host, place: Path, url: str) -> PoolProcess:
-    """A pool on a host, with a store and without a drive."""
+def start_pool(host: Host, place: Path, url: str, module: str = "forebay.cli") -> PoolProcess:
+    """A pool on a host, with a store and without a drive; `module` is the command."""
     named = f"{url}{'&' if '?' in url else '?'}cap={_CAP}&host={host.name}"
     place.mkdir(mode=0o700, exist_ok=True)
     pool = PoolProcess(place, "--remote", named, "--dram", "64MiB", disk=False)
-    pool.command = [*host.enter, str(PYTHON), *pool.command[1:]]
+    pool.command = [*host.enter, str(PYTHON), "-m", module, *pool.command[3:]]
     return pool.start()

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,13 +13,16 @@ from tests.engines.vllm.real.conftest import without_pool as without_pool  # noq
 from tests.engines.vllm.real.engine import Engine, tokens_of
 from tests.engines.vllm.real.models import Tokens, dialogs, next_turn
 from tests.hosts.network import Host, Network
-from tests.hosts.sharing import PATIENCE_S, REUSES, share, wait_for_use
+from tests.hosts.sharing import PATIENCE_S, REUSES, share, wait_for_use, wait_until
 from tests.hosts.stores import KINDS, start_pool
 from tests.pool_process import PoolProcess, short_directory
+
+from forebay.tiers.remote.index.used import unpack_used, used_name
 
 pytestmark = [pytest.mark.hosts, pytest.mark.vllm, pytest.mark.timeout(1800)]
 KNOWN: Final = 512  # tokens of a prompt of 600, in whole chunks
 SEEDS: Final = itertools.count(30_000)
+PREFETCH: Final = 800_000  # bytes: two chunks of the model, and not three
 
 
 class Server(NamedTuple):
@@ -28,13 +32,17 @@ class Server(NamedTuple):
     place: Path
     engine: Engine
 
-    def join(self, url: str) -> PoolProcess:
+    def join(self, url: str, module: str = "forebay.cli") -> PoolProcess:
         """Start a pool beside the engine, and wait until it uses both pool and store."""
-        pool = start_pool(self.host, self.place, url)
+        pool = start_pool(self.host, self.place, url, module)
         wait_for_use(pool)
+        self.use(pool)
+        return pool
+
+    def use(self, pool: PoolProcess) -> None:
+        """Wait until the engine uses a pool."""
         self.engine.rejoin()
         self.engine.share(pool)
-        return pool
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +98,35 @@ def test_a_dialog_goes_on_at_another_host(
         assert [reply.tokens] == tokens_of(without_pool.generate(turn)), "loaded or not"
         cached = reply.cached
     assert pools[1].number("operations", tier="remote", direction="load", outcome="ok") >= 2
+
+
+@pytest.mark.parametrize("url", ["juicefs"], indirect=True)
+def test_a_new_host_has_what_all_prompts_begin_with_before_anybody_asks(
+    servers: list[Server], url: str, without_pool: Engine
+) -> None:
+    here, there = servers
+    (shared,) = dialogs(1, KNOWN, next(SEEDS))
+    name = f"{url.removeprefix('file://')}/{used_name(here.host.name)}"
+    told, until = Path(f"/proc/{here.host.holder}/root{name}"), time.monotonic() + PATIENCE_S
+
+    def count_told() -> int:
+        found = unpack_used(told.read_bytes()) if told.exists() else []
+        return len(found) if isinstance(found, list) else 0
+
+    with ExitStack() as end:
+        end.callback(here.join(url, "tests.hosts.hasty_pool").kill)
+        while count_told() < 2:  # chunks; of what is used as often, the start is told first
+            assert time.monotonic() < until, "nothing is told of what is used most"
+            for tail in dialogs(2, 300, next(SEEDS)):
+                answered_again(here.engine, [*shared, *tail])
+        pool = start_pool(there.host, there.place, f"{url}?prefetch={PREFETCH}")
+        end.callback(pool.kill)
+        wait_until(lambda: pool.number("prefetched_chunks", tier="remote") == 2, "what is used")
+        assert pool.number("lookups") == 0, "nobody has asked for anything"
+        there.use(pool)
+        (tail,) = dialogs(1, 300, next(SEEDS))
+        (reply,) = there.engine.generate([[*shared, *tail]])
+        assert [reply.tokens] == tokens_of(without_pool.generate([[*shared, *tail]]))
+        assert reply.cached == KNOWN
+        assert pool.number("prefetched_used_chunks", tier="remote") == 2
+        assert pool.number("operations", tier="remote", direction="load") == 2, "once, ahead"

@@ -1,12 +1,16 @@
 """A lookup of what another engine just stores is answered when that is here, or never will be."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain, payload
+from tests.tiers.slow_memory import SlowMemoryTier
 
-from forebay.pool.messages import AWAIT_S, Abort, Cancel, Found, Lookup
-from forebay.record.region import short
+from forebay.pool.core.loading.awaited import KEYS_BYTES_MAX
+from forebay.pool.messages import AWAIT_S, KEYS_MAX, Abort, Cancel, Found, Lookup
+from forebay.record.region import SHORT_KEY_BYTES, short
+from forebay.sys.world import World
+from forebay.tiers.contract import Prefix, Tier, TierListener
 
 CHUNKS = 4
 
@@ -17,6 +21,13 @@ def core() -> Iterator[CoreHarness]:
     yield harness
     assert harness.pool.violations() == []
     harness.pool.close(60)
+
+
+class BrokenTier(SlowMemoryTier):
+    """Has a bug: no lookup can be answered that comes to it."""
+
+    def prefix(self, keys: Sequence[bytes]) -> Prefix:
+        raise ZeroDivisionError
 
 
 class Meeting:
@@ -123,3 +134,28 @@ def test_one_session_can_have_so_many_lookups_wait(core: CoreHarness) -> None:
     assert 100 < len(meeting.answers()) < 199
     core.commit(meeting.stores, meeting.offsets)
     assert {number for number, _ in meeting.answers()} == set(range(1, 200))
+
+
+def test_what_waits_is_kept_as_far_as_there_is_room(core: CoreHarness) -> None:
+    meeting = Meeting(core)
+    meeting.keys += chain("the longest that there is", KEYS_MAX - CHUNKS)
+    for number in range(2, 10):
+        meeting.look_up(number, CHUNKS)
+    waiting = 9 - len(meeting.answers())
+    assert waiting == KEYS_BYTES_MAX // (KEYS_MAX * SHORT_KEY_BYTES)
+    core.commit(meeting.stores, meeting.offsets)
+    assert {number for number, _ in meeting.answers()} == set(range(1, 10))
+
+
+@pytest.mark.expects_faults
+def test_a_lookup_that_cannot_be_answered_costs_nobody_else_anything() -> None:
+    def opened(listener: TierListener, world: World) -> Tier:
+        return BrokenTier(listener, world=world)
+
+    core = CoreHarness(64 * LENGTH, store=opened)
+    meeting = Meeting(core)
+    meeting.keys += chain("of which DRAM has nothing", 1)  # so that the tier is asked
+    meeting.look_up(2, CHUNKS)
+    core.commit(meeting.stores, meeting.offsets)
+    assert meeting.answers() == [(1, CHUNKS), (2, 0)]
+    core.pool.close(60)

@@ -1,10 +1,12 @@
 """A tenant forgotten while in use: complete when it is said, and nobody else is touched (T63)."""
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
 from tests.core_harness import SECRET, Client, CoreHarness, chain, payload
+from tests.line_counter import LineCounter
 from tests.pool.core.test_tenants import MIB, client_of, tenant, used
 from tests.remote_harness import open_remote
 
@@ -297,6 +299,20 @@ def test_t63_what_no_store_can_remember_is_not_forgotten(tmp_path: Path) -> None
     assert forget(core, "a").ok
     assert not stored_in(tmp_path, mine)
     core.pool.close(60.0)
+
+
+def test_what_thousands_of_forgotten_tenants_cost_does_not_grow_with_dram() -> None:
+    """A store says all of them when it is back, on the thread that answers engines."""
+    lines = []
+    for chunks in (8, 64):
+        core = CoreHarness(8 * MIB, tenants=TENANTS)
+        core.store(client_of("b"), chain("theirs", chunks))
+        with LineCounter() as counter:
+            core.pool._tenancy.learn_forgotten(frozenset(os.urandom(16) for _ in range(500)))
+        lines.append(counter.lines)
+        assert core.load(client_of("b"), chain("theirs", chunks)) == chunks
+        core.pool.close(60.0)
+    assert lines[1] - lines[0] < 500
 
 
 def test_t63_a_store_that_was_away_at_the_start_says_later_who_was_forgotten(

@@ -182,26 +182,34 @@ class GatedTier(SlowMemoryTier):
             each()
 
 
-@pytest.fixture
-def gated() -> Iterator[tuple[CoreHarness, GatedTier, list[bytes]]]:
-    """A pool that has lost a chain of eight chunks from DRAM; its tier has them."""
+Gated = tuple[CoreHarness, GatedTier, list[bytes]]
+
+
+def pool_with_a_gate(place: Path | None = None) -> Gated:
+    """A pool that has lost a chain of eight chunks from DRAM; its tiers have them."""
     tiers: list[GatedTier] = []
 
     def opened(listener: TierListener, world: World) -> Tier:
         tiers.append(GatedTier(listener, world))
         return tiers[0]
 
-    core, keys = CoreHarness(8 * MIB, store=opened), chain("in the store", 8)
+    core, keys = CoreHarness(8 * MIB, place, 64 * MIB, store=opened), chain("in the store", 8)
     core.store(Client("e"), keys)
-    core.until(lambda: core.number("operations", direction="store", outcome="ok") >= 16)
+    core.until(lambda: len(tiers[0].records) == 8)
     for key in reversed(keys):
         chunk = core.pool._dram.chunks.get(short(key))
         assert chunk is not None
         core.until(lambda chunk=chunk: not chunk.is_busy)  # type: ignore[misc]
         core.pool._dram.drop(chunk)
-    yield core, tiers[0], keys
-    tiers[0].is_open = True
-    tiers[0].answer_all()
+    return core, tiers[0], keys
+
+
+@pytest.fixture
+def gated() -> Iterator[Gated]:
+    core, tier, keys = pool_with_a_gate()
+    yield core, tier, keys
+    tier.is_open = True
+    tier.answer_all()
     core.settle()
     assert core.pool.violations() == []
     core.pool.close(60)
@@ -220,7 +228,7 @@ def turns(core: CoreHarness, count: int = 20) -> None:
 
 
 def test_two_reads_at_a_time_and_none_while_an_engine_reads(
-    gated: tuple[CoreHarness, GatedTier, list[bytes]],
+    gated: Gated,
 ) -> None:
     core, tier, keys = gated
     offer(tier, keys[:6])
@@ -241,7 +249,7 @@ def test_two_reads_at_a_time_and_none_while_an_engine_reads(
 
 
 def test_an_engine_joins_what_is_being_fetched(
-    gated: tuple[CoreHarness, GatedTier, list[bytes]],
+    gated: Gated,
 ) -> None:
     core, tier, keys = gated
     offer(tier, keys[:1])
@@ -257,7 +265,7 @@ def test_an_engine_joins_what_is_being_fetched(
 
 
 def test_as_many_bytes_a_second_as_told(
-    gated: tuple[CoreHarness, GatedTier, list[bytes]],
+    gated: Gated,
 ) -> None:
     core, tier, keys = gated
     core.pass_time(1000.0)
@@ -272,7 +280,7 @@ def test_as_many_bytes_a_second_as_told(
 
 
 def test_a_store_that_takes_nothing_for_now_is_not_asked_either(
-    gated: tuple[CoreHarness, GatedTier, list[bytes]],
+    gated: Gated,
 ) -> None:
     """It has failed lately, or the requests of today are left to engines' loads."""
     core, tier, keys = gated
@@ -286,7 +294,7 @@ def test_a_store_that_takes_nothing_for_now_is_not_asked_either(
 
 
 def test_it_waits_while_reads_that_nobody_waits_for_have_their_share_of_dram(
-    gated: tuple[CoreHarness, GatedTier, list[bytes]],
+    gated: Gated,
 ) -> None:
     core, tier, keys = gated
     budget = core.pool._dram.load_budget
@@ -299,7 +307,7 @@ def test_it_waits_while_reads_that_nobody_waits_for_have_their_share_of_dram(
 
 
 def test_an_operator_who_clears_ends_it(
-    gated: tuple[CoreHarness, GatedTier, list[bytes]],
+    gated: Gated,
 ) -> None:
     core, tier, keys = gated
     offer(tier, keys)
@@ -310,8 +318,33 @@ def test_an_operator_who_clears_ends_it(
     assert len(tier.begun) == 2
 
 
+def test_a_pool_that_closes_begins_no_read() -> None:
+    core, tier, keys = pool_with_a_gate()
+    tier.takes = False
+    offer(tier, keys[:4])
+    turns(core)
+    tier.takes = tier.is_open = True
+    core.pool.close(60)
+    offer(tier, keys[4:])  # one that comes late
+    turns(core)
+    assert not tier.begun
+    assert not core.pool._prefetching.is_waiting
+
+
+def test_a_store_that_fails_does_not_hold_up_another(tmp_path: Path) -> None:
+    core, tier, keys = pool_with_a_gate(tmp_path)
+    tier.takes = False
+    offer(tier, keys)
+    turns(core)
+    records = [UsedRecord(NAMESPACE, DEFAULT_TENANT, 0, short(key), 9) for key in keys]
+    core.pool._tier_warm_start(0, WarmStart(records, 1 << 40, FAST))
+    core.until(lambda: core.number("prefetched_chunks", tier="disk") == len(keys))
+    assert not tier.begun
+    core.pool.close(60)
+
+
 def test_what_nobody_may_load_is_passed_over(
-    gated: tuple[CoreHarness, GatedTier, list[bytes]],
+    gated: Gated,
 ) -> None:
     """Tenants that this pool does not have, keys that are not there, and what is here already."""
     core, tier, keys = gated
@@ -329,7 +362,7 @@ def test_what_nobody_may_load_is_passed_over(
 
 
 def test_what_is_used_most_is_told_first_and_what_was_counts_half(
-    gated: tuple[CoreHarness, GatedTier, list[bytes]],
+    gated: Gated,
 ) -> None:
     core, tier, keys = gated
     tier.is_open = True
@@ -351,7 +384,7 @@ def test_what_is_used_most_is_told_first_and_what_was_counts_half(
 
 
 def test_counts_are_bounded_and_the_least_used_leave(
-    gated: tuple[CoreHarness, GatedTier, list[bytes]],
+    gated: Gated,
 ) -> None:
     core, _, keys = gated
     uses = core.pool._loads.uses

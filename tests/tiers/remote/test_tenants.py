@@ -16,6 +16,7 @@ from forebay.record.header import DEFAULT_TENANT
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, single
 from forebay.tiers.contract import DropReason
+from forebay.tiers.remote.io import upkeep
 from forebay.tiers.remote.jobs import Order
 from forebay.tiers.remote.tier import RemoteTier
 
@@ -146,6 +147,22 @@ def test_t63_a_list_of_the_forgotten_that_a_store_has_lost_is_put_again(tmp_path
     with opened_remote(tmp_path) as tier:
         assert tier.forgotten() == {A, B}
         until(lambda: not packs_in(tmp_path))
+
+
+def test_t63_a_store_that_was_away_is_told_later_who_was_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drives may have remembered it, but these are replaced. As many as a list has room for."""
+    place, options = tmp_path / "s", replace(PATIENT, probe_interval_s=0.05, audit_s=0.05)
+    listed = place / "hosts" / "a" / "forgotten"
+    monkeypatch.setattr(upkeep, "FORGOTTEN_MAX", 2)
+    with opened_remote(place, options=options) as tier:
+        assert tier.forget(A, scrub=False).failure
+        place.mkdir(mode=0o700)
+        until(listed.exists)
+        assert unpack_forgotten(listed.read_bytes()) == frozenset({A})
+        tier.delete_forgotten(frozenset({B, b"c" * 16}))
+        until(lambda: unpack_forgotten(listed.read_bytes()) == frozenset({A, B}))
 
 
 def test_t63_a_damaged_list_of_the_forgotten_is_told(

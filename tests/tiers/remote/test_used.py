@@ -76,6 +76,18 @@ def test_a_host_of_too_many_records_leaves_room_for_none_but_breaks_nothing(
     ]
 
 
+def test_nothing_is_told_of_a_forgotten_tenant(tmp_path: Path) -> None:
+    """It may have been forgotten since what is told was counted."""
+    gone, kept = bytes([7]) * 16, record("kept")
+    tier = open_remote(tmp_path)
+    tier.delete_forgotten(frozenset({gone}))
+    tier.publish_used([record("gone")._replace(tenant=gone), kept])
+    told = tmp_path / used_name("a")
+    eventually(told.exists)
+    assert unpack_used(told.read_bytes()) == [kept]
+    tier.close(CLOSE_S)
+
+
 def put(place: Path, host: str, data: bytes) -> None:
     path = place / used_name(host)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -329,6 +329,7 @@ class Pool(Core):
     def close(self, timeout_s: float) -> None:
         """See Core."""
         until = self._clock.monotonic() + timeout_s
+        self._prefetching.close()
         pause = threading.Event()
         while len(self._stack) and self._clock.monotonic() < until:
             self.complete()

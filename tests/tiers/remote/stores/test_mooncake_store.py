@@ -1,7 +1,7 @@
 """Mooncake as a store, on real processes: what was put, or a failure."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -158,12 +158,45 @@ def test_a_damaged_list_of_another_host_is_a_failure_and_ones_own_is_begun_anew(
     assert put(store, NAME, b"1") is None
     assert client.put(f"{prefix}/lists/host", [memoryview(bytes(100))], pinned=True) is None
     assert other.listing("packs/00/host") is StoreFailure.FAILED
+    assert put(other, "hosts/other/tail", b"1") is None
+    assert chores.sweep(other, "other", DAY_S) is StoreFailure.FAILED, "nobody is taken for dead"
     assert {*listed(store, "packs/00/host")} == {"01"}, "it knows by itself"
     again = store_at(mooncake.url(prefix))
     assert again.listing("packs/00/host") == []
     assert put(again, "packs/00/host/02", b"2") is None
     assert {*listed(other, "packs/00/host")} == {"02"}
     client.close()
+
+
+def test_a_damaged_list_costs_other_hosts_nothing(
+    mooncake: Mooncake, prefix: str, store: MooncakeStore
+) -> None:
+    other, client = store_at(mooncake.url(prefix), "other"), raw_client(mooncake)
+    assert put(store, NAME, b"1") is None
+    assert put(other, "packs/01/other/01", b"1") is None
+    assert client.put(f"{prefix}/lists/host", [memoryview(bytes(100))], pinned=True) is None
+    assert {*listed(other, "packs")} == {"01/"}
+    for chore in (chores.audit, chores.recover):
+        assert isinstance(chore(other, "other"), bytes)
+    client.close()
+
+
+def test_what_is_listed_while_it_is_put_stays_listed(
+    store: MooncakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool audits its packs while it puts another one."""
+    really, seen = store._client.put, []
+
+    def put_late(key: str, buffers: Sequence[memoryview], *, pinned: bool) -> StoreFailure | None:
+        if key.endswith(NAME):
+            seen.append({*listed(store, "packs/00/host")})
+        return really(key, buffers, pinned=pinned)
+
+    monkeypatch.setattr(store._client, "put", put_late)
+    for _ in range(2):
+        assert put(store, NAME, b"1") is None
+        assert {*listed(store, "packs/00/host")} == {"01"}
+    assert seen == [set(), {"01"}], "it was there before it was put again"
 
 
 def test_a_list_that_says_nothing_or_is_full_is_not_believed_or_exceeded(

@@ -3,16 +3,19 @@
 An engine that was told that another one has just computed a prompt looks it up while the last of it
 is being copied. It is answered when that is stored, or will not be, and at last by a deadline. Of a
 lookup two chunks are watched: the first that is not here, and the last; looking costs nothing else.
+Its keys are kept meanwhile, of each session as many as of two of the longest prompts.
 """
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from forebay.pool.core.chunks import ChunkTable
-from forebay.pool.messages import AWAIT_S, Lookup
+from forebay.pool.messages import AWAIT_S, KEYS_MAX, Lookup
 from forebay.pool.session import Session
+from forebay.record.region import SHORT_KEY_BYTES
 
 _WAITING_MAX: Final = 64  # of one session; more are answered at once
+KEYS_BYTES_MAX: Final = 2 * KEYS_MAX * SHORT_KEY_BYTES  # of them; likewise
 
 
 class _Awaiting(NamedTuple):
@@ -43,6 +46,9 @@ class AwaitedLookups:
         mine = self._waiting.get(session, {})
         if not self._is_coming(found) or message.request in mine or len(mine) >= _WAITING_MAX:
             return False
+        kept_bytes = sum(_kept_bytes(each.message) for each in mine.values())
+        if kept_bytes + _kept_bytes(message) > KEYS_BYTES_MAX:  # verify: keys of who waits
+            return False
         self._waiting.setdefault(session, mine)[message.request] = found
         return True
 
@@ -67,3 +73,7 @@ class AwaitedLookups:
 
     def _is_coming(self, awaiting: _Awaiting) -> bool:
         return any(map(self._chunks.is_filling, awaiting.keys))
+
+
+def _kept_bytes(message: Lookup) -> int:
+    return len(message.keys) + len(message.local)

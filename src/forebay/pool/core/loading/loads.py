@@ -46,7 +46,7 @@ class Loads:
         self.uses = UseCounts(parts)
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics.loads
         self._tier_names = parts.metrics.tier_names
-        self._clock, self._tenants = parts.clock, parts.tenants
+        self._clock, self._tenants, self._barrier = parts.clock, parts.tenants, parts.barrier
         self._of_tenants = parts.metrics.tenants
         self.recent = RecentRequests(parts.metrics)
         self.acquisition = Acquisition(parts, hasher)
@@ -68,7 +68,9 @@ class Loads:
     def stored(self) -> None:
         """Chunks were stored, or will not be: answer who waited for them."""
         for session, message in self.awaited.take_due(self._clock.monotonic()):
-            self._answer(session, message)
+            # Not at the cost of whoever has stored them, nor of others that waited.
+            if not self._barrier.call("an awaited lookup", self._answer, session, message):
+                session.send(Found(message.request, 0, 0))
 
     def _answer(self, session: Session, message: Lookup) -> None:
         """Answer how much is known; retain what is here of it, and begin to read the rest."""

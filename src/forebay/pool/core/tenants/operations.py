@@ -21,6 +21,7 @@ from typing import Final
 from forebay.errors import SettingsError
 from forebay.metrics.labels import DRAM
 from forebay.pool.core.admin import AdminOperations
+from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.loading.acquisition import Acquisition
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.tenants.registry import why_unfit
@@ -102,17 +103,25 @@ class Tenancy:
 
     def learn_forgotten(self, tenants: frozenset[bytes]) -> None:
         """A store that was away says whom this pool has forgotten: that holds from now on."""
-        for tenant in filter(self._tenants.is_current, tenants):
-            name = self._tenants.name_of(tenant)
-            _log.info("tenant %s was forgotten, says a store that was away", name)
-            self._begin(_Forgetting(name, tenant, scrub=False))
+        learned = [
+            _Forgetting(self._tenants.name_of(tenant), tenant, scrub=False)
+            for tenant in filter(self._tenants.is_current, tenants)
+        ]
+        for each in learned:
+            _log.info("tenant %s was forgotten, says a store that was away", each.name)
+        self._begin(*learned)  # at once: there may be thousands
 
     def tick(self, now: float) -> None:
         """Drop what is to be forgotten and is not in use any more, and policies of nobody."""
+        found_of: dict[bytes, list[Chunk]] = {each.tenant: [] for each in self._forgetting}
+        for chunk in self._dram.chunks if found_of else ():
+            if chunk.name.tenant in found_of:
+                found_of[chunk.name.tenant].append(chunk)
         for forgetting in list(self._forgetting):
-            found = [c for c in self._dram.chunks if c.name.tenant == forgetting.tenant]
+            found = found_of[forgetting.tenant]
             forgetting.kept = self._dram.condemn(found)
             gone = [chunk for chunk in found if not self._dram.is_condemned(chunk)]
+            found_of[forgetting.tenant] = list(filter(self._dram.is_condemned, found))
             forgetting.chunks += len(gone)
             forgetting.size_bytes += sum(chunk.length for chunk in gone)
             if not forgetting.kept or now >= forgetting.deadline:
@@ -147,13 +156,15 @@ class Tenancy:
         wipe_free(self._dram.slab, self._operations.on_pool_thread, self._dram.used_bytes)
         return _reply(forgetting, found, is_drained=is_drained)
 
-    def _begin(self, forgetting: _Forgetting) -> None:
+    def _begin(self, *begun: _Forgetting) -> None:
         """On the pool's thread: from now on nothing can be asked for."""
-        self._tenants.renew(forgetting.name, forgetting.tenant)  # verify: a new id
+        for forgetting in begun:
+            self._tenants.renew(forgetting.name, forgetting.tenant)  # verify: a new id
         self._apply()
-        self._acquisition.refuse_all_of(forgetting.tenant)  # verify: nothing more is promised
-        forgetting.deadline = self._clock.monotonic() + RELEASE_S
-        self._forgetting.append(forgetting)
+        for forgetting in begun:
+            self._acquisition.refuse_all_of(forgetting.tenant)  # verify: nothing more is promised
+            forgetting.deadline = self._clock.monotonic() + RELEASE_S
+            self._forgetting.append(forgetting)
         self.tick(self._clock.monotonic())
 
 

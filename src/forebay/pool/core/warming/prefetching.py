@@ -4,7 +4,7 @@ A courtesy: it takes slots that are free and evicts nothing, begins no read whil
 waits for room, has two reads at a time, as many bytes a second as it was told, and ends for good
 when DRAM is full. What is fetched can leave like everything else. A store that takes no stores for
 now, for want of requests for example, is not asked either. An operator who clears, resizes or
-forgets ends it.
+forgets ends it, and so does the end of the pool.
 """
 
 import math
@@ -44,21 +44,29 @@ class Prefetching:
         self._metrics: PrefetchMetrics = parts.metrics.prefetch
         self._acquisition = acquisition
         self._offers: deque[_WarmOffer] = deque()
+        self._is_closed = False
         self._reading: dict[Chunk, int] = {}  # and the tier that each comes from
 
     def begin(self, tier: int, offered: WarmStart) -> None:
         """A tier has this for us, the most used first."""
+        if self._is_closed:
+            return
         records = deque(offered.records)
         self._offers.append(_WarmOffer(tier, records, offered.limit_bytes, offered.bytes_a_s))
 
     def stop(self) -> None:
-        """Fetch nothing more."""
+        """Fetch nothing more of what was offered."""
         self._offers.clear()
+
+    def close(self) -> None:
+        """Fetch nothing more, whatever is offered."""
+        self._is_closed = True
+        self.stop()
 
     @property
     def is_waiting(self) -> bool:
         """Whether something is to be begun soon."""
-        return bool(self._offers) and self._stack.takes_stores(self._offers[0].tier)
+        return self._first_offer() is not None
 
     def step(self, now: float) -> None:
         """Count what has come, and begin what may begin now."""
@@ -67,11 +75,16 @@ class Prefetching:
             if chunk.state is SlotState.READY:
                 self._metrics.fetched(self._stack.name_of(tier), chunk.length)
         for _ in range(_LOOKED_AT_MAX):
-            if not (self._offers and self._may_begin(self._offers[0], now)):
+            offer = self._first_offer()
+            if offer is None or not self._may_begin(offer, now):
                 break
-            offer = self._offers[0]
             if not offer.records or not self._begin(offer, offer.records.popleft(), now):
-                self._offers.popleft()
+                self._offers.remove(offer)
+
+    def _first_offer(self) -> _WarmOffer | None:
+        """The first of a store that takes stores now: one that fails holds no other one up."""
+        takes = self._stack.takes_stores
+        return next((offer for offer in self._offers if takes(offer.tier)), None)
 
     def _has_ended(self, chunk: Chunk) -> bool:
         is_here = self._dram.chunks.get(chunk.key) is chunk
@@ -83,7 +96,7 @@ class Prefetching:
         is_in_the_way = acquisition.reads_in_flight > own or not acquisition.may_fetch_ahead
         if is_in_the_way:  # verify: loads first
             return False
-        return own < READS_MAX and now >= offer.next_at and self._stack.takes_stores(offer.tier)
+        return own < READS_MAX and now >= offer.next_at
 
     def _begin(self, offer: _WarmOffer, record: UsedRecord, now: float) -> bool:
         """Begin to read a record, or pass it over; False if nothing more is to be read."""

@@ -13,7 +13,12 @@ from typing import Final
 
 import msgspec
 
-from forebay.record.forgotten import FORGOTTEN_BYTES_MAX, pack_forgotten, unpack_forgotten
+from forebay.record.forgotten import (
+    FORGOTTEN_BYTES_MAX,
+    FORGOTTEN_MAX,
+    pack_forgotten,
+    unpack_forgotten,
+)
 from forebay.record.header import Damage
 from forebay.sys.memory import allocate
 from forebay.tiers.contract import WarmStart
@@ -234,10 +239,18 @@ class Upkeep:
             wish.end(is_kept=False)
         self._wishes = []
 
+    @property
+    def _is_list_short(self) -> bool:
+        """Whether drives were told of some while the store was away: drives are replaced."""
+        remembered = self._parts.remembered
+        return len(remembered) < FORGOTTEN_MAX and not self._parts.forgotten <= remembered
+
     def _put_forgotten(self) -> None:
         """Let the store have the list, whole, with whom callers want there."""
         parts, wishes = self._parts, self._wishes
         tenants = parts.remembered | {wish.tenant for wish in wishes}
+        more = sorted(parts.forgotten - tenants)  # as many as there is room for
+        tenants |= {*more[: max(0, FORGOTTEN_MAX - len(tenants))]}
         self._wishes, self._is_list_due = [], False
 
         def ended(*, is_kept: bool) -> None:
@@ -276,6 +289,7 @@ class Upkeep:
         self._use()
 
     def _use(self) -> None:
+        self._is_list_due = self._is_list_short
         self._parts.breaker.answered()
         if self.begun.is_set():
             _log.warning("%s answers and is used", self._parts.path)
@@ -294,7 +308,8 @@ class Upkeep:
         def audited(_answer: Answer, results: Results) -> None:
             found = msgspec.msgpack.decode(results[0], type=StoreAudit)
             missing = known - {*found.sequences}
-            self._is_list_due = bool(self._parts.remembered) and not found.has_forgotten
+            is_lost = bool(self._parts.remembered) and not found.has_forgotten
+            self._is_list_due = is_lost or self._is_list_short
             self._parts.own.audited(
                 missing, has_tail=found.has_tail, has_snapshot=found.has_snapshot
             )
@@ -324,7 +339,9 @@ class Upkeep:
         self._put(published.snapshot_name(self._parts.host), data, snapshot_put)
 
     def _publish_used(self) -> None:
-        records, self._parts.used = self._parts.used, ()
+        parts = self._parts
+        told, parts.used = parts.used, ()
+        records = [each for each in told if each.tenant not in parts.forgotten]
         self._put(used_name(self._parts.host), pack_used(records), lambda: None)
 
     def _warm_up(self, _answer: Answer, results: Results) -> None:

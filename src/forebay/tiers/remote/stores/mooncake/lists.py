@@ -55,6 +55,7 @@ class Lists:
         self._client, self._prefix, self._host, self._clock = client, prefix, host, clock
         self._lock = threading.Lock()  # guards all below, and that what is written is in order
         self._own: HostList | None = None  # None: not read yet
+        self._coming: set[str] = set()  # names that are listed and not put yet
         self._known: set[str] = {host}
         self._ahead_s = -clock.monotonic()  # of this process's clock
 
@@ -66,10 +67,18 @@ class Lists:
                 return own
             directory, _, last = name.rpartition("/")
             objects = own.setdefault(directory, {})
-            if last not in objects and sum(map(len, own.values())) >= LISTED_MAX:
+            is_new = last not in objects
+            if is_new and sum(map(len, own.values())) >= LISTED_MAX:
                 return StoreFailure.FULL
+            if is_new:
+                self._coming.add(name)
             objects[last] = ListedObject(size_bytes, self._time_s())
             return self._write(f"lists/{self._host}", own)
+
+    def put_ended(self, name: str) -> None:
+        """An object that was added has been put, or could not be."""
+        with self._lock:
+            self._coming.discard(name)
 
     def drop(self, name: str) -> None:
         """An object is gone; the list is written with the next one that is added."""
@@ -80,16 +89,26 @@ class Lists:
                 if not self._own[directory]:
                     del self._own[directory]
 
-    def of(self, host: str) -> HostList | StoreFailure:
-        """What a host has put, or may have."""
+    def of(self, host: str) -> HostList | StoreFailure | None:
+        """What a host has put, or may have; None: its list is damaged.
+
+        Of this host without what is being put: that it does not exist yet does not mean that it is
+        gone.
+        """
         with self._lock:
             if host != self._host:
-                found = self._read_list(host)
-                return StoreFailure.FAILED if found is None else found
+                return self._read_list(host)
             own = self._read_own()
             if isinstance(own, StoreFailure):
                 return own
-            return {directory: dict(objects) for directory, objects in own.items()}
+            return {
+                directory: {
+                    last: each
+                    for last, each in objects.items()
+                    if f"{directory}/{last}" not in self._coming
+                }
+                for directory, objects in own.items()
+            }
 
     def hosts(self) -> list[str] | StoreFailure:
         """All hosts, this one among them from now on."""

@@ -41,11 +41,14 @@ class MooncakeStore(ObjectStore):
     def put(self, name: str, buffers: Sequence[memoryview]) -> StoreFailure | None:
         """See ObjectStore. Nothing else than an object with bytes can be put."""
         assert _host_of(name) == self._host
-        failure = self._lists.add(name, sum(map(len, buffers)))
-        if failure is not None:
-            return failure
-        pinned = not name.startswith(f"{PACKS}/")
-        return self._client.put(self._key(name), buffers, pinned=pinned)
+        try:
+            failure = self._lists.add(name, sum(map(len, buffers)))
+            if failure is not None:
+                return failure
+            pinned = not name.startswith(f"{PACKS}/")
+            return self._client.put(self._key(name), buffers, pinned=pinned)
+        finally:
+            self._lists.put_ended(name)
 
     def get(self, name: str, at: int, buffers: Sequence[memoryview]) -> int | StoreFailure:
         """See ObjectStore."""
@@ -64,8 +67,10 @@ class MooncakeStore(ObjectStore):
         objects: list[StoredObject] = []
         for each in hosts:
             found = self._lists.of(each)
-            if isinstance(found, StoreFailure):
-                return found
+            if found is None and host is None:
+                continue  # one host's damaged list takes the store from none of the others
+            if found is None or isinstance(found, StoreFailure):
+                return found or StoreFailure.FAILED
             directories, some = listed(found, prefix)
             inner |= directories
             objects += some
@@ -111,10 +116,10 @@ class MooncakeStore(ObjectStore):
     def _leave_if_empty(self, host: str) -> None:
         """Whatever a host that is gone had put is deleted: then it is no member any more."""
         found = self._lists.of(host)
-        known = {} if isinstance(found, StoreFailure) else found
+        known = found if isinstance(found, dict) else {}
         names = [f"{directory}/{name}" for directory in known for name in known[directory]]
         exist = self._client.exist([self._key(name) for name in names])
-        if not isinstance(found, StoreFailure) and exist == [False] * len(names):
+        if isinstance(found, dict) and exist == [False] * len(names):
             self._lists.leave(host)
 
     def _key(self, name: str) -> str:
