@@ -10,6 +10,7 @@ from forebay import settings
 from forebay.cli.parser import Commands, Parser
 from forebay.errors import SettingsError
 from forebay.plan.measured import Sla
+from forebay.quantity import parse_count, parse_rate
 from forebay.settings import Settings
 
 __all__ = [
@@ -50,6 +51,11 @@ def _utf8(text: str) -> str:
 
 # A name that is sent to a server or written into a result; a path may hold any bytes.
 UTF8: "Final[Typed[str]]" = typed(_utf8, "UTF-8 text")
+
+
+# A whole number as people write it: 32768, 32k (32,000), 32Ki (32,768).
+COUNT: "Final[Typed[int]]" = typed(parse_count, "a whole number")
+RATE: "Final[Typed[float]]" = typed(parse_rate, "a number")  # 6700.5, 38k
 
 
 def add_deletion(parser: argparse.ArgumentParser) -> None:

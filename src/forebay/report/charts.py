@@ -20,7 +20,7 @@ COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes o
 @dataclass(frozen=True, slots=True)
 class ChartLine:
     name: str
-    colour: str  # one of COLOURS
+    colour: str  # one of COLOURS, and `dashed` behind it where there are more lines
     points: Sequence[tuple[float, float]]  # ascending in x
     mark: float | None = None  # the x of the operating point
 
@@ -34,6 +34,7 @@ class Chart:
     bound: float | None = None  # the SLA
     bound_name: str = ""
     is_even: bool = False  # x is a number in a row: equal steps, never its logarithm
+    is_log_y: bool = False  # values, all above 0, by their logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class _Axes:
     high: float
     top: float
     is_log: bool
+    bottom: float = 0.0  # above 0: y is a logarithm
 
     def x(self, value: float) -> float:
         low, high, at = self.low, self.high, value
@@ -51,7 +53,17 @@ class _Axes:
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - value / self.top * (HEIGHT - TOP - BOTTOM)
+        share = value / self.top
+        if self.bottom:
+            share = math.log(value / self.bottom) / math.log(self.top / self.bottom)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    def levels(self) -> list[float]:
+        """Where lines cross the chart."""
+        if not self.bottom:
+            return [self.top * tick / _TICKS for tick in range(_TICKS + 1)]
+        decades = round(math.log10(self.top / self.bottom))
+        return [self.bottom * 10.0**decade for decade in range(decades + 1)]
 
 
 def svg(chart: Chart) -> str:
@@ -60,9 +72,13 @@ def svg(chart: Chart) -> str:
     if not places:
         return ""
     values = [y for line in chart.lines for _, y in line.points]
-    top = _ceiling(max([*values, chart.bound or 0.0]))
+    bounds = [] if chart.bound is None else [chart.bound]
+    top, bottom = _ceiling(max([*values, *bounds])), 0.0
+    if chart.is_log_y:
+        bottom = 10.0 ** math.floor(math.log10(min([*values, *bounds])))
+        top = max(10 * bottom, 10.0 ** math.ceil(math.log10(max([*values, *bounds]))))
     is_log = not chart.is_even and places[-1] / places[0] >= _LOG_FROM
-    scale = _Axes(places[0], places[-1], top, is_log)
+    scale = _Axes(places[0], places[-1], top, is_log, bottom)
     parts = _grid(chart, scale, places)
     for line in chart.lines:
         parts += _line(line, chart.unit, chart.across, scale)
@@ -83,7 +99,7 @@ def _ceiling(value: float) -> float:
 
 def _grid(chart: Chart, scale: _Axes, places: Sequence[float]) -> list[str]:
     parts = []
-    for value in (scale.top * tick / _TICKS for tick in range(_TICKS + 1)):
+    for value in scale.levels():
         parts += [
             _across("grid", scale.y(value)),
             _text(LEFT - 8, scale.y(value) + 4, f"{value:g}"),

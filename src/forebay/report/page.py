@@ -42,6 +42,8 @@ svg text.axis{fill:var(--ink)}svg text.sla{fill:var(--sla)}
 svg .grid{stroke:var(--rule)}
 svg .sla{stroke-dasharray:6 4;stroke-width:1.5}svg line.sla{stroke:var(--sla)}
 svg .curve{fill:none;stroke-width:2.5;stroke-linejoin:round;stroke:var(--line)}
+svg .dashed.curve{stroke-dasharray:7 5}
+.key.dashed{background:repeating-linear-gradient(90deg,var(--line) 0 5px,transparent 5px 8px)}
 svg .dot{fill:var(--line)}svg .ring{fill:none;stroke-width:2;stroke:var(--line)}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;background:var(--card)}

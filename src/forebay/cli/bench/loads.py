@@ -13,6 +13,7 @@ from forebay.bench.load.workloads import Dialogs, Documents, Questions, Stateles
 from forebay.cli import flags
 from forebay.errors import SettingsError
 from forebay.plan.number import real, whole
+from forebay.quantity import parse_count
 
 CLIENTS_MAX: Final = 10_000
 STEPS_MAX: Final = 100
@@ -143,7 +144,7 @@ def plan_of(parsed: argparse.Namespace, *, stops_early: bool = True) -> LoadPlan
 
 def count_of(least: int = 1) -> "flags.Typed[int]":
     return flags.typed(
-        lambda text: whole("it", int(text), least=least, most=10**9), "a whole number"
+        lambda text: whole("it", parse_count(text), least=least, most=10**9), "a whole number"
     )
 
 
