@@ -12,6 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 18, 16, 46
 _LOG_FROM: Final = 8.0  # a range of x this wide is shown by its logarithm
 _LABEL_GAP: Final = 26.0  # between labels on the x axis
 _TICKS: Final = 5
+_CAP: Final = 4.0  # half of an error bar's end
 _TITLE_X: Final = 12  # of the y axis
 _ROUNDED_BELOW: Final = 100.0  # labels of the x axis have three digits there
 COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes of the page
@@ -23,6 +24,7 @@ class ChartLine:
     colour: str  # one of COLOURS, and `dashed` behind it where there are more lines
     points: Sequence[tuple[float, float]]  # ascending in x
     mark: float | None = None  # the x of the operating point
+    spans: Sequence[tuple[float, float, float]] = ()  # x, the least and the most of several runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ def svg(chart: Chart) -> str:
     if not places:
         return ""
     values = [y for line in chart.lines for _, y in line.points]
+    values += [y for line in chart.lines for span in line.spans for y in span[1:]]
     bounds = [] if chart.bound is None else [chart.bound]
     top, bottom = _ceiling(max([*values, *bounds])), 0.0
     if chart.is_log_y:
@@ -140,6 +143,8 @@ def _upright(text: str) -> str:
 def _line(line: ChartLine, unit: str, across: str, scale: _Axes) -> list[str]:
     path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
     parts = [f'<polyline class="curve {line.colour}" points="{path}"/>']
+    for x, low, high in line.spans:
+        parts += _span(line.colour, scale.x(x), (scale.y(low), scale.y(high)))
     for x, y in line.points:
         place = f'cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
         said = f"{line.name}: {number(y)} {unit} at {x:g} {across}"
@@ -148,6 +153,17 @@ def _line(line: ChartLine, unit: str, across: str, scale: _Axes) -> list[str]:
             parts.append(f'<circle class="ring {line.colour}" {place} r="8"/>')
         title = f"<title>{html.escape(said)}</title>"
         parts.append(f'<circle class="dot {line.colour}" {place} r="4">{title}</circle>')
+    return parts
+
+
+def _span(colour: str, x: float, ends: tuple[float, float]) -> list[str]:
+    """An error bar: an upright line with a cap at each end."""
+    low, high = ends
+    kind = f'class="span {colour}"'
+    parts = [f'<line {kind} x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>']
+    for y in ends:
+        cap = f'x1="{x - _CAP:.1f}" x2="{x + _CAP:.1f}" y1="{y:.1f}" y2="{y:.1f}"'
+        parts.append(f"<line {kind} {cap}/>")
     return parts
 
 

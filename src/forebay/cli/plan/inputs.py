@@ -216,7 +216,9 @@ def clients_under_sla(results: list[Path], sla: Sla) -> tuple[tuple[int, int], s
     """Clients without and with a pool, and where the two numbers come from."""
     if not results:
         if sla != Sla():
-            raise SettingsError("RESULT is missing; --tpot-ms and --ttft-ms apply to a result.")
+            raise SettingsError(
+                "RESULT is missing; --tpot-ms, --ttft-ms, --e2e-ms and --sla-at apply to a result."
+            )
         return REFERENCE_CLIENTS, f"{REFERENCE} ({sla})"
     if len(results) > 2:
         raise SettingsError("RESULT may be given once (A/B) or twice (without, with).")
