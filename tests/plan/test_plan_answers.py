@@ -119,6 +119,24 @@ def test_loading_wins_above_rate_times_bytes() -> None:
     assert found.contests[0].speedup == pytest.approx(215.58 / (1 + 215.58 / 2), rel=1e-3)
 
 
+def test_ranks_load_through_links_of_their_own_and_share_drives() -> None:
+    sources = [KvSource("link", 1e9, 0.0, is_per_gpu=True), KvSource("drive", 1e9, 0.0)]
+    grouped = shape_of("m", "m", MODELS["Llama-3.1-70B"].config)
+    one, eight = (breakeven(grouped, 1000, 8192, sources, tp) for tp in (1, 8))
+    assert eight.contests[0].load_ms == pytest.approx(one.contests[0].load_ms / 8)
+    assert eight.contests[1].load_ms == one.contests[1].load_ms
+    assert eight.even_gpu_bytes_s == pytest.approx(eight.even_bytes_s / 8)
+    # A latent is one head: every rank has all of it, and a drive brings it once.
+    latent = shape_of("m", "m", MODELS["DeepSeek-V3"].config)
+    one, eight = (breakeven(latent, 1000, 8192, sources, tp) for tp in (1, 8))
+    assert eight.contests == one.contests
+    # Of 8 KV heads, 16 ranks hold copies.
+    assert (
+        breakeven(grouped, 1000, 8192, sources, 16).contests[0]
+        == breakeven(grouped, 1000, 8192, sources, 8).contests[0]
+    )
+
+
 def test_a_window_makes_a_slow_tier_win_in_the_end() -> None:
     shape = shape_of("m", "m", MODELS["gpt-oss-20b"].config)
     even_bytes_s = 10_000 * shape.growing_token_bytes
@@ -153,11 +171,39 @@ def test_cost_of_the_reference_result(capsys: pytest.CaptureFixture[str]) -> Non
     assert pairs["gpus"] == (16, 8)
     assert pairs["rack_units"] == (14, 7)
     assert (pairs["power_kw_min"], pairs["power_kw_max"]) == ((20, 10), (24, 12))
-    assert pairs["price"] == (1_000_000, 500_000)
+    assert pairs["price"] == (1_000_000, 500_000 + 1024 * 10 + 30.72 * 200)
     assert main(["plan", "cost", "--clients", "64", "--baseline-servers", "2"]) == 0
     table = " ".join(capsys.readouterr().out.split())
-    for row in ("16 8", "14U 7U", "20 - 24 kW 10 - 12 kW", "$1.0M $0.5M"):
+    for row in ("16 8", "14U 7U", "20 - 24 kW 10 - 12 kW", "$1.0M $0.52M", "$0 $16,384"):
         assert row in table
+
+
+def test_a_pool_is_priced_by_its_parts_or_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("cost", "--baseline-servers", "8")
+    parts = ("--pool-dram", "2TiB", "--pool-nvme", "10TB", "--dram-gib-price", "5")
+    found = answer(capsys, *load, *parts, "--nvme-tb-price", "100")
+    assert found["pooled"]["servers"] == 2
+    assert found["pooled"]["pool_price"] == 2 * (2048 * 5 + 10 * 100)
+    assert found["pooled"]["price"] == 2 * (500_000 + 11_240)
+    assert found["without"]["pool_price"] == 0
+    found = answer(capsys, *load, "--pool-price", "7")
+    assert found["pooled"]["price"] == 2 * 500_007
+    assert main(["plan", *load, "--pool-price", "7", "--pool-dram", "1TiB"]) == 2
+    assert "--pool-dram" in capsys.readouterr().err
+
+
+def test_the_first_line_says_whose_measurement_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def first_line(*results: str) -> str:
+        assert main(["plan", "cost", *results, "--clients", "65"]) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    both = written(tmp_path / "ab.json", {side: result(side) for side in REFERENCE})
+    assert "reference table" in first_line()
+    assert answer(capsys, "cost", "--clients", "65")["is_measured"] is False
+    assert first_line(both) == "65 clients"
+    assert answer(capsys, "cost", both, "--clients", "65")["is_measured"] is True
 
 
 def test_cost_from_an_ab_result_and_from_two_results(
@@ -185,6 +231,7 @@ QUESTIONS = [
     ("gpus", "--target-tps", "9", "--measured-tps", "3", "--measured-gpus", "1"),
     ("pool", "qwen3-8b", "--users", "5", "--context", "100", "--kv-dtype", "fp8"),
     ("breakeven", "Qwen3-8B", "--prefill-tps", "9", "--tier", "25gbe", "--bandwidth", "x=1GB/s"),
+    ("breakeven", "Qwen/Qwen3-8B", "--prefill-tps", "9k", "--tp", "4", "--tokens", "32k"),
     ("ssd", "--writes-per-day", "1TB", "--drive", "nvme-245tb"),
     ("ssd", "--writes-per-day", "1TB", "--capacity", "1TB", "--dwpd", "0.5"),
     ("cost", "--clients", "1000", "--price", "320000", "--power-kw-max", "10"),
@@ -200,7 +247,7 @@ def test_every_question_has_a_table_and_json(
     assert answer(capsys, *question)
 
 
-@pytest.mark.parametrize("name", ["kv", "gpus", "pool", "breakeven", "ssd", "cost"])
+@pytest.mark.parametrize("name", ["kv", "gpus", "pool", "breakeven", "remote", "ssd", "cost"])
 def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["plan", name, "--help"])

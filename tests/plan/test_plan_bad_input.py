@@ -50,7 +50,6 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ({"num_hidden_layers": None}, "num_hidden_layers"),
         ({"num_hidden_layers": 10**400}, "num_hidden_layers"),
         ({"num_attention_heads": "8"}, "num_attention_heads"),
-        ({"num_key_value_heads": None}, "num_key_value_heads"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"hidden_size": 255}, "hidden_size"),
         ({"head_dim": 0}, "head_dim"),
@@ -96,6 +95,7 @@ POOL = ("pool", "Qwen3-8B", "--users", "5", "--context", "100")
     ("arguments", "field"),
     [
         (("kv", "no-such-model"), "MODEL"),
+        (("kv", "Qwen/Qwen3-8"), "did you mean Qwen/Qwen3-8B"),
         (("kv", "bad\0name"), "MODEL"),
         (("kv",), "MODEL"),
         (("kv", "Qwen3-8B", "--layers", "2"), "MODEL"),
@@ -118,6 +118,11 @@ POOL = ("pool", "Qwen3-8B", "--users", "5", "--context", "100")
         ((*POOL, "--session-minutes", "0"), "session_minutes"),
         ((*POOL, "--live-hours", "0"), "dram_minutes"),
         (("breakeven", "Qwen3-8B", "--prefill-tps", "-1"), "prefill_tps"),
+        ((*KV, "--tokens", "1.5"), "tokens"),
+        ((*KV, "--tokens", "32kB"), "tokens"),
+        ((*KV, "--tokens", "k"), "tokens"),
+        (("breakeven", "Qwen3-8B", "--prefill-tps", "9", "--tp", "3"), "tp 3"),
+        (("breakeven", "Qwen3-8B", "--prefill-tps", "nine"), "prefill-tps"),
         (("breakeven", "Qwen3-8B", "--prefill-tps", "9", "--bandwidth", "26GB"), "bandwidth"),
         (("breakeven", "Qwen3-8B", "--prefill-tps", "9", "--bandwidth", "x=0"), "bandwidth of x"),
         ((*SSD, "0", "--drive", "nvme-gen5"), "writes_per_day"),
@@ -132,6 +137,9 @@ POOL = ("pool", "Qwen3-8B", "--users", "5", "--context", "100")
         (("cost", "--clients", "9", "--tpot-ms", "30"), "RESULT"),
         (("cost", "--clients", "9", "--power-kw-min", "13"), "power_kw_min"),
         (("cost", "--clients", "9", "--price", "-1"), "price"),
+        (("cost", "--clients", "9", "--pool-dram", "much"), "much"),
+        (("cost", "--clients", "9", "--nvme-tb-price", "-1"), "nvme_tb_price"),
+        (("pool", "Qwen3-8B", "--users", "9", "--context", "9", "--plot", "x.html"), "trace"),
         (("cost", "none.json", "--clients", "9"), "none.json"),
         (("cost", "a.json", "b.json", "c.json", "--clients", "9"), "RESULT"),
         (("gpus", "--target-req-s", "9", "--measured-tps", "9", "--measured-gpus", "1"), "bench"),
@@ -326,6 +334,8 @@ WORDS = st.sampled_from(
         "--model-dim",
         "--baseline-servers",
         "--utilization",
+        "--pool-dram",
+        "32k",
     ]
 )
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from forebay.cli.main import main
+from forebay.cli.main import build_parser, main
 from forebay.errors import SettingsError
 from forebay.plan.capacity import GpuMachine, capacity, kv_need
 from forebay.plan.model.config import shape_of
 from forebay.plan.model.known import MODELS
 from forebay.plan.model.shape import LayerKind, Shape, model_dim_shape, plain_shape
+from forebay.quantity import parse_count
 
 LLAMA = {
     "model_type": "llama",
@@ -41,6 +42,17 @@ def read(**fields: object) -> Shape:
         ("DeepSeek-V3", 70_272),
         ("gpt-oss-20b", 49_152),
         ("gpt-oss-120b", 73_728),
+        ("Llama-3.2-1B", 32_768),
+        ("Llama-3.1-405B", 516_096),
+        ("Qwen2.5-7B", 57_344),
+        ("Qwen3-0.6B", 114_688),
+        ("Qwen3-32B", 262_144),
+        ("Qwen3-235B-A22B", 192_512),
+        ("DeepSeek-V2-Lite", 31_104),
+        ("Gemma-3-1B", 26_624),
+        ("Gemma-3-12B", 393_216),
+        ("Mistral-7B-v0.3", 131_072),
+        ("Phi-4", 204_800),
     ],
 )
 def test_bytes_a_token_at_16_bit(name: str, token_bytes: int) -> None:
@@ -56,11 +68,49 @@ def test_qwen_32b_at_792_000_tokens() -> None:
     assert need.groups[0].formula.endswith("2 x 1 x 792000 x 64 x 8 x 128 x 16/8")
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("32768", 32_768), ("32k", 32_000), ("32K", 32_000), ("32Ki", 32_768), ("0.6M", 600_000)],
+)
+def test_tokens_as_people_write_them(
+    text: str, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parse_count(text) == count
+    for words in (
+        ("kv", "Qwen3-8B", "--tokens", text),
+        ("breakeven", "Qwen3-8B", "--prefill-tps", text, "--tokens", text),
+        ("remote", "Qwen3-8B", "--prefill-tps", text, "--prompt-tokens", text),
+        ("pool", "Qwen3-8B", "--users", text, "--context", text),
+        ("cost", "--clients", text),
+        ("gpus", "--target-tps", text, "--measured-tps", text, "--measured-gpus", "1"),
+    ):
+        assert main(["plan", *words]) == 0
+        assert f"{count:,}" in capsys.readouterr().out
+
+
+def test_a_benchmark_s_tokens_likewise() -> None:
+    words = ["--prompt-tokens", "32k", "--workload", "stateless"]
+    parsed = build_parser().parse_args(["bench", "serve", "--url", "http://h", *words])
+    assert parsed.prompt_tokens == 32_000
+
+
 def test_mha_gqa_and_mqa() -> None:
     assert read(num_key_value_heads=8).token_bytes == 2 * 4 * 8 * 32 * 2
     assert read(num_key_value_heads=2).token_bytes == 2 * 4 * 2 * 32 * 2
     assert read(num_key_value_heads=1).token_bytes == 2 * 4 * 1 * 32 * 2
     assert read(num_key_value_heads=1).classic_token_bytes == 2 * 4 * 8 * 32 * 2
+
+
+def test_heads_that_a_file_leaves_out_are_those_of_transformers() -> None:
+    without = {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"}
+    every_head = 2 * 4 * 8 * 32 * 2
+    assert shape_of("m", "m", without).token_bytes == every_head
+    assert shape_of("m", "m", {**LLAMA, "num_key_value_heads": None}).token_bytes == every_head
+    # Mistral's configuration class has a number of its own, which null does not bring back.
+    mistral = {**without, "model_type": "mistral", "num_attention_heads": 16, "head_dim": 32}
+    assert shape_of("m", "m", mistral).token_bytes == 2 * 4 * 8 * 32 * 2
+    null = {**mistral, "num_key_value_heads": None}
+    assert shape_of("m", "m", null).token_bytes == 2 * 4 * 16 * 32 * 2
 
 
 def test_models_from_before_grouping() -> None:

@@ -9,7 +9,8 @@ from typing import Final, TypeVar
 from forebay import settings
 from forebay.cli.parser import Commands, Parser
 from forebay.errors import SettingsError
-from forebay.plan.measured import Sla
+from forebay.plan.measured import STATISTICS, Sla
+from forebay.quantity import parse_count, parse_rate
 from forebay.settings import Settings
 
 __all__ = [
@@ -52,6 +53,11 @@ def _utf8(text: str) -> str:
 UTF8: "Final[Typed[str]]" = typed(_utf8, "UTF-8 text")
 
 
+# A whole number as people write it: 32768, 32k (32,000), 32Ki (32,768).
+COUNT: "Final[Typed[int]]" = typed(parse_count, "a whole number")
+RATE: "Final[Typed[float]]" = typed(parse_rate, "a number")  # 6700.5, 38k
+
+
 def add_deletion(parser: argparse.ArgumentParser) -> None:
     """The flags of a command that deletes: `scrub`, `yes` and `dry_run`."""
     parser.add_argument("--scrub", action="store_true", help="write zeros over it, and flush")
@@ -67,18 +73,25 @@ def add_json(
 
 
 def add_sla(parser: argparse.ArgumentParser) -> None:
-    """`--tpot-ms` and `--ttft-ms`."""
+    """`--tpot-ms`, `--ttft-ms`, `--e2e-ms`, and of which statistic they are bounds."""
+    parser.add_argument("--tpot-ms", metavar="N", type=float, help="SLA: bound of TPOT (50)")
+    parser.add_argument("--ttft-ms", metavar="N", type=float, help="SLA: bound of TTFT (none)")
     parser.add_argument(
-        "--tpot-ms", metavar="N", type=float, help="SLA: bound of the mean TPOT (default: 50)"
+        "--e2e-ms", metavar="N", type=float, help="SLA: bound of the time to the last token (none)"
     )
     parser.add_argument(
-        "--ttft-ms", metavar="N", type=float, help="SLA: bound of the mean TTFT (default: none)"
+        "--sla-at", choices=STATISTICS, help="SLA: of a step's requests (default: mean)"
     )
 
 
 def read_sla(parsed: argparse.Namespace, found: Sla | None = None) -> Sla:
     """The SLA as the flags say it, else as it was; a SettingsError if it cannot be meant."""
-    said = {"tpot_ms": parsed.tpot_ms, "ttft_ms": parsed.ttft_ms}
+    said = {
+        "tpot_ms": parsed.tpot_ms,
+        "ttft_ms": parsed.ttft_ms,
+        "e2e_ms": parsed.e2e_ms,
+        "at": parsed.sla_at,
+    }
     given = {name: value for name, value in said.items() if value is not None}
     return replace(found or Sla(), **given)
 

@@ -2,8 +2,9 @@
 
 Loading n tokens takes latency + bytes(n) / bandwidth, computing them n / prefill rate. Loading wins
 above the bandwidth prefill rate x bytes a token, and there from the number of tokens on that pays
-for the latency. The prefill rate is taken as constant; it falls with the context, so that loading a
-long prefix wins by more than is shown.
+for the latency. With tensor parallelism each GPU has a link of its own for what its rank holds; a
+drive or a network carries what all ranks hold, each number once. The prefill rate is taken as
+constant; it falls with the context, so that loading a long prefix wins by more than is shown.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ class KvSource:
     name: str
     bytes_s: float
     latency_us: float
+    is_per_gpu: bool = False  # each GPU has one of its own; else all of a host share it
 
     def __post_init__(self) -> None:
         real(f"bandwidth of {self.name}", self.bytes_s)
@@ -31,7 +33,7 @@ class KvSource:
 
 # PCIe as measured with pinned memory; networks at line rate, which a real one approaches.
 SOURCES: Final[dict[str, KvSource]] = {
-    "pcie5-x16": KvSource("pcie5-x16", 54.5 * GB, 20.0),
+    "pcie5-x16": KvSource("pcie5-x16", 54.5 * GB, 20.0, is_per_gpu=True),
     **{
         name: KvSource(name, drive.read_bytes_s, drive.latency_us)
         for name, drive in DRIVES.items()
@@ -49,6 +51,7 @@ class SourceBreakeven:
     source: str
     bytes_s: float
     latency_us: float
+    is_per_gpu: bool
     wins_from_tokens: int | None  # the shortest prefix that loads faster; none: none does
     load_ms: float  # for `tokens`
     speedup: float  # recompute / load, for `tokens`
@@ -59,27 +62,35 @@ class Breakeven:
     """Loading from each tier against recomputing on the GPU."""
 
     tokens: int
-    prefill_tps: float
+    tp: int
+    prefill_tps: float  # of all ranks together
     token_bytes: int
     even_bytes_s: float  # the bandwidth that equals recomputing, latency aside, at `tokens`
+    even_gpu_bytes_s: float  # the same of each GPU's own link
     recompute_ms: float  # for `tokens`
     contests: tuple[SourceBreakeven, ...]
 
 
 def breakeven(
-    shape: Shape, prefill_tps: float, tokens: int, sources: Iterable[KvSource]
+    shape: Shape, prefill_tps: float, tokens: int, sources: Iterable[KvSource], tp: int = 1
 ) -> Breakeven:
     """Each source against recomputing at the measured rate, in prompt tokens per second."""
     real("prefill_tps", prefill_tps, most=1e12)
     whole("tokens", tokens, most=TOKENS_MAX)
+    rank = shape.rank(tp)
     recompute_s = tokens / prefill_tps
     return Breakeven(
         tokens=tokens,
+        tp=tp,
         prefill_tps=prefill_tps,
         token_bytes=shape.token_bytes,
         even_bytes_s=shape.sequence_bytes(tokens) / recompute_s,
+        even_gpu_bytes_s=rank.sequence_bytes(tokens) / recompute_s,
         recompute_ms=recompute_s * 1000,
-        contests=tuple(_compare(shape, prefill_tps, tokens, source) for source in sources),
+        contests=tuple(
+            _compare(rank if source.is_per_gpu else shape, prefill_tps, tokens, source)
+            for source in sources
+        ),
     )
 
 
@@ -93,6 +104,7 @@ def _compare(shape: Shape, prefill_tps: float, tokens: int, source: KvSource) ->
         source=source.name,
         bytes_s=source.bytes_s,
         latency_us=source.latency_us,
+        is_per_gpu=source.is_per_gpu,
         wins_from_tokens=None if gpu_wins_up_to == TOKENS_MAX else gpu_wins_up_to + 1,
         load_ms=load_s(tokens) * 1000,
         speedup=tokens / prefill_tps / load_s(tokens),

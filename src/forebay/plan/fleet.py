@@ -1,7 +1,8 @@
 """How many GPUs and servers a load needs, and what they cost, without a pool and with one."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from forebay.errors import SettingsError
 from forebay.plan.number import real, whole
@@ -39,6 +40,32 @@ def gpus_required(
     )
 
 
+_GIB: Final = 1 << 30
+_TB: Final = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParts:
+    """What a server is given for its pool; prices move, so these are to be replaced."""
+
+    dram_bytes: int = 1 << 40
+    nvme_bytes: int = 30_720 * 10**9  # four drives of 7.68 TB
+    dram_gib_price: float = 10.0  # in dollars, a GiB
+    nvme_tb_price: float = 200.0  # in dollars, a TB
+
+    def __post_init__(self) -> None:
+        whole("pool_dram", self.dram_bytes, least=0, most=1 << 60)
+        whole("pool_nvme", self.nvme_bytes, least=0, most=1 << 60)
+        real("dram_gib_price", self.dram_gib_price, most=1e6, zero=True)
+        real("nvme_tb_price", self.nvme_tb_price, most=1e6, zero=True)
+
+    @property
+    def price(self) -> float:
+        """Of DRAM and drives, in dollars."""
+        dram = self.dram_bytes / _GIB * self.dram_gib_price
+        return dram + self.nvme_bytes / _TB * self.nvme_tb_price
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
     """One server of a GPU fleet; the defaults are an 8-GPU machine of the HGX class."""
@@ -48,7 +75,8 @@ class ServerSpec:
     power_kw_min: float = 10.0
     power_kw_max: float = 12.0
     price: float = 500_000.0  # in dollars
-    pool_price: float = 0.0  # drives and DRAM added for the pool, in dollars
+    pool_price: float | None = None  # in dollars, where it is known; None: by its parts
+    pool: PoolParts = field(default_factory=PoolParts)
     cooling_ratio: float = 0.3  # kW of cooling a kW of load
 
     def __post_init__(self) -> None:
@@ -57,10 +85,16 @@ class ServerSpec:
         real("power_kw_min", self.power_kw_min, most=1e6)
         real("power_kw_max", self.power_kw_max, most=1e6)
         real("price", self.price, most=1e12, zero=True)
-        real("pool_price", self.pool_price, most=1e12, zero=True)
+        if self.pool_price is not None:
+            real("pool_price", self.pool_price, most=1e12, zero=True)
         real("cooling_ratio", self.cooling_ratio, most=10.0, zero=True)
         if self.power_kw_min > self.power_kw_max:
             raise SettingsError("power_kw_min is above power_kw_max; swap them.")
+
+    @property
+    def pool_dollars(self) -> float:
+        """What a server's pool adds to its price."""
+        return self.pool.price if self.pool_price is None else self.pool_price
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +109,8 @@ class Fleet:
     power_kw_max: float
     cooling_kw_min: float
     cooling_kw_max: float
-    price: float
+    price: float  # pools included
+    pool_price: float  # of all pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +152,12 @@ def cost(load: FleetLoad, clients_without: int, clients_pooled: int, server: Ser
     pooled = -(-clients // clients_pooled)
     return Cost(
         clients=clients,
-        without=_fleet(clients_without, baseline, server, server.price),
-        pooled=_fleet(clients_pooled, pooled, server, server.price + server.pool_price),
+        without=_fleet(clients_without, baseline, server, 0.0),
+        pooled=_fleet(clients_pooled, pooled, server, server.pool_dollars),
     )
 
 
-def _fleet(clients_per_server: int, servers: int, server: ServerSpec, price: float) -> Fleet:
+def _fleet(clients_per_server: int, servers: int, server: ServerSpec, pool: float) -> Fleet:
     return Fleet(
         clients_per_server=clients_per_server,
         servers=servers,
@@ -132,5 +167,6 @@ def _fleet(clients_per_server: int, servers: int, server: ServerSpec, price: flo
         power_kw_max=servers * server.power_kw_max,
         cooling_kw_min=servers * server.power_kw_min * server.cooling_ratio,
         cooling_kw_max=servers * server.power_kw_max * server.cooling_ratio,
-        price=servers * price,
+        price=servers * (server.price + pool),
+        pool_price=servers * pool,
     )

@@ -12,6 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 18, 16, 46
 _LOG_FROM: Final = 8.0  # a range of x this wide is shown by its logarithm
 _LABEL_GAP: Final = 26.0  # between labels on the x axis
 _TICKS: Final = 5
+_CAP: Final = 4.0  # half of an error bar's end
 _TITLE_X: Final = 12  # of the y axis
 _ROUNDED_BELOW: Final = 100.0  # labels of the x axis have three digits there
 COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes of the page
@@ -20,9 +21,10 @@ COLOURS: Final = ("on", "off", "other", "fourth", "fifth", "sixth")  # classes o
 @dataclass(frozen=True, slots=True)
 class ChartLine:
     name: str
-    colour: str  # one of COLOURS
+    colour: str  # one of COLOURS, and `dashed` behind it where there are more lines
     points: Sequence[tuple[float, float]]  # ascending in x
     mark: float | None = None  # the x of the operating point
+    spans: Sequence[tuple[float, float, float]] = ()  # x, the least and the most of several runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Chart:
     bound: float | None = None  # the SLA
     bound_name: str = ""
     is_even: bool = False  # x is a number in a row: equal steps, never its logarithm
+    is_log_y: bool = False  # values, all above 0, by their logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class _Axes:
     high: float
     top: float
     is_log: bool
+    bottom: float = 0.0  # above 0: y is a logarithm
 
     def x(self, value: float) -> float:
         low, high, at = self.low, self.high, value
@@ -51,7 +55,17 @@ class _Axes:
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - value / self.top * (HEIGHT - TOP - BOTTOM)
+        share = value / self.top
+        if self.bottom:
+            share = math.log(value / self.bottom) / math.log(self.top / self.bottom)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    def levels(self) -> list[float]:
+        """Where lines cross the chart."""
+        if not self.bottom:
+            return [self.top * tick / _TICKS for tick in range(_TICKS + 1)]
+        decades = round(math.log10(self.top / self.bottom))
+        return [self.bottom * 10.0**decade for decade in range(decades + 1)]
 
 
 def svg(chart: Chart) -> str:
@@ -60,9 +74,14 @@ def svg(chart: Chart) -> str:
     if not places:
         return ""
     values = [y for line in chart.lines for _, y in line.points]
-    top = _ceiling(max([*values, chart.bound or 0.0]))
+    values += [y for line in chart.lines for span in line.spans for y in span[1:]]
+    bounds = [] if chart.bound is None else [chart.bound]
+    top, bottom = _ceiling(max([*values, *bounds])), 0.0
+    if chart.is_log_y:
+        bottom = 10.0 ** math.floor(math.log10(min([*values, *bounds])))
+        top = max(10 * bottom, 10.0 ** math.ceil(math.log10(max([*values, *bounds]))))
     is_log = not chart.is_even and places[-1] / places[0] >= _LOG_FROM
-    scale = _Axes(places[0], places[-1], top, is_log)
+    scale = _Axes(places[0], places[-1], top, is_log, bottom)
     parts = _grid(chart, scale, places)
     for line in chart.lines:
         parts += _line(line, chart.unit, chart.across, scale)
@@ -83,7 +102,7 @@ def _ceiling(value: float) -> float:
 
 def _grid(chart: Chart, scale: _Axes, places: Sequence[float]) -> list[str]:
     parts = []
-    for value in (scale.top * tick / _TICKS for tick in range(_TICKS + 1)):
+    for value in scale.levels():
         parts += [
             _across("grid", scale.y(value)),
             _text(LEFT - 8, scale.y(value) + 4, f"{value:g}"),
@@ -124,6 +143,8 @@ def _upright(text: str) -> str:
 def _line(line: ChartLine, unit: str, across: str, scale: _Axes) -> list[str]:
     path = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
     parts = [f'<polyline class="curve {line.colour}" points="{path}"/>']
+    for x, low, high in line.spans:
+        parts += _span(line.colour, scale.x(x), (scale.y(low), scale.y(high)))
     for x, y in line.points:
         place = f'cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
         said = f"{line.name}: {number(y)} {unit} at {x:g} {across}"
@@ -132,6 +153,17 @@ def _line(line: ChartLine, unit: str, across: str, scale: _Axes) -> list[str]:
             parts.append(f'<circle class="ring {line.colour}" {place} r="8"/>')
         title = f"<title>{html.escape(said)}</title>"
         parts.append(f'<circle class="dot {line.colour}" {place} r="4">{title}</circle>')
+    return parts
+
+
+def _span(colour: str, x: float, ends: tuple[float, float]) -> list[str]:
+    """An error bar: an upright line with a cap at each end."""
+    low, high = ends
+    kind = f'class="span {colour}"'
+    parts = [f'<line {kind} x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>']
+    for y in ends:
+        cap = f'x1="{x - _CAP:.1f}" x2="{x + _CAP:.1f}" y1="{y:.1f}" y2="{y:.1f}"'
+        parts.append(f"<line {kind} {cap}/>")
     return parts
 
 

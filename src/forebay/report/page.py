@@ -29,10 +29,11 @@ h3{font-size:15px;margin:0 0 2px}
 p{margin:6px 0;max-width:78ch}
 .soft{color:var(--soft)}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(230px,1fr));gap:16px;margin:24px 0}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:16px}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(400px,1fr));gap:16px}
 .card{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:16px 18px}
-.card b{display:block;font-size:34px;line-height:1.15;font-weight:650;color:var(--on);
+.card b{display:block;font-size:34px;line-height:1.15;font-weight:650;
 font-variant-numeric:tabular-nums}
+.card b.gain{color:var(--good)}.card b.loss{color:var(--sla)}
 .key{display:inline-block;width:18px;height:4px;border-radius:2px;margin:0 6px 4px 0;
 vertical-align:middle;background:var(--line)}
 .keys span{margin-right:18px;white-space:nowrap}
@@ -42,6 +43,9 @@ svg text.axis{fill:var(--ink)}svg text.sla{fill:var(--sla)}
 svg .grid{stroke:var(--rule)}
 svg .sla{stroke-dasharray:6 4;stroke-width:1.5}svg line.sla{stroke:var(--sla)}
 svg .curve{fill:none;stroke-width:2.5;stroke-linejoin:round;stroke:var(--line)}
+svg .dashed.curve{stroke-dasharray:7 5}
+.key.dashed{background:repeating-linear-gradient(90deg,var(--line) 0 5px,transparent 5px 8px)}
+svg .span{stroke:var(--line);stroke-width:1.5}
 svg .dot{fill:var(--line)}svg .ring{fill:none;stroke-width:2;stroke:var(--line)}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;background:var(--card)}
@@ -50,7 +54,7 @@ th{font-weight:600;color:var(--soft);white-space:normal;vertical-align:bottom}
 th.name,td.name{text-align:left;white-space:normal;min-width:8em}
 td.gain{color:var(--good);font-weight:600}td.loss{color:var(--sla);font-weight:600}
 td.beyond{color:var(--sla)}
-td.point{font-weight:700;color:var(--on)}
+td.point{font-weight:700}
 pre{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:12px;
 white-space:pre-wrap;overflow-wrap:anywhere;font:12.5px/1.5 ui-monospace,Menlo,Consolas,monospace}
 @media print{:root{--ground:#fff;--ink:#000;--soft:#444}

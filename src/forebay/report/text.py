@@ -60,4 +60,4 @@ def _text(cell: Cell) -> str:
     if isinstance(cell, str):
         return escaped(cell)
     text, kind = escaped(cell[0]), cell[1]
-    return text if kind in {"gain", "loss"} else text + _MARKS.get(kind, "  ")
+    return text if kind in {"", "gain", "loss"} else text + _MARKS.get(kind, "  ")

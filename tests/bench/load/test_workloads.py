@@ -1,16 +1,20 @@
 """Workloads: the same for the same seed, shared exactly where they say so."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
+from forebay.bench.load.multi_round import MultiRoundQuestions
 from forebay.bench.load.sessions import ChatSession, PromptRequest, SyntheticText
 from forebay.bench.load.workloads import Dialogs, Documents, Questions, Stateless, Workload
+from forebay.errors import SettingsError
 
 PROSE = SyntheticText(2.0)
 SMALL: list[Workload] = [
     Dialogs(turns=3, first_tokens=100, turn_tokens=20, answer_tokens=4, hold=2),
     Questions(turns=3, system_tokens=50, history_tokens=100),
+    MultiRoundQuestions(shared_system_prompt=50, user_history_prompt=100, time=20.0),
     Documents(documents=3, document_tokens=200, requests=5),
     Stateless(prompt_tokens=100, requests=3),
 ]
@@ -112,3 +116,45 @@ def test_stateless_shares_nothing() -> None:
         for ask in user
     }
     assert len(openings) == 40
+
+
+def test_users_come_and_go_at_the_rate_that_was_asked_for() -> None:
+    """As the multi-round QA benchmark of the vLLM production stack has it."""
+    workload = MultiRoundQuestions(num_rounds=5, qps=2.0, time=200.0)
+    visits = workload.visits(10)
+    times = sorted(at_s for visit in visits for at_s in visit.times_s)
+    assert abs(len(times) - 2.0 * 200 * 5 / 4) <= 10, "as many a second, from the beginning on"
+    assert times[0] == 0.0
+    assert times[-1] < 200
+    for visit in visits:
+        gaps = [two - one for one, two in pairwise(visit.times_s)]
+        assert gaps == pytest.approx([10 / 2.0] * len(gaps)), "users / qps between two rounds"
+        assert len(visit.times_s) <= 5 - visit.first_round
+    # Of those who were there, the first has but a round left; nobody new has had one.
+    old = [visit for visit in visits if visit.first_round]
+    assert {visit.first_round for visit in old} == {1, 2, 3, 4}
+    assert workload.lanes(10) == len(visits)
+    # In mid-run as many are there as were asked for.
+    new = [visit.times_s[0] for visit in visits if not visit.first_round]
+    length_s = 4 * 10 / 2.0
+    assert sum(80 - length_s <= at_s < 80 for at_s in new) == 10
+
+
+def test_a_user_s_first_question_holds_what_all_share_and_what_is_their_own() -> None:
+    sizes = {"shared_system_prompt": 100, "user_history_prompt": 200}
+    found = everything(MultiRoundQuestions(qps=1.0, time=30.0, **sizes), 4, "s")
+    firsts = [user[0].messages[0]["content"].split("\n\n") for user in found]
+    assert len({system for system, _, _ in firsts}) == 1
+    assert len({history for _, history, _ in firsts}) == len(found) > 4
+    assert {len(system.split()) for system, _, _ in firsts} == {50}
+    assert {len(history.split()) for _, history, _ in firsts} == {100}
+    long = next(user for user in found if len(user) > 1)
+    assert long[1].messages[:2] == [
+        long[0].messages[0],
+        {"role": "assistant", "content": "so be it"},
+    ]
+
+
+def test_one_round_is_refused() -> None:
+    with pytest.raises(SettingsError, match="num-rounds"):
+        MultiRoundQuestions(num_rounds=1)

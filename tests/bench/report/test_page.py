@@ -21,6 +21,7 @@ from forebay.report.page import STYLE
 
 VOID = {"meta", "link", "br", "line", "circle", "polyline"}
 TIMES = "\N{MULTIPLICATION SIGN}"
+CURVES = 7 * 3 + 4  # of the sample: seven charts of three variants, four counters over time
 
 
 class Tags(HTMLParser):
@@ -58,9 +59,9 @@ def test_the_page_is_whole_and_needs_nothing() -> None:
 def test_everything_that_was_measured_is_on_it() -> None:
     text = page(sample())
     for words in (
-        f"<b>4.0 {TIMES}</b>",
-        f"<b>3.5 {TIMES}</b>",
-        "<b>129 ms</b>",
+        f'<b class="gain">4.0 {TIMES}</b>',
+        f'<b class="gain">3.5 {TIMES}</b>',
+        '<b class="gain">82.0 ms</b>to the first token at 16 clients',
         "first violation at 128 and 32",
         "SLA 50 ms",
         "+206 %",
@@ -71,6 +72,13 @@ def test_everything_that_was_measured_is_on_it() -> None:
         "read from DRAM by engines",
         "Each run by itself",
         "3 failed (3 http_429)",
+        "TTFT by throughput, p95",
+        "bar: least and most of the runs",
+        "Tiers over time",
+        "Hits, and misses by reason",
+        "too little",
+        "$1.92",
+        "$0.54",
         "ended early: the SLA was long broken",
         "What the servers said of themselves",
         "vllm serve m",
@@ -82,7 +90,7 @@ def test_everything_that_was_measured_is_on_it() -> None:
     ):
         assert words in text, words
     assert "a <model>" not in text
-    assert text.count("<polyline") == 4 * 3
+    assert text.count("<polyline") == CURVES
     assert "prefers-color-scheme" in STYLE
 
 
@@ -90,6 +98,8 @@ def test_the_terminal_says_the_same() -> None:
     ab = sample()
     text = ab_text(ab, compare(ab.off, ab.on, ab.sla))
     for words in ("+206 %", "198 of 200", "stored in DRAM", "nothing comes back", "another", "429"):
+        assert words in text
+    for words in ("End to end, ms", "Goodput, requests a second", "What it takes", "misses by"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 130
     alone = result_text(ab.off, Sla())
@@ -99,7 +109,7 @@ def test_the_terminal_says_the_same() -> None:
 def test_a_result_with_nothing_but_steps_has_a_page() -> None:
     off, on = (msgspec.convert(document(side), LoadResult) for side in (OFF, ON))
     text = page(AbResult(off=off, on=on))
-    assert text.count("<polyline") == 3 * 2
+    assert text.count("<polyline") == 5 * 2
     assert "Conditions" not in text
 
 
@@ -116,7 +126,11 @@ def test_both_files_are_written_and_read_back(tmp_path: Path) -> None:
     path = write(tmp_path / "out", sample())
     assert path.read_text() == page(sample())
     assert files.read(path.with_name("ab.json")) == sample()
-    assert sorted(each.name for each in path.parent.iterdir()) == ["ab.json", "report.html"]
+    assert sorted(each.name for each in path.parent.iterdir()) == [
+        "ab.json",
+        "report.html",
+        "steps.csv",
+    ]
 
 
 @needs_chromium
@@ -125,7 +139,8 @@ def test_a_browser_draws_it_without_a_network_and_without_complaint(tmp_path: Pa
     seen = browser.look(write(tmp_path, sample()))
     assert seen.said == []
     assert seen.asked == []
-    assert seen.dom.count("<polyline") == 12
+    assert seen.dom.count("<polyline") == CURVES
+    assert seen.dom.count('class="span on"') == 3 * 6, "the runs of one chart differ"
     assert 'class="curve on"' in seen.dom
     # The witness: a page that does complain and ask is heard.
     bad = tmp_path / "bad.html"

@@ -77,8 +77,18 @@ def test_a_pools_own_counters_are_the_evidence(tmp_path: Path) -> None:
     assert sum(pool.stored_chunks for pool in steps if pool) == ab.pool.stored_chunks
     assert all(step.pool is None for step in ab.off.steps)
     assert ab.on.steps[0].cached_tokens
+    for step in ab.on.steps:
+        assert step.pool is not None
+        stored = [sample.stored_bytes for sample in step.pool_samples]
+        assert len(stored) >= 2, "at least the beginning and the end"
+        assert stored == sorted(stored)
+        assert stored[0] <= stored[-1] <= step.pool.stored_bytes
+        assert step.within is not None
+    assert not any(step.pool_samples for step in ab.off.steps)
     page = (tmp_path / "report.html").read_text()
     assert "Evidence of offload" in page
+    assert "Tiers over time" in page
+    assert (tmp_path / "steps.csv").read_text().count("\n") == 1 + 2 * 2
 
 
 @pytest.mark.slow

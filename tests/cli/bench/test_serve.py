@@ -1,5 +1,6 @@
 """`forebay bench serve`: its result, its words, and a server that goes wrong in mid-run."""
 
+import csv
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from tests import pool_process
 from tests.stub_process import StubProcess, stub
 
+from forebay.bench.load.multi_round import MultiRoundQuestions
 from forebay.bench.load.workloads import Dialogs, Documents
 from forebay.bench.result import files
 from forebay.bench.result.format import LoadResult
@@ -245,3 +247,31 @@ def test_after_ctrl_c_what_was_measured_is_written(tmp_path: Path) -> None:
     assert isinstance(result, LoadResult)
     assert [step.clients for step in result.steps] == [1]
     assert result.ended == "it was interrupted"
+
+
+def test_multi_round_questions_by_the_names_of_the_production_stack(tmp_path: Path) -> None:
+    out, sheet = tmp_path / "out.json", tmp_path / "requests.csv"
+    words = ["--workload", "multi-round-qa", "--num-users", "2", "--num-rounds", "3", "--qps", "20"]
+    words += ["--shared-system-prompt", "60", "--user-history-prompt", "100", "--answer-len", "3"]
+    with stub() as served:
+        files_out = ("--time", "0.5", "--out", str(out), "--csv", str(sheet))
+        assert serve(served, *words, *files_out) == 0
+    result = files.read(out)
+    assert isinstance(result, LoadResult)
+    (step,) = result.steps
+    assert step.clients == 2
+    visits = MultiRoundQuestions(num_rounds=3, qps=20, time=0.5).visits(2)
+    assert step.requests == sum(len(visit.times_s) for visit in visits)
+    assert result.workload["shared_system_prompt"] == 60
+    rows = list(csv.DictReader(sheet.read_text().splitlines()))
+    assert len(rows) == step.requests
+    assert list(rows[0]) == [
+        *("prompt_tokens", "generation_tokens", "ttft", "generation_time", "user_id"),
+        *("question_id", "launch_time", "finish_time"),
+    ]
+    assert {row["generation_tokens"] for row in rows} == {"3"}
+    assert {row["question_id"] for row in rows} == {"1", "2", "3"}
+    for row in rows:
+        took = float(row["ttft"]) + float(row["generation_time"])
+        ended = float(row["finish_time"]) - float(row["launch_time"])
+        assert ended == pytest.approx(took, abs=0.002)

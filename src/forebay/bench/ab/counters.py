@@ -1,5 +1,6 @@
 """A pool's own counters, read over its socket: evidence of what was stored and loaded."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -7,7 +8,7 @@ import msgspec
 
 from forebay.bench.result.format import PoolFigures
 from forebay.metrics.labels import OK
-from forebay.metrics.reading import count
+from forebay.metrics.reading import count, series_of
 from forebay.pool.client import Client
 from forebay.tiers.contract import Miss
 
@@ -26,22 +27,45 @@ _NAMES: Final = {
 
 
 class Counters:
-    """A pool's counters, from one call to the next."""
+    """A pool's counters, from one call to the next. Used by one thread at a time."""
 
     def __init__(self, watch: Client) -> None:
         self._watch = watch
-        self._before: dict[str, int] = {}
+        self._before: dict[str, Any] = {}
 
     def __call__(self) -> PoolFigures | None:
         """What was counted since the last call, and what is held now; None if the pool is gone."""
-        stats: Any = self._watch.stats(_STATS_S)
-        if isinstance(stats, Miss):
+        found = self._stats()
+        if found is None:
             return None
-        now = {field: _counted(stats, *name) for field, name in _NAMES.items()}
-        moved = {field: max(0, count - self._before.get(field, 0)) for field, count in now.items()}
-        self._before = now
+        since = self._since(found)
+        self._before = found
+        return since
+
+    def so_far(self) -> PoolFigures | None:
+        """The same, without a beginning of the next span."""
+        found = self._stats()
+        return None if found is None else self._since(found)
+
+    def _stats(self) -> dict[str, Any] | None:
+        stats: Any = self._watch.stats(_STATS_S)
+        return None if isinstance(stats, Miss) else stats
+
+    def _since(self, stats: dict[str, Any]) -> PoolFigures:
+        def moved(of: dict[str, Any]) -> dict[str, int]:
+            return {field: _counted(of, *name) if of else 0 for field, name in _NAMES.items()}
+
         used = {tier["name"]: tier["used_bytes"] for tier in stats["tiers"]}
-        return PoolFigures(**moved, dram_bytes=used["dram"], nvme_bytes=used.get("disk", 0))
+        return PoolFigures(
+            **_grown(moved(self._before), moved(stats)),
+            outcomes={
+                reason: count
+                for reason, count in _grown(_outcomes(self._before), _outcomes(stats)).items()
+                if count
+            },
+            dram_bytes=used["dram"],
+            nvme_bytes=used.get("disk", 0),
+        )
 
 
 def _counted(stats: dict[str, Any], name: str, tier: str, direction: str) -> int:
@@ -51,10 +75,28 @@ def _counted(stats: dict[str, Any], name: str, tier: str, direction: str) -> int
     return count(stats, name, **labels, **outcome)
 
 
+def _outcomes(stats: dict[str, Any]) -> dict[str, int]:
+    """Requests by what became of them, and loads of a tier that failed, by tier and reason."""
+    if not stats:
+        return {}
+    found = {series["outcome"]: int(value) for series, value in series_of(stats, "requests")}
+    for series, value in series_of(stats, "operations", direction="load"):
+        if series["outcome"] != OK:
+            found[f"{series['tier']}: {series['outcome']}"] = int(value)
+    return found
+
+
+def _grown(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
+    return {name: max(0, count - before.get(name, 0)) for name, count in now.items()}
+
+
 def together(pools: Iterable[PoolFigures | None]) -> PoolFigures | None:
     """The sums of all, with what the last one held; None where there is no pool."""
     found = [pool for pool in pools if pool is not None]
     if not found:
         return None
-    sums = {field: sum(getattr(pool, field) for pool in found) for field in _NAMES}
-    return msgspec.structs.replace(found[-1], **sums)
+    sums: dict[str, Any] = {field: sum(getattr(pool, field) for pool in found) for field in _NAMES}
+    outcomes: Counter[str] = Counter()
+    for pool in found:
+        outcomes.update(pool.outcomes)
+    return msgspec.structs.replace(found[-1], **sums, outcomes=dict(outcomes))

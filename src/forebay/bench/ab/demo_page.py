@@ -16,7 +16,7 @@ from forebay.bench.ab.demo_report import (
     in_words,
 )
 from forebay.bench.load.client import Completion
-from forebay.bench.report.formatting import moved, ratio
+from forebay.bench.report.formatting import Figure, moved, ratio, verdict
 from forebay.bench.report.page import cards, shown
 from forebay.bench.report.sections import conditions
 from forebay.bench.result import files
@@ -56,7 +56,7 @@ def page(report: DemoReport) -> str:
 def text(report: DemoReport) -> str:
     """The same for a terminal, without what is long."""
     lines = [*wrap(_course(report), LINE_LETTERS), ""]
-    for value, name, more in _headline(report):
+    for value, name, more, _ in _headline(report):
         lines += [f"  {value} {name}", f"      {more}"]
     return "\n".join([*lines, *sections_text(_sections(report))])
 
@@ -69,19 +69,20 @@ def write(directory: Path, report: DemoReport) -> Path:
     return path
 
 
-def _headline(report: DemoReport) -> list[tuple[str, str, str]]:
-    def faster(phase: DemoPhase, what: str) -> tuple[str, str, str]:
+def _headline(report: DemoReport) -> list[Figure]:
+    def faster(phase: DemoPhase, what: str) -> Figure:
         back, times = phase.returning, phase.speedups
         alone, pool = (Spread.of(column).median for column in zip(*_ttft(back), strict=True))
         more = f"{alone:.2f} s without, {pool:.2f} s with; medians of {len(back)} turns,"
-        return ratio(times.median), what, f"{more} {times.low:.1f} to {times.high:.1f} times"
+        more = f"{more} {times.low:.1f} to {times.high:.1f} times"
+        return Figure(ratio(times.median), what, more, verdict(times.median - 1))
 
     turns = [*report.before.turns, *report.restarted.turns]
     equal = sum(turn.is_equal for turn in turns)
     return [
         faster(report.before, "faster to the first token when a dialog comes back"),
         faster(report.restarted, "faster after engine and pool were restarted, from NVMe"),
-        (
+        Figure(
             f"{equal} of {len(turns)}",
             "answers are the same, word for word",
             "the pool gives back what vLLM computed, or nothing",

@@ -15,7 +15,7 @@ from forebay.bench.ab.counters import Counters
 from forebay.bench.load import client, server
 from forebay.bench.load.client import Failed, Target
 from forebay.bench.load.sessions import SyntheticText
-from forebay.bench.load.steps import Counted, no_pool
+from forebay.bench.load.steps import NO_POOL, Counted
 from forebay.bench.processes import PoolProcess, ServerProcess
 from forebay.bench.result import machine
 from forebay.engines.start import vllm
@@ -107,7 +107,7 @@ class StartedServer:
             process = ServerProcess.start(command, variables, port, home / "engine.log")
             stack.callback(process.end)
             target = Target(process.endpoint, wanted.served_name, wanted.timeout_s)
-            counted: Counted = no_pool if watch is None else Counters(watch)
+            counted: Counted = NO_POOL if watch is None else Counters(watch)
             yield StartingServer(process, target, counted, (shlex.join(command),))
 
     def _words(self, port: int) -> list[str]:
@@ -132,7 +132,7 @@ class RunningServer:
         """The server; its caches are as they are, which is why no text is asked twice."""
         say(f"asking {self.name}")
         if self.socket is None:
-            yield OpenServer(self.target, no_pool)
+            yield OpenServer(self.target, NO_POOL)
             return
         with Client(self.socket) as watch:
             if not watch.join():

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from forebay.bench.load import client
 from forebay.bench.load.client import Completion, Failed, Target
 from forebay.bench.load.sessions import ChatSession
-from forebay.bench.result.format import PoolFigures, ServerFigures
+from forebay.bench.result.format import PoolFigures, PoolSample, ServerFigures
 
 GIVES_UP_AFTER = 3  # failures in a row; a server that is gone would be asked for everything else
 
@@ -23,6 +23,7 @@ class FinishedRequest:
     session: str
     turn: int  # from 0
     outcome: Completion | Failed
+    at_s: float = 0.0  # when it was sent, since the step began
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class ClientsResult:
     late: int = 0  # requests sent behind their time
     server: ServerFigures | None = None  # what the server said of itself meanwhile
     pool: PoolFigures | None = None  # and a pool beneath it
+    pool_samples: tuple[PoolSample, ...] = ()  # the same, second by second
 
 
 @dataclass(slots=True)
@@ -82,9 +84,10 @@ class _ClientsRun:
             wait_s = self.begun + ask.at_s - time.perf_counter()
             self.late += wait_s < 0
             await asyncio.sleep(max(0.0, wait_s))
+        sent_s = time.perf_counter() - self.begun
         outcome = await client.ask(self.target, ask.messages, ask.answer_tokens)
         session.add_answer(outcome.text if isinstance(outcome, Completion) else "")
-        finished = FinishedRequest(session.name, ask.turn, outcome)
+        finished = FinishedRequest(session.name, ask.turn, outcome, round(sent_s, 3))
         self.finished.append(finished)
         self.on_finished(finished)
         return outcome

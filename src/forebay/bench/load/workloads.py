@@ -30,6 +30,10 @@ class Workload(ABC):
     def queue(self, words: SyntheticText, clients: int, seed: str) -> Iterator[ChatSession]:
         """The sessions of one step, the same for the same seed."""
 
+    def lanes(self, clients: int) -> int:
+        """Sessions that are under way at once."""
+        return clients
+
     def options(self) -> dict[str, Any]:
         return {"name": self.name, **asdict(self)}
 

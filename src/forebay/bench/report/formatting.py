@@ -1,5 +1,7 @@
 """Figures as people read them, the same in the terminal and on the page."""
 
+from typing import NamedTuple
+
 from forebay.bench.result.format import PoolFigures
 from forebay.plan.measured import TimeStats
 from forebay.report.charts import number
@@ -23,6 +25,37 @@ def clients_of(count: int) -> str:
 def ratio(value: float | None) -> str:
     """Such as 4.0 times."""
     return "-" if value is None else f"{value:.1f} \N{MULTIPLICATION SIGN}"
+
+
+class Figure(NamedTuple):
+    """What counts: a value, what it is, what it is made of, and whether it is better or worse."""
+
+    value: str
+    name: str
+    more: str
+    kind: str = ""  # gain, loss, or neither
+
+
+def verdict(change: float | None, *, is_lower_better: bool = False) -> str:
+    """The class of a relative change: `gain` or `loss`, or neither where people read 0 %."""
+    if change is None or round(100 * change) == 0:
+        return ""
+    return "gain" if (change < 0) == is_lower_better else "loss"
+
+
+def change_of(change: float | None) -> str:
+    """Such as -12 %."""
+    return gain_of(change)
+
+
+def rate_of(value: float | None) -> str:
+    """Such as 12.27 a second."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def ms_of(value: TimeStats | None, statistic: str) -> str:
+    """One statistic of a time."""
+    return "-" if value is None else number(getattr(value, statistic))
 
 
 def gain_of(gain: float | None) -> str:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from forebay.bench.report.counted import outcomes
 from forebay.bench.report.formatting import (
+    Figure,
     clients_of,
     count_of,
     gain_of,
@@ -12,8 +14,10 @@ from forebay.bench.report.formatting import (
     p99_of,
     ratio,
     share_of,
+    verdict,
 )
-from forebay.bench.result.compare import ComparedStep, Comparison, JudgedResult
+from forebay.bench.report.latency import goodput, gpu_hours, percentiles
+from forebay.bench.result.compare import ComparedStep, Comparison, JudgedResult, compare
 from forebay.bench.result.format import AbResult, LoadResult, LoadStep
 from forebay.quantity import format_size
 from forebay.report.charts import number
@@ -28,8 +32,8 @@ _EQUAL: Final = (
 _FIGURES: Final = ("requests/s", "TTFT, mean ms", "TPOT, mean ms", "errors")
 
 
-def headline(found: Comparison) -> list[tuple[str, str, str]]:
-    """What counts: a figure, what it is, and what it is made of."""
+def headline(found: Comparison) -> list[Figure]:
+    """What counts. Nothing is called better because it was had at fewer clients."""
 
     def both(figure: Callable[[LoadStep], str]) -> str:
         points = [judged.point for judged in (found.on, found.off)]
@@ -39,23 +43,43 @@ def headline(found: Comparison) -> list[tuple[str, str, str]]:
     places = " and ".join("none" if step is None else str(step.clients) for step in steps)
     violations = f"first violation{':' if None in steps else ' at'} {places}"
     figures = found.as_json()
-    ttft_ms = figures["on"]["ttft_ms"]
     return [
-        (
+        Figure(
             ratio(figures["clients_ratio"]),
             "clients within the SLA",
             f"{both(lambda step: str(step.clients))}; {violations}",
+            _kind_of_ratio(figures["clients_ratio"]),
         ),
-        (
+        Figure(
             ratio(figures["req_s_ratio"]),
             "requests per second at the operating points",
             both(lambda step: f"{step.req_s:.2f}"),
+            _kind_of_ratio(figures["req_s_ratio"]),
         ),
-        (
-            "-" if ttft_ms is None else f"{number(ttft_ms)} ms",
-            "to the first token at the operating point",
-            both(lambda step: f"{mean_of(step.ttft_ms)} ms"),
-        ),
+        *_first_token(found),
+    ]
+
+
+def _kind_of_ratio(value: float | None) -> str:
+    return verdict(None if value is None else value - 1)
+
+
+def _first_token(found: Comparison) -> list[Figure]:
+    """Both at one number of clients: the most that both carry within the SLA, or that both had."""
+    row = found.same_clients()
+    if row is None or row.off is None or row.on is None:
+        return []
+    times = [step.ttft_ms for step in (row.on, row.off)]
+    means = [None if each is None else each.mean for each in times]
+    on, off = means
+    change = None if on is None or not off else on / off - 1
+    return [
+        Figure(
+            "-" if on is None else f"{number(on)} ms",
+            f"to the first token at {clients_of(row.clients)}",
+            " against ".join(f"{mean_of(each)} ms" for each in times),
+            verdict(change, is_lower_better=True),
+        )
     ]
 
 
@@ -73,11 +97,10 @@ def _compared(found: Comparison, row: ComparedStep) -> list[Cell]:
     def both(figure: Callable[[LoadStep], str]) -> list[Cell]:
         return ["-" if step is None else figure(step) for step, _ in steps]
 
-    kind = "loss" if row.gain is not None and row.gain < 0 else "gain"
     return [
         str(row.clients),
         *both(lambda step: f"{step.req_s:.2f}"),
-        (gain_of(row.gain), kind),
+        (gain_of(row.gain), verdict(row.gain)),
         *both(lambda step: mean_of(step.ttft_ms)),
         *((mean_of(step.tpot_ms) if step else "-", _kind(step, judged)) for step, judged in steps),
         *both(lambda step: p99_of(step.tpot_ms)),
@@ -119,6 +142,10 @@ def steps_of(result: LoadResult) -> Table:
 
 def findings(ab: AbResult) -> Iterator[Section]:
     """What was found beside the steps."""
+    found = compare(ab.off, ab.on, ab.sla)
+    yield from percentiles(found)
+    yield from goodput(ab, found)
+    yield from gpu_hours(ab, found)
     for other in ab.others:
         yield Section(other.name, "", steps_of(other))
     if ab.equal is not None:
@@ -131,6 +158,7 @@ def findings(ab: AbResult) -> Iterator[Section]:
         text = "What the pool itself counted while the load ran; at the end it held"
         text += f" {held[0]} in DRAM and {held[1]} on NVMe."
         yield Section("Evidence of offload", text, Table(["", "chunks", "bytes"], rows, [0]))
+        yield from outcomes(ab.pool)
     if ab.stateless is not None:
         off, on = ab.stateless.off.steps[0], ab.stateless.on.steps[0]
         gain = gain_of(ComparedStep(off.clients, off, on).gain)
@@ -178,6 +206,7 @@ def failures(result: LoadResult) -> list[str]:
     for step in result.steps:
         if step.errors:
             kinds = ", ".join(f"{count} {kind}" for kind, count in step.errors_by_kind.items())
+            kinds = kinds or "for reasons that the result does not name"
             lines.append(
                 f"{result.name}, {clients_of(step.clients)}: {step.errors} failed ({kinds})"
             )

@@ -12,7 +12,7 @@ from forebay.report.text import plain, sections_text
 def comparison_text(found: Comparison) -> str:
     """The headline and the table."""
     lines = [f"Within {found.sla}:"]
-    lines += [f"  {value} {name} ({more})" for value, name, more in headline(found)]
+    lines += [f"  {value} {name} ({more})" for value, name, more, _ in headline(found)]
     lines += ["", f"A: {found.off.name}   B: {found.on.name}", ""]
     lines += [*plain(compared(found, ["A", "B"])), "  < operating point   ! beyond the SLA"]
     return "\n".join(map(escaped, lines))

@@ -57,6 +57,15 @@ class Comparison:
     on: JudgedResult
     rows: tuple[ComparedStep, ...]
 
+    def same_clients(self) -> ComparedStep | None:
+        """The most clients that both carry within the SLA; where they do not, that both had."""
+        both = [row for row in self.rows if row.off and row.on]
+        points = [each.point for each in (self.off, self.on)]
+        limits = [point.clients for point in points if point is not None]
+        within = [row for row in both if len(limits) == 2 and row.clients <= min(limits)]
+        found = within or both
+        return found[-1] if found else None
+
     def as_json(self) -> dict[str, Any]:
         """Names for programs; docs/bench-format.md has them."""
         off, on = self.off.as_json(), self.on.as_json()

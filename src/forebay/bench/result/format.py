@@ -49,12 +49,23 @@ class PoolFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     read_dram_bytes: Count = 0
     dram_bytes: Count = 0  # held at the end
     nvme_bytes: Count = 0
+    outcomes: dict[str, Count] = {}  # requests by what the pool was to them: loaded, or why not
+
+
+class PoolSample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a pool had counted by a time of a step, since the step began."""
+
+    at_s: Real
+    stored_bytes: Count = 0
+    written_bytes: Count = 0
+    read_nvme_bytes: Count = 0
+    read_dram_bytes: Count = 0
 
 
 class LoadStep(MeasuredStep, frozen=True, omit_defaults=True):
     """One load, with all that is known of it."""
 
-    e2e_ms: TimeStats | None = None
+    within: Count | None = None  # requests that met every bound of the result's SLA by themselves
     errors_by_kind: dict[str, Count] = msgspec.field(default_factory=dict)
     # Of each kind the first one's, as the server gave it.
     error_reasons: dict[str, str] = msgspec.field(default_factory=dict)
@@ -67,6 +78,14 @@ class LoadStep(MeasuredStep, frozen=True, omit_defaults=True):
     turns: tuple[TurnFigures, ...] = ()
     server: ServerFigures | None = None
     pool: PoolFigures | None = None
+    pool_samples: tuple[PoolSample, ...] = ()
+
+    @property
+    def good_s(self) -> float | None:
+        """Goodput: requests a second that met every bound; None where that was not counted."""
+        if self.within is None or not self.seconds:
+            return None
+        return self.within / self.seconds
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,6 +105,7 @@ class LoadResult(msgspec.Struct, frozen=True, omit_defaults=True):
     url: str = ""
     model: str = ""
     workload: dict[str, str | int | float | bool | None] = {}
+    sla: Sla | None = None  # by which `within` was counted
     begun: str = ""  # UTC
     seconds: Real | None = None
     ended: str = ""  # why it ended before its last step; empty: it did not
@@ -131,3 +151,5 @@ class AbResult(msgspec.Struct, frozen=True, omit_defaults=True):
     stateless: ResultPair | None = None  # nothing comes back: what the pool costs then
     pool: PoolFigures | None = None  # evidence: what moved in all
     repeats: tuple[RepeatOrder, ...] = ()  # each run by itself where there were several
+    gpus: Count | None = None  # of each side
+    gpu_hour_price: Real | None = None  # of one, in dollars

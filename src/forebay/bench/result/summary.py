@@ -7,13 +7,16 @@ from statistics import fmean
 from forebay.bench.load.client import Completion, Failed
 from forebay.bench.load.clients import ClientsResult, FinishedRequest
 from forebay.bench.result.format import LoadStep, PoolFigures, TurnFigures
-from forebay.plan.measured import TimeStats
+from forebay.plan.measured import Sla, TimeStats
 
 
 def step_of(
-    clients: int, measured: Sequence[ClientsResult], pool: PoolFigures | None = None
+    clients: int,
+    measured: Sequence[ClientsResult],
+    pool: PoolFigures | None = None,
+    sla: Sla | None = None,
 ) -> LoadStep:
-    """One step, over one run of it or several.
+    """One step, over one run of it or several; with an SLA also how many requests met it.
 
     What a server or a pool says of itself cannot be summed: the last run's stands.
     """
@@ -31,6 +34,7 @@ def step_of(
         req_s=_rate(len(answers), seconds),
         output_tok_s=_rate(output_tokens, seconds),
         **_times(answers),
+        within=None if sla is None else sum(_is_within(sla, answer) for answer in answers),
         errors=failed.total(),
         errors_by_kind=dict(sorted(failed.items())),
         error_reasons={each.kind: each.why for each in reversed(failures)},
@@ -42,7 +46,13 @@ def step_of(
         turns=_turns(finished),
         server=measured[-1].server,
         pool=pool or measured[-1].pool,
+        pool_samples=measured[-1].pool_samples,
     )
+
+
+def _is_within(sla: Sla, answer: Completion) -> bool:
+    tpot_ms = None if answer.tpot_s is None else 1e3 * answer.tpot_s
+    return sla.admits(1e3 * answer.ttft_s, tpot_ms, 1e3 * answer.seconds)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

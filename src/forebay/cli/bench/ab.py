@@ -36,7 +36,8 @@ examples:
 forebay demo shows the same with a small model of its own, in some minutes on two cores. Every
 argument that is not listed here goes to vLLM, on every side, and so does everything after --. Each
 server that it starts begins with empty caches and a fresh directory inside each --disk DIR, and is
-ended. It writes DIR/report.html and DIR/ab.json, and each side's result as soon as it is measured.
+ended. It writes DIR/report.html, DIR/ab.json and DIR/steps.csv, and each side's result as soon as
+it is measured.
 docs/bench.md defines every figure. Exit status: 0 measured, 1 measured but requests failed, 2 could
 not begin.
 """
@@ -78,6 +79,7 @@ def add(kinds: Commands) -> None:
     # No --config: vLLM has one of its own.
     flags.add_settings(parser, ["dram", "disk"], has_file=False)
     flags.add_sla(parser)
+    loads.add_prices(sides)
     loads.add(parser)
     flags.add_json(parser)
     parser.set_defaults(run=_run)
@@ -85,11 +87,14 @@ def add(kinds: Commands) -> None:
 
 def _run(parsed: argparse.Namespace) -> int:
     plan = _plan(parsed)
+    if parsed.gpu_price is not None and parsed.gpus is None:
+        raise SettingsError("--gpu-price needs --gpus, the number of GPUs of each side.")
     with progress.shown() as show:
         found = comparison.run(plan, show, lambda name, result: _keep(parsed, name, result))
     ab = msgspec.structs.replace(
         found, off=complete(found.off, parsed), on=complete(found.on, parsed)
     )
+    ab = loads.priced(ab, parsed)
     page = report.write(parsed.out, ab)
     if parsed.json:
         print(files.as_text(ab).rstrip())
@@ -114,7 +119,8 @@ def _plan(parsed: argparse.Namespace) -> AbPlan:
 
 def _boundary(workload: Workload) -> Workload:
     """With answers as long as the load's, so that only what comes back is another."""
-    tokens = workload.options().get("answer_tokens")
+    options = workload.options()
+    tokens = options.get("answer_tokens", options.get("answer_len"))
     return Stateless(answer_tokens=tokens) if isinstance(tokens, int) else Stateless()
 
 

@@ -6,13 +6,18 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from forebay.bench.load.client import REQUEST_S
+from forebay.bench.load.multi_round import MultiRoundQuestions
 from forebay.bench.load.steps import LoadPlan
 from forebay.bench.load.traces import AgentTrace, ChatTrace, RequestFile
 from forebay.bench.load.workloads import Dialogs, Documents, Questions, Stateless, Workload
+from forebay.bench.result.format import AbResult
 from forebay.cli import flags
 from forebay.errors import SettingsError
 from forebay.plan.number import real, whole
+from forebay.quantity import parse_count
 
 CLIENTS_MAX: Final = 10_000
 STEPS_MAX: Final = 100
@@ -20,7 +25,16 @@ DOUBLED: Final = "1,2,4,...,128"
 _NUMBER: Final = "a number"
 _WORKLOADS: Final[dict[str, type[Workload]]] = {
     kind.name: kind
-    for kind in (Dialogs, Questions, Documents, AgentTrace, ChatTrace, Stateless, RequestFile)
+    for kind in (
+        Dialogs,
+        Questions,
+        MultiRoundQuestions,
+        Documents,
+        AgentTrace,
+        ChatTrace,
+        Stateless,
+        RequestFile,
+    )
 }
 # Every field of a workload is a flag of that name, but for these two.
 _RENAMED: Final = {"hold": "interleave", "is_template": "template"}
@@ -35,6 +49,12 @@ _DOCS: Final = {
     "system_tokens": "the shared system prompt",
     "history_tokens": "each user's history",
     "question_tokens": "a question",
+    "num_rounds": "questions of a user",
+    "qps": "questions a second of all users",
+    "shared_system_prompt": "tokens that all users share",
+    "user_history_prompt": "tokens of each user's own",
+    "answer_len": "tokens of an answer",
+    "time": "seconds of a step; after that no question begins",
     "documents": "how many there are",
     "document_tokens": "a document",
     "skew": "popularity of the n-th document: n ** -SKEW",
@@ -55,6 +75,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument(
         "--clients",
+        "--num-users",
         metavar="LIST",
         type=clients_of,
         default=DOUBLED,
@@ -141,9 +162,27 @@ def plan_of(parsed: argparse.Namespace, *, stops_early: bool = True) -> LoadPlan
     )
 
 
+def add_prices(parser: "argparse._ActionsContainer") -> None:
+    """`--gpus` and `--gpu-price`: what the report's GPU hours are of."""
+    parser.add_argument("--gpus", metavar="N", type=count_of(), help="of each side, for GPU hours")
+    price = flags.typed(lambda text: real("it", float(text), zero=True), _NUMBER)
+    parser.add_argument(
+        "--gpu-price", metavar="N", type=price, help="dollars a GPU and hour, for the cost of both"
+    )
+
+
+def priced(ab: AbResult, parsed: argparse.Namespace) -> AbResult:
+    """With the GPUs and the price that the flags say, else as it was."""
+    price = ab.gpu_hour_price if parsed.gpu_price is None else parsed.gpu_price
+    gpus = parsed.gpus or ab.gpus
+    if parsed.gpu_price is not None and gpus is None:
+        raise SettingsError("--gpu-price needs --gpus, the number of GPUs of each side.")
+    return msgspec.structs.replace(ab, gpus=gpus, gpu_hour_price=price)
+
+
 def count_of(least: int = 1) -> "flags.Typed[int]":
     return flags.typed(
-        lambda text: whole("it", int(text), least=least, most=10**9), "a whole number"
+        lambda text: whole("it", parse_count(text), least=least, most=10**9), "a whole number"
     )
 
 

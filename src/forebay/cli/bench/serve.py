@@ -11,6 +11,7 @@ import msgspec
 from forebay.bench.load import server, steps
 from forebay.bench.load.client import Target, endpoint_of
 from forebay.bench.load.steps import LoadRun
+from forebay.bench.report.sheet import requests_csv
 from forebay.bench.report.text import result_text
 from forebay.bench.result import files, machine
 from forebay.bench.result.format import LoadResult
@@ -23,6 +24,8 @@ examples:
   forebay bench serve --url http://localhost:8000
   forebay bench serve --url http://localhost:8000 --clients 24,48,72 --interleave 4 --out with.json
   forebay bench serve --url http://gpu1:8000 --workload qa --rate 2 --clients 16,32
+  forebay bench serve --url http://gpu1:8000 --workload multi-round-qa --num-users 15 \\
+      --num-rounds 20 --qps 0.5 --shared-system-prompt 1000 --user-history-prompt 20k --csv out.csv
   forebay bench serve --url http://gpu1:8000 --workload agent --trace agents.jsonl.xz --think 0.1
   forebay bench serve --url http://gpu1:8000 --workload file --file mine.jsonl --clients 8
 
@@ -49,6 +52,7 @@ def add(kinds: Commands) -> None:
         help="what the report calls it (default: the URL)",
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the result, as JSON")
+    parser.add_argument("--csv", metavar="FILE", type=Path, help="write every request, as CSV")
     parser.add_argument(
         "--stop-early", action="store_true", help="end once the SLA has long been broken"
     )
@@ -76,6 +80,8 @@ def _run(parsed: argparse.Namespace) -> int:
     result = complete(steps.result_of([run], plan, target, name), parsed)
     if parsed.out is not None:
         files.write(parsed.out, files.as_text(result))
+    if parsed.csv is not None:
+        files.write(parsed.csv, requests_csv(run.measured.values()))
     print(files.as_text(result).rstrip() if parsed.json else result_text(result, plan.bounds))
     return status or int(any(step.errors for step in result.steps))
 

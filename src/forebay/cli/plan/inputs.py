@@ -9,20 +9,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.bench.result.files import read_json, read_pair
+from forebay.cli import flags
+from forebay.cli.parser import nearest
 from forebay.errors import SettingsError
 from forebay.plan.breakeven import KvSource
 from forebay.plan.capacity import GpuMachine
+from forebay.plan.fleet import PoolParts
 from forebay.plan.measured import Sla, operating_point
 from forebay.plan.model.config import KV_BITS, shape_of
-from forebay.plan.model.known import MODELS
+from forebay.plan.model.known import HUB, MODELS, known_model
 from forebay.plan.model.shape import ENCODED_SHARE, Shape, model_dim_shape, plain_shape
+from forebay.plan.model.support import outlook
 from forebay.plan.ssd import DRIVES, SsdModel, rated_bytes
 from forebay.quantity import parse_size
+from forebay.report.text import Section
 
 # Clients under the SLA without and with a pool, and where they were measured.
 REFERENCE_CLIENTS: Final = (16, 64)
 REFERENCE: Final = "the reference result: 8 x H200, vLLM, DeepSeek-V3, NVMe tier"
 _WEIGHTS: Final = ("*.safetensors", "*.bin")  # the first that is there; never both of a checkpoint
+
+
+Arguments = argparse.Namespace
+Answer = tuple[dict[str, Any], list[Section]]  # for programs, and for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ def add_assumptions(parser: argparse.ArgumentParser, kind: type[Any], **texts: s
     for name, text in texts.items():
         default = defaults[name]
         shown = "" if default is None else " (%(default)s)"
-        number = int if isinstance(default, int) else float
+        number = flags.COUNT if isinstance(default, int) else float
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=number, default=default, metavar="N", help=f"{text}{shown}")
 
@@ -60,18 +69,19 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help=f"a model directory, a config.json, or one of {', '.join(MODELS)}",
+        help="a model directory, a config.json, a hub's name such as Qwen/Qwen3-8B, or one of"
+        f" {', '.join(MODELS)}",
     )
     group = parser.add_argument_group("without a model")
-    group.add_argument("--layers", type=int, metavar="L", help="layers that hold KV")
-    group.add_argument("--heads", type=int, metavar="H", help="heads that hold KV")
-    group.add_argument("--head-dim", type=int, metavar="D", help="numbers a head")
-    group.add_argument("--model-dim", type=int, metavar="M", help="instead of H x D")
+    group.add_argument("--layers", type=flags.COUNT, metavar="L", help="layers that hold KV")
+    group.add_argument("--heads", type=flags.COUNT, metavar="H", help="heads that hold KV")
+    group.add_argument("--head-dim", type=flags.COUNT, metavar="D", help="numbers a head")
+    group.add_argument("--model-dim", type=flags.COUNT, metavar="M", help="instead of H x D")
     bits = parser.add_mutually_exclusive_group()
     bits.add_argument(
         "--kv-dtype", choices=list(KV_BITS), help="of the cache (default: the model's own)"
     )
-    bits.add_argument("--bits", type=int, metavar="Q", help="of one cached number")
+    bits.add_argument("--bits", type=flags.COUNT, metavar="Q", help="of one cached number")
 
 
 def add_compress(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +119,19 @@ def model_of(arguments: argparse.Namespace) -> PlannedModel:
     raise SettingsError(
         "MODEL is missing; name one, or give --layers with --heads and --head-dim or --model-dim."
     )
+
+
+def outlook_of(arguments: argparse.Namespace, shape: Shape) -> tuple[dict[str, Any], list[str]]:
+    """What docs/compatibility.md has for a model; nothing of one that was given as numbers."""
+    if arguments.model is None:
+        return {"declined": "", "compatibility": None}, []
+    found = outlook(shape)
+    return found.facts(), found.lines()
+
+
+def add_plot(parser: "argparse._ActionsContainer") -> None:
+    """`--plot`: the answer as curves."""
+    parser.add_argument("--plot", type=Path, metavar="FILE.html", help="also draw it")
 
 
 def machine_of(arguments: argparse.Namespace, model: PlannedModel) -> GpuMachine | None:
@@ -170,11 +193,32 @@ def measured_source(text: str, latency_us: float) -> KvSource:
     return KvSource(name, parse_size(amount.removesuffix("/s")), latency_us)
 
 
+def pool_parts_of(arguments: argparse.Namespace) -> PoolParts:
+    """What a server's pool is made of; a price of the whole stands instead of its parts'."""
+    sizes = {"dram_bytes": arguments.pool_dram, "nvme_bytes": arguments.pool_nvme}
+    prices = {
+        "dram_gib_price": arguments.dram_gib_price,
+        "nvme_tb_price": arguments.nvme_tb_price,
+    }
+    given: dict[str, Any] = {
+        **{name: parse_size(text) for name, text in sizes.items() if text is not None},
+        **{name: price for name, price in prices.items() if price is not None},
+    }
+    if given and arguments.pool_price is not None:
+        raise SettingsError(
+            "pool-price is that of all parts: leave --pool-dram, --pool-nvme, --dram-gib-price and"
+            " --nvme-tb-price out."
+        )
+    return PoolParts(**given)
+
+
 def clients_under_sla(results: list[Path], sla: Sla) -> tuple[tuple[int, int], str]:
     """Clients without and with a pool, and where the two numbers come from."""
     if not results:
         if sla != Sla():
-            raise SettingsError("RESULT is missing; --tpot-ms and --ttft-ms apply to a result.")
+            raise SettingsError(
+                "RESULT is missing; --tpot-ms, --ttft-ms, --e2e-ms and --sla-at apply to a result."
+            )
         return REFERENCE_CLIENTS, f"{REFERENCE} ({sla})"
     if len(results) > 2:
         raise SettingsError("RESULT may be given once (A/B) or twice (without, with).")
@@ -199,11 +243,14 @@ def read_model(name: str, bits: int | None) -> PlannedModel:
         return PlannedModel(shape, _weights_bytes(path))
     if exists:
         return PlannedModel(shape_of(path.stem, str(path), read_json(path), bits), None)
-    for known, model in MODELS.items():
-        if known.lower() == name.lower():
-            return PlannedModel(shape_of(known, known, model.config, bits), model.weights_bytes)
+    if found := known_model(name):
+        known, model = found
+        return PlannedModel(shape_of(known, known, model.config, bits), model.weights_bytes)
+    meant = nearest(name, [*MODELS, *HUB])
+    hint = f" (did you mean {meant}?)" if meant else ""
     raise SettingsError(
-        f"MODEL {name[:80]!r} is neither a directory, a config.json nor one of {', '.join(MODELS)}."
+        f"MODEL {name[:80]!r} is neither a directory, a config.json nor a model that is known"
+        f" here{hint}; forebay plan kv --help lists those, and a config.json does for any other."
     )
 
 

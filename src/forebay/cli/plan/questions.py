@@ -5,49 +5,44 @@ its answer. Nothing is computed here: arguments become values of `forebay.plan`,
 tables.
 """
 
-import argparse
 import json
 import math
 from dataclasses import asdict
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import indent
-from typing import Any
 
 from forebay.bench.result.files import read
 from forebay.bench.result.format import AbResult
 from forebay.cli import flags
 from forebay.cli.flags import Commands, Parser
-from forebay.cli.plan import tables
+from forebay.cli.plan import plots, tables, worth
 from forebay.cli.plan.inputs import (
-    REFERENCE,
+    Answer,
+    Arguments,
     add_assumptions,
     add_compress,
+    add_plot,
     add_shape,
     assumed,
-    clients_under_sla,
     drive_of,
     machine_of,
-    measured_source,
     model_of,
+    outlook_of,
     stored_shape,
 )
 from forebay.errors import SettingsError
-from forebay.plan.breakeven import SOURCES, KvSource, breakeven
 from forebay.plan.capacity import GpuMachine, capacity, kv_need
-from forebay.plan.fleet import FleetLoad, ServerSpec, cost, gpus_required
+from forebay.plan.fleet import gpus_required
 from forebay.plan.hits import trace_hits
 from forebay.plan.measured import operating_point
 from forebay.plan.model.shape import ENCODED_SHARE
-from forebay.plan.model.support import why_declined
 from forebay.plan.number import whole
 from forebay.plan.pool import Demand, pool_size
-from forebay.plan.remote import StoreLoad, store_plan
 from forebay.plan.ssd import DRIVES, wear
 from forebay.quantity import parse_size
-from forebay.report.text import Section, sections_text
+from forebay.report.text import sections_text
 from forebay.sim.trace import read_trace, schedule
-from forebay.terms import FREE, S3_STANDARD, parse_terms
 
 _EPILOG = """\
 examples:
@@ -58,8 +53,6 @@ examples:
 Each question has its own help and examples: forebay plan QUESTION --help. Exit status: 0 answered,
 2 what was given is missing something or cannot be meant.
 """
-Arguments = argparse.Namespace
-Answer = tuple[dict[str, Any], list[Section]]  # for programs, and for people
 
 
 def add(commands: Commands) -> None:
@@ -74,10 +67,10 @@ def add(commands: Commands) -> None:
         ("kv", _add_kv, _kv),
         ("gpus", _add_gpus, _gpus),
         ("pool", _add_pool, _pool),
-        ("breakeven", _add_breakeven, _breakeven),
-        ("remote", _add_remote, _remote),
+        ("breakeven", worth.add_breakeven, worth.answer_breakeven),
+        ("remote", worth.add_remote, worth.answer_remote),
         ("ssd", _add_ssd, _ssd),
-        ("cost", _add_cost, _cost),
+        ("cost", worth.add_cost, worth.answer_cost),
     ):
         summary, _, examples = cleandoc(answer.__doc__ or "").partition("\n\n")
         question = questions.add_parser(
@@ -100,11 +93,15 @@ def _run(arguments: Arguments) -> int:
 
 def _add_kv(parser: Parser) -> None:
     add_shape(parser)
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="sequences (1)")
-    parser.add_argument("--tokens", type=int, default=8192, metavar="S", help="of each (8192)")
-    parser.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks (1, or --gpus)")
+    parser.add_argument("--batch", type=flags.COUNT, default=1, metavar="B", help="sequences (1)")
+    parser.add_argument(
+        "--tokens", type=flags.COUNT, default=8192, metavar="S", help="of each (8192)"
+    )
+    parser.add_argument(
+        "--tp", type=flags.COUNT, metavar="N", help="tensor-parallel ranks (1, or --gpus)"
+    )
     parser.add_argument("--gpu-memory", metavar="SIZE", help="of one GPU: also say what fits")
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many of them (1)")
+    parser.add_argument("--gpus", type=flags.COUNT, metavar="N", help="how many of them (1)")
     parser.add_argument("--weights", metavar="SIZE", help="of the model (default: its files)")
     add_compress(parser)
     parser.add_argument("--pool", default="1TiB", metavar="SIZE", help="DRAM and NVMe (1TiB)")
@@ -126,10 +123,10 @@ def _kv(arguments: Arguments) -> Answer:
     need = kv_need(model.shape, arguments.batch, arguments.tokens, machine.tp if machine else tp)
     pooled = stored_shape(arguments, model.shape)
     found = capacity(model.shape, machine, arguments.tokens, pooled) if machine else None
-    declined = why_declined(model.shape)
+    facts_of_table, lines = outlook_of(arguments, model.shape)
     stored_bytes = arguments.batch * pooled.sequence_bytes(arguments.tokens)
-    facts = {**asdict(need), "stored_bytes": stored_bytes, "declined": declined}
-    sections = [tables.kv_section(need, stored_bytes, declined)]
+    facts = {**asdict(need), "stored_bytes": stored_bytes, **facts_of_table}
+    sections = [tables.kv_section(need, stored_bytes, lines)]
     if machine and found:
         facts |= {"machine": asdict(machine), "capacity": asdict(found)}
         sections.append(tables.capacity_section(found, machine))
@@ -138,14 +135,18 @@ def _kv(arguments: Arguments) -> Answer:
 
 def _add_gpus(parser: Parser) -> None:
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--target-tps", type=float, metavar="T", help="output tokens per second")
-    target.add_argument("--target-req-s", type=float, metavar="R", help="requests per second")
+    target.add_argument(
+        "--target-tps", type=flags.RATE, metavar="T", help="output tokens per second"
+    )
+    target.add_argument("--target-req-s", type=flags.RATE, metavar="R", help="requests per second")
     measured = parser.add_mutually_exclusive_group(required=True)
     measured.add_argument(
-        "--measured-tps", type=float, metavar="M", help="output tokens per second"
+        "--measured-tps", type=flags.RATE, metavar="M", help="output tokens per second"
     )
     measured.add_argument("--bench", type=Path, metavar="FILE", help="a benchmark result (JSON)")
-    parser.add_argument("--measured-gpus", type=int, required=True, metavar="G", help="it ran on")
+    parser.add_argument(
+        "--measured-gpus", type=flags.COUNT, required=True, metavar="G", help="it ran on"
+    )
     parser.add_argument(
         "--utilization", type=float, default=0.8, metavar="U", help="share of the peak (0.8)"
     )
@@ -181,8 +182,8 @@ def _gpus(arguments: Arguments) -> Answer:
 def _add_pool(parser: Parser) -> None:
     add_shape(parser)
     add_compress(parser)
-    parser.add_argument("--users", type=int, metavar="U", help="active at once")
-    parser.add_argument("--context", type=int, metavar="S", help="tokens of each")
+    parser.add_argument("--users", type=flags.COUNT, metavar="U", help="active at once")
+    parser.add_argument("--context", type=flags.COUNT, metavar="S", help="tokens of each")
     add_assumptions(
         parser,
         Demand,
@@ -199,6 +200,7 @@ def _add_pool(parser: Parser) -> None:
         help="requests (JSON lines, plain or .xz); --users limits the sessions at once",
     )
     group.add_argument("--sizes", metavar="SIZE,...", help="of the pool (shares of the trace)")
+    add_plot(group)
 
 
 def _pool(arguments: Arguments) -> Answer:
@@ -213,13 +215,14 @@ def _pool(arguments: Arguments) -> Answer:
     for name in ("users", "context"):
         if getattr(arguments, name) is None:
             raise SettingsError(f"{name} is missing; give --users and --context, or --trace.")
-    if arguments.sizes is not None:
-        raise SettingsError("trace is missing; --sizes needs --trace.")
+    for name in ("sizes", "plot"):
+        if getattr(arguments, name) is not None:
+            raise SettingsError(f"trace is missing; --{name} needs --trace.")
     demand = Demand(arguments.users, arguments.context, **assumed(arguments, Demand))
     shape = stored_shape(arguments, model_of(arguments).shape)
-    found, declined = pool_size(shape, demand), why_declined(shape)
-    facts = {"demand": asdict(demand), **asdict(found), "declined": declined}
-    return facts, [tables.pool_section(found, demand, declined)]
+    found, (facts, lines) = pool_size(shape, demand), outlook_of(arguments, shape)
+    facts = {"demand": asdict(demand), **asdict(found), **facts}
+    return facts, [tables.pool_section(found, demand, lines)]
 
 
 def _trace(arguments: Arguments) -> Answer:
@@ -230,95 +233,21 @@ def _trace(arguments: Arguments) -> Answer:
     shape = stored_shape(arguments, model_of(arguments).shape)
     requests = list(schedule(read_trace(arguments.trace), users))
     found = trace_hits(shape, requests, sizes_bytes)
-    return {"model": shape.name, "trace": str(arguments.trace), **asdict(found)}, [
-        tables.hits_section(found, f"{arguments.trace.name} with {shape.name}")
-    ]
-
-
-def _add_breakeven(parser: Parser) -> None:
-    add_shape(parser)
-    parser.add_argument(
-        "--prefill-tps", type=float, required=True, metavar="P", help="measured prompt tokens/s"
-    )
-    parser.add_argument("--tokens", type=int, default=8192, metavar="S", help="prefix (8192)")
-    parser.add_argument(
-        "--tier", action="append", choices=list(SOURCES), help="only these presets (all)"
-    )
-    parser.add_argument(
-        "--bandwidth", action="append", default=[], metavar="NAME=SIZE", help="measured, a second"
-    )
-    parser.add_argument(
-        "--latency-us", type=float, default=100.0, metavar="N", help="of --bandwidth (100)"
-    )
-
-
-def _breakeven(arguments: Arguments) -> Answer:
-    """Tokens and bandwidth at which loading beats recomputing, per tier.
-
-    forebay plan breakeven Llama-3.1-8B --prefill-tps 38000
-    forebay plan breakeven Llama-3.1-70B --prefill-tps 6700 --tier nvme-gen5 --tier 100gbe
-    forebay plan breakeven Qwen3-8B --prefill-tps 20000 --bandwidth raid=26GB --latency-us 150
-    """
-    measured = [measured_source(text, arguments.latency_us) for text in arguments.bandwidth]
-    names = arguments.tier or ([] if measured else list(SOURCES))
-    sources = [*(SOURCES[name] for name in names), *measured]
-    shape = model_of(arguments).shape
-    found = breakeven(shape, arguments.prefill_tps, arguments.tokens, sources)
-    return asdict(found), [tables.breakeven_section(found)]
-
-
-def _add_remote(parser: Parser) -> None:
-    add_shape(parser)
-    parser.add_argument(
-        "--prefill-tps", type=float, required=True, metavar="P", help="measured prompt tokens/s"
-    )
-    parser.add_argument(
-        "--first-ms", type=float, default=50.0, metavar="N", help="until a record comes (50)"
-    )
-    parser.add_argument(
-        "--bandwidth", default="1.25GB", metavar="SIZE", help="of the store, a second (1.25GB)"
-    )
-    parser.add_argument(
-        "--prices",
-        default=str(S3_STANDARD),
-        metavar="PUT:GET:MONTH[:READ]",
-        help="dollars for 1,000 PUTs, 1,000 GETs, a GB-month, a GB read (S3's: %(default)s)",
-    )
-    add_assumptions(
-        parser,
-        StoreLoad,
-        prompts="a day, of all hosts",
-        prompt_tokens="of each, its history included",
-        hit_share="of their tokens, from the store",
-        sent_share="of their tokens, new there and worth sending",
-        days_kept="until a pack is evicted",
-        hosts="that share the store",
-        chunk_tokens="in a chunk, as the setting has it",
-        gpu_dollars_h="of the GPUs that compute a prompt",
-    )
-
-
-def _remote(arguments: Arguments) -> Answer:
-    """When a hit in a store that hosts share pays, and what the store costs a day.
-
-    forebay plan remote Llama-3.1-70B --prefill-tps 6700 --first-ms 100 --bandwidth 2.5GB
-    forebay plan remote Qwen3-8B --prefill-tps 30000 --prices 0:0:0 --first-ms 1 --bandwidth 11GB
-    forebay plan remote DeepSeek-V3 --prefill-tps 20000 --prompts 500000 --hit-share 0.3
-    """
-    load = StoreLoad(**assumed(arguments, StoreLoad))
-    bandwidth = parse_size(arguments.bandwidth.removesuffix("/s"))
-    store = KvSource("store", bandwidth, 1000 * arguments.first_ms)
-    prices = parse_terms({"prices": arguments.prices}).prices or FREE
-    shape = model_of(arguments).shape
-    found = store_plan(shape, arguments.prefill_tps, store, prices, load)
-    facts = {"load": asdict(load), "prices": prices._asdict(), **asdict(found)}
-    return facts, [tables.store_section(found, load, prices)]
+    facts, lines = outlook_of(arguments, shape)
+    title = f"{arguments.trace.name} with {shape.name}"
+    sections = [tables.hits_section(found, title, lines)]
+    if arguments.plot is not None:
+        plots.write(arguments.plot, title, plots.hits_charts(found), sections)
+    facts = {"model": shape.name, "trace": str(arguments.trace), **asdict(found), **facts}
+    return facts, sections
 
 
 def _add_ssd(parser: Parser) -> None:
     parser.add_argument("--writes-per-day", required=True, metavar="SIZE", help="over all drives")
     add_compress(parser)
-    parser.add_argument("--drives", type=int, default=1, metavar="N", help="that share them (1)")
+    parser.add_argument(
+        "--drives", type=flags.COUNT, default=1, metavar="N", help="that share them (1)"
+    )
     drives = ", ".join(f"{key} = {drive.name}" for key, drive in DRIVES.items())
     parser.add_argument("--drive", choices=list(DRIVES), help=f"a preset: {drives}")
     group = parser.add_argument_group("another drive")
@@ -341,47 +270,3 @@ def _ssd(arguments: Arguments) -> Answer:
         writes_per_day_bytes = math.ceil(writes_per_day_bytes * ENCODED_SHARE)
     found = wear(drive_of(arguments), arguments.drives, writes_per_day_bytes)
     return asdict(found), [tables.wear_section(found)]
-
-
-def _add_cost(parser: Parser) -> None:
-    parser.add_argument(
-        "results",
-        nargs="*",
-        type=Path,
-        metavar="RESULT",
-        help=f"an A/B result, or two results, without and with the pool (default: {REFERENCE})",
-    )
-    parser.add_argument("--clients", type=int, metavar="N", help="to serve under the SLA")
-    parser.add_argument(
-        "--baseline-servers", type=int, metavar="N", help="what GPU-only takes, if you know it"
-    )
-    flags.add_sla(parser)
-    add_assumptions(
-        parser,
-        ServerSpec,
-        server_gpus="GPUs a server",
-        rack_units="of a server",
-        power_kw_min="of a server",
-        power_kw_max="of a server",
-        price="of a server, in dollars",
-        pool_price="added to a server for its pool, in dollars",
-        cooling_ratio="kW of cooling a kW",
-    )
-
-
-def _cost(arguments: Arguments) -> Answer:
-    """GPU-only against pool for the same load: servers, power, price.
-
-    forebay plan cost --clients 64
-    forebay plan cost --clients 64 --baseline-servers 2
-    forebay plan cost ab.json --clients 500 --price 320000 --pool-price 20000
-    forebay plan cost without.json with.json --clients 500 --tpot-ms 30
-    """
-    load = FleetLoad(arguments.clients, arguments.baseline_servers)
-    server = ServerSpec(**assumed(arguments, ServerSpec))
-    sla = flags.read_sla(arguments)
-    clients, basis = clients_under_sla(arguments.results, sla)
-    found = cost(load, *clients, server)
-    return {"basis": basis, "server": asdict(server), **asdict(found)}, [
-        tables.cost_section(found, server, f"Clients under the SLA from {basis}.")
-    ]

@@ -27,14 +27,7 @@ def drive_size(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:,.2f} GB"
 
 
-def _declined(why: str) -> list[str]:
-    """What becomes of a model that the connector does not support."""
-    return [f"Forebay declines this model on vLLM, which then serves without it: {why}."] * bool(
-        why
-    )
-
-
-def kv_section(need: KvNeed, stored_bytes: int, declined: str) -> Section:
+def kv_section(need: KvNeed, stored_bytes: int, outlook: Sequence[str]) -> Section:
     rows = [("a token", f"{need.token_bytes:,} bytes", f"{need.classic_token_bytes:,} bytes")]
     if need.growing_token_bytes != need.token_bytes:
         rows.append(("a token past the window", f"{need.growing_token_bytes:,} bytes", ""))
@@ -46,7 +39,7 @@ def kv_section(need: KvNeed, stored_bytes: int, declined: str) -> Section:
     notes = [f"{group.layers} {group.kind} layers: {group.formula}" for group in need.groups]
     if need.classic_total_bytes != need.total_bytes:
         notes.append(f"The classic MHA estimate is {need.classic_factor:.2f} times the true size.")
-    notes += _declined(declined)
+    notes += outlook
     return _section(
         f"{need.model}: {need.batch:,} x {need.tokens:,} tokens at {need.bits} bit",
         ("KV", "true", "classic MHA estimate"),
@@ -117,13 +110,13 @@ def gpus_section(need: GpuNeed, unit: str) -> Section:
     )
 
 
-def pool_section(found: PoolSize, demand: Demand, declined: str) -> Section:
+def pool_section(found: PoolSize, demand: Demand, outlook: Sequence[str]) -> Section:
     return _section(
         f"A pool for {demand.users:,} users of {demand.context_tokens:,} tokens",
         ("tier", "contexts kept", "size"),
         [
             ("DRAM", f"{found.contexts_in_dram:,}", size(found.dram_bytes)),
-            ("NVMe", f"{found.contexts_in_nvme:,}", drive_size(found.nvme_bytes)),
+            ("NVMe", f"{found.contexts_in_nvme:,}", size(found.nvme_bytes)),
         ],
         [
             (
@@ -135,17 +128,18 @@ def pool_section(found: PoolSize, demand: Demand, declined: str) -> Section:
                 f" {demand.dram_minutes:g} min and NVMe {demand.live_hours:g} h after that,"
                 f" headroom {demand.headroom:.0%}."
             ),
+            f"As drives are labelled, the NVMe is {drive_size(found.nvme_bytes)}.",
             (
                 f"New KV: {found.new_contexts_per_day:,.0f} contexts, at most"
                 f" {drive_size(found.writes_per_day_bytes)} a day (plan ssd tells how long drives"
                 " last)."
             ),
-            *_declined(declined),
+            *outlook,
         ],
     )
 
 
-def hits_section(found: TraceHits, title: str) -> Section:
+def hits_section(found: TraceHits, title: str, outlook: Sequence[str]) -> Section:
     return _section(
         title,
         ("pool", "LRU", "optimum"),
@@ -160,34 +154,43 @@ def hits_section(found: TraceHits, title: str) -> Section:
                 f" {size(found.chunk_bytes)}; a larger pool finds nothing more."
             ),
             "optimum = evicting with knowledge of the future, which no policy can beat.",
+            *outlook,
         ],
     )
 
 
-def breakeven_section(found: Breakeven) -> Section:
+def breakeven_section(found: Breakeven, outlook: Sequence[str]) -> Section:
     rows = []
     for contest in found.contests:
         wins = contest.wins_from_tokens
         rows.append(
             (
-                contest.source,
+                contest.source + (" a GPU" if contest.is_per_gpu and found.tp > 1 else ""),
                 f"{drive_size(contest.bytes_s)}/s",
                 "never" if wins is None else f"{wins:,} tokens",
                 f"{contest.load_ms:,.1f} ms",
-                f"{contest.speedup:.2f}",
+                f"{contest.speedup:.2f} \N{MULTIPLICATION SIGN}",
             )
         )
+    ranks = f" on {found.tp} GPUs" if found.tp > 1 else ""
+    even = f"{drive_size(found.even_bytes_s)}/s"
+    links = []
+    if found.tp > 1:
+        shared = "drives and networks are shared by all of them."
+        links = [f"Each of {found.tp} ranks loads what it holds through its own link; {shared}"]
+        even += f", or {drive_size(found.even_gpu_bytes_s)}/s to each GPU"
     return _section(
-        f"Loading against recomputing at {found.prefill_tps:,.6g} tokens/s",
+        f"Loading against recomputing at {found.prefill_tps:,.6g} tokens/s{ranks}",
         ("from", "bandwidth", "loading wins from", f"load {found.tokens:,} tokens", "faster by"),
         rows,
         [
             (
                 f"Recomputing {found.tokens:,} tokens takes {found.recompute_ms:,.1f} ms; loading"
-                f" them wins above {drive_size(found.even_bytes_s)}/s"
-                " (prefill rate x bytes per token)."
+                f" them wins above {even} (prefill rate x bytes per token)."
             ),
             "load time = latency + bytes / bandwidth; recompute time = tokens / prefill rate.",
+            *links,
+            *outlook,
         ],
     )
 
@@ -198,7 +201,9 @@ def pays_from(found: SourceBreakeven) -> str:
     return "never on an idle GPU" if wins is None else f"from {wins:,} tokens on"
 
 
-def store_section(found: StorePlan, load: StoreLoad, prices: StorePrices) -> Section:
+def store_section(
+    found: StorePlan, load: StoreLoad, prices: StorePrices, outlook: Sequence[str]
+) -> Section:
     pays, tokens = found.pays, f"{load.prompt_tokens:,}"
     requests = f"{found.puts_a_day:,.0f} PUTs, {found.gets_a_day:,.0f} GETs"
     saved, even = f"${found.saved_dollars_a_day:,.2f}", found.even_share
@@ -233,6 +238,7 @@ def store_section(found: StorePlan, load: StoreLoad, prices: StorePrices) -> Sec
                 "A hit that does not pay on an idle GPU is taken on a busy one, where computing it"
                 " would hold up other requests."
             ),
+            *outlook,
         ],
     )
 
@@ -261,27 +267,35 @@ def wear_section(found: Wear) -> Section:
     )
 
 
-def cost_section(found: Cost, server: ServerSpec, basis: str) -> Section:
+def cost_section(found: Cost, server: ServerSpec, basis: str, *, is_measured: bool) -> Section:
     def row(label: str, cell: Callable[[Fleet], str]) -> tuple[str, str, str]:
         return label, cell(found.without), cell(found.pooled)
 
+    pool = server.pool
+    parts = (
+        f"{size(pool.dram_bytes)} of DRAM at ${pool.dram_gib_price:g} a GiB and"
+        f" {drive_size(pool.nvme_bytes)} of NVMe at ${pool.nvme_tb_price:g} a TB"
+        if server.pool_price is None
+        else "as given"
+    )
     notes = [
-        basis,
+        f"Clients under the SLA from {basis}.",
         (
             "servers = ceil(clients / clients under the SLA)."
             f" Assumed a server: {server.server_gpus} GPUs, {server.rack_units}U,"
             f" {_power(server.power_kw_min, server.power_kw_max)}, {_price(server.price)},"
-            f" {_price(server.pool_price)} more with a pool,"
             f" {server.cooling_ratio:g} kW of cooling a kW."
         ),
+        f"A pool adds {_price(server.pool_dollars)} a server: {parts}.",
     ]
     carried = found.without.servers * found.without.clients_per_server
     if carried < found.clients:
         notes.append(
             f"The GPU-only servers carry {carried:,} clients under the SLA, not {found.clients:,}."
         )
+    by = "" if is_measured else ", by the reference table, not by a result of yours"
     return _section(
-        f"{found.clients:,} clients",
+        f"{found.clients:,} clients{by}",
         ("", "GPU only", "with a pool"),
         [
             row("clients a server", lambda fleet: f"{fleet.clients_per_server:,}"),
@@ -291,6 +305,7 @@ def cost_section(found: Cost, server: ServerSpec, basis: str) -> Section:
             row("power", lambda fleet: _power(fleet.power_kw_min, fleet.power_kw_max)),
             row("cooling", lambda fleet: _power(fleet.cooling_kw_min, fleet.cooling_kw_max)),
             row("price", lambda fleet: _price(fleet.price)),
+            row("of it for pools", lambda fleet: _price(fleet.pool_price)),
         ],
         notes,
     )

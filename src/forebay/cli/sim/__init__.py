@@ -12,7 +12,7 @@ from forebay.cli import flags, progress
 from forebay.cli.flags import Commands, Parser
 from forebay.cli.sim import hosts
 from forebay.errors import SettingsError
-from forebay.quantity import format_size, parse_size
+from forebay.quantity import format_size, parse_count, parse_size
 from forebay.report.charts import COLOURS, Chart, ChartLine
 from forebay.report.page import document, figure, legend
 from forebay.sim.hosts import Routing
@@ -56,7 +56,7 @@ def _add_flags(parser: Parser) -> None:
     parser.add_argument("--dram-tokens", required=True, metavar="N", help="tokens that DRAM holds")
     parser.add_argument("--disk-tokens", default="0", metavar="N", help="and NVMe (default: 0)")
     parser.add_argument(
-        "--users", type=int, default=0, metavar="N", help="sessions at once (default: all)"
+        "--users", type=flags.COUNT, default=0, metavar="N", help="sessions at once (default: all)"
     )
     parser.add_argument("--prompt-max", metavar="N", help="leave out sessions with longer prompts")
     parser.add_argument(
@@ -87,7 +87,7 @@ def _add_hosts_flags(parser: Parser) -> None:
         "--store-tokens", default="0", metavar="N", help="of a host in a shared store (default: 0)"
     )
     parser.add_argument(
-        "--sessions", type=int, default=1, metavar="N", help="of each user, with --hosts"
+        "--sessions", type=flags.COUNT, default=1, metavar="N", help="of each user, with --hosts"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of which sessions")
 
@@ -147,12 +147,7 @@ def _sizes(parsed: argparse.Namespace) -> Sizes:
 
 
 def _tokens(text: str) -> int:
-    units = {"k": 1000, "m": 1_000_000, "g": 1_000_000_000}
-    number, unit = (text[:-1], units[text[-1].lower()]) if text[-1:].lower() in units else (text, 1)
-    try:
-        count = round(float(number) * unit)
-    except (ValueError, OverflowError):
-        count = -1
+    count = parse_count(text)
     if count < 0:
         raise SettingsError(f"'{text[:40]}' is not a number of tokens; write 600k or 0.6M.")
     return count

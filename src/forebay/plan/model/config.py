@@ -2,7 +2,7 @@
 
 Only architectures whose cache is known are read: a wrong guess would be a wrong purchase. A missing
 field is an error that names it, unless the architecture's own default is a fixed number (those are
-in the tables below, as in the model's configuration class).
+in the tables below, as in the model's configuration class in Transformers).
 """
 
 from collections.abc import Mapping
@@ -65,6 +65,29 @@ _HEAD_DIM: Final = {
     "gpt_oss": 64,
     "qwen3": 128,
     "qwen3_next": 256,
+}
+# KV heads where the file leaves them out; elsewhere, or where it says null, each attention head has
+# its own K and V.
+_KV_HEADS: Final = {
+    "ernie4_5": 2,
+    "gemma": 16,
+    "gemma2": 4,
+    "gemma3_text": 4,
+    "glm4": 2,
+    "glm4_moe": 8,
+    "gpt_oss": 8,
+    "mistral": 8,
+    "mixtral": 8,
+    "phimoe": 8,
+    "qwen2": 32,
+    "qwen2_moe": 16,
+    "qwen3": 32,
+    "qwen3_moe": 4,
+    "qwen3_next": 2,
+    "seed_oss": 8,
+    "smollm3": 4,
+    "stablelm": 32,
+    "starcoder2": 2,
 }
 # Every n-th layer is a full one, the others have a window (or, in qwen3_next, a recurrent state).
 _FULL_EVERY: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "qwen3_next": 4}
@@ -210,12 +233,9 @@ def _head_dim(reader: _Reader, model_type: str, heads: int) -> int:
 def _kv_heads(reader: _Reader, model_type: str, heads: int) -> int:
     if model_type in _UNGROUPED:
         return 1 if reader.flag("multi_query", default=model_type == "gpt_bigcode") else heads
-    if reader.fields.get("num_key_value_heads") is None:
-        raise SettingsError(
-            f"num_key_value_heads is missing in {reader.source}; add it (equal to"
-            " num_attention_heads if every head has its own K and V)."
-        )
-    kv_heads = reader.whole("num_key_value_heads")
+    is_null = "num_key_value_heads" in reader.fields
+    default = heads if is_null else _KV_HEADS.get(model_type, heads)
+    kv_heads = reader.whole("num_key_value_heads", default)
     if heads % kv_heads:
         raise SettingsError(
             f"num_key_value_heads {kv_heads} in {reader.source} does not divide"

@@ -1,24 +1,89 @@
 """Whether the connector would share a model's KV: by the same table as the connector itself.
 
 A model's `config.json` says which kinds of attention it has. What else an engine is configured with
-is known only when it starts.
+is known only when it starts; what the table declines beside such attention is told with it.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
-from forebay.engines.vllm.kinds import KINDS, Support
+from forebay.engines.vllm.kinds import KINDS, Kind, Support
 from forebay.plan.model.shape import LayerKind, Shape
 
-_ATTENTION: Final = {
+_ALONE: Final = {
     LayerKind.FULL: "FullAttentionSpec",
     LayerKind.SLIDING: "local attention alone",
     LayerKind.LATENT: "MLAAttentionSpec",
     LayerKind.LINEAR: "local attention alone",
 }
+# Beside full attention, by what else there is.
+_BESIDE: Final = {
+    frozenset({LayerKind.SLIDING}): "SlidingWindowSpec",
+    frozenset({LayerKind.LINEAR}): "states",
+}
+_DECLINED_WITH: Final[Mapping[str, tuple[str, ...]]] = {
+    "SlidingWindowSpec": ("drafters beside local attention",),
+    "states": ("MambaSpec", "zeroed states", "stages of states", "speculation beside states"),
+}
+
+
+class Outlook(NamedTuple):
+    """What the table has for a model."""
+
+    kind: Kind
+    declined_with: tuple[Kind, ...] = ()  # configurations that engines of this kind are declined in
+
+    @property
+    def why_declined(self) -> str:
+        """Empty: such a model is shared."""
+        return "" if self.kind.support is Support.SHARED else self.kind.why
+
+    def lines(self) -> list[str]:
+        """For people."""
+        if self.why_declined:
+            says = "Forebay declines this model on vLLM, which then serves without it"
+            return [f"{says}: {self.why_declined}."]
+        found = [f"Forebay shares it on vLLM: {self.kind.what}; {self._where()}."]
+        if self.declined_with:
+            reasons = "; ".join(kind.why for kind in self.declined_with)
+            found.append(f"It declines such an engine in some configurations: {reasons}.")
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """For programs; `declined` is empty where it is shared."""
+        return {
+            "declined": self.why_declined,
+            "compatibility": {
+                "kind": self.kind.what,
+                "run_on": [f"vLLM {release}, {device}" for release, device in self.kind.ran],
+                "declined_if": [kind.why for kind in self.declined_with],
+            },
+        }
+
+    def _where(self) -> str:
+        """On which devices, and with which releases, a test or a measurement has run it."""
+        releases: dict[str, list[str]] = {}
+        for release, device in self.kind.ran:
+            releases.setdefault(device, []).append(release)
+        places = [
+            f"{device} (vLLM {each[0]}{f' to {each[-1]}' if len(each) > 1 else ''})"
+            for device, each in releases.items()
+        ]
+        return f"run on {' and '.join(places)}" if places else "read in vLLM's source, not run"
+
+
+def outlook(shape: Shape) -> Outlook:
+    """The row of the table for this model's attention."""
+    kinds = {group.kind for group in shape.groups}
+    if len(kinds) == 1:
+        name = _ALONE[next(iter(kinds))]
+    elif LayerKind.FULL in kinds:
+        name = _BESIDE.get(frozenset(kinds - {LayerKind.FULL}), "several attentions")
+    else:
+        name = "several attentions" if LayerKind.LATENT in kinds else "local attention alone"
+    return Outlook(KINDS[name], tuple(KINDS[each] for each in _DECLINED_WITH.get(name, ())))
 
 
 def why_declined(shape: Shape) -> str:
     """Why the connector would decline an engine with this model; empty: it would not."""
-    kinds = {_ATTENTION[group.kind] for group in shape.groups}
-    kind = KINDS[kinds.pop() if len(kinds) == 1 else "several attentions"]
-    return "" if kind.support is Support.SHARED else kind.why
+    return outlook(shape).why_declined
