@@ -298,8 +298,8 @@ class Settings:
     compress: bool = _setting(
         False,
         _switch,
-        "Store KV that is bfloat16 in 0.76 of its size, without loss, encoded by the GPU; other KV is"
-        " stored as it is. Engines with it and without it do not share what they encode.",
+        "Store KV that is bfloat16 in 0.76 of its size, without loss, encoded by the GPU; other KV"
+        " is stored as it is. Engines with it and without it do not share what they encode.",
     )
     min_tokens: int = _setting(
         256, _count, "Prefixes shorter than this many tokens are neither stored nor loaded."

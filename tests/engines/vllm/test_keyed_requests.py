@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,7 +94,7 @@ def test_t10_images_of_vllm_are_hashed_by_what_they_hold(side: SchedulerConnecto
 def test_the_thread_that_hashes_gets_the_interpreter(
     side: SchedulerConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on, hash_now, wait_now = threading.Event(), inputs._hash_inputs, inputs.wait
+    goes_on, hash_now = threading.Event(), inputs._hash_inputs
 
     def hash_later(*arguments: Any) -> Any:
         assert goes_on.wait(60)
@@ -102,7 +103,7 @@ def test_the_thread_that_hashes_gets_the_interpreter(
     def wait_long(futures: Any, timeout_s: float) -> Any:
         assert 0 < timeout_s <= scheduler._HASH_WAIT_S
         goes_on.set()
-        return wait_now(futures, 60)
+        return wait(futures, 60)
 
     monkeypatch.setattr(inputs, "_hash_inputs", hash_later)
     monkeypatch.setattr(inputs, "wait", wait_long)
