@@ -8,7 +8,7 @@ from forebay.report.escaping import escaped
 from forebay.report.page import Cell, Table
 
 LINE_LETTERS: Final = 100
-_MARKS: Final = {"point": " <", "beyond": " !"}
+_MARKS: Final = {"point": " <", "beyond": " !", "within": "  "}  # the last keeps their place
 
 
 class Section(NamedTuple):
@@ -56,8 +56,8 @@ def plain(table: Table) -> list[str]:
 
 
 def _text(cell: Cell) -> str:
-    """A cell with its mark; cells that may have one keep its place."""
+    """A cell with its mark."""
     if isinstance(cell, str):
         return escaped(cell)
     text, kind = escaped(cell[0]), cell[1]
-    return text if kind in {"", "gain", "loss"} else text + _MARKS.get(kind, "  ")
+    return text + _MARKS.get(kind, "")

@@ -102,6 +102,10 @@ def test_the_terminal_says_the_same() -> None:
     for words in ("End to end, ms", "Goodput, requests a second", "What it takes", "misses by"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 130
+    steps = [line for line in text.splitlines() if line[:8].strip().isdigit()][:6]
+    assert len({len(line) for line in steps}) == 1, "columns stand beneath each other"
+    points = {line.rindex(".", 0, 58) for line in steps}  # of the first column that has marks
+    assert len(points) == 1
     alone = result_text(ab.off, Sla())
     assert "16 clients, 3.47 requests/s; the first violation is at 32" in alone
 

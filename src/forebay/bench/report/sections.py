@@ -109,13 +109,13 @@ def _compared(found: Comparison, row: ComparedStep) -> list[Cell]:
 
 
 def _kind(step: LoadStep | None, judged: JudgedResult) -> str:
-    """Whether it is the operating point, or beyond the SLA."""
+    """Whether it is the operating point, beyond the SLA, or within it."""
     if step is None:
-        return ""
+        return "within"
     if step is judged.point:
         return "point"
     is_beyond = judged.violation is not None and step.clients >= judged.violation.clients
-    return "beyond" if is_beyond else ""
+    return "beyond" if is_beyond else "within"
 
 
 def steps_of(result: LoadResult) -> Table:
