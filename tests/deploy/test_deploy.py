@@ -6,21 +6,15 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from tests.deploy.manifests import DEPLOY, SOCKET, STOP_S, USER
 
-from forebay.cli.engine import serve
 from forebay.cli.flags import read_settings
 from forebay.cli.main import build_parser
-from forebay.quantity import parse_size
 
 ROOT = Path(__file__).parent.parent.parent
-DEPLOY = ROOT / "deploy"
-SOCKET = "/run/forebay/pool.sock"
-STOP_S = 20  # how long a pool writes when it ends
-INSTRUCTIONS = {"FROM", "COPY", "RUN", "ENTRYPOINT", "CMD"}
+INSTRUCTIONS = {"FROM", "COPY", "RUN", "ENV", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -82,41 +76,24 @@ def test_images_are_made_of_what_is_there(stages: dict[str, dict[str, list[str]]
     assert json.loads(engine["ENTRYPOINT"][0])[-3:] == ["-m", "forebay.cli", "serve"]
 
 
-def containers() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Every container of the manifest with its pod."""
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
-    found = {}
-    for document in documents:
-        template = document["spec"]["template"]
-        labels = document["spec"]["selector"]["matchLabels"]
-        assert labels.items() <= template["metadata"]["labels"].items()
-        for container in template["spec"]["containers"]:
-            found[document["kind"]] = (container, template["spec"])
-    return found
-
-
-def memory_limit(container: dict[str, Any]) -> int:
-    return parse_size(container["resources"]["limits"]["memory"] + "B")
-
-
-def test_the_manifest_has_a_pool_on_every_node_and_an_engine_that_finds_it() -> None:
-    found = containers()
-    assert set(found) == {"DaemonSet", "Deployment"}
-    for container, pod in found.values():
-        volumes = {volume["name"]: volume for volume in pod["volumes"]}
-        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-        assert mounts.keys() == volumes.keys()
-        assert volumes["socket"]["hostPath"]["path"] == mounts["socket"] == "/run/forebay"
-        assert pod["securityContext"]["runAsNonRoot"]
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert not container["securityContext"]["allowPrivilegeEscalation"]
-    pool, pod = found["DaemonSet"]
-    (first,) = pod["initContainers"]
-    assert str(pod["securityContext"]["runAsUser"]) in first["command"], "whose directories are"
-    settings = read_settings(parse_pool(pool["args"]))
-    assert memory_limit(pool) > settings.dram
-    assert pod["terminationGracePeriodSeconds"] > STOP_S
-    parse(pool["readinessProbe"]["exec"]["command"][1:])
-    engine = parse(["serve", *found["Deployment"][0]["args"]])
-    assert serve.settings_of(engine).socket == SOCKET
-    assert engine.passed_on == ["--port=8000"]
+def test_images_run_as_nobody_and_say_whether_they_are_well(
+    stages: dict[str, dict[str, list[str]]],
+) -> None:
+    ports = {"pool": "7411", "serve": "8000"}
+    for name, stage in stages.items():
+        assert stage["USER"] == [f"{USER}:{USER}"]
+        assert stage["EXPOSE"] == [ports[name]]
+        (check,) = stage["HEALTHCHECK"]
+        options, _, command = check.partition(" CMD ")
+        assert {word.partition("=")[0] for word in options.split()} == {
+            "--interval",
+            "--start-period",
+            "--timeout",
+        }
+        (copied,) = (each for each in stage["COPY"] if each.startswith("deploy/"))
+        source, program = copied.split()
+        assert (ROOT / source).stat().st_mode & 0o111, "it can be run"
+        assert json.loads(command)[0] == Path(program).name
+        # What it writes to belongs to its user: an empty volume takes that over.
+        (run,) = stage["RUN"]
+        assert f"install -d -m 700 -o {USER} -g {USER} /run/forebay" in run
