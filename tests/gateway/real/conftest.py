@@ -1,8 +1,7 @@
 """Engines of the gateway's tests on real vLLM, with the demo model.
 
 Two that chat and one that embeds have no pool; a pair that chats has one. All have small KV caches,
-as where many dialogs share a GPU. Tests of one `xdist_group` share them; those that swap have their
-own, and run beside.
+as where many dialogs share a GPU.
 """
 
 import json

@@ -17,7 +17,7 @@ from tests.gateway.real.conftest import CHUNK, Pair, RealEngine, client_of
 from tests.gateway_harness import GatewayProcess, engine_table
 from tests.pool_process import short_directory, wait_until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600), pytest.mark.xdist_group("engines")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 # In the end dialogs have twice the tokens that the KV caches of both engines hold.
 DIALOGS, TURNS, WORDS = 6, 5, 16
 ANSWER = 2

@@ -12,7 +12,7 @@ from tests.gateway.real.conftest import CHUNK, Pair, client_of
 from tests.gateway_harness import GatewayProcess, engine_table
 from tests.pool_process import short_directory, wait_until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800), pytest.mark.xdist_group("engines")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 PROMPTS = 6
 FILE = "prefill_tokens = 64\n"
 
