@@ -38,6 +38,7 @@ class SmallEngine(ListeningServer):
         self.behave = behave
         self.asked: list[Asked] = []
         self.health = 200
+        self.blocks = 99  # of 16 tokens, of its KV cache
         self.may_go = threading.Event()  # for behaviours that wait for the test
         self.gone = threading.Event()  # a connection with an answer under way was closed by us
 
@@ -53,7 +54,8 @@ class SmallEngine(ListeningServer):
             elif asked.path == "/v1/models":
                 yield whole(200, json.dumps({"data": [{"id": MODEL, "max_model_len": 7}]}).encode())
             elif asked.path == "/metrics":
-                yield whole(200, b'vllm:cache_config_info{block_size="16",num_gpu_blocks="99"} 1\n')
+                sizes = f'block_size="16",num_gpu_blocks="{self.blocks}"'
+                yield whole(200, f"vllm:cache_config_info{{{sizes}}} 1\n".encode())
             else:
                 self.asked.append(asked)
                 asked.incoming = incoming

@@ -1,5 +1,6 @@
 """Engines that fail: one retry before the first byte, a breaker with a probe."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 from tests.gateway_harness import (
     ANSWER,
     EVENT,
+    MODEL,
     Asked,
     SmallEngine,
     answers,
@@ -21,6 +23,12 @@ from tests.gateway_harness import (
     whole,
 )
 from tests.pool_process import HANG_S, wait_until
+
+from forebay.gateway import watching
+from forebay.gateway.config import parse_config
+from forebay.gateway.http.client import EngineClient
+from forebay.gateway.placement.dispatcher import Dispatcher
+from forebay.gateway.watching import EngineWatch
 
 
 def engines_asked(*engines: SmallEngine) -> list[int]:
@@ -142,3 +150,39 @@ def test_a_new_gateway_learns_the_engines_states() -> None:
         (state,) = front.status()["engines"]
         assert state["kv_tokens"] == 16 * 99
         assert front.chat()[0] == 200
+
+
+def test_an_engine_whose_answers_break_off_is_taken_out_of_use() -> None:
+    """Each of them has begun well, which must not make up for those before."""
+    with SmallEngine(breaks) as engine, gateway(engine) as front:
+        for _ in range(3):
+            assert front.chat(stream=True)[0] == 200
+        assert "engine a is not used: it closed the connection" in front.text()
+
+
+def test_an_engine_that_is_down_is_looked_at_without_the_pause_of_one_that_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever restarts it may give it another KV cache."""
+    monkeypatch.setattr(watching, "WHILE_UP_S", 1e9)
+    monkeypatch.setattr(watching, "WHILE_DOWN_S", 0.01)
+
+    async def play(url: str, sizes: list[int]) -> None:
+        table = {"engine": [{"name": "a", "model": MODEL, "url": url}]}
+        dispatcher, client = Dispatcher(parse_config(table)), EngineClient()
+        engine = dispatcher.engines["a"]
+        task = asyncio.create_task(EngineWatch(dispatcher, client).run())
+        async with asyncio.timeout(HANG_S):
+            for size in sizes:
+                while engine.kv_tokens != 16 * size:  # noqa: ASYNC110 - nothing else tells it
+                    await asyncio.sleep(0.01)
+                assert engine.is_used
+                if size == sizes[0]:
+                    stands.blocks = sizes[1]
+                    dispatcher.failed(engine, "gone", is_gone=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+
+    with SmallEngine(answers) as stands:
+        asyncio.run(play(stands.url, [stands.blocks, 50]))

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import pytest
 from forebay.gateway.config import GatewayConfig, parse_config
 from forebay.gateway.front.reading import read_body, with_hints
 from forebay.gateway.placement.dispatcher import Dispatcher
+from forebay.gateway.placement.engine_state import Condition
 from forebay.gateway.placement.prefixes import PrefixMap, PromptPart
 from forebay.gateway.placement.queue import RequestQueue
 from forebay.gateway.placement.request import NotPlaced, Placement, RoutedRequest, ServedTokens
@@ -302,3 +304,41 @@ def test_what_is_read_of_a_body() -> None:
     assert with_hints(b' {"model":1}', {"session": "s"}) == (
         b' {"kv_transfer_params":{"forebay":{"session":"s"}},"model":1}'
     )
+
+
+def test_a_request_that_is_placed_as_its_time_ends_is_placed() -> None:
+    """Both in one turn of the loop: what an engine was given is answered, and given back."""
+
+    async def play() -> None:
+        dispatcher = Dispatcher(config(1, max_num_seqs=1, file={"queue_s": 1}), ManualClock())
+        loop = asyncio.get_running_loop()
+        before, waits = asked(("x", 40)), asked(("y", 40))
+        placed(dispatcher, before)
+        work = asyncio.ensure_future(dispatcher.place(waits))
+        await asyncio.sleep(0)
+        loop.call_at(loop.time() + 0.9, done, dispatcher, before)
+        time.sleep(1.5)  # noqa: ASYNC251 - so that both are due at once
+        assert isinstance(await work, Placement)
+        assert dispatcher.engines["e0"].running == 1
+        done(dispatcher, waits)
+        assert dispatcher.engines["e0"].running == 0
+        assert dispatcher.keys.states["anonymous"].requests == 0
+
+    run(play())
+
+
+def test_what_failed_goes_to_an_engine_with_room_and_never_beside_a_trial() -> None:
+    dispatcher = Dispatcher(config(3, max_num_seqs=1), ManualClock())
+    engines = list(dispatcher.engines.values())
+    busy, failing = asked(("x", 40_000)), asked(("x", 40_000))
+    name = placed(dispatcher, busy).engine  # it has the prompt, and no room
+    placed(dispatcher, failing)
+    again = dispatcher.place_again(failing)
+    assert again is not None
+    assert again.engine not in {name, failing.tried[0]}
+    for each in engines:
+        dispatcher.failed(each, "gone", is_gone=True)
+        each.models = {"m": {}}
+        each.is_healthy()
+    assert {each.condition for each in engines} == {Condition.TRIAL}
+    assert dispatcher.place_again(failing) is None, "the third has a request on trial"

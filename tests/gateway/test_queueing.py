@@ -5,7 +5,18 @@ import json
 import threading
 from collections import Counter
 
-from tests.gateway_harness import MODEL, Asked, SmallEngine, answers, chat, gateway, streams, waits
+from tests.gateway_harness import (
+    MODEL,
+    Asked,
+    SmallEngine,
+    answers,
+    chat,
+    gateway,
+    hangs_up,
+    says,
+    streams,
+    waits,
+)
 from tests.pool_process import HANG_S, wait_until
 
 
@@ -74,3 +85,13 @@ def test_two_keys_get_equal_shares_while_both_wait() -> None:
 
 def key_of(asked: Asked) -> str:
     return str(json.loads(asked.body)["messages"][0]["content"])
+
+
+def test_a_key_pays_nothing_for_what_is_refused() -> None:
+    digest = hashlib.sha256(b"k").hexdigest()
+    key = f'[[key]]\nname = "k"\ntoken_sha256 = "{digest}"\ntokens_a_minute = 1000\n'
+    for behave, status in ((says(400), 400), (hangs_up, 502)):
+        with SmallEngine(behave) as engine, gateway(engine, config=key) as front:
+            for _ in range(2):
+                body = chat("w" * 20_000)
+                assert front.fetch("/v1/chat/completions", body, X_Api_Key="k")[0] == status

@@ -7,6 +7,7 @@ for, or that says it is ill, counts as down.
 
 import asyncio
 import logging
+import math
 import re
 from typing import Final
 
@@ -73,10 +74,14 @@ class EngineWatch:
             self._dispatcher.pump(engine)
 
     async def _watch(self, engine: EngineState) -> None:
+        looked = -math.inf
         while True:
-            if engine.power is Power.AWAKE:
+            now = self._dispatcher.now()
+            is_due = not engine.is_used or now - looked >= WHILE_UP_S
+            if engine.power is Power.AWAKE and is_due:
+                looked = now
                 await self.look(engine)
-            await asyncio.sleep(WHILE_UP_S if engine.is_used else WHILE_DOWN_S)
+            await asyncio.sleep(WHILE_DOWN_S)
 
     async def _learn_size(self, engine: EngineState) -> None:
         """How many tokens its KV cache holds, where its metrics say it."""

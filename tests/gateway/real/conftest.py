@@ -1,20 +1,30 @@
-"""Engines of the gateway's tests on real vLLM: two that chat, one that embeds, the demo model."""
+"""Engines of the gateway's tests on real vLLM, with the demo model.
 
+Two that chat and one that embeds have no pool; a pair that chats has one. All have small KV caches,
+as where many dialogs share a GPU.
+"""
+
+import json
 import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.api_server import serve
-from tests.engines.vllm.real.engine import HANG_S
+from tests.engines.vllm.real.engine import HANG_S, NO_DEADLINES, stored_chunks
+from tests.engines.vllm.real.engine_process import transfer_config
 from tests.gateway_harness import GatewayProcess, engine_table
-from tests.pool_process import short_directory, wait_until
+from tests.pool_process import running_pool, short_directory, wait_until
 
 from forebay.engines.start import demo_model
 
+KV_BYTES = 64 << 20  # of an engine: 1,424 tokens
+CHUNK = 64  # tokens, of the pair's pool
 CHAT = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-num-seqs", "4"),
     *("--block-size", "32", "--enable-prompt-tokens-details"),
@@ -32,7 +42,7 @@ class RealEngine:
         self.name, self._log = name, log
         arguments = ["--model", model, "--served-model-name", name, "--host", "127.0.0.1"]
         arguments += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "1024"]
-        arguments += ["--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20), *flags]
+        arguments += ["--enforce-eager", "--kv-cache-memory-bytes", str(KV_BYTES), *flags]
         self.process, self._pipe = forked.start(serve, arguments, str(log))
 
     @property
@@ -57,6 +67,49 @@ class RealEngine:
                 return b" 200 " in link.recv(64)
         except OSError:
             return False
+
+
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=HANG_S, max_retries=0)
+
+
+class Pair:
+    """Two engines with one pool."""
+
+    def __init__(self, place: Path, pool: Any) -> None:
+        settings = {**NO_DEADLINES, "socket": pool.socket, "chunk_tokens": CHUNK}
+        transfer = json.dumps(transfer_config(settings, is_recorded=False))
+        flags = [*CHAT, "--kv-transfer-config", transfer]
+        self.pool = pool
+        model = demo_model.prepare()
+        self.engines = [RealEngine("chat", model, place / f"{n}.log", *flags) for n in "pd"]
+
+    def wait(self) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(RealEngine.wait, self.engines))
+        for engine in self.engines:  # until its weights are hashed, an engine shares nothing
+            client = client_of(engine.url)
+            wait_until(lambda client=client: self.shares(client), "an engine to share", HANG_S)  # type: ignore[misc]
+
+    def shares(self, client: openai.OpenAI) -> bool:
+        before = stored_chunks(self.pool)
+        words = " ".join(f"{before} {number}." for number in range(100))
+        asked: Any = [{"role": "user", "content": words}]
+        client.chat.completions.create(model="chat", messages=asked, max_tokens=1)
+        return stored_chunks(self.pool) > before
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    place = tmp_path_factory.mktemp("pair")
+    with short_directory() as short, running_pool(short, "--dram", "1GiB", disk=False) as pool:
+        begun = Pair(place, pool)
+        try:
+            begun.wait()
+            yield begun
+        finally:
+            for engine in begun.engines:
+                engine.kill()
 
 
 @pytest.fixture(scope="session")

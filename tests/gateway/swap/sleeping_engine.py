@@ -1,9 +1,11 @@
 """An engine that sleeps and wakes as vLLM does, without a model; also as a process of its own.
 
-    python -m tests.gateway.swap.sleeping_engine NAME [--weights FILE] --host HOST --port PORT
+    python -m tests.gateway.swap.sleeping_engine NAME [--weights FILE] [--ill FILE] --host HOST \\
+        --port PORT
 
 Asleep, it says that it is healthy and answers nothing, and what is under way waits. After level 2
-it has no weights until they are loaded again, and says so in place of an answer.
+it has no weights until they are loaded again, and says so in place of an answer. One that begins
+where the file ILL is fails to compute a first token.
 """
 
 import argparse
@@ -20,10 +22,14 @@ from urllib.parse import parse_qs, urlsplit
 PIECES = 8
 FREE_PIECES = 3
 PIECE_S = 0.05
+PROBES = ("/v1/completions", "/v1/embeddings", "/pooling")
 
 
 class SleepingEngine:
-    """One engine; `faults` are modes of sleeping that fail, as vLLM fails: it stays paused."""
+    """One engine; `faults` are modes of sleeping that fail, as vLLM fails: it stays paused.
+
+    With the fault `probe` it computes no token for who asks whether it is awake.
+    """
 
     def __init__(self, name: str, port: int = 0, weights: "Path | None" = None) -> None:
         self.name, self._file = name, weights
@@ -132,6 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(200, {})
         elif parts.path == "/collective_rpc":
             self._say(200, {"results": [engine.rpc(body["method"])]})
+        elif "probe" in engine.faults and parts.path in PROBES:
+            self._say(500, {})
         elif parts.path == "/v1/completions":
             self._say(200, {"choices": [{"text": "".join(engine.pieces(1))}]})
         elif body.get("stream"):
@@ -167,10 +175,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("--weights", type=Path)
+    parser.add_argument("--ill", type=Path)
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parsed = parser.parse_args()
-    SleepingEngine(parsed.name, parsed.port, parsed.weights).server.serve_forever()
+    engine = SleepingEngine(parsed.name, parsed.port, parsed.weights)
+    engine.faults = {"probe"} if parsed.ill and parsed.ill.exists() else set()
+    engine.server.serve_forever()
 
 
 if __name__ == "__main__":

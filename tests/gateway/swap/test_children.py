@@ -1,5 +1,6 @@
 """Processes of engines and what is noted of them."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -94,3 +95,16 @@ def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
     process.kill()
     wait_until(process.is_gone, "the end of all", HANG_S)
     process.close()
+
+
+def test_a_note_that_cannot_be_removed_is_no_news_of_a_process(
+    directory: StateDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = OwnedEngine(setting(sys.executable, "-c", LASTING), directory)
+    assert not made.start()
+    note = directory.path / "a.json"
+    note.unlink()
+    note.mkdir()
+    asyncio.run(made.stop())
+    assert not made.is_running
+    assert "cannot be removed" in caplog.text

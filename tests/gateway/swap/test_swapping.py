@@ -29,9 +29,9 @@ def shared(engine: SleepingEngine, *more: str) -> str:
     return "\n".join(["[[engine]]", *lines, 'gpu = "g"', 'swap = "sleep"', *more, ""])
 
 
-def owned(name: str, *more: str, weights: "Path | None" = None) -> str:
+def owned(name: str, *more: str, **files: Path) -> str:
     command = [sys.executable, "-m", "tests.gateway.swap.sleeping_engine", name]
-    command += ["--weights", str(weights)] if weights else []
+    command += [word for flag, path in files.items() for word in (f"--{flag}", str(path))]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -295,3 +295,28 @@ def test_a_command_that_fails_is_said_and_tried_again(tmp_path: Path) -> None:
         wait_until(lambda: front.power("a") == "broken", "it to fail", HANG_S)
         assert "cannot be run: No such file" in front.engine("a")["why"]
         assert front.ask("a")[0] == 503
+
+
+def test_an_engine_that_computes_nothing_when_it_woke_gets_no_request() -> None:
+    with two() as (one, other), swapping(shared(one), shared(other)) as front:
+        wake(front, "b", "a")
+        other.faults = {"probe"}
+        assert front.ask("b")[0] == 503
+        started, probes = front.engine("b")["started"], other.calls.count("/v1/completions")
+        wait_until(lambda: other.calls.count("/v1/completions") >= probes + 2, "more", HANG_S)
+        assert front.power("b") == "broken"
+        assert front.engine("b")["why"] == "the probe failed: it answered 500"
+        assert front.engine("b")["started"] == started
+        other.faults.clear()
+        wait_until(lambda: front.ask("b")[0] == 200, "it to be used again", HANG_S)
+
+
+def test_an_engine_that_starts_and_computes_nothing_gives_the_gpu_back(tmp_path: Path) -> None:
+    ill = tmp_path / "ill"
+    ill.touch()
+    with swapping(owned("a", ill=ill), owned("b")) as front:
+        assert front.ask("b")[0] == 200
+        assert "engine a is not used: the probe failed" in front.text()
+        assert not (front.state / "a.json").exists()
+        ill.unlink()
+        wait_until(lambda: front.ask("a")[0] == 200, "another start", HANG_S)

@@ -34,6 +34,7 @@ REASON_HEADER: Final = "X-Forebay-Reason"
 _SESSIONS_MAX: Final = 100_000  # of which is remembered how their last answer ended
 _BUSY: Final = (502, 503)  # an engine that says so may be asked again elsewhere
 _NONE_SERVED: Final = ServedTokens()
+_NO_TOKENS: Final = ServedTokens(prompt=0)  # of a request that was refused: its key pays nothing
 
 
 class Refusal(NamedTuple):
@@ -115,7 +116,7 @@ class Forwarding:
                 failure = _failure_of(answer)
                 if failure is None:
                     assert isinstance(answer, EngineAnswer)
-                    engine.succeeded()
+                    engine.answers()
                     await self._pass(exchange, placed, answer)
                     return None
                 self._dispatcher.failed(engine, failure.why, is_gone=failure.is_gone)
@@ -147,6 +148,7 @@ class Forwarding:
         if isinstance(answer, EngineAnswer):
             await self._pass(exchange, placed, answer)
             return None
+        exchange.served = _NO_TOKENS
         return Refusal(502, f"engine {placed.engine} failed: {failure.why}", 0, "engine_failed")
 
     def _url(self, exchange: _Exchange, engine: EngineState) -> str:
@@ -193,9 +195,9 @@ class Forwarding:
             else:
                 why = await self._pieces(exchange, answer, observer)
         finally:
-            exchange.served = observer.served()
+            exchange.served = observer.served() if answer.status < 400 else _NO_TOKENS
+        engine = self._dispatcher.engines[placed.engine]
         if why is not None:
-            engine = self._dispatcher.engines[placed.engine]
             self._dispatcher.failed(engine, why)
             self._metrics.broken.add(labels=(placed.engine,))
             if not is_stream:
@@ -203,8 +205,11 @@ class Forwarding:
                 return
             said = f"engine {placed.engine} failed: {why}"
             await incoming.write(answers.error_event(incoming.path, said))
-        elif rest := observer.rest():
-            await incoming.write(rest)
+        else:
+            if answer.status not in _BUSY:
+                engine.succeeded()
+            if rest := observer.rest():
+                await incoming.write(rest)
         await incoming.end()
         self._note(exchange, observer)
 

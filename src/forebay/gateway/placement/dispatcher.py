@@ -93,11 +93,10 @@ class Dispatcher:
         model = self.models[request.model]
         self._leave(request)
         request.tried.append(request.engine)
-        engines = [
-            engine
-            for engine in model.answering
-            if engine.takes_requests and engine.setting.name not in request.tried
-        ]
+        others = [each for each in model.answering if each.setting.name not in request.tried]
+        engines = [each for each in others if each.has_room]
+        if not engines:  # rather one more than it can start than no answer; a trial is for one
+            engines = [each for each in others if each.takes_more]
         if not engines:
             request.engine = ""
             return None
@@ -241,7 +240,10 @@ class Dispatcher:
             async with asyncio.timeout(self._config.queue_s):
                 placed = await request.waiting
         except TimeoutError:
-            placed = NotPlaced(503, "no engine became free in time", RETRY_AFTER_S)
+            if request.engine:  # it was placed in that very moment
+                placed = request.waiting.result()
+            else:
+                placed = NotPlaced(503, "no engine became free in time", RETRY_AFTER_S)
         finally:
             if not request.engine:
                 self.keys.states[request.key].requests -= 1

@@ -68,9 +68,10 @@ class EngineState:
         return self.condition in _USED
 
     @property
-    def takes_requests(self) -> bool:
-        """Whether requests may be sent to it now."""
-        return self.is_used and self.power is Power.AWAKE
+    def takes_more(self) -> bool:
+        """Whether requests may be sent to it now, even if they have to wait there."""
+        is_used = self.condition in {Condition.NEW, Condition.UP}
+        return is_used and self.power is Power.AWAKE
 
     @property
     def has_room(self) -> bool:
@@ -124,11 +125,15 @@ class EngineState:
                 self.prefill_rate, request.uncached_tokens / max(ttft_s, 0.001)
             )
 
-    def succeeded(self) -> None:
-        """It answered a request."""
-        self._failures.clear()
+    def answers(self) -> None:
+        """It began an answer; a failure before this still counts, since the answer may break."""
         if self.condition in {Condition.NEW, Condition.TRIAL}:
             self.condition, self.why = Condition.UP, ""
+
+    def succeeded(self) -> None:
+        """It answered a request, to its end."""
+        self._failures.clear()
+        self.answers()
 
     def failed(self, why: str, now: float, *, is_gone: bool) -> None:
         """A request failed there for its fault; `is_gone`: nobody listens at its address.
@@ -153,6 +158,7 @@ class EngineState:
     def take_down(self, why: str) -> None:
         """Use it no more until it is healthy again; what its KV cache held is likely gone."""
         self.condition, self.why = Condition.DOWN, why
+        self.kv_tokens = self.setting.kv_tokens  # the next process may have more or less
         self._failures.clear()
         self.prefixes.clear()
 

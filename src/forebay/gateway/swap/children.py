@@ -9,6 +9,7 @@ A file that cannot be read is no note. Not thread-safe; calls do not block.
 import asyncio
 import fcntl
 import hashlib
+import logging
 import os
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from forebay.sys.processes import SessionProcess
 
 _STOP_S: Final = 30.0  # to end by itself
 _LOOK_S: Final = 0.1
+_log: Final = logging.getLogger(__name__)
 
 
 class EngineNote(msgspec.Struct, frozen=True):
@@ -128,7 +130,10 @@ class OwnedEngine:
             await _until_gone(process)
         process.close()
         self._process = self.note = None
-        self._file.unlink(missing_ok=True)
+        try:
+            self._file.unlink(missing_ok=True)
+        except OSError as error:  # it names a process that is gone
+            _log.warning("%s cannot be removed: %s", self._file, error.strerror)
 
 
 async def stop_engines(config: GatewayConfig) -> list[str]:

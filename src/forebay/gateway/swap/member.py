@@ -61,7 +61,11 @@ class GpuMember:
         if isinstance(found, Unanswered):
             said = "it answers nothing at /is_sleeping: start it with VLLM_SERVER_DEV_MODE=1"
             return Power.BROKEN, said if found.is_ill else found.why
-        return (Power.ASLEEP if found else Power.AWAKE), ""
+        if found:
+            return Power.ASLEEP, ""
+        # One that was found broken has computed nothing since; others may be busy for long.
+        why = await self._control.probe() if self.engine.power is Power.BROKEN else ""
+        return (Power.BROKEN if why else Power.AWAKE), why
 
     async def prepare(self) -> None:
         """Before its last answers: whether it will sleep or be stopped is known afterwards."""
@@ -126,10 +130,10 @@ class GpuMember:
             return "another process listens at its address"
         if why := self.owned.start():
             return why
-        if why := await self._come_up():
-            await self.owned.stop()
-            return why
-        return await self._control.probe()
+        why = await self._come_up() or await self._control.probe()
+        if why:
+            await self.owned.stop()  # the GPU is for engines that serve
+        return why
 
     async def _come_up(self) -> str:
         """Wait until its process says that it is healthy."""
