@@ -4,7 +4,6 @@ Each test attacks a pool in a process of its own, through its files; what it hel
 or is a miss, the pool lives, and `du` never shows more than the cap.
 """
 
-import contextlib
 import os
 import shutil
 import struct
@@ -317,7 +316,7 @@ def secrets_in(pool: PoolProcess, directory: Path) -> int:
     """How often the secret is in the files, and in the memory that engines map."""
     found = 0
     for path in directory.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a region may be evicted meanwhile
+        with suppress(FileNotFoundError):  # a region may be evicted meanwhile
             found += path.read_bytes().count(SECRET)
     for link in Path(f"/proc/{pool.pid}/fd").iterdir():
         if "memfd:forebay-slab" in str(link.readlink()):
