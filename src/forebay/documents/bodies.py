@@ -21,7 +21,7 @@ MEMBERS: Final = {  # where a path's prompt is
 BODY_BYTES_MAX: Final = 8 << 20  # of a body with documents, in which they stand twice
 DOCUMENTS_MAX: Final = 256  # of one request
 GAP_LETTERS_MAX: Final = 64  # between two documents
-_TRIES_MAX: Final = 16  # places of a message at which its first document stands
+_TRIES_MAX: Final = 4  # places of a message at which its first document stands
 _MESSAGES_MAX: Final = 256  # the last of a dialog, in which documents are looked for
 _PARTS_MAX: Final = 1024  # of a message with documents
 _NOWHERE: Final = (
@@ -80,10 +80,12 @@ class _BlockExchange(NamedTuple):
         """Where each block begins."""
         spots, end = [begin], begin + len(self.given[0])
         for each in self.given[1:]:
-            at = text.find(each, end, end + GAP_LETTERS_MAX + len(each))
-            # Words between blocks would belong to one of them, and stay behind.
-            if at < 0 or any(letter.isalnum() for letter in text[end:at]):
-                return None
+            at, last = end, min(end + GAP_LETTERS_MAX, len(text) - len(each))
+            while not text.startswith(each, at):
+                # Words between blocks would belong to one of them, and stay behind.
+                if at >= last or text[at].isalnum():
+                    return None
+                at += 1
             spots.append(at)
             end = at + len(each)
         return spots

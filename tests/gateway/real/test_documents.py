@@ -13,7 +13,7 @@ from tests.gateway.real.conftest import CHUNK, Pair, RealEngine, client_of
 from tests.gateway_harness import GatewayProcess, engine_table
 from tests.pool_process import short_directory, wait_until
 
-from forebay.documents.bodies import MEMBER, reordered
+from forebay.documents.bodies import MEMBER, MEMBERS, reordered
 from forebay.documents.order import DocumentOrder
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -65,14 +65,22 @@ def front(pair: Pair) -> Iterator[GatewayProcess]:
         assert "a bug was caught" not in begun.text(), begun.text()
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"), [("chat/completions", "messages"), ("completions", "prompt")]
-)
+@pytest.fixture(scope="module")
+def order() -> DocumentOrder:
+    """Counts what the gateway counts."""
+    return DocumentOrder()
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_answers_equal_those_of_the_same_prompt_without_a_pool(
-    path: str, kind: str, front: GatewayProcess, pair: Pair, engines: list[RealEngine]
+    path: str,
+    order: DocumentOrder,
+    front: GatewayProcess,
+    pair: Pair,
+    engines: list[RealEngine],
 ) -> None:
+    kind = MEMBERS[f"/v1/{path}"]
     through, alone = client_of(front.url), client_of(engines[0].url)
-    order = DocumentOrder()  # as the gateway's, whose first requests these are
     changed = cached = 0
     loads = pair.pool.number("operations", tier="dram", direction="load")
     for body in requests(kind):
