@@ -4,9 +4,9 @@
 
 Replays requests for documents whose popularity follows Zipf's law, and prints what share of the
 documents' tokens is a prefix hit as they were retrieved, in a fixed order (by hash), and with the
-most popular first; the bar is twice the first. Then it prints the CPU time of the gateway's step for
-a request, bodies of all sizes read and written; the bar is 1 ms. The cache of the replay forgets
-nothing, and only whole chunks of it are hits.
+most popular first; the bar is twice the first. Then it prints the CPU time of the gateway's step
+for a request, its body read and written; the bar is 1 ms. The cache of the replay forgets nothing,
+and only whole chunks of it are hits.
 """
 
 import argparse

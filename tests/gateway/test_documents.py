@@ -11,7 +11,7 @@ from forebay.documents.bodies import MEMBER
 from forebay.documents.order import DocumentOrder
 from forebay.gateway.config import KeySetting
 from forebay.gateway.documents import _ALL_MAX, DocumentStep
-from forebay.gateway.front.reading import BLOCK_BYTES, read_body
+from forebay.gateway.front.reading import CUT_BYTES, read_body
 
 PAIR = DocumentOrder().arrange(["first text", "second text"]).documents  # as nobody has asked
 
@@ -94,7 +94,7 @@ def test_all_tables_together_have_a_limit() -> None:
 
 
 def test_placement_sees_what_two_long_messages_begin_with() -> None:
-    document = "x" * 4 * BLOCK_BYTES
+    document = "x" * 4 * CUT_BYTES
     bodies = [json.dumps(chat(f"{document} {question}")).encode() for question in ("a", "b")]
     common = []
     for is_cut in (False, True):

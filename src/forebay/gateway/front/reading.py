@@ -14,6 +14,7 @@ import xxhash
 from forebay.gateway.placement.prefixes import PromptPart
 
 BLOCK_BYTES: Final = 512  # of a prompt that is one text
+CUT_BYTES: Final = 2048  # of a message that is cut
 PARTS_MAX: Final = 4096  # of one prompt; what is behind them is one more
 SESSION_HEADERS: Final = ("x-session-id", "x-claude-code-session-id", "thread-id")
 SESSION_LETTERS_MAX: Final = 256
@@ -189,7 +190,7 @@ def _chain(model: str, said: _Body, *, is_cut: bool) -> tuple[PromptPart, ...]:
         name = xxhash.xxh3_64_intdigest(part, name)
     pieces = _pieces(said)
     if is_cut:
-        pieces = [block for piece in pieces for block in _blocks(bytes(piece))]
+        pieces = [block for piece in pieces for block in _blocks(bytes(piece), CUT_BYTES)]
     end = sum(len(bytes(part)) for part in head[2:])
     chain = []
     if end:
@@ -211,8 +212,8 @@ def _pieces(said: _Body) -> "list[msgspec.Raw] | list[bytes]":
         return _parts.decode(_first(said.messages, said.input))
     except msgspec.DecodeError:
         pass  # it is one text, or a list of tokens, or there is none
-    return _blocks(bytes(_first(said.prompt, said.input)))
+    return _blocks(bytes(_first(said.prompt, said.input)), BLOCK_BYTES)
 
 
-def _blocks(text: bytes) -> list[bytes]:
-    return [text[at : at + BLOCK_BYTES] for at in range(0, len(text), BLOCK_BYTES)]
+def _blocks(text: bytes, size: int) -> list[bytes]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
