@@ -60,7 +60,8 @@ def _head(facts: Facts) -> Iterator[Observation]:
     )
     yield warning(
         f"In {_of({number for number, _ in marks}, prompts)}, a line near the beginning differs"
-        f" from others' in a date, a time or an id alone, and nothing behind it is shared ({shown}).",
+        " from others' in a date, a time or an id alone, and nothing behind it is shared"
+        f" ({shown}).",
         "Move it behind what prompts have in common, into the last message, or leave it out.",
     )
 
