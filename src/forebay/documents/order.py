@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+import xxhash
+
 from forebay.documents.popularity import DOCUMENTS_MAX, Popularity
 
 
@@ -44,10 +46,10 @@ class DocumentOrder:
         What was counted in one scope changes nothing in another.
         """
         popularity = self._popularity
-        # A lone surrogate is no text of UTF-8, and a document all the same.
+        # A lone surrogate is no text of UTF-8, and a document all the same. Who makes two documents
+        # of one digest has them counted as one, and nobody else's.
         digests = [
-            blake2b(each.encode(errors="surrogatepass"), digest_size=16).digest()
-            for each in documents
+            xxhash.xxh3_128_digest(each.encode(errors="surrogatepass")) for each in documents
         ]
         scope = blake2b(scope, digest_size=32).digest()  # however long it is
         names = [popularity.name(each, scope) for each in digests]

@@ -18,6 +18,7 @@ from forebay.documents.order import DocumentOrder
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 DOCUMENTS, EACH, REQUESTS, ANSWER = 10, 4, 12, 16
+KNOWN_MAX = 4  # chunks at the ends of what is computed that are not new, or not whole
 
 
 def document(number: int) -> str:
@@ -95,7 +96,8 @@ def test_answers_equal_those_of_the_same_prompt_without_a_pool(
         assert found["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
         changed += bool(made.ranks)
         cached += found["usage"]["prompt_tokens"] - uncached
-        new = max(0, uncached // CHUNK - 1)
+        # Up to `min_tokens` that the pool has are computed again, and then are not stored anew.
+        new = max(0, uncached // CHUNK - KNOWN_MAX)
         wait_until(lambda: stored_chunks(pair.pool) - stored >= new, "it to be stored", HANG_S)  # noqa: B023
     loads = pair.pool.number("operations", tier="dram", direction="load") - loads
     print(f"{path}: {changed} reordered, {cached} tokens cached, {loads} chunks loaded")
