@@ -12,6 +12,8 @@ import msgspec
 import xxhash
 from tests.encryption_harness import KEYS, NAMES_WORD, NEW_WORD, OLD_WORD
 
+from forebay.documents.bodies import reordered
+from forebay.documents.order import DocumentOrder
 from forebay.errors import SettingsError
 from forebay.observe.http import parse_head
 from forebay.pool import wire
@@ -186,6 +188,20 @@ def _requests() -> list[bytes]:
     ]
 
 
+def _documents(data: bytes) -> None:
+    for member in ("messages", "prompt"):
+        reordered(data, member, DocumentOrder(2))
+
+
+def _bodies() -> list[bytes]:
+    part = '{"type": "text", "text": "a b"}'
+    return [
+        b'{"prompt": "head a b\\n c", "forebay_documents": ["a b", "c"], "cache_salt": "s"}',
+        b'{"messages": [{"role": "user", "content": "b a"}], "forebay_documents": ["b", "a"]}',
+        f'{{"messages": [{{"content": [{part}, {part}]}}], "forebay_documents": ["a b"]}}'.encode(),
+    ]
+
+
 TARGETS: Final = {
     target.name: target
     for target in (
@@ -205,5 +221,6 @@ TARGETS: Final = {
             "url", _text(parse_url), lambda: [b"file:///mnt/s?cap=1TiB", b"s3://b/p?cap=1GB"]
         ),
         FuzzTarget("http", parse_head, _requests),
+        FuzzTarget("documents", _documents, _bodies),
     )
 }

@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "forebay"
 LAYERS = {
     "barrier": 0,
     "decisions": 0,
+    "documents": 0,
     "errors": 0,
     "files": 0,
     "quantity": 0,

@@ -41,6 +41,11 @@ class GatewayMetrics:
             "Prompts that an engine was given to compute for another, by what became of it.",
             ("engine", "outcome"),
         )
+        self.documents = registry.counter(
+            "gateway_documents",
+            "Requests that marked their documents, by whether their order was kept or changed.",
+            ("order",),
+        )
         self.broken = registry.counter(
             "gateway_broken", "Answers that broke off, by engine.", ("engine",)
         )
@@ -78,6 +83,9 @@ class GatewayMetrics:
             "Ways to have an engine sleep or wake that failed; the next way is tried.",
             ("engine", "step"),
         )
+        self._add_gauges(registry)
+
+    def _add_gauges(self, registry: Registry) -> None:
         self.awake = registry.gauge(
             "gateway_engine_awake", "Whether an engine of a shared GPU is awake.", ("engine",)
         )

@@ -24,6 +24,7 @@ from forebay.errors import SettingsError
 from forebay.files import read_regular
 from forebay.observe.doctor.facts import PREFILL_TPS, DoctorInputs, DoctorModel, Facts
 from forebay.observe.doctor.finding import DoctorFinding, Severity
+from forebay.observe.doctor.prompts.layout import read_prompts
 from forebay.observe.doctor.run import CHECKS, examine, is_bad
 from forebay.plan.model.config import KV_BITS
 from forebay.plan.number import real
@@ -51,6 +52,7 @@ examples:
   forebay doctor --dram 64GiB --disk /mnt/nvme/forebay:1TB --model Qwen3-8B --prefill-tps 20000
   forebay doctor --dram 64GiB --gpu-cache 60GiB -- forebay serve Qwen/Qwen3-8B -tp 2
   forebay doctor --socket /run/forebay/pool.sock --json
+  forebay doctor --prompts requests.jsonl
 
 Give it what you give forebay pool; after -- the engine's command, forebay serve or vllm serve. It
 changes nothing. Directories that no pool is using are measured for a second each, with 64 MiB that
@@ -77,6 +79,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--gpu-cache", metavar="SIZE", help="of the engine's own KV cache")
     parser.add_argument(
         "--request", metavar="FILE", help="the JSON body of a request, as clients send it"
+    )
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="JSON lines, each the body of a request, to compare them"
     )
     parser.add_argument(
         "--measure",
@@ -110,6 +115,7 @@ def _inputs(parsed: argparse.Namespace) -> DoctorInputs:
         gpu_cache_bytes=cache_bytes,
         vllm=vllm,
         request=None if parsed.request is None else _body(parsed.request),
+        prompts=None if parsed.prompts is None else read_prompts(parsed.prompts),
         measures=parsed.measure,
         environment=os.environ,
         vllm_version=_installed("vllm"),

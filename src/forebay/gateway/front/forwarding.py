@@ -31,6 +31,7 @@ from forebay.gateway.seen import GatewayMetrics
 
 ENGINE_HEADER: Final = "X-Forebay-Engine"
 REASON_HEADER: Final = "X-Forebay-Reason"
+DOCUMENTS_HEADER: Final = "X-Forebay-Documents"  # ranks of documents whose order was changed
 _SESSIONS_MAX: Final = 100_000  # of which is remembered how their last answer ended
 _BUSY: Final = (502, 503)  # an engine that says so may be asked again elsewhere
 _NONE_SERVED: Final = ServedTokens()
@@ -186,6 +187,8 @@ class Forwarding:
         headers += [(ENGINE_HEADER, placed.engine), (REASON_HEADER, placed.reason)]
         if exchange.prefilled_by:
             headers.append((PREFILL_HEADER, exchange.prefilled_by))
+        if ranks := exchange.read.ranks:
+            headers.append((DOCUMENTS_HEADER, ",".join(map(str, ranks))))
         observer = AnswerObserver(is_stream=is_stream)
         self._metrics.requests.add(labels=(placed.engine, placed.reason))
         await incoming.begin(answer.status, headers)

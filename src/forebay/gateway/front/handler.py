@@ -7,11 +7,13 @@ logged; engines' own endpoints for operators cannot be reached through it.
 import logging
 from typing import Final
 
-from forebay.gateway.config import GatewayConfig
+from forebay.gateway.config import GatewayConfig, KeySetting
+from forebay.gateway.documents import DocumentStep
 from forebay.gateway.front import answers, operators, reading
 from forebay.gateway.front.forwarding import Forwarding, Refusal
 from forebay.gateway.front.operators import OperatorAnswers, answer_json
 from forebay.gateway.front.paths import KNOWN, PathKind, kind_of
+from forebay.gateway.front.reading import ReadBody
 from forebay.gateway.http.messages import BodyFault, IncomingRequest
 from forebay.gateway.placement.dispatcher import Dispatcher
 from forebay.gateway.placement.keys import KeyState
@@ -41,6 +43,7 @@ class Front:
         self._forwarding, self._metrics = forwarding, metrics
         self._access = Access(*config.listen, None)
         self._for_operators = OperatorAnswers(dispatcher, metrics)
+        self._documents = DocumentStep(config.keys)
 
     async def handle(self, incoming: IncomingRequest) -> None:
         """One request, to its end."""
@@ -86,11 +89,24 @@ class Front:
                 return Refusal(400, salted)
             body = salted
         read = reading.read_body(body, incoming.header("Content-Type"))
+        if not isinstance(read, str) and read.is_marked:
+            body, read = self._with_documents(body, incoming, key.setting)
         if isinstance(read, str):
             return Refusal(400, read)
         if read.model not in self._dispatcher.models:
             return Refusal(404, "no engine serves a model of that name", 0, "model_not_found")
         return await self._forwarding.forward(incoming, body, read, key.setting.name)
+
+    def _with_documents(
+        self, body: bytes, incoming: IncomingRequest, key: KeySetting
+    ) -> tuple[bytes, ReadBody | str]:
+        """A body whose documents were put in their order, and what it says now."""
+        made = self._documents.reorder(body, incoming.path, key)
+        if isinstance(made, str):
+            return body, made
+        self._metrics.documents.add(labels=("changed" if made.ranks else "kept",))
+        read = reading.read_body(made.body, incoming.header("Content-Type"), is_cut=True)
+        return made.body, read if isinstance(read, str) else read._replace(ranks=made.ranks)
 
     async def _own(self, incoming: IncomingRequest, key: KeyState) -> Refusal | None:
         if incoming.path.startswith("/v1/models"):

@@ -1,7 +1,8 @@
 """What the gateway reads of a request's body: model, sizes, and hashes of the prompt's parts.
 
 Nothing else of it is looked at, and nothing is changed, except that hints are put in front of the
-first member for engines that have the pool. Pure functions.
+first member for engines that have the pool. Pure functions. A body that marks its documents is
+changed elsewhere, and read again.
 """
 
 import re
@@ -13,6 +14,7 @@ import xxhash
 from forebay.gateway.placement.prefixes import PromptPart
 
 BLOCK_BYTES: Final = 512  # of a prompt that is one text
+CUT_BYTES: Final = 2048  # of a message that is cut
 PARTS_MAX: Final = 4096  # of one prompt; what is behind them is one more
 SESSION_HEADERS: Final = ("x-session-id", "x-claude-code-session-id", "thread-id")
 SESSION_LETTERS_MAX: Final = 256
@@ -56,6 +58,7 @@ class _Body(msgspec.Struct):
     priority: _Raw = _NONE
     stream: _Raw = _NONE
     kv_transfer_params: _Raw = _NONE
+    forebay_documents: _Raw = _NONE  # the gateway's own: no engine sees it
 
 
 class ReadBody(NamedTuple):
@@ -68,6 +71,8 @@ class ReadBody(NamedTuple):
     priority: int
     is_streamed: bool
     takes_hints: bool  # it is a JSON object without hints of its own
+    is_marked: bool = False  # it says which its documents are
+    ranks: tuple[int, ...] = ()  # of its documents, where their order was changed
 
 
 _decoder: Final = msgspec.json.Decoder(_Body)
@@ -77,8 +82,11 @@ _text: Final = msgspec.json.Decoder(str)
 _number: Final = msgspec.json.Decoder(int)
 
 
-def read_body(body: bytes, content_type: str) -> ReadBody | str:
-    """What a body says, or in one sentence why it cannot be passed on."""
+def read_body(body: bytes, content_type: str, *, is_cut: bool = False) -> ReadBody | str:
+    """What a body says, or in one sentence why it cannot be passed on.
+
+    With `is_cut`, long messages are several parts, so that what two of them begin with counts.
+    """
     if content_type.startswith("multipart/form-data"):
         found = _FORM_MODEL.search(body[:_FORM_BYTES]) or _FORM_MODEL.search(body[-_FORM_BYTES:])
         if found is None:
@@ -95,7 +103,7 @@ def read_body(body: bytes, content_type: str) -> ReadBody | str:
         return "the body has no 'model' that is a text"
     if len(model) > _MODEL_LETTERS_MAX:
         return "the name of the model is too long"
-    chain = _chain(model, said)
+    chain = _chain(model, said, is_cut=is_cut)
     prompt_bytes = chain[-1].end if chain else len(body)
     if len(body) - prompt_bytes > _OTHER_BYTES_MAX:  # the engine may read a prompt in it
         prompt_bytes = len(body)
@@ -108,6 +116,7 @@ def read_body(body: bytes, content_type: str) -> ReadBody | str:
         _integer(said.priority),
         is_streamed=bytes(said.stream) == b"true",
         takes_hints=not bytes(said.kv_transfer_params),
+        is_marked=bool(bytes(said.forebay_documents)),
     )
 
 
@@ -171,7 +180,7 @@ def _integer(raw: msgspec.Raw) -> int:
         return 0
 
 
-def _chain(model: str, said: _Body) -> tuple[PromptPart, ...]:
+def _chain(model: str, said: _Body, *, is_cut: bool) -> tuple[PromptPart, ...]:
     """The prompt's parts, each with a hash over all up to it; none if it is no prompt."""
     head = [
         model.encode(errors="replace"), said.cache_salt, said.tools, said.system, said.instructions
@@ -180,6 +189,8 @@ def _chain(model: str, said: _Body) -> tuple[PromptPart, ...]:
     for part in head:
         name = xxhash.xxh3_64_intdigest(part, name)
     pieces = _pieces(said)
+    if is_cut:
+        pieces = [block for piece in pieces for block in _blocks(bytes(piece), CUT_BYTES)]
     end = sum(len(bytes(part)) for part in head[2:])
     chain = []
     if end:
@@ -201,5 +212,8 @@ def _pieces(said: _Body) -> "list[msgspec.Raw] | list[bytes]":
         return _parts.decode(_first(said.messages, said.input))
     except msgspec.DecodeError:
         pass  # it is one text, or a list of tokens, or there is none
-    text = bytes(_first(said.prompt, said.input))
-    return [text[at : at + BLOCK_BYTES] for at in range(0, len(text), BLOCK_BYTES)]
+    return _blocks(bytes(_first(said.prompt, said.input)), BLOCK_BYTES)
+
+
+def _blocks(text: bytes, size: int) -> list[bytes]:
+    return [text[at : at + size] for at in range(0, len(text), size)]

@@ -19,6 +19,7 @@ from forebay.bench.disk.raw import prepared_files
 from forebay.engines.start.vllm_flags import VllmFlags
 from forebay.errors import DirectoryError, StartupError
 from forebay.metrics.reading import total
+from forebay.observe.doctor.prompts.layout import RecordedPrompt
 from forebay.plan.model.shape import Shape
 from forebay.pool.address import PoolAddress, find_address
 from forebay.pool.client import Client
@@ -59,6 +60,7 @@ class DoctorInputs:
     gpu_cache_bytes: int | None = None  # of the engine's own KV cache
     vllm: VllmFlags | None = None
     request: Mapping[str, Any] | None = None  # the body of a request, as clients send it
+    prompts: tuple[RecordedPrompt, ...] | None = None  # of requests, to be compared
     measures: bool | None = None  # drives; None: those that no pool is using
     environment: Mapping[str, str] = field(default_factory=dict)
     vllm_version: str = ""  # installed beside this Forebay; empty: none is

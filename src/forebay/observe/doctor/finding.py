@@ -26,6 +26,7 @@ class Group(StrEnum):
     LIMITS = "Limits of the process and the container"
     POOL = "The pool"
     SHARING = "What an engine would share"
+    PROMPTS = "Recorded prompts"
 
 
 class Observation(NamedTuple):

@@ -7,6 +7,7 @@ from forebay.barrier import Barrier
 from forebay.observe.doctor import drives, memory, pools, process, requests, sharing
 from forebay.observe.doctor.facts import Facts
 from forebay.observe.doctor.finding import Check, DoctorFinding, Observation, Severity
+from forebay.observe.doctor.prompts import checks as prompts
 
 CHECKS: Final = (
     *drives.CHECKS,
@@ -15,6 +16,7 @@ CHECKS: Final = (
     *pools.CHECKS,
     *sharing.CHECKS,
     *requests.CHECKS,
+    *prompts.CHECKS,
 )
 FINDINGS_MAX: Final = 1000  # of one check
 _BAD: Final = (Severity.WARNING, Severity.PROBLEM)

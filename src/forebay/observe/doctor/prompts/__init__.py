@@ -1,0 +1,1 @@
+"""How recorded prompts begin: what in them keeps one from being the prefix of another."""
