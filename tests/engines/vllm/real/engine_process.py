@@ -98,10 +98,12 @@ class Commands:
     def __init__(self, wanted: dict[str, Any]) -> None:
         from vllm import LLM
 
+        from forebay.engines.scheduling import stores
         from forebay.engines.vllm import inputs, scheduler
 
         # A core process is forked, and has them too.
         patch.object(scheduler, "_STEP_WAIT_S", wanted["step_wait_s"]).start()
+        patch.object(stores, "_ANSWER_S", max(stores._ANSWER_S, wanted["step_wait_s"])).start()
         patch.object(inputs, "_HASH_S", SETTLE_S).start()
         options = {
             "dtype": "float32",
