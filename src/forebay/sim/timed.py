@@ -1,21 +1,25 @@
 """A pool over a drive that takes time, which reads dialogs back before they are asked for.
 
 The drive reads and writes one chunk after another, what requests ask for first; while it has nothing
-to do the policy says what is read ahead (`forebay.pool.policy.ahead`). As elsewhere in this package
+to do it writes what was used recently, and the policy says what is read ahead
+(`forebay.pool.policy.ahead`). What a request uses is pinned while it is served. As elsewhere in this package
 requests themselves take no time: how long they waited for the drive is what this leaves out.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.pool.policy.contract import Ending, Policy
+from forebay.pool.policy.ahead import Prefetch
+from forebay.pool.policy.contract import Policy
+from forebay.pool.policy.learned import Learned
 from forebay.sim.replay import SimulatedPool, Sizes
 from forebay.sim.trace import Request
 
 LOOK_S: Final = 1.0  # how often an idle drive looks again
 LOOKS_MAX: Final = 50  # between two events, however long that is
+PINNED_SHARE: Final = 3 / 4  # of DRAM, as in a pool; a request that uses more streams
 SHORTEST_HINT_S: Final = 0.01
 
 
@@ -41,17 +45,36 @@ class TimedPool(SimulatedPool):
         self._chunk_s = sizes.chunk_bytes / bytes_a_s
         self._dram_chunks = sizes.dram_chunks
         self._unused: set[bytes] = set()  # read ahead, and not asked for since
+        self._pinned: list[bytes] = []  # by the request that is being served
+        self._is_pinning = False
         self._idle_at = 0.0  # when the drive has done all that it was asked
 
     def serve(self, keys: Sequence[bytes], now: float) -> tuple[int, int]:
         """See SimulatedPool; the drive is busy with it from now on, or a little later."""
-        before = self._written
+        before = self.written
         unused = self._unused.intersection(keys)
         self.reads.used += len(unused & self.dram)
         self._unused -= unused
+        self._is_pinning = len(keys) <= PINNED_SHARE * self._dram_chunks
+        if self._is_pinning:
+            self._pin(*[key for key in keys if key in self.dram])
         in_dram, below = super().serve(keys, now)
-        self._work(now, below + self._written - before)
+        self._is_pinning = False
+        for key in self._pinned:
+            self.policy.unpin(key)
+        self._pinned.clear()
+        self._work(now, below + self.written - before)
         return in_dram, below
+
+    def _arrive(self, key: bytes, parent: bytes | None, now: float) -> None:
+        super()._arrive(key, parent, now)
+        if self._is_pinning:
+            self._pin(key)
+
+    def _pin(self, *keys: bytes) -> None:
+        """What a request uses stays while it does."""
+        self.policy.pin(*keys)
+        self._pinned += keys
 
     def end_answers(self, now: float) -> None:
         """See SimulatedPool; between the answers the drive reads ahead."""
@@ -62,7 +85,8 @@ class TimedPool(SimulatedPool):
         self._read_ahead(now)
 
     @property
-    def _written(self) -> int:
+    def written(self) -> int:
+        """Chunks written to lower tiers."""
         return sum(tier.written for tier in self.lower)
 
     def _work(self, now: float, chunks: int) -> None:
@@ -94,12 +118,12 @@ class TimedPool(SimulatedPool):
             return True
         if found.victim is not None:
             self._leave(found.victim)
-        before = self._written
+        before = self.written
         self._read(key)
         self._arrive(key, self._parent[key], now + self._chunk_s)
         self._unused.add(key)
         self.reads.made += 1
-        self._work(now, 1 + self._written - before)
+        self._work(now, 1 + self.written - before)
         return True
 
 
@@ -121,3 +145,34 @@ def with_hints(requests: Sequence[Request], spread: float, seed: int = 1) -> lis
         if request.keys:
             last[request.keys[-1]] = at
     return hinted
+
+
+@dataclass(frozen=True, slots=True)
+class TimedResult:
+    """What was found of one trace, in chunks, with one way of reading ahead."""
+
+    prefetch: Prefetch
+    dram: int  # found in DRAM
+    lower: int  # found in a lower tier alone
+    written: int  # to lower tiers
+    reads: ReadsAhead
+
+    @property
+    def dram_share(self) -> float:
+        """Of what was found at all, what was found in DRAM."""
+        return self.dram / max(1, self.dram + self.lower)
+
+
+def simulate_timed(
+    requests: Sequence[Request], sizes: Sizes, bytes_a_s: float, prefetch: Prefetch
+) -> TimedResult:
+    """Serve all requests over a drive of that speed."""
+    pool = TimedPool(sizes, Learned(sizes.lower_tiers(), prefetch), bytes_a_s)
+    in_dram = in_lower = 0
+    for request in requests:
+        pool.end_answers(request.at_s)
+        from_dram, from_lower = pool.serve(request.keys, request.at_s)
+        in_dram, in_lower = in_dram + from_dram, in_lower + from_lower
+        if request.ending is not None:
+            pool.answer(request.keys, request.ending, request.at_s)
+    return TimedResult(prefetch, in_dram, in_lower, pool.written, pool.reads)

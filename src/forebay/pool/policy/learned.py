@@ -55,9 +55,7 @@ USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is 
 class Learned(Policy):
     """One pool's policy over the tiers below DRAM, the nearest first."""
 
-    def __init__(
-        self, tiers: Sequence[LowerTier] = (), prefetch: Prefetch = Prefetch.OFF
-    ) -> None:
+    def __init__(self, tiers: Sequence[LowerTier] = (), prefetch: Prefetch = Prefetch.OFF) -> None:
         self._forest = Forest(len(tiers))
         self._reuse = Reuse()
         self._visits = Visits(self._reuse, len(tiers))
@@ -473,9 +471,7 @@ class Learned(Policy):
             if safety == PENDING and spare_unwritten:
                 continue
             for rank in self._ranks:
-                found = self._visits.least(
-                    EVICTABLE + (number * SAFETIES + safety) * RANKS + rank
-                )
+                found = self._visits.least(EVICTABLE + (number * SAFETIES + safety) * RANKS + rank)
                 if found is None:
                     continue
                 level = found[1] + RANK_LEVELS[rank]
