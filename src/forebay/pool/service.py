@@ -27,7 +27,7 @@ from forebay.pool.core.tenants.registry import read_secret, why_unfit
 from forebay.pool.encryption import Encryption
 from forebay.pool.messages import RequestsQuery
 from forebay.pool.policy.admission import LowerTier, WriteBudget
-from forebay.pool.policy.ahead import Prefetch
+from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.learned import Learned
 from forebay.pool.server.admission import Roles
 from forebay.pool.server.limits import ServerLimits
@@ -271,7 +271,7 @@ def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOpti
         encryption,
         _secret(settings),
         settings.tenant,
-        partial(Learned, _lower_tiers(settings), Prefetch(settings.prefetch)),
+        partial(Learned, _lower_tiers(settings), PrefetchMode(settings.prefetch)),
     )
 
 

@@ -1,9 +1,9 @@
 """A pool over a drive that takes time, which reads dialogs back before they are asked for.
 
-The drive reads and writes one chunk after another, what requests ask for first; while it has nothing
-to do it writes what was used recently, and the policy says what is read ahead
-(`forebay.pool.policy.ahead`). What a request uses is pinned while it is served. As elsewhere in this package
-requests themselves take no time: how long they waited for the drive is what this leaves out.
+The drive reads and writes one chunk after another, what requests ask for first; while it has
+nothing to do it writes what was used recently, and the policy says what is read ahead
+(`forebay.pool.policy.ahead`). What a request uses is pinned while it is served. As elsewhere in
+this package requests themselves take no time: their wait for the drive is left out.
 """
 
 import random
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.pool.policy.ahead import Prefetch
+from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.contract import Policy
 from forebay.pool.policy.learned import Learned
 from forebay.sim.replay import SimulatedPool, Sizes
@@ -151,7 +151,7 @@ def with_hints(requests: Sequence[Request], spread: float, seed: int = 1) -> lis
 class TimedResult:
     """What was found of one trace, in chunks, with one way of reading ahead."""
 
-    prefetch: Prefetch
+    prefetch: PrefetchMode
     dram: int  # found in DRAM
     lower: int  # found in a lower tier alone
     written: int  # to lower tiers
@@ -164,7 +164,7 @@ class TimedResult:
 
 
 def simulate_timed(
-    requests: Sequence[Request], sizes: Sizes, bytes_a_s: float, prefetch: Prefetch
+    requests: Sequence[Request], sizes: Sizes, bytes_a_s: float, prefetch: PrefetchMode
 ) -> TimedResult:
     """Serve all requests over a drive of that speed."""
     pool = TimedPool(sizes, Learned(sizes.lower_tiers(), prefetch), bytes_a_s)

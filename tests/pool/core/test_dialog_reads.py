@@ -16,10 +16,9 @@ from forebay.identity.endings import EndingClass
 from forebay.identity.tenants import masked, salt_hash, salt_key
 from forebay.pool.messages import AnswerEnd, AnswersEnded, Forget, Release
 from forebay.pool.policy.admission import LowerTier
-from forebay.pool.policy.ahead import Prefetch
+from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.contract import ToRead
 from forebay.pool.policy.learned import Learned
-
 from forebay.record.region import SHORT_KEY_BYTES, short
 from forebay.sys.world import World
 from forebay.tenants import TenantSetting
@@ -252,37 +251,38 @@ def test_nothing_is_read_of_a_forgotten_tenant() -> None:
     core.pool.close(60)
 
 
-@pytest.mark.parametrize("prefetch", [Prefetch.HINTS, Prefetch.OFF])
+@pytest.mark.parametrize("prefetch", [PrefetchMode.HINTS, PrefetchMode.OFF])
 def test_a_dialog_of_which_its_caller_said_when_it_returns(
-    tmp_path: Path, prefetch: Prefetch
+    tmp_path: Path, prefetch: PrefetchMode
 ) -> None:
     """The default policy and a real drive: what left is back where that is set, for it alone."""
     policy = Learned([LowerTier(64 * MIB)], prefetch)
     core = CoreHarness(8 * MIB, tmp_path, 64 * MIB, policy=policy)
     client, said, other = Client("e"), chain("said", 4), chain("not said", 4)
-    for keys, returns_in_s in ((said, 100.0), (other, 0.0)):
+    for stored, keys, returns_in_s in ((4, said, 100.0), (8, other, 0.0)):
         core.lookup(client, keys)
         core.store(client, keys)
-        core.pass_time_until(lambda: core.pool.is_settled)
+        core.pass_time_until(
+            lambda stored=stored: core.number("operations", **STORED) == stored  # type: ignore[misc]
+        )
         ended = AnswerEnd(
             short(keys[-1]), EndingClass.TOOL_CALL, 0, 8, 10, returns_in_s=returns_in_s
         )
         core.pool.handle(client, AnswersEnded([ended]))
     dram = core.pool._dram
-    core.pass_time_until(lambda: core.number("operations", **STORED) == 8)
     core.settle()
     for key in [*reversed(said), *reversed(other)]:
         chunk = dram.chunks.get(short(key))
         assert chunk is not None
         dram.drop(chunk)
-    if prefetch is Prefetch.HINTS:
+    if prefetch is PrefetchMode.HINTS:
         core.pass_time_until(lambda: core.number("prefetched_chunks", tier="disk") == 4)
     for _ in range(20):
         core.pass_time(0.2)
         core.turn()
     core.settle()
     _, found = core.lookup(client, said)
-    assert found.ready == (4 if prefetch is Prefetch.HINTS else 0)
+    assert found.ready == (4 if prefetch is PrefetchMode.HINTS else 0)
     assert dram.chunks.get(short(other[0])) is None
     core.settle()
     assert core.pool.violations() == []

@@ -1,6 +1,6 @@
 """A warm start: two pools on one directory; what one uses most the other has fetched ahead."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from forebay.metrics.reading import tier_of
 from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.warming.use_counts import COUNTED_MAX, PUBLISH_S
 from forebay.pool.messages import Clear
-from forebay.record.header import DEFAULT_TENANT, TENANT_BYTES, RecordName
+from forebay.record.header import DEFAULT_TENANT, TENANT_BYTES
 from forebay.record.keyring import Keyring
 from forebay.record.region import short
 from forebay.sys.world import World

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from forebay.identity.endings import EndingClass
 from forebay.pool.policy import ahead
 from forebay.pool.policy.admission import LowerTier
-from forebay.pool.policy.ahead import Prefetch
+from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.contract import Ending
 from forebay.pool.policy.learned import Learned
 
@@ -34,7 +34,7 @@ def leave(policy: Learned, keys: list[bytes]) -> None:
         policy.removed(key)
 
 
-def taught(which: Prefetch) -> tuple[Learned, float]:
+def taught(which: PrefetchMode) -> tuple[Learned, float]:
     """A policy to which callers spoke the truth, and whose tools take 8 s; DRAM is empty."""
     policy, now = Learned([LowerTier(1 << 40)], which), 0.0
     for number in range(30):
@@ -73,7 +73,7 @@ def away(policy: Learned, now: float, ending: Ending = HINTED, chunks: int = 4) 
 
 
 def test_what_left_last_is_read_first() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     keys = chain(1)
     serve(policy, keys, now)
     policy.ended(keys[-1], HINTED, now)
@@ -84,23 +84,23 @@ def test_what_left_last_is_read_first() -> None:
 @pytest.mark.parametrize(
     ("which", "ending", "is_read"),
     [
-        (Prefetch.OFF, HINTED, False),
-        (Prefetch.HINTS, HINTED, True),
-        (Prefetch.HINTS, TOOL, False),
-        (Prefetch.ON, HINTED, True),
-        (Prefetch.ON, TOOL, True),
-        (Prefetch.ON, STOP, False),  # it never returned within a day
-        (Prefetch.ON, Ending(), False),  # nobody knows how it ended
+        (PrefetchMode.OFF, HINTED, False),
+        (PrefetchMode.HINTS, HINTED, True),
+        (PrefetchMode.HINTS, TOOL, False),
+        (PrefetchMode.ON, HINTED, True),
+        (PrefetchMode.ON, TOOL, True),
+        (PrefetchMode.ON, STOP, False),  # it never returned within a day
+        (PrefetchMode.ON, Ending(), False),  # nobody knows how it ended
     ],
 )
-def test_which_dialogs(which: Prefetch, ending: Ending, is_read: bool) -> None:  # noqa: FBT001
+def test_which_dialogs(which: PrefetchMode, ending: Ending, is_read: bool) -> None:
     policy, now = taught(which)
     keys = away(policy, now, ending)
     assert named(policy, now + 1) == (keys if is_read else [])
 
 
 def test_what_no_lower_tier_has_is_not_read_nor_what_continues_it() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     keys = chain(1)
     serve(policy, keys, now)
     policy.ended(keys[-1], HINTED, now)
@@ -111,7 +111,7 @@ def test_what_no_lower_tier_has_is_not_read_nor_what_continues_it() -> None:
 
 
 def test_what_could_not_be_read_ends_it() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     keys = away(policy, now)
     first = policy.next_read(now + 90, lambda _: True)
     assert first is not None
@@ -121,14 +121,14 @@ def test_what_could_not_be_read_ends_it() -> None:
 
 
 def test_who_has_returned_is_not_read() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     keys = away(policy, now)
     policy.requested(keys, len(keys), now + 90)
     assert named(policy, now + 90) == []
 
 
 def test_what_came_belongs_to_its_dialog_and_may_leave_and_come_again() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     keys = away(policy, now)
     for depth, key in enumerate(keys):
         found = policy.next_read(now + 90, lambda _: True)
@@ -145,7 +145,7 @@ def test_what_came_belongs_to_its_dialog_and_may_leave_and_come_again() -> None:
 
 
 def test_what_comes_in_another_order_can_leave_again() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     keys = away(policy, now)
     assert named(policy, now + 90) == keys
     for depth in (1, 0, 3, 2):
@@ -168,7 +168,7 @@ def full_of(policy: Learned, now: float, ending: Ending) -> list[bytes]:
 
 
 def test_what_is_worth_less_leaves_for_it_from_its_end_on() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     keys = away(policy, now)
     others = full_of(policy, now + 90, HINTED)  # expected 90 s later
     found = policy.next_read(now + 90, lambda _: False)
@@ -178,14 +178,14 @@ def test_what_is_worth_less_leaves_for_it_from_its_end_on() -> None:
 
 
 def test_what_is_worth_more_stays() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     away(policy, now)
     full_of(policy, now + 20, SOON)
     assert named(policy, now + 20, is_full=True) == []
 
 
 def test_of_likes_nothing_leaves() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     for keys in (chain(1), chain(2)):
         serve(policy, keys, now)
         policy.ended(keys[-1], HINTED, now)
@@ -195,7 +195,7 @@ def test_of_likes_nothing_leaves() -> None:
 
 
 def test_its_own_end_does_not_leave_for_it() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     keys = chain(1)
     serve(policy, keys, now)
     policy.ended(keys[-1], HINTED, now)
@@ -204,21 +204,21 @@ def test_its_own_end_does_not_leave_for_it() -> None:
 
 
 def test_what_is_in_use_does_not_leave_for_it() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     away(policy, now)
     policy.pin(full_of(policy, now + 90, HINTED)[-1])
     assert named(policy, now + 90, is_full=True) == []
 
 
 def test_who_did_not_come_when_said_is_not_waited_for() -> None:
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     away(policy, now)
     assert named(policy, now + 10_000) == []
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "CHUNKS_MAX", 6)
-    policy, now = taught(Prefetch.HINTS)
+    policy, now = taught(PrefetchMode.HINTS)
     for name in range(10, 14):
         keys = chain(name)
         serve(policy, keys, now)
@@ -236,7 +236,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_order_of_events_names_what_is_here_or_was_not_here(
     events: list[tuple[int, str, float]],
 ) -> None:
-    policy, now = Learned([LowerTier(1 << 40)], Prefetch.ON), 0.0
+    policy, now = Learned([LowerTier(1 << 40)], PrefetchMode.ON), 0.0
     here: set[bytes] = set()
     seen: set[bytes] = set()
     for name, what, wait_s in events:

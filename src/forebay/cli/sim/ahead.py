@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from forebay.cli import progress
 from forebay.errors import SettingsError
-from forebay.pool.policy.ahead import Prefetch
+from forebay.pool.policy.ahead import PrefetchMode
 from forebay.quantity import format_size
 from forebay.sim.replay import Sizes
 from forebay.sim.timed import TimedResult, simulate_timed, with_hints
@@ -28,8 +28,8 @@ def run(parsed: argparse.Namespace, requests: Sequence[Request], sizes: Sizes) -
         requests = with_hints(requests, parsed.hint_error)
     results = []
     with progress.shown() as show:
-        for number, prefetch in enumerate(Prefetch):
-            show(f"prefetch {prefetch}", number / len(Prefetch))
+        for number, prefetch in enumerate(PrefetchMode):
+            show(f"prefetch {prefetch}", number / len(PrefetchMode))
             speed = parsed.drive_gbps * 1e9
             results.append(simulate_timed(requests, sizes, speed, prefetch))
     facts = [_facts(result, sizes) for result in results]

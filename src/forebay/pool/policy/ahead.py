@@ -31,7 +31,7 @@ CHUNKS_MAX: Final = 1 << 17  # remembered of those that left
 _ENDING_CELLS: Final = CELLS // ENDINGS_MAX
 
 
-class Prefetch(StrEnum):
+class PrefetchMode(StrEnum):
     """Which dialogs are read back from drives before they are asked for."""
 
     OFF = "off"
@@ -44,7 +44,7 @@ class Ahead:
 
     def __init__(
         self,
-        which: Prefetch,
+        which: PrefetchMode,
         forest: Forest,
         visits: Visits,
         reuse: Reuse,
@@ -61,7 +61,7 @@ class Ahead:
 
     def removed(self, visit: int, row: int, key: bytes) -> None:
         """A chunk leaves DRAM, which it touched last."""
-        if self._which is Prefetch.OFF or self._visits.end[visit] is None:
+        if self._which is PrefetchMode.OFF or self._visits.end[visit] is None:
             return
         if self._forest.safety[row] != SAVED or len(key) != SHORT_KEY_BYTES:
             self.forget(visit)  # what follows it is of no use
@@ -79,7 +79,7 @@ class Ahead:
         visits = self._visits
         ending = visits.cell[visit] // _ENDING_CELLS
         is_told = visits.began_cell[visit] != NONE and ending != EndingClass.NOT_KNOWN
-        is_wanted = self._which is Prefetch.ON or ending == EndingClass.EXPECTED
+        is_wanted = self._which is PrefetchMode.ON or ending == EndingClass.EXPECTED
         visits.set_ahead(visit, is_ahead=visit in self._left and is_told and is_wanted)
 
     def forget(self, visit: int) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from forebay.identity.endings import ENDINGS_MAX, EndingClass
 from forebay.pool.policy.admission import Admission, LowerTier
-from forebay.pool.policy.ahead import SAVED_LEVELS, Ahead, Prefetch
+from forebay.pool.policy.ahead import SAVED_LEVELS, Ahead, PrefetchMode
 from forebay.pool.policy.contract import Ending, Policy, ToRead
 from forebay.pool.policy.forest import (
     HELD,
@@ -55,7 +55,9 @@ USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is 
 class Learned(Policy):
     """One pool's policy over the tiers below DRAM, the nearest first."""
 
-    def __init__(self, tiers: Sequence[LowerTier] = (), prefetch: Prefetch = Prefetch.OFF) -> None:
+    def __init__(
+        self, tiers: Sequence[LowerTier] = (), prefetch: PrefetchMode = PrefetchMode.OFF
+    ) -> None:
         self._forest = Forest(len(tiers))
         self._reuse = Reuse()
         self._visits = Visits(self._reuse, len(tiers))

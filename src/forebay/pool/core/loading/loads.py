@@ -31,8 +31,8 @@ from forebay.pool.messages import (
     StoreRun,
     short_keys,
 )
-from forebay.pool.policy.contract import Ending
 from forebay.pool.policy.ahead import is_read_ahead
+from forebay.pool.policy.contract import Ending
 from forebay.pool.session import Session
 from forebay.record.header import NAMESPACE_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
