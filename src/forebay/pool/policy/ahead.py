@@ -95,12 +95,17 @@ class Ahead:
     def next(self, has_room: Callable[[int], bool]) -> ToRead | None:
         """See Policy."""
         visits, forest = self._visits, self._forest
+        losers: dict[int, tuple[int, int]] = {}  # by slot bytes: asked for once, which costs most
         for looked_at, (visit, level) in enumerate(visits.most(AHEAD)):
             if looked_at == KINDS_MAX:
                 break
-            slot_bytes, least, victim = self._slot_bytes[visit], 0, None
+            if self._reuse.return_chance(visits.cell[visit]) < CHANCE_MIN:
+                continue
+            slot_bytes, least, victim = self._slot_bytes[visit], -1, None
             if not has_room(slot_bytes):
-                loser, least = self._least(slot_bytes)
+                if slot_bytes not in losers:
+                    losers[slot_bytes] = self._least(slot_bytes)
+                loser, least = losers[slot_bytes]
                 # What is read is in a lower tier as well.
                 least += SAVED_LEVELS
                 if loser in (NONE, visit) or level <= least:  # verify: worth more

@@ -179,7 +179,7 @@ class Reuse:
         group, number = divmod(cell, BINS)
         chance = self.return_chance(cell)
         levels = self._levels[group]
-        for later in range(number, BINS):
+        for later in range(number, BINS if level > 0 else 0):
             if levels[later] < level:
                 return 1 - (1 - chance) / (1 - self._return[group][later])
         return chance
