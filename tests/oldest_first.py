@@ -1,9 +1,9 @@
 """The plainest policy: evict the leaf that was used longest ago, write everything to every tier."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from forebay.pool.policy.contract import Ending, Policy
+from forebay.pool.policy.contract import Ending, Policy, ToRead
 
 
 class OldestFirst(Policy):
@@ -102,4 +102,10 @@ class OldestFirst(Policy):
         return key
 
     def evicted(self, tier: int, size_bytes: int, read_bytes: int, now: float) -> None:
+        pass
+
+    def next_read(self, now: float, has_room: Callable[[int], bool]) -> ToRead | None:
+        return None
+
+    def read_failed(self, key: bytes) -> None:
         pass

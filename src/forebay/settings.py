@@ -24,6 +24,7 @@ from forebay.urls import REMOTES_MAX, RemoteUrl, parse_url
 VARIABLE_PREFIX: Final = "FOREBAY_"
 FILE_BYTES_MAX: Final = 1 << 20  # of a file with settings
 ABSENT: Final = ("start", "fail", "serve")  # what an engine may do where no pool answers
+PREFETCHED: Final = ("hints", "on", "off")  # which dialogs
 REQUESTS_SHOWN: Final = ("operators", "all", "none")  # to whom, over HTTP
 TRACE_BYTES: Final = 1 << 30  # where a trace ends unless it is said otherwise
 DRAM_BYTES_MIN: Final = 4 << 20
@@ -115,6 +116,12 @@ def _text(value: object) -> str:
 def _absent(value: object) -> str:
     if value not in ABSENT:
         raise SettingsError(f"{_quoted(value)} is none of {', '.join(ABSENT)}.")
+    return str(value)
+
+
+def _prefetched(value: object) -> str:
+    if value not in PREFETCHED:
+        raise SettingsError(f"{_quoted(value)} is none of {', '.join(PREFETCHED)}.")
     return str(value)
 
 
@@ -361,6 +368,12 @@ class Settings:
         _size,
         "Bytes that the drives of the directories are rated for in their life, all together (TBW);"
         " shown beside what was written. 0: not known.",
+    )
+    prefetch: str = _setting(
+        "hints",
+        _prefetched,
+        "Which dialogs an idle drive reads back into DRAM before they are asked for: hints (those"
+        " of which callers say when they return), on (all that are likely to), or off.",
     )
     metrics_address: str = _setting(
         "127.0.0.1:7411",

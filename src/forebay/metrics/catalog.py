@@ -249,23 +249,37 @@ class VolumeMetrics:
 
 
 class PrefetchMetrics:
-    """What was fetched from stores before anybody asked for it."""
+    """What was fetched from stores and drives before anybody asked for it."""
 
     def __init__(self, registry: Registry) -> None:
         size = Unit.BYTES
         self._chunks = registry.counter(
-            "prefetched_chunks", "Chunks fetched at the start, before anybody asked.", _TIER
+            "prefetched_chunks",
+            "Chunks fetched before anybody asked: from stores at the start, from drives of dialogs"
+            " that are likely to return.",
+            _TIER,
         )
         self._bytes = registry.counter("prefetched_bytes", "Their payload.", _TIER, size)
         self._used_chunks = registry.counter(
             "prefetched_used_chunks", "Of these, chunks that an engine has been handed.", _TIER
         )
         self._used_bytes = registry.counter("prefetched_used_bytes", "Their payload.", _TIER, size)
+        self._wasted_chunks = registry.counter(
+            "prefetched_wasted_chunks", "Of these, chunks that left before anybody asked.", _TIER
+        )
+        self._wasted_bytes = registry.counter(
+            "prefetched_wasted_bytes", "Their payload.", _TIER, size
+        )
 
     def fetched(self, tier: str, size_bytes: int) -> None:
         """A chunk came from this tier."""
         self._chunks.add(1, (tier,))
         self._bytes.add(size_bytes, (tier,))
+
+    def wasted(self, tier: str, size_bytes: int) -> None:
+        """One left DRAM that no engine had been handed."""
+        self._wasted_chunks.add(1, (tier,))
+        self._wasted_bytes.add(size_bytes, (tier,))
 
     def used(self, tier: str, size_bytes: int) -> None:
         """An engine was handed one, for the first time."""

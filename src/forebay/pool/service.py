@@ -27,6 +27,7 @@ from forebay.pool.core.tenants.registry import read_secret, why_unfit
 from forebay.pool.encryption import Encryption
 from forebay.pool.messages import RequestsQuery
 from forebay.pool.policy.admission import LowerTier, WriteBudget
+from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.learned import Learned
 from forebay.pool.server.admission import Roles
 from forebay.pool.server.limits import ServerLimits
@@ -231,6 +232,7 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     flags += ["--verify-dram" if settings.verify_dram else "--no-verify-dram"]
     flags += ["--disk-writes-a-day", str(settings.disk_writes_a_day)]
     flags += ["--disk-rated-life", str(settings.disk_rated_life)]
+    flags += ["--prefetch", settings.prefetch]
     flags += ["--metrics-address", settings.metrics_address or "none"]
     if settings.metrics_token_file:
         flags += ["--metrics-token-file", os.path.abspath(settings.metrics_token_file)]  # noqa: PTH100
@@ -269,7 +271,7 @@ def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOpti
         encryption,
         _secret(settings),
         settings.tenant,
-        partial(Learned, _lower_tiers(settings)),
+        partial(Learned, _lower_tiers(settings), PrefetchMode(settings.prefetch)),
     )
 
 

@@ -237,11 +237,15 @@ class SimulatedPool:
             if not self.has(parent):
                 return False  # it was overwritten meanwhile
             self._children.setdefault(parent, set()).add(key)
+        self._arrive(key, parent, now)
+        return True
+
+    def _arrive(self, key: bytes, parent: bytes | None, now: float) -> None:
+        """A chunk is in DRAM from now on."""
         self._parent[key] = parent
         self.dram.add(key)
         self.policy.stored(key, parent, self._sizes.chunk_bytes, now)
         self._tell(key)
-        return True
 
     def _evict(self, parent: bytes | None, now: float) -> bool:
         """Free a slot in DRAM; False if nothing can leave.
@@ -255,23 +259,29 @@ class SimulatedPool:
             victim = self.policy.victim(now, slot_bytes)
         if victim is None or (victim == parent and not self._is_below(victim)):
             return False
+        self._leave(victim)
+        return True
+
+    def _leave(self, victim: bytes) -> None:
         self.dram.discard(victim)
         self.policy.removed(victim)
         if not self.has(victim):
             self._drop_descendants(victim)
-        return True
 
     def _tell(self, key: bytes) -> None:
         self.policy.in_tiers(key, [n for n, tier in enumerate(self.lower) if tier.has(key)])
 
     def _write(self, now: float) -> None:
-        for number, tier in enumerate(self.lower):
+        for number in range(len(self.lower)):
             while (key := self.policy.next_write(number, now)) is not None:
-                self.admitted += 1
-                evicted = tier.write(key, self._parent[key])
-                self._tell(key)
-                if evicted:
-                    self._evicted(number, evicted, now)
+                self._write_one(number, key, now)
+
+    def _write_one(self, number: int, key: bytes, now: float) -> None:
+        self.admitted += 1
+        evicted = self.lower[number].write(key, self._parent[key])
+        self._tell(key)
+        if evicted:
+            self._evicted(number, evicted, now)
 
     def _evicted(self, number: int, evicted: list[tuple[bytes, bool]], now: float) -> None:
         for key, _ in evicted:

@@ -13,7 +13,7 @@ from forebay.engines.scheduling.load_or_recompute import (
     worth_reading,
 )
 from forebay.pool.messages import StoreRun
-from forebay.pool.policy.fetching import is_read_ahead
+from forebay.pool.policy.ahead import is_read_ahead
 from forebay.tiers.contract import TierSpeed
 
 TOKEN = 147_456

@@ -1,6 +1,6 @@
 """A warm start: two pools on one directory; what one uses most the other has fetched ahead."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain
 from tests.encryption_harness import KEYS
+from tests.gated_tier import GatedTier
 from tests.remote_harness import PATIENT
-from tests.tiers.slow_memory import LoadDone, SlowMemoryTier
 
 from forebay.metrics.reading import tier_of
 from forebay.pool.core.budget import NOBODY
 from forebay.pool.core.warming.use_counts import COUNTED_MAX, PUBLISH_S
 from forebay.pool.messages import Clear
-from forebay.record.header import DEFAULT_TENANT, TENANT_BYTES, RecordName
+from forebay.record.header import DEFAULT_TENANT, TENANT_BYTES
 from forebay.record.keyring import Keyring
 from forebay.record.region import short
 from forebay.sys.world import World
@@ -146,40 +146,6 @@ def test_what_is_left_of_dram_is_used_and_nothing_leaves_for_it(tmp_path: Path) 
 
 
 # What a store offers, by hand: a tier in memory that only answers when it may.
-
-
-class GatedTier(SlowMemoryTier):
-    """Takes loads in, and answers them when it is told to."""
-
-    comes_back = True
-
-    def __init__(self, listener: TierListener, world: World) -> None:
-        super().__init__(listener, world=world)
-        self.begun: list[bytes] = []
-        self.waiting: list[Callable[[], None]] = []
-        self.takes, self.is_open = True, False
-        self.told: list[list[UsedRecord]] = []
-
-    def takes_stores(self) -> bool:
-        return self.takes
-
-    def submit_load(
-        self, name: RecordName, target: memoryview, done: LoadDone, deadline: float
-    ) -> None:
-        self.begun.append(short(name.key))
-        submit = super().submit_load
-        if self.is_open:
-            submit(name, target, done, deadline)
-        else:
-            self.waiting.append(lambda: submit(name, target, done, deadline))
-
-    def publish_used(self, records: Sequence[UsedRecord]) -> None:
-        self.told.append(list(records))
-
-    def answer_all(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for each in waiting:
-            each()
 
 
 Gated = tuple[CoreHarness, GatedTier, list[bytes]]

@@ -48,6 +48,7 @@ _SETTINGS: Final = (
     "metrics_address",
     "metrics_token_file",
     "metrics_requests",
+    "prefetch",
     "encryption",
     "trace",
 )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from forebay.bench.result import files
 from forebay.cli import flags, progress
 from forebay.cli.flags import Commands, Parser
-from forebay.cli.sim import hosts
+from forebay.cli.sim import ahead, hosts
 from forebay.errors import SettingsError
 from forebay.quantity import format_size, parse_count, parse_size
 from forebay.report.charts import COLOURS, Chart, ChartLine
@@ -71,7 +71,23 @@ def _add_flags(parser: Parser) -> None:
     )
     parser.add_argument("--disk-writes-a-day", metavar="SIZE", help="budget of writes (forebay)")
     parser.add_argument("--plot", metavar="FILE.html", help="draw hit rate against capacity")
+    _add_drive_flags(parser)
     _add_hosts_flags(parser)
+
+
+def _add_drive_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "--drive-gbps",
+        type=float,
+        metavar="GB/s",
+        help="let the disk take time, and compare the ways of reading dialogs ahead",
+    )
+    parser.add_argument(
+        "--hint-error",
+        type=float,
+        metavar="SHARE",
+        help="with it: callers say when they return, wrong by so much (0.2: a fifth)",
+    )
 
 
 def _add_hosts_flags(parser: Parser) -> None:
@@ -98,6 +114,8 @@ def _run(parsed: argparse.Namespace) -> int:
         raise SettingsError("--users counts sessions; write a number above 0.")
     if parsed.hosts:
         return _run_hosts(parsed, sizes)
+    if parsed.drive_gbps is not None:
+        return ahead.run(parsed, list(schedule(_trace(parsed), parsed.users)), sizes)
     with progress.shown() as show:
         show("reading the trace", 0.0)
         requests = list(schedule(_trace(parsed), parsed.users))

@@ -297,6 +297,9 @@ class Dram:
         if chunk.state is SlotState.READY:
             self._policy(chunk).removed(chunk.key)
             self._metrics.evictions.left(DRAM, cause, chunk.since, self._now())
+            if chunk.prefetched_from >= 0:
+                tier = self._stack.name_of(chunk.prefetched_from)
+                self._metrics.prefetch.wasted(tier, chunk.length)
             if not chunk.tiers:
                 self.lost_keys.left(chunk.key, cause)
         self.chunks.remove(chunk)
@@ -374,7 +377,22 @@ class Dram:
             if not child.is_busy:
                 self.drop(child)
 
+    def evict(self, key: bytes, cause: EvictionCause) -> bool:
+        """Let a chunk go that its policy has named; False if it cannot."""
+        chunk = self.chunks.get(key)
+        if chunk is None or chunk.is_busy:
+            return False
+        self.drop(chunk, cause)
+        return True
+
     # Finding a slot.
+
+    def has_free_slot(self, tenant: bytes, slot_bytes: int) -> bool:
+        """Whether a tenant may have a slot of this size that nobody has."""
+        offset = self._free_slot(tenant, slot_bytes)
+        if offset is not None:
+            self.slab.give(offset)
+        return offset is not None
 
     def _add(self, name: RecordName, state: SlotState, offset: int, length: int) -> Chunk:
         chunk = Chunk(name, state, offset, length)

@@ -271,7 +271,7 @@ class Pool(Core):
             self._is_woken = True
             self._wake()
         self.barrier.call("write-behind", self._write_behind.run)
-        self.barrier.call("prefetching", self._prefetching.step, self._clock.monotonic())
+        self.barrier.call("prefetching", self._prefetch, self._clock.monotonic())
 
     def tick(self, now: float) -> None:
         """See Core."""
@@ -280,7 +280,7 @@ class Pool(Core):
         call("deadlines", self._loads.tick, now)
         call("shrinking", self._dram.shrink)
         call("use counts", self._loads.uses.tick, now)
-        call("prefetching", self._prefetching.step, now)
+        call("prefetching", self._prefetch, now)
         call("accounting", self._status.tick, now)
         call("admin operations", self._admin.tick, now)
         call("forgetting", self._tenancy.tick, now)
@@ -288,6 +288,11 @@ class Pool(Core):
         call("write-behind", partial(self._write_behind.run, idle=idle))
         if idle:
             call("scrubbing", self._scrubber.step, now)
+
+    def _prefetch(self, now: float) -> None:
+        self._prefetching.step(now)
+        is_writing = self._write_behind.nearest_in_flight > 0
+        self._loads.dialogs.step(now, is_writing=is_writing or self._prefetching.is_waiting)
 
     def violations(self) -> list[str]:
         """What is wrong with the books; always empty, say the tests."""
@@ -330,6 +335,7 @@ class Pool(Core):
         """See Core."""
         until = self._clock.monotonic() + timeout_s
         self._prefetching.close()
+        self._loads.dialogs.close()
         pause = threading.Event()
         while len(self._stack) and self._clock.monotonic() < until:
             self.complete()

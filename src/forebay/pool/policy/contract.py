@@ -20,14 +20,16 @@ What the pool does, and in which order:
 4. A tier's write queue has room: `next_write` of that tier until it answers None; a write that is
    done is told by `in_tiers`, one that failed or was dropped by `write_failed`, one that the tier
    may take later by `write_again`. While a tier takes nothing its writes are held: `hold_writes`.
-5. A tier evicts: `in_tiers` for what it held and is in DRAM, then `evicted` with the sum.
+5. A tier that is read from has nothing to do: `next_read` until it answers None. What is read is
+   told as in 2, what cannot be read by `read_failed`; a victim leaves as in 3, or nothing is read.
+6. A tier evicts: `in_tiers` for what it held and is in DRAM, then `evicted` with the sum.
 
 No prefix is left with a hole: a victim never has a child in DRAM, and `next_write` offers a chunk
 only after its parent is in that tier or was offered to it and has not failed.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 
@@ -42,6 +44,14 @@ class Ending(NamedTuple):
     returns_in_s: float = 0.0  # the caller says so; 0: it does not
     keep_s: float = 0.0
     priority: int = 0
+
+
+class ToRead(NamedTuple):
+    """A chunk that is worth reading from a lower tier before it is asked for."""
+
+    key: bytes
+    victim: bytes | None  # what is to leave DRAM for it; None: there is room
+    chain: bytes  # the last key of the chain that it belongs to
 
 
 class Policy(ABC):
@@ -113,6 +123,17 @@ class Policy(ABC):
 
         `idle` says that the tier has nothing better to do: recently used chunks are offered too.
         """
+
+    @abstractmethod
+    def next_read(self, now: float, has_room: Callable[[int], bool]) -> ToRead | None:
+        """The chunk to read from lower tiers before anybody asks for it; None: there is none now.
+
+        `has_room` says whether there is a slot of that size for which nothing need leave.
+        """
+
+    @abstractmethod
+    def read_failed(self, key: bytes) -> None:
+        """What `next_read` offered was not read; what continues it is not offered either."""
 
     @property
     @abstractmethod

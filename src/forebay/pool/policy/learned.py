@@ -6,12 +6,13 @@ microseconds, `admission` for what is written to lower tiers.
 
 import heapq
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from forebay.identity.endings import ENDINGS_MAX, EndingClass
 from forebay.pool.policy.admission import Admission, LowerTier
-from forebay.pool.policy.contract import Ending, Policy
+from forebay.pool.policy.ahead import SAVED_LEVELS, Ahead, PrefetchMode
+from forebay.pool.policy.contract import Ending, Policy, ToRead
 from forebay.pool.policy.forest import (
     HELD,
     NONE,
@@ -32,10 +33,17 @@ from forebay.pool.policy.reuse import (
     mean_gap_s,
 )
 from forebay.pool.policy.sessions import Sessions
-from forebay.pool.policy.visits import ADMITTED, KEPT, NOT_EVICTABLE, RANKS, USUAL, Visits
+from forebay.pool.policy.visits import (
+    ADMITTED,
+    EVICTABLE,
+    KEPT,
+    NOT_EVICTABLE,
+    RANKS,
+    USUAL,
+    Visits,
+)
 from forebay.pool.policy.writing import Writing
 
-SAVED_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # what a lower tier has costs a quarter to lose
 # A step of priority doubles what a chunk is worth; what is to be kept is worth more than all.
 RANK_LEVELS: Final = (*(LEVELS_AN_OCTAVE * (rank - USUAL) for rank in range(KEPT)), 2 * LEVELS)
 KEPT_MAX: Final = 1 << 14  # visits that are kept because their callers asked for it
@@ -47,7 +55,9 @@ USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is 
 class Learned(Policy):
     """One pool's policy over the tiers below DRAM, the nearest first."""
 
-    def __init__(self, tiers: Sequence[LowerTier] = ()) -> None:
+    def __init__(
+        self, tiers: Sequence[LowerTier] = (), prefetch: PrefetchMode = PrefetchMode.OFF
+    ) -> None:
         self._forest = Forest(len(tiers))
         self._reuse = Reuse()
         self._visits = Visits(self._reuse, len(tiers))
@@ -57,6 +67,9 @@ class Learned(Policy):
             )
             for number, tier in enumerate(tiers)
         ]
+        self._ahead = Ahead(
+            prefetch, self._forest, self._visits, self._reuse, least=self._least_to_lose
+        )
         self._size_classes: dict[int, int] = {}  # slot bytes -> its number
         self._ends: dict[bytes, int] = {}  # last key of a chain -> the visit that asked for it
         self._starts: dict[bytes, int] = {}  # first key that DRAM lacks -> the visit that stores it
@@ -102,6 +115,7 @@ class Learned(Policy):
         # Of a dialog that never had such an answer, no gap is known that would tell of this one.
         turns = max(1, visits.turns[visit]) if mean_s else 0
         visits.ended(visit, cell_of(turns, mean_s, visits.new_share[visit], kind), now)
+        self._ahead.judge(visit)
         if ending.keep_s:
             heapq.heappush(self._kept, (now + ending.keep_s, USUAL + ending.priority, key))
             self._set_rank(visit, KEPT)
@@ -114,7 +128,7 @@ class Learned(Policy):
             return
         row = forest.add(key, parent, self._size_class(slot_bytes))
         above = forest.parent[row]
-        visit = self._joined(key, above, now)
+        visit = self._joined(key, above, now, self._ahead.came(key))
         self._started(visit, key)
         forest.visit[row] = visit
         visits.tail[visit] = row
@@ -126,8 +140,10 @@ class Learned(Policy):
         forest = self._forest
         if key not in forest.row_of:
             return
-        row, above = forest.drop(key)
+        row = forest.row_of[key]
         visit = forest.visit[row]
+        self._ahead.removed(visit, row, key)
+        _, above = forest.drop(key)
         if self._visits.tail[visit] == row:
             follows = above != NONE and forest.visit[above] == visit
             self._visits.tail[visit] = above if follows else NONE
@@ -212,6 +228,13 @@ class Learned(Policy):
     def next_write(self, tier: int, now: float, *, idle: bool = False) -> bytes | None:
         self._age(now)
         return self._writing[tier].next(now, idle=idle)
+
+    def next_read(self, now: float, has_room: Callable[[int], bool]) -> ToRead | None:
+        self._age(now)
+        return self._ahead.next(has_room)
+
+    def read_failed(self, key: bytes) -> None:
+        self._ahead.failed(key)
 
     @property
     def queued_bytes(self) -> int:
@@ -359,6 +382,7 @@ class Learned(Policy):
     def _end(self, visit: int) -> None:
         """Watch a visit no longer; it lives on only for the chunks it holds."""
         end = self._visits.end[visit]
+        self._ahead.forget(visit)
         if end is not None:
             del self._ends[end]
             self._visits.end[visit] = None
@@ -384,8 +408,11 @@ class Learned(Policy):
         else:
             self._visits.move(visit, NOT_EVICTABLE)
 
-    def _joined(self, key: bytes, above: int, now: float) -> int:
+    def _joined(self, key: bytes, above: int, now: float, ahead_of: int) -> int:
         """The visit that a new chunk belongs to: the one it continues, or a new one like it."""
+        if ahead_of != NONE:
+            is_next = self._visits.tail[ahead_of] in (NONE, above)
+            return ahead_of if is_next else self._like(ahead_of)
         visits, forest = self._visits, self._forest
         visit = self._starts.get(key, NONE)
         if visit == NONE and above != NONE:
@@ -422,15 +449,19 @@ class Learned(Policy):
             self._visits.move(visit, NOT_EVICTABLE)
             return
         place = forest.size_class[row] * SAFETIES + forest.safety[row]
-        self._visits.move(visit, 1 + place * RANKS + self._visits.rank[visit])
+        self._visits.move(visit, EVICTABLE + place * RANKS + self._visits.rank[visit])
 
     def _size_class(self, slot_bytes: int) -> int:
         number = self._size_classes.get(slot_bytes)
         if number is None:
             number = self._size_classes[slot_bytes] = len(self._forest.slot_bytes)
             self._forest.slot_bytes.append(slot_bytes)
-            self._visits.add_queues(1 + (number + 1) * SAFETIES * RANKS)
+            self._visits.add_queues(EVICTABLE + (number + 1) * SAFETIES * RANKS)
         return number
+
+    def _least_to_lose(self, slot_bytes: int) -> tuple[int, int]:
+        """The same for what nobody has asked for: what is to be written stays."""
+        return self._least(slot_bytes, spare_unwritten=self._can_write)
 
     def _least(self, slot_bytes: int, *, spare_unwritten: bool) -> tuple[int, int]:
         """The least valuable visit that can give a slot of this size, and its level."""
@@ -442,7 +473,7 @@ class Learned(Policy):
             if safety == PENDING and spare_unwritten:
                 continue
             for rank in self._ranks:
-                found = self._visits.least(1 + (number * SAFETIES + safety) * RANKS + rank)
+                found = self._visits.least(EVICTABLE + (number * SAFETIES + safety) * RANKS + rank)
                 if found is None:
                     continue
                 level = found[1] + RANK_LEVELS[rank]

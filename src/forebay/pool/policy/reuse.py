@@ -125,6 +125,7 @@ class Reuse:
         self._endings: dict[int, _Ending] = {}  # those ever met
         self._worth: dict[int, list[float]] = {}  # by kind and scale, those ever met
         self._return: dict[int, list[float]] = {}  # likewise
+        self._levels: dict[int, list[int]] = {}  # likewise
 
     def entered(self, cell: int) -> None:
         """A visit has reached this cell's age."""
@@ -152,6 +153,7 @@ class Reuse:
         likelier = ending.returned[kind] / ending.expected[kind]
         chances = [min(likelier * chance, CHANCE_MAX) for chance in ending.chances[scale]]
         self._worth[group] = _gittins(chances)
+        self._levels[group] = [_level(worth) for worth in self._worth[group]]
         away = 1.0
         for number in range(BINS - 1, -1, -1):
             away *= 1 - chances[number]
@@ -172,13 +174,22 @@ class Reuse:
             self.learn(group)
         return self._return[group][number]
 
+    def chance_while(self, cell: int, level: int) -> float:
+        """The chance that a visit in this cell returns while it is worth that level or more."""
+        group, number = divmod(cell, BINS)
+        chance = self.return_chance(cell)
+        levels = self._levels[group]
+        for later in range(number, BINS if level > 0 else 0):
+            if levels[later] < level:
+                return 1 - (1 - chance) / (1 - self._return[group][later])
+        return chance
+
     def level(self, cell: int) -> int:
         """Worth on a logarithmic scale of whole numbers, lowest first."""
-        worth = self.worth(cell)
-        if worth <= 0:
-            return 0
-        level = math.floor(LEVELS_AN_OCTAVE * math.log2(worth)) - LEVEL_FIRST
-        return min(max(level, 0), LEVELS - 1)
+        group, number = divmod(cell, BINS)
+        if group not in self._levels:
+            self.learn(group)
+        return self._levels[group][number]
 
     def _parts(self, cell: int) -> tuple[_Ending, int, int, int]:
         rest, number = divmod(cell, BINS)
@@ -188,6 +199,13 @@ class Reuse:
         if ending is None:
             ending = self._endings[name] = _Ending()
         return ending, kind, scale, number
+
+
+def _level(worth: float) -> int:
+    if worth <= 0:
+        return 0
+    level = math.floor(LEVELS_AN_OCTAVE * math.log2(worth)) - LEVEL_FIRST
+    return min(max(level, 0), LEVELS - 1)
 
 
 def _learnt(ending: _Ending, scale: int) -> list[float]:

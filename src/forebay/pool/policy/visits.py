@@ -3,7 +3,8 @@
 A visit is one request's touch of its chain. Its chunks have one age and one kind, so they are
 ranked together: a visit lies in one eviction queue, there in the bucket of its kind and age, and
 its chunks leave from the tail on. Queue 0 is for visits of which no chunk can leave: all gone,
-pinned, or with others below.
+pinned, or with others below. Queue 1 is for visits that may be read ahead, which lie in another
+queue as well.
 
 Finding the least valuable visit is finding the lowest set bit: worth is cut into levels, and each
 queue has an integer with a bit for each level at which it has a bucket that is not empty.
@@ -12,6 +13,7 @@ queue has an integer with a bit for each level at which it has a bucket that is 
 import heapq
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final
 
 from forebay.identity.endings import PRIORITY_MAX
@@ -19,6 +21,8 @@ from forebay.pool.policy.forest import NONE
 from forebay.pool.policy.reuse import BINS, CELLS, EDGES_S, LEVELS, Reuse, bin_of
 
 NOT_EVICTABLE: Final = 0  # the queue of visits of which no chunk can leave now
+AHEAD: Final = 1  # a second queue, of those that may be read ahead
+EVICTABLE: Final = 2  # the first of all others, from which chunks leave
 # Ranks: a priority each, and above all of them what is to be kept for a while.
 USUAL: Final = PRIORITY_MAX
 KEPT: Final = 2 * PRIORITY_MAX + 1
@@ -58,7 +62,8 @@ class Visits:
         self._level_of: dict[int, int] = {}  # of these buckets
         self._of_group: dict[int, set[int]] = {}  # kind and scale -> buckets
         self._at_level: dict[int, OrderedDict[int, None]] = {}  # queue and level -> buckets
-        self._levels: list[int] = [0]  # by queue, a bit for each level that has buckets
+        self.is_ahead = bytearray()  # 1: on the queue AHEAD as well
+        self._levels: list[int] = [0] * EVICTABLE  # by queue, a bit for each level that has buckets
         self._due: list[tuple[float, int]] = []  # when the first visit of a bucket grows older
         self._watched: set[int] = set()  # buckets in `_due`, each once
         self._to_learn: list[int] = []
@@ -77,6 +82,7 @@ class Visits:
                 times.append(0.0)
             self.gaps.append(None)
             self.rank.append(USUAL)
+            self.is_ahead.append(0)
             for verdict in self.verdicts:
                 verdict.append(UNDECIDED)
             self.end.append(None)
@@ -113,7 +119,15 @@ class Visits:
         """The visit is over; its number is used again."""
         self._take(visit)
         self.queue[visit], self.end[visit], self.gaps[visit] = NONE, None, None
+        self.is_ahead[visit] = 0
         self._free.append(visit)
+
+    def set_ahead(self, visit: int, *, is_ahead: bool) -> None:
+        """Whether a visit is one of those that may be read ahead."""
+        if self.is_ahead[visit] != is_ahead:
+            self._take(visit)
+            self.is_ahead[visit] = is_ahead
+            self._put(visit)
 
     def ended(self, visit: int, cell: int, now: float) -> None:
         """The answer has ended: from now on the visit is judged by its age since then."""
@@ -152,6 +166,18 @@ class Visits:
         rising = cell % BINS < BINS - 1 and self._reuse.worth(cell + 1) > self._reuse.worth(cell)
         return next(reversed(visits) if rising else iter(visits)), level
 
+    def most(self, queue: int) -> Iterator[tuple[int, int]]:
+        """Visits of a queue, one of each kind and age, the most valuable first; and their levels.
+
+        The queue must not change meanwhile.
+        """
+        levels = self._levels[queue]
+        while levels:
+            level = levels.bit_length() - 1
+            levels ^= 1 << level
+            for bucket in self._at_level[queue * LEVELS + level]:
+                yield next(iter(self._buckets[bucket])), level
+
     def add_queues(self, count: int) -> None:
         """There are that many add_queues."""
         self._levels.extend([0] * (count - len(self._levels)))
@@ -170,7 +196,11 @@ class Visits:
                     self._list(bucket, level)
 
     def _put(self, visit: int) -> None:
-        bucket = self.queue[visit] * CELLS + self.cell[visit]
+        self._enter(self.queue[visit] * CELLS + self.cell[visit], visit)
+        if self.is_ahead[visit]:
+            self._enter(AHEAD * CELLS + self.cell[visit], visit)
+
+    def _enter(self, bucket: int, visit: int) -> None:
         visits = self._buckets.get(bucket)
         if visits is None:
             visits = self._buckets[bucket] = OrderedDict()
@@ -181,7 +211,11 @@ class Visits:
     def _take(self, visit: int) -> None:
         if self.queue[visit] == NONE:
             return
-        bucket = self.queue[visit] * CELLS + self.cell[visit]
+        self._leave(self.queue[visit] * CELLS + self.cell[visit], visit)
+        if self.is_ahead[visit]:
+            self._leave(AHEAD * CELLS + self.cell[visit], visit)
+
+    def _leave(self, bucket: int, visit: int) -> None:
         visits = self._buckets[bucket]
         del visits[visit]
         if not visits:

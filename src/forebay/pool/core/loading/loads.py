@@ -20,6 +20,7 @@ from forebay.pool.core.loading.retention import RETAIN_S
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.recent.requests import LookupNote, RecentRequests
 from forebay.pool.core.stack import FarRun
+from forebay.pool.core.warming.dialogs import DialogReads
 from forebay.pool.core.warming.use_counts import UseCounts
 from forebay.pool.messages import (
     AnswersEnded,
@@ -30,8 +31,8 @@ from forebay.pool.messages import (
     StoreRun,
     short_keys,
 )
+from forebay.pool.policy.ahead import is_read_ahead
 from forebay.pool.policy.contract import Ending
-from forebay.pool.policy.fetching import is_read_ahead
 from forebay.pool.session import Session
 from forebay.record.header import NAMESPACE_BYTES
 from forebay.record.region import SHORT_KEY_BYTES
@@ -50,6 +51,7 @@ class Loads:
         self._of_tenants = parts.metrics.tenants
         self.recent = RecentRequests(parts.metrics)
         self.acquisition = Acquisition(parts, hasher)
+        self.dialogs = DialogReads(parts, self.acquisition)
         self._requests = self.acquisition.requests
         self.awaited = AwaitedLookups(parts.dram.chunks)
         # Lookups that a tenant's policy is to hear of: keys, how many are known.
@@ -84,6 +86,8 @@ class Loads:
         if ready < known and not self._can_be_loaded(keys[ready]):  # verify: loadable
             known, is_unknown, below, far = ready, False, [], []
         self._unreported.append((tenant.id, keys, known))
+        if keys:
+            self.dialogs.looked_up(keys[-1], message.namespace, message.group)
         if ready < known:
             self.catch_up()  # before slots are freed for what will be read ahead
         stores = [

@@ -6,6 +6,7 @@ turns by weight (`forebay.tiers.turns`). Owned by the pool's thread.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from forebay.pool.policy.contract import Policy
@@ -20,6 +21,15 @@ class Offered(NamedTuple):
     """A chunk that is to be written to a tier."""
 
     key: bytes
+    tenant: bytes
+
+
+class NamedRead(NamedTuple):
+    """A chunk that is to be read before it is asked for."""
+
+    key: bytes
+    victim: bytes | None  # of the same tenant: what leaves for it
+    chain: bytes  # the last key of the chain that it belongs to
     tenant: bytes
 
 
@@ -53,6 +63,16 @@ class Policies:
             del self._by_tenant[tenant]
             for turns in self._turns:
                 turns.leave(tenant)
+
+    def next_read(self, now: float, has_room: Callable[[bytes, int], bool]) -> NamedRead | None:
+        """See Policy; of the first tenant that has one, who comes last the next time."""
+        for tenant in list(self._by_tenant):
+            policy = self._by_tenant[tenant]
+            found = policy.next_read(now, partial(has_room, tenant))
+            if found is not None:
+                self._by_tenant[tenant] = self._by_tenant.pop(tenant)
+                return NamedRead(found.key, found.victim, found.chain, tenant)
+        return None
 
     @property
     def queued_bytes(self) -> int:

@@ -1,0 +1,152 @@
+"""What is read before anybody asks for it: dialogs from drives, and what a lookup found in a store.
+
+A dialog's chunks leave DRAM from its end on, so the first that DRAM lacks of it left last: `Ahead`
+keeps them in that order, 16 bytes each, for dialogs that are watched. Once an answer has ended and
+it is known how, the most valuable of these dialogs is read back, chunk by chunk, if
+
+* it is worth more than what would leave for it, which is never of that dialog itself; and
+* the chance is `CHANCE_MIN` that it returns before it is worth less than that.
+
+Pure logic and arithmetic. A GPU that is busy may load what takes longer than computing it: that is
+for the engine to say, which knows, when it asks (`forebay.engines.scheduling.load_or_recompute`).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+from forebay.identity.endings import ENDINGS_MAX, EndingClass
+from forebay.pool.policy.contract import ToRead
+from forebay.pool.policy.forest import NONE, SAVED, Forest
+from forebay.pool.policy.reuse import CELLS, LEVELS_AN_OCTAVE, Reuse
+from forebay.pool.policy.visits import AHEAD, Visits
+from forebay.record.region import SHORT_KEY_BYTES
+from forebay.tiers.contract import TierSpeed
+
+SAVED_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # what a lower tier has costs a quarter to lose
+CHANCE_MIN: Final = 0.7  # three in ten reads may be wasted
+KINDS_MAX: Final = 4  # of dialogs, that one decision looks at
+CHUNKS_MAX: Final = 1 << 17  # remembered of those that left
+_ENDING_CELLS: Final = CELLS // ENDINGS_MAX
+
+
+class PrefetchMode(StrEnum):
+    """Which dialogs are read back from drives before they are asked for."""
+
+    OFF = "off"
+    HINTS = "hints"  # those of which a caller said when they return
+    ON = "on"  # all of which it is known how their answers ended
+
+
+class Ahead:
+    """The chunks that lower tiers have of watched visits and DRAM lacks, and which is read next."""
+
+    def __init__(
+        self,
+        which: PrefetchMode,
+        forest: Forest,
+        visits: Visits,
+        reuse: Reuse,
+        *,
+        least: Callable[[int], tuple[int, int]],  # slot bytes → the visit to lose one, its level
+    ) -> None:
+        self._which, self._least = which, least
+        self._forest, self._visits, self._reuse = forest, visits, reuse
+        # By visit, the keys of what left, the last one last; no list is empty.
+        self._left: OrderedDict[int, bytearray] = OrderedDict()
+        self._slot_bytes: dict[int, int] = {}  # of the last one, likewise
+        self._chunks = 0
+        self._reading: dict[bytes, int] = {}  # what was offered and has not come yet → its visit
+
+    def removed(self, visit: int, row: int, key: bytes) -> None:
+        """A chunk leaves DRAM, which it touched last."""
+        if self._which is PrefetchMode.OFF or self._visits.end[visit] is None:
+            return
+        if self._forest.safety[row] != SAVED or len(key) != SHORT_KEY_BYTES:
+            self.forget(visit)  # what follows it is of no use
+            return
+        left = self._left.pop(visit, None) or bytearray()
+        left += key
+        self._left[visit], self._slot_bytes[visit] = left, self._forest.size_of(row)
+        self._chunks += 1
+        self.judge(visit)
+        while self._chunks > CHUNKS_MAX:
+            self.forget(next(iter(self._left)))
+
+    def judge(self, visit: int) -> None:
+        """Whether a visit may be read ahead may have changed."""
+        visits = self._visits
+        ending = visits.cell[visit] // _ENDING_CELLS
+        is_told = visits.began_cell[visit] != NONE and ending != EndingClass.NOT_KNOWN
+        is_wanted = self._which is PrefetchMode.ON or ending == EndingClass.EXPECTED
+        visits.set_ahead(visit, is_ahead=visit in self._left and is_told and is_wanted)
+
+    def forget(self, visit: int) -> None:
+        """Nothing more of a visit is to be read: it has returned, or tiers have it no more."""
+        left = self._left.pop(visit, None)
+        if left is not None:
+            self._chunks -= len(left) // SHORT_KEY_BYTES
+            del self._slot_bytes[visit]
+            self._visits.set_ahead(visit, is_ahead=False)
+        for key in [key for key, of in self._reading.items() if of == visit]:
+            del self._reading[key]
+
+    def next(self, has_room: Callable[[int], bool]) -> ToRead | None:
+        """See Policy."""
+        visits, forest = self._visits, self._forest
+        losers: dict[int, tuple[int, int]] = {}  # by slot bytes: asked for once, which costs most
+        for looked_at, (visit, level) in enumerate(visits.most(AHEAD)):
+            if looked_at == KINDS_MAX:
+                break
+            if self._reuse.return_chance(visits.cell[visit]) < CHANCE_MIN:
+                continue
+            slot_bytes, least, victim = self._slot_bytes[visit], -1, None
+            if not has_room(slot_bytes):
+                if slot_bytes not in losers:
+                    losers[slot_bytes] = self._least(slot_bytes)
+                loser, least = losers[slot_bytes]
+                # What is read is in a lower tier as well.
+                least += SAVED_LEVELS
+                if loser in (NONE, visit) or level <= least:  # verify: worth more
+                    break
+                row = visits.tail[loser]
+                if forest.pins[row]:
+                    break
+                victim = forest.key[row]
+            end = visits.end[visit]
+            assert end is not None, "it is watched"
+            if self._reuse.chance_while(visits.cell[visit], least + 1) >= CHANCE_MIN:
+                return ToRead(self._take(visit), victim, end)
+        return None
+
+    def came(self, key: bytes) -> int:
+        """A chunk is readable in DRAM: the visit for which it was read ahead, or NONE."""
+        return self._reading.pop(key, NONE) if self._reading else NONE
+
+    def failed(self, key: bytes) -> None:
+        """What was to be read cannot be: nor can what follows it."""
+        visit = self._reading.pop(key, NONE)
+        if visit != NONE:
+            self.forget(visit)
+
+    def _take(self, visit: int) -> bytes:
+        left = self._left[visit]
+        key = bytes(left[-SHORT_KEY_BYTES:])
+        del left[-SHORT_KEY_BYTES:]
+        self._chunks -= 1
+        self._reading[key] = visit
+        if not left:
+            del self._left[visit], self._slot_bytes[visit]
+            self._visits.set_ahead(visit, is_ahead=False)
+        return key
+
+
+def is_read_ahead(size_bytes: int, speed: TierSpeed, gpu_bytes_a_s: float) -> bool:
+    """Whether so much of a store is worth reading before anybody asks for it.
+
+    What is not known to be slower is: nothing else would tell how fast a store is.
+    """
+    if not (speed.bytes_a_s and gpu_bytes_a_s):
+        return True
+    return speed.first_s + size_bytes / speed.bytes_a_s <= size_bytes / gpu_bytes_a_s
