@@ -4,13 +4,13 @@ Read in SGLang 0.5.23. What another release does not have under these names rais
 engine is then served as without Forebay.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from sglang import __version__ as version
 from sglang.srt import runtime_context
+from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
@@ -19,6 +19,10 @@ from forebay.engines.sglang.pages import PageShape
 
 BACKEND: Final = "dynamic"
 _KV_POOL: Final = "kv"
+_RANKS: Final = (
+    *("tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size"),
+    *("dcp_rank", "dcp_size"),
+)
 # What a host pool says of its shape, where it has it.
 _POOL_FIELDS: Final = (
     *("layout", "page_size", "dtype", "layer_num", "target_layer_num", "start_layer", "end_layer"),
@@ -64,15 +68,11 @@ def facts_of(storage: Any, *, is_watched: bool) -> EngineFacts:
     )
 
 
-_RANKS: Final = (
-    *("tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size"),
-    *("dcp_rank", "dcp_size"),
-)
-
-
 def _arguments() -> Mapping[str, Any]:
-    told = runtime_context.get_server_args()
-    return {each.name: getattr(told, each.name, None) for each in dataclasses.fields(told)}
+    """All of SGLang's arguments, as far as it has resolved them."""
+    raw = runtime_context.get_server_args()
+    resolved = resolved_view(raw)
+    return {name: getattr(resolved, name) for name in type(raw).__struct_fields__}
 
 
 def is_main_pool(name: object) -> bool:

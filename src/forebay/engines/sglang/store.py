@@ -66,7 +66,7 @@ class PageStore:
         def look_up(client: Client, namespace: bytes, until: float) -> int:
             chain = self._chain(namespace, [*prefix, *pages])
             known = client.lookup(chain, until - self._clock.monotonic())
-            self._judge(known)
+            self._judge(known, until)
             return 0 if isinstance(known, Miss) else max(0, known.chunks - len(prefix))
 
         found = self._ask(self._lookups, 0, look_up)
@@ -84,7 +84,7 @@ class PageStore:
             chain, done = self._chain(namespace, pages), 0
             while done < len(pages) and (left_s := until - self._clock.monotonic()) > 0:
                 with client.load(chain, done, left_s) as loaded:
-                    self._judge(loaded)
+                    self._judge(loaded, until)
                     if isinstance(loaded, Miss):
                         break
                     copied = self._copy(loaded, buffers[done:], until)
@@ -108,6 +108,8 @@ class PageStore:
             chain = self._chain(namespace, [*parent, *pages])
             left_s = until - self._clock.monotonic()
             receipt = client.store(chain, buffers, len(parent), left_s)
+            is_useless = not (receipt.stored or receipt.had or receipt.unwanted)
+            self._judge(Miss(MissReason.NO_POOL) if is_useless else receipt, until)
             self._count("stored", receipt.stored, receipt.stored)
             self._count("refused", receipt.unwanted, receipt.unwanted)
             self._count("lost", receipt.lost + receipt.late, receipt.lost + receipt.late)
@@ -152,13 +154,14 @@ class PageStore:
                 return number
         return min(len(loaded.chunks), len(buffers))
 
-    def _judge(self, answer: object) -> None:
-        """What an answer says of the pool."""
+    def _judge(self, answer: object, until: float) -> None:
+        """What an answer says of the pool: one that took all the time is a failure, too."""
+        now = self._clock.monotonic()
         with self._lock:
             if not isinstance(answer, Miss):
                 self._budget.succeeded()
-            elif answer.reason in _FAILURES:
-                self._budget.failed(self._clock.monotonic())
+            elif answer.reason in _FAILURES or now >= until:
+                self._budget.failed(now)
             else:
                 self._budget.answered()
 
