@@ -22,7 +22,7 @@ PAGE = 64  # tokens
 STUBS = Path(__file__).parent.parent / "stubs"
 # What is tested here is not how soon a busy machine answers. SGLang itself waits for what it loads
 # as long as these are, plus its own second.
-DEADLINES_MS = 20_000
+DEADLINES_MS = 10_000
 FLAGS = {
     "--device": "cpu",
     "--attention-backend": "torch_native",

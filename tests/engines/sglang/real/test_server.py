@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from tests.engines.sglang.real.server import (
-    DEADLINES_MS,
     HANG_S,
     PAGE,
     Answer,
@@ -30,9 +29,12 @@ from tests.pool_process import (
     wait_until,
 )
 
+from forebay.engines import sglang as backend_place
+
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
 SIZE = 3  # dialogs
 FIRST = 600  # tokens of their first prompt
+OURS = str(Path(backend_place.__file__).parent)
 WHOLE = FIRST // PAGE * PAGE  # of these, tokens in whole pages
 
 
@@ -185,7 +187,7 @@ def test_other_weights_in_memory_find_nothing(stage: Stage) -> None:
 
 
 def test_nothing_was_raised_into_sglang(stage: Stage) -> None:
+    """What it logs where a backend raises, or a frame of ours in any trace."""
     for server in stage.servers:
-        assert not server.said("Traceback"), server.log.read_text()[-8000:]
-        assert not server.said("internal error in Forebay")
-    assert DEADLINES_MS < HANG_S * 1000
+        for words in ("query failed", "transfer failed", "backup failed", "internal error", OURS):
+            assert not server.said(words), server.log.read_text()[-8000:]

@@ -80,26 +80,25 @@ class _Changed(importlib.abc.MetaPathFinder):
 def _copies(module: Any) -> None:
     """The transfers of `page_first_direct`, which torch makes by indexing."""
 
-    def same(sources: Any, targets: Any, source: Any, target: Any, page_size: int) -> None:
-        del page_size
-        for ours, theirs in zip(sources, targets, strict=True):
-            theirs[target] = ours[source]
+    def to_pages(**told: Any) -> None:
+        tensors, targets, rows = told["src_ptrs"], told["dst_ptrs"], told["src_indices"]
+        page, row = _places(told["dst_indices"], told["page_size"])
+        layers = len(tensors) // len(targets)  # all K layers, then all V layers
+        for number, tensor in enumerate(tensors):
+            part, layer = divmod(number, layers)
+            targets[part][page, layer, row] = tensor[rows]
 
-    def to_pages(sources: Any, targets: Any, source: Any, target: Any, page_size: int) -> None:
-        layers = len(sources) // len(targets)  # all K layers, then all V layers
-        page, row = target // page_size, target % page_size
-        for part, pages in enumerate(targets):
-            for layer in range(layers):
-                pages[page, layer, row] = sources[part * layers + layer][source]
+    def from_pages(**told: Any) -> None:
+        page, row = _places(told["src_indices"], told["page_size"])
+        for pages, tensor in zip(told["src_ptrs"], told["dst_ptrs"], strict=True):
+            tensor[told["dst_indices"]] = pages[page, told["layer_id"], row]
 
-    def from_pages(*told: Any) -> None:
-        sources, targets, source, target, layer, page_size = told
-        for pages, tensor in zip(sources, targets, strict=True):
-            tensor[target] = pages[source // page_size, layer, source % page_size]
-
-    module.transfer_kv_direct = same
     module.transfer_kv_all_layer_direct_lf_pf = to_pages
     module.transfer_kv_per_layer_direct_pf_lf = from_pages
+
+
+def _places(tokens: Any, page_size: int) -> tuple[Any, Any]:
+    return tokens // page_size, tokens % page_size
 
 
 def _plain_memory(module: Any) -> None:
