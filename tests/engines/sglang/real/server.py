@@ -56,7 +56,9 @@ class Answer:
 class Server:
     """One server with its scheduler; `settings` are what a user writes for the backend."""
 
-    def __init__(self, model: Path, pool: PoolProcess, log: Path, **settings: Any) -> None:
+    def __init__(
+        self, model: Path, pool: PoolProcess, log: Path, *, ranks: int = 1, **settings: Any
+    ) -> None:
         self.log = log
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -75,7 +77,7 @@ class Server:
         }
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
         command += [word for flag in FLAGS.items() for word in flag]
-        command += [*SWITCHES, "--port", self._url.rpartition(":")[2]]
+        command += [*SWITCHES, "--tp-size", str(ranks), "--port", self._url.rpartition(":")[2]]
         command += ["--hicache-storage-backend-extra-config", json.dumps(backend)]
         paths = [str(STUBS), *filter(None, [os.environ.get("PYTHONPATH")])]
         variables = {
@@ -84,6 +86,7 @@ class Server:
             "SGLANG_USE_CPU_ENGINE": "1",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join("0" * ranks),  # else a rank needs a NUMA node
         }
         with log.open("ab") as output:
             self.process = subprocess.Popen(

@@ -54,10 +54,10 @@ class Stage:
     def server(self) -> Server:
         return self.servers[-1]
 
-    def start(self) -> Server:
+    def start(self, ranks: int = 1) -> Server:
         """The next server."""
         log = self.place / f"server-{len(self.servers)}.log"
-        self.servers.append(Server(self.model, self.pool, log))
+        self.servers.append(Server(self.model, self.pool, log, ranks=ranks))
         server = self.server.wait_until_ready()
         seeds = count(10_000)
 
@@ -184,6 +184,16 @@ def test_other_weights_in_memory_find_nothing(stage: Stage) -> None:
         assert tokens_of(answers) != stage.answers
     assert stage.pages() == before
     assert server.said("weights were changed in memory")
+
+
+def test_each_of_two_ranks_has_pages_of_its_own(stage: Stage) -> None:
+    stage.server.kill()
+    server, before = stage.start(ranks=2), stage.pages()
+    answers = server.ask(stage.prompts)
+    assert [each.cached for each in answers] == [0] * SIZE, "a rank alone has other pages"
+    stage.answers = tokens_of(answers)
+    wait_until(lambda: stage.pages() >= before + 2 * SIZE * WHOLE // PAGE, "the pages", HANG_S)
+    assert stored_of(stage.ask_again()) == SIZE * WHOLE
 
 
 def test_nothing_was_raised_into_sglang(stage: Stage) -> None:
