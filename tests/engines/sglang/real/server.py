@@ -79,6 +79,7 @@ class Server:
         command += [word for flag in FLAGS.items() for word in flag]
         command += [*SWITCHES, "--tp-size", str(ranks), "--port", self._url.rpartition(":")[2]]
         command += ["--hicache-storage-backend-extra-config", json.dumps(backend)]
+        cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         paths = [str(STUBS), *filter(None, [os.environ.get("PYTHONPATH")])]
         variables = {
             **environment(),
@@ -86,7 +87,7 @@ class Server:
             "SGLANG_USE_CPU_ENGINE": "1",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
-            "SGLANG_CPU_OMP_THREADS_BIND": "|".join("0" * ranks),  # else a rank needs a NUMA node
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join([cpus] * ranks),  # else each needs a NUMA node
         }
         with log.open("ab") as output:
             self.process = subprocess.Popen(
