@@ -30,12 +30,18 @@ GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
 # These need vLLM's environment (`make test-vllm`), that of stores (`make test-stores`), or both (`make test-hosts`).
-NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/engines/codec --ignore=tests/tiers/remote/stores --ignore=tests/hosts --ignore=tests/gateway/real
+NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/engines/codec --ignore=tests/tiers/remote/stores --ignore=tests/hosts --ignore=tests/gateway/real --ignore=tests/engines/sglang/real
 # Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
 RUN := tools/run_tests.py
 # Two at a time: none of them measures.
 FAST := $(BIN)/python $(RUN) fast -q -n 2 --dist worksteal $(NO_VLLM) -m 'not slow'
 SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m slow
+
+# Other engines than vLLM have an environment of their own: 3 GB.
+SGLANG_VENV ?= .venv-sglang
+SGLANG_BIN := $(SGLANG_VENV)/bin
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
+SGLANG_PIP = $(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # Object stores have an environment of their own, with the servers: 550 MB.
 STORES_VENV ?= .venv-stores
@@ -57,7 +63,7 @@ VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
 VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies tests/engines/codec
 
-.PHONY: help install run bench test check coverage format docs mutate wheel fuzz soak soak-hostile replay clean sim vllm test-vllm test-gateway test-models test-versions test-stores coverage-stores test-hosts bench-stores gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate wheel fuzz soak soak-hostile replay clean sim vllm test-vllm test-gateway test-engines test-models test-versions test-stores coverage-stores test-hosts bench-stores gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -120,6 +126,17 @@ test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever 
 
 test-gateway: $(VLLM_STAMP) ## the gateway before real vLLM: real clients, engines and gateways that are killed
 	@$(VLLM_BIN)/python $(RUN) gateway -q -W default -m vllm tests/gateway/real
+
+$(SGLANG_STAMP): pyproject.toml tests/engines/sglang/packages.txt
+	@sh tools/preflight.sh '$(PYTHON)'
+	@$(SGLANG_BIN)/python -m pip --version >/dev/null 2>&1 || '$(PYTHON)' -m venv --clear '$(SGLANG_VENV)'
+	@$(call STILL,installing SGLang) { $(SGLANG_PIP) '$(TORCH)' 2>/dev/null || $(SGLANG_PIP) $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') '$(TORCH)'; } && \
+	  $(SGLANG_PIP) --no-deps -r tests/engines/sglang/packages.txt && $(SGLANG_PIP) --editable '.[dev]' || \
+	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
+	@touch $@
+
+test-engines: $(SGLANG_STAMP) ## a real SGLang server on CPUs: equal text, whatever happens to the pool
+	@$(SGLANG_BIN)/python $(RUN) engines -q -W default -m sglang tests/engines/sglang/real
 
 test-models: $(VLLM_STAMP) ## further models and kinds of parallelism on real vLLM; takes long
 	@$(VLLM_BIN)/python $(RUN) models -q -W default -m models tests/engines/vllm/real
@@ -193,7 +210,7 @@ soak-hostile: $(STAMP) ## 15 minutes of stopped, lying and killed clients beside
 
 replay: $(STAMP) ## run the tests with the luck of a failed run: make replay SEED=… [TESTS=…]
 	@test -n "$(SEED)" || { echo 'forebay: name the seed that the failed test printed: make replay SEED=…' >&2; exit 2; }
-	@FOREBAY_SEED=$(SEED) $(BIN)/python -m pytest -q -m 'not vllm and not gpu' $(or $(TESTS),tests)
+	@FOREBAY_SEED=$(SEED) $(BIN)/python -m pytest -q -m 'not vllm and not gpu and not sglang' $(or $(TESTS),tests)
 
 docs: $(STAMP) ## write the generated parts of docs/
 	@$(BIN)/python tools/docs.py
@@ -208,4 +225,4 @@ sim: $(STAMP) ## measure the policy's bars on traces: make sim TRACES=DIR
 	@$(BIN)/python tools/policy_bars.py $(TRACES) --half 1
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(VLLM_VENV) $(STORES_VENV) $(WHEEL_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM_VENV) $(STORES_VENV) $(SGLANG_VENV) $(WHEEL_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

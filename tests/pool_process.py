@@ -276,6 +276,24 @@ def running_pool(
             pool.kill()
 
 
+def is_written(pool: PoolProcess) -> bool:
+    """Whether the disk has everything that was stored."""
+    stored = pool.number("operations", tier="dram", direction="store")
+    return pool.number("chunks", tier="disk") >= stored
+
+
+def flip_records(pool: PoolProcess) -> None:
+    """Every fourth page of every region on disk has a byte changed under the pool's feet."""
+    for path in (pool.place / "disk").rglob("region-*"):
+        with path.open("r+b") as region:
+            for at in range(64 * 1024, path.stat().st_size, 4 * mmap.PAGESIZE):
+                region.seek(at)
+                old = region.read(1)
+                region.seek(at)
+                region.write(bytes([old[0] ^ 255]))
+            os.fsync(region.fileno())
+
+
 def environment() -> Mapping[str, str]:
     """Ours, without anything that a pool would take for a setting."""
     return {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}

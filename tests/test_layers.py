@@ -46,6 +46,7 @@ SIBLINGS |= {("observe", "plan"), ("observe", "bench"), ("gateway", "observe")}
 ONLY_IN = {
     "torch": {"engines"},
     "vllm": {"engines"},
+    "sglang": {"engines"},
     "mooncake": {"tiers"},
     "obstore": {"tiers"},
     "cryptography": {"record"},
@@ -118,6 +119,17 @@ def test_imports_point_down(path: Path) -> None:
             continue
         below = LAYERS[target] < LAYERS[layer] or (layer, target) in SIBLINGS
         assert below, f"{path} imports {name}, which is not below it"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_is_imported_by_its_own_package_alone(engine: str) -> None:
+    users = {
+        path.relative_to(SOURCE).parts[:2]
+        for path in FILES
+        if any(name.partition(".")[0] == engine for name in imports_of(path))
+    }
+    # A plugin of vLLM's is told of before the package of the engine is wanted.
+    assert users <= {("engines", engine), ("engines", "start")}
 
 
 def test_the_gateway_has_one_seam_to_its_http_library() -> None:

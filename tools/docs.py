@@ -75,6 +75,8 @@ MODEL`, and `forebay serve` with a model in a directory, say it of a model befor
 `make test-versions` runs dialogs on each of these releases: chunks come back from DRAM and, after
 engine and pool were killed, from NVMe, with equal tokens in float32 and equal pages. A release
 never finds what another one stored: layouts have changed between releases without being declared.
+
+What is shared of SGLang, which is experimental, says [sglang.md](sglang.md).
 """
 
 

@@ -25,6 +25,7 @@ from forebay.record.header import (
     mismatch,
     pack,
     payload_hash,
+    pieces_hash,
     record_bytes,
     unpack,
 )
@@ -239,3 +240,8 @@ def test_shards_that_cannot_be_are_damage(shards: int) -> None:
     page = packed(replace(HEADER, length=length))
     struct.pack_into("<I", page, 152, shards)
     assert unpack(rehashed(page)) is Damage.SHARDS
+
+
+@given(st.lists(st.binary(max_size=100), min_size=1, max_size=5))
+def test_a_payload_in_pieces_has_the_hash_of_the_whole(pieces: list[bytes]) -> None:
+    assert pieces_hash(pieces) == payload_hash(b"".join(pieces))

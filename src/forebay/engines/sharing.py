@@ -1,10 +1,22 @@
-"""Whether an engine shares its KV, and if not, why: for its log, its metrics and `strict`.
+"""Whether an engine shares its KV, under which name, and if not, why.
 
 The states are a closed set, since they are the values of a metric's label.
 """
 
+import logging
+import secrets
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from forebay.errors import StartupError
+from forebay.identity.namespace import fingerprint
+from forebay.pool import service
+from forebay.settings import Settings
+
+DISABLED: Final = "Forebay is disabled for this engine: %s."
+NAMESPACE_DIGITS: Final = 16  # as `forebay stats` shows a namespace
+_log: Final = logging.getLogger("forebay")
 
 
 class SharingState(StrEnum):
@@ -23,3 +35,53 @@ class Obstacle(NamedTuple):
     state: SharingState  # never SHARING
     sentence: str  # what is in the way and what to do about it, without a full stop
     reason: str  # the same for a metric: a kind that is declined, or what could not be had
+
+
+def must_share(settings: Settings) -> bool:
+    """Whether an engine that finds no pool at its start is to end."""
+    return settings.strict or settings.no_pool == "fail"
+
+
+def find_pool(settings: Settings) -> str:
+    """Where the pool is, joined or started if it can be; it is looked for again while serving.
+
+    StartupError where there can be none at all, or one is demanded.
+    """
+    path = service.socket_path(settings)
+    try:
+        return service.join_or_start(settings)
+    except StartupError as error:
+        if must_share(settings):
+            raise
+        _log.warning("%s Serving without a pool until one answers at %s.", error, path)
+        return path
+
+
+class EngineNamespace:
+    """The namespace of one engine; unknown until its weights are."""
+
+    def __init__(self, fields: Mapping[str, str | int]) -> None:
+        """`fields` are everything that shapes KV bytes, but for the weights and the tokens."""
+        self._fields = fields
+        self._weights: dict[str, str] = {}
+        self._private = ""
+        self.name: bytes | None = None
+
+    def know_weights(self, digest: str, *drafter: str) -> None:
+        """The hash of the weights' files is known: from here on there is a name."""
+        self._weights = {"weights": digest, **({"drafter_weights": drafter[0]} if drafter else {})}
+        self._rename()
+
+    def name_weights(self, weights_id: str) -> None:
+        """Likewise, by an operator's name for all of them, which equals no hash: another field."""
+        self._weights = {"weights_id": weights_id}
+        self._rename()
+
+    def retreat(self) -> None:
+        """The weights may have changed in memory: share with nobody, not even with the past."""
+        self._private = secrets.token_hex(16)
+        self._rename()
+
+    def _rename(self) -> None:
+        if self._weights:
+            self.name = fingerprint({**self._fields, **self._weights, "private": self._private})

@@ -14,10 +14,17 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _END_S: Final = 1.0  # the engine that closes waits for no longer
 SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+class FoundWeights(NamedTuple):
+    """Where a model's weight files are on this machine, or why they are not."""
+
+    directory: str
+    why: str  # empty: every file there can be read
 
 
 class WeightsHash:
@@ -66,6 +73,31 @@ def end_hashing(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> N
 def weight_files(directory: str) -> list[Path]:
     """The files that hold weights, by name."""
     return sorted(path for path in Path(directory).iterdir() if path.suffix in SUFFIXES)
+
+
+def local_weights(model: str, revision: str | None) -> FoundWeights:
+    """The weight files of a model that is named by its directory, or as a hub names it."""
+    try:
+        directory = _local_directory(model, revision)
+        files = weight_files(directory) if directory else []
+    except OSError as error:
+        return FoundWeights("", f"{model} cannot be read ({error.strerror})")
+    if not files:
+        return FoundWeights("", f"there are no weight files in {directory or model}")
+    unreadable = next((path for path in files if not os.access(path, os.R_OK)), None)
+    return FoundWeights(directory, f"{unreadable} cannot be read" if unreadable else "")
+
+
+def _local_directory(model: str, revision: str | None) -> str:
+    """The model's directory on this machine; empty if it has none."""
+    if Path(model).is_dir():
+        return model
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only for names of a hub
+
+    try:
+        return str(snapshot_download(model, revision=revision, local_files_only=True))
+    except (OSError, ValueError):  # it is not in the hub's cache, or is no name of a hub
+        return ""
 
 
 def hash_weights(directory: str, memory: Path) -> str:

@@ -22,6 +22,7 @@ _KEY_VERSION: Final = b"forebay key 1"
 _PARTS_PERSON: Final = b"forebay parts"
 _GROUP_PERSON: Final = b"forebay group"
 _TAG_PERSON: Final = b"forebay tag"
+_PAGE_PERSON: Final = b"forebay page"
 TAG_TOKENS: Final = 64
 TAG_BYTES: Final = 8
 
@@ -122,6 +123,22 @@ def group_key(key: bytes, group: int) -> bytes:
     return hashlib.blake2b(
         key + group.to_bytes(4, "little"), digest_size=KEY_BYTES, person=_GROUP_PERSON
     ).digest()
+
+
+def page_keys(namespace: bytes, realm: str, pages: Iterable[bytes]) -> list[bytes]:
+    """Keys of pages that an engine names itself, each by a digest of everything before its end.
+
+    In two namespaces, or realms, no two keys are equal, whatever the engines call their pages.
+    """
+    assert len(namespace) == NAMESPACE_BYTES
+    key = hashlib.blake2b(f"{len(realm)} {realm}".encode(), digest_size=KEY_BYTES).digest()
+    start = hashlib.blake2b(namespace, digest_size=KEY_BYTES, key=key, person=_PAGE_PERSON)
+    keys = []
+    for page in pages:
+        named = start.copy()
+        named.update(page)
+        keys.append(named.digest())
+    return keys
 
 
 def proof_of(keys: Iterable[bytes]) -> bytes:

@@ -132,6 +132,16 @@ def payload_hash(payload: memoryview | bytes, shards: int = 1) -> bytes:
     )
 
 
+def pieces_hash(pieces: Sequence[memoryview | bytes]) -> bytes:
+    """The hash of a payload that lies in several places, as if it lay in one."""
+    if len(pieces) == 1:
+        return payload_hash(pieces[0])
+    running = xxhash.xxh3_128()
+    for piece in pieces:
+        running.update(piece)
+    return running.digest()
+
+
 def joined_hash(hashes: Sequence[bytes]) -> bytes:
     """The payload hash, from the hashes of all shards in order; of one shard it is its own."""
     return hashes[0] if len(hashes) == 1 else xxhash.xxh3_128_digest(b"".join(hashes))

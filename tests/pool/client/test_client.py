@@ -386,3 +386,13 @@ def test_an_operator_that_joins_the_next_pool_is_no_engine(place: Path) -> None:
             assert isinstance(stats, dict)
             assert stats["engines"] == []
             assert count(stats, "errors") == 0
+
+
+def test_a_payload_in_pieces_is_stored_as_one(client: Client) -> None:
+    chunks, chain = made("pieces", 3, 5000)
+    whole = [memoryview(chunk.payload) for chunk in chunks]
+    cut = [[view[:1], view[1:4096], view[4096:]] for view in whole]
+    assert client.store(chain, [cut[0], whole[1], cut[2]]) == Receipt(stored=3)
+    assert client.store(chain, whole) == Receipt(had=3)
+    with client.load(chain) as loaded:
+        assert exact(loaded, chunks)

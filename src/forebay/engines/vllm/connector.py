@@ -24,7 +24,14 @@ from forebay.engines.boundary import Boundary, BrokenError, bounded
 from forebay.engines.reporting.idle import IdleThread
 from forebay.engines.reporting.reporter import Reporter, description_of
 from forebay.engines.scheduling.lookups import LoadLimits
-from forebay.engines.sharing import Obstacle, SharingState
+from forebay.engines.sharing import (
+    DISABLED,
+    NAMESPACE_DIGITS,
+    Obstacle,
+    SharingState,
+    find_pool,
+    must_share,
+)
 from forebay.engines.start.vllm import always_loads, settings_of
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.inputs import Inputs
@@ -42,10 +49,8 @@ from forebay.sys.clock import Clock
 
 _RETRY_S: Final = 0.25  # between attempts to join a pool
 _DECLINED_RETRY_S: Final = 5.0  # likewise, only to tell it that nothing is shared
-_DISABLED: Final = "Forebay is disabled for this engine: %s."
 _NOT_COMPRESSED: Final = "compress does nothing here: %s."
 _NOT_BY_WORKERS: Final = "not all workers encode the same pages; where one cannot, its log says why"
-_NAMESPACE_DIGITS: Final = 16  # as `forebay stats` shows a namespace
 _log: Final = logging.getLogger("forebay")
 
 
@@ -74,7 +79,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._is_scheduler and versions.is_traced(vllm_config):
             self._traced = TracedRequests()
         self.obstacle: Obstacle | None = None
-        self._must_begin = self.settings.strict or self.settings.no_pool == "fail"
+        self._must_begin = must_share(self.settings)
         self._start_with: Callable[[list[ShardMetadata]], None] | None = None  # all workers' shards
         if versions.resumes_without_state(vllm_config, kv_cache_config):
             raise StartupError(
@@ -145,7 +150,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         if self.settings.strict:
             raise StartupError(f"Forebay is strict and cannot share: {obstacle.sentence}.")
         if self._is_scheduler:
-            _log.warning(_DISABLED, obstacle.sentence)
+            _log.warning(DISABLED, obstacle.sentence)
 
     def _start_scheduler(
         self, config: Any, clock: Clock, directories: list[str], workers: list[ShardMetadata]
@@ -157,7 +162,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             if not identity.are_all(workers, self._shape):
                 self._stand_aside()
                 return
-        socket_path = self._find_pool()
+        socket_path = find_pool(self.settings)
         self._model = str(config.model_config.model)
         self._namespace = identity.Namespace(config, self._cache, self._shape, workers)
         if self.settings.weights_id:
@@ -191,20 +196,6 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             self._identify()
             self._describe(scheduler.reporter)
             scheduler.look_after_pool()
-
-    def _find_pool(self) -> str:
-        """Where the pool is, joined or started if it can be; it is looked for again while serving.
-
-        StartupError where there can be none at all, or one is demanded.
-        """
-        path = service.socket_path(self.settings)
-        try:
-            return service.join_or_start(self.settings)
-        except StartupError as error:
-            if self._must_begin:
-                raise
-            _log.warning("%s Serving without a pool until one answers at %s.", error, path)
-            return path
 
     def _failed(self) -> None:
         """A call behind the boundary has failed: that counts against the pool's budget too."""
@@ -578,7 +569,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         elif self._weights is not None and self._weights.why:
             sentence = f"{self._weights.why}; set weights_id, or mend the files and start again"
             self.obstacle = Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence, "weights unknown")
-            _log.warning(_DISABLED, sentence)
+            _log.warning(DISABLED, sentence)
         if self._namespace.name is None:
             return
         tokens, realm = self._shape.chunk_tokens, self.settings.realm
@@ -587,7 +578,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             "Forebay shares chunks of %d tokens of %s in namespace %s",
             self._shape.chunk_tokens,
             self._model,
-            self._namespace.name.hex()[:_NAMESPACE_DIGITS],
+            self._namespace.name.hex()[:NAMESPACE_DIGITS],
         )
 
 

@@ -6,19 +6,16 @@ are known by the hash of their files, or by the name that an operator gives them
 
 import json
 import math
-import os
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final
 
 from vllm import __version__ as vllm_version
 
 from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX, Geometry, ReachKind, Shard
-from forebay.engines.sharing import Obstacle, SharingState
+from forebay.engines.sharing import EngineNamespace, Obstacle, SharingState
 from forebay.engines.vllm.groups import (
     CacheGroup,
     cache_groups,
@@ -29,8 +26,7 @@ from forebay.engines.vllm.groups import (
 from forebay.engines.vllm.kinds import DRAFTS_WITHOUT_LAYERS, KINDS, READS_FILES, SPECULATES
 from forebay.engines.vllm.metadata import ShardMetadata
 from forebay.engines.vllm.versions import layout_of, zeroes_before_stores
-from forebay.engines.weights import weight_files
-from forebay.identity.namespace import fingerprint
+from forebay.engines.weights import local_weights
 from forebay.record.exponents import NAME as CODEC_NAME
 from forebay.settings import Settings
 
@@ -261,15 +257,8 @@ def _weights_directory(model: Any, load: Any) -> str | Obstacle:
     load_format = str(load.load_format).lower()
     if load_format not in READS_FILES or bool(getattr(model, "model_weights", "")):
         return _unknown(f"load_format={load_format} reads no weight files of the model's directory")
-    try:
-        directory = _local_directory(model)
-        files = weight_files(directory) if directory else []
-    except OSError as error:
-        return _unknown(f"{model.model} cannot be read ({error.strerror})")
-    if not files:
-        return _unknown(f"there are no weight files in {directory or model.model}")
-    unreadable = next((path for path in files if not os.access(path, os.R_OK)), None)
-    return _unknown(f"{unreadable} cannot be read") if unreadable else directory
+    found = local_weights(model.model, model.revision)
+    return _unknown(found.why) if found.why else found.directory
 
 
 def _unknown(why: str) -> Obstacle:
@@ -277,54 +266,22 @@ def _unknown(why: str) -> Obstacle:
     return Obstacle(SharingState.WEIGHTS_UNKNOWN, sentence, "weights unknown")
 
 
-def _local_directory(model: Any) -> str:
-    """The model's directory on this machine; empty if it has none."""
-    if Path(model.model).is_dir():
-        return str(model.model)
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only for names of a hub
-
-    try:
-        return str(snapshot_download(model.model, revision=model.revision, local_files_only=True))
-    except (OSError, ValueError):  # it is not in the hub's cache, or is no name of a hub
-        return ""
-
-
-class Namespace:
-    """The namespace of one engine; unknown until its weights are."""
+class Namespace(EngineNamespace):
+    """The namespace of one engine of vLLM."""
 
     def __init__(
         self, config: Any, cache: Any, shape: Geometry, workers: Sequence[ShardMetadata] = ()
     ) -> None:
-        self._fields = {
-            **_fields(config, cache, shape),
-            **_fields_of_ranks(config, workers),
-            **_fields_of_local(cache_groups(cache, _dcp(config))[1:]),
-            **_fields_of_layers(config, workers),
-            **_fields_of_speculation(config),
-            **_fields_of_codec(shape),
-        }
-        self._weights: dict[str, str] = {}
-        self._private = ""
-        self.name: bytes | None = None
-
-    def know_weights(self, digest: str, *drafter: str) -> None:
-        """The hash of the weights' files is known: from here on there is a name."""
-        self._weights = {"weights": digest, **({"drafter_weights": drafter[0]} if drafter else {})}
-        self._rename()
-
-    def name_weights(self, weights_id: str) -> None:
-        """Likewise, by an operator's name for all of them, which equals no hash: another field."""
-        self._weights = {"weights_id": weights_id}
-        self._rename()
-
-    def retreat(self) -> None:
-        """The weights may have changed in memory: share with nobody, not even with the past."""
-        self._private = secrets.token_hex(16)
-        self._rename()
-
-    def _rename(self) -> None:
-        if self._weights:
-            self.name = fingerprint({**self._fields, **self._weights, "private": self._private})
+        super().__init__(
+            {
+                **_fields(config, cache, shape),
+                **_fields_of_ranks(config, workers),
+                **_fields_of_local(cache_groups(cache, _dcp(config))[1:]),
+                **_fields_of_layers(config, workers),
+                **_fields_of_speculation(config),
+                **_fields_of_codec(shape),
+            }
+        )
 
 
 def _fields(config: Any, cache: Any, shape: Geometry) -> dict[str, str | int]:

@@ -17,7 +17,7 @@ from forebay.pool.client.chain import Chain
 from forebay.pool.client.outcomes import AdminOutcome, Known, Loaded, Receipt
 from forebay.pool.client.session import PoolSession
 from forebay.pool.client.slab import views_of
-from forebay.pool.client.storing import StoreCall
+from forebay.pool.client.storing import Payload, StoreCall
 from forebay.pool.client.streaming import StreamCall
 from forebay.pool.messages import (
     NAMESPACE_RULE,
@@ -148,11 +148,14 @@ class Client:
     def store(
         self,
         chain: Chain,
-        payloads: Sequence[bytes | memoryview],
+        payloads: Sequence[Payload],
         first: int = 0,
         timeout_s: float = TIMEOUT_S,
     ) -> Receipt:
-        """Store the payloads of chunks first, first + 1, …; what finds no slot is tried again."""
+        """Store the payloads of chunks first, first + 1, …; what finds no slot is tried again.
+
+        A payload may be several buffers, which are stored one behind the other.
+        """
         assert first + len(payloads) <= len(chain.keys)
         until = self._clock.monotonic() + timeout_s
         if not payloads:

@@ -6,15 +6,17 @@ The digest that goes with a commit is of the caller's payload, never of the slot
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from forebay.pool.client.calls import Calls
 from forebay.pool.client.chain import Chain
 from forebay.pool.client.outcomes import Receipt
 from forebay.pool.messages import Commit, Committed, Reserve, ReserveAnswer, Reserved
-from forebay.record.header import payload_hash
+from forebay.record.header import pieces_hash
 from forebay.tiers.contract import Miss, MissReason
 
+# One buffer, or several that are stored one behind the other without being joined first.
+Payload: TypeAlias = bytes | memoryview | Sequence[memoryview]
 _WINDOW: Final = 32  # chunks reserved at once
 _PAUSE_S: Final = 0.002  # before asking again for a slot
 
@@ -25,7 +27,7 @@ class StoreCall:
 
     calls: Calls
     chain: Chain
-    payloads: Sequence[bytes | memoryview]
+    payloads: Sequence[Payload]
     first: int  # position in the chain of payloads[0]
 
     def run(self, until: float) -> Receipt:
@@ -53,7 +55,7 @@ class StoreCall:
 
     def _reserve(self, window: list[int], until: float) -> list[int] | Miss:
         batch = self.calls.number()
-        lengths = [(self.first + index, len(self.payloads[index])) for index in window]
+        lengths = [(self.first + index, sum(map(len, self._pieces(index)))) for index in window]
         session = self.calls.session
         runs = self.chain.runs(lengths, session.salt_hash(self.chain.salt))
         session.post(Reserve(batch, runs))
@@ -77,7 +79,7 @@ class StoreCall:
             if answer >= 0:
                 in_time = self.calls.clock.monotonic() < until
                 if in_time and self._copy(index, answer):
-                    filled[answer] = payload_hash(self.payloads[index])
+                    filled[answer] = pieces_hash(self._pieces(index))
                 else:
                     unfilled.append(answer)
             elif answer == ReserveAnswer.HAVE:
@@ -95,14 +97,21 @@ class StoreCall:
         return again
 
     def _copy(self, index: int, offset: int) -> bool:
-        payload = self.payloads[index]
+        pieces = self._pieces(index)
         slab = self.calls.session.slab
-        slot = slab.view(offset, len(payload)) if slab is not None else None
+        slot = slab.view(offset, sum(map(len, pieces))) if slab is not None else None
         if slot is None:
             return False
         with slot:
-            slot[:] = payload
+            at = 0
+            for piece in pieces:
+                slot[at : at + len(piece)] = piece
+                at += len(piece)
         return True
+
+    def _pieces(self, index: int) -> Sequence[bytes | memoryview]:
+        payload = self.payloads[index]
+        return (payload,) if isinstance(payload, bytes | memoryview) else payload
 
     def _commit(self, filled: dict[int, bytes], until: float, counts: Counter[str]) -> None:
         offsets = list(filled)

@@ -3,8 +3,6 @@
 Tokens are compared in float32, where the same history gives the same answer; pages always.
 """
 
-import mmap
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from tests.engines.vllm.real.engine import (
 )
 from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs, next_turn
-from tests.pool_process import PoolProcess, wait_until
+from tests.pool_process import PoolProcess, flip_records, is_written, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 StartEngine = Callable[..., Engine]
@@ -133,24 +131,6 @@ def test_everything_through_nvme(
     pages.check()
     assert pages.loaded > 0
     assert pages.wrong == 0
-
-
-def is_written(pool: PoolProcess) -> bool:
-    """Whether the disk has everything that was stored."""
-    stored = pool.number("operations", tier="dram", direction="store")
-    return pool.number("chunks", tier="disk") >= stored
-
-
-def flip_records(pool: PoolProcess) -> None:
-    """Every fourth page of every region on disk has a byte changed under the pool's feet."""
-    for path in (pool.place / "disk").rglob("region-*"):
-        with path.open("r+b") as region:
-            for at in range(64 * 1024, path.stat().st_size, 4 * mmap.PAGESIZE):
-                region.seek(at)
-                old = region.read(1)
-                region.seek(at)
-                region.write(bytes([old[0] ^ 255]))
-            os.fsync(region.fileno())
 
 
 def test_a_disk_that_is_full_or_broken(

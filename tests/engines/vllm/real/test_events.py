@@ -7,8 +7,7 @@ import pytest
 from tests.engines.vllm.real.engine import HANG_S, Engine
 from tests.engines.vllm.real.models import Tokens, dialogs
 from tests.engines.vllm.real.router import Router
-from tests.engines.vllm.real.test_equality import is_written
-from tests.pool_process import PatientClient, PoolProcess, wait_until
+from tests.pool_process import PatientClient, PoolProcess, is_written, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 PROMPT = 600  # tokens: two chunks of 256, and a rest

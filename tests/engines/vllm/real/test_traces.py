@@ -14,10 +14,10 @@ from tests.engines.vllm.real.api_server import ApiServer, cached_of
 from tests.engines.vllm.real.engine import HANG_S, stored_chunks
 from tests.engines.vllm.real.models import Tokens, dialogs
 from tests.engines.vllm.real.receiver import ReceivedSpan, TraceReceiver
-from tests.engines.vllm.real.test_equality import is_written
 from tests.pool_process import (
     PatientClient,
     PoolProcess,
+    is_written,
     running_pool,
     short_directory,
     wait_until,

@@ -1,0 +1,45 @@
+"""What a user writes for SGLang's dynamic backend, as our settings; SGLang is not imported."""
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from forebay.errors import SettingsError, StartupError
+from forebay.settings import Settings, SettingsSource, build, from_environment
+
+# Keys of the same configuration that are SGLang's own; others, such as its prefetch threshold, it
+# takes out before a backend sees them.
+_THEIRS: Final = ("backend_name", "module_path", "class_name", "interface_v1")
+# What an engine of vLLM decides by, and SGLang decides otherwise.
+_WITHOUT_EFFECT: Final = ("chunk_tokens", "compress", "min_tokens")
+
+
+def settings_of(extra: Mapping[str, object] | None) -> Settings:
+    """What SGLang's `hicache_storage_backend_extra_config` says to us, before our variables."""
+    ours = {name: value for name, value in (extra or {}).items() if name not in _THEIRS}
+    spelled = SettingsSource(ours, lambda name: f'hicache_storage_backend_extra_config["{name}"]')
+    return build([spelled, from_environment(os.environ)])
+
+
+def require_batches(extra: Mapping[str, object] | None) -> None:
+    """A SettingsError unless SGLang hands over addresses of pages, many at once."""
+    if not (extra or {}).get("interface_v1"):
+        raise SettingsError(
+            'hicache_storage_backend_extra_config needs "interface_v1": 1; without it SGLang copies'
+            " every page once more, one after the other."
+        )
+
+
+def require_prefixes(*, are_passed: bool | None) -> None:
+    """A StartupError if SGLang would not say what a page comes behind; None: it is not known."""
+    if are_passed is False:
+        raise StartupError(
+            'hicache_storage_backend_extra_config needs "hicache_storage_pass_prefix_keys": true;'
+            " without it the pool cannot tell which pages continue which."
+        )
+
+
+def without_effect(settings: Settings) -> list[str]:
+    """Settings that were given and that do nothing in SGLang."""
+    default = Settings()
+    return [name for name in _WITHOUT_EFFECT if getattr(settings, name) != getattr(default, name)]

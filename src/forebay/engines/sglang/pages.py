@@ -1,0 +1,50 @@
+"""Pages of SGLang's host memory as buffers: by their addresses, without a copy.
+
+SGLang gives the addresses of a page's pieces, such as its K and its V, and how long they are. A
+record is a page's pieces one behind the other. Assumed: the addresses stay valid, and nobody else
+writes there, until the call that brought them returns. Every page must have the pieces that were
+declared when the host memory was registered: else nothing of the call is touched.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """What every page of an engine consists of."""
+
+    tokens: int
+    pieces: tuple[int, ...]  # bytes of each, in the order of a record
+
+    @property
+    def record_bytes(self) -> int:
+        """A page as it is stored."""
+        return sum(self.pieces)
+
+    def buffers(
+        self, addresses: Sequence[int], sizes: Sequence[int], pages: int
+    ) -> list[list[memoryview]] | None:
+        """The pieces of so many pages, writable; None if they are not as declared."""
+        are_alike = tuple(sizes) == self.pieces * pages  # verify: a page's pieces
+        if not are_alike or len(addresses) != len(sizes) or 0 in addresses:
+            return None
+        count = len(self.pieces)
+        views = [_memory(at, size) for at, size in zip(addresses, sizes, strict=True)]
+        return [views[at : at + count] for at in range(0, len(views), count)]
+
+
+def copy_record(record: memoryview, pieces: Sequence[memoryview]) -> bool:
+    """Put a record where a page's pieces are; False, and nothing is touched, if it does not fit."""
+    if len(record) != sum(map(len, pieces)):  # verify: a record's length
+        return False
+    at = 0
+    for piece in pieces:
+        piece[:] = record[at : at + len(piece)]
+        at += len(piece)
+    return True
+
+
+def _memory(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")

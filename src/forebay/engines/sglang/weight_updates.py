@@ -1,0 +1,44 @@
+"""Notices that SGLang changes weights in memory, of which no backend is told.
+
+After such a change the hash of the weights' files says nothing of the KV. SGLang's model runner
+changes weights by the methods of one class. From the first call of `watch` on, these also note
+that they were called: in the class itself, so that a backend that is attached later knows it too.
+Otherwise they do what they did, and return what they returned.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+_UPDATES: Final = (
+    "update_weights_from_disk",
+    "load_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+)
+_MARK: Final = "forebay_has_changed_weights"
+
+
+def watch(updater: type | None) -> bool:
+    """Whether changes by this class will be noticed from now on; not if it lacks what is known."""
+    if updater is None or not all(callable(getattr(updater, name, None)) for name in _UPDATES):
+        return False
+    if not hasattr(updater, _MARK):
+        for name in _UPDATES:
+            setattr(updater, name, _noting(updater, getattr(updater, name)))
+        setattr(updater, _MARK, False)
+    return True
+
+
+def have_changed(updater: type) -> bool:
+    """Whether weights were changed, or began to be, since they were first watched."""
+    return bool(getattr(updater, _MARK, False))
+
+
+def _noting(updater: type, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def noted(self: Any, *arguments: Any, **named: Any) -> Any:
+        setattr(updater, _MARK, True)  # before: a page may be computed as soon as it is done
+        return method(self, *arguments, **named)
+
+    return noted
