@@ -95,10 +95,7 @@ PROMISES: Final = {
     ),
     55: ("a pool that is not ours → refused before any KV is sent or believed", ""),
     56: ("an exception in a message or a job → counted; the pool lives and answers others", ""),
-    57: (
-        "an engine that is stopped, greedy, or asks too much → others keep their shares",
-        "not tested yet",
-    ),
+    57: ("an engine that is stopped, greedy, or asks too much → others keep their shares", ""),
     58: ("a write into a slot after its commit → never served as truth", ""),
     59: ("a client that touches all it can map → memory never above the cap", ""),
     60: ("stubs, absurd names, sparse giants, links in the directory → opens, accounts", ""),
@@ -115,8 +112,9 @@ PROMISES: Final = {
         "what other hosts have of it in a shared store: theirs to forget",
     ),
     64: (
-        "gateway: engine killed, client gone, huge body → no wrong answer",
-        "a model swapped during answers: not built",
+        "gateway: engine killed or swapped, client gone, huge body → no wrong answer, none cut"
+        " short unsaid",
+        "",
     ),
     65: (
         "the metrics port: strangers, slow scrapers → refused, bounded",

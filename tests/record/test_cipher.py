@@ -88,7 +88,7 @@ def test_shards_of_the_plain_payload_are_kept() -> None:
     assert found == RecordHeader(SAMPLE.name, 100, payload_hash(SAMPLE.payload, 4), shards=4)
 
 
-def test_two_writes_of_one_record_have_nothing_in_common() -> None:
+def test_t45_two_writes_of_one_record_have_nothing_in_common() -> None:
     one, other = sealed(), sealed()
     assert one[188:220] != other[188:220], "salts"
     assert one[HEADER_BYTES : HEADER_BYTES + 100] != other[HEADER_BYTES : HEADER_BYTES + 100]

@@ -155,7 +155,7 @@ def test_generated_tokens_are_stored_too(subject: Subject) -> None:
     assert subject.generate(prompts)[0].cached == CHUNK
 
 
-def test_preemption(subject: Subject) -> None:
+def test_t30_preemption(subject: Subject) -> None:
     """Four requests that together outgrow the KV cache; the last is preempted and comes back."""
     before = subject.engine.do("preemptions")
     prompts = subject.stored(4, 780)  # 874 tokens when they return: 7 of 31 blocks each
