@@ -75,7 +75,7 @@ PROMISES: Final = {
     46: ("secrets in logs and metrics → none", "metrics on vLLM's page: not tested"),
     47: ("clocks jump or stop → deadlines follow the monotonic clock", ""),
     48: ("fork, spawn, signals → refused, or works", "signals in an engine: not tested"),
-    49: ("memory pressure → a smaller pool or a sentence", "a full NUMA node: not tested"),
+    49: ("memory pressure, a full NUMA node → a smaller pool or a sentence", ""),
     50: ("end to end: outputs with a cache equal outputs without", ""),
     51: (
         "a rank dies in a store or a load, or is late → its chunk exact on all ranks, or a miss",
@@ -104,16 +104,15 @@ PROMISES: Final = {
         "",
     ),
     62: (
-        "hosts killed, partitioned, with wrong clocks → exact or a miss, caps hold",
-        "wrong clocks of hosts: ages are compared on the store's clock alone; not tried",
+        "hosts killed, partitioned, with wrong clocks, of one name → exact or a miss, caps hold",
+        "",
     ),
     63: (
-        "a tenant is forgotten, killed at every step → nothing of it is found",
-        "what other hosts have of it in a shared store: theirs to forget",
+        "a tenant is forgotten, killed at every step → this host finds nothing of it",
+        "",
     ),
     64: (
-        "gateway: engine killed or swapped, client gone, huge body → no wrong answer, none cut"
-        " short unsaid",
+        "gateway: engine killed or swapped, client gone, huge body → no wrong answer",
         "",
     ),
     65: (
