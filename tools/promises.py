@@ -19,7 +19,7 @@ PROMISES: Final = {
     2: ("`kill -9` at random under load → the same", ""),
     3: ("power loss: unsynced writes lost, kept, torn → exact or a miss", ""),
     4: ("torn write in header, payload or table → a miss", ""),
-    5: ("crash during eviction, trimming, refilling → opens, within its cap", ""),
+    5: ("crash during eviction, trimming, refilling, key rotation → opens, within its cap", ""),
     6: ("a flipped bit, anywhere → a miss once, then absent; a store repairs", ""),
     7: ("misdirected write or read: a sound record of another name → a miss", ""),
     8: ("stale bytes: an older copy of a region → never another key's", ""),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests import crash_child
 from tests.disk_harness import CAP_BYTES, SMALL, open_tier, opened, regions
-from tests.encryption_harness import encrypted
+from tests.encryption_harness import ROTATED_KEYS, encrypted
 
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
@@ -121,6 +121,33 @@ def test_t1_t5_kill_at_every_write_point(
             break
     print(f"{n - 1} kill points, {fate}")
     assert n > 80, "the workload reaches the points that it is meant to reach"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", FATES)
+def test_t5_killed_at_every_step_of_a_rotation(
+    fate: str, swift_path: Path, executioner: Executioner
+) -> None:
+    """Whichever master key the table of keys was left with, what was stored is found."""
+    before, mutating = 4, "open+write+zero+sync+rename+unlink"
+    options = encrypted(TINY, ROTATED_KEYS)
+    for n in count(1):
+        place, notes = swift_path / f"{n}", swift_path / f"{n}.txt"
+        faults = tuple(fault.format(n=n).replace(MUTATING, mutating) for fault in FATES[fate])
+        job = crash_child.Job(str(place), str(notes), "rotating", faults, seed=before)
+        ended = executioner.run(job)
+        assert ended in {0, -signal.SIGKILL}
+        said = crash_child.acknowledged(notes)
+        assert len(said) >= before
+        with opened(place, options=options, cap_bytes=2 * crash_child.TINY_CAP_BYTES) as tier:
+            hits = survivors(tier, [crash_child.tiny(number) for number in range(2 * before)])
+            assert {crash_child.tiny(number) for number in said} <= set(hits)
+            assert_accounting(tier, place, hits)
+        shutil.rmtree(place)
+        if ended == 0:
+            break
+    print(f"{n - 1} kill points, {fate}")
+    assert n > 5, "the workload reaches the points that it is meant to reach"
 
 
 def check_tiny(place: Path, acknowledged: list[int], options: Options) -> None:
