@@ -164,7 +164,7 @@ def test_t45_another_key_is_no_key_and_a_rotated_one_reads_both() -> None:
     assert isinstance(unsealed(record, StoreKeys(Keyring(ROTATED_KEYS)))[0], RecordHeader)
 
 
-def test_a_data_key_is_unwrapped_by_its_master_key_and_for_its_tenant_alone() -> None:
+def test_t45_a_data_key_is_unwrapped_by_its_master_key_and_for_its_tenant_alone() -> None:
     old, new = ROTATED_KEYS.masters[1], ROTATED_KEYS.masters[0]
     wrapped = cipher.wrap(b"s" * 32, old, b"tenant")
     assert b"s" * 32 not in wrapped.secret

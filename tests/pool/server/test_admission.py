@@ -159,7 +159,7 @@ def settle(path: str, engine: str, pipe: Pipe) -> None:
 
 @pytest.mark.slow
 @needs_root
-def test_nobody_unpins_what_was_promised_to_another(place: Path) -> None:
+def test_t35_nobody_unpins_what_was_promised_to_another(place: Path) -> None:
     """F9: `Hello` and `Settled` with another's name."""
     with open_pool(place, "--allow-uid", str(OTHER_UID)) as pool:
         assert store(pool.socket) == Receipt(stored=4)

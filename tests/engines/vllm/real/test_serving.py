@@ -38,8 +38,8 @@ CHUNK = 256  # tokens
 LENGTH = 600
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[PoolProcess]:
+@contextmanager
+def faulty_pool() -> Iterator[PoolProcess]:
     with short_directory() as place:
         (place / "faults").touch()
         flags = ("--dram", str(DRAM_BYTES), "--faults-file", str(place / "faults"))
@@ -47,6 +47,12 @@ def pool() -> Iterator[PoolProcess]:
         # A drive that is never full takes all that it is given.
         with running_pool(place, *flags, faulty=True, disk_bytes=1 << 30) as pool:
             yield pool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[PoolProcess]:
+    with faulty_pool() as made:
+        yield made
 
 
 @contextmanager
@@ -227,11 +233,11 @@ def any_held(pool: PoolProcess) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_t30_t48_a_server_that_is_told_to_end_ends_and_gives_all_back(
-    model: Path, pool: PoolProcess, tmp_path: Path, number: signal.Signals
+    model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     """While a request waits for a drive that hangs; SIGINT as Ctrl-C, to the whole group."""
-    with served(model, pool, tmp_path / "log", 50_000 + 100 * number) as server:
-        prompt = stored_on_drive(server, pool, 60 + number)
+    with faulty_pool() as pool, served(model, pool, tmp_path / "log", 50_000) as server:
+        prompt = stored_on_drive(server, pool, 43)
         with hanging(pool), waiting(server, pool, prompt):
             if number == signal.SIGINT:
                 os.killpg(server.pid, number)
