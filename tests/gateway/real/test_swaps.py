@@ -127,7 +127,7 @@ def front() -> Iterator[Front]:
         assert "a bug was caught" not in begun.gateway.text(), begun.gateway.text()
 
 
-def test_t64_swaps_under_load_change_no_answer(front: Front) -> None:
+def test_t54_t64_swaps_under_load_change_no_answer(front: Front) -> None:
     expected = {prompt: front.ask("one", prompt) for prompt in PROMPTS}
     before, kept = front.total("swaps"), front.total("kept")
     wrong: list[str] = []

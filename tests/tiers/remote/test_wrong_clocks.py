@@ -66,7 +66,7 @@ def leave_dead_host(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("skew_s", [YEAR_S, -YEAR_S])
-def test_t62_hosts_a_year_apart_share_and_delete_nothing_of_each_other(
+def test_t47_t62_hosts_a_year_apart_share_and_delete_nothing_of_each_other(
     tmp_path: Path, skew_s: float
 ) -> None:
     links = chain("a year", [3000, 60_000, 5000])

@@ -42,8 +42,8 @@ LENGTH = 600
 def faulty_pool() -> Iterator[PoolProcess]:
     with short_directory() as place:
         (place / "faults").touch()
-        flags = ("--dram", str(DRAM_BYTES), "--faults-file", str(place / "faults"))
-        flags += ("--log-level", "debug", "--metrics-address", "127.0.0.1:0")
+        flags = ["--dram", str(DRAM_BYTES), "--faults-file", str(place / "faults")]
+        flags += ["--log-level", "debug", "--metrics-address", "127.0.0.1:0"]
         # A drive that is never full takes all that it is given.
         with running_pool(place, *flags, faulty=True, disk_bytes=1 << 30) as pool:
             yield pool
