@@ -42,8 +42,8 @@ PROMISES: Final = {
     22: ("two owners of one directory → the second is refused with a sentence", ""),
     23: ("loads beside stores and evictions → exact or a miss", ""),
     24: (
-        "slow and hanging drives → a miss at the deadline, no call waits",
-        "time of vLLM's steps beside a slow drive: not tested",
+        "slow and hanging drives → a miss at the deadline, no call and no step of vLLM waits",
+        "",
     ),
     25: ("a dead remote store → a miss within its deadline", ""),
     26: (
@@ -72,9 +72,9 @@ PROMISES: Final = {
         "a stolen drive, a wrong or rotated key → nothing readable, a miss",
         "",
     ),
-    46: ("secrets in logs and metrics → none", "metrics on vLLM's page: not tested"),
+    46: ("secrets in logs and metrics, ours and vLLM's → none", ""),
     47: ("clocks jump or stop → deadlines follow the monotonic clock", ""),
-    48: ("fork, spawn, signals → refused, or works", "signals in an engine: not tested"),
+    48: ("fork, spawn, signals, in engines too → refused, or works", ""),
     49: ("memory pressure, a full NUMA node → a smaller pool or a sentence", ""),
     50: ("end to end: outputs with a cache equal outputs without", ""),
     51: (
