@@ -27,6 +27,7 @@ from forebay.tiers.disk import DiskTier, Options
 from forebay.tiers.disk.regions.data_keys import KEYS_NAME
 
 ROOT = Path(__file__).parent.parent.parent
+HANG_S = 60.0  # a guard alone
 MUTATING = "open+write+preallocate+rename+unlink"
 TINY = Options(region_bytes=crash_child.TINY_REGION_BYTES, read_depth=2, write_depth=1)
 
@@ -43,13 +44,20 @@ class Executioner:
             text=True,
         )
 
-    def run(self, job: crash_child.Job, kill_after_s: float | None = None) -> int:
+    def run(
+        self, job: crash_child.Job, kill_after_s: float | None = None, acknowledged: int = 0
+    ) -> int:
+        """`kill_after_s`: from when so many stores were acknowledged, by this one or before."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(crash_child.encode(job))
         self._process.stdin.flush()
         pid = int(self._process.stdout.readline())
         if kill_after_s is not None:
+            notes, until = Path(job.acknowledged), time.monotonic() + HANG_S
+            while len(crash_child.acknowledged(notes)) < acknowledged:
+                assert time.monotonic() < until, "it stores nothing"
+                time.sleep(0.005)
             time.sleep(kill_after_s)
             os.kill(pid, signal.SIGKILL)
         return int(self._process.stdout.readline())
@@ -179,7 +187,7 @@ def random_kills(
     place, notes = tmp_path / "pool", tmp_path / "acknowledged"
     start = 0
     before: list[Sample] = []  # what was there before the last start; nothing older can come back
-    for _ in range(kills):
+    for number in range(kills):
         job = crash_child.Job(
             str(place),
             str(notes),
@@ -188,7 +196,9 @@ def random_kills(
             seed=draw.randrange(1 << 30),
             is_encrypted=is_encrypted,
         )
-        ended = executioner.run(job, kill_after_s=draw.uniform(0.02, 0.3))
+        # Every other one is killed whether it has come to its load or not.
+        least = number * 2 + 2 if number % 2 == 0 else 0
+        ended = executioner.run(job, draw.uniform(0.02, 0.3), least)
         assert ended == -signal.SIGKILL, "nothing but us ends a victim; 3 is wrong bytes"
         done = crash_child.acknowledged(notes)
         if not place.exists():
