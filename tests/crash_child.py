@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.disk_harness import open_tier
-from tests.encryption_harness import encrypted
+from tests.encryption_harness import ROTATED_KEYS, encrypted
 
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
@@ -111,6 +111,27 @@ def forgetting(job: Job) -> int:
     return 0
 
 
+def rotating(job: Job) -> int:
+    """Encrypted records before and after a new master key; as many as `seed` tells are before."""
+    options = encrypted(Options(TINY_REGION_BYTES, read_depth=1, write_depth=1))
+    disk = FaultDisk()
+    tier = open_tier(Path(job.place), disk, options=options, cap_bytes=2 * TINY_CAP_BYTES)
+    for number in range(2 * job.seed):
+        if number == job.seed:
+            for fault in job.faults:
+                disk.arm(fault)
+            assert options.keyring is not None
+            options.keyring.replace(ROTATED_KEYS)
+            tier.rotate()
+        outcomes = Outcomes(tier)
+        outcomes.store(tiny(number))
+        outcomes.wait()
+        if outcomes.stored:
+            _acknowledge(job, number)
+    tier.close(300)
+    return 0
+
+
 def under_load(job: Job) -> int:
     """Stores and loads side by side, for ever."""
     draw = random.Random(job.seed)
@@ -140,6 +161,7 @@ WORKLOADS: Final = {
     "every_write_point": every_write_point,
     "under_load": under_load,
     "forgetting": forgetting,
+    "rotating": rotating,
 }
 
 

@@ -86,7 +86,7 @@ def test_almost_nothing_catches_everything() -> None:
     assert len(broad) <= BROAD_ALLOWED, broad
 
 
-def test_library_code_leaves_the_process_alone() -> None:
+def test_t48_library_code_leaves_the_process_alone() -> None:
     banned = ("set_start_method", "gc.disable", "basicConfig", "signal.signal(")
     for path in FILES:
         if path.relative_to(SOURCE).parts[0] in {"cli", "testing"}:

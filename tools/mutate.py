@@ -31,8 +31,8 @@ TESTS: Final = {  # by layer, the quickest to notice first; other packages have 
     "tenants.py": ["tests/test_tenants.py"],
 }
 SKIPPED: Final = {"engines": "needs an inference engine"}  # by layer, with the reason
-TIMEOUT_S: Final = 300
-FIRST_RUN_S: Final = 7200  # of all tests once, without any mutation
+HANG_S: Final = 240  # of one test; that all together take long says nothing about a mutant
+RUN_S: Final = 7200  # of all tests together
 SEEN_MAX: Final = 200  # tests that ran a line and are tried before all of its directories
 TESTS_FAILED: Final = 1  # pytest's exit status; another one means that the mutant is no program
 
@@ -79,7 +79,7 @@ def tests_that_ran(tree: Path, wanted: list[Verification]) -> TestsThatRan | str
     place.mkdir()
     os.environ[DIRECTORY] = str(place)
     where = sorted({each for found in wanted for each in tests_of(found.path)})
-    failed = failing_test(tree, ["-n", "2", "-p", "tools.tests_that_ran", *where], FIRST_RUN_S)
+    failed = failing_test(tree, ["-n", "2", "-p", "tools.tests_that_ran", *where], RUN_S)
     return failed or TestsThatRan.read(place)
 
 
@@ -166,9 +166,10 @@ def tests_of(path: Path) -> tuple[str, ...]:
     return (str(mirror),)
 
 
-def failing_test(tree: Path, where: Sequence[str], timeout_s: float = TIMEOUT_S) -> str | None:
+def failing_test(tree: Path, where: Sequence[str], hang_s: float = HANG_S) -> str | None:
     """The first fast test that fails of these tests, or in these directories; or None."""
-    arguments = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no", *where]
+    arguments = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no"]
+    arguments += ["-o", f"timeout={hang_s}", *where]
     path = os.pathsep.join(str(tree / name) for name in ("src", "."))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -178,14 +179,16 @@ def failing_test(tree: Path, where: Sequence[str], timeout_s: float = TIMEOUT_S)
             env=environment,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=RUN_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"a hang of {timeout_s} s"
+        raise SystemExit(f"these take longer than {RUN_S} s: {' '.join(where)}") from None
     if ended.returncode == 0:
         return None
     assert ended.returncode == TESTS_FAILED, ended.stdout[-2000:] + ended.stderr[-2000:]
+    if "+ Timeout +" in ended.stdout + ended.stderr:
+        return f"a test that takes longer than {hang_s} s"
     failed = re.search(r"^FAILED (\S+)", ended.stdout, re.MULTILINE)
     return failed[1].rpartition("/")[2][:90] if failed else "an error"
 

@@ -19,7 +19,7 @@ PROMISES: Final = {
     2: ("`kill -9` at random under load → the same", ""),
     3: ("power loss: unsynced writes lost, kept, torn → exact or a miss", ""),
     4: ("torn write in header, payload or table → a miss", ""),
-    5: ("crash during eviction, trimming, refilling → opens, within its cap", ""),
+    5: ("crash during eviction, trimming, refilling, key rotation → opens, within its cap", ""),
     6: ("a flipped bit, anywhere → a miss once, then absent; a store repairs", ""),
     7: ("misdirected write or read: a sound record of another name → a miss", ""),
     8: ("stale bytes: an older copy of a region → never another key's", ""),
@@ -42,8 +42,8 @@ PROMISES: Final = {
     22: ("two owners of one directory → the second is refused with a sentence", ""),
     23: ("loads beside stores and evictions → exact or a miss", ""),
     24: (
-        "slow and hanging drives → a miss at the deadline, no call waits",
-        "time of vLLM's steps beside a slow drive: not tested",
+        "slow and hanging drives → a miss at the deadline, no call and no step of vLLM waits",
+        "",
     ),
     25: ("a dead remote store → a miss within its deadline", ""),
     26: (
@@ -72,10 +72,10 @@ PROMISES: Final = {
         "a stolen drive, a wrong or rotated key → nothing readable, a miss",
         "",
     ),
-    46: ("secrets in logs and metrics → none", "metrics on vLLM's page: not tested"),
+    46: ("secrets in logs and metrics, ours and vLLM's → none", ""),
     47: ("clocks jump or stop → deadlines follow the monotonic clock", ""),
-    48: ("fork, spawn, signals → refused, or works", "signals in an engine: not tested"),
-    49: ("memory pressure → a smaller pool or a sentence", "a full NUMA node: not tested"),
+    48: ("fork, spawn, signals, in engines too → refused, or works", ""),
+    49: ("memory pressure, a full NUMA node → a smaller pool or a sentence", ""),
     50: ("end to end: outputs with a cache equal outputs without", ""),
     51: (
         "a rank dies in a store or a load, or is late → its chunk exact on all ranks, or a miss",
@@ -95,10 +95,7 @@ PROMISES: Final = {
     ),
     55: ("a pool that is not ours → refused before any KV is sent or believed", ""),
     56: ("an exception in a message or a job → counted; the pool lives and answers others", ""),
-    57: (
-        "an engine that is stopped, greedy, or asks too much → others keep their shares",
-        "not tested yet",
-    ),
+    57: ("an engine that is stopped, greedy, or asks too much → others keep their shares", ""),
     58: ("a write into a slot after its commit → never served as truth", ""),
     59: ("a client that touches all it can map → memory never above the cap", ""),
     60: ("stubs, absurd names, sparse giants, links in the directory → opens, accounts", ""),
@@ -107,16 +104,16 @@ PROMISES: Final = {
         "",
     ),
     62: (
-        "hosts killed, partitioned, with wrong clocks → exact or a miss, caps hold",
-        "wrong clocks of hosts: ages are compared on the store's clock alone; not tried",
+        "hosts killed, partitioned, with wrong clocks, of one name → exact or a miss, caps hold",
+        "",
     ),
     63: (
-        "a tenant is forgotten, killed at every step → nothing of it is found",
-        "what other hosts have of it in a shared store: theirs to forget",
+        "a tenant is forgotten, killed at every step → this host finds nothing of it",
+        "",
     ),
     64: (
-        "gateway: engine killed, client gone, huge body → no wrong answer",
-        "a model swapped during answers: not built",
+        "gateway: engine killed or swapped, client gone, huge body → no wrong answer",
+        "",
     ),
     65: (
         "the metrics port: strangers, slow scrapers → refused, bounded",

@@ -76,7 +76,7 @@ def test_a_silent_client_is_hung_up_on(sent: bytes) -> None:
     serve(play, idle_s=0.05)
 
 
-def test_a_body_that_does_not_come_is_given_up() -> None:
+def test_t64_a_body_that_does_not_come_is_given_up() -> None:
     async def play(served: Served) -> None:
         reader, writer = await served.connect()
         writer.write(HEAD % 100 + b"some")
@@ -131,7 +131,7 @@ def test_a_client_that_takes_none_of_many_answers_is_hung_up_on() -> None:
     serve(play, write_s=0.05)
 
 
-def test_bodies_of_one_owner_leave_room_for_others() -> None:
+def test_t64_bodies_of_one_owner_leave_room_for_others() -> None:
     async def play(served: Served) -> None:
         clients = [await served.connect() for _ in range(3)]
         owned = [HEAD[:-2] % 1000 + b"Owner: %b\r\n\r\n" % owner for owner in (b"a", b"a", b"b")]

@@ -102,6 +102,24 @@ def test_t10_different_roots_share_no_key(one: ChainRoot, other: ChainRoot) -> N
     assert not set(keys(one, TOKENS)) & set(keys(other, TOKENS))
 
 
+OTHERS: dict[str, tuple[object, object]] = {  # of equal length where they have one
+    "namespace": (bytes(32), bytes(31) + b"\1"),
+    "chunk_tokens": (2, 4),
+    "group": (0, 1),
+    "realm": ("one", "two"),
+    "salt": ("one", "two"),
+    "adapter": (b"one", b"two"),
+}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_t10_whatever_a_root_differs_in_alone_no_key_is_shared(field: str) -> None:
+    assert OTHERS.keys() == set(ChainRoot.__slots__)
+    sound = ChainRoot(bytes(32), 2, salt="a", adapter=b"a", realm="a")
+    one, other = (replace(sound, **{field: value}) for value in OTHERS[field])  # type: ignore[arg-type]
+    assert not set(keys(one, TOKENS)) & set(keys(other, TOKENS))
+
+
 @given(st.text(max_size=6), st.binary(max_size=6), st.integers(0, 6))
 def test_t10_salt_and_adapter_never_run_into_each_other(
     salt: str, adapter: bytes, cut: int

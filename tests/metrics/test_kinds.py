@@ -11,7 +11,7 @@ from forebay.metrics.requests import RequestSample
 from forebay.tiers.contract import DropReason, EvictionCause, MissReason
 
 
-def test_a_family_has_so_many_series_and_no_more() -> None:
+def test_t65_a_family_has_so_many_series_and_no_more() -> None:
     registry = Registry()
     counter = registry.counter("c", "Counted.", ("who",))
     gauge = registry.gauge("g", "Is.", ("who",))

@@ -46,7 +46,7 @@ def status_of(url: str, **headers: str) -> int:
         return error.code
 
 
-def test_t42_a_public_address_without_a_token_is_refused(place: Path) -> None:
+def test_t42_t65_a_public_address_without_a_token_is_refused(place: Path) -> None:
     pool = PoolProcess(place, "--metrics-address", "0.0.0.0:0", disk=False)
     ended = subprocess.run(
         pool.command,
@@ -63,7 +63,7 @@ def test_t42_a_public_address_without_a_token_is_refused(place: Path) -> None:
     )
 
 
-def test_t42_with_a_token_nothing_is_said_without_it(place: Path) -> None:
+def test_t42_t65_with_a_token_nothing_is_said_without_it(place: Path) -> None:
     write_token(place / "token", TOKEN.encode() + b"\n")
     flags = ("--metrics-address", "0.0.0.0:0", "--metrics-token-file", str(place / "token"))
     with pool_process.running_pool(place, *flags, disk=False) as pool:

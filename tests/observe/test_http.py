@@ -106,7 +106,7 @@ def test_what_is_not_understood_is_refused(sent: bytes, status: HTTPStatus) -> N
         assert ask(server, head("/")).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_head_that_is_too_long_is_not_read_on() -> None:
+def test_t65_a_head_that_is_too_long_is_not_read_on() -> None:
     with answering() as server:
         endless = b"GET / HTTP/1.1\r\nX: " + b"x" * (4 * HEAD_BYTES_MAX)
         too_long = b"HTTP/1.1 431 "
@@ -116,7 +116,7 @@ def test_a_head_that_is_too_long_is_not_read_on() -> None:
         assert ask(server, head("/")).startswith(b"HTTP/1.1 200 ")
 
 
-def test_who_comes_when_all_places_are_taken_is_told_so() -> None:
+def test_t65_who_comes_when_all_places_are_taken_is_told_so() -> None:
     with answering(PATIENT) as server, ExitStack() as waiting:
         heard = len(HEARD)
         for _ in range(PATIENT.connections_max):
@@ -159,7 +159,7 @@ def test_t65_a_slow_client_loses_its_place(sent: bytes) -> None:
         wait_until(lambda: ask(server, head("/")).startswith(b"HTTP/1.1 200 "), "its place")
 
 
-def test_a_client_that_drips_loses_its_place() -> None:
+def test_t65_a_client_that_drips_loses_its_place() -> None:
     """Every byte comes in time, and the whole does not."""
     with answering(STRICT) as server, connect(server) as drips:
 
@@ -175,7 +175,7 @@ def test_a_client_that_drips_loses_its_place() -> None:
 
 
 @pytest.mark.expects_faults
-def test_an_exception_ends_its_request_alone() -> None:
+def test_t56_an_exception_ends_its_request_alone() -> None:
     with answering() as server:
         assert ask(server, head("/bug")).startswith(b"HTTP/1.1 500 ")
         assert ask(server, head("/")).startswith(b"HTTP/1.1 200 ")

@@ -69,7 +69,7 @@ def loads_all(client: Client, label: str, count: int) -> bool:
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_a_stopped_engine_that_holds_slots_keeps_no_other_from_storing(
+def test_t57_a_stopped_engine_that_holds_slots_keeps_no_other_from_storing(
     place: Path, disk: bool
 ) -> None:
     """F6: half of DRAM was reserved by an engine that is stopped: others stored 0 of 50."""
@@ -88,7 +88,7 @@ def test_a_stopped_engine_that_holds_slots_keeps_no_other_from_storing(
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_a_stopped_reader_keeps_no_other_from_loading(place: Path, disk: bool) -> None:
+def test_t57_a_stopped_reader_keeps_no_other_from_loading(place: Path, disk: bool) -> None:
     """F6: all that loads may hold was promised to an engine that is stopped: others had nothing."""
     with running_pool(place, disk=disk) as pool, PatientClient(pool.socket) as honest:
         store(honest, "wanted", 70)
@@ -105,7 +105,7 @@ def test_a_stopped_reader_keeps_no_other_from_loading(place: Path, disk: bool) -
         assert not pool.number("promises_cut")
 
 
-def test_many_names_of_one_process_bring_it_one_share(place: Path) -> None:
+def test_t57_many_names_of_one_process_bring_it_one_share(place: Path) -> None:
     """F6: shares went by name, and names are free: one process with sixty held all of it."""
     with (
         running_pool(place, disk=False) as pool,
@@ -117,7 +117,7 @@ def test_many_names_of_one_process_bring_it_one_share(place: Path) -> None:
         assert loads_all(honest, "mine", 10)
 
 
-def test_three_stopped_engines_leave_room_for_a_fourth(place: Path) -> None:
+def test_t57_three_stopped_engines_leave_room_for_a_fourth(place: Path) -> None:
     """F6: whatever is held and never given back, something is left for whoever comes next."""
     flags = ("--dram", str(4 * pool_process.DRAM_BYTES))
     with running_pool(place, *flags, disk=False) as pool, PatientClient(pool.socket) as honest:
@@ -154,7 +154,7 @@ def joined(pool: PoolProcess, engine: str) -> Iterator[socket.socket]:
         yield link
 
 
-def test_records_that_no_slot_can_hold_are_absent_and_hold_up_nobody(place: Path) -> None:
+def test_t57_records_that_no_slot_can_hold_are_absent_and_hold_up_nobody(place: Path) -> None:
     """F3: records larger than an arena were known, and waited for; others got 0 of 60."""
     large, length = made("large", 4, 4 << 20), pool_process.DRAM_BYTES // 8
     assert len(large[0][0].payload) > length, "larger than an arena of a small pool"
@@ -181,7 +181,7 @@ def test_records_that_no_slot_can_hold_are_absent_and_hold_up_nobody(place: Path
         assert answers[2].total == 0
 
 
-def test_one_message_has_only_so_much_to_do(place: Path) -> None:
+def test_t57_one_message_has_only_so_much_to_do(place: Path) -> None:
     """F9: one Release of 4 MiB kept the pool busy for 670 ms."""
     with running_pool(place, disk=False) as pool, PatientClient(pool.socket) as honest:
         store(honest, "small", 4)
@@ -192,7 +192,7 @@ def test_one_message_has_only_so_much_to_do(place: Path) -> None:
         assert pool.number("errors", kind="malformed") == 1
 
 
-def test_the_keys_that_an_engine_may_have_looked_up_are_bounded(place: Path) -> None:
+def test_t57_the_keys_that_an_engine_may_have_looked_up_are_bounded(place: Path) -> None:
     """F9: 4,096 lookups of 2,000 chunks each took 550 MiB, which were not given back."""
     flags, count = ("--dram", str(2 * pool_process.DRAM_BYTES)), 2000
     with running_pool(place, *flags, disk=False) as pool, PatientClient(pool.socket) as honest:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests import crash_child
 from tests.disk_harness import CAP_BYTES, SMALL, open_tier, opened, regions
-from tests.encryption_harness import encrypted
+from tests.encryption_harness import ROTATED_KEYS, encrypted
 
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
@@ -27,6 +27,7 @@ from forebay.tiers.disk import DiskTier, Options
 from forebay.tiers.disk.regions.data_keys import KEYS_NAME
 
 ROOT = Path(__file__).parent.parent.parent
+HANG_S = 60.0  # a guard alone
 MUTATING = "open+write+preallocate+rename+unlink"
 TINY = Options(region_bytes=crash_child.TINY_REGION_BYTES, read_depth=2, write_depth=1)
 
@@ -43,13 +44,20 @@ class Executioner:
             text=True,
         )
 
-    def run(self, job: crash_child.Job, kill_after_s: float | None = None) -> int:
+    def run(
+        self, job: crash_child.Job, kill_after_s: float | None = None, acknowledged: int = 0
+    ) -> int:
+        """`kill_after_s`: from when so many stores were acknowledged, by this one or before."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(crash_child.encode(job))
         self._process.stdin.flush()
         pid = int(self._process.stdout.readline())
         if kill_after_s is not None:
+            notes, until = Path(job.acknowledged), time.monotonic() + HANG_S
+            while len(crash_child.acknowledged(notes)) < acknowledged:
+                assert time.monotonic() < until, "it stores nothing"
+                time.sleep(0.005)
             time.sleep(kill_after_s)
             os.kill(pid, signal.SIGKILL)
         return int(self._process.stdout.readline())
@@ -123,6 +131,33 @@ def test_t1_t5_kill_at_every_write_point(
     assert n > 80, "the workload reaches the points that it is meant to reach"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", FATES)
+def test_t5_killed_at_every_step_of_a_rotation(
+    fate: str, swift_path: Path, executioner: Executioner
+) -> None:
+    """Whichever master key the table of keys was left with, what was stored is found."""
+    before, mutating = 4, "open+write+zero+sync+rename+unlink"
+    options = encrypted(TINY, ROTATED_KEYS)
+    for n in count(1):
+        place, notes = swift_path / f"{n}", swift_path / f"{n}.txt"
+        faults = tuple(fault.format(n=n).replace(MUTATING, mutating) for fault in FATES[fate])
+        job = crash_child.Job(str(place), str(notes), "rotating", faults, seed=before)
+        ended = executioner.run(job)
+        assert ended in {0, -signal.SIGKILL}
+        said = crash_child.acknowledged(notes)
+        assert len(said) >= before
+        with opened(place, options=options, cap_bytes=2 * crash_child.TINY_CAP_BYTES) as tier:
+            hits = survivors(tier, [crash_child.tiny(number) for number in range(2 * before)])
+            assert {crash_child.tiny(number) for number in said} <= set(hits)
+            assert_accounting(tier, place, hits)
+        shutil.rmtree(place)
+        if ended == 0:
+            break
+    print(f"{n - 1} kill points, {fate}")
+    assert n > 5, "the workload reaches the points that it is meant to reach"
+
+
 def check_tiny(place: Path, acknowledged: list[int], options: Options) -> None:
     if not place.exists():
         return
@@ -152,7 +187,7 @@ def random_kills(
     place, notes = tmp_path / "pool", tmp_path / "acknowledged"
     start = 0
     before: list[Sample] = []  # what was there before the last start; nothing older can come back
-    for _ in range(kills):
+    for number in range(kills):
         job = crash_child.Job(
             str(place),
             str(notes),
@@ -161,7 +196,9 @@ def random_kills(
             seed=draw.randrange(1 << 30),
             is_encrypted=is_encrypted,
         )
-        ended = executioner.run(job, kill_after_s=draw.uniform(0.02, 0.3))
+        # Every other one is killed whether it has come to its load or not.
+        least = number * 2 + 2 if number % 2 == 0 else 0
+        ended = executioner.run(job, draw.uniform(0.02, 0.3), least)
         assert ended == -signal.SIGKILL, "nothing but us ends a victim; 3 is wrong bytes"
         done = crash_child.acknowledged(notes)
         if not place.exists():

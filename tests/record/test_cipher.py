@@ -88,7 +88,7 @@ def test_shards_of_the_plain_payload_are_kept() -> None:
     assert found == RecordHeader(SAMPLE.name, 100, payload_hash(SAMPLE.payload, 4), shards=4)
 
 
-def test_two_writes_of_one_record_have_nothing_in_common() -> None:
+def test_t45_two_writes_of_one_record_have_nothing_in_common() -> None:
     one, other = sealed(), sealed()
     assert one[188:220] != other[188:220], "salts"
     assert one[HEADER_BYTES : HEADER_BYTES + 100] != other[HEADER_BYTES : HEADER_BYTES + 100]
@@ -164,7 +164,7 @@ def test_t45_another_key_is_no_key_and_a_rotated_one_reads_both() -> None:
     assert isinstance(unsealed(record, StoreKeys(Keyring(ROTATED_KEYS)))[0], RecordHeader)
 
 
-def test_a_data_key_is_unwrapped_by_its_master_key_and_for_its_tenant_alone() -> None:
+def test_t45_a_data_key_is_unwrapped_by_its_master_key_and_for_its_tenant_alone() -> None:
     old, new = ROTATED_KEYS.masters[1], ROTATED_KEYS.masters[0]
     wrapped = cipher.wrap(b"s" * 32, old, b"tenant")
     assert b"s" * 32 not in wrapped.secret

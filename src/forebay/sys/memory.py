@@ -1,7 +1,7 @@
 """Page-aligned memory, as O_DIRECT and DMA want it; and how much of it there is to be had.
 
-Memory that a cgroup does not allow is not refused by the kernel: whoever takes it is killed. So its
-limits are read before anything large is taken.
+Memory that a cgroup or a full memory node does not allow is not refused by the kernel: whoever
+takes it is killed. So these limits are read before anything large is taken.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from forebay.sys.machine.cgroups import cgroups
+from forebay.sys.machine.nodes import nodes_left
 
 PAGE_BYTES: Final = 4096
 LARGE_PAGE_BYTES: Final = 2 << 20  # which addresses must be a multiple of to have such pages
@@ -85,7 +86,9 @@ def total_memory_bytes() -> int:
 
 
 def available_memory(root: Path = Path("/")) -> AvailableMemory:
-    """The least of what the machine has left, by the kernel's own estimate, and our cgroups allow.
+    """The least of what the machine has left, by the kernel's own estimate, and we may take of it.
+
+    That is limited by cgroups, and by the memory nodes that a cpuset or a policy allows.
 
     `root` has `proc` and `sys` in it. What cannot be read is no limit.
     """
@@ -99,6 +102,9 @@ def available_memory(root: Path = Path("/")) -> AvailableMemory:
             stat = _numbers(group / "memory.stat")
             left_bytes = limit_bytes - usage_bytes + sum(stat.get(name, 0) for name in cache)
             found.append(AvailableMemory(max(0, left_bytes), f"the memory limit of {group}"))
+    left = nodes_left(root)
+    if left is not None:
+        found.append(AvailableMemory(left.size_bytes, f"the memory of NUMA node {left.nodes}"))
     return min(found)
 
 

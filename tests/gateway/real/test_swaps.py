@@ -127,7 +127,7 @@ def front() -> Iterator[Front]:
         assert "a bug was caught" not in begun.gateway.text(), begun.gateway.text()
 
 
-def test_swaps_under_load_change_no_answer(front: Front) -> None:
+def test_t54_t64_swaps_under_load_change_no_answer(front: Front) -> None:
     expected = {prompt: front.ask("one", prompt) for prompt in PROMPTS}
     before, kept = front.total("swaps"), front.total("kept")
     wrong: list[str] = []
@@ -198,7 +198,7 @@ def test_requests_in_turn_are_collated(front: Front) -> None:
     assert 1 <= swaps <= 0.3 * 30
 
 
-def test_engines_serve_on_when_the_gateway_is_killed(front: Front) -> None:
+def test_t64_engines_serve_on_when_the_gateway_is_killed(front: Front) -> None:
     expected = front.ask("one", PROMPTS[0])
     pids = front.pids()
     url = next(each["url"] for each in front.gateway.status()["engines"] if each["name"] == "one")

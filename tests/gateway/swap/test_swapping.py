@@ -141,7 +141,7 @@ def test_a_request_wakes_its_engine_and_the_other_sleeps() -> None:
             assert front.fetch(path, {})[0] == 404
 
 
-def test_answers_under_way_are_kept_and_go_on() -> None:
+def test_t64_answers_under_way_are_kept_and_go_on() -> None:
     with two() as (one, other), swapping(shared(one), shared(other)) as front:
         wake(front, "b", "a")
         one.calls.clear()

@@ -21,7 +21,7 @@ def test_an_engine_that_is_alone_has_it_all() -> None:
     assert budget.left_bytes("a") == 0
 
 
-def test_whatever_others_never_give_back_something_is_left() -> None:
+def test_t57_whatever_others_never_give_back_something_is_left() -> None:
     budget = Budget(lambda: LIMIT, Processes())
     held = [fill(budget, str(number), 100) for number in range(6)]
     assert all(mine >= LIMIT // 5**number for number, mine in enumerate(held))
@@ -29,7 +29,7 @@ def test_whatever_others_never_give_back_something_is_left() -> None:
 
 
 @pytest.mark.parametrize("engines", [2, 3, 7])
-def test_engines_that_give_back_come_to_equal_shares(engines: int) -> None:
+def test_t57_engines_that_give_back_come_to_equal_shares(engines: int) -> None:
     """The first has all when the others come; each gives a little back and takes what it may."""
     budget = Budget(lambda: LIMIT, Processes())
     names = [str(number) for number in range(engines)]
@@ -77,7 +77,7 @@ def test_what_is_taken_within_a_wider_budget_must_fit_both() -> None:
     assert wider.used_bytes == loads.used_bytes + stores.used_bytes
 
 
-def test_engines_of_one_process_have_one_share() -> None:
+def test_t57_engines_of_one_process_have_one_share() -> None:
     processes = Processes()
     budget = Budget(lambda: LIMIT, processes)
     for number in range(5):

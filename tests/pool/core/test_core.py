@@ -69,7 +69,7 @@ def test_what_is_not_committed_is_not_found(core: CoreHarness) -> None:
     assert core.lookup(client, keys)[1].known == 0
 
 
-def test_two_engines_of_one_key_share_one_slot(core: CoreHarness) -> None:
+def test_t21_two_engines_of_one_key_share_one_slot(core: CoreHarness) -> None:
     keys = chain("a", 2)
     first, second = Client("e"), Client("f")
     offsets = core.reserve(first, keys)

@@ -60,7 +60,7 @@ def test_local_records_are_found_one_by_one_and_loaded_behind_the_chain(
     if is_restarted:
         harness.pass_time(100.0)
         harness.settle()
-        harness.pool.close(5.0)
+        harness.pool.close(300.0)
         harness = CoreHarness(64 * LENGTH, tmp_path, 1024 * LENGTH)
     found = look_up(harness, client, keys, 1, 7)
     assert (found.known, found.has) == (CHUNKS, bits({2, 3}))
@@ -76,7 +76,7 @@ def test_local_records_are_found_one_by_one_and_loaded_behind_the_chain(
         assert harness.pool.view(offset, length) == payload(key, length)
     harness.pool.handle(client, Release(7, []))
     harness.settle()
-    harness.pool.close(5.0)
+    harness.pool.close(300.0)
 
 
 def test_a_local_record_outlives_what_it_was_stored_beside(tmp_path: Path, client: Client) -> None:
@@ -87,7 +87,7 @@ def test_a_local_record_outlives_what_it_was_stored_beside(tmp_path: Path, clien
     found = look_up(harness, client, keys, 1, 1)
     assert (found.known, found.has) == (0, bits({4}))
     harness.settle()
-    harness.pool.close(5.0)
+    harness.pool.close(300.0)
 
 
 def test_a_local_record_that_is_missing_cuts_the_promise(tmp_path: Path, client: Client) -> None:
@@ -101,7 +101,7 @@ def test_a_local_record_that_is_missing_cuts_the_promise(tmp_path: Path, client:
     promise = harness.receive(client, Promise)
     assert promise.total == 4
     harness.pool.handle(client, Release(1, []))
-    harness.pool.close(5.0)
+    harness.pool.close(300.0)
 
 
 def test_a_key_of_another_group_is_not_taken_for_it(tmp_path: Path, client: Client) -> None:
@@ -114,7 +114,7 @@ def test_a_key_of_another_group_is_not_taken_for_it(tmp_path: Path, client: Clie
     harness.pool.handle(client, Ask(1, 0, 4, 10_000, stream=False, local=[wrong]))
     assert harness.receive(client, Promise).total == 4, "without the record of group 1"
     harness.pool.handle(client, Release(1, []))
-    harness.pool.close(5.0)
+    harness.pool.close(300.0)
 
 
 def test_local_records_stream_behind_a_chain_that_is_larger_than_the_load_budget(
@@ -141,7 +141,7 @@ def test_local_records_stream_behind_a_chain_that_is_larger_than_the_load_budget
         came += 1
     harness.pool.handle(client, Release(1, []))
     harness.settle()
-    harness.pool.close(5.0)
+    harness.pool.close(300.0)
 
 
 def test_what_was_read_ahead_is_not_taken_for_what_is_asked_for_in_its_place(
@@ -153,7 +153,7 @@ def test_what_was_read_ahead_is_not_taken_for_what_is_asked_for_in_its_place(
     harness.store(client, keys)
     store_local(harness, client, keys, 1, 1)
     harness.settle()
-    harness.pool.close(5.0)
+    harness.pool.close(300.0)
     harness = CoreHarness(64 * LENGTH, tmp_path, 1024 * LENGTH)
     assert look_up(harness, client, keys, 1, 1).ready == 0
     local = group_key(keys[1], 1)
@@ -163,7 +163,7 @@ def test_what_was_read_ahead_is_not_taken_for_what_is_asked_for_in_its_place(
     assert promise.proof == proof_of([*keys[:2], local])
     harness.pool.handle(client, Release(1, []))
     harness.settle()
-    harness.pool.close(5.0)
+    harness.pool.close(300.0)
 
 
 def test_an_ask_for_more_of_the_chain_than_is_known_gets_nothing(
@@ -177,4 +177,4 @@ def test_an_ask_for_more_of_the_chain_than_is_known_gets_nothing(
     run = KeyRun(1, short(group_key(keys[3], 1)))
     harness.pool.handle(client, Ask(1, 0, 4, 10_000, stream=False, local=[run]))
     assert harness.receive(client, Promise).total == 0
-    harness.pool.close(5.0)
+    harness.pool.close(300.0)

@@ -61,7 +61,7 @@ def test_t23_a_lost_connections_promise_is_not_overwritten(core: CoreHarness) ->
     assert core.lookup(Client("f"), keys)[1].known == 0, "now it may leave"
 
 
-def test_it_is_free_when_the_engine_has_exited(core: CoreHarness) -> None:
+def test_t30_it_is_free_when_the_engine_has_exited(core: CoreHarness) -> None:
     lost(core, chain("a", 8))
     lost(core, chain("b", 4), "other")
     assert core.pool.lends("e")
@@ -73,7 +73,7 @@ def test_it_is_free_when_the_engine_has_exited(core: CoreHarness) -> None:
     assert core.number("pinned_chunks") == 0
 
 
-def test_it_is_free_when_the_engine_says_that_nobody_reads_it(core: CoreHarness) -> None:
+def test_t30_it_is_free_when_the_engine_says_that_nobody_reads_it(core: CoreHarness) -> None:
     lost(core, chain("a", 8))
     again = Client("e again")
     keys = chain("b", 2)
@@ -100,7 +100,7 @@ def test_settled_may_be_heard_before_the_old_connections_end(core: CoreHarness) 
     assert not core.pool.lends("e")
 
 
-def test_what_was_not_promised_or_is_released_ends_with_the_connection(tmp_path: Path) -> None:
+def test_t30_what_was_not_promised_or_is_released_ends_with_the_connection(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     core, keys = CoreHarness(SLOTS * LENGTH, tmp_path, 64 * MIB), chain("a", SLOTS // 2)
     core.store(Client("e"), keys)

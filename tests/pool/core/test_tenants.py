@@ -67,7 +67,7 @@ def test_t38_what_one_tenant_stores_no_other_finds_nor_can_tell_of(tmp_path: Pat
         core.pool.close(60.0)
 
 
-def test_an_engine_cannot_name_a_tenant_by_anything_but_a_salt_that_is_listed() -> None:
+def test_t35_an_engine_cannot_name_a_tenant_by_anything_but_a_salt_that_is_listed() -> None:
     core = CoreHarness(4 * MIB, tenants=(tenant("a"),))
     keys = chain("dialog", 4)
     id_of_a = core.pool._tenants.of_salt(salt_hash("a", KEY)).id
@@ -77,7 +77,7 @@ def test_an_engine_cannot_name_a_tenant_by_anything_but_a_salt_that_is_listed() 
     assert used(core, "a") == 0
 
 
-def test_a_tenants_keys_have_a_mask_that_no_engine_knows() -> None:
+def test_t35_a_tenants_keys_have_a_mask_that_no_engine_knows() -> None:
     core = CoreHarness(4 * MIB, tenants=(tenant("a"),))
     keys = chain("dialog", 4)
     core.store(client_of("a"), keys)

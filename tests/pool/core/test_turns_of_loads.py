@@ -55,7 +55,7 @@ def promised(client: Client) -> list[int]:
     return [len(each.offsets) for each in client.inbox if isinstance(each, Promise)]
 
 
-def test_what_dram_has_overtakes_what_waits_for_a_drive(hanging: Hanging) -> None:
+def test_t57_what_dram_has_overtakes_what_waits_for_a_drive(hanging: Hanging) -> None:
     slow, quick = Client("slow"), Client("quick")
     hanging.ask(slow, "long", 24)
     hanging.ask(quick, "here", 4)
@@ -72,7 +72,7 @@ def test_an_engine_overtakes_itself_where_that_takes_no_room(hanging: Hanging) -
     assert promised(client) == [4, 4]
 
 
-def test_a_deadline_is_not_later_than_a_pool_waits(hanging: Hanging) -> None:
+def test_t57_a_deadline_is_not_later_than_a_pool_waits(hanging: Hanging) -> None:
     client = Client("e")
     hanging.ask(client, "long", 4, deadline_ms=1 << 62)
     hanging.core.pass_time(READ_S + 1)
@@ -81,7 +81,9 @@ def test_a_deadline_is_not_later_than_a_pool_waits(hanging: Hanging) -> None:
 
 
 @pytest.mark.parametrize("end", ["deadline", "cancel", "disconnect"])
-def test_reads_that_nobody_waits_for_leave_an_engine_its_share(hanging: Hanging, end: str) -> None:
+def test_t57_reads_that_nobody_waits_for_leave_an_engine_its_share(
+    hanging: Hanging, end: str
+) -> None:
     client = Client("e")
     number = hanging.ask(client, "long", 24, deadline_ms=100)
     assert hanging.core.number("pinned_bytes") == 16 * LENGTH
@@ -101,7 +103,7 @@ def test_reads_that_nobody_waits_for_leave_an_engine_its_share(hanging: Hanging,
     assert hanging.core.pool._acquisition.reads_in_flight == 16, "no more are begun"
 
 
-def test_engines_that_wait_for_one_another_are_promised_their_shares() -> None:
+def test_t57_engines_that_wait_for_one_another_are_promised_their_shares() -> None:
     core = CoreHarness(SLOTS * LENGTH)
     names = ("a", "b", "c")
     for name in names:
@@ -137,7 +139,7 @@ def test_released_room_goes_to_whoever_waits_for_it() -> None:
     core.pool.close(300)
 
 
-def test_writes_to_a_hung_tier_pin_an_eighth_of_dram(tmp_path: Path) -> None:
+def test_t57_writes_to_a_hung_tier_pin_an_eighth_of_dram(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     disk = FaultDisk()
     core = CoreHarness(16 * LENGTH, tmp_path, 64 * MIB, World(disk, ManualClock()))
@@ -172,7 +174,7 @@ def test_records_that_no_slot_can_hold_are_absent(tmp_path: Path) -> None:
     core.pool.close(300)
 
 
-def test_more_keys_than_an_engine_may_have_looked_up_are_not_followed() -> None:
+def test_t57_more_keys_than_an_engine_may_have_looked_up_are_not_followed() -> None:
     core, keys = CoreHarness(1000 * 4096 * 2), chain("short", 1000)
     client, other = Client("e"), Client("f")
     for start in range(0, 1000, 500):

@@ -309,7 +309,7 @@ def test_a_store_that_fails_does_not_hold_up_another(tmp_path: Path) -> None:
     core.pool.close(60)
 
 
-def test_what_nobody_may_load_is_passed_over(
+def test_t35_what_nobody_may_load_is_passed_over(
     gated: Gated,
 ) -> None:
     """Tenants that this pool does not have, keys that are not there, and what is here already."""

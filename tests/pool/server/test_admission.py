@@ -159,7 +159,7 @@ def settle(path: str, engine: str, pipe: Pipe) -> None:
 
 @pytest.mark.slow
 @needs_root
-def test_nobody_unpins_what_was_promised_to_another(place: Path) -> None:
+def test_t35_nobody_unpins_what_was_promised_to_another(place: Path) -> None:
     """F9: `Hello` and `Settled` with another's name."""
     with open_pool(place, "--allow-uid", str(OTHER_UID)) as pool:
         assert store(pool.socket) == Receipt(stored=4)
@@ -198,7 +198,7 @@ def occupy(path: str, count: int, pipe: Pipe) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("uid", [0, OTHER_UID])
 @needs_root
-def test_idle_connections_keep_nobody_out(
+def test_t57_idle_connections_keep_nobody_out(
     place: Path, uid: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """F9: one process with as many idle connections as there are places."""
@@ -242,7 +242,7 @@ def test_who_may_say_what() -> None:
         assert roles.refusal(connection, Lookup(1, bytes(32), 0, b""))
 
 
-def test_the_greediest_gives_way_its_longest_silent_connection() -> None:
+def test_t57_the_greediest_gives_way_its_longest_silent_connection() -> None:
     found = connections((1, 7), (2, 8), (2, 8), (3, 8), (2, 8))
     assert gives_way(Peer(9, 9), found) is found[1], "of the user, and of its process, with most"
     found[1].heard_at = 9.0

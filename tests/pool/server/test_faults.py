@@ -51,7 +51,7 @@ def without_threads(pool: PoolProcess) -> Iterator[None]:
         resource.prlimit(pool.pid, resource.RLIMIT_AS, limits)
 
 
-def test_a_missing_thread_costs_no_more_than_what_wanted_it(place: Path) -> None:
+def test_t56_a_missing_thread_costs_no_more_than_what_wanted_it(place: Path) -> None:
     """The first clear finds the stack of a thread that ended, and hangs; a later one finds none."""
     chunks, stored = made("kept")
     (place / "faults").touch()
@@ -104,7 +104,7 @@ class BuggyClock(Clock):
 
 
 @pytest.mark.expects_faults
-def test_a_message_that_raises_ends_its_session_alone(place: Path) -> None:
+def test_t56_a_message_that_raises_ends_its_session_alone(place: Path) -> None:
     with pool_process.serving(place, world=World(clock=BuggyClock())) as service:
         for _ in range(2):
             with connected(service, b"".join(map(wire.encode, SENT))) as link:
@@ -141,7 +141,7 @@ class BuggyDisk(Disk):
 
 
 @pytest.mark.expects_faults
-def test_a_job_that_raises_is_a_miss_and_its_thread_lives(
+def test_t56_a_job_that_raises_is_a_miss_and_its_thread_lives(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = BuggyDisk()

@@ -94,7 +94,7 @@ def talker(pool: PoolProcess, count: int, said: bytes) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("said", [LOOKUPS, offer("many", 500)], ids=["lookups", "offers"])
-def test_a_process_has_one_turn_a_round_however_many_connections_it_has(
+def test_t57_a_process_has_one_turn_a_round_however_many_connections_it_has(
     place: Path, said: bytes
 ) -> None:
     """A4: each connection had a share of its own, so that who opened most had most of the pool."""
@@ -114,7 +114,7 @@ def test_a_process_has_one_turn_a_round_however_many_connections_it_has(
     assert offered <= 2 * 10 * A_ROUND + 4 * A_ROUND, "half is mine"
 
 
-def test_every_connection_of_a_process_has_its_turn(place: Path) -> None:
+def test_t57_every_connection_of_a_process_has_its_turn(place: Path) -> None:
     with (
         running_pool(place, disk=False) as pool,
         talker(pool, 2, HELLO + LOOKUPS),
@@ -129,7 +129,7 @@ def test_every_connection_of_a_process_has_its_turn(place: Path) -> None:
             assert any(type(each) is StatsReply for each in heard_one_by_one(link))
 
 
-def test_large_frames_that_never_end_are_few(place: Path) -> None:
+def test_t57_large_frames_that_never_end_are_few(place: Path) -> None:
     """A5: 4 MiB for each connection, as long as it liked."""
     begun = HELLO + FRAME_BYTES_MAX.to_bytes(4, "little") + bytes(FRAME_BYTES_MAX - 1)
     with running_pool(place, disk=False) as pool, PatientClient(pool.socket) as honest:
@@ -147,7 +147,7 @@ def test_large_frames_that_never_end_are_few(place: Path) -> None:
             assert receipt == Receipt(stored=4), "even of the same process"
 
 
-def test_a_frame_that_does_not_end_in_time_ends_its_connection(place: Path) -> None:
+def test_t57_a_frame_that_does_not_end_in_time_ends_its_connection(place: Path) -> None:
     """A5: half a message, and a byte more now and then, was waited for without an end."""
     clock = ManualClock()
     with (
@@ -188,7 +188,7 @@ class BuggyClock(Clock):
 
 
 @pytest.mark.expects_faults
-def test_an_exception_in_a_sockets_event_ends_that_connection_alone(place: Path) -> None:
+def test_t56_an_exception_in_a_sockets_event_ends_that_connection_alone(place: Path) -> None:
     """A5: it was caught, and raised again in every round from then on."""
     clock = BuggyClock()
     with (
@@ -204,7 +204,7 @@ def test_an_exception_in_a_sockets_event_ends_that_connection_alone(place: Path)
         assert honest.lookup(CHAIN) == Known(0, 0)
 
 
-def test_who_has_all_descriptors_keeps_nobody_out(place: Path) -> None:
+def test_t57_who_has_all_descriptors_keeps_nobody_out(place: Path) -> None:
     """A7: nothing was accepted any more, whoever came; and ten lines a second were logged."""
     began = time.monotonic()
     with running_pool(place, disk=False) as pool:

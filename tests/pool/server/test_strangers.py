@@ -187,7 +187,7 @@ def test_one_connection_too_many_is_refused(place: Path) -> None:
             pool_process.wait_until(client.join, "the next to be served")
 
 
-def test_who_does_not_read_is_cut_off(place: Path) -> None:
+def test_t57_who_does_not_read_is_cut_off(place: Path) -> None:
     with (
         pool_process.serving(place, limits=LIMITS) as service,
         PatientClient(service.address.path) as client,
@@ -199,7 +199,7 @@ def test_who_does_not_read_is_cut_off(place: Path) -> None:
         assert number(client, "errors", kind="cut_off") == 1
 
 
-def test_a_talker_does_not_keep_others_waiting(place: Path) -> None:
+def test_t57_a_talker_does_not_keep_others_waiting(place: Path) -> None:
     """A connection has its share of a round, however much it sends."""
     question = wire.encode(Lookup(1, samples.NAMESPACE, 0, bytes(16)))
     with ExitStack() as links:

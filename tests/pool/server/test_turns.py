@@ -53,7 +53,7 @@ def test_a_lookup_overtakes_an_offer_of_its_own_connection(place: Path) -> None:
     assert len(second.answers) == MANY
 
 
-def test_others_are_answered_while_slots_are_found(place: Path) -> None:
+def test_t57_others_are_answered_while_slots_are_found(place: Path) -> None:
     with ExitStack() as links:
         opened: list[socket.socket] = []
 

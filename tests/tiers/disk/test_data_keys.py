@@ -133,7 +133,9 @@ def test_without_a_medium_for_keys_nothing_is_written(tmp_path: Path) -> None:
         assert isinstance(load(tier, SAMPLE)[0], Hit)
 
 
-def test_a_rotation_that_cannot_be_kept_leaves_all_as_it_is(two: Places, disk: FaultDisk) -> None:
+def test_t45_a_rotation_that_cannot_be_kept_leaves_all_as_it_is(
+    two: Places, disk: FaultDisk
+) -> None:
     keys = two.keys()
     key = key_of(keys, ONE)
     disk.arm("rename:errno=ENOSPC")

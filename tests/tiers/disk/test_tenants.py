@@ -69,7 +69,7 @@ def headers(place: Path) -> list[RegionHeader]:
     return [each for each in found if isinstance(each, RegionHeader)]
 
 
-def test_a_region_has_one_tenants_records_and_says_whose(tmp_path: Path) -> None:
+def test_t35_a_region_has_one_tenants_records_and_says_whose(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     mine, theirs, nobodys = some(A, 6), some(B, 6), some(DEFAULT_TENANT, 6)
     mixed = [sample for three in zip(mine, theirs, nobodys, strict=True) for sample in three]
@@ -228,7 +228,7 @@ def test_a_forgotten_tenant_is_gone_and_nothing_more_is_stored_of_it(
         assert hits(tier, theirs) == 12
 
 
-def test_bytes_that_another_tenants_region_had_before_are_not_left_in_its_file(
+def test_t35_bytes_that_another_tenants_region_had_before_are_not_left_in_its_file(
     tmp_path: Path,
 ) -> None:
     """A file is wiped before another tenant has its room, so forgetting misses nothing."""

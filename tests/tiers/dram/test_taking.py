@@ -33,14 +33,15 @@ def test_none_is_a_size_too() -> None:
     memory.close()
 
 
+@pytest.mark.parametrize("limit", ["the memory limit of /group", "the memory of NUMA node 1"])
 def test_t49_more_than_is_left_is_refused_before_it_is_tried(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """F9: whoever takes more than a cgroup allows is killed, and says nothing."""
-    left = AvailableMemory(2 * MIB, "the memory limit of /group")
+    """F9: whoever takes more than a cgroup or a node allows is killed, and says nothing."""
+    left = AvailableMemory(2 * MIB, limit)
     monkeypatch.setattr("forebay.tiers.dram.taking.available_memory", lambda: left)
     take_memory(2 * MIB).close()
-    wanted = "3 MiB of DRAM are asked for and the memory limit of /group leaves 2 MiB"
+    wanted = f"3 MiB of DRAM are asked for and {limit} leaves 2 MiB"
     with pytest.raises(StartupError, match=f"^{wanted}; lower --dram.$"):
         take_memory(3 * MIB)
 

@@ -261,7 +261,7 @@ def test_nothing_is_asked_for_before_the_store_knows() -> None:
     assert ahead.spent_on(6) == 100, "a clock that was put back brings no new budget"
 
 
-def test_a_clock_that_is_put_back_brings_no_new_day() -> None:
+def test_t47_a_clock_that_is_put_back_brings_no_new_day() -> None:
     ledger = Ledger(S3_STANDARD, 6400, now=0.0)
     ledger.restore(b"", 7)
     kept = ledger.to_keep(7)

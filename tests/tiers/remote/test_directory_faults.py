@@ -44,14 +44,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *("read:flip=1", "read:short=100", "write:tear=4096", "read:misdirect=4096"),
     ],
 )
-def test_exact_or_a_miss_and_it_comes_back(place: Path, fault: str) -> None:
+def test_t61_exact_or_a_miss_and_it_comes_back(place: Path, fault: str) -> None:
     rule = rule_of(place)
     with opened(url_of(place)) as tier:
         check_fault(tier, lambda: rule.write_text(fault), rule.unlink, length=20_000)
 
 
 @pytest.mark.parametrize("fault", ["*:hang", "read:latency=60s", "write:latency=60s"])
-def test_a_mount_that_hangs_or_crawls_costs_a_child(place: Path, fault: str) -> None:
+def test_t25_t61_a_mount_that_hangs_or_crawls_costs_a_child(place: Path, fault: str) -> None:
     rule, sample = rule_of(place), single("beside it")
     with opened(url_of(place), options=HASTY) as tier:
         until_true(lambda: store(tier, sample) == Stored() or is_loaded(tier, sample))

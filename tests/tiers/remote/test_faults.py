@@ -257,7 +257,7 @@ def test_a_full_file_system_drops_stores_and_loads_go_on(tmp_path: Path) -> None
         assert store(tier, single("full 0", 60_000)) == Stored()
 
 
-def test_a_store_that_cannot_be_reached_is_used_when_it_can(tmp_path: Path) -> None:
+def test_t25_a_store_that_cannot_be_reached_is_used_when_it_can(tmp_path: Path) -> None:
     clock, place = ManualClock(1000.0), tmp_path / "mount"
     with opened_remote(place, world=World(clock=clock)) as tier:
         assert not is_on(tier)

@@ -62,7 +62,7 @@ def test_what_one_host_stores_the_other_finds_and_continues(tmp_path: Path) -> N
         assert b.usage().records == 1
 
 
-def test_both_hosts_may_store_the_same(tmp_path: Path) -> None:
+def test_t21_both_hosts_may_store_the_same(tmp_path: Path) -> None:
     sample = single("twins", 9000)
     with opened_remote(tmp_path, "a") as a, opened_remote(tmp_path, "b") as b:
         assert store(a, sample) == store(b, sample) == Stored()
@@ -75,7 +75,7 @@ def test_both_hosts_may_store_the_same(tmp_path: Path) -> None:
         assert load(c, sample) == (Hit(9000), sample.payload), "the other copy is found"
 
 
-def test_two_hosts_that_publish_the_same_prefix_are_each_enough(tmp_path: Path) -> None:
+def test_t21_two_hosts_that_publish_the_same_prefix_are_each_enough(tmp_path: Path) -> None:
     """Neither knows of the other when it stores; what one clears the other still has."""
     links = chain("twice", [3000, 60_000, 1])
     with opened_remote(tmp_path, "a") as a, opened_remote(tmp_path, "b") as b:
@@ -142,7 +142,7 @@ def test_what_another_host_removes_is_forgotten_here_alone(tmp_path: Path) -> No
         assert load(a, single("removed"))[0] == Hit(5000)
 
 
-def test_a_host_of_damaged_records_is_not_read_from(tmp_path: Path) -> None:
+def test_t27_a_host_of_damaged_records_is_not_read_from(tmp_path: Path) -> None:
     samples = [single(f"bad {n}", 3000) for n in range(10)]
     with opened_remote(tmp_path, "a") as a:
         for sample in samples:

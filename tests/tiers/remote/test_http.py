@@ -102,7 +102,7 @@ class Passing(Clock):
         return self.now
 
 
-def test_the_deadline_is_one_for_all_that_drips_in() -> None:
+def test_t26_the_deadline_is_one_for_all_that_drips_in() -> None:
     def dripping(request: Request) -> Iterator[bytes]:
         yield OK + b"Content-Length: 1000000\r\n\r\n"
         while not server.over.wait(0.001):
@@ -113,7 +113,7 @@ def test_the_deadline_is_one_for_all_that_drips_in() -> None:
         assert HttpReader(Passing()).read(server.url + "/", 0, [buffer], 100.0) is None
 
 
-def test_a_server_that_is_not_there_is_nothing() -> None:
+def test_t25_a_server_that_is_not_there_is_nothing() -> None:
     buffer = memoryview(bytearray(1))
     with socket.socket() as taken:  # so that nobody else listens there
         taken.bind(("127.0.0.1", 0))

@@ -389,7 +389,7 @@ def age(path: Path, seconds: float) -> None:
             os.utime(each, (modified, modified))
 
 
-def test_what_dead_hosts_left_is_deleted_by_the_stores_clock_alone(tmp_path: Path) -> None:
+def test_t62_what_dead_hosts_left_is_deleted_by_the_stores_clock_alone(tmp_path: Path) -> None:
     store_ = hosts_store(tmp_path)
     luck = random.Random(1)
     for host in ("reader", "alive", "dead", "unpublished"):

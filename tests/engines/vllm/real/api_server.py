@@ -1,7 +1,9 @@
 """vLLM's own API server in a process of its own, as a client and an operator have it in hand."""
 
+import contextlib
 import http.client
 import json
+import logging
 import os
 import runpy
 import socket
@@ -23,12 +25,15 @@ VARIABLES = {
 }
 
 
-def serve(_: Connection, arguments: list[str], log: str) -> None:
+def serve(_: Connection, arguments: list[str], log: str, is_loud: bool) -> None:
     """What `python -m vllm.entrypoints.openai.api_server` does."""
     os.setsid()  # killed with all that it starts
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     os.dup2(2, 1)
     os.environ.update(VARIABLES)
+    if is_loud:  # here vLLM was imported before, in other processes it will be
+        os.environ["VLLM_LOGGING_LEVEL"] = "DEBUG"
+        logging.getLogger("vllm").setLevel(logging.DEBUG)
     sys.argv = ["vllm", *arguments]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
@@ -36,7 +41,9 @@ def serve(_: Connection, arguments: list[str], log: str) -> None:
 class ApiServer:
     """A server with a pool; `flags` are vLLM's."""
 
-    def __init__(self, model: Path, pool: PoolProcess, log: Path, *flags: str) -> None:
+    def __init__(
+        self, model: Path, pool: PoolProcess, log: Path, *flags: str, is_loud: bool = False
+    ) -> None:
         settings = {"socket": pool.socket, **NO_DEADLINES}
         self._socket = str(pool.place / "api.sock")
         arguments = ["--model", str(model), "--served-model-name", "model", "--uds", self._socket]
@@ -46,7 +53,7 @@ class ApiServer:
         transfer = transfer_config(settings, is_recorded=False)
         del transfer["kv_connector_module_path"]  # vLLM knows the name by our plugin
         arguments += ["--kv-transfer-config", json.dumps(transfer), *flags]
-        self._process, self._pipe = forked.start(serve, arguments, str(log))
+        self._process, self._pipe = forked.start(serve, arguments, str(log), is_loud)
         self._log = log
         self._lock = threading.Lock()
         self.asked = 0  # requests, as the engine counts them; guarded by the lock
@@ -95,10 +102,21 @@ class ApiServer:
             )
         )
 
-    def kill(self) -> None:
-        """With all of its processes, at once."""
+    @property
+    def pid(self) -> int:
+        """Of its first process, and of the group of all of them."""
         assert self._process.pid is not None
-        os.killpg(self._process.pid, 9)
+        return self._process.pid
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it has ended by itself."""
+        self._process.join(timeout_s)
+        assert self._process.exitcode is not None, self._log.read_text(errors="replace")[-4000:]
+
+    def kill(self) -> None:
+        """With all of its processes, at once; of one that has ended, whatever is left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, 9)
         self._process.join()
         self._pipe.close()
 

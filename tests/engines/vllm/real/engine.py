@@ -29,7 +29,8 @@ NO_DEADLINES = {
 class Answer:
     tokens: Tokens
     cached: int  # tokens of the prompt that were not computed, wherever they came from
-    first_step: int = 0
+    first_step: int = 0  # that told of a token of it
+    last_step: int = 0
 
 
 class Engine:

@@ -7,6 +7,7 @@ name, and what that returns is the reply. The engine ends with the pipe.
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -124,14 +125,19 @@ class Commands:
         know_architecture(options["model"])
         self.engine = LLM(**options).llm_engine
         self._requests = 0
+        self._interrupts = 0
         self._model = options["model"]
 
     def generate(self, prompts: list[dict[str, Any]], answer: int) -> list[dict[str, Any]]:
-        """Answer all prompts at once; those with "abort" are given up after so many steps."""
+        """Answer all prompts at once; those with "abort" are given up after so many steps.
+
+        Those with "last" are given up when all others are answered.
+        """
         from vllm import SamplingParams
 
         told: dict[str, dict[str, Any]] = {}
         aborts: dict[str, int] = {}
+        last: list[str] = []
         for each in prompts:
             self._requests += 1
             greedy = SamplingParams(
@@ -145,12 +151,16 @@ class Commands:
             external = f"request-{self._requests}"
             lora = lora_of(each["lora"]) if each.get("lora") else None
             request = self.engine.add_request(external, prompt, greedy, lora_request=lora)
-            told[external] = {"tokens": [], "cached": 0, "first_step": 0}
+            told[external] = {"tokens": [], "cached": 0, "first_step": 0, "last_step": 0}
             if "abort" in each:
                 aborts[external if request is None else request] = each["abort"]
-        step = 0
+            if each.get("last"):
+                last.append(external if request is None else request)
+        step, ended = 0, 0
         while self.engine.has_unfinished_requests():
             now = [request for request, at in aborts.items() if at <= step]
+            if last and ended == len(prompts) - len(last):
+                now, last = [*now, *last], []
             if now:
                 self.engine.abort_request(now, internal=True)
             aborts = {request: at for request, at in aborts.items() if at > step}
@@ -158,6 +168,8 @@ class Commands:
             for result in self.engine.step():
                 reply = told[result.request_id]
                 reply["first_step"] = reply["first_step"] or step
+                reply["last_step"] = step
+                ended += result.finished
                 reply["tokens"] = list(result.outputs[0].token_ids)
                 reply["cached"] = result.num_cached_tokens or 0
         return list(told.values())
@@ -203,6 +215,29 @@ class Commands:
         from tests.engines.vllm.real import recording_connector
 
         return recording_connector.KILL is None
+
+    def interrupt(self, every_s: float) -> int:
+        """A signal so often from now on, or none again; how many there were in this process.
+
+        Its handler is Python's, as an application's is: system calls are cut short by it.
+        """
+        signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+        before = self._interrupts
+
+        def count(_number: int, _frame: object) -> None:
+            self._interrupts += 1
+
+        if every_s:
+            signal.signal(signal.SIGALRM, count)
+            signal.siginterrupt(signal.SIGALRM, True)
+        return before
+
+    def handled(self) -> dict[int, str]:
+        """What this process does about each signal but that of `interrupt`."""
+        handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        del handlers[signal.SIGALRM]
+        named = {number: getattr(each, "__qualname__", each) for number, each in handlers.items()}
+        return {int(number): str(each) for number, each in named.items()}
 
     def preemptions(self) -> int:
         """How many requests were preempted so far; in here, with pages recorded."""

@@ -4,7 +4,9 @@ Engine core, scheduler and worker run in one process here, so that single steps 
 the pool killed between two of them. The disk of the pool is slow, so that loads stay in flight.
 """
 
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.pool_process import PoolProcess, short_directory, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 CHUNK = 256  # tokens, two blocks of this model
+SLOW = "read:latency=100ms"
 KILL_POINTS = (
     "asked",
     "promised",
@@ -86,6 +89,21 @@ class Subject:
     def first_step_without_pool(self, prompt: Tokens) -> int:
         return self._without_pool.generate([prompt], answer=2)[0].first_step
 
+    @contextmanager
+    def drive(self, fault: str) -> Iterator[None]:
+        """The pool's drive does otherwise meanwhile."""
+        try:
+            self._switch(fault)
+            yield
+        finally:
+            self._switch(SLOW)
+
+    def _switch(self, fault: str) -> None:
+        told = self.pool.log.read_text().count("faults are on")
+        (self.pool.place / "faults").write_text(fault)
+        self.pool.signal(signal.SIGHUP)
+        wait_until(lambda: self.pool.log.read_text().count("faults are on") > told, fault, HANG_S)
+
     def check_books(self) -> None:
         """Nothing is in flight, on either side; no exception was caught."""
         assert self.engine.do("settle")
@@ -109,8 +127,11 @@ def subject(
     pages = RecordedPages(tmp_path_factory.mktemp("recorded") / "pages")
     with short_directory() as place:
         # A disk that is never full: one that is lets in only what is likely to return.
-        slow = ("--fault", "read:latency=100ms")
-        pool = PoolProcess(place, "--dram", "32MiB", *slow, faulty=True, disk_bytes=1 << 30).start()
+        (place / "faults").write_text(SLOW)
+        faults = ("--faults-file", str(place / "faults"))
+        pool = PoolProcess(
+            place, "--dram", "32MiB", *faults, faulty=True, disk_bytes=1 << 30
+        ).start()
         engine = Engine(model, pool, recorded=pages.file, max_num_batched_tokens=CHUNK)
         engine.share(pool)
         yield Subject(engine, pool, without_pool, pages)
@@ -155,7 +176,7 @@ def test_generated_tokens_are_stored_too(subject: Subject) -> None:
     assert subject.generate(prompts)[0].cached == CHUNK
 
 
-def test_preemption(subject: Subject) -> None:
+def test_t30_preemption(subject: Subject) -> None:
     """Four requests that together outgrow the KV cache; the last is preempted and comes back."""
     before = subject.engine.do("preemptions")
     prompts = subject.stored(4, 780)  # 874 tokens when they return: 7 of 31 blocks each
@@ -173,6 +194,35 @@ def test_t30_aborts_in_every_state(subject: Subject) -> None:
         assert [answers[1].tokens] == subject.expected([kept])
         subject.check_books()
     subject.generate(prompts[::2])
+
+
+@pytest.mark.parametrize("fault", ["read:hang", "*:hang"])
+def test_t24_steps_go_on_beside_a_drive_that_hangs(subject: Subject, fault: str) -> None:
+    """No step waits for the drive: a prompt that does not need it loses none to one that does."""
+    (stored,) = subject.on_disk(1)
+    (beside,) = subject.fresh(1)
+    with subject.drive(fault):
+        asked: list[dict[str, Any]] = [{"tokens": stored, "last": True}, {"tokens": beside}]
+        waited, answer = subject.engine.ask(asked)
+    assert waited.tokens == [], "it has waited for the drive all the time"
+    assert [answer.tokens] == subject.expected([beside])
+    assert answer.last_step - answer.first_step == ANSWER - 1, "a token with every step"
+    assert subject.generate([stored])[0].cached >= 2 * CHUNK, "the drive is used again"
+
+
+def test_t48_signals_cut_no_store_and_no_load_short(subject: Subject) -> None:
+    """The application has a timer whose signal ends every system call that waits."""
+    prompts, more = subject.on_disk(2), subject.fresh(2)
+    before = subject.engine.do("interrupt", every_s=0.002)
+    assert cached_of(subject.generate(prompts)) >= 2 * 2 * CHUNK
+    subject.generate(more)
+    subject.engine.empty_cache()
+    assert cached_of(subject.generate(more)) >= 2 * 2 * CHUNK
+    assert subject.engine.do("interrupt", every_s=0) > before + 10, "the control: there were some"
+
+
+def test_t48_signals_are_handled_as_without_a_pool(subject: Subject, without_pool: Engine) -> None:
+    assert subject.engine.do("handled") == without_pool.do("handled")
 
 
 def test_a_pure_miss_loses_no_step(subject: Subject) -> None:

@@ -41,7 +41,9 @@ def url_of(endpoint: str, prefix: str, timeout_s: float = AGES_S) -> str:
         *("endless_chunked", "flipped", "stuffed", "stalled", "silent", "dripping"),
     ],
 )
-def test_exact_or_a_miss_and_it_comes_back(s3: S3Server, prefix: str, fault: str) -> None:
+def test_t25_t26_t27_t61_exact_or_a_miss_and_it_comes_back(
+    s3: S3Server, prefix: str, fault: str
+) -> None:
     timeout_s = SLOW_S if fault in SLOW else AGES_S
     with LyingProxy(s3.url) as proxy, opened(url_of(proxy.url, prefix, timeout_s)) as tier:
         check_fault(
@@ -49,7 +51,9 @@ def test_exact_or_a_miss_and_it_comes_back(s3: S3Server, prefix: str, fault: str
         )
 
 
-def test_a_listing_without_an_end_costs_a_child_and_no_memory(s3: S3Server, prefix: str) -> None:
+def test_t26_a_listing_without_an_end_costs_a_child_and_no_memory(
+    s3: S3Server, prefix: str
+) -> None:
     sample = single("beside it")
     with LyingProxy(s3.url) as proxy, opened(url_of(proxy.url, prefix), options=LOOKING) as tier:
         until_true(lambda: is_stored(tier, sample))

@@ -57,7 +57,9 @@ def url_of(address: str, prefix: str = "forebay", timeout_s: float = AGES_S) -> 
         *("reset", "truncated", "stalled", "silent", "dripping"),
     ],
 )
-def test_whatever_it_says_it_is_exact_or_a_miss(valkey: Server, prefix: str, fault: str) -> None:
+def test_t25_t26_t27_t61_whatever_it_says_it_is_exact_or_a_miss(
+    valkey: Server, prefix: str, fault: str
+) -> None:
     timeout_s = SLOW_S if fault in SLOW else AGES_S
     with (
         LyingValkey((valkey.host, valkey.port)) as proxy,
@@ -83,7 +85,7 @@ def test_lies_about_the_index_alone_cost_nothing(valkey: Server, prefix: str) ->
 
 
 @pytest.mark.parametrize("how", ["restarted", "stopped", "paused"])
-def test_a_server_that_goes_away_costs_misses(tmp_path: Path, how: str) -> None:
+def test_t25_t61_a_server_that_goes_away_costs_misses(tmp_path: Path, how: str) -> None:
     """Restarted, it is empty: what it had is a miss, is learnt to be gone, and is stored again."""
     with serving(tmp_path / "valkey", valkey_binary()) as server:
         begin: dict[str, Callable[[], object]] = {"paused": server.pause, "stopped": server.stop}
