@@ -17,11 +17,11 @@ import pytest
 from tests.engines.vllm.real.api_server import ApiServer, cached_of
 from tests.engines.vllm.real.engine import HANG_S, stored_chunks
 from tests.engines.vllm.real.models import Tokens, dialogs
-from tests.engines.vllm.real.test_equality import is_written
 from tests.pool_process import (
     PatientClient,
     PoolProcess,
     exact,
+    is_written,
     made,
     running_pool,
     short_directory,
