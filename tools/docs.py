@@ -76,7 +76,7 @@ MODEL`, and `forebay serve` with a model in a directory, say it of a model befor
 engine and pool were killed, from NVMe, with equal tokens in float32 and equal pages. A release
 never finds what another one stored: layouts have changed between releases without being declared.
 
-What is shared of SGLang, which is experimental, says [sglang.md](sglang.md).
+[sglang.md](sglang.md) says what is shared of SGLang (experimental).
 """
 
 

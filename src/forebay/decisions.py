@@ -114,7 +114,7 @@ WORDS: Final[dict[Decision, Words]] = {
     ),
     Decision.NO_ROOM: Words(
         "The pool could promise less than min_tokens: other loads had its DRAM.",
-        "Give the pool more DRAM (forebay set --dram).",
+        "Give the pool more DRAM (forebay set dram=SIZE).",
     ),
     Decision.COMPUTING_IS_FASTER: Words(
         "The GPU computes this prefix sooner than the drives would bring it.",

@@ -256,7 +256,7 @@ class Settings:
     dram: int = _setting(
         4 << 30,
         parse_dram,
-        "Host memory for chunks, all of it taken at start. The pool starts with 4MiB; a model needs"
+        "Host memory for chunks, all of it taken at start. 4MiB is the least; a model needs"
         " eight chunks.",
     )
     disk: tuple[DiskSetting, ...] = _setting(
