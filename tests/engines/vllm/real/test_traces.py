@@ -3,6 +3,7 @@
 Real vLLM's API server, a real OTLP receiver, a real pool.
 """
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from tests.pool_process import (
     wait_until,
 )
 
+from forebay.identity.endings import EndingClass, marker_class
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 DRAM_BYTES = 64 << 20
 NONE_BYTES = 0
@@ -31,12 +34,18 @@ CLIENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"}
 SOURCES = ("engine", "dram", "disk")
 BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"  # from 0.32 on
 OURS, VLLMS = "forebay.request", "llm_request"
+NAMED = frozenset(EndingClass)
+BEFORE_A_MARKER_IS_KNOWN = 3  # answers that end with it
+TRACE = "trace.jsonl"  # in the pool's directory
+TOOL, TURN = 1_001, 1_002  # last tokens of answers that wait for a tool, and for a person
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[PoolProcess]:
-    with short_directory() as place, running_pool(place, "--dram", str(DRAM_BYTES)) as pool:
-        yield pool
+    with short_directory() as place:
+        flags = ["--dram", str(DRAM_BYTES), "--trace", str(place / TRACE)]
+        with running_pool(place, *flags) as pool:
+            yield pool
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +172,32 @@ def empty_dram(pool: PoolProcess) -> None:
             assert getattr(outcome, "ok", False), outcome
             if size_bytes == NONE_BYTES:
                 wait_until(lambda: not pool.number("chunks", tier="dram"), "DRAM", HANG_S)
+
+
+def test_a_trace_tells_tool_calls_from_user_turns(server: ApiServer, pool: PoolProcess) -> None:
+    """A dialog whose every fourth answer is for a person, as the model's last token says."""
+    text, markers, answers = dialogs(1, 300, 79)[0], [], 16
+    for turn in range(answers):
+        markers.append(TURN if turn % 4 == 3 else TOOL)
+        ends = {"stop_token_ids": [markers[-1]], "logit_bias": {str(markers[-1]): 100}}
+        (choice,) = server.ask(text, **ends)["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert choice["token_ids"][-1] == markers[-1]
+        text = [*text, *choice["token_ids"], *dialogs(1, 64, 80 + turn)[0]]
+    told: list[dict[str, Any]] = []
+
+    def is_told() -> bool:
+        lines = [json.loads(line) for line in (pool.place / TRACE).read_text().splitlines()]
+        dialog = [line for line in lines if line["ended"] not in NAMED]
+        told[:] = dialog
+        return len(dialog) >= answers - 2 * BEFORE_A_MARKER_IS_KNOWN
+
+    server.ask(dialogs(1, 300, 78)[0])  # the engine tells of an answer with a later step
+    wait_until(is_told, "all answers", HANG_S)
+    classes = {line["ended"] for line in told}
+    assert classes == {marker_class((TOOL,)), marker_class((TURN,))}
+    assert [line["ended"] for line in told[-4:]] == [marker_class((each,)) for each in markers[-4:]]
+    assert {line["output_length"] for line in told} == {1}
 
 
 def test_metrics_add_up_to_what_clients_are_told(server: ApiServer, pool: PoolProcess) -> None:
