@@ -179,7 +179,10 @@ def test_a_trace_tells_tool_calls_from_user_turns(server: ApiServer, pool: PoolP
     text, markers, answers = dialogs(1, 300, 79)[0], [], 16
     for turn in range(answers):
         markers.append(TURN if turn % 4 == 3 else TOOL)
-        ends = {"stop_token_ids": [markers[-1]], "logit_bias": {str(markers[-1]): 100}}
+        ends: dict[str, Any] = {
+            "stop_token_ids": [markers[-1]],
+            "logit_bias": {str(markers[-1]): 100},
+        }
         (choice,) = server.ask(text, **ends)["choices"]
         assert choice["finish_reason"] == "stop"
         assert choice["token_ids"][-1] == markers[-1]
@@ -188,7 +191,7 @@ def test_a_trace_tells_tool_calls_from_user_turns(server: ApiServer, pool: PoolP
 
     def is_told() -> bool:
         lines = [json.loads(line) for line in (pool.place / TRACE).read_text().splitlines()]
-        dialog = [line for line in lines if line["ended"] not in NAMED]
+        dialog = [line for line in lines if line.get("ended", 0) not in NAMED]
         told[:] = dialog
         return len(dialog) >= answers - 2 * BEFORE_A_MARKER_IS_KNOWN
 
