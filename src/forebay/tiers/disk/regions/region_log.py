@@ -355,7 +355,7 @@ class RegionLog:
         return within and self._quotas.fits(tenant, size_bytes)
 
     def _losers(self, tenant: bytes) -> list[bytes]:
-        """Who may lose a region for a tenant."""
+        """Tenants that may lose a region for this one."""
         with self._changed:
             return self._quotas.losers(tenant, self._limits.region_bytes)
 
