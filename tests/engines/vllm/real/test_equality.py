@@ -153,6 +153,7 @@ def test_a_disk_that_is_full_or_broken(
     pool.check_alive()
 
 
+@pytest.mark.models
 def test_t50_another_shape(
     other_shape: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
 ) -> None:

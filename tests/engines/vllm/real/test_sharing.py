@@ -114,7 +114,15 @@ if HAS_BFLOAT16:  # else test_config.py alone says so
     VARIANTS["t10 other dtype"] = lambda model, _other, _place: (model, {"dtype": "bfloat16"})
 
 
-@pytest.fixture(params=VARIANTS)
+# One mechanism, shown by two; the others are in the long matrix.
+FEW = ("t10 other weights", "t10 other rope")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=() if name in FEW else pytest.mark.models) for name in VARIANTS
+    ]
+)
 def variant(
     request: pytest.FixtureRequest, model: Path, other_weights: Path, tmp_path: Path
 ) -> tuple[Path, dict[str, Any]]:
