@@ -32,8 +32,8 @@ MUTATING = "open+write+preallocate+rename+unlink"
 TINY = Options(region_bytes=crash_child.TINY_REGION_BYTES, read_depth=2, write_depth=1)
 
 
-class Executioner:
-    """Runs victims and says how they ended."""
+class CrashRunner:
+    """Runs processes that are killed, and says how they ended."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -71,10 +71,10 @@ class Executioner:
 
 
 @pytest.fixture
-def executioner() -> Iterator[Executioner]:
-    executioner = Executioner()
-    yield executioner
-    executioner.close()
+def crash_runner() -> Iterator[CrashRunner]:
+    crash_runner = CrashRunner()
+    yield crash_runner
+    crash_runner.close()
 
 
 def survivors(tier: Tier, samples: Sequence[Sample]) -> list[Sample]:
@@ -111,7 +111,7 @@ FATES = {
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
 @pytest.mark.parametrize("fate", FATES)
 def test_t1_t5_kill_at_every_write_point(
-    fate: str, is_encrypted: bool, swift_path: Path, executioner: Executioner
+    fate: str, is_encrypted: bool, swift_path: Path, crash_runner: CrashRunner
 ) -> None:
     """Counting up until no kill fires covers every write point by construction: creating, filling
     and sealing a region, evicting one, trimming to a lowered cap, filling a region further."""
@@ -121,7 +121,7 @@ def test_t1_t5_kill_at_every_write_point(
         job = crash_child.Job(
             str(place), str(notes), "every_write_point", faults, is_encrypted=is_encrypted
         )
-        ended = executioner.run(job)
+        ended = crash_runner.run(job)
         assert ended in {0, -signal.SIGKILL}
         check_tiny(place, crash_child.acknowledged(notes), crash_child.options_of(job, TINY))
         shutil.rmtree(place, ignore_errors=True)
@@ -134,7 +134,7 @@ def test_t1_t5_kill_at_every_write_point(
 @pytest.mark.slow
 @pytest.mark.parametrize("fate", FATES)
 def test_t5_killed_at_every_step_of_a_rotation(
-    fate: str, swift_path: Path, executioner: Executioner
+    fate: str, swift_path: Path, crash_runner: CrashRunner
 ) -> None:
     """Whichever master key the table of keys was left with, what was stored is found."""
     before, mutating = 4, "open+write+zero+sync+rename+unlink"
@@ -143,7 +143,7 @@ def test_t5_killed_at_every_step_of_a_rotation(
         place, notes = swift_path / f"{n}", swift_path / f"{n}.txt"
         faults = tuple(fault.format(n=n).replace(MUTATING, mutating) for fault in FATES[fate])
         job = crash_child.Job(str(place), str(notes), "rotating", faults, seed=before)
-        ended = executioner.run(job)
+        ended = crash_runner.run(job)
         assert ended in {0, -signal.SIGKILL}
         said = crash_child.acknowledged(notes)
         assert len(said) >= before
@@ -181,7 +181,7 @@ def check_tiny(place: Path, acknowledged: list[int], options: Options) -> None:
 
 
 def random_kills(
-    executioner: Executioner, tmp_path: Path, seed: int, kills: int, *, is_encrypted: bool
+    crash_runner: CrashRunner, tmp_path: Path, seed: int, kills: int, *, is_encrypted: bool
 ) -> None:
     draw = random.Random(seed)
     place, notes = tmp_path / "pool", tmp_path / "acknowledged"
@@ -198,7 +198,7 @@ def random_kills(
         )
         # Every other one is killed whether it has come to its load or not.
         least = number * 2 + 2 if number % 2 == 0 else 0
-        ended = executioner.run(job, draw.uniform(0.02, 0.3), least)
+        ended = crash_runner.run(job, draw.uniform(0.02, 0.3), least)
         assert ended == -signal.SIGKILL, "nothing but us ends a victim; 3 is wrong bytes"
         done = crash_child.acknowledged(notes)
         if not place.exists():
@@ -228,17 +228,17 @@ def assert_warm(here: set[Sample], acknowledged: list[int]) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
 def test_t2_random_kills_under_load(
-    executioner: Executioner, tmp_path: Path, seed: int, is_encrypted: bool
+    crash_runner: CrashRunner, tmp_path: Path, seed: int, is_encrypted: bool
 ) -> None:
     kills = int(os.environ.get("FOREBAY_KILLS", "30"))
-    random_kills(executioner, tmp_path, seed, kills, is_encrypted=is_encrypted)
+    random_kills(crash_runner, tmp_path, seed, kills, is_encrypted=is_encrypted)
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
 def test_t2_a_few_random_kills_under_load(
-    executioner: Executioner, tmp_path: Path, seed: int, is_encrypted: bool
+    crash_runner: CrashRunner, tmp_path: Path, seed: int, is_encrypted: bool
 ) -> None:
-    random_kills(executioner, tmp_path, seed, kills=5, is_encrypted=is_encrypted)
+    random_kills(crash_runner, tmp_path, seed, kills=5, is_encrypted=is_encrypted)
 
 
 LOSSES = int(os.environ.get("FOREBAY_LOSSES", "20"))

@@ -12,7 +12,7 @@ from tests import crash_child
 from tests.crash_child import FORGOTTEN, KEPT, owned
 from tests.disk_harness import opened, until
 from tests.encryption_harness import encrypted
-from tests.promises.test_p04_kill9 import Executioner, executioner, survivors
+from tests.promises.test_p04_kill9 import CrashRunner, crash_runner, survivors
 from tests.remote_harness import PATIENT, opened_remote
 
 from forebay.testing.outcomes import Outcomes
@@ -20,7 +20,7 @@ from forebay.testing.samples import Sample
 from forebay.tiers.disk import Options
 from forebay.tiers.remote.own import OwnPacks
 
-__all__ = ["executioner"]  # the fixture
+__all__ = ["crash_runner"]  # the fixture
 MUTATING = "open+write+zero+sync+rename+unlink"
 OPTIONS = Options(region_bytes=crash_child.TINY_REGION_BYTES, read_depth=2, write_depth=1)
 CAP_BYTES = 2 * crash_child.TINY_CAP_BYTES
@@ -41,7 +41,7 @@ FATES = {
 @pytest.mark.parametrize("fate", FATES)
 @pytest.mark.parametrize("way", ["plain", "scrubbed", "encrypted"])
 def test_t63_killed_at_every_step_of_forgetting(
-    fate: str, way: str, swift_path: Path, executioner: Executioner
+    fate: str, way: str, swift_path: Path, crash_runner: CrashRunner
 ) -> None:
     """Counting up until no kill fires: after the next start all of it is there, or nothing is.
 
@@ -55,7 +55,7 @@ def test_t63_killed_at_every_step_of_forgetting(
         faults = tuple(fault.format(n=n) for fault in FATES[fate])
         job = crash_child.Job(str(place), str(notes), "forgetting", faults)
         job = replace(job, seed=int(way == "scrubbed"), is_encrypted=is_encrypted)
-        ended = executioner.run(job)
+        ended = crash_runner.run(job)
         assert ended in {0, -signal.SIGKILL}
         said = crash_child.acknowledged(notes)
         had_bytes = is_left(place)

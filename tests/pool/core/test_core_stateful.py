@@ -58,7 +58,7 @@ class PoolMachine(RuleBasedStateMachine):
         self._folder = tempfile.TemporaryDirectory()
         Path(self._folder.name).chmod(0o700)
         world = World(clock=self._clock)
-        self._desk = CoreHarness(1 * MIB, Path(self._folder.name), 4 * MIB, world)
+        self._core = CoreHarness(1 * MIB, Path(self._folder.name), 4 * MIB, world)
         self._clients = {name: Client(name) for name in "ef"}
         self._reserving: dict[str, tuple[list[bytes], Work]] = {}
         self._filled: dict[str, list[int]] = {"e": [], "f": []}
@@ -71,7 +71,7 @@ class PoolMachine(RuleBasedStateMachine):
         while engine in self._reserving:
             self.go_on(engine)
         keys = CHAINS[dialog][:depth]
-        work = self._desk.reserving(self._clients[engine], keys, ROOT)
+        work = self._core.reserving(self._clients[engine], keys, ROOT)
         self._reserving[engine] = (keys, work)
 
     @rule(engine=engines)
@@ -82,10 +82,10 @@ class PoolMachine(RuleBasedStateMachine):
         for _ in work:
             return
         del self._reserving[engine]
-        answers = self._desk.receive(self._clients[engine], Reserved).answers
+        answers = self._core.receive(self._clients[engine], Reserved).answers
         for key, answer in zip(keys, answers, strict=True):
             if answer >= 0:
-                self._desk.fill(answer, payload(key))
+                self._core.fill(answer, payload(key))
                 self._filled[engine].append(answer)
 
     @rule(engine=engines, dialog=dialogs, depth=depths)
@@ -104,25 +104,25 @@ class PoolMachine(RuleBasedStateMachine):
     def commit_or_abort(self, engine: str, count: int, kind: type[Commit | Abort]) -> None:
         offsets = self._filled[engine][:count]
         del self._filled[engine][:count]
-        generation = self._desk.pool.generation
+        generation = self._core.pool.generation
         is_commit = kind is Commit
-        message = self._desk.commit_of(offsets) if is_commit else Abort(generation, offsets)
-        self._desk.pool.handle(self._clients[engine], message)
+        message = self._core.commit_of(offsets) if is_commit else Abort(generation, offsets)
+        self._core.pool.handle(self._clients[engine], message)
 
     @rule(engine=engines, dialog=dialogs, number=requests)
     def lookup(self, engine: str, dialog: int, number: int) -> None:
         self.cancel(engine, number)
         keys = self._asked[engine, number] = CHAINS[dialog]
         joined = b"".join(map(short, keys))
-        self._desk.pool.handle(self._clients[engine], Lookup(number, NAMESPACE, 0, joined))
+        self._core.pool.handle(self._clients[engine], Lookup(number, NAMESPACE, 0, joined))
 
     @rule(engine=engines, number=requests, first=st.integers(0, 3), ms=waits, count=depths)
     def ask(self, engine: str, number: int, first: int, ms: int, count: int = 12) -> None:
-        self._desk.pool.handle(self._clients[engine], Ask(number, first, count, ms, ms == 5))
+        self._core.pool.handle(self._clients[engine], Ask(number, first, count, ms, ms == 5))
 
     @rule(engine=engines, number=requests, chunks=st.lists(st.integers(-1, 12), max_size=4))
     def release(self, engine: str, number: int, chunks: list[int]) -> None:
-        self._desk.pool.handle(self._clients[engine], Release(number, chunks))
+        self._core.pool.handle(self._clients[engine], Release(number, chunks))
         handed = self._handed.get((engine, number), {})
         for position in chunks:
             handed.pop(position, None)
@@ -132,7 +132,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(engine=engines, number=requests)
     def cancel(self, engine: str, number: int) -> None:
-        self._desk.pool.handle(self._clients[engine], Cancel(number))
+        self._core.pool.handle(self._clients[engine], Cancel(number))
         self._asked.pop((engine, number), None)
         self._handed.pop((engine, number), None)
 
@@ -140,19 +140,19 @@ class PoolMachine(RuleBasedStateMachine):
     def leave(self, engine: str, for_good: bool) -> None:
         if engine in self._reserving:
             self._reserving.pop(engine)[1].close()
-        self._desk.pool.disconnected(self._clients[engine])
+        self._core.pool.disconnected(self._clients[engine])
         self._clients[engine] = Client(engine)
         for name in [name for name in self._asked if name[0] == engine]:
             keys, handed = self._asked.pop(name), self._handed.pop(name, {})
             self._orphaned[engine] |= {offset: keys[at] for at, offset in handed.items()}
         if for_good:
-            self._desk.pool.exited(engine)
+            self._core.pool.exited(engine)
             self._filled[engine].clear()
             self._orphaned[engine].clear()
 
     @rule(engine=engines, other=engines)
     def settled(self, engine: str, other: str) -> None:
-        self._desk.pool.handle(self._clients[other], Settled(engine))
+        self._core.pool.handle(self._clients[other], Settled(engine))
         self._orphaned[engine].clear()
         for name in [name for name in self._asked if name[0] == engine]:
             del self._asked[name]
@@ -160,30 +160,30 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.01, retention.RETAIN_S]))
     def wait(self, seconds: float) -> None:
-        self._desk.settle()  # or the drive seems to hang, and is switched off
+        self._core.settle()  # or the drive seems to hang, and is switched off
         self._clock.advance(seconds)
-        self._desk.turn()
+        self._core.turn()
 
     @rule(engine=engines)
     def clear(self, engine: str) -> None:
-        self._desk.pool.handle(self._clients[engine], Clear(None))
+        self._core.pool.handle(self._clients[engine], Clear(None))
 
     @rule(engine=engines, slots=st.integers(4, 16))
     def resize(self, engine: str, slots: int) -> None:
-        self._desk.pool.handle(self._clients[engine], Resize(slots * MIB // 16, []))
+        self._core.pool.handle(self._clients[engine], Resize(slots * MIB // 16, []))
 
     @rule(turns=st.integers(1, 5))
     def turn(self, turns: int) -> None:
         for _ in range(turns):
-            self._desk.turn()
+            self._core.turn()
 
     @rule()
     def settle(self) -> None:
-        self._desk.settle()
+        self._core.settle()
 
     @invariant()
     def the_books_are_right(self) -> None:
-        assert self._desk.pool.violations() == []
+        assert self._core.pool.violations() == []
 
     @invariant()
     def what_is_handed_out_is_exact(self) -> None:
@@ -200,10 +200,10 @@ class PoolMachine(RuleBasedStateMachine):
                         keys[message.first :], message.offsets, message.lengths, strict=False
                     )
                     for key, offset, length in handed:
-                        assert self._desk.pool.view(offset, length) == payload(key)
+                        assert self._core.pool.view(offset, length) == payload(key)
                 elif isinstance(message, Ready) and message.length:
                     slots[message.chunk] = message.offset
-                    found = self._desk.pool.view(message.offset, message.length)
+                    found = self._core.pool.view(message.offset, message.length)
                     assert found == payload(keys[message.chunk])
             client.inbox.clear()
 
@@ -212,19 +212,19 @@ class PoolMachine(RuleBasedStateMachine):
         for orphaned in self._orphaned.values():
             for offset, key in orphaned.items():
                 wanted = payload(key)
-                assert self._desk.pool.view(offset, len(wanted)) == wanted
+                assert self._core.pool.view(offset, len(wanted)) == wanted
 
     def teardown(self) -> None:
         self._few.undo()
         for engine, client in self._clients.items():
-            self._desk.pool.disconnected(client)
-            self._desk.pool.exited(engine)
-        self._desk.settle()
-        assert self._desk.pool.violations() == []
-        assert self._desk.number("pinned_bytes") == 0
-        assert self._desk.number("pinned_chunks") == 0
-        assert self._desk.number("leased_slots") == 0
-        self._desk.pool.close(300)
+            self._core.pool.disconnected(client)
+            self._core.pool.exited(engine)
+        self._core.settle()
+        assert self._core.pool.violations() == []
+        assert self._core.number("pinned_bytes") == 0
+        assert self._core.number("pinned_chunks") == 0
+        assert self._core.number("leased_slots") == 0
+        self._core.pool.close(300)
         self._folder.cleanup()
 
 
