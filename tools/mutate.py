@@ -1,7 +1,7 @@
 """Take each verification away in turn; some test must notice.
 
 A line that verifies carries a `# verify: …` comment. In a copy of the tree it is neutralised (a
-condition becomes False, an assigned value True, a call nothing) and the fast tests of its layer
+condition becomes False, an assigned value and a filter True, a call nothing) and the fast tests of its layer
 or package are run: first those that were seen to run the line, the quickest before all others. A
 test that fails has noticed if it passes on the tree as it is. A mutant that every test accepts, or
 that only makes tests hang, is a verification that no test holds: exit status 1.
@@ -41,6 +41,7 @@ TESTS: Final = {  # by layer, the quickest to notice first; other packages have 
     "record": ["tests/record", "tests/tiers", "tests/promises"],
     "tiers": ["tests/tiers", "tests/promises"],
     "tenants.py": ["tests/test_tenants.py"],
+    "sys": ["tests/sys", "tests/cli/test_confinement.py"],
 }
 NUMPY: Final = ("codec", "copies", "digests.py", "vllm")  # of engines/: their tests need numpy
 SEEN_MAX: Final = 200  # tests that ran a line and are tried before all of its directories

@@ -68,11 +68,22 @@ def _replaced(source: str, found: Verification) -> tuple[ast.expr | ast.stmt, st
         match node:
             case ast.If(test=test) if test.lineno <= found.line < node.body[0].lineno:
                 return test, "False"
-            case ast.Assign(value=value) if _covers(value, found.line):
-                return value, "True"
-            case ast.Expr() if _covers(node, found.line):
-                return node, "pass"
+            case ast.Assign(value=value) | ast.Expr(value=value) if _covers(value, found.line):
+                is_assigned = isinstance(node, ast.Assign)
+                return _filter(value, found.line) or (
+                    (value, "True") if is_assigned else (node, "pass")
+                )
     raise BadMark(f"{found.path}:{found.line}: only if, assignment and call can be taken away")
+
+
+def _filter(value: ast.expr, line: int) -> tuple[ast.expr, str] | None:
+    """The condition of a comprehension that has a line of its own."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.comprehension) and node.target.lineno != line:
+            for each in node.ifs:
+                if _covers(each, line):
+                    return each, "True"
+    return None
 
 
 def _covers(node: ast.expr | ast.stmt, line: int) -> bool:

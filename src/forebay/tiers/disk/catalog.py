@@ -175,7 +175,7 @@ class Catalog:
             self._rows[region.number] = array("i")
             if region.begun_at is not None:
                 self._index.stored_at[region.number] = region.begun_at
-            if region.tenant != DEFAULT_TENANT:
+            if region.tenant != DEFAULT_TENANT:  # verify: whose a region is
                 self._index.tenant_of[region.number] = region.tenant
 
     def drop_region(self, region: Region, cause: EvictionCause) -> int:
