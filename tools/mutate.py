@@ -1,10 +1,11 @@
 """Take each verification away in turn; some test must notice.
 
 A line that verifies carries a `# verify: …` comment. In a copy of the tree it is neutralised (a
-condition becomes False, an assigned value and a filter True, a call nothing) and the fast tests of its layer
-or package are run: first those that were seen to run the line, the quickest before all others. A
-test that fails has noticed if it passes on the tree as it is. A mutant that every test accepts, or
-that only makes tests hang, is a verification that no test holds: exit status 1.
+condition becomes False, an assigned value and a comprehension's condition True, a call nothing)
+and the fast tests of its layer or package are run: first those that were seen to run the line, the
+quickest before all others. A test that fails has noticed if it passes on the tree as it is. A
+mutant that every test accepts, or that only makes tests hang, is a verification that no test holds:
+exit status 1.
 
 Two mutants are tried at once. What was found is kept in build/mutate.json: a run that was ended
 goes on where it was, and a later one tries only what has changed since, of a verification's file

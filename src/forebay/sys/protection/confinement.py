@@ -55,9 +55,9 @@ def write_only_in(directories: Iterable[str]) -> bool:
             _allow(libc, ruleset, directory, rights)
         _allow(libc, ruleset, _NOWHERE, rights & (_WRITE | _TRUNCATE))
         is_confined = not libc.syscall(_RESTRICT_SELF, ruleset, 0)  # verify: confined
-        return is_confined
     finally:
         os.close(ruleset)
+    return is_confined
 
 
 def existing(path: str) -> str:
