@@ -17,7 +17,12 @@ HANG_S: Final = 240  # of one test; that all together take long says nothing abo
 RUN_S: Final = 7200  # of all tests together
 # Of servers and engines that other targets install; what takes seconds each is not tried 150 times.
 ELSEWHERE: Final = ("slow", "gpu", "models", "stores", "hosts", "versions", "sglang")
-REAL: Final = ("engines/vllm/real", "engines/vllm/gpu", "engines/sglang/real")
+REAL: Final = (
+    "engines/vllm/real",
+    "engines/vllm/gpu",
+    "engines/sglang/real",
+    "tiers/remote/stores",
+)
 NUMPY: Final = ("engines/vllm", "engines/copies", "engines/codec")  # cannot be read without it
 TAIL: Final = 300  # characters of what pytest says
 

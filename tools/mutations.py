@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -64,7 +65,7 @@ def lines_of(source: str, found: Verification) -> range:
 
 
 def _replaced(source: str, found: Verification) -> tuple[ast.expr | ast.stmt, str]:
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_parsed(source)):
         match node:
             case ast.If(test=test) if test.lineno <= found.line < node.body[0].lineno:
                 return test, "False"
@@ -74,6 +75,12 @@ def _replaced(source: str, found: Verification) -> tuple[ast.expr | ast.stmt, st
                     (value, "True") if is_assigned else (node, "pass")
                 )
     raise BadMark(f"{found.path}:{found.line}: only if, assignment and call can be taken away")
+
+
+@lru_cache(maxsize=1)
+def _parsed(source: str) -> ast.Module:
+    """Most files have several marks."""
+    return ast.parse(source)
 
 
 def _filter(value: ast.expr, line: int) -> tuple[ast.expr, str] | None:
