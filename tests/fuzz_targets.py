@@ -15,9 +15,11 @@ from tests.encryption_harness import KEYS, NAMES_WORD, NEW_WORD, OLD_WORD
 from forebay.documents.bodies import reordered
 from forebay.documents.order import DocumentOrder
 from forebay.errors import SettingsError
+from forebay.gateway.config import read_config
 from forebay.observe.http import parse_head
 from forebay.pool import wire
 from forebay.record import cipher, region
+from forebay.record.forgotten import pack_forgotten, unpack_forgotten
 from forebay.record.header import (
     HASH_BYTES,
     HEADER_BYTES,
@@ -171,6 +173,22 @@ def _settings_seeds() -> list[bytes]:
     ]
 
 
+def _gateway(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with contextlib.suppress(SettingsError):
+            read_config(file.name)
+
+
+def _gateways() -> list[bytes]:
+    engine = b'[[engine]]\nname = "a"\nmodel = "m"\nurl = "http://127.0.0.1:8001"\n'
+    gpu = b'[[gpu]]\nname = "g"\nhost_memory = "64GiB"\npatience_s = 30\n'
+    swapped = b'gpu = "g"\nswap = "sleep"\ncommand = ["vllm", "serve"]\nweights = "8GiB"\n'
+    key = b'[[key]]\nname = "team"\ntoken_sha256 = "%s"\n' % (b"ab" * 32)
+    return [engine, b'listen = "0.0.0.0:8000"\n' + engine + key, gpu + engine + swapped]
+
+
 def _text(read: Callable[[str], object]) -> Callable[[bytes], object]:
     """A reader of text, whose answer to nonsense is a SettingsError."""
 
@@ -209,6 +227,13 @@ TARGETS: Final = {
         FuzzTarget("region", _region, _regions, _page_rehashed),
         FuzzTarget("keys", unpack_table, _tables, _page_rehashed),
         FuzzTarget("used", unpack_used, _used, _ends_rehashed),
+        FuzzTarget(
+            "forgotten",
+            unpack_forgotten,
+            lambda: [pack_forgotten([b"t" * 16, b"u" * 16]), pack_forgotten([])],
+            _ends_rehashed,
+        ),
+        FuzzTarget("gateway", _gateway, _gateways),
         FuzzTarget("index", published.unpack, _publications, _ends_rehashed),
         FuzzTarget("messages", _messages, _golden_messages),
         FuzzTarget("settings", _settings, _settings_seeds),

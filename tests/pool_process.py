@@ -152,6 +152,10 @@ class PoolProcess:
         assert self.process is not None
         return self.process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 

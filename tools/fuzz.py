@@ -4,8 +4,8 @@
 
 Each target starts from a corpus: what Forebay itself writes, the golden files, and the inputs that
 were once found, in tests/fuzz/TARGET. They are changed at random, the hashes in them made right
-again half of the time, and read. An exception that is no answer, or a read that takes a second of
-CPU time, is printed, kept in build/fuzz, and makes the exit status 1. Put what was mended into
+again half of the time, and read. An exception that is no answer, or a read that would not end, is
+printed, kept in build/fuzz, and makes the exit status 1. Put what was mended into
 tests/fuzz/TARGET: tests/test_fuzz.py reads it from then on.
 """
 
@@ -27,7 +27,7 @@ from tests.fuzz_targets import FuzzTarget  # noqa: E402
 
 FOUND: Final = ROOT / "build" / "fuzz"
 INPUT_BYTES_MAX: Final = 1 << 16
-READ_CPU_S_MAX: Final = 1.0  # of one input
+READ_CPU_S_MAX: Final = 60.0  # of one input of 64 KiB: what takes longer has no end in sight
 KEPT_MAX: Final = 20  # findings of a target in one run
 _EDITS_MAX: Final = 6  # of one input
 _NUMBERS: Final = (0, 1, 127, 128, 255, 4096, 65535, 1 << 30, (1 << 31) - 1, (1 << 32) - 1, 1 << 63)

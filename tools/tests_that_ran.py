@@ -13,15 +13,15 @@ from typing import Final, NamedTuple
 
 import coverage
 import pytest
+from tools.mutations import lines_of, verifications
 
 DIRECTORY: Final = "TESTS_THAT_RAN"  # the variable that names where to write
-MARK: Final = "# verify:"
 
 
 class TestsThatRan(NamedTuple):
     """What the files of all workers say together."""
 
-    by_line: dict[str, dict[int, set[str]]]  # file, relative to the root → line → tests
+    by_name: dict[str, set[str]]  # of a verification: the tests that ran it
     seconds: dict[str, float]  # by test
 
     @classmethod
@@ -31,17 +31,9 @@ class TestsThatRan(NamedTuple):
         for path in place.glob("*.json"):
             told = json.loads(path.read_text())
             found.seconds.update(told["seconds"])
-            for file, lines in told["by_line"].items():
-                of_file = found.by_line.setdefault(file, {})
-                for line, tests in lines.items():
-                    of_file.setdefault(int(line), set()).update(tests)
+            for name, tests in told["by_name"].items():
+                found.by_name.setdefault(name, set()).update(tests)
         return found
-
-    def of(self, file: str, first: int, last: int) -> list[str]:
-        """The tests that ran one of these lines, the quickest first."""
-        lines = self.by_line.get(file, {})
-        tests = set().union(*(lines.get(line, ()) for line in range(first, last + 1)))
-        return sorted(tests, key=lambda test: (self.seconds[test], test))
 
 
 class Recorder:
@@ -49,8 +41,9 @@ class Recorder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        marked = [str(path) for path in (root / "src").rglob("*.py") if MARK in path.read_text()]
-        self._coverage = coverage.Coverage(data_file=None, include=marked, config_file=False)
+        self._marked = list(verifications(root))
+        files = sorted({str(root / found.path) for found in self._marked})
+        self._coverage = coverage.Coverage(data_file=None, include=files, config_file=False)
         self._coverage.set_option("run:disable_warnings", ["no-data-collected"])
         self._seconds: dict[str, float] = {}
         self._coverage.start()
@@ -69,15 +62,17 @@ class Recorder:
         """Write down what this worker has seen."""
         self._coverage.stop()
         data = self._coverage.get_data()
-        by_line = {
-            str(Path(file).relative_to(self._root)): {
-                line: [test for test in tests if test in self._seconds]
-                for line, tests in data.contexts_by_lineno(file).items()
-            }
-            for file in data.measured_files()
-        }
+        measured = data.measured_files()
+        by_name: dict[str, list[str]] = {}
+        for found in self._marked:
+            path = self._root / found.path
+            if str(path) in measured:
+                contexts = data.contexts_by_lineno(str(path))
+                lines = lines_of(path.read_text(), found)
+                tests = set().union(*(contexts.get(line, ()) for line in lines))
+                by_name[found.name] = sorted(tests & self._seconds.keys())
         path = Path(os.environ[DIRECTORY], f"{os.getpid()}.json")
-        path.write_text(json.dumps({"by_line": by_line, "seconds": self._seconds}))
+        path.write_text(json.dumps({"by_name": by_name, "seconds": self._seconds}))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,10 +1,14 @@
 """Encryption of records: what was encrypted comes back, under its own name, or nothing does."""
 
 import random
+import sys
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 import xxhash
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from tests.encryption_harness import KEYS, NAMES_WORD, NEW_WORD, OLD_WORD, ROTATED_KEYS
 
 from forebay.errors import SettingsError
@@ -19,7 +23,15 @@ from forebay.record.header import (
     record_bytes,
     unpack,
 )
-from forebay.record.keyring import DataKey, Keyring, MasterKeys, NameCipher, StoreKeys
+from forebay.record.keyring import (
+    DataKey,
+    Keyring,
+    MasterKeys,
+    NameCipher,
+    StoreKeys,
+    new_salt,
+    record_secret,
+)
 from forebay.record.region import Position
 from forebay.testing.samples import single
 
@@ -94,6 +106,45 @@ def test_t45_two_writes_of_one_record_have_nothing_in_common() -> None:
     assert one[HEADER_BYTES : HEADER_BYTES + 100] != other[HEADER_BYTES : HEADER_BYTES + 100]
     assert SAMPLE.payload not in one
     assert payload_hash(SAMPLE.payload) not in one
+
+
+@pytest.mark.slow
+def test_t45_a_million_records_of_a_tenant_have_a_million_keys() -> None:
+    """The nonce is always zero: what must never repeat is the key, of each record and of none."""
+    data_key, count = key(), 1_000_000
+    salts = {new_salt() for _ in range(count)}
+    assert len({record_secret(data_key, salt)[:16] for salt in salts}) == len(salts) == count
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_other_threads_run_while_a_payload_is_encrypted(is_read: bool) -> None:
+    """Or one large record would hold up a whole pool: releases 43 to 49 do not let them."""
+    cipher_of = Cipher(algorithms.AES(bytes(32)), modes.GCM(bytes(12), bytes(16) * is_read or None))
+    context = cipher_of.decryptor() if is_read else cipher_of.encryptor()
+    source, target = bytes(cipher._PIECE_BYTES), bytearray(cipher._PIECE_BYTES)
+    turns, is_over, has_begun = [0], threading.Event(), threading.Event()
+
+    def runs() -> None:
+        while not is_over.is_set():
+            turns[0] += 1
+            has_begun.set()
+            time.sleep(0)  # lets others run
+
+    def ran_meanwhile() -> bool:
+        before = turns[0]
+        context.update_into(source, target)
+        return turns[0] > before
+
+    other, interval_s = threading.Thread(target=runs), sys.getswitchinterval()
+    other.start()
+    has_begun.wait()
+    sys.setswitchinterval(1000)  # nobody has to let others run
+    try:
+        assert any(ran_meanwhile() for _ in range(10_000))
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        other.join()
 
 
 def test_t45_every_flipped_bit_of_a_sealed_header_is_damage_with_its_hashes_made_right() -> None:

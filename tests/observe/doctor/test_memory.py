@@ -136,6 +136,17 @@ def test_a_kernel_that_commits_to_less_than_dram(machine: Machine) -> None:
     finds("memory.shared", facts, Severity.PROBLEM, "commits to 1 GiB", "overcommit_memory=0")
 
 
+def test_swap_where_encryption_is_wanted(machine: Machine) -> None:
+    machine.meminfo(SwapTotal=2 << 20)
+    is_fine("memory.swap", machine.facts(settings=SMALL))
+    settings = replace(SMALL, encryption="env:KEYS")
+    facts = machine.facts(settings=settings)
+    finds("memory.swap", facts, Severity.WARNING, "2 GiB of swap", "swapoff")
+    is_fine("memory.swap", machine.facts(settings=replace(settings, huge_pages=True)))
+    machine.meminfo(SwapTotal=0)
+    is_fine("memory.swap", machine.facts(settings=settings))
+
+
 class SmallShm(Disk):
     """/dev/shm as container runtimes make it."""
 

@@ -1,11 +1,14 @@
 """Tenants in a pool's core: apart, within their quotas, and fair to one another (T37, T38)."""
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.core_harness import LENGTH, NAMESPACE, SECRET, Client, CoreHarness, chain
+from tests.gated_tier import GatedTier
 from tests.remote_harness import open_remote
+from tests.tiers.slow_memory import StoreDone
 
 from forebay.identity.tenants import mask_of, masked, salt_hash, salt_key
 from forebay.pool.messages import (
@@ -17,7 +20,7 @@ from forebay.pool.messages import (
     SetTenants,
     row_of,
 )
-from forebay.record.header import DEFAULT_TENANT
+from forebay.record.header import DEFAULT_TENANT, Digest, RecordName
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.tenants import TenantSetting
@@ -266,3 +269,59 @@ def test_quotas_of_a_store_reach_it_and_are_listed(tmp_path: Path) -> None:
     core.until(lambda: used(core, "b", "remote") == 0)
     assert core.load(client_of("b"), chain("b", 12)) == 12, "DRAM has it still"
     core.pool.close(60.0)
+
+
+class Noted(GatedTier):
+    """Notes whose record comes when."""
+
+    def __init__(self, listener: TierListener, world: World) -> None:
+        super().__init__(listener, world)
+        self.came: list[bytes] = []
+
+    def submit_store(
+        self,
+        name: RecordName,
+        source: memoryview,
+        length: int,
+        done: StoreDone,
+        digest: Digest | None = None,
+    ) -> None:
+        self.came.append(name.tenant)
+        super().submit_store(name, source, length, done, digest)
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (1, 2, 3)])
+def test_writes_are_shared_by_weight_while_all_have_something_to_write(
+    weights: tuple[int, ...],
+) -> None:
+    """Whatever their demand: none has more than a tenth above or below its share."""
+    demand = {"a": 200, "b": 80, "c": 90}
+    tiers: list[Noted] = []
+
+    def opened(listener: TierListener, world: World) -> Tier:
+        tiers.append(Noted(listener, world))
+        tiers[0].takes = False
+        return tiers[0]
+
+    tenants = [tenant(name, weight=each) for name, each in zip(demand, weights, strict=True)]
+    core = CoreHarness(32 * MIB, store=opened, tenants=tuple(tenants))
+    for name, count in demand.items():
+        core.store(client_of(name), chain(name, count))
+    assert not tiers[0].came
+    tiers[0].takes = True
+    core.until(lambda: len(tiers[0].came) == sum(demand.values()))
+    core.settle()
+    ids = [core.pool._tenants.of_salt(salt_hash(name, KEY)).id for name in demand]
+    came = [ids.index(each) for each in tiers[0].came]
+    assert Counter(came) == dict(enumerate(demand.values())), "everything is written, once"
+    finished = min(_place_of_last(came, number) for number in range(3))
+    had = Counter(came[: finished + 1])
+    for number, weight in enumerate(weights):
+        fair = had.total() * weight / sum(weights)
+        assert abs(had[number] - fair) <= fair / 10, had
+    core.pool.close(60.0)
+
+
+def _place_of_last(came: list[int], number: int) -> int:
+    """Up to where a tenant had something to write."""
+    return len(came) - 1 - came[::-1].index(number)

@@ -1,10 +1,12 @@
 """Data keys in directories: they agree, survive failures, and are gone once destroyed."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.disk_harness import until
 from tests.encryption_harness import KEYS, ROTATED_KEYS, opened_disk
 
 from forebay.errors import DirectoryError
@@ -200,3 +202,35 @@ def test_any_bytes_are_a_table_or_damage(two: Places, tmp_path: Path) -> None:
     assert unpack_table(content[:-4096]) is Damage.PAYLOAD_HASH
     too_many = KeyTable(1, KEYS.check, table.entries * (KEYS_MAX + 1))
     assert unpack_table(pack_table(too_many)) is Damage.PAYLOAD_HASH
+
+
+class CountedLock:
+    """A lock that knows how many have wanted it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.wanted = 0
+
+    def __enter__(self) -> None:
+        self.wanted += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_threads_that_want_a_tenants_first_key_at_once_have_one_together(
+    two: Places, disk: FaultDisk, tmp_path: Path
+) -> None:
+    keys, found, lock = two.keys(), list[DataKey](), CountedLock()
+    vars(keys)["_lock"] = lock
+    disk.arm("write:hang")
+    threads = [threading.Thread(target=lambda: found.append(key_of(keys, ONE))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: lock.wanted == 2)
+    disk.disarm()
+    for thread in threads:
+        thread.join()
+    assert found[0] is found[1]
+    assert len(table_in(tmp_path / "one").entries) == 1

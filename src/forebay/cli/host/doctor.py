@@ -39,6 +39,7 @@ _SETTINGS: Final = (
     "socket",
     "allow_uid",
     "huge_pages",
+    "encryption",
     "weights_id",
     "chunk_tokens",
     "min_tokens",

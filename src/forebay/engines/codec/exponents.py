@@ -45,11 +45,10 @@ def are_sound(encoded: Bytes, page_bytes: int) -> bool:
     """
     table = encoded[:, :TABLE]
     values = _words(encoded[:, VALUES_AT : VALUES_AT + 4])
-    return (
-        fit(encoded, page_bytes)  # verify: escapes within their bound
-        and bool((values == page_bytes // 2).all())  # verify: pages of this size
-        and bool((table[:, 1:] > table[:, :-1]).all())  # verify: a table
-    )
+    have_room = fit(encoded, page_bytes)  # verify: escapes within their bound
+    are_of_size = bool((values == page_bytes // 2).all())  # verify: pages of this size
+    have_tables = bool((table[:, 1:] > table[:, :-1]).all())  # verify: a table
+    return have_room and are_of_size and have_tables
 
 
 def decode(encoded: Bytes, page_bytes: int) -> Bytes | None:

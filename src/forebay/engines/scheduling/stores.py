@@ -184,8 +184,9 @@ class EngineStores:
                 offers.append(_Offer(tracked, chunk, replace(piece, is_encoded=is_encoded)))
             tracked.store.stored = tracked.store.offered
         for tracked, record, piece in local:
-            if not all(all(ids) and len(ids) == piece.size for ids in piece.tables):
-                continue  # verify: the engine has all of its blocks
+            is_whole = all(all(ids) and len(ids) == piece.size for ids in piece.tables)
+            if not is_whole:  # verify: the engine has all of its blocks
+                continue
             number, chunk = record
             names = (tracked.root.namespace, number, tracked.keys[chunk], tracked.key_of(record))
             salt = self._pool.salt_hash(tracked.root.salt)

@@ -213,6 +213,19 @@ def _shared(facts: Facts) -> Iterator[Observation]:
         yield ok("No limit of shared memory is below --dram.")
 
 
+def _swap(facts: Facts) -> Iterator[Observation]:
+    """DRAM is never encrypted, and the kernel may write it to swap; not huge pages."""
+    swap_bytes = limits.swap_bytes(facts.root)
+    if facts.settings.encryption and swap_bytes and not facts.settings.huge_pages:
+        yield warning(
+            f"Records are encrypted on drives, and this machine has {format_size(swap_bytes)} of"
+            " swap, to which DRAM may be written as it is.",
+            "Run: swapoff -a; or encrypt the swap, or reserve huge pages and give --huge-pages.",
+        )
+    else:
+        yield ok("No DRAM that should be encrypted can be written to swap.")
+
+
 def _shm_bytes(facts: Facts) -> int | None:
     try:
         directory = facts.disk.open_directory(str(facts.root / "dev/shm"))
@@ -274,5 +287,12 @@ CHECKS: Final = (
         " under several ranks",
         Severity.PROBLEM,
         _shared,
+    ),
+    Check(
+        "memory.swap",
+        Group.MEMORY,
+        "swap where encryption is wanted: DRAM is not encrypted",
+        Severity.WARNING,
+        _swap,
     ),
 )

@@ -430,7 +430,7 @@ class Dram:
     def _take(self, tenant: bytes, length: int, newcomer: Newcomer | None = None) -> int | NoSlot:
         """The offset of a slot for a payload of this length, evicting if need be."""
         slot_bytes = slot_bytes_for(length)
-        if not self.quotas.ever_fits(tenant, slot_bytes):
+        if not self.quotas.ever_fits(tenant, slot_bytes):  # verify: cap below a slot
             return NoSlot.DECLINED
         offset = self._free_slot(tenant, slot_bytes)
         if offset is None and newcomer is not None:
@@ -447,12 +447,13 @@ class Dram:
         return NoSlot.NOW if offset is None else offset
 
     def _can_take_arena(self, tenant: bytes, slot_bytes: int) -> bool:
-        is_within = self.quotas.fits(tenant, slot_bytes)
+        is_within = self.quotas.fits(tenant, slot_bytes)  # verify: tenant's cap, of a new arena
         return is_within and not self._awaits_writes(slot_bytes, tenant)
 
     def _free_slot(self, tenant: bytes, slot_bytes: int) -> int | None:
         """A slot that nobody has, if the tenant may have one more."""
-        return self.slab.take(slot_bytes) if self.quotas.fits(tenant, slot_bytes) else None
+        is_within = self.quotas.fits(tenant, slot_bytes)  # verify: tenant's cap, of a free slot
+        return self.slab.take(slot_bytes) if is_within else None
 
     def _declines(self, tenant: bytes, newcomer: Newcomer, slot_bytes: int) -> bool:
         policy = self.policies.of(tenant)

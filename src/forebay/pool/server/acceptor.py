@@ -63,6 +63,7 @@ class Acceptor:
     def _say(self, error: OSError) -> None:
         """One line a minute."""
         now = self._clock.monotonic()
-        if now - self._said_at >= _SAY_AGAIN_S:  # verify: log once a minute
-            self._said_at = now
-            _log.warning("connections are short of descriptors (%s)", error.strerror)
+        if now - self._said_at < _SAY_AGAIN_S:  # verify: log once a minute
+            return
+        self._said_at = now
+        _log.warning("connections are short of descriptors (%s)", error.strerror)

@@ -79,8 +79,9 @@ class Engines:
         """Why a process may not join under a name, in one sentence."""
         engine = self._engines.get(name)
         if engine is not None:
-            is_other = engine.uid != peer.uid  # verify: a name is its user's
-            return "an engine of another user has this name." if is_other else None
+            if engine.uid != peer.uid:  # verify: a name is its user's
+                return "an engine of another user has this name."
+            return None
         if len(self._engines) >= self._limits.engines_max:
             return f"{len(self._engines)} engines have joined; more are not served."
         process = self._processes.get(peer.pid)

@@ -81,6 +81,11 @@ def uncommitted_bytes(root: Path = ROOT) -> int | None:
     return max(0, found.get("CommitLimit", 0) - found.get("Committed_AS", 0)) << 10
 
 
+def swap_bytes(root: Path = ROOT) -> int:
+    """To where the kernel may write memory; 0: nowhere."""
+    return _kilobytes(root / "proc/meminfo").get("SwapTotal", 0) << 10
+
+
 def has_nvidia_gpu(root: Path = ROOT) -> bool:
     """Whether NVIDIA's driver serves a GPU here."""
     return (root / "dev/nvidia0").exists() or (root / "proc/driver/nvidia/gpus").is_dir()

@@ -28,9 +28,9 @@ _NOWHERE: Final = "/dev/null"
 
 def drop_privileges() -> None:
     """No program that this process runs gets more rights than it has; no dump of its memory."""
-    ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # verify: no new privileges
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_CORE, (_NO_DUMP, _NO_DUMP))
+        resource.setrlimit(resource.RLIMIT_CORE, (_NO_DUMP, _NO_DUMP))  # verify: no core dump
 
 
 def write_only_in(directories: Iterable[str]) -> bool:
@@ -54,9 +54,10 @@ def write_only_in(directories: Iterable[str]) -> bool:
         for directory in filter(os.path.isdir, directories):
             _allow(libc, ruleset, directory, rights)
         _allow(libc, ruleset, _NOWHERE, rights & (_WRITE | _TRUNCATE))
-        return not libc.syscall(_RESTRICT_SELF, ruleset, 0)
+        is_confined = not libc.syscall(_RESTRICT_SELF, ruleset, 0)  # verify: confined
     finally:
         os.close(ruleset)
+    return is_confined
 
 
 def existing(path: str) -> str:

@@ -176,7 +176,7 @@ class Catalog(Generic[E]):
             self._rows[extent.number] = array("i")
             if extent.begun_at is not None:
                 self._index.stored_at[extent.number] = extent.begun_at
-            if extent.tenant != DEFAULT_TENANT:
+            if extent.tenant != DEFAULT_TENANT:  # verify: whose an extent is
                 self._index.tenant_of[extent.number] = extent.tenant
 
     def drop_extent(self, extent: E, cause: EvictionCause) -> int:

@@ -105,7 +105,7 @@ class DiskTier(Tier):
             (region, found.entries())
             for taken in opened.values()
             for region, found in taken.found
-            if region.tenant not in forgotten
+            if region.tenant not in forgotten  # verify: nothing restored of a forgotten tenant
         )
         if orphans:
             _log.info("%d records have lost their prefix and are forgotten", orphans)
@@ -218,7 +218,7 @@ class DiskTier(Tier):
     def remember_forgotten(self, tenant: bytes) -> str:
         """See Tier."""
         forgotten = self._forgotten | {tenant}
-        if len(forgotten) > FORGOTTEN_MAX:
+        if len(forgotten) > FORGOTTEN_MAX:  # verify: how many are forgotten
             return f"more than {FORGOTTEN_MAX} tenants were forgotten here; empty the directories"
         for number, drive in enumerate(self._drives):
             failure = drive.remember_forgotten(forgotten)

@@ -164,7 +164,7 @@ class OwnPacks:
         while True:
             if not self.quotas.fits(tenant, size_bytes):
                 losers = [tenant]
-            elif self._kept_bytes + size_bytes > cap_bytes:
+            elif self._kept_bytes + size_bytes > cap_bytes:  # verify: cap of packs
                 losers = list(filter(may_lose, self.quotas.losers(tenant, 0)))
             else:
                 return True

@@ -89,7 +89,8 @@ class Tenancy:
         """Forget a tenant; answered when nothing of it is left."""
         name = message.tenant
         tenant = self._tenants.id_of(name)
-        if tenant is None or not (self._tenants.named(name) or self._is_held(tenant)):
+        is_known = self._tenants.named(name) or (tenant is not None and self._is_held(tenant))
+        if tenant is None or not is_known:  # verify: a tenant that there is
             sentence = f"the pool knows no tenant '{name[:64]}', and holds nothing of one."
             session.send(AdminReply(ok=False, sentence=sentence))
             return

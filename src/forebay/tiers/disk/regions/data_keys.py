@@ -200,8 +200,9 @@ class DataKeys(RecordKeys):
         if key is not None:
             return key
         with self._lock:
-            if tenant not in self._current:
-                self._add(tenant)
+            if tenant in self._current:  # verify: threads make one key together
+                return self._current[tenant]
+            self._add(tenant)
             return self._current.get(tenant)
 
     def rotate(self) -> None:

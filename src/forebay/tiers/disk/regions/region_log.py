@@ -335,7 +335,7 @@ class RegionLog:
             return reason
         self._remove_leftovers()
         size_bytes = self._limits.region_bytes
-        if not self._quotas.ever_fits(tenant, size_bytes):
+        if not self._quotas.ever_fits(tenant, size_bytes):  # verify: cap below a region
             return DropReason.QUOTA
         while not self._has_room(tenant, size_bytes):
             oldest = self._evict(self._losers(tenant), EvictionCause.SPACE)
@@ -351,7 +351,8 @@ class RegionLog:
         return region
 
     def _has_room(self, tenant: bytes, size_bytes: int) -> bool:
-        within = self.allocated_bytes + size_bytes <= self._limits.usable_bytes
+        needed_bytes = self.allocated_bytes + size_bytes
+        within = needed_bytes <= self._limits.usable_bytes  # verify: disk's cap
         return within and self._quotas.fits(tenant, size_bytes)
 
     def _losers(self, tenant: bytes) -> list[bytes]:

@@ -104,7 +104,7 @@ class OtherHosts:
     def _usable(self, key: bytes) -> tuple[RecordTable, int] | None:
         """A row of this short key that nothing speaks against."""
         tables, gone, bad = self._tables, self._gone, self._bad
-        if key in self._forgotten:
+        if key in self._forgotten:  # verify: a record that was not there
             return None
         for each in (tables.tails, tables.snapshots):
             for row in each.rows_of(key):
