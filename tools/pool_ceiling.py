@@ -1,9 +1,9 @@
 """What one pool process moves where no drive is the limit: GB/s in and out, commits, lookups.
 
-Usage: pool_ceiling.py [--dir /dev/shm] [--engines 1,4,8] [--gib 4] [--seconds 4]. The drive takes
-no time (`forebay.testing.nulldisk`): the pool does all it does for a real one, hashing and
-verifying too, and the copy between slots and drive, which a drive's own DMA makes, costs nothing.
-Payloads are really copied into slots by the engines, which are processes with a client each:
+Usage: pool_ceiling.py [--dir /dev/shm] [--engines 1,4,8] [--gib 4] [--seconds 4] [--without-drive].
+The drive takes no time (`forebay.testing.nulldisk`): the pool does all it does for a real one,
+hashing and verifying too, and the copy between slots and drive, which a drive's own DMA makes,
+costs nothing. Payloads are really copied into slots by the engines, processes with a client each:
 
   in       payloads copied into slots, hashed and committed; `written`: of them, put on the drive
   out      chunks promised; `read`: of them, from the drive into DRAM, and verified
@@ -141,6 +141,7 @@ def main() -> int:
     parser.add_argument("--engines", default="1,4,8")
     parser.add_argument("--gib", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--without-drive", action="store_true", help="DRAM alone, to compare")
     wanted = parser.parse_args()
     dram_bytes = int(wanted.gib * 2**30)
     first: dict[str, float] = {}
@@ -153,14 +154,16 @@ def main() -> int:
         for count in map(int, wanted.engines.split(",")):
             directory = place / f"{count}"
             directory.mkdir(mode=0o700)
-            disks = [DiskSetting(str(directory), DISK_BYTES)]
+            disks = [] if wanted.without_drive else [DiskSetting(str(directory), DISK_BYTES)]
             pool_of = running_pool(dram_bytes, disks, "forebay.testing", ["--null-drive"])
             with pool_of as pool, pool.client() as watch:
                 found = measured(pool, watch, count, wanted.seconds, dram_bytes)
             shutil.rmtree(directory)
             first = first or found
             rates = ("in", "out", "commits", "lookups")
-            ratios = " ".join(f"{each} {found[each] / first[each]:.2f}" for each in rates)
+            ratios = " ".join(
+                f"{each} {found[each] / first[each]:.2f}" for each in rates if first[each]
+            )
             print(
                 f"{count:7} {found['in']:9.2f} {found['written']:8.2f} {found['in_cores']:5.1f}"
                 f" {found['in_us']:9.0f} {found['out']:10.2f} {found['read']:5.2f}"
