@@ -24,11 +24,12 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where `make run` keeps chunks while it runs; any directory of yours on an NVMe drive.
 DEMO_DIR ?= build/demo-disk
 MINUTES ?= 3
-# On a GPU: another Python that has vLLM, where there is one; where results go; the drive to measure.
+# On a GPU: another Python that has vLLM, where there is one; where results go; the drive to measure; further options.
 GPU_PYTHON ?= $(VLLM_BIN)/python
 GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
+GPU_ARGS ?=
 # These need vLLM's environment (`make test-vllm`), that of stores (`make test-stores`), or both (`make test-hosts`).
 NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/engines/codec --ignore=tests/tiers/remote/stores --ignore=tests/hosts --ignore=tests/gateway/real --ignore=tests/engines/sglang/real
 # Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
@@ -174,10 +175,10 @@ bench-stores: $(STORES_STAMP) ## put and get on real stores against their client
 gpu-test: $(GPU_STAMP) ## on a GPU: equal bytes, equal tokens, races that a control without waits must lose: make gpu-test [KIND=mla]
 	@PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) $(RUN) gpu -q -W default -m gpu $(if $(KIND),-k '$(KIND)') tests/engines/vllm/gpu
 
-gpu-bench: $(GPU_STAMP) ## one row of docs/benchmarks.md: make gpu-bench ROW=… [GPU_OUT=DIR] [GPU_DIR=DIR]
+gpu-bench: $(GPU_STAMP) ## one row of docs/benchmarks.md: make gpu-bench ROW=… [GPU_OUT=DIR] [GPU_DIR=DIR] [GPU_ARGS='--repeats 1']
 	@test -n "$(ROW)" || { echo 'forebay: name the row: make gpu-bench ROW=…' >&2; exit 2; }
 	@mkdir -p -m 700 '$(GPU_DIR)'
-	@PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH exec $(GPU_PYTHON) -m forebay.bench.gpu $(ROW) --out '$(GPU_OUT)' --dir '$(GPU_DIR)'
+	@PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH exec $(GPU_PYTHON) -m forebay.bench.gpu $(ROW) --out '$(GPU_OUT)' --dir '$(GPU_DIR)' $(GPU_ARGS)
 
 coverage: $(STAMP) ## every branch of record/ and tiers/ must be run by a fast test
 	@$(BIN)/coverage run -m pytest -q -m 'not slow' tests/record tests/tiers tests/promises tests/cli/test_check.py

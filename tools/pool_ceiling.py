@@ -1,33 +1,39 @@
 """What one pool process moves where no drive is the limit: GB/s in and out, commits, lookups.
 
-Usage: pool_ceiling.py [--dir /dev/shm] [--engines 1,4,8] [--gib 12] [--seconds 4]. The drive is a
-directory in memory, so that bytes are really copied, hashed and verified, and nothing waits for a
-device. Engines are processes with a client each, in turns of one, four and eight:
+Usage: pool_ceiling.py [--dir /dev/shm] [--engines 1,4,8] [--gib 4] [--seconds 4] [--without-drive].
+The drive takes no time (`forebay.testing.nulldisk`): the pool does all it does for a real one,
+hashing and verifying too, and the copy between slots and drive, which a drive's own DMA makes,
+costs nothing. Payloads are really copied into slots by the engines, processes with a client each:
 
   in       payloads copied into slots, hashed and committed; `written`: of them, put on the drive
-  out      chunks read from the drive into DRAM, verified and promised
+  out      chunks promised; `read`: of them, from the drive into DRAM, and verified
+  us       CPU microseconds of the pool for each chunk of 4 MiB in (DRAM and drive) and out
   commits  chunks of 4 KiB a second      lookups   of a chain of 500 chunks a second
 
-Needs memory for three times --gib. Ratios are to the first line of this run. The pool's own CPU
-seconds a second tell how many cores it used: one thread decides, others copy and hash.
+Needs memory for --gib, the pool's DRAM, and 200 MB beside it. Ratios are to the first line of this
+run. The pool's own CPU seconds a second tell how many cores it used: one thread decides, others
+hash and verify.
 """
 
 import argparse
 import multiprocessing
 import os
+import random
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from forebay.bench.pool.stored_chains import new_chain  # noqa: E402
-from forebay.bench.processes import PoolProcess, running_pool, settled  # noqa: E402
+from forebay.bench.processes import PoolProcess, pool_stats, running_pool, settled  # noqa: E402
 from forebay.metrics import reading  # noqa: E402
 from forebay.pool.client import Client  # noqa: E402
 from forebay.pool.client.chain import Chain  # noqa: E402
@@ -35,20 +41,25 @@ from forebay.pool.client.outcomes import Known, Loaded  # noqa: E402
 from forebay.settings import DiskSetting  # noqa: E402
 
 PAYLOAD_BYTES = 4 << 20  # a chunk as engines make it
+PAYLOAD = memoryview(random.Random("payload").randbytes(PAYLOAD_BYTES))  # of every chunk
+DISK_BYTES = 256 << 30  # none of it is taken
+FILL = 3  # times the DRAM is stored, so that what is loaded left it long ago
 SMALL_BYTES = 4096
 WINDOW = 8  # chunks of a chain
 LOOKUP_CHUNKS = 500
 TIMEOUT_S = 60.0
-Done = tuple[int, list[Chain]]  # bytes or calls, and what was stored
+Done = tuple[int, list[Chain]]  # chunks or calls, and what was stored
 Work = Callable[[Client, float, list[Chain]], Done]
 
 
-def store(client: Client, until: float, _: list[Chain]) -> Done:
-    payloads = [memoryview(os.urandom(PAYLOAD_BYTES))] * WINDOW
+def store(client: Client, until: float, _: list[Chain], least_chunks: int) -> Done:
+    payloads = [PAYLOAD] * WINDOW
     made, done = [], 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or done < least_chunks:
         chain = new_chain(WINDOW)
-        done += client.store(chain, payloads, timeout_s=TIMEOUT_S).stored * PAYLOAD_BYTES
+        receipt = client.store(chain, payloads, timeout_s=TIMEOUT_S)
+        assert not receipt.lost, "the pool went away"
+        done += receipt.stored
         made.append(chain)
     return done, made
 
@@ -58,7 +69,7 @@ def load(client: Client, until: float, chains: list[Chain]) -> Done:
     done, number = 0, 0
     while time.monotonic() < until and chains:
         with client.load(chains[number % len(chains)], 0, TIMEOUT_S) as loaded:
-            done += sum(map(len, loaded.chunks)) if isinstance(loaded, Loaded) else 0
+            done += len(loaded.chunks) if isinstance(loaded, Loaded) else 0
         number += 1
     return done, chains
 
@@ -84,13 +95,24 @@ def engine(socket: str, work: Work, until: float, chains: list[Chain], told: "Qu
         told.put(work(client, until, chains))
 
 
+class Together(NamedTuple):
+    """What all engines did at once."""
+
+    rate: float  # chunks or calls a second
+    cores: float  # the pool's CPU seconds a second
+    cpu_us: float  # of the pool, for each of them
+    written: float  # bytes a second, to the drive
+    read: float
+    chains: list[list[Chain]]
+
+
 def together(
-    pool: PoolProcess, work: Work, seconds: float, chains: list[list[Chain]]
-) -> tuple[float, float, list[list[Chain]]]:
-    """What all engines did a second, the pool's CPU seconds a second, and the engines' chains."""
+    pool: PoolProcess, watch: Client, work: Work, seconds: float, chains: list[list[Chain]]
+) -> Together:
+    """All engines at once, until the pool has nothing left to write."""
     context = multiprocessing.get_context("fork")
     told: Queue[Done] = context.Queue()
-    begun, cpu_s = time.monotonic(), pool.cpu_s()
+    before, begun, cpu_s = settled(watch, 0.3), time.monotonic(), pool.cpu_s()
     until = begun + seconds
     running = [
         context.Process(target=engine, args=(pool.socket, work, until, mine, told))
@@ -98,40 +120,54 @@ def together(
     ]
     for each in running:
         each.start()
-    found = [told.get(timeout=2 * TIMEOUT_S + seconds) for _ in running]
+    found = [told.get(timeout=4 * TIMEOUT_S + seconds) for _ in running]
     for each in running:
         each.join()
-    took_s = time.monotonic() - begun
-    done = sum(count for count, _ in found)
-    return done / took_s, (pool.cpu_s() - cpu_s) / took_s, [mine for _, mine in found]
+    took_s, busy_s = time.monotonic() - begun, pool.cpu_s() - cpu_s
+    after = reading.counters(pool_stats(watch))
+    settled(watch, 0.3)
+    all_s, done = pool.cpu_s() - cpu_s, sum(count for count, _ in found)
+    moved = (
+        (after.get(name, 0) - before.get(name, 0)) / took_s
+        for name in ("moved_bytes.disk.store", "moved_bytes.disk.load")
+    )
+    us = 1e6 * all_s / max(1, done)
+    return Together(done / took_s, busy_s / took_s, us, *moved, [mine for _, mine in found])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", default="/dev/shm")
     parser.add_argument("--engines", default="1,4,8")
-    parser.add_argument("--gib", type=float, default=12.0)
+    parser.add_argument("--gib", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--without-drive", action="store_true", help="DRAM alone, to compare")
     wanted = parser.parse_args()
+    dram_bytes = int(wanted.gib * 2**30)
     first: dict[str, float] = {}
     place = Path(tempfile.mkdtemp(dir=wanted.dir))
-    print("engines   in GB/s  written  cores   out GB/s  cores   commits/s   lookups/s   (ratios)")
+    print(
+        "engines   in GB/s  written cores  us/chunk   out GB/s  read cores  us/chunk"
+        "   commits/s   lookups/s   (ratios)"
+    )
     try:
         for count in map(int, wanted.engines.split(",")):
             directory = place / f"{count}"
             directory.mkdir(mode=0o700)
-            dram_bytes = int(wanted.gib * 2**30) // 4
-            disks = [DiskSetting(str(directory), int(wanted.gib * 2**30))]
-            with running_pool(dram_bytes, disks) as pool, pool.client() as watch:
-                found = measured(pool, watch, count, wanted.seconds)
+            disks = [] if wanted.without_drive else [DiskSetting(str(directory), DISK_BYTES)]
+            pool_of = running_pool(dram_bytes, disks, "forebay.testing", ["--null-drive"])
+            with pool_of as pool, pool.client() as watch:
+                found = measured(pool, watch, count, wanted.seconds, dram_bytes)
             shutil.rmtree(directory)
             first = first or found
+            rates = ("in", "out", "commits", "lookups")
             ratios = " ".join(
-                f"{name} {found[name] / first[name]:.2f}" for name in found if first[name]
+                f"{each} {found[each] / first[each]:.2f}" for each in rates if first[each]
             )
             print(
-                f"{count:7} {found['in']:9.2f} {found['written']:8.2f} {found['in_cores']:6.1f}"
-                f" {found['out']:10.2f} {found['out_cores']:6.1f} {found['commits']:11,.0f}"
+                f"{count:7} {found['in']:9.2f} {found['written']:8.2f} {found['in_cores']:5.1f}"
+                f" {found['in_us']:9.0f} {found['out']:10.2f} {found['read']:5.2f}"
+                f" {found['out_cores']:5.1f} {found['out_us']:9.0f} {found['commits']:11,.0f}"
                 f" {found['lookups']:11,.0f}   ({ratios})",
                 flush=True,
             )
@@ -140,32 +176,27 @@ def main() -> int:
     return 0
 
 
-def measured(pool: PoolProcess, watch: Client, count: int, seconds: float) -> dict[str, float]:
+def measured(
+    pool: PoolProcess, watch: Client, count: int, seconds: float, dram_bytes: int
+) -> dict[str, float]:
     nobody: list[list[Chain]] = [[] for _ in range(count)]
-    before, begun = reading.counters(stats(watch)), time.monotonic()
-    moved_in, in_cores, chains = together(pool, store, seconds, nobody)
-    after, took_s = reading.counters(stats(watch)), time.monotonic() - begun
-    name = "moved_bytes.disk.store"
-    written = (after.get(name, 0) - before.get(name, 0)) / took_s
-    settled(watch, 0.3)
-    moved_out, out_cores, _ = together(pool, load, seconds, chains)
-    commits, _, _ = together(pool, commit, seconds / 2, nobody)
-    lookups, _, _ = together(pool, look_up, seconds / 2, nobody)
+    fill = partial(store, least_chunks=FILL * dram_bytes // PAYLOAD_BYTES // count)
+    moved_in = together(pool, watch, fill, seconds, nobody)
+    moved_out = together(pool, watch, load, seconds, moved_in.chains)
+    commits = together(pool, watch, commit, seconds / 2, nobody)
+    lookups = together(pool, watch, look_up, seconds / 2, nobody)
     return {
-        "in": moved_in / 1e9,
-        "written": written / 1e9,
-        "in_cores": in_cores,
-        "out": moved_out / 1e9,
-        "out_cores": out_cores,
-        "commits": commits,
-        "lookups": lookups,
+        "in": moved_in.rate * PAYLOAD_BYTES / 1e9,
+        "written": moved_in.written / 1e9,
+        "in_cores": moved_in.cores,
+        "in_us": moved_in.cpu_us,
+        "out": moved_out.rate * PAYLOAD_BYTES / 1e9,
+        "read": moved_out.read / 1e9,
+        "out_cores": moved_out.cores,
+        "out_us": moved_out.cpu_us,
+        "commits": commits.rate,
+        "lookups": lookups.rate,
     }
-
-
-def stats(watch: Client) -> dict[str, object]:
-    found = watch.stats(TIMEOUT_S)
-    assert isinstance(found, dict), found
-    return found
 
 
 if __name__ == "__main__":

@@ -305,8 +305,9 @@ class Settings:
     compress: bool = _setting(
         False,
         _switch,
-        "Store KV that is bfloat16 in 0.76 of its size, without loss, encoded by the GPU; other KV"
-        " is stored as it is. Engines with it and without it do not share what they encode.",
+        "Let the GPU encode KV that is bfloat16, without loss, so that it takes 0.76 of the bytes;"
+        " other KV is stored as it is. Engines with this setting and engines without it do not"
+        " share encoded chunks.",
     )
     min_tokens: int = _setting(
         256, _count, "Prefixes shorter than this many tokens are neither stored nor loaded."

@@ -147,18 +147,23 @@ def settled(watch: Client, quiet_s: float) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def running_pool(dram_bytes: int, disks: Sequence[DiskSetting]) -> Iterator[PoolProcess]:
-    """A pool that answers; ended, with all that was made for it but the disks, afterwards."""
+def running_pool(
+    dram_bytes: int, disks: Sequence[DiskSetting], module: str = COMMAND, more: Sequence[str] = ()
+) -> Iterator[PoolProcess]:
+    """A pool that answers; ended, with all that was made for it but the disks, afterwards.
+
+    `more` are further flags of its module's command `pool`.
+    """
     with scratch(tempfile.gettempdir()) as place:
         socket_path = str(place / "pool.sock")
         log = place / "log"
         arguments = ["pool", "--socket", socket_path, "--dram", str(dram_bytes)]
-        arguments += ["--linger", str(_POOL_LINGER_S), "--metrics-address", "none"]
+        arguments += ["--linger", str(_POOL_LINGER_S), "--metrics-address", "none", *more]
         for disk in disks:
             arguments += ["--disk", f"{Path(disk.path).resolve()}:{disk.cap_bytes}"]
         with log.open("wb") as output:
             process = begin_module(
-                COMMAND, arguments, stdin=subprocess.DEVNULL, output=output.fileno()
+                module, arguments, stdin=subprocess.DEVNULL, output=output.fileno()
             )
         try:
             start_s = _POOL_START_S + dram_bytes / TAKEN_BYTES_PER_S

@@ -2,7 +2,8 @@
 
 Takes every flag of `forebay pool`, and besides `--fault RULE`, again and again, and `--faults-file
 FILE`, one rule a line. On SIGHUP all rules are forgotten and the file is read anew, so that faults
-can be switched while it runs. `forebay.testing.faults` has the rules.
+can be switched while it runs. `forebay.testing.faults` has the rules. With `--null-drive` its drive
+takes no time and keeps no payloads (`forebay.testing.nulldisk`); that is for measurements only.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from forebay.errors import SettingsError, StartupError
 from forebay.sys.world import World
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.faults import Fault, parse_fault
+from forebay.testing.nulldisk import NullDisk
 
 _log: Final = logging.getLogger(__name__)
 
@@ -42,11 +44,14 @@ def _parser() -> Parser:
     serve.add_flags(pool)
     pool.add_argument("--fault", action="append", default=[], metavar="RULE", help="what fails")
     pool.add_argument("--faults-file", metavar="FILE", help="rules, one a line; anew on SIGHUP")
+    pool.add_argument("--null-drive", action="store_true", help="keep no payloads, at no cost")
     pool.set_defaults(run=_run)
     return parser
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    if parsed.null_drive:
+        return serve.serve(parsed, World(NullDisk()))
     disk = FaultDisk()
     for fault in [*map(parse_fault, parsed.fault), *_read(parsed.faults_file)]:
         disk.arm(fault)

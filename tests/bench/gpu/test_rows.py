@@ -10,27 +10,24 @@ import time
 import tomllib
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from forebay.bench.gpu.results import RowResults
-from forebay.bench.gpu.rows import headline, swap
+from forebay.bench.gpu.rows import cold, swap
+from forebay.bench.gpu.rows.catalog import ROWS
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import (
-    FOREBAY,
     FULL,
-    GPU_ONLY,
     MLA,
     TINY,
     VLLM_CPU,
     WINDOWS,
     RowScale,
 )
-from forebay.bench.result.files import read
-from forebay.bench.result.format import AbResult, LoadStep
+from forebay.bench.result.machine import has_bfloat16
+from forebay.errors import StartupError
 from forebay.gateway.config import parse_config
 from forebay.gateway.swap.plan import Rest, rests
-from forebay.plan.measured import TimeStats
 
 
 def test_without_a_driver_a_row_says_so_at_once(tmp_path: Path) -> None:
@@ -115,6 +112,106 @@ def test_with_mla_an_engine_holds_as_many_tokens_as_without() -> None:
     assert held == FULL.arguments["kv_cache_memory_bytes"] // FULL.token_bytes
 
 
+def test_a_side_that_failed_is_no_ratio(path: Path) -> None:
+    results = RowResults(path, "row", "tiny")
+    results.ratio("sooner", "seconds", "ours", "theirs")
+    results.ratio("later", "seconds", "theirs", "ours")
+    results.keep({"ours": {"seconds": 1.0}, "theirs": {"failed": "its drive is full"}})
+    assert "ratios" not in json.loads(path.read_text())
+
+
+def test_energy_is_counted_from_when_an_engine_is_up(path: Path) -> None:
+    used, found = [0.0], {}
+    run = RowRun(path.parent, time.monotonic() + 60, lambda _: None, energy=lambda: used[0])
+    run.begin_row(TINY, RowResults(path, "row", "tiny"))
+
+    async def ask() -> dict[str, int]:
+        used[0] += 30.0
+        return {"requests": 6}
+
+    async def start_and_ask(_variant: str, _engine: None, _number: int) -> dict[str, int]:
+        used[0] += 1000.0  # what starting an engine takes
+        found.update(await run.measured(ask()))
+        return found
+
+    asyncio.run(run.repeat({"ours": None}, start_and_ask, 1))
+    assert run.results.repeats[0]["ours"]["joules_a_request"] == 5.0
+
+
+def test_nothing_is_said_of_energy_that_nobody_counts(tmp_path: Path) -> None:
+    async def ask() -> dict[str, int]:
+        return {"requests": 6}
+
+    run = RowRun(tmp_path, 0.0, print, energy=lambda: None)
+    assert asyncio.run(run.measured(ask())) == {"requests": 6}
+
+
+def test_what_is_to_be_encoded_is_bfloat16_at_every_scale() -> None:
+    if not has_bfloat16():
+        with pytest.raises(StartupError, match="no kernels"):
+            TINY.in_bfloat16()
+        return
+    for scale in (FULL, TINY):
+        encodable = scale.in_bfloat16()
+        assert encodable.config["torch_dtype"] == encodable.arguments["dtype"] == "bfloat16"
+        held = [
+            each.arguments["kv_cache_memory_bytes"] // each.token_bytes
+            for each in (scale, encodable)
+        ]
+        assert held[0] == held[1], "the GPU holds as many tokens"
+
+
+@pytest.mark.skipif(not has_bfloat16(), reason="no such KV on this processor")
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="engines would start")
+@pytest.mark.parametrize("name", [name for name in ROWS if name.endswith("-compress")])
+def test_a_row_with_kv_encoded_wants_engines_that_can_encode_it(
+    path: Path, tmp_path: Path, name: str
+) -> None:
+    """Without vLLM no engine starts; by then the row has said what it wants."""
+    run = RowRun(tmp_path, time.monotonic() - 1, lambda _: None)
+    run.begin_row(TINY, RowResults(path, name, "tiny"))
+
+    async def work() -> None:
+        try:
+            await ROWS[name](run)
+        finally:
+            await run.clear_stage()
+
+    with pytest.raises(StartupError):
+        asyncio.run(work())
+    assert run.scale.settings["compress"]
+    assert run.scale.config["torch_dtype"] == "bfloat16"
+
+
+def test_a_tier_without_a_cap_is_stopped_when_it_has_written_so_much() -> None:
+    used, ended = [100], []
+
+    async def fill() -> dict[str, int]:
+        try:
+            for _ in range(100):
+                used[0] += 10
+                await asyncio.sleep(0)
+            await asyncio.sleep(300)
+        finally:
+            ended.append(used[0])
+        return {"requests": 1}
+
+    found = asyncio.run(cold._until_full(fill(), lambda: used[0], 500))
+    assert found["failed"].startswith("it was stopped: 1000 bytes on the drive")
+    assert ended, "and does not go on"
+
+
+def test_a_tier_that_ends_in_time_says_what_it_has_written() -> None:
+    used = [100]
+
+    async def fill() -> dict[str, int]:
+        used[0] += 50
+        return {"requests": 1}
+
+    found = asyncio.run(cold._until_full(fill(), lambda: used[0], 500))
+    assert found == {"requests": 1, "disk_bytes": 50}
+
+
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="engines would start")
 def test_a_row_goes_on_without_a_tier_of_vllms_that_does_not_start(
     path: Path, tmp_path: Path
@@ -133,34 +230,6 @@ def test_a_row_goes_on_without_a_tier_of_vllms_that_does_not_start(
     why = json.loads(path.read_text())["beside"]["did_not_start"][VLLM_CPU]
     assert "the engine could not begin" in why
     assert said[-1].startswith(f"{VLLM_CPU} did not start")
-
-
-def headline_run(path: Path) -> RowRun:
-    run = RowRun(path.parent, 0.0, lambda _: None)
-    run.begin_row(TINY, RowResults(path, "headline", "tiny"))
-    return run
-
-
-def test_the_headline_is_reported_over_the_loads_that_both_variants_have(path: Path) -> None:
-    run = headline_run(path)
-    for variant, clients in ((FOREBAY, (1, 2)), (GPU_ONLY, (1,))):
-        for count in clients:
-            step = LoadStep(count, 2.0 * count, TimeStats(10.0), requests=6, seconds=3.0)
-            headline._steps(run, variant)[str(count)] = msgspec.to_builtins(step)
-            run.results.beside("part", count)
-    headline._report(headline_run(path), (1, 2))  # a run that goes on behind the last
-    found = read(path.with_suffix("") / "ab.json")
-    assert isinstance(found, AbResult)
-    assert [step.clients for step in found.on.steps] == [1] == [s.clients for s in found.off.steps]
-    assert "vLLM with Forebay" in (path.with_suffix("") / "report.html").read_text()
-
-
-def test_a_headline_without_its_other_half_has_no_report(path: Path) -> None:
-    run = headline_run(path)
-    step = LoadStep(1, 2.0, TimeStats(10.0))
-    headline._steps(run, FOREBAY)["1"] = msgspec.to_builtins(step)
-    headline._report(run, (1,))
-    assert not path.with_suffix("").exists()
 
 
 @pytest.mark.parametrize("scale", [FULL, TINY], ids=lambda scale: scale.name)

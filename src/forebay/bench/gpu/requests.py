@@ -51,9 +51,16 @@ async def dialogs(engine: TokenEngine, scale: RowScale, seed: int) -> dict[str, 
     return _figures(await _ask(engine, queue, group), scale.clients)
 
 
-async def one_dialog_each(engine: TokenEngine, scale: RowScale, clients: int) -> LoadStep:
+def dialog_tokens(scale: RowScale) -> int:
+    """Of a dialog after its last turn."""
+    return scale.first_tokens + (TURNS - 1) * scale.turn_tokens + TURNS * scale.answer_tokens
+
+
+async def one_dialog_each(
+    engine: TokenEngine, scale: RowScale, clients: int, repeat: int
+) -> LoadStep:
     """So many clients, each with one dialog whose next turn comes at once."""
-    queue = _dialogs(scale, 1).queue(_PROSE, clients, f"{clients} clients")
+    queue = _dialogs(scale, 1).queue(_PROSE, clients, f"{clients} clients, {repeat}")
     return step_of(clients, [await _ask(engine, queue, ClientGroup(clients, patience=1))])
 
 

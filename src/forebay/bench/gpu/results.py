@@ -55,7 +55,7 @@ class RowResults:
             ratios = [
                 repeat[one][figure] / repeat[other][figure]
                 for repeat in self.repeats
-                if one in repeat and other in repeat and repeat[other][figure]
+                if figure in repeat.get(one, ()) and repeat.get(other, {}).get(figure)
             ]
             if ratios:
                 self.spread(name, ratios)

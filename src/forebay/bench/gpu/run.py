@@ -13,7 +13,7 @@ from forebay.bench import processes
 from forebay.bench.gpu import energy, model, requests, variants
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.results import RowResults
-from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, VLLM_CPU, RowScale
+from forebay.bench.gpu.variants import VLLM_CPU, WITH_POOL, RowScale
 from forebay.bench.processes import PoolProcess
 from forebay.errors import StartupError
 from forebay.metrics import reading
@@ -28,6 +28,7 @@ _REACH_S: Final = 90.0
 _QUIET_S: Final = 0.2
 _LOOK_S: Final = 0.2
 _WARM_SEED: Final = 990_000
+_NOT_ENCODED: Final = "compress is on, and this engine encodes nothing: see its log for the reason."
 
 _Found = TypeVar("_Found")
 Counted = dict[str, dict[str, float]]  # by the pool, by the connector; empty without Forebay
@@ -42,6 +43,7 @@ class RowRun:
     until: float  # monotonic
     say: Callable[[str], None]
     repeats: int = 0  # at most, of every row; 0: as many as the row wants
+    energy: Callable[[], float | None] = energy.joules  # of this machine's GPUs so far
     scale: RowScale = field(init=False)
     results: RowResults = field(init=False)
     _slowest_s: float = 0.0  # of a repeat so far
@@ -65,7 +67,8 @@ class RowRun:
     ) -> None:
         """So many repeats in all, each with all variants, in turn begun by another one.
 
-        A variant without an engine is started by `measure`, and counts for itself.
+        A variant without an engine is started by `measure`, which counts for itself and calls
+        `measured` once the engine is up.
         """
         names, count = list(engines), min(count, self.repeats or count)
         while len(self.results.repeats) < count:
@@ -78,19 +81,25 @@ class RowRun:
             found = {}
             for name in order:
                 before = await self.counted(name, engines[name])
-                found[name], joules = await self.joules(measure(name, engines[name], number))
-                if joules is not None and found[name].get("requests"):
-                    found[name]["joules_a_request"] = round(joules / found[name]["requests"], 1)
+                work = measure(name, engines[name], number)
+                found[name] = await (work if engines[name] is None else self.measured(work))
                 self.say(f"repeat {number + 1}, {name}: {found[name]}")
                 found[name] |= await self.since(before, name, engines[name])
             self._slowest_s = max(self._slowest_s, time.monotonic() - begun)
             self.results.keep({**found, "order": order})
 
+    async def measured(self, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """What some requests came to, with the energy that each of them took."""
+        found, joules = await self.joules(work)
+        if joules is not None and found.get("requests"):
+            found["joules_a_request"] = round(joules / found["requests"], 1)
+        return found
+
     async def joules(self, work: Awaitable[_Found]) -> tuple[_Found, float | None]:
         """What some work answers, and the energy that the machine's GPUs used meanwhile."""
-        before = energy.joules()
+        before = self.energy()
         found = await work
-        after = energy.joules()
+        after = self.energy()
         return found, None if before is None or after is None else after - before
 
     # Engines and pools.
@@ -119,7 +128,7 @@ class RowRun:
         """A pool that lives as long as the row wants it."""
         disks = []
         if disk_bytes:
-            self._require_room(disk_bytes)
+            self.require_room(disk_bytes)
             disks = [DiskSetting(str(self.directory("nvme")), disk_bytes)]
         with processes.running_pool(dram_bytes, disks) as pool, pool.client() as watch:
             self._watch = watch  # a pool without anyone would end meanwhile
@@ -152,6 +161,8 @@ class RowRun:
         try:
             await begin(names[0])
             await asyncio.gather(*map(begin, names[1:]))
+            if self._absent:
+                self.results.beside("did_not_start", self._absent)
             for name, engine in started.items():
                 await self.warm(name, engine)
             yield {name: started[name] for name in names if name in started}
@@ -159,24 +170,32 @@ class RowRun:
             await asyncio.gather(*(engine.stop() for engine in started.values()))
 
     async def start(
-        self, variant: str, socket: str, more: Mapping[str, object] | None = None
+        self,
+        variant: str,
+        socket: str,
+        more: Mapping[str, object] | None = None,
+        scale: RowScale | None = None,
     ) -> TokenEngine:
-        """One engine; `more` are arguments of this row's own."""
-        directory = model.write(self.place.parent, self.scale.config)
-        wanted = {**variants.arguments(variant, self.scale, directory, socket), **(more or {})}
+        """One engine; `more` are arguments of this row's own, `scale` is the row's if not given."""
+        scale = scale or self.scale
+        directory = model.write(self.place.parent, scale.config)
+        wanted = {**variants.arguments(variant, scale, directory, socket), **(more or {})}
         log = self.place / f"{variant}.log"
         begun = time.monotonic()
-        engine = await TokenEngine.start(
-            wanted, log, self.scale.variables, self.scale.config["vocab_size"]
-        )
+        engine = await TokenEngine.start(wanted, log, scale.variables, scale.config["vocab_size"])
         self.say(f"{variant} is up after {time.monotonic() - begun:.1f} s")
+        if variant in WITH_POOL and scale.settings.get("compress"):
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(engine.stop)
+                await _require_encoding(engine)
+                stack.pop_all()
         return engine
 
     async def warm(self, variant: str, engine: TokenEngine) -> None:
         """Warm an engine up; with Forebay, until it stores and has registered the slab."""
         for _ in range(2):
             await self._ask_something(engine, 8)
-        if variant not in {FOREBAY, ALWAYS_LOADS}:
+        if variant not in WITH_POOL:
             return
         begun, before = time.monotonic(), self.counters().get(_STORED, 0)
         # An engine shares nothing before it knows its weights.
@@ -204,7 +223,7 @@ class RowRun:
 
     async def counted(self, variant: str, engine: TokenEngine | None) -> Counted:
         """By the pool and by the connector, where the variant has Forebay."""
-        if engine is None or variant not in {FOREBAY, ALWAYS_LOADS}:
+        if engine is None or variant not in WITH_POOL:
             return {}
         return {"pool": self.counters(), "connector": {**await engine.counts()}}
 
@@ -238,12 +257,18 @@ class RowRun:
         return path
 
     def clear_drive(self) -> None:
-        for name in ("nvme", "raw"):
+        for name in ("nvme", "raw", "files"):
             shutil.rmtree(self.place / name, ignore_errors=True)
 
-    def _require_room(self, disk_bytes: int) -> None:
+    def require_room(self, disk_bytes: int) -> None:
+        """A StartupError unless so much may be written."""
         if disk_bytes > DISK_BYTES_MAX:
             raise StartupError("a row may use 40 GiB of the drive at most.")
         free = shutil.disk_usage(self.place).free
         if free < FREE_BYTES_MIN + disk_bytes:
             raise StartupError(f"only {free >> 30} GiB are free; a row leaves 15 GiB of them.")
+
+
+async def _require_encoding(engine: TokenEngine) -> None:
+    if not (await engine.counts()).get("encoded_groups"):
+        raise StartupError(_NOT_ENCODED)

@@ -7,13 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from forebay.bench.gpu import model
+from forebay.bench.result.machine import has_bfloat16
 from forebay.engines.start import vllm
+from forebay.errors import StartupError
 from forebay.settings import Settings
 
 GPU_ONLY: Final = "gpu_only"
 FOREBAY: Final = "forebay"
 ALWAYS_LOADS: Final = "forebay_always_loads"
 VLLM_CPU: Final = "vllm_cpu"
+VLLM_FILES: Final = "vllm_cpu_and_files"  # with files beneath its CPU tier
+WITH_POOL: Final = frozenset({FOREBAY, ALWAYS_LOADS})
+_NO_BFLOAT16: Final = (
+    "only bfloat16 can be encoded, and vLLM has no kernels of it for this processor."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,20 @@ class RowScale:
     @property
     def token_bytes(self) -> int:
         return model.token_bytes(self.config)
+
+    def in_bfloat16(self) -> "RowScale":
+        """The same work with KV that can be encoded; the engine's own cache holds as many tokens.
+
+        A StartupError where a rehearsal's processor cannot compute with it.
+        """
+        if self.config["torch_dtype"] == "bfloat16":
+            return self
+        if not has_bfloat16():
+            raise StartupError(_NO_BFLOAT16)
+        arguments = {**self.arguments, "dtype": "bfloat16"}
+        arguments["kv_cache_memory_bytes"] //= 2
+        config = {**self.config, "torch_dtype": "bfloat16"}
+        return replace(self, config=config, arguments=arguments)
 
     def of_model(self, name: str) -> "RowScale":
         """The same work for another kind of model, with fewer repeats."""
@@ -138,7 +159,7 @@ SCALES: Final = {scale.name: scale for scale in (FULL, TINY)}
 def arguments(variant: str, scale: RowScale, directory: str, socket: str) -> dict[str, Any]:
     """What an engine of this variant is started with."""
     plain = {**scale.arguments, "model": directory}
-    if variant in {FOREBAY, ALWAYS_LOADS}:
+    if variant in WITH_POOL:
         settings = Settings(no_pool="fail", weights_id="made-up", **scale.settings)
         transfer = vllm.transfer_config(settings, socket)
         extra = transfer["kv_connector_extra_config"]
@@ -146,9 +167,17 @@ def arguments(variant: str, scale: RowScale, directory: str, socket: str) -> dic
         if variant == ALWAYS_LOADS:
             extra["always_load"] = True
         return {**plain, "kv_transfer_config": transfer}
-    if variant == VLLM_CPU:
-        # What --kv-offloading-size does; that flag itself would compile the model anew.
-        native = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-        extra = {"cpu_bytes_to_use": scale.dram_bytes}
-        return {**plain, "kv_transfer_config": {**native, "kv_connector_extra_config": extra}}
-    return plain
+    return {**plain, **vllm_tiers(scale.dram_bytes)} if variant == VLLM_CPU else plain
+
+
+def vllm_tiers(dram_bytes: int, directory: str = "") -> dict[str, Any]:
+    """What starts vLLM's CPU tier, and beneath it, where a directory is named, its tier of files.
+
+    It does what --kv-offloading-size does; that flag itself would compile the model anew.
+    """
+    extra: dict[str, Any] = {"cpu_bytes_to_use": dram_bytes}
+    if directory:
+        extra["spec_name"] = "TieringOffloadingSpec"
+        extra["secondary_tiers"] = [{"type": "fs", "root_dir": directory}]
+    native = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    return {"kv_transfer_config": {**native, "kv_connector_extra_config": extra}}

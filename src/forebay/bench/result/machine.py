@@ -70,6 +70,12 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
+def has_bfloat16() -> bool:
+    """Whether vLLM computes in bfloat16 on this processor; on some of ARM it would be ended."""
+    words = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+    return "asimd" not in words or "bf16" in words
+
+
 def gpus() -> list[str]:
     """Name, memory and driver of each; none where there is no GPU."""
     command = [

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from forebay.engines.copies.gather import upload
 from forebay.record.exponents import escapes_max
 
 PROGRAMS: Final = 24
@@ -224,13 +225,7 @@ def decode_pages(slots: Any, pages: Any, page_bytes: int, programs: int = PROGRA
 
 def _launch(kernel: Any, sources: Any, targets: Any, page_bytes: int, programs: int) -> None:
     count, values = len(sources), page_bytes // 2
-    is_there = torch.cuda.is_available()  # else these kernels are interpreted
-    # Rows begin at 16 bytes, or an odd count would be another kernel, compiled when it is needed.
-    pair = torch.empty((2, count + count % 2), dtype=torch.int64, pin_memory=is_there)
-    both = pair.numpy()
-    both[0, :count], both[1, :count] = sources, targets
-    # The allocator keeps the pinned pair until the upload is done.
-    here = pair.to("cuda", non_blocking=True) if is_there else pair
+    here = upload(sources, targets, is_interpreted=not torch.cuda.is_available())
     lanes = min(triton.next_power_of_2(values // 8), _LANES)
     room = escapes_max(page_bytes)
     kernel[(min(programs, count),)](

@@ -40,15 +40,23 @@ def _copy_pages(  # type: ignore[no-untyped-def]  # noqa: ANN202
 
 def copy_pages(sources: Any, targets: Any, page_bytes: int, programs: int = PROGRAMS) -> None:
     """Copy pages of 16-byte multiples between int64 arrays of addresses, on the current stream."""
-    count = len(sources)
-    # Rows begin at 16 bytes, or an odd count would be another kernel, compiled when it is needed.
-    pair = torch.empty((2, count + count % 2), dtype=torch.int64, pin_memory=True)
-    both = pair.numpy()
-    both[0, :count], both[1, :count] = sources, targets
-    # The allocator keeps the pinned pair until the upload is done.
-    here = pair.to("cuda", non_blocking=True)
+    here, count = upload(sources, targets), len(sources)
     words = page_bytes // 8
     lanes = min(triton.next_power_of_2(words), _CHUNK_BYTES // 8)
     _copy_pages[(min(programs, count),)](
         here[0], here[1], count, words, WORDS=lanes, num_warps=_WARPS
     )
+
+
+def upload(sources: Any, targets: Any, *, is_interpreted: bool = False) -> Any:
+    """Two arrays of addresses as the rows of a tensor on the GPU; rows may be longer by one.
+
+    The current stream has it before what it is given next.
+    """
+    count = len(sources)
+    # Rows begin at 16 bytes, or an odd count would be another kernel, compiled when it is needed.
+    pair = torch.empty((2, count + count % 2), dtype=torch.int64, pin_memory=not is_interpreted)
+    both = pair.numpy()
+    both[0, :count], both[1, :count] = sources, targets
+    # The allocator keeps the pinned pair until the upload is done.
+    return pair if is_interpreted else pair.to("cuda", non_blocking=True)

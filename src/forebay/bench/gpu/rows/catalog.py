@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from forebay.bench.gpu.rows import cold, disk, headline, memory, swap
+from forebay.bench.gpu.rows import cold, disk, headline, long_dialogs, memory, swap
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import MLA, WINDOWS
 
@@ -20,7 +20,8 @@ async def _of_model(name: str, row: Row, run: RowRun) -> None:
 
 async def _compressed(row: Row, run: RowRun) -> None:
     """A row with KV encoded; its figures against those of the row itself say what that brings."""
-    run.scale = replace(run.scale, settings={**run.scale.settings, "compress": True})
+    scale = run.scale.in_bfloat16()
+    run.scale = replace(scale, settings={**scale.settings, "compress": True})
     await row(run)
 
 
@@ -38,12 +39,15 @@ ROWS: Final[dict[str, Row]] = {
     "small-pages": memory.small_pages,
     "dialogs-cold": cold.dialogs_cold,
     "dialogs-drive": cold.dialogs_drive,
+    "disk-carries-cold": cold.disk_carries_cold,
     "nvme-32k": disk.nvme_32k,
     "disk-carries": disk.disk_carries,
     "working-set": disk.working_set,
     "restart": disk.restart,
     "start-up": disk.start_up,
     "headline": headline.headline,
+    "dram-32k-32b": headline.dram_32k_32b,
+    "long-dialogs": long_dialogs.long_dialogs,
     "swap": swap.swap,
     "swap-alternating": swap.swap_alternating,
     **{f"{name}-compress": partial(_compressed, row) for name, row in _COMPRESSED.items()},

@@ -13,7 +13,7 @@ from forebay.bench.gpu import requests
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.requests import DIALOG_FIGURES, FinalTurn, milliseconds
 from forebay.bench.gpu.run import RowRun
-from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, GPU_ONLY
+from forebay.bench.gpu.variants import ALWAYS_LOADS, FOREBAY, GPU_ONLY, VLLM_CPU
 from forebay.bench.load.client import Completion
 from forebay.metrics.reading import tier_of
 
@@ -95,10 +95,11 @@ async def disk_carries(run: RowRun) -> None:
 async def working_set(run: RowRun) -> None:
     """Three times the clients: three times as much as DRAM holds comes back."""
     run.scale = replace(run.scale, clients=_WORKING_SET_CLIENTS * run.scale.clients)
-    await _beyond_dram(run, run.scale.dram_bytes)
+    peers = (VLLM_CPU,) if VLLM_CPU in run.scale.variants else ()
+    await _beyond_dram(run, run.scale.dram_bytes, peers)
 
 
-async def _beyond_dram(run: RowRun, dram_bytes: int) -> None:
+async def _beyond_dram(run: RowRun, dram_bytes: int, peers: Sequence[str] = ()) -> None:
     """Dialogs that DRAM does not hold, with a drive beneath it and on the GPU alone."""
     await run.clear_stage()
     scale = run.scale
@@ -115,9 +116,11 @@ async def _beyond_dram(run: RowRun, dram_bytes: int) -> None:
 
     for figure in DIALOG_FIGURES:
         run.results.ratio(f"forebay_to_gpu_{figure}", figure, FOREBAY, GPU_ONLY)
+        for peer in peers:
+            run.results.ratio(f"{peer}_to_gpu_{figure}", figure, peer, GPU_ONLY)
     async with (
         run.pool(dram_bytes, scale.disk_bytes) as pool,
-        run.engines((GPU_ONLY, FOREBAY), pool.socket) as engines,
+        run.engines((GPU_ONLY, FOREBAY, *peers), pool.socket) as engines,
     ):
         await run.repeat(engines, measure, scale.repeats)
 

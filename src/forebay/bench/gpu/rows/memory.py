@@ -86,30 +86,37 @@ async def dram_32k(run: RowRun) -> None:
     """One long prompt, computed, stored, and loaded from DRAM."""
 
     async def measure(variant: str, engine: TokenEngine, number: int) -> dict[str, Any]:
-        prompt = requests.prompt(run.scale, run.scale.long_tokens, 5000 + number)
-        computed = await engine.ask(prompt, 1)
-        await asyncio.sleep(1.0)  # what is stored behind the answer is stored by then
-        before = await engine.counts()
-        await engine.clear_cache()
-        loaded = await engine.ask(prompt, 1)
-        after = await engine.counts()
-        own = await engine.ask(prompt, 1)
-        found = {
-            "computed_ttft_ms": milliseconds(computed),
-            "loaded_ttft_ms": milliseconds(loaded),
-            "own_cache_ttft_ms": milliseconds(own),
-            "loaded_cached": loaded.cached_tokens,
-            "tokens_equal": computed.tokens == loaded.tokens == own.tokens,
-        }
-        if variant == FOREBAY:
-            found["load_gb_s"] = _rate(before, after, "loaded.bytes", "load_us")
-            found["store_gb_s"] = _rate({}, before, "stored.bytes", "store_us")
-        return found
+        return await long_prompt(run, variant, engine, number)
 
     run.results.ratio("loaded_ttft_forebay_to_vllm", "loaded_ttft_ms", FOREBAY, VLLM_CPU)
     run.results.ratio("loaded_ttft_forebay_to_gpu_only", "loaded_ttft_ms", FOREBAY, GPU_ONLY)
     engines = await run.stage(run.scale.variants, run.scale.dram_bytes)
     await run.repeat(engines, measure, 2 * run.scale.repeats)
+
+
+async def long_prompt(
+    run: RowRun, variant: str, engine: TokenEngine, number: int
+) -> dict[str, Any]:
+    """A prompt that nobody has asked: computed, then from the tier beneath, then from the GPU."""
+    prompt = requests.prompt(run.scale, run.scale.long_tokens, 5000 + number)
+    computed = await engine.ask(prompt, 1)
+    await asyncio.sleep(1.0)  # what is stored behind the answer is stored by then
+    before = await engine.counts()
+    await engine.clear_cache()
+    loaded = await engine.ask(prompt, 1)
+    after = await engine.counts()
+    own = await engine.ask(prompt, 1)
+    found = {
+        "computed_ttft_ms": milliseconds(computed),
+        "loaded_ttft_ms": milliseconds(loaded),
+        "own_cache_ttft_ms": milliseconds(own),
+        "loaded_cached": loaded.cached_tokens,
+        "tokens_equal": computed.tokens == loaded.tokens == own.tokens,
+    }
+    if variant == FOREBAY:
+        found["load_gb_s"] = _rate(before, after, "loaded.bytes", "load_us")
+        found["store_gb_s"] = _rate({}, before, "stored.bytes", "store_us")
+    return found
 
 
 def _rate(before: dict[str, int], after: dict[str, int], moved: str, took: str) -> float:

@@ -95,8 +95,7 @@ async def swap_alternating(run: RowRun) -> None:
             run.pool(run.scale.dram_bytes) as pool,
             _models(run, variant, pool.socket) as both,
         ):
-            counts = [await _phase(run, both, name) for name in _NAMES]
-            return {"requests": sum(counts), "requests_of_each": counts}
+            return await run.measured(_alternating(run, both))
 
     await run.repeat(dict.fromkeys((SLEEP, STOP)), measure, 1)
 
@@ -118,6 +117,11 @@ async def _returning(run: RowRun, both: SwappedModels) -> dict[str, Any]:
         "compute_ms": _ms(fresh.ttft_s),
         "return_to_compute": round(back.ttft_s / fresh.ttft_s, 4),
     }
+
+
+async def _alternating(run: RowRun, both: SwappedModels) -> dict[str, Any]:
+    counts = [await _phase(run, both, name) for name in _NAMES]
+    return {"requests": sum(counts), "requests_of_each": counts}
 
 
 async def _phase(run: RowRun, both: SwappedModels, name: str) -> int:

@@ -7,9 +7,10 @@ class CountsExtension:
     """A mixin of vLLM's worker: its methods are called by name, through `/collective_rpc`."""
 
     def forebay_counts(self) -> dict[str, int]:
-        """What the connector's worker side has counted; `reach_bytes` is -1 where it is unknown.
+        """What the connector's worker side has counted.
 
-        These are newer than those on `/metrics`, which come with the next step.
+        `reach_bytes` is -1 where it is unknown; of `encoded_groups` groups KV is encoded. These are
+        newer than those on `/metrics`, which come with the next step.
         """
         from vllm.distributed.kv_transfer import (  # noqa: PLC0415 - in the worker only
             get_kv_transfer_group,
@@ -20,4 +21,6 @@ class CountsExtension:
         side = getattr(connector, "_worker", None)
         copies = getattr(side, "_copies", None)
         reach_bytes = getattr(copies, "reach_bytes", -1)
-        return {**getattr(side, "counts", {}), "reach_bytes": reach_bytes}
+        encoded_groups = sum(map(bool, getattr(side, "encodes", ())))
+        counts = getattr(side, "counts", {})
+        return {**counts, "reach_bytes": reach_bytes, "encoded_groups": encoded_groups}
