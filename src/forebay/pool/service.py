@@ -36,9 +36,10 @@ from forebay.pool.session import ProbeTold
 from forebay.pool.trace import Recorder
 from forebay.quantity import format_size
 from forebay.record.keyring import Keyring
-from forebay.settings import Settings, parse_trace
+from forebay.settings import Settings, parse_numa, parse_trace
 from forebay.sys import processes, sockets
 from forebay.sys.clock import Clock
+from forebay.sys.machine.placement import Placement
 from forebay.sys.processes import Wake
 from forebay.sys.world import World
 from forebay.tiers.disk import Directory, DiskTier, Options
@@ -229,6 +230,7 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     flags += ["--linger", str(settings.linger_s)]
     flags += ["--read-depth", str(settings.read_depth), "--write-depth", str(settings.write_depth)]
     flags += ["--huge-pages" if settings.huge_pages else "--no-huge-pages"]
+    flags += ["--numa", settings.numa]
     flags += ["--verify-dram" if settings.verify_dram else "--no-verify-dram"]
     flags += ["--disk-writes-a-day", str(settings.disk_writes_a_day)]
     flags += ["--disk-rated-life", str(settings.disk_rated_life)]
@@ -272,6 +274,7 @@ def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOpti
         _secret(settings),
         settings.tenant,
         partial(Learned, _lower_tiers(settings), PrefetchMode(settings.prefetch)),
+        Placement(*parse_numa(settings.numa)),
     )
 
 

@@ -39,6 +39,7 @@ _SETTINGS: Final = (
     "socket",
     "allow_uid",
     "huge_pages",
+    "numa",
     "weights_id",
     "chunk_tokens",
     "min_tokens",

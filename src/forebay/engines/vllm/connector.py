@@ -32,6 +32,7 @@ from forebay.engines.sharing import (
     find_pool,
     must_share,
 )
+from forebay.engines.start.gpus import near_gpus
 from forebay.engines.start.vllm import always_loads, settings_of
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.inputs import Inputs
@@ -67,7 +68,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._onlooker: PoolSession | None = None  # of an engine that shares nothing
         self._reporter: Reporter | None = None
         self._config = vllm_config
-        self.settings = settings_of(vllm_config.kv_transfer_config)
+        gpus = int(vllm_config.parallel_config.world_size)
+        self.settings = near_gpus(settings_of(vllm_config.kv_transfer_config), gpus)
         self._cache = kv_cache_config
         self._scheduler: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
