@@ -39,7 +39,7 @@ from forebay.record.keyring import Keyring
 from forebay.settings import Settings, parse_numa, parse_trace
 from forebay.sys import processes, sockets
 from forebay.sys.clock import Clock
-from forebay.sys.machine.placement import Placement
+from forebay.sys.machine.placement import NodePlacement
 from forebay.sys.processes import Wake
 from forebay.sys.world import World
 from forebay.tiers.disk import Directory, DiskTier, Options
@@ -90,11 +90,12 @@ class Service:
         world, limits = world or World(), limits or ServerLimits()
         address = find_address(settings.socket)
         prepare(address)
-        lock = take_lock(address) if lock is None else lock
+        inherited, lock = lock, take_lock(address) if lock is None else lock
         if lock is None:
             raise StartupError(f"a pool is running at {address.path} already; stop it first.")
         with contextlib.ExitStack() as undo:
-            undo.callback(processes.close, lock)
+            if inherited is None:  # an engine that sees it free reads why: not before it is said
+                undo.callback(processes.close, lock)
             wake = Wake()
             undo.callback(wake.close)
             recorder = Recorder(*parse_trace(settings.trace)) if settings.trace else None
@@ -274,7 +275,7 @@ def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOpti
         _secret(settings),
         settings.tenant,
         partial(Learned, _lower_tiers(settings), PrefetchMode(settings.prefetch)),
-        Placement(*parse_numa(settings.numa)),
+        NodePlacement(*parse_numa(settings.numa)),
     )
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
 from forebay.sys.machine import binding
+from forebay.sys.machine.placement import ANYWHERE
 from forebay.sys.memory import LARGE_PAGE_BYTES, ask_for_large_pages, populate
 
 SEGMENTS_MAX: Final = 32  # of one slab; their descriptors go over a socket in one message
@@ -92,6 +93,7 @@ class SharedMemory:
         finally:
             os.close(probe)
         self.segments: list[Segment] = []
+        self.placement = ANYWHERE  # where it is to be taken from
         self.bytes_on_nodes: dict[int, int] = {}  # when last looked at; empty: not known
         self.limit_bytes = limit_bytes
         self.view = self._range.view

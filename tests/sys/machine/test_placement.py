@@ -1,6 +1,7 @@
 """Memory is taken near the GPU where there is room, and never from a GPU's own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sys.machine.planted import (
@@ -14,17 +15,17 @@ from tests.sys.machine.planted import (
     write,
 )
 
-from forebay.sys.machine.placement import ChosenNodes, Placement
+from forebay.sys.machine.placement import ChosenNodes, NodePlacement
 
 
-def chosen(root: Path, mib: int = 50, *, huge_pages: bool = False, **wanted: tuple) -> ChosenNodes:
-    return Placement(root=root, **wanted).choose(mib * MIB, huge_pages=huge_pages)
+def chosen(root: Path, mib: int = 50, *, huge_pages: bool = False, **wanted: Any) -> ChosenNodes:
+    return NodePlacement(root=root, **wanted).choose(mib * MIB, huge_pages=huge_pages)
 
 
 def test_memory_is_near_the_gpu(tmp_path: Path) -> None:
     two_sockets(tmp_path)
-    assert chosen(tmp_path) == ({1}, "NUMA node 1, near the GPU", "")
-    assert Placement(is_on=False, root=tmp_path).choose(MIB) == ChosenNodes()
+    assert chosen(tmp_path) == ChosenNodes(frozenset({1}), "NUMA node 1, near the GPU")
+    assert NodePlacement(is_on=False, root=tmp_path).choose(MIB) == ChosenNodes()
 
 
 def test_an_engines_gpus_count_and_not_those_of_others(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_memory_of_a_gpu_is_never_chosen(tmp_path: Path, node: int) -> None:
 
 def test_memory_of_a_gpu_is_never_chosen_where_no_gpu_is_known(tmp_path: Path) -> None:
     plant_nodes(tmp_path, {0: 60, 1: 1000}, "0")
-    assert chosen(tmp_path) == ({0}, "NUMA node 0, all that have CPUs", "")
+    assert chosen(tmp_path) == ChosenNodes(frozenset({0}), "NUMA node 0, all that have CPUs")
     assert "leaves 60 MiB" in chosen(tmp_path, 61).refusal
 
 
@@ -67,20 +68,22 @@ def test_two_superchips_have_their_memory_each_and_share_it_where_one_has_too_li
     plant_gpu(tmp_path, GPU, 10)
     assert chosen(tmp_path).nodes == {1}, "the shortest way from node 10"
     found = chosen(tmp_path, 100)
-    assert found == ({0, 1}, "not all of it fits on NUMA node 1, near the GPU", "")
+    assert found == ChosenNodes(
+        frozenset({0, 1}), "not all of it fits on NUMA node 1, near the GPU"
+    )
 
 
 def test_nodes_that_were_named_are_taken_or_refused(tmp_path: Path) -> None:
     plant_nodes(tmp_path, {0: 60, 1: 60, 2: 1000}, "0-1")
     write(tmp_path, "proc/self/status", "Mems_allowed_list:\t1-2\n")
-    assert chosen(tmp_path, nodes=(1,)) == ({1}, "NUMA node 1, as asked", "")
+    assert chosen(tmp_path, nodes=(1,)) == ChosenNodes(frozenset({1}), "NUMA node 1, as asked")
     refusals = {
         (0, 1): "NUMA node 0 may not be used by this process; change --numa",
         (2,): "NUMA node 2 has no CPUs: it may be a GPU's own memory; change --numa",
         (1, 7): "NUMA node 7 has no memory; change --numa",
     }
     for nodes, refusal in refusals.items():
-        assert chosen(tmp_path, nodes=nodes) == (frozenset(), "", refusal)
+        assert chosen(tmp_path, nodes=nodes) == ChosenNodes(refusal=refusal)
     assert "the memory of NUMA node 1 leaves 60 MiB" in chosen(tmp_path, 61, nodes=(1,)).refusal
 
 

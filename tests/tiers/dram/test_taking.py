@@ -13,7 +13,7 @@ from tests.sys.machine.planted import GPU, plant_gpu, plant_nodes, two_sockets
 
 from forebay.errors import StartupError
 from forebay.sys.machine.nodes import allowed_nodes
-from forebay.sys.machine.placement import Placement
+from forebay.sys.machine.placement import NodePlacement
 from forebay.sys.memory import PAGE_BYTES, AvailableMemory, total_memory_bytes
 from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
 from forebay.tiers.dram.taking import add_memory, take_memory
@@ -144,8 +144,8 @@ except StartupError as error:
     assert begun.endswith("of addresses cannot be had (Cannot allocate memory; see ulimit -v).")
 
 
-def placed(root: Path, **wanted: object) -> Placement:
-    return Placement(root=root, **wanted)  # type: ignore[arg-type]
+def placed(root: Path, **wanted: object) -> NodePlacement:
+    return NodePlacement(root=root, **wanted)  # type: ignore[arg-type]
 
 
 def is_bound() -> str:
@@ -159,17 +159,17 @@ def test_memory_is_bound_to_the_nodes_that_are_wanted(caplog: pytest.LogCaptureF
     node = min(allowed_nodes(Path("/")), default=0)
     with caplog.at_level(logging.INFO):
         try:
-            memory = take_memory(MIB, Placement(nodes=(node,)))
+            memory = take_memory(MIB, NodePlacement(nodes=(node,)))
         except StartupError as error:
             assert "SYS_NICE" in str(error)  # noqa: PT017
             pytest.skip(str(error))
     assert is_bound() == f"bind:{node}"
     assert f"1 MiB of DRAM: NUMA node {node}, as asked" in caplog.text
     assert memory.bytes_on_nodes == {node: MIB}
-    assert add_memory(memory, MIB, Placement(nodes=(node,))) == ""
+    assert add_memory(memory, MIB) == ""
     assert memory.bytes_on_nodes == {node: 2 * MIB}
     memory.close()
-    memory = take_memory(MIB, Placement())
+    memory = take_memory(MIB, NodePlacement())
     assert not is_bound().startswith("bind") or len(allowed_nodes(Path("/"))) > 1
     memory.close()
 
@@ -179,8 +179,8 @@ def test_t49_a_named_node_without_that_much_memory_is_a_sentence(tmp_path: Path)
     wanted = "2 MiB of DRAM are asked for and the memory of NUMA node 0 leaves 1 MiB"
     with pytest.raises(StartupError, match=f"^{wanted}; lower --dram.$"):
         take_memory(2 * MIB, placed(root, nodes=(0,)))
-    memory = take_memory(0)
-    assert add_memory(memory, 2 * MIB, placed(root, nodes=(0,))) == wanted
+    memory = take_memory(0, placed(root, nodes=(0,)))
+    assert add_memory(memory, 2 * MIB) == wanted
     assert memory.segments == []
     memory.close()
 

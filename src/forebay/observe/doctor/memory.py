@@ -22,7 +22,7 @@ from forebay.settings import parse_numa
 from forebay.sys.machine import limits, nodes
 from forebay.sys.machine.gpus import gpu_addresses, node_of
 from forebay.sys.machine.limits import LimitName
-from forebay.sys.machine.placement import Placement
+from forebay.sys.machine.placement import NodePlacement
 from forebay.sys.memory import available_memory, total_memory_bytes
 from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
 
@@ -174,7 +174,7 @@ def _transparent(facts: Facts) -> Iterator[Observation]:
 def _nodes(facts: Facts) -> Iterator[Observation]:
     """Where DRAM lies, or would, and where the GPUs are."""
     every = nodes.memory_nodes(facts.root)
-    wanted = Placement(*parse_numa(facts.settings.numa), facts.root)
+    wanted = NodePlacement(*parse_numa(facts.settings.numa), facts.root)
     gpus = wanted.gpus or tuple(gpu_addresses(facts.root))
     near, where = wanted.near(), _nodes_of_gpus(gpus, facts.root)
     if len(every) < 2:

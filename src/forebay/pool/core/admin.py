@@ -18,9 +18,8 @@ from forebay.pool.encryption import Encryption
 from forebay.pool.messages import NAMESPACE_RULE, AdminReply, Clear, Resize, is_namespace
 from forebay.pool.session import Session
 from forebay.quantity import SIZE_BYTES_MAX, format_size
-from forebay.sys.machine.placement import Placement
 from forebay.sys.shared import Segment
-from forebay.tiers.dram.taking import ANYWHERE, add_memory
+from forebay.tiers.dram.taking import add_memory
 from forebay.tiers.dram.wiping import wipe_free
 from forebay.tiers.quotas import FLOORS
 
@@ -53,10 +52,8 @@ class AdminOperations:
         parts: CoreParts,
         grown: Callable[[Segment], None],
         encryption: Encryption | None = None,
-        placement: Placement = ANYWHERE,
     ) -> None:
         """`grown` is called before a segment is used that was added to the slab."""
-        self._placement = placement
         self._grown = grown
         self._encryption = encryption
         self._is_growing = False
@@ -167,7 +164,7 @@ class AdminOperations:
         try:
             reply = self._resize_disks(message)
             if reply.ok and missing_bytes:
-                refused = add_memory(self._dram.slab.memory, missing_bytes, self._placement)
+                refused = add_memory(self._dram.slab.memory, missing_bytes)
                 reply = AdminReply(ok=False, sentence=f"{refused}.") if refused else reply
             if reply.ok and message.dram_bytes >= 0:
                 self._complete(partial(self._resize_dram, message.dram_bytes))

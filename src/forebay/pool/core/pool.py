@@ -62,13 +62,13 @@ from forebay.pool.messages import (
 from forebay.pool.policy.contract import Policy
 from forebay.pool.policy.learned import Learned
 from forebay.pool.session import Core, ProbeTold, Session, Work
-from forebay.sys.machine.placement import Placement
+from forebay.sys.machine.placement import ANYWHERE, NodePlacement
 from forebay.sys.shared import Segment
 from forebay.sys.world import World
 from forebay.tenants import TenantSetting
 from forebay.tiers.contract import Removed, WarmStart
 from forebay.tiers.dram.slab import Slab, arena_bytes_for
-from forebay.tiers.dram.taking import ANYWHERE, take_memory
+from forebay.tiers.dram.taking import take_memory
 
 _FLUSH_STEP_S: Final = 0.002
 
@@ -86,7 +86,7 @@ class PoolOptions:
     tenant_secret: bytes = b""  # empty: everybody is the default tenant
     tenants: tuple[TenantSetting, ...] = ()
     new_policy: NewPolicy = Learned  # for a tenant more
-    placement: Placement = ANYWHERE  # of DRAM
+    placement: NodePlacement = ANYWHERE  # of DRAM
 
 
 class Pool(Core):
@@ -157,9 +157,7 @@ class Pool(Core):
         self._stores = Stores(parts, self._write_behind, loads_wait)
         self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
         self._prober = Prober(parts, hasher, self._acquisition.damaged)
-        self._admin = AdminOperations(
-            parts, self._slab_grown, options.encryption, options.placement
-        )
+        self._admin = AdminOperations(parts, self._slab_grown, options.encryption)
         self._tenancy = Tenancy(parts, self._acquisition, self._admin)
         self._status = Status(
             parts, self._acquisition, self._stores, self._write_behind, options.lives

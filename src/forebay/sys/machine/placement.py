@@ -9,7 +9,7 @@ named are taken or refused.
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from forebay.quantity import format_size
 from forebay.sys.machine import gpus as of_pci
@@ -25,7 +25,7 @@ class ChosenNodes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class NodePlacement:
     """What is wished for: by default, near all GPUs of this machine."""
 
     is_on: bool = True
@@ -93,3 +93,6 @@ def _full(nodes: Collection[int], size_bytes: int, left_bytes: int) -> ChosenNod
         refusal=f"{format_size(size_bytes)} of DRAM are asked for and the memory of NUMA node"
         f" {of_machine.list_of(nodes)} leaves {format_size(left_bytes)}"
     )
+
+
+ANYWHERE: Final = NodePlacement(is_on=False)

@@ -14,17 +14,16 @@ from typing import Final
 from forebay.errors import StartupError
 from forebay.quantity import format_size
 from forebay.sys.machine.binding import BindingError
-from forebay.sys.machine.placement import Placement
+from forebay.sys.machine.placement import ANYWHERE, NodePlacement
 from forebay.sys.memory import available_memory, total_memory_bytes
 from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
 
 _PROGRESS_S: Final = 2.0
-ANYWHERE: Final = Placement(is_on=False)
 _log: Final = logging.getLogger(__name__)
 
 
 def take_memory(
-    size_bytes: int, placement: Placement = ANYWHERE, *, huge_pages: bool = False
+    size_bytes: int, placement: NodePlacement = ANYWHERE, *, huge_pages: bool = False
 ) -> SharedMemory:
     """Memory of this size, which can grow up to the machine's; a StartupError says why not.
 
@@ -42,7 +41,8 @@ def take_memory(
     if isinstance(memory, OSError):
         what = "huge pages" if huge_pages else f"{format_size(size_bytes)} of addresses"
         raise StartupError(f"{what} cannot be had ({memory.strerror}; see ulimit -v).")
-    refused = add_memory(memory, size_bytes, placement) if size_bytes else ""
+    memory.placement = placement
+    refused = add_memory(memory, size_bytes) if size_bytes else ""
     if refused:
         memory.close()
         advice = "" if "--numa" in refused else "; lower --dram"
@@ -57,9 +57,9 @@ def _addresses(limit_bytes: int, *, huge_pages: bool) -> SharedMemory | OSError:
         return error
 
 
-def add_memory(memory: SharedMemory, size_bytes: int, placement: Placement = ANYWHERE) -> str:
+def add_memory(memory: SharedMemory, size_bytes: int) -> str:
     """Take so much more; why not, without a full stop, or nothing. Waits: not the pool's thread."""
-    return _why_not(memory, size_bytes) or _take(memory, size_bytes, placement)
+    return _why_not(memory, size_bytes) or _take(memory, size_bytes)
 
 
 def _why_not(memory: SharedMemory, size_bytes: int) -> str:
@@ -83,16 +83,16 @@ def _why_not(memory: SharedMemory, size_bytes: int) -> str:
     return ""
 
 
-def _take(memory: SharedMemory, size_bytes: int, placement: Placement) -> str:
+def _take(memory: SharedMemory, size_bytes: int) -> str:
     wanted, begun = format_size(size_bytes), time.monotonic()
-    chosen = placement.choose(size_bytes, huge_pages=memory.huge_pages)
+    chosen = memory.placement.choose(size_bytes, huge_pages=memory.huge_pages)
     if chosen.refusal:
         return chosen.refusal
     if chosen.why:
         _log.info("%s of DRAM: %s", wanted, chosen.why)
     extend = partial(memory.extend, size_bytes, _progress(wanted, begun))
     try:
-        _extend(extend, chosen.nodes, must_be_bound=bool(placement.nodes))
+        _extend(extend, chosen.nodes, must_be_bound=bool(memory.placement.nodes))
     except BindingError as error:
         return (
             f"{chosen.why}, cannot be had ({error.strerror}; containers need the capability"
