@@ -340,6 +340,12 @@ class Settings:
         "Store KV that is bfloat16 in 0.76 of its size, without loss, encoded by the GPU; other KV"
         " is stored as it is. Engines with it and without it do not share what they encode.",
     )
+    verify_compress: bool = _setting(
+        False,
+        _switch,
+        "Compare all that a GPU encodes or decodes with what the CPU makes of it, and end the"
+        " engine where they differ: to look for a fault, too slow for service.",
+    )
     min_tokens: int = _setting(
         256, _count, "Prefixes shorter than this many tokens are neither stored nor loaded."
     )

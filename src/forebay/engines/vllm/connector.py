@@ -136,6 +136,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             path, uids = service.socket_path(self.settings), self.settings.allow_uid
             self._told = identity.told_by(config, cache, self._shape)
             self._worker = WorkerConnector(path, self._shape, clock, uids, self._told.shard)
+            self._worker.is_checked = self.settings.verify_compress
 
     def _weights_directories(self, config: Any) -> list[str]:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""
