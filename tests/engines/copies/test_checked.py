@@ -1,5 +1,6 @@
 """What a GPU encodes and decodes is compared with the reference where that is asked for."""
 
+import ctypes
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,8 +33,6 @@ class Wrong(SimulatedDriver):
 
 
 def flip(address: int) -> None:
-    import ctypes
-
     ctypes.c_uint8.from_address(address).value ^= 1
 
 

@@ -125,3 +125,19 @@ def test_huge_pages_are_counted_as_such(tmp_path: Path) -> None:
     assert chosen(tmp_path, 51, huge_pages=True).nodes == frozenset()
     write(tmp_path, pages, "?\n")
     assert chosen(tmp_path, 51, huge_pages=True).nodes == {1}
+
+
+@pytest.mark.parametrize(
+    ("policy", "nodes"),
+    [
+        *(("default", {1}), ("local", {1}), ("bind:0", {0}), ("bind=static:0-1", {1})),
+        *(("interleave:0-1", set()), ("prefer:0", set()), ("weighted interleave:0-1", set())),
+    ],
+)
+def test_a_policy_of_the_process_comes_first(tmp_path: Path, policy: str, nodes: set[int]) -> None:
+    """An operator who has pools interleave their memory has a reason for it."""
+    two_sockets(tmp_path)
+    write(tmp_path, "proc/self/numa_maps", f"55d0c5a00000 {policy} file=/usr/bin/python3 N0=1\n")
+    assert chosen(tmp_path).nodes == nodes
+    if "bind" not in policy:
+        assert chosen(tmp_path, nodes=(0,)).nodes == {0}, "what is named holds all the same"

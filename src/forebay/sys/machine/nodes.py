@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 _NODES: Final = "sys/devices/system/node"
 _FREE: Final = ("MemFree:", "Active(file):", "Inactive(file):")  # can be had, or dropped
+_WITHOUT_WISHES: Final = ("", "default", "local", "bind")  # policies; bind allows, and no more
 _POLICY_BYTES: Final = 256  # the first mapping is ended by then; all of them take long to read
 
 
@@ -91,22 +92,31 @@ def _allowed_by_cpuset(root: Path) -> set[int]:
     return set()
 
 
+def has_wishes(root: Path) -> bool:
+    """Whether this process was given a policy that prefers some nodes, or spreads over them."""
+    return _policy(root).partition(":")[0].partition("=")[0] not in _WITHOUT_WISHES
+
+
 def _bound_to(root: Path) -> set[int]:
     """The nodes of a policy that allows no others; empty: it allows all."""
+    mode, _, nodes = _policy(root).partition(":")
+    return _numbers_in(nodes) if mode.partition("=")[0] == "bind" else set()
+
+
+def _policy(root: Path) -> str:
+    """The policy that we run under, as the kernel writes it: bind:0-1. Empty: not known."""
     try:
         descriptor = os.open(root / "proc/self/numa_maps", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # a kernel without nodes
-        return set()
+        return ""
     try:
         text = os.read(descriptor, _POLICY_BYTES).decode("ascii", "replace")
     except OSError:
-        return set()
+        return ""
     finally:
         os.close(descriptor)
     # "address policy …", of a mapping without a policy of its own
-    policy = text.split()[1:2]
-    mode, _, nodes = policy[0].partition(":") if policy else ("", "", "")
-    return _numbers_in(nodes) if mode.partition("=")[0] == "bind" else set()
+    return "".join(text.split()[1:2])
 
 
 def _left_bytes(node: Path) -> int | None:

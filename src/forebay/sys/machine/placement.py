@@ -1,7 +1,8 @@
 """On which memory nodes a slab is to lie.
 
 Near the GPUs whose engines copy from it, where these are known and that much memory is left there;
-else wherever the kernel takes it. But never on a node without CPUs: on machines whose GPUs share
+else wherever the kernel takes it, as it does if the pool was started with a policy that prefers or
+interleaves nodes (`numactl`). But never on a node without CPUs: on machines whose GPUs share
 their addresses with the CPUs (Grace), such a node is a GPU's own memory. Nodes that an operator
 named are taken or refused.
 """
@@ -39,6 +40,8 @@ class NodePlacement:
             return ChosenNodes()
         if self.nodes:
             return self._named(size_bytes, huge_pages=huge_pages)
+        if of_machine.has_wishes(self.root):
+            return ChosenNodes()
         every, usable = of_machine.memory_nodes(self.root), of_machine.allowed_nodes(self.root)
         with_cpus = usable & of_machine.cpu_nodes(self.root)
         near = self.near() & with_cpus
