@@ -10,11 +10,13 @@ from forebay import settings
 from forebay.errors import SettingsError
 from forebay.settings import (
     DiskSetting,
+    NumaSetting,
     Settings,
     build,
     from_environment,
     from_file,
     from_flags,
+    parse_numa,
     parse_trace,
 )
 
@@ -26,7 +28,7 @@ def refused(*sources: settings.SettingsSource) -> str:
 
 
 def test_few_fields_each_with_a_sentence() -> None:
-    assert len(fields(Settings)) <= 30
+    assert len(fields(Settings)) <= 32
     for name, doc, default in settings.documentation():
         assert doc.endswith("."), name
         assert default, name
@@ -101,6 +103,12 @@ def test_an_unknown_name_is_refused_with_its_origin_and_the_nearest_one(tmp_path
         ("remote", ["gs://bucket?cap=1TiB"]),
         ("remote", ["file:///a?cap=1GiB", "file:///a/?cap=2GiB"]),
         ("allow_uid", "root"),
+        ("numa", "near"),
+        ("numa", "0,auto"),
+        ("numa", "1000"),
+        ("numa", "3b:00.0"),
+        ("numa", ""),
+        ("numa", True),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(name: str, value: Any) -> None:
@@ -141,3 +149,17 @@ def test_a_trace_may_say_where_it_ends() -> None:
     assert parse_trace("trace.jsonl:5MiB") == ("trace.jsonl", 5 << 20)
     assert build([from_flags({"trace": "t:1KiB"})]).trace == "t:1KiB"
     assert "no space" in refused(from_flags({"trace": "t:0"}))
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("auto", NumaSetting()),
+        ("OFF", NumaSetting(is_on=False)),
+        (1, NumaSetting(nodes=(1,))),
+        ("2, 0,2", NumaSetting(nodes=(0, 2))),
+        ("0000:3B:00.0,0000:b1:00.0", NumaSetting(gpus=("0000:3b:00.0", "0000:b1:00.0"))),
+    ],
+)
+def test_nodes_and_gpus_are_told_apart(said: object, found: NumaSetting) -> None:
+    assert parse_numa(build([from_flags({"numa": said})]).numa) == found

@@ -10,6 +10,7 @@ import difflib
 import ipaddress
 import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -30,6 +31,8 @@ TRACE_BYTES: Final = 1 << 30  # where a trace ends unless it is said otherwise
 DRAM_BYTES_MIN: Final = 4 << 20
 DISK_BYTES_MIN: Final = 64 << 20
 NEAR: Final = 0.75  # how alike two names are, of 1, for one to be a slip of the other
+_NODE: Final = re.compile(r"[0-9]|[1-9][0-9]{1,2}")  # of a memory node
+_PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _DOC: Final = "doc"
 _PARSE: Final = "parse"
 _ON: Final = frozenset({"true", "yes", "on", "1"})
@@ -123,6 +126,35 @@ def _prefetched(value: object) -> str:
     if value not in PREFETCHED:
         raise SettingsError(f"{_quoted(value)} is none of {', '.join(PREFETCHED)}.")
     return str(value)
+
+
+class NumaSetting(NamedTuple):
+    """Where DRAM is to lie: on nodes, near GPUs, or, of both none, near all GPUs of the machine."""
+
+    is_on: bool = True
+    nodes: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()  # PCI addresses
+
+
+def parse_numa(text: str) -> NumaSetting:
+    """`auto`, `off`, or a list of nodes, or of GPUs by PCI address."""
+    words = [word.strip().lower() for word in text.split(",")]
+    if words in (["auto"], ["off"]):
+        return NumaSetting(is_on=words == ["auto"])
+    if all(_NODE.fullmatch(word) for word in words):
+        return NumaSetting(nodes=tuple(sorted({int(word) for word in words})))
+    if all(_PCI.fullmatch(word) for word in words):
+        return NumaSetting(gpus=tuple(dict.fromkeys(words)))
+    raise SettingsError(
+        f"{_quoted(text)} is not auto, off, or a list of nodes (0,1) or of PCI addresses of GPUs"
+        " (0000:3b:00.0)."
+    )
+
+
+def _numa(value: object) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
+    parse_numa(text)
+    return text
 
 
 def _requests_shown(value: object) -> str:
@@ -309,6 +341,12 @@ class Settings:
         " other KV is stored as it is. Engines with this setting and engines without it do not"
         " share encoded chunks.",
     )
+    verify_compress: bool = _setting(
+        False,
+        _switch,
+        "Compare all that a GPU encodes or decodes with what the CPU makes of it, and end the"
+        " engine where they differ: to look for a fault, too slow for service.",
+    )
     min_tokens: int = _setting(
         256, _count, "Prefixes shorter than this many tokens are neither stored nor loaded."
     )
@@ -341,6 +379,12 @@ class Settings:
     )
     verify_dram: bool = _setting(False, _switch, "Verify chunks in host memory again at every hit.")
     huge_pages: bool = _setting(False, _switch, "Back host memory with 2 MiB pages.")
+    numa: str = _setting(
+        "auto",
+        _numa,
+        "NUMA nodes that host memory comes from: auto (near the engine's GPUs, where that much is"
+        " left; never a GPU's own memory), off, or nodes, as 0 or 0,1: these or none.",
+    )
     linger_s: float = _setting(
         600.0, _duration, "Seconds that a pool started by an engine outlives its last engine."
     )

@@ -20,6 +20,7 @@ from forebay.pool.service import Service, join_or_start, socket_path
 from forebay.settings import DiskSetting, Settings
 from forebay.sys import sockets
 from forebay.sys.disk import Disk
+from forebay.sys.machine.nodes import allowed_nodes
 from forebay.sys.world import World
 
 STARTER = """
@@ -251,3 +252,24 @@ def test_an_engine_that_shall_not_start_a_pool_fails_or_serves(
     assert join_or_start(Settings(socket=socket_at, no_pool="serve")) == socket_at
     assert "serving without it until one does" in caplog.text
     assert pool_pids(socket_at) == []
+
+
+def test_a_pool_says_on_which_nodes_its_memory_lies(place: Path) -> None:
+    node = min(allowed_nodes(Path("/")), default=0)
+    try:
+        with pool_process.serving(place, replace(pool_process.SMALL, numa=str(node))) as service:
+            stats = service.stats(pool_process.HANG_S)
+    except StartupError as error:
+        assert "SYS_NICE" in str(error)  # noqa: PT017
+        pytest.skip(str(error))
+    assert stats is not None
+    dram = stats["tiers"][0]
+    assert dram["node_bytes"] == {str(node): dram["allocated_bytes"]}
+
+
+@pytest.mark.slow
+def test_an_engine_hears_that_the_nodes_it_named_cannot_be_had(socket_at: str) -> None:
+    settings = Settings(dram=16 << 20, socket=socket_at, numa="999")
+    with pytest.raises(StartupError, match="NUMA node 999 has no memory; change --numa"):
+        join_or_start(settings)
+    pool_process.wait_until(lambda: not pool_pids(socket_at), "it to end")

@@ -57,6 +57,7 @@ class WorkerConnector:
         self._coming: dict[str, list[LoadPart]] = {}
         self._announced: deque[tuple[int, list[LoadPart]]] = deque()
         self._has_last_part: set[str] = set()  # requests for which nothing more will come
+        self.is_checked = False  # whether what is encoded is compared with the reference
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
@@ -68,7 +69,9 @@ class WorkerConnector:
 
         From then on `encodes` says what is encoded here, which may be nothing.
         """
-        self._copies, self._shape = copies_for(self._shape, tensors, blocks)
+        self._copies, self._shape = copies_for(
+            self._shape, tensors, blocks, is_checked=self.is_checked
+        )
 
     @property
     def encodes(self) -> tuple[int, ...]:
@@ -280,7 +283,9 @@ class WorkerConnector:
         self._session, self._generation = None, 0
 
 
-def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> tuple[Copies, Geometry]:
+def copies_for(
+    shape: Geometry, tensors: dict[str, Any], blocks: int, *, is_checked: bool = False
+) -> tuple[Copies, Geometry]:
     """The copies that fit where these tensors lie; ValueError if they are not as declared.
 
     With the shape that they copy: nothing of it is encoded where this device cannot do that.
@@ -291,6 +296,7 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> tuple[C
             _log.warning("compress: there is no GPU, so chunks are encoded by the CPU, slowly")
         return HostCopies(Pages(shape, tensors, blocks)), shape
     # Only here is there a GPU to import them for.
+    from forebay.engines.copies.checked import CheckedDriver  # noqa: PLC0415
     from forebay.engines.copies.cuda import CudaDriver  # noqa: PLC0415
     from forebay.engines.copies.pointers import PageTable, PageTables  # noqa: PLC0415
     from forebay.engines.copies.streamed import StreamedCopies  # noqa: PLC0415
@@ -321,7 +327,8 @@ def copies_for(shape: Geometry, tensors: dict[str, Any], blocks: int) -> tuple[C
     if why:
         _log.warning(_NOT_ENCODED, why)
         shape, encoded = shape.without_code(), {}
-    return StreamedCopies(driver, PageTables(tables, shape, numbers, encoded)), shape
+    checked = CheckedDriver(driver) if encoded and is_checked else driver
+    return StreamedCopies(checked, PageTables(tables, shape, numbers, encoded)), shape
 
 
 def why_not_encoded(warm: Callable[[int], str], sizes: Collection[int], *, is_aligned: bool) -> str:

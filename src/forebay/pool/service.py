@@ -36,9 +36,10 @@ from forebay.pool.session import ProbeTold
 from forebay.pool.trace import Recorder
 from forebay.quantity import format_size
 from forebay.record.keyring import Keyring
-from forebay.settings import Settings, parse_trace
+from forebay.settings import Settings, parse_numa, parse_trace
 from forebay.sys import processes, sockets
 from forebay.sys.clock import Clock
+from forebay.sys.machine.placement import NodePlacement
 from forebay.sys.processes import Wake
 from forebay.sys.world import World
 from forebay.tiers.disk import Directory, DiskTier, Options
@@ -89,11 +90,12 @@ class Service:
         world, limits = world or World(), limits or ServerLimits()
         address = find_address(settings.socket)
         prepare(address)
-        lock = take_lock(address) if lock is None else lock
+        inherited, lock = lock, take_lock(address) if lock is None else lock
         if lock is None:
             raise StartupError(f"a pool is running at {address.path} already; stop it first.")
         with contextlib.ExitStack() as undo:
-            undo.callback(processes.close, lock)
+            if inherited is None:  # an engine that sees it free reads why: not before it is said
+                undo.callback(processes.close, lock)
             wake = Wake()
             undo.callback(wake.close)
             recorder = Recorder(*parse_trace(settings.trace)) if settings.trace else None
@@ -229,6 +231,7 @@ def _flags(settings: Settings, address: PoolAddress) -> list[str]:
     flags += ["--linger", str(settings.linger_s)]
     flags += ["--read-depth", str(settings.read_depth), "--write-depth", str(settings.write_depth)]
     flags += ["--huge-pages" if settings.huge_pages else "--no-huge-pages"]
+    flags += ["--numa", settings.numa]
     flags += ["--verify-dram" if settings.verify_dram else "--no-verify-dram"]
     flags += ["--disk-writes-a-day", str(settings.disk_writes_a_day)]
     flags += ["--disk-rated-life", str(settings.disk_rated_life)]
@@ -272,6 +275,7 @@ def _options(settings: Settings, address: PoolAddress, world: World) -> PoolOpti
         _secret(settings),
         settings.tenant,
         partial(Learned, _lower_tiers(settings), PrefetchMode(settings.prefetch)),
+        NodePlacement(*parse_numa(settings.numa)),
     )
 
 

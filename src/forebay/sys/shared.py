@@ -16,9 +16,11 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
+from forebay.sys.machine import binding
+from forebay.sys.machine.placement import ANYWHERE
 from forebay.sys.memory import LARGE_PAGE_BYTES, ask_for_large_pages, populate
 
 SEGMENTS_MAX: Final = 32  # of one slab; their descriptors go over a socket in one message
@@ -91,6 +93,8 @@ class SharedMemory:
         finally:
             os.close(probe)
         self.segments: list[Segment] = []
+        self.placement = ANYWHERE  # where it is to be taken from
+        self.bytes_on_nodes: dict[int, int] = {}  # when last looked at; empty: not known
         self.limit_bytes = limit_bytes
         self.view = self._range.view
 
@@ -106,10 +110,16 @@ class SharedMemory:
         """Of all segments."""
         return sum(segment.size_bytes for segment in self.segments)
 
-    def extend(self, size_bytes: int, taken: Callable[[int], None] = lambda _: None) -> Segment:
+    def extend(
+        self,
+        size_bytes: int,
+        taken: Callable[[int], None] = lambda _: None,
+        nodes: Collection[int] = (),
+    ) -> Segment:
         """One more segment, or OSError and all is as before; not by two threads at once.
 
-        Waits until every page of it is taken; `taken` hears meanwhile how many bytes are.
+        Waits until every page of it is taken, from these memory nodes if any are named; `taken`
+        hears meanwhile how many bytes are. BindingError where nodes cannot be had by name.
         """
         descriptor = os.memfd_create("forebay-slab", self._flags)
         segment = Segment(descriptor, size_bytes)
@@ -123,7 +133,7 @@ class SharedMemory:
             raise
         if not self.huge_pages:
             ask_for_large_pages(address, size_bytes)  # a kernel that refuses has small ones
-        failed = _take(segment, address, taken)
+        failed = _bound(address, size_bytes, nodes) or _take(segment, address, taken)
         if failed is not None:
             self._range.mapped_bytes -= size_bytes
             _madvise(address, size_bytes, _REMOVE)  # it stays mapped until another is put there
@@ -131,6 +141,11 @@ class SharedMemory:
             raise failed
         self.segments.append(segment)
         return segment
+
+    def see_nodes(self) -> None:
+        """Look on which memory nodes its pages lie; takes long where there are many small ones."""
+        start = self._range.address
+        self.bytes_on_nodes = binding.bytes_on_nodes(start, start + self._range.mapped_bytes)
 
     def discard(self, offset: int, size_bytes: int) -> None:
         """Give a range's pages back to the system; it reads as zeros from now on."""
@@ -156,6 +171,15 @@ def filled(data: bytes) -> int:
         file.write(data)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     return descriptor
+
+
+def _bound(address: int, size_bytes: int, nodes: Collection[int]) -> OSError | None:
+    try:
+        if nodes:
+            binding.bind(address, size_bytes, nodes)
+    except binding.BindingError as error:
+        return error
+    return None
 
 
 def _take(segment: Segment, address: int, taken: Callable[[int], None]) -> OSError | None:

@@ -17,12 +17,15 @@ from tests.observe.doctor.harness import (
     finds,
     is_fine,
     is_skipped,
+    look,
     on_disk,
+    with_snapshot,
 )
 from tests.pool_process import HANG_S, PoolProcess, environment, short_directory
+from tests.sys.machine.planted import plant_nodes, two_sockets
 
 from forebay.engines.start.vllm_flags import VllmFlags
-from forebay.observe.doctor.facts import DoctorModel
+from forebay.observe.doctor.facts import DoctorModel, Facts
 from forebay.observe.doctor.finding import Severity
 from forebay.plan.model.shape import plain_shape
 from forebay.settings import DiskSetting, Settings
@@ -246,3 +249,41 @@ def test_the_kernels_own_files_can_be_read() -> None:
     assert limits.process_limit(LimitName.DESCRIPTORS) == (soft, hard)
     for name in LimitName:
         assert limits.process_limit(name) is not None, name
+
+
+def told(machine: Machine, **nodes: int) -> Facts:
+    """A pool has so much on each node, in GiB."""
+    sizes = {name[1:]: gib * GIB for name, gib in nodes.items()}
+    return with_snapshot(machine.facts(), tiers=[{"name": "dram", "node_bytes": sizes}])
+
+
+def test_dram_on_nodes_away_from_the_gpu(machine: Machine) -> None:
+    is_fine("memory.nodes", machine.facts())
+    two_sockets(machine.root, (16 << 10, 2 << 10))
+    assert "node 1, near the GPU. GPUs: 0000:3b:00.0 at node 1." in sentence(
+        machine.facts(settings=Settings(dram=GIB))
+    )
+    facts = machine.facts(settings=Settings(dram=3 * GIB))
+    finds("memory.nodes", facts, Severity.NOTE, "not all of it fits on NUMA node 1", "--numa")
+    assert "as asked" in sentence(machine.facts(settings=Settings(numa="off")))
+    facts = machine.facts(settings=Settings(dram=3 * GIB, numa="1"))
+    finds("memory.nodes", facts, Severity.PROBLEM, "NUMA node 1 leaves 2 GiB", "Lower --dram")
+    facts = machine.facts(settings=Settings(numa="7"))
+    finds("memory.nodes", facts, Severity.PROBLEM, "node 7 has no memory", "change --numa")
+
+
+def test_where_a_running_pool_has_its_dram(machine: Machine) -> None:
+    is_fine("memory.nodes", told(machine, n0=4))
+    two_sockets(machine.root)
+    assert sentence(told(machine, n1=4)).startswith("DRAM lies near the GPU: 4 GiB on node 1.")
+    is_fine("memory.nodes", told(machine, n0=1, n1=9))
+    finds("memory.nodes", told(machine, n0=2, n1=9), Severity.NOTE, "2 GiB on node 0, 9 GiB")
+    is_skipped("memory.nodes", told(machine))
+    plant_nodes(machine.root, {0: 1, 1: 1}, "1")
+    finds("memory.nodes", told(machine, n0=2, n1=9), Severity.WARNING, "without CPUs", "--numa 1")
+
+
+def sentence(facts: Facts) -> str:
+    found = look("memory.nodes", facts)
+    assert [each.severity for each in found] == [Severity.OK], found
+    return found[0].sentence

@@ -6,10 +6,14 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tests.sys.machine.planted import GPU, plant_gpu, plant_nodes, two_sockets
 
 from forebay.errors import StartupError
+from forebay.sys.machine.nodes import allowed_nodes
+from forebay.sys.machine.placement import NodePlacement
 from forebay.sys.memory import PAGE_BYTES, AvailableMemory, total_memory_bytes
 from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
 from forebay.tiers.dram.taking import add_memory, take_memory
@@ -138,3 +142,73 @@ except StartupError as error:
     grown, begun = ended.stdout.splitlines()
     assert grown == "1 MiB more of DRAM cannot be had unless the pool is restarted"
     assert begun.endswith("of addresses cannot be had (Cannot allocate memory; see ulimit -v).")
+
+
+def placed(root: Path, **wanted: object) -> NodePlacement:
+    return NodePlacement(root=root, **wanted)  # type: ignore[arg-type]
+
+
+def is_bound() -> str:
+    """The policy of this process's slab, as the kernel has it."""
+    lines = Path("/proc/self/numa_maps").read_text().splitlines()
+    return next(line.split()[1] for line in lines if "/memfd:forebay-slab" in line)
+
+
+def test_memory_is_bound_to_the_nodes_that_are_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    """On the real nodes of this machine."""
+    node = min(allowed_nodes(Path("/")), default=0)
+    with caplog.at_level(logging.INFO):
+        try:
+            memory = take_memory(MIB, NodePlacement(nodes=(node,)))
+        except StartupError as error:
+            assert "SYS_NICE" in str(error)  # noqa: PT017
+            pytest.skip(str(error))
+    assert is_bound() == f"bind:{node}"
+    assert f"1 MiB of DRAM: NUMA node {node}, as asked" in caplog.text
+    assert memory.bytes_on_nodes == {node: MIB}
+    assert add_memory(memory, MIB) == ""
+    assert memory.bytes_on_nodes == {node: 2 * MIB}
+    memory.close()
+    memory = take_memory(MIB, NodePlacement())
+    assert not is_bound().startswith("bind") or len(allowed_nodes(Path("/"))) > 1
+    memory.close()
+
+
+def test_t49_a_named_node_without_that_much_memory_is_a_sentence(tmp_path: Path) -> None:
+    root = two_sockets(tmp_path, (1, 8))
+    wanted = "2 MiB of DRAM are asked for and the memory of NUMA node 0 leaves 1 MiB"
+    with pytest.raises(StartupError, match=f"^{wanted}; lower --dram.$"):
+        take_memory(2 * MIB, placed(root, nodes=(0,)))
+    memory = take_memory(0, placed(root, nodes=(0,)))
+    assert add_memory(memory, 2 * MIB) == wanted
+    assert memory.segments == []
+    memory.close()
+
+
+def test_memory_that_does_not_fit_near_the_gpu_is_taken_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        take_memory(2 * MIB, placed(two_sockets(tmp_path, (8, 1)))).close()
+    assert "2 MiB of DRAM: not all of it fits on NUMA node 1, near the GPU" in caplog.text
+
+
+def no_such_node(root: Path) -> Path:
+    """A machine that says it has a node which the kernel does not know, near the GPU."""
+    plant_nodes(root, {0: 8, 1000: 8}, "0,1000")
+    return plant_gpu(root, GPU, 1000)
+
+
+def test_where_memory_cannot_be_bound_it_is_taken_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = take_memory(2 * MIB, placed(no_such_node(tmp_path)))
+    assert memory.size_bytes == 2 * MIB
+    assert "DRAM is not bound to a NUMA node (Invalid argument)" in caplog.text
+    memory.close()
+
+
+def test_a_named_node_that_memory_cannot_be_bound_to_is_a_sentence(tmp_path: Path) -> None:
+    why = r"^NUMA node 1000, as asked, cannot be had \(Invalid argument; .*\); change --numa\.$"
+    with pytest.raises(StartupError, match=why):
+        take_memory(2 * MIB, placed(no_such_node(tmp_path), nodes=(1000,)))

@@ -40,6 +40,7 @@ _SETTINGS: Final = (
     "allow_uid",
     "huge_pages",
     "encryption",
+    "numa",
     "weights_id",
     "chunk_tokens",
     "min_tokens",

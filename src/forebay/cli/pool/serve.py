@@ -41,6 +41,7 @@ _SETTINGS: Final = (
     "tenant_key_file",
     "verify_dram",
     "huge_pages",
+    "numa",
     "read_depth",
     "write_depth",
     "disk_writes_a_day",

@@ -56,6 +56,7 @@ class TierFigures:
     age_s: float | None  # that half of the chunks had at most when they left it
     gap_s: float | None  # that half of them had rested at most when they were used again
     stores: tuple[StoreFigures, ...] = ()
+    node_bytes: tuple[tuple[str, int], ...] = ()  # of memory, by NUMA node
 
     @property
     def share(self) -> float:
@@ -259,6 +260,7 @@ def _tier(tier: Mapping[str, Any], change: Change) -> TierFigures:
         age_s=change.median("age_at_eviction_seconds", tier=name),
         gap_s=change.median("gap_at_reuse_seconds", tier=name),
         stores=tuple(_store(name, each, change) for each in tier["volumes"] if each.get("use")),
+        node_bytes=tuple(sorted((tier.get("node_bytes") or {}).items())),
     )
 
 

@@ -106,6 +106,12 @@ def runs_out(found: Sequence[RunOut]) -> ViewSection:
     return ViewSection("Runs out first", rows or [line(TextPiece("nothing in sight", SOFT))])
 
 
+def memory_nodes(found: Figures) -> list[Line]:
+    """On which NUMA nodes DRAM lies, where the pool knows it."""
+    sizes = [f"{size(n)} on {node}" for tier in found.tiers for node, n in tier.node_bytes]
+    return [line(f"memory of the pool by NUMA node: {', '.join(sizes)}")] if sizes else []
+
+
 def volumes(found: Figures) -> ViewSection:
     """Each directory, and whether it is in use."""
     rows = []

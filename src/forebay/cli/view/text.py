@@ -55,4 +55,4 @@ def _tiers(found: Figures) -> list[Line]:
         )
         for tier in found.tiers
     ]
-    return sections.table(head, rows)
+    return [*sections.table(head, rows), *sections.memory_nodes(found)]

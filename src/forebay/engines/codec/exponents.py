@@ -34,8 +34,12 @@ def encode(pages: Bytes) -> Bytes:
 
 def fit(encoded: Bytes, page_bytes: int) -> bool:
     """Whether all of these pages, as an encoder has left them, have room for their escapes."""
-    counts = _words(encoded[:, COUNT_AT:VALUES_AT])
-    return bool((counts <= escapes_max(page_bytes)).all())
+    return bool(are_fit(encoded, page_bytes).all())
+
+
+def are_fit(encoded: Bytes, page_bytes: int) -> Any:
+    """Likewise, page by page."""
+    return _words(encoded[:, COUNT_AT:VALUES_AT]) <= escapes_max(page_bytes)
 
 
 def are_sound(encoded: Bytes, page_bytes: int) -> bool:

@@ -27,14 +27,18 @@ def are_decodable(job: JobBlocks, memory: Bytes) -> bool:
 
 def decode_at(slots: Any, page_bytes: int) -> Bytes:
     """Decoded copies of the encoded pages at these addresses; ValueError if one is damaged."""
+    pages = decode(encoded_at(slots, page_bytes), page_bytes)
+    if pages is None:
+        raise ValueError("what lies in the slot cannot be decoded")
+    return pages
+
+
+def encoded_at(slots: Any, page_bytes: int) -> Bytes:
+    """Copies of them as they are, a row a page."""
     size = encoded_bytes(page_bytes)
-    encoded = np.stack(
+    return np.stack(
         [
             np.frombuffer((ctypes.c_uint8 * size).from_address(slot), dtype=np.uint8)
             for slot in slots.tolist()
         ]
     )
-    pages = decode(encoded, page_bytes)
-    if pages is None:
-        raise ValueError("what lies in the slot cannot be decoded")
-    return pages

@@ -22,6 +22,7 @@ from forebay.engines.sharing import (
     SharingState,
     find_pool,
 )
+from forebay.engines.start.gpus import near_gpus
 from forebay.engines.weights import WeightsHash
 from forebay.errors import StartupError
 from forebay.record.header import KEY_BYTES
@@ -35,6 +36,13 @@ _CHANGED: Final = Obstacle(
     "weights changed",
 )
 _log: Final = logging.getLogger("forebay")
+
+
+def _near_gpus(settings: Settings, arguments: Mapping[str, object]) -> Settings:
+    """With the GPUs of all ranks of this host."""
+    ranks, first = (arguments.get(name) for name in ("tp_size", "base_gpu_id"))
+    count = ranks if isinstance(ranks, int) else 1
+    return near_gpus(settings, count, first if isinstance(first, int) else 0)
 
 
 class EngineRank:
@@ -70,7 +78,7 @@ class EngineRank:
         if obstacle is not None:
             self.decline(obstacle)
             return
-        path = find_pool(self._settings)
+        path = find_pool(_near_gpus(self._settings, facts.arguments))
         self._space = EngineNamespace(identity.fields_of(facts, shape, memory))
         if weights_id:
             self._space.name_weights(weights_id)

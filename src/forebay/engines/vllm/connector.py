@@ -32,6 +32,7 @@ from forebay.engines.sharing import (
     find_pool,
     must_share,
 )
+from forebay.engines.start.gpus import near_gpus
 from forebay.engines.start.vllm import always_loads, settings_of
 from forebay.engines.vllm import identity, versions
 from forebay.engines.vllm.inputs import Inputs
@@ -67,7 +68,8 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         self._onlooker: PoolSession | None = None  # of an engine that shares nothing
         self._reporter: Reporter | None = None
         self._config = vllm_config
-        self.settings = settings_of(vllm_config.kv_transfer_config)
+        gpus = int(vllm_config.parallel_config.world_size)
+        self.settings = near_gpus(settings_of(vllm_config.kv_transfer_config), gpus)
         self._cache = kv_cache_config
         self._scheduler: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
@@ -134,6 +136,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             path, uids = service.socket_path(self.settings), self.settings.allow_uid
             self._told = identity.told_by(config, cache, self._shape)
             self._worker = WorkerConnector(path, self._shape, clock, uids, self._told.shard)
+            self._worker.is_checked = self.settings.verify_compress
 
     def _weights_directories(self, config: Any) -> list[str]:
         """Where the weights to be hashed lie; empty if there is nothing to hash."""

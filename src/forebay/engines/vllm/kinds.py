@@ -188,6 +188,13 @@ KINDS: Final[dict[str, Kind]] = {
     "async": _way(
         "CUDA graphs, asynchronous scheduling, `VLLM_USE_V2_MODEL_RUNNER`", ran=(("0.26.0", H200),)
     ),
+    "compress": _way(
+        "`compress`: bfloat16 KV is stored in 0.76 of its size, exactly; fp8, float16 and float32"
+        " as they are",
+        "a trained model's KV and KV that does not fit, by the reference on a CPU; the GPU's"
+        " kernels under Triton's interpreter. Engines with it and without it do not share",
+        (),
+    ),
     "tensor parallelism": _way(
         "tensor parallelism",
         "two ranks, through DRAM, restarts and NVMe; a rank that is late or dies; not on several"

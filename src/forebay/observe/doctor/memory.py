@@ -1,6 +1,7 @@
 """Checks of host memory: enough of it, in large pages, and allowed to be locked and shared."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX
@@ -17,14 +18,21 @@ from forebay.observe.doctor.finding import (
     warning,
 )
 from forebay.quantity import format_size
-from forebay.sys.machine import limits
+from forebay.settings import parse_numa
+from forebay.sys.machine import limits, nodes
+from forebay.sys.machine.gpus import gpu_addresses, node_of
 from forebay.sys.machine.limits import LimitName
+from forebay.sys.machine.placement import NodePlacement
 from forebay.sys.memory import available_memory, total_memory_bytes
 from forebay.tiers.dram.slab import cap_bytes_for, slot_bytes_for
 
 _BESIDE_BYTES: Final = 2 << 30  # a pool's own memory, ample for several terabytes on drives
 _LARGE: Final = ("always", "within_size", "force", "advise")  # a pool asks for them
 _HAS_MEMORY: Final = "Not looked at, since the running pool has got its memory already."
+_AWAY: Final = 10  # one part in so many may lie away from the GPU
+_NEARER: Final = (
+    "Lower --dram to what is left there, or name the nodes with --numa: docs/hardware.md."
+)
 _SHM_BYTES: Final = 1 << 30  # vLLM's ranks exchange messages there
 
 
@@ -163,6 +171,54 @@ def _transparent(facts: Facts) -> Iterator[Observation]:
         )
 
 
+def _nodes(facts: Facts) -> Iterator[Observation]:
+    """Where DRAM lies, or would, and where the GPUs are."""
+    every = nodes.memory_nodes(facts.root)
+    wanted = NodePlacement(*parse_numa(facts.settings.numa), facts.root)
+    gpus = wanted.gpus or tuple(gpu_addresses(facts.root))
+    near, where = wanted.near(), _nodes_of_gpus(gpus, facts.root)
+    if len(every) < 2:
+        yield ok("This machine has one memory node.")
+    elif facts.pool.stats is not None:
+        yield _where_it_lies(facts, near, where)
+    elif not wanted.is_on:
+        yield ok(f"DRAM is not bound to a NUMA node, as asked.{where}")
+    else:
+        chosen = wanted.choose(facts.settings.dram, huge_pages=facts.settings.huge_pages)
+        if chosen.refusal:
+            yield problem(f"{chosen.refusal}.", "Lower --dram, or change --numa.")
+        elif chosen.why and not near <= chosen.nodes:
+            yield note(f"DRAM is away from the GPU: {chosen.why}.{where}", _NEARER)
+        else:
+            yield ok(f"DRAM will lie on {chosen.why or 'any NUMA node'}.{where}")
+
+
+def _where_it_lies(facts: Facts, near: Collection[int], where: str) -> Observation:
+    told = next((each for each in facts.pool.listed("tiers") if each.get("name") == "dram"), {})
+    found = told.get("node_bytes")
+    sizes = {int(node): n for node, n in found.items()} if isinstance(found, dict) else {}
+    if not sizes:
+        return skipped("The pool does not say on which NUMA nodes its DRAM lies.")
+    listed = ", ".join(f"{format_size(n)} on node {node}" for node, n in sorted(sizes.items()))
+    away_bytes = sum(n for node, n in sizes.items() if node not in near) if near else 0
+    of_gpus = set(sizes) - nodes.cpu_nodes(facts.root)
+    if of_gpus:
+        return warning(
+            f"DRAM lies on a NUMA node without CPUs, which may be a GPU's own memory: {listed}.",
+            f"Restart the pool with --numa {nodes.list_of(near) or 'auto'}.",
+        )
+    if away_bytes * _AWAY > sum(sizes.values()):
+        return note(f"DRAM lies away from the GPU: {listed}.{where}", _NEARER)
+    return ok(f"DRAM lies near the GPU: {listed}.{where}" if near else f"DRAM: {listed}.")
+
+
+def _nodes_of_gpus(addresses: Sequence[str], root: Path) -> str:
+    """A sentence more, of the GPUs whose node is known."""
+    known = {address: node_of(address, root) for address in addresses}
+    listed = [f"{address} at node {node}" for address, node in known.items() if node is not None]
+    return f" GPUs: {', '.join(listed)}." if listed else ""
+
+
 def _locked(facts: Facts) -> Iterator[Observation]:
     """A GPU's engine registers all of DRAM; some systems count that as locked memory."""
     limit = limits.process_limit(LimitName.LOCKED, facts.root)
@@ -272,6 +328,13 @@ CHECKS: Final = (
         "shared memory in pages of 4 KiB",
         Severity.NOTE,
         _transparent,
+    ),
+    Check(
+        "memory.nodes",
+        Group.MEMORY,
+        "DRAM on other NUMA nodes than the GPUs, or on one without CPUs; nodes that cannot be had",
+        Severity.PROBLEM,
+        _nodes,
     ),
     Check(
         "memory.locked",

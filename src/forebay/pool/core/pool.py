@@ -62,6 +62,7 @@ from forebay.pool.messages import (
 from forebay.pool.policy.contract import Policy
 from forebay.pool.policy.learned import Learned
 from forebay.pool.session import Core, ProbeTold, Session, Work
+from forebay.sys.machine.placement import ANYWHERE, NodePlacement
 from forebay.sys.shared import Segment
 from forebay.sys.world import World
 from forebay.tenants import TenantSetting
@@ -85,6 +86,7 @@ class PoolOptions:
     tenant_secret: bytes = b""  # empty: everybody is the default tenant
     tenants: tuple[TenantSetting, ...] = ()
     new_policy: NewPolicy = Learned  # for a tenant more
+    placement: NodePlacement = ANYWHERE  # of DRAM
 
 
 class Pool(Core):
@@ -390,4 +392,5 @@ def _slab(options: PoolOptions) -> Slab:
     """DRAM in whole arenas, all of it taken."""
     arena_bytes = arena_bytes_for(options.dram_bytes)
     whole_bytes = options.dram_bytes - options.dram_bytes % arena_bytes
-    return Slab(take_memory(whole_bytes, huge_pages=options.huge_pages), arena_bytes)
+    memory = take_memory(whole_bytes, options.placement, huge_pages=options.huge_pages)
+    return Slab(memory, arena_bytes)

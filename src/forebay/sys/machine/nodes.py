@@ -6,10 +6,13 @@ read is no limit.
 """
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
+_NODES: Final = "sys/devices/system/node"
 _FREE: Final = ("MemFree:", "Active(file):", "Inactive(file):")  # can be had, or dropped
+_WITHOUT_WISHES: Final = ("", "default", "local", "bind")  # policies; bind allows, and no more
 _POLICY_BYTES: Final = 256  # the first mapping is ended by then; all of them take long to read
 
 
@@ -22,13 +25,63 @@ class NodesLeft(NamedTuple):
 
 def nodes_left(root: Path) -> NodesLeft | None:
     """None where every node with memory may be used."""
-    every = _numbers_in(_text(root / "sys/devices/system/node/has_memory"))
-    allowed = every & (_allowed_by_cpuset(root) or every) & (_bound_to(root) or every)
+    every, allowed = memory_nodes(root), allowed_nodes(root)
     if not allowed or allowed == every:
         return None
-    left = [_left_bytes(root / f"sys/devices/system/node/node{node}") for node in sorted(allowed)]
+    left_bytes = bytes_left(allowed, root)
+    return None if left_bytes is None else NodesLeft(left_bytes, list_of(allowed))
+
+
+def memory_nodes(root: Path) -> frozenset[int]:
+    """Every node with memory; none where the kernel does not say."""
+    return frozenset(_numbers_in(_text(root / _NODES / "has_memory")))
+
+
+def cpu_nodes(root: Path) -> frozenset[int]:
+    """Those that have CPUs; memory without them may be a GPU's own."""
+    return frozenset(_numbers_in(_text(root / _NODES / "has_cpu")))
+
+
+def allowed_nodes(root: Path) -> frozenset[int]:
+    """Of the nodes with memory, those that this process may use."""
+    every = memory_nodes(root)
+    return every & (_allowed_by_cpuset(root) or every) & (_bound_to(root) or every)
+
+
+def bytes_left(nodes: Collection[int], root: Path) -> int | None:
+    """What these have free, or can drop; None where one does not say."""
+    left = [_left_bytes(root / _NODES / f"node{node}") for node in sorted(nodes)]
     known = [each for each in left if each is not None]
-    return NodesLeft(sum(known), ",".join(map(str, sorted(allowed)))) if known == left else None
+    return sum(known) if known == left else None
+
+
+def huge_bytes_left(nodes: Collection[int], root: Path) -> int | None:
+    """What these have in huge pages, of whatever size, that are reserved and free."""
+    left = 0
+    for node in nodes:
+        for place in (root / _NODES / f"node{node}/hugepages").glob("hugepages-*kB"):
+            size, free = place.name[10:-2], _text(place / "free_hugepages").strip()
+            if not size.isdecimal() or not free.isdecimal():
+                return None
+            left += (int(size) << 10) * int(free)
+    return left
+
+
+def nearest(node: int, among: Collection[int], root: Path) -> frozenset[int]:
+    """The nodes that a node has the shortest way to: itself, if it is one of them."""
+    if node in among:
+        return frozenset({node})
+    words = _text(root / _NODES / f"node{node}/distance").split()
+    known = sorted(_numbers_in(_text(root / _NODES / "online")))
+    far = dict(zip(known, words, strict=False))
+    ways = {each: int(far[each]) for each in among if far.get(each, "").isdecimal()}
+    shortest = min(ways.values(), default=0)
+    return frozenset(each for each, way in ways.items() if way == shortest)
+
+
+def list_of(nodes: Collection[int]) -> str:
+    """Nodes as the kernel writes lists."""
+    return ",".join(map(str, sorted(nodes)))
 
 
 def _allowed_by_cpuset(root: Path) -> set[int]:
@@ -39,22 +92,31 @@ def _allowed_by_cpuset(root: Path) -> set[int]:
     return set()
 
 
+def has_wishes(root: Path) -> bool:
+    """Whether this process was given a policy that prefers some nodes, or spreads over them."""
+    return _policy(root).partition(":")[0].partition("=")[0] not in _WITHOUT_WISHES
+
+
 def _bound_to(root: Path) -> set[int]:
     """The nodes of a policy that allows no others; empty: it allows all."""
+    mode, _, nodes = _policy(root).partition(":")
+    return _numbers_in(nodes) if mode.partition("=")[0] == "bind" else set()
+
+
+def _policy(root: Path) -> str:
+    """The policy that we run under, as the kernel writes it: bind:0-1. Empty: not known."""
     try:
         descriptor = os.open(root / "proc/self/numa_maps", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # a kernel without nodes
-        return set()
+        return ""
     try:
         text = os.read(descriptor, _POLICY_BYTES).decode("ascii", "replace")
     except OSError:
-        return set()
+        return ""
     finally:
         os.close(descriptor)
     # "address policy …", of a mapping without a policy of its own
-    policy = text.split()[1:2]
-    mode, _, nodes = policy[0].partition(":") if policy else ("", "", "")
-    return _numbers_in(nodes) if mode.partition("=")[0] == "bind" else set()
+    return "".join(text.split()[1:2])
 
 
 def _left_bytes(node: Path) -> int | None:

@@ -77,6 +77,11 @@ class Slab:
         """What the slab has taken from the system."""
         return len(self._arenas) * self.arena_bytes
 
+    @property
+    def node_bytes(self) -> dict[int, int]:
+        """By memory node, where its pages were when memory was last taken; empty: not known."""
+        return self.memory.bytes_on_nodes
+
     def view(self, offset: int, length: int) -> memoryview:
         """The whole pages of a payload in its slot."""
         return self.memory.view[offset : offset + padded(length)]

@@ -2,15 +2,19 @@
 
 Pages are zeroed as they are taken, 2 GB/s a core, by as many threads as there are cores, up to 16.
 More than the machine has left, or than a cgroup allows, is refused before it is tried: whoever
-tries it is killed.
+tries it is killed. It comes from the memory nodes that its placement chooses.
 """
 
 import logging
 import time
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Final
 
 from forebay.errors import StartupError
 from forebay.quantity import format_size
+from forebay.sys.machine.binding import BindingError
+from forebay.sys.machine.placement import ANYWHERE, NodePlacement
 from forebay.sys.memory import available_memory, total_memory_bytes
 from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
 
@@ -18,7 +22,9 @@ _PROGRESS_S: Final = 2.0
 _log: Final = logging.getLogger(__name__)
 
 
-def take_memory(size_bytes: int, *, huge_pages: bool = False) -> SharedMemory:
+def take_memory(
+    size_bytes: int, placement: NodePlacement = ANYWHERE, *, huge_pages: bool = False
+) -> SharedMemory:
     """Memory of this size, which can grow up to the machine's; a StartupError says why not.
 
     Where a process may not have so many addresses, it cannot grow.
@@ -35,10 +41,12 @@ def take_memory(size_bytes: int, *, huge_pages: bool = False) -> SharedMemory:
     if isinstance(memory, OSError):
         what = "huge pages" if huge_pages else f"{format_size(size_bytes)} of addresses"
         raise StartupError(f"{what} cannot be had ({memory.strerror}; see ulimit -v).")
+    memory.placement = placement
     refused = add_memory(memory, size_bytes) if size_bytes else ""
     if refused:
         memory.close()
-        raise StartupError(f"{refused}; lower --dram.")
+        advice = "" if "--numa" in refused else "; lower --dram"
+        raise StartupError(f"{refused}{advice}.")
     return memory
 
 
@@ -51,6 +59,10 @@ def _addresses(limit_bytes: int, *, huge_pages: bool) -> SharedMemory | OSError:
 
 def add_memory(memory: SharedMemory, size_bytes: int) -> str:
     """Take so much more; why not, without a full stop, or nothing. Waits: not the pool's thread."""
+    return _why_not(memory, size_bytes) or _take(memory, size_bytes)
+
+
+def _why_not(memory: SharedMemory, size_bytes: int) -> str:
     wanted = format_size(size_bytes)
     total_bytes, new_bytes = total_memory_bytes(), memory.size_bytes + size_bytes
     if new_bytes > total_bytes:
@@ -68,7 +80,47 @@ def add_memory(memory: SharedMemory, size_bytes: int) -> str:
             f"{wanted} of DRAM are asked for and {available.limited_by} leaves"
             f" {format_size(available.size_bytes)}"
         )
-    begun = shown = time.monotonic()
+    return ""
+
+
+def _take(memory: SharedMemory, size_bytes: int) -> str:
+    wanted, begun = format_size(size_bytes), time.monotonic()
+    chosen = memory.placement.choose(size_bytes, huge_pages=memory.huge_pages)
+    if chosen.refusal:
+        return chosen.refusal
+    if chosen.why:
+        _log.info("%s of DRAM: %s", wanted, chosen.why)
+    extend = partial(memory.extend, size_bytes, _progress(wanted, begun))
+    try:
+        _extend(extend, chosen.nodes, must_be_bound=bool(memory.placement.nodes))
+    except BindingError as error:
+        return (
+            f"{chosen.why}, cannot be had ({error.strerror}; containers need the capability"
+            " SYS_NICE for it); change --numa"
+        )
+    except OSError as error:
+        kind = "huge pages" if memory.huge_pages else "memory"
+        return f"{wanted} of DRAM are asked for and there is no {kind} for it ({error.strerror})"
+    seconds = max(time.monotonic() - begun, 1e-6)
+    memory.see_nodes()
+    _log.info("%s of DRAM taken: %.1f GB/s", wanted, size_bytes / seconds / 1e9)
+    return ""
+
+
+def _extend(extend: Callable[..., object], nodes: Collection[int], *, must_be_bound: bool) -> None:
+    """Memory from these nodes; where they cannot be had by name, from any, unless it must be."""
+    try:
+        extend(nodes=nodes)
+    except BindingError as error:
+        if must_be_bound:
+            raise
+        _log.warning("DRAM is not bound to a NUMA node (%s): see docs/hardware.md", error.strerror)
+        extend()
+
+
+def _progress(wanted: str, begun: float) -> Callable[[int], None]:
+    """Says now and then how far it is."""
+    shown = begun
 
     def taken(done_bytes: int) -> None:
         nonlocal shown
@@ -76,11 +128,4 @@ def add_memory(memory: SharedMemory, size_bytes: int) -> str:
             shown = time.monotonic()
             _log.info("taking DRAM: %s of %s", format_size(done_bytes), wanted)
 
-    try:
-        memory.extend(size_bytes, taken)
-    except OSError as error:
-        kind = "huge pages" if memory.huge_pages else "memory"
-        return f"{wanted} of DRAM are asked for and there is no {kind} for it ({error.strerror})"
-    seconds = max(time.monotonic() - begun, 1e-6)
-    _log.info("%s of DRAM taken: %.1f GB/s", wanted, size_bytes / seconds / 1e9)
-    return ""
+    return taken

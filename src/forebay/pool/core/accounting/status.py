@@ -146,6 +146,7 @@ class Status:
             "payload_bytes": payload_bytes,
             "chunks": chunks,
             "allocated_bytes": self._dram.slab.allocated_bytes,
+            "node_bytes": {str(node): n for node, n in sorted(self._dram.slab.node_bytes.items())},
             "volumes": [],
         }
 

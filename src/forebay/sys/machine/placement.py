@@ -1,0 +1,101 @@
+"""On which memory nodes a slab is to lie.
+
+Near the GPUs whose engines copy from it, where these are known and that much memory is left there;
+else wherever the kernel takes it, as it does if the pool was started with a policy that prefers or
+interleaves nodes (`numactl`). But never on a node without CPUs: on machines whose GPUs share
+their addresses with the CPUs (Grace), such a node is a GPU's own memory. Nodes that an operator
+named are taken or refused.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from forebay.quantity import format_size
+from forebay.sys.machine import gpus as of_pci
+from forebay.sys.machine import nodes as of_machine
+
+
+class ChosenNodes(NamedTuple):
+    """Where memory of one size is to be taken from."""
+
+    nodes: frozenset[int] = frozenset()  # empty: as the kernel does it
+    why: str = ""  # in words, where that is worth saying, without a full stop
+    refusal: str = ""  # what is in the way, likewise; empty: nothing
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlacement:
+    """What is wished for: by default, near all GPUs of this machine."""
+
+    is_on: bool = True
+    nodes: tuple[int, ...] = ()  # named by an operator
+    gpus: tuple[str, ...] = ()  # PCI addresses; none: all
+    root: Path = Path("/")  # has `proc` and `sys` in it
+
+    def choose(self, size_bytes: int, *, huge_pages: bool = False) -> ChosenNodes:
+        """The nodes for so many bytes more."""
+        if not self.is_on:
+            return ChosenNodes()
+        if self.nodes:
+            return self._named(size_bytes, huge_pages=huge_pages)
+        if of_machine.has_wishes(self.root):
+            return ChosenNodes()
+        every, usable = of_machine.memory_nodes(self.root), of_machine.allowed_nodes(self.root)
+        with_cpus = usable & of_machine.cpu_nodes(self.root)
+        near = self.near() & with_cpus
+        where = f"NUMA node {of_machine.list_of(near)}, near the GPU"
+        if near and near != every:
+            left_bytes = self._left(near, huge_pages=huge_pages)
+            if left_bytes is None or size_bytes <= left_bytes:
+                return ChosenNodes(near, where)
+        else:
+            near = frozenset()
+        away = f"not all of it fits on {where}" if near else ""
+        if not with_cpus or with_cpus == every:
+            return ChosenNodes(why=away)
+        left_bytes = self._left(with_cpus, huge_pages=huge_pages)
+        if left_bytes is not None and size_bytes > left_bytes:
+            return _full(with_cpus, size_bytes, left_bytes)
+        listed = of_machine.list_of(with_cpus)
+        return ChosenNodes(with_cpus, away or f"NUMA node {listed}, all that have CPUs")
+
+    def near(self) -> frozenset[int]:
+        """The nodes with CPUs that the GPUs are at, or have the shortest way to."""
+        with_memory = of_machine.memory_nodes(self.root) & of_machine.cpu_nodes(self.root)
+        addresses = self.gpus or of_pci.gpu_addresses(self.root)
+        found: set[int] = set()
+        for node in of_pci.nodes_of(addresses, self.root):
+            found |= of_machine.nearest(node, with_memory, self.root)
+        return frozenset(found)
+
+    def _named(self, size_bytes: int, *, huge_pages: bool) -> ChosenNodes:
+        wanted = frozenset(self.nodes)
+        rules = (
+            (of_machine.memory_nodes(self.root), "has no memory"),
+            (of_machine.cpu_nodes(self.root), "has no CPUs: it may be a GPU's own memory"),
+            (of_machine.allowed_nodes(self.root), "may not be used by this process"),
+        )
+        for allowed, why in rules:
+            if wanted - allowed:
+                which = of_machine.list_of(wanted - allowed)
+                return ChosenNodes(refusal=f"NUMA node {which} {why}; change --numa")
+        left_bytes = self._left(wanted, huge_pages=huge_pages)
+        if left_bytes is not None and size_bytes > left_bytes:
+            return _full(wanted, size_bytes, left_bytes)
+        return ChosenNodes(wanted, f"NUMA node {of_machine.list_of(wanted)}, as asked")
+
+    def _left(self, nodes: Collection[int], *, huge_pages: bool) -> int | None:
+        left = of_machine.huge_bytes_left if huge_pages else of_machine.bytes_left
+        return left(nodes, self.root)
+
+
+def _full(nodes: Collection[int], size_bytes: int, left_bytes: int) -> ChosenNodes:
+    return ChosenNodes(
+        refusal=f"{format_size(size_bytes)} of DRAM are asked for and the memory of NUMA node"
+        f" {of_machine.list_of(nodes)} leaves {format_size(left_bytes)}"
+    )
+
+
+ANYWHERE: Final = NodePlacement(is_on=False)
