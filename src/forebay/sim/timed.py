@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.contract import Policy
 from forebay.pool.policy.learned import Learned
+from forebay.settings import PrefetchMode
 from forebay.sim.replay import SimulatedPool, Sizes
 from forebay.sim.trace import Request
 
@@ -49,7 +49,7 @@ class TimedPool(SimulatedPool):
         self._is_pinning = False
         self._idle_at = 0.0  # when the drive has done all that it was asked
 
-    def serve(self, keys: Sequence[bytes], now: float) -> tuple[int, int]:
+    def serve(self, keys: Sequence[bytes], now: float, *, stores: bool = True) -> tuple[int, int]:
         """See SimulatedPool; the drive is busy with it from now on, or a little later."""
         before = self.written
         unused = self._unused.intersection(keys)
@@ -58,7 +58,7 @@ class TimedPool(SimulatedPool):
         self._is_pinning = len(keys) <= PINNED_SHARE * self._dram_chunks
         if self._is_pinning:
             self._pin(*[key for key in keys if key in self.dram])
-        in_dram, below = super().serve(keys, now)
+        in_dram, below = super().serve(keys, now, stores=stores)
         self._is_pinning = False
         for key in self._pinned:
             self.policy.unpin(key)
@@ -171,7 +171,7 @@ def simulate_timed(
     in_dram = in_lower = 0
     for request in requests:
         pool.end_answers(request.at_s)
-        from_dram, from_lower = pool.serve(request.keys, request.at_s)
+        from_dram, from_lower = pool.serve(request.keys, request.at_s, stores=request.stores)
         in_dram, in_lower = in_dram + from_dram, in_lower + from_lower
         if request.ending is not None:
             pool.answer(request.keys, request.ending, request.at_s)
