@@ -127,13 +127,16 @@ class TimedPool(SimulatedPool):
         return True
 
 
-def with_hints(requests: Sequence[Request], spread: float, seed: int = 1) -> list[Request]:
+def with_hints(
+    requests: Sequence[Request], spread: float, seed: int = 1, *, wrong_share: float = 0.0
+) -> list[Request]:
     """The same requests, where callers say when they return, wrong by that much of its logarithm.
 
-    Who does not return says nothing.
+    The hints are drawn from the future. Who does not return says nothing, but for a share of them,
+    each of whom says what somebody said who did.
     """
     draw, last = random.Random(seed), dict[bytes, int]()  # noqa: S311 - an error, not a secret
-    hinted = list(requests)
+    hinted, all_said = list(requests), list[float]()
     for at, request in enumerate(requests):
         ends = (key for key in reversed(request.keys) if key in last)
         before = last.pop(next(ends, b""), None)
@@ -142,8 +145,14 @@ def with_hints(requests: Sequence[Request], spread: float, seed: int = 1) -> lis
             gap_s = request.at_s - requests[before].at_s - ending.duration_s
             said_s = max(gap_s, SHORTEST_HINT_S) * draw.lognormvariate(0, spread)
             hinted[before] = hinted[before]._replace(ending=ending._replace(returns_in_s=said_s))
+            all_said.append(said_s)
         if request.keys:
             last[request.keys[-1]] = at
+    for at in last.values():
+        ending = hinted[at].ending
+        if ending is not None and all_said and draw.random() < wrong_share:
+            said = ending._replace(returns_in_s=draw.choice(all_said))
+            hinted[at] = hinted[at]._replace(ending=said)
     return hinted
 
 
