@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from forebay.errors import SettingsError
@@ -25,7 +26,6 @@ from forebay.urls import REMOTES_MAX, RemoteUrl, parse_url
 VARIABLE_PREFIX: Final = "FOREBAY_"
 FILE_BYTES_MAX: Final = 1 << 20  # of a file with settings
 ABSENT: Final = ("start", "fail", "serve")  # what an engine may do where no pool answers
-PREFETCHED: Final = ("hints", "on", "off")  # which dialogs
 REQUESTS_SHOWN: Final = ("operators", "all", "none")  # to whom, over HTTP
 TRACE_BYTES: Final = 1 << 30  # where a trace ends unless it is said otherwise
 DRAM_BYTES_MIN: Final = 4 << 20
@@ -37,6 +37,14 @@ _DOC: Final = "doc"
 _PARSE: Final = "parse"
 _ON: Final = frozenset({"true", "yes", "on", "1"})
 _OFF: Final = frozenset({"false", "no", "off", "0"})
+
+
+class PrefetchMode(StrEnum):
+    """Which dialogs are read back from drives before they are asked for."""
+
+    OFF = "off"
+    HINTS = "hints"  # those of which a caller said when they return
+    ON = "on"  # all of which it is known how their answers ended
 
 
 class DiskSetting(NamedTuple):
@@ -123,8 +131,8 @@ def _absent(value: object) -> str:
 
 
 def _prefetched(value: object) -> str:
-    if value not in PREFETCHED:
-        raise SettingsError(f"{_quoted(value)} is none of {', '.join(PREFETCHED)}.")
+    if value not in tuple(PrefetchMode):
+        raise SettingsError(f"{_quoted(value)} is none of {', '.join(PrefetchMode)}.")
     return str(value)
 
 

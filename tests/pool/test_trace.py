@@ -13,7 +13,8 @@ from forebay.errors import StartupError
 from forebay.pool.messages import AnswerEnd
 from forebay.pool.trace import Recorder
 from forebay.record.region import short
-from forebay.sim.trace import read_trace, schedule
+from forebay.sim.replay import NAMES, Sizes, simulate
+from forebay.sim.trace import CHUNK_TOKENS, read_trace, schedule
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -50,6 +51,33 @@ def test_how_answers_ended_is_recorded_with_their_requests(place: Path) -> None:
     assert "ended" not in found[1]
     again = list(schedule(read_trace(path)))
     assert [request.ending.kind for request in again if request.ending] == [17]
+
+
+def test_two_requests_with_one_last_chunk_have_each_its_own_end(place: Path) -> None:
+    """The later one is answered first."""
+    path = place / "trace.jsonl"
+    recorder = Recorder(str(path), 1 << 20)
+    for arrived in (100.0, 103.0, 104.0):
+        recorder.request(b"a" * 16, arrived)
+    recorder.ended(AnswerEnd(b"a" * 16, 2, 0, 1, 1000), 104.0)
+    recorder.ended(AnswerEnd(b"a" * 16, 1, 0, 2, 9000, 500), 109.5)
+    recorder.close(300)
+    found = [(line["timestamp"], line["output_length"], line.get("ended")) for line in lines(path)]
+    assert found == [(3000, 1, 2), (0, 2, 1), (4000, 0, None)]
+
+
+def test_a_request_of_which_nothing_is_stored_is_replayed_as_such(place: Path) -> None:
+    path = place / "trace.jsonl"
+    recorder = Recorder(str(path), 1 << 20)
+    for turn, stores in enumerate((False, True, True, False)):
+        recorder.request(bytes(16), 10.0 * turn)
+        recorder.ended(AnswerEnd(bytes(16), 2, 0, 1, 1000, stores=stores), 10.0 * turn + 1)
+    recorder.close(300)
+    assert [line.get("store") for line in lines(path)] == [False, None, None, False]
+    requests = list(schedule(read_trace(path)))
+    for policy in NAMES:
+        found = simulate(policy, requests, Sizes(4, (16,)))
+        assert found.tokens - found.recomputed_tokens == 2 * CHUNK_TOKENS, policy
 
 
 def test_the_file_is_capped(place: Path) -> None:

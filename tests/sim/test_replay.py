@@ -1,7 +1,9 @@
 """The simulator end to end: the command on both formats, its plot, and the model's book-keeping."""
 
+import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ import pytest
 from forebay.cli.main import main
 from forebay.sim.replay import NAMES, Sizes, simulate
 from forebay.sim.trace import Request, Trace, capped, schedule
+
+ROOT = Path(__file__).parents[2]
+LETTER, LINE = 6.7, 12.0  # of a label, in the plot's units: a digit's width and a line's height
 
 
 @pytest.fixture
@@ -64,6 +69,52 @@ def test_plot_is_one_file_that_needs_nothing(conversation: Path, tmp_path: Path)
     assert text.count("<polyline") == 2
     assert "http" not in text
     assert "<script" not in text
+    body = text[text.index("<body") :] if "<body" in text else text
+    for name in ("forebay", "lru"):
+        assert re.search(rf'class="key[^"]*"></\w+>{name}, \d+ % at most', body), "the legend"
+    axes = re.findall(r'<text class="axis"[^>]*>([^<]*)</text>', text)
+    assert axes == ["million tokens", "% of all prompt tokens"]
+
+
+@pytest.mark.parametrize("dram", ["512", "20k", "123456", "99999999"])
+def test_labels_of_a_plot_do_not_overlap(conversation: Path, tmp_path: Path, dram: str) -> None:
+    plot = tmp_path / "plot.html"
+    arguments = ["sim", "--trace", str(conversation), "--dram-tokens", dram, "--policy", "lru"]
+    assert main([*arguments, "--plot", str(plot)]) == 0
+    labels = r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(middle|end)">([^<]*)</text>'
+    boxes = []
+    for x, y, anchor, label in re.findall(labels, plot.read_text()):
+        width = LETTER * len(label)
+        left = float(x) - (width / 2 if anchor == "middle" else width)
+        boxes.append((left, left + width, float(y) - LINE, float(y)))
+    assert len(boxes) > 2
+    for one, other in itertools.combinations(boxes, 2):
+        beside = one[1] <= other[0] or other[1] <= one[0]
+        assert beside or one[3] <= other[2] or other[3] <= one[2], (one, other)
+
+
+def printed() -> list[str]:
+    """The commands of `forebay sim` that the page of the samples prints."""
+    page = (ROOT / "traces" / "README.md").read_text()
+    return re.findall(r"^    forebay (sim .*)$", page, re.MULTILINE)
+
+
+def test_the_page_of_the_samples_prints_a_command_for_each() -> None:
+    for sample in ("agent", "chat"):
+        assert any(f"{sample}-sample" in command for command in printed())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", printed())
+def test_the_samples_are_simulated_as_printed(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main([*command.split(), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["requests"] > 0
+    rates = {each["policy"]: each["hit_rate"] for each in facts["policies"]}
+    assert rates["forebay"] > rates["lru"] > 0
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from forebay.cli.main import main
 from forebay.identity.endings import EndingClass
-from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.contract import Ending
+from forebay.settings import PrefetchMode
 from forebay.sim.replay import Sizes
 from forebay.sim.timed import TimedResult, simulate_timed, with_hints
 from forebay.sim.trace import Request
@@ -60,10 +60,17 @@ def test_hints_say_when_a_dialog_returns_and_nothing_of_those_that_do_not() -> N
         ["--drive-gbps", "0", "--disk-tokens", "1M"],
         ["--drive-gbps", "7"],
         ["--drive-gbps", "7", "--disk-tokens", "1M", "--hint-error", "-1"],
+        ["--drive-gbps", "7", "--disk-tokens", "1M", "--policy", "lru"],
+        ["--drive-gbps", "7", "--disk-tokens", "1M", "--plot", "curves.html"],
+        ["--drive-gbps", "7", "--disk-tokens", "1M", "--hosts", "2"],
+        ["--hint-error", "0.2", "--disk-tokens", "1M"],
     ],
 )
-def test_wrong_words_are_named(wrong: list[str], tmp_path: Path) -> None:
+def test_words_that_say_nothing_are_refused_in_a_sentence(
+    wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sim", "--trace", str(written(tmp_path)), "--dram-tokens", "2k", *wrong]) == 2
+    assert capsys.readouterr().err.startswith("forebay: --")
 
 
 def written(place: Path) -> Path:

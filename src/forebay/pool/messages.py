@@ -326,6 +326,7 @@ class AnswerEnd(_Message, frozen=True):
     returns_in_s: float = 0.0  # 0: not said
     keep_s: float = 0.0
     priority: int = 0
+    stores: bool = True  # False: its caller wanted nothing of it stored
 
     def bounded(self) -> "AnswerEnd":
         """The same with every number within its bounds."""

@@ -27,7 +27,6 @@ from forebay.pool.core.tenants.registry import read_secret, why_unfit
 from forebay.pool.encryption import Encryption
 from forebay.pool.messages import RequestsQuery
 from forebay.pool.policy.admission import LowerTier, WriteBudget
-from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.learned import Learned
 from forebay.pool.server.admission import Roles
 from forebay.pool.server.limits import ServerLimits
@@ -36,7 +35,7 @@ from forebay.pool.session import ProbeTold
 from forebay.pool.trace import Recorder
 from forebay.quantity import format_size
 from forebay.record.keyring import Keyring
-from forebay.settings import Settings, parse_numa, parse_trace
+from forebay.settings import PrefetchMode, Settings, parse_numa, parse_trace
 from forebay.sys import processes, sockets
 from forebay.sys.clock import Clock
 from forebay.sys.machine.placement import NodePlacement

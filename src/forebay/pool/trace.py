@@ -4,7 +4,8 @@ The format is that of the public conversation traces, `{"timestamp": ms, "input_
 "output_length": …, "hash_ids": […]}`, in which a chunk stands for a block of 512 tokens, and what
 engines tell when an answer has ended: `"duration_ms"`, `"ended"` and `"after"` (classes, as in
 `forebay.identity.endings`) and the caller's hints. A line is written when its answer has ended, or
-after `_OPEN_S`. Ids, and those of sessions, are numbers in order of first sight; the keys
+after `_OPEN_S`; of requests with one last chunk, an answer's is the one that arrived when the
+answer began. Ids, and those of sessions, are numbers in order of first sight; the keys
 themselves are neither written nor kept beyond the run. Off by default, capped in bytes and in ids;
 a slow file costs lines, never a request's time.
 """
@@ -16,7 +17,7 @@ import queue
 import stat
 import threading
 from collections import OrderedDict
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from forebay.errors import StartupError
 from forebay.pool.messages import AnswerEnd
@@ -30,6 +31,14 @@ _OPEN_MAX: Final = 1024  # requests whose answers have not ended; more are writt
 _OPEN_IDS_MAX: Final = 1 << 20  # of all of them
 _OPEN_S: Final = 600.0
 _log: Final = logging.getLogger(__name__)
+
+
+class _Open(NamedTuple):
+    """A request whose answer has not ended."""
+
+    at: float
+    key: bytes  # the last of its chain
+    line: dict[str, Any]
 
 
 class Recorder:
@@ -46,8 +55,9 @@ class Recorder:
         self._written_bytes = 0
         self._started: float | None = None
         self._sessions: dict[bytes, int] = {}
-        # By the last key, the oldest first, each with the time of its request.
-        self._open: OrderedDict[bytes, tuple[float, dict[str, Any]]] = OrderedDict()
+        self._open: OrderedDict[int, _Open] = OrderedDict()  # the oldest first, numbered
+        self._of_key: dict[bytes, list[int]] = {}  # last key → its open requests; none is empty
+        self._requests = 0
         self._open_ids = 0
         self._waiting: queue.Queue[tuple[bytes | AnswerEnd, float] | None]
         self._waiting = queue.Queue(_WAITING_MAX)
@@ -82,6 +92,7 @@ class Recorder:
             if not is_full and not self._take(*told):
                 is_full = True
                 self._open.clear()
+                self._of_key.clear()
                 _log.warning("%s is as large as a trace may be, or cannot be written", self._path)
         if not is_full:
             self._write_open(0, 0.0)
@@ -90,32 +101,43 @@ class Recorder:
     def _take(self, told: bytes | AnswerEnd, now: float) -> bool:
         """Take in what is told; False once there are too many ids or bytes."""
         if isinstance(told, AnswerEnd):
-            opened = self._open.pop(told.key, None)
-            return opened is None or self._close(opened[1] | self._end(told))
+            number = self._answered(told, now)
+            return number is None or self._close(number, self._end(told))
         request = self._request(told, now)
         if len(self._ids) > IDS_MAX:
             return False
         last = told[-SHORT_KEY_BYTES:]
-        if last in self._open and not self._close(self._open.pop(last)[1]):
-            return False
-        self._open[last] = now, request
+        self._requests += 1
+        self._open[self._requests] = _Open(now, last, request)
+        self._of_key.setdefault(last, []).append(self._requests)
         self._open_ids += len(request["hash_ids"])
         return self._write_open(_OPEN_MAX, now - _OPEN_S)
 
     def _write_open(self, open_max: int, before: float) -> bool:
         """Write requests whose answers have not ended: those beyond a number, or of long ago."""
         while self._open:
-            at, request = next(iter(self._open.values()))
-            if len(self._open) <= open_max and at > before and self._open_ids <= _OPEN_IDS_MAX:
+            number, oldest = next(iter(self._open.items()))
+            is_young = oldest.at > before
+            if len(self._open) <= open_max and is_young and self._open_ids <= _OPEN_IDS_MAX:
                 break
-            self._open.popitem(last=False)
-            if not self._close(request):
+            if not self._close(number, {}):
                 return False
         return True
 
-    def _close(self, request: dict[str, Any]) -> bool:
-        self._open_ids -= len(request["hash_ids"])
-        return self._write(json.dumps(request).encode() + b"\n")
+    def _answered(self, end: AnswerEnd, now: float) -> int | None:
+        """The open request that is answered: of its last key, the one that arrived when it did."""
+        arrived = now - (end.age_ms + end.duration_ms) / 1000
+        numbers = self._of_key.get(end.key, ())
+        return min(numbers, key=lambda each: abs(self._open[each].at - arrived), default=None)
+
+    def _close(self, number: int, end: dict[str, Any]) -> bool:
+        """Write an open request with what is known of its end."""
+        _, key, line = self._open.pop(number)
+        self._of_key[key].remove(number)
+        if not self._of_key[key]:
+            del self._of_key[key]
+        self._open_ids -= len(line["hash_ids"])
+        return self._write(json.dumps(line | end).encode() + b"\n")
 
     def _end(self, end: AnswerEnd) -> dict[str, Any]:
         """What is known of an answer; what nobody said is left out."""
@@ -127,6 +149,8 @@ class Recorder:
         }
         if end.session and len(self._sessions) < IDS_MAX:
             known["session"] = self._sessions.setdefault(end.session, len(self._sessions))
+        if not end.stores:
+            known["store"] = False
         hints = {name: getattr(end, name) for name in ("returns_in_s", "keep_s", "priority")}
         return known | {name: value for name, value in hints.items() if value}
 

@@ -40,10 +40,10 @@ class Cache(ABC):
                 return number
         return len(keys)
 
-    def serve(self, keys: Sequence[bytes]) -> int:
-        """One request: what was found, before the chain is taken in."""
+    def serve(self, keys: Sequence[bytes], *, stores: bool = True) -> int:
+        """One request: what was found, before the chain is taken in, if it is to be."""
         found = self.found(keys)
-        self.take(keys)
+        self.take(keys if stores else keys[:found])
         return found
 
 
@@ -210,7 +210,7 @@ class Optimum(Cache):
 
     def take(self, keys: Sequence[bytes]) -> None:
         held, heap = self._held, self._farthest
-        for depth, (key, use) in enumerate(zip(keys, self._uses[self._now], strict=True)):
+        for depth, (key, use) in enumerate(zip(keys, self._uses[self._now], strict=False)):
             if use == NEVER:
                 held.pop(key, None)
                 continue

@@ -159,7 +159,7 @@ def simulate_hosts(
     number = tokens = in_dram = below = 0
     for number, (host, request) in enumerate(load_of(trace, cluster, seed), start=1):
         store.now = request.at_s
-        from_dram, from_lower = pools[host].serve(request.keys, request.at_s)
+        from_dram, from_lower = pools[host].serve(request.keys, request.at_s, stores=request.stores)
         tokens += request.tokens
         in_dram += from_dram
         below += from_lower

@@ -168,7 +168,7 @@ class SimulatedPool:
         self._answered = 0
         self._sizes = sizes
 
-    def serve(self, keys: Sequence[bytes], now: float) -> tuple[int, int]:
+    def serve(self, keys: Sequence[bytes], now: float, *, stores: bool = True) -> tuple[int, int]:
         """One request: how many of its chunks were found in DRAM, and how many below it alone."""
         found = in_dram = 0
         for key in keys:
@@ -181,7 +181,7 @@ class SimulatedPool:
         for tier in self.lower:
             tier.asked(keys[:found])
         parent: bytes | None = None
-        for key in keys:
+        for key in keys if stores else keys[:found]:
             if key not in self.dram and (
                 self._is_declined(key, parent, now) or not self._store(key, parent, now)
             ):
@@ -316,10 +316,11 @@ class ClassicTiers:
             for chunks in (sizes.dram_chunks, *sizes.lower_chunks)
         )
 
-    def serve(self, keys: Sequence[bytes], _now: float) -> tuple[int, int]:
+    def serve(self, keys: Sequence[bytes], _now: float, *, stores: bool = True) -> tuple[int, int]:
         """One request: how many of its chunks were found in DRAM, and how many below it alone."""
-        found = self._dram.serve(keys)
-        return found, max([found, *[tier.serve(keys) for tier in self._lower]]) - found
+        found = self._dram.serve(keys, stores=stores)
+        below = [tier.serve(keys, stores=stores) for tier in self._lower]
+        return found, max([found, *below]) - found
 
     @property
     def written_bytes(self) -> int:
@@ -340,7 +341,7 @@ def simulate(
     for number, request in enumerate(requests, start=1):
         if isinstance(pool, SimulatedPool):
             pool.end_answers(request.at_s)
-        in_dram, below = pool.serve(request.keys, request.at_s)
+        in_dram, below = pool.serve(request.keys, request.at_s, stores=request.stores)
         if isinstance(pool, SimulatedPool) and request.ending is not None:
             pool.answer(request.keys, request.ending, request.at_s)
         tokens += request.tokens

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.contract import Policy
 from forebay.pool.policy.learned import Learned
+from forebay.settings import PrefetchMode
 from forebay.sim.replay import SimulatedPool, Sizes
 from forebay.sim.trace import Request
 
@@ -49,7 +49,7 @@ class TimedPool(SimulatedPool):
         self._is_pinning = False
         self._idle_at = 0.0  # when the drive has done all that it was asked
 
-    def serve(self, keys: Sequence[bytes], now: float) -> tuple[int, int]:
+    def serve(self, keys: Sequence[bytes], now: float, *, stores: bool = True) -> tuple[int, int]:
         """See SimulatedPool; the drive is busy with it from now on, or a little later."""
         before = self.written
         unused = self._unused.intersection(keys)
@@ -58,7 +58,7 @@ class TimedPool(SimulatedPool):
         self._is_pinning = len(keys) <= PINNED_SHARE * self._dram_chunks
         if self._is_pinning:
             self._pin(*[key for key in keys if key in self.dram])
-        in_dram, below = super().serve(keys, now)
+        in_dram, below = super().serve(keys, now, stores=stores)
         self._is_pinning = False
         for key in self._pinned:
             self.policy.unpin(key)
@@ -127,13 +127,16 @@ class TimedPool(SimulatedPool):
         return True
 
 
-def with_hints(requests: Sequence[Request], spread: float, seed: int = 1) -> list[Request]:
+def with_hints(
+    requests: Sequence[Request], spread: float, seed: int = 1, *, wrong_share: float = 0.0
+) -> list[Request]:
     """The same requests, where callers say when they return, wrong by that much of its logarithm.
 
-    Who does not return says nothing.
+    The hints are drawn from the future. Who does not return says nothing, but for a share of them,
+    each of whom says what somebody said who did.
     """
     draw, last = random.Random(seed), dict[bytes, int]()  # noqa: S311 - an error, not a secret
-    hinted = list(requests)
+    hinted, all_said = list(requests), list[float]()
     for at, request in enumerate(requests):
         ends = (key for key in reversed(request.keys) if key in last)
         before = last.pop(next(ends, b""), None)
@@ -142,8 +145,14 @@ def with_hints(requests: Sequence[Request], spread: float, seed: int = 1) -> lis
             gap_s = request.at_s - requests[before].at_s - ending.duration_s
             said_s = max(gap_s, SHORTEST_HINT_S) * draw.lognormvariate(0, spread)
             hinted[before] = hinted[before]._replace(ending=ending._replace(returns_in_s=said_s))
+            all_said.append(said_s)
         if request.keys:
             last[request.keys[-1]] = at
+    for at in last.values():
+        ending = hinted[at].ending
+        if ending is not None and all_said and draw.random() < wrong_share:
+            said = ending._replace(returns_in_s=draw.choice(all_said))
+            hinted[at] = hinted[at]._replace(ending=said)
     return hinted
 
 
@@ -171,7 +180,7 @@ def simulate_timed(
     in_dram = in_lower = 0
     for request in requests:
         pool.end_answers(request.at_s)
-        from_dram, from_lower = pool.serve(request.keys, request.at_s)
+        from_dram, from_lower = pool.serve(request.keys, request.at_s, stores=request.stores)
         in_dram, in_lower = in_dram + from_dram, in_lower + from_lower
         if request.ending is not None:
             pool.answer(request.keys, request.ending, request.at_s)

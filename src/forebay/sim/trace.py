@@ -37,6 +37,7 @@ class Request(NamedTuple):
     keys: Sequence[bytes]  # its whole chunks, root first; equal chunks are one object
     tokens: int  # in the prompt, the incomplete last chunk included
     ending: Ending | None = None  # how its answer ended, and when; None: nobody told
+    stores: bool = True  # False: it is found as others are, and nothing of it is stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ def _conversation(row: ConversationRequest, names: _Names) -> Request:
         answer = (row.output_length, row.duration_ms / 1000, session)
         hints = (row.returns_in_s, row.keep_s, row.priority)
         ending = Ending(row.ended, row.after, *answer, *hints)
-    return Request(row.timestamp / 1000, names.chain(blocks, b""), row.input_length, ending)
+    keys = names.chain(blocks, b"")
+    return Request(row.timestamp / 1000, keys, row.input_length, ending, row.store)
 
 
 def _session(row: AgentSession, names: _Names) -> list[Request]:

@@ -42,6 +42,7 @@ class ConversationRequest(msgspec.Struct):
     returns_in_s: _Time = 0.0
     keep_s: _Time = 0.0
     priority: int = 0
+    store: bool = True  # False: its caller wanted nothing of it stored
 
 
 class AgentRequest(msgspec.Struct, rename={"tokens": "in", "out_tokens": "out"}):

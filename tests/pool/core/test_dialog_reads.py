@@ -16,10 +16,10 @@ from forebay.identity.endings import EndingClass
 from forebay.identity.tenants import masked, salt_hash, salt_key
 from forebay.pool.messages import AnswerEnd, AnswersEnded, Forget, Release
 from forebay.pool.policy.admission import LowerTier
-from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.contract import ToRead
 from forebay.pool.policy.learned import Learned
 from forebay.record.region import SHORT_KEY_BYTES, short
+from forebay.settings import PrefetchMode
 from forebay.sys.world import World
 from forebay.tenants import TenantSetting
 from forebay.tiers.contract import Tier, TierListener

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from forebay.identity.endings import EndingClass
 from forebay.pool.policy import ahead
 from forebay.pool.policy.admission import LowerTier
-from forebay.pool.policy.ahead import PrefetchMode
 from forebay.pool.policy.contract import Ending
 from forebay.pool.policy.learned import Learned
+from forebay.settings import PrefetchMode
 
 HINTED = Ending(EndingClass.TOOL_CALL, returns_in_s=100.0)
 SOON = Ending(EndingClass.TOOL_CALL, returns_in_s=8.0)

@@ -138,6 +138,18 @@ def test_claims_of_a_return_are_believed_as_far_as_they_held() -> None:
     assert leaving(policy, now + 2)[0] == 2
 
 
+def test_of_two_open_requests_with_one_last_chunk_the_end_of_the_later_counts_too() -> None:
+    policy, now = taught()
+    for started in (now, now + 1):
+        serve(policy, 1, started)
+    ended(policy, 1, TOOL, now + 5)  # of the first
+    ended(policy, 1, STOP, now + 6)
+    ended(policy, 1, TOOL, now + 7)  # of nobody's request
+    serve(policy, 2, now + 7)
+    ended(policy, 2, TOOL, now + 8)
+    assert leaving(policy, now + 9)[0] == 1
+
+
 def test_a_session_is_one_dialog_although_its_prompts_have_nothing_in_common() -> None:
     policy, now = taught()
     for name in range(1, 6):

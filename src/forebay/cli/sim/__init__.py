@@ -112,9 +112,13 @@ def _run(parsed: argparse.Namespace) -> int:
     sizes, names = _sizes(parsed), tuple(parsed.policy or NAMES)
     if parsed.users < 0:
         raise SettingsError("--users counts sessions; write a number above 0.")
+    if parsed.hint_error is not None and parsed.drive_gbps is None:
+        raise SettingsError("--hint-error is of a drive's reads ahead; write --drive-gbps, too.")
     if parsed.hosts:
         return _run_hosts(parsed, sizes)
     if parsed.drive_gbps is not None:
+        if parsed.policy or parsed.plot:
+            raise SettingsError("--drive-gbps simulates the pool; leave --policy and --plot out.")
         return ahead.run(parsed, list(schedule(_trace(parsed), parsed.users)), sizes)
     with progress.shown() as show:
         show("reading the trace", 0.0)
@@ -133,6 +137,8 @@ def _run(parsed: argparse.Namespace) -> int:
 def _run_hosts(parsed: argparse.Namespace, sizes: Sizes) -> int:
     if parsed.sessions < 1:
         raise SettingsError("--sessions counts those of a user; write a number above 0.")
+    if parsed.drive_gbps is not None:
+        raise SettingsError("--drive-gbps is of one host; leave --hosts out.")
     if parsed.policy or parsed.plot or parsed.disk_writes_a_day:
         raise SettingsError("--hosts simulates the pool; leave --policy, --plot and budgets out.")
     hosts.wanted_hosts(parsed.hosts)  # before the trace is read

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from forebay.cli import progress
 from forebay.errors import SettingsError
-from forebay.pool.policy.ahead import PrefetchMode
 from forebay.quantity import format_size
+from forebay.settings import PrefetchMode
 from forebay.sim.replay import Sizes
 from forebay.sim.timed import TimedResult, simulate_timed, with_hints
 from forebay.sim.trace import Request

@@ -409,6 +409,7 @@ class SchedulerConnector:
                 returns_in_s=hints.returns_in_s,
                 keep_s=hints.keep_s,
                 priority=hints.priority,
+                stores=hints.store,
             )
         )
 

@@ -1,8 +1,9 @@
 """What is read before anybody asks for it: dialogs from drives, and what a lookup found in a store.
 
-A dialog's chunks leave DRAM from its end on, so the first that DRAM lacks of it left last: `Ahead`
-keeps them in that order, 16 bytes each, for dialogs that are watched. Once an answer has ended and
-it is known how, the most valuable of these dialogs is read back, chunk by chunk, if
+A dialog's chunks leave DRAM from its end on, so the first that DRAM lacks of it left last:
+`DialogsToRead` keeps them in that order, 16 bytes each, for dialogs that are watched. Once an
+answer has ended and it is known how, the most valuable of these dialogs is read back, chunk by
+chunk, if
 
 * it is worth more than what would leave for it, which is never of that dialog itself; and
 * the chance is `CHANCE_MIN` that it returns before it is worth less than that.
@@ -13,33 +14,24 @@ for the engine to say, which knows, when it asks (`forebay.engines.scheduling.lo
 
 from collections import OrderedDict
 from collections.abc import Callable
-from enum import StrEnum
 from typing import Final
 
-from forebay.identity.endings import ENDINGS_MAX, EndingClass
+from forebay.identity.endings import EndingClass
 from forebay.pool.policy.contract import ToRead
 from forebay.pool.policy.forest import NONE, SAVED, Forest
-from forebay.pool.policy.reuse import CELLS, LEVELS_AN_OCTAVE, Reuse
+from forebay.pool.policy.reuse import LEVELS_AN_OCTAVE, Reuse, ending_of
 from forebay.pool.policy.visits import AHEAD, Visits
 from forebay.record.region import SHORT_KEY_BYTES
+from forebay.settings import PrefetchMode
 from forebay.tiers.contract import TierSpeed
 
 SAVED_LEVELS: Final = 2 * LEVELS_AN_OCTAVE  # what a lower tier has costs a quarter to lose
 CHANCE_MIN: Final = 0.7  # three in ten reads may be wasted
 KINDS_MAX: Final = 4  # of dialogs, that one decision looks at
 CHUNKS_MAX: Final = 1 << 17  # remembered of those that left
-_ENDING_CELLS: Final = CELLS // ENDINGS_MAX
 
 
-class PrefetchMode(StrEnum):
-    """Which dialogs are read back from drives before they are asked for."""
-
-    OFF = "off"
-    HINTS = "hints"  # those of which a caller said when they return
-    ON = "on"  # all of which it is known how their answers ended
-
-
-class Ahead:
+class DialogsToRead:
     """The chunks that lower tiers have of watched visits and DRAM lacks, and which is read next."""
 
     def __init__(
@@ -77,7 +69,7 @@ class Ahead:
     def judge(self, visit: int) -> None:
         """Whether a visit may be read ahead may have changed."""
         visits = self._visits
-        ending = visits.cell[visit] // _ENDING_CELLS
+        ending = ending_of(visits.cell[visit])
         is_told = visits.began_cell[visit] != NONE and ending != EndingClass.NOT_KNOWN
         is_wanted = self._which is PrefetchMode.ON or ending == EndingClass.EXPECTED
         visits.set_ahead(visit, is_ahead=visit in self._left and is_told and is_wanted)

@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from forebay.identity.endings import ENDINGS_MAX, EndingClass
+from forebay.identity.endings import EndingClass
 from forebay.pool.policy.admission import Admission, LowerTier
-from forebay.pool.policy.ahead import SAVED_LEVELS, Ahead, PrefetchMode
+from forebay.pool.policy.ahead import SAVED_LEVELS, DialogsToRead
 from forebay.pool.policy.contract import Ending, Policy, ToRead
 from forebay.pool.policy.forest import (
     HELD,
@@ -25,11 +25,11 @@ from forebay.pool.policy.forest import (
 )
 from forebay.pool.policy.reuse import (
     BINS,
-    CELLS,
     LEVELS,
     LEVELS_AN_OCTAVE,
     Reuse,
     cell_of,
+    ending_of,
     mean_gap_s,
 )
 from forebay.pool.policy.sessions import Sessions
@@ -43,11 +43,13 @@ from forebay.pool.policy.visits import (
     Visits,
 )
 from forebay.pool.policy.writing import Writing
+from forebay.settings import PrefetchMode
 
 # A step of priority doubles what a chunk is worth; what is to be kept is worth more than all.
 RANK_LEVELS: Final = (*(LEVELS_AN_OCTAVE * (rank - USUAL) for rank in range(KEPT)), 2 * LEVELS)
 KEPT_MAX: Final = 1 << 14  # visits that are kept because their callers asked for it
 REMEMBERED_VISITS_MAX: Final = 1 << 16
+UNANSWERED_MAX: Final = 64  # requests with one last key; no answer need ever be told
 LEARN_REQUESTS: Final = 4
 USUAL_REQUESTS: Final = 256  # over which the usual length of a first prompt is taken
 
@@ -67,7 +69,7 @@ class Learned(Policy):
             )
             for number, tier in enumerate(tiers)
         ]
-        self._ahead = Ahead(
+        self._to_read = DialogsToRead(
             prefetch, self._forest, self._visits, self._reuse, least=self._least_to_lose
         )
         self._size_classes: dict[int, int] = {}  # slot bytes -> its number
@@ -104,8 +106,9 @@ class Learned(Policy):
         visits = self._visits
         self._age(now)
         visit = self._ends.get(key, NONE)
-        if visit == NONE or visits.began_cell[visit] != NONE:
+        if visit == NONE or not visits.unanswered[visit]:
             return
+        visits.unanswered[visit] -= 1
         now = max(now, visits.began_s[visit])
         if ending.session:
             self._sessions.ended(ending, visit, now)
@@ -115,7 +118,7 @@ class Learned(Policy):
         # Of a dialog that never had such an answer, no gap is known that would tell of this one.
         turns = max(1, visits.turns[visit]) if mean_s else 0
         visits.ended(visit, cell_of(turns, mean_s, visits.new_share[visit], kind), now)
-        self._ahead.judge(visit)
+        self._to_read.judge(visit)
         if ending.keep_s:
             heapq.heappush(self._kept, (now + ending.keep_s, USUAL + ending.priority, key))
             self._set_rank(visit, KEPT)
@@ -128,7 +131,7 @@ class Learned(Policy):
             return
         row = forest.add(key, parent, self._size_class(slot_bytes))
         above = forest.parent[row]
-        visit = self._joined(key, above, now, self._ahead.came(key))
+        visit = self._joined(key, above, now, self._to_read.came(key))
         self._started(visit, key)
         forest.visit[row] = visit
         visits.tail[visit] = row
@@ -142,7 +145,7 @@ class Learned(Policy):
             return
         row = forest.row_of[key]
         visit = forest.visit[row]
-        self._ahead.removed(visit, row, key)
+        self._to_read.removed(visit, row, key)
         _, above = forest.drop(key)
         if self._visits.tail[visit] == row:
             follows = above != NONE and forest.visit[above] == visit
@@ -231,10 +234,10 @@ class Learned(Policy):
 
     def next_read(self, now: float, has_room: Callable[[int], bool]) -> ToRead | None:
         self._age(now)
-        return self._ahead.next(has_room)
+        return self._to_read.next(has_room)
 
     def read_failed(self, key: bytes) -> None:
-        self._ahead.failed(key)
+        self._to_read.failed(key)
 
     @property
     def queued_bytes(self) -> int:
@@ -276,6 +279,8 @@ class Learned(Policy):
         """The visit of a request; the one it continues, if any is known, has returned."""
         visits, ends = self._visits, self._ends
         turns, mean_s, known = 0, 0.0, found
+        same = ends.get(keys[-1], NONE)
+        unanswered = 0 if same == NONE else visits.unanswered[same]
         gaps: dict[int, float] | None = None
         tie_breaker = zlib.crc32(keys[-1]) / 2**32
         admitted: list[int] = []  # tiers that keep on being written to
@@ -295,6 +300,7 @@ class Learned(Policy):
         new_share = 1 - known / len(keys) if turns else self._relative_depth(len(keys))
         visit = visits.begin(cell_of(turns, mean_s, new_share), keys[-1], now)
         visits.turns[visit], visits.mean_s[visit] = turns, mean_s
+        visits.unanswered[visit] = min(unanswered + 1, UNANSWERED_MAX)
         visits.new_share[visit], visits.gaps[visit] = new_share, gaps
         visits.depth[visit], visits.tie_breaker[visit] = len(keys), tie_breaker
         for tier in admitted:
@@ -312,7 +318,7 @@ class Learned(Policy):
         gaps = visits.gaps[before]
         if visits.began_cell[before] == NONE:
             return gaps
-        kind = visits.cell[before] // (CELLS // ENDINGS_MAX)
+        kind = ending_of(visits.cell[before])
         mean_s = mean_gap_s((gaps or {}).get(kind, 0.0), now - visits.at_s[before])
         return {**(gaps or {}), kind: mean_s}
 
@@ -382,7 +388,7 @@ class Learned(Policy):
     def _end(self, visit: int) -> None:
         """Watch a visit no longer; it lives on only for the chunks it holds."""
         end = self._visits.end[visit]
-        self._ahead.forget(visit)
+        self._to_read.forget(visit)
         if end is not None:
             del self._ends[end]
             self._visits.end[visit] = None

@@ -86,6 +86,11 @@ def cell_of(turns: int, mean_s: float, new_share: float, ending: int = 0) -> int
     return (kind * SCALES + (bin_of(mean_s) // SCALE_BINS if turns else NO_GAP)) * BINS
 
 
+def ending_of(cell: int) -> int:
+    """The class of the ending that a cell counts from."""
+    return cell // (CELLS // ENDINGS_MAX)
+
+
 class _Curve:
     """Of those who entered each bin, how many returned within it."""
 

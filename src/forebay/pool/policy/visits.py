@@ -48,6 +48,7 @@ class Visits:
         self.tail = array("i")  # the deepest row that this visit touched last, or NONE
         self.turns = array("i")  # returns of its dialog
         self.depth = array("i")  # chunks of its chain
+        self.unanswered = array("i")  # requests with its last key whose answers have not ended
         self.rank = array("b")  # among `RANKS`: what its caller asked for
         self.tie_breaker = array("d")  # of its dialog: tells equals apart, the same way each time
         self.verdicts = [bytearray() for _ in range(tiers)]  # by lower tier: to be written there?
@@ -76,7 +77,7 @@ class Visits:
             visit = len(self.end)
             for column in (self.cell, self.began_cell, self.queue, self.tail):
                 column.append(0)
-            for column in (self.turns, self.depth):
+            for column in (self.turns, self.depth, self.unanswered):
                 column.append(0)
             for times in (self.at_s, self.began_s, self.mean_s, self.new_share, self.tie_breaker):
                 times.append(0.0)
@@ -91,6 +92,7 @@ class Visits:
         self.began_s[visit], self.began_cell[visit] = now, NONE
         self.new_share[visit], self.gaps[visit], self.rank[visit] = 0.0, None, USUAL
         self.turns[visit], self.depth[visit], self.mean_s[visit] = 0, 0, 0.0
+        self.unanswered[visit] = 0
         self.tie_breaker[visit] = 0.0
         for verdict in self.verdicts:
             verdict[visit] = UNDECIDED
@@ -130,9 +132,11 @@ class Visits:
             self._put(visit)
 
     def ended(self, visit: int, cell: int, now: float) -> None:
-        """The answer has ended: from now on the visit is judged by its age since then."""
+        """An answer has ended: from now on the visit is judged by its age since then."""
         self._take(visit)
-        self.began_cell[visit], self.cell[visit], self.at_s[visit] = self.cell[visit], cell, now
+        if self.began_cell[visit] == NONE:
+            self.began_cell[visit] = self.cell[visit]
+        self.cell[visit], self.at_s[visit] = cell, now
         self._reuse.entered(cell)
         self._put(visit)
 
@@ -179,7 +183,7 @@ class Visits:
                 yield next(iter(self._buckets[bucket])), level
 
     def add_queues(self, count: int) -> None:
-        """There are that many add_queues."""
+        """Have that many queues in all."""
         self._levels.extend([0] * (count - len(self._levels)))
 
     def learn(self) -> None:

@@ -54,7 +54,7 @@ class ApiServer:
         del transfer["kv_connector_module_path"]  # vLLM knows the name by our plugin
         arguments += ["--kv-transfer-config", json.dumps(transfer), *flags]
         self._process, self._pipe = forked.start(serve, arguments, str(log), is_loud)
-        self._log = log
+        self.log = log
         self._lock = threading.Lock()
         self.asked = 0  # requests, as the engine counts them; guarded by the lock
         try:
@@ -111,7 +111,7 @@ class ApiServer:
     def wait(self, timeout_s: float) -> None:
         """Until it has ended by itself."""
         self._process.join(timeout_s)
-        assert self._process.exitcode is not None, self._log.read_text(errors="replace")[-4000:]
+        assert self._process.exitcode is not None, self.log.read_text(errors="replace")[-4000:]
 
     def kill(self) -> None:
         """With all of its processes, at once; of one that has ended, whatever is left."""
@@ -121,7 +121,7 @@ class ApiServer:
         self._pipe.close()
 
     def _is_up(self) -> bool:
-        assert self._process.is_alive(), self._log.read_text(errors="replace")[-4000:]
+        assert self._process.is_alive(), self.log.read_text(errors="replace")[-4000:]
         try:
             self._fetch("/health")
         except OSError:

@@ -3,7 +3,10 @@
 Real vLLM's API server, a real OTLP receiver, a real pool.
 """
 
+import base64
 import json
+import re
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,6 +40,8 @@ OURS, VLLMS = "forebay.request", "llm_request"
 NAMED = frozenset(EndingClass)
 BEFORE_A_MARKER_IS_KNOWN = 3  # answers that end with it
 TRACE = "trace.jsonl"  # in the pool's directory
+SESSION = "a-name-that-nobody-writes-down"
+RUN = 4  # tokens that tell what a text was
 TOOL, TURN = 1_001, 1_002  # last tokens of answers that wait for a tool, and for a person
 
 
@@ -177,13 +182,14 @@ def empty_dram(pool: PoolProcess) -> None:
 def test_a_trace_tells_tool_calls_from_user_turns(server: ApiServer, pool: PoolProcess) -> None:
     """A dialog whose every fourth answer is for a person, as the model's last token says."""
     text, markers, answers = dialogs(1, 300, 79)[0], [], 16
+    named = {"kv_transfer_params": {"forebay": {"session": SESSION}}}
     for turn in range(answers):
         markers.append(TURN if turn % 4 == 3 else TOOL)
         ends: dict[str, Any] = {
             "stop_token_ids": [markers[-1]],
             "logit_bias": {str(markers[-1]): 100},
         }
-        (choice,) = server.ask(text, **ends)["choices"]
+        (choice,) = server.ask(text, **ends, **named)["choices"]
         assert choice["finish_reason"] == "stop"
         assert choice["token_ids"][-1] == markers[-1]
         text = [*text, *choice["token_ids"], *dialogs(1, 64, 80 + turn)[0]]
@@ -201,6 +207,23 @@ def test_a_trace_tells_tool_calls_from_user_turns(server: ApiServer, pool: PoolP
     assert classes == {marker_class((TOOL,)), marker_class((TURN,))}
     assert [line["ended"] for line in told[-4:]] == [marker_class((each,)) for each in markers[-4:]]
     assert {line["output_length"] for line in told} == {1}
+    assert {line["session"] for line in told} == {0}
+    for path in (pool.place / TRACE, pool.log, server.log):
+        assert_tells_nothing_of(text, path.read_bytes())
+
+
+def assert_tells_nothing_of(text: Tokens, content: bytes) -> None:
+    """No run of a text's tokens, in digits or in bytes, and no name of a session."""
+    assert content
+    runs = {tuple(text[at : at + RUN]) for at in range(len(text) - RUN + 1)}
+    numbers = [int(each) for each in re.findall(rb"\d{1,9}", content)]
+    assert not runs & {tuple(numbers[at : at + RUN]) for at in range(len(numbers))}
+    for run in runs:
+        for letter in "HIQ":
+            assert struct.pack(f"<{RUN}{letter}", *run) not in content
+    name = SESSION.encode()
+    for form in (name, name.hex().encode(), base64.b64encode(name)):
+        assert form not in content
 
 
 def test_metrics_add_up_to_what_clients_are_told(server: ApiServer, pool: PoolProcess) -> None:
