@@ -115,6 +115,12 @@ class Both:
         self.side.reported(None, {request.request_id}, set())
         return step
 
+    def hear(self, worker: WorkerConnector) -> None:
+        """What one worker has to tell."""
+        report = worker.take_report()
+        assert report is not None
+        self.side.reported(ReportMetadata.of(report), (), set())
+
     def _stored(self) -> int:
         return self.side.counts["stored.chunks"]
 
@@ -231,7 +237,7 @@ def test_a_load_that_must_not_fail_waits_until_every_worker_has_the_slab(
         step = both.side.begin_step(Output)
         for worker in both.workers[:mapped]:
             worker.begin(step)
-            both.side.reported(ReportMetadata.of(worker.take_report()), (), set())
+            both.hear(worker)
         request = request_of([7] * (2 * CHUNK + 30), f"{mapped} workers")
         both.side.arrived(request)
         assert asked(both.side, request, 0) == found
@@ -250,7 +256,7 @@ def test_a_load_that_must_not_fail_is_told_though_the_pool_has_just_died(
     both = Both(pool, 1, replace(LIMITS, may_fail=False))
     (worker,), (cache,) = both.workers, both.caches
     worker.begin(both.side.begin_step(Output))
-    both.side.reported(ReportMetadata.of(worker.take_report()), (), set())
+    both.hear(worker)
     request = request_of([7] * (2 * CHUNK + 30), "request")
     both.side.arrived(request)
     assert asked(both.side, request, 0) == 2 * CHUNK

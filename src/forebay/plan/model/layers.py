@@ -84,21 +84,20 @@ def _or_full(kind: LayerKind | None) -> LayerKind | None:
 
 
 def _by_pattern(reader: Reader, model_type: str, layers: int) -> Kinds:
+    numbers = range(1, layers + 1)
+    others: LayerKind | None = LayerKind.SLIDING
     if model_type in _FULL_EVERY:
-        other, field = _OTHERS.get(model_type, _SLIDING)
+        others, field = _OTHERS.get(model_type, _SLIDING)
         every = reader.whole(field, _FULL_EVERY[model_type], most=LAYERS_MAX)
-        found: Kinds = [
-            LayerKind.FULL if layer % every == 0 else other for layer in range(1, layers + 1)
-        ]
-        return found
+        return [LayerKind.FULL if number % every == 0 else others for number in numbers]
+    full = layers
     if reader.fields.get("sliding_window") is None:
-        return [LayerKind.FULL] * layers
-    if model_type in _WINDOW_IN_ALL:
-        return [LayerKind.SLIDING] * layers
-    if model_type in _WINDOW_IF_USED and reader.flag("use_sliding_window", default=False):
-        full = min(layers, reader.whole("max_window_layers", least=0, most=LAYERS_MAX))
-        return [LayerKind.FULL] * full + [LayerKind.SLIDING] * (layers - full)
-    return [LayerKind.FULL] * layers
+        pass
+    elif model_type in _WINDOW_IN_ALL:
+        full = 0
+    elif model_type in _WINDOW_IF_USED and reader.flag("use_sliding_window", default=False):
+        full = reader.whole("max_window_layers", least=0, most=LAYERS_MAX)
+    return [LayerKind.FULL if number <= full else others for number in numbers]
 
 
 def _listed(reader: Reader, field: str, layers: int) -> Kinds:
