@@ -19,6 +19,20 @@ def test_what_is_said_to_have_run_on_a_cpu_is_run_by_a_test() -> None:
     assert run == claimed
 
 
+def test_other_releases_are_claimed_for_what_is_run_on_them_alone() -> None:
+    """`make test-versions` runs one file on each; all else is run on the release of `make vllm`."""
+    makefile = (HERE.parents[1] / "Makefile").read_text()
+    installed = re.findall(r"^VLLM_VERSION \?= (\S+)$", makefile, re.MULTILINE)
+    others = re.findall(r"^VERSIONS \?= (.+)$", makefile, re.MULTILINE)[0].split()
+    text = (HERE / "vllm" / "real" / "test_version.py").read_text()
+    run = set(re.findall(r'has_run\("([^"]+)"\)', text))
+    for name, kind in KINDS.items():
+        claimed = {release for release, device in kind.ran if device == CPU}
+        assert claimed <= {*installed, *others}, name
+        assert bool(claimed & set(others)) == (name in run), name
+    assert {release for release, _ in KINDS["FullAttentionSpec"].ran} >= {*installed, *others}
+
+
 def test_what_is_declined_says_why_and_was_not_run() -> None:
     for name, kind in KINDS.items():
         is_shared = kind.support is Support.SHARED

@@ -35,6 +35,7 @@ class WorkerReport:
     # A store's serial → shard → digest of what was stored; empty: it was not, give the slot back.
     stored: dict[int, dict[int, bytes]] = field(default_factory=dict)
     over: dict[int, set[int]] = field(default_factory=dict)  # a part's serial → ranks that are done
+    mapped: dict[int, int] = field(default_factory=dict)  # rank → the slab it copies; 0: none
 
     def add(self, other: "WorkerReport") -> None:
         """Take another worker's report into this one."""
@@ -43,3 +44,4 @@ class WorkerReport:
             self.stored.setdefault(serial, {}).update(digests)
         for serial, ranks in other.over.items():
             self.over.setdefault(serial, set()).update(ranks)
+        self.mapped.update(other.mapped)

@@ -245,6 +245,7 @@ class WorkerConnector:
             if any(load.generation == self._generation for load in step.loads):
                 return
             self._is_leaving = True
+            self._report.mapped[self._shard.rank] = 0
             if not self._copies.detach():
                 return
             self._unmap()
@@ -268,6 +269,7 @@ class WorkerConnector:
         warn_if_too_small(session.slab, chunk_bytes)
         generation, shape, shard = self._generation, self._shape, self._shard
         self._copies.attach(worker_slab(session.slab, generation, shape, shard, step.widest))
+        self._report.mapped[shard.rank] = generation
 
     def _leave_early(self, copies: Copies) -> bool:
         """Have a slab unregistered and unmapped that no step has named; False: not yet."""

@@ -158,10 +158,13 @@ def capacity(
 def _formula(shape: Shape, group: LayerGroup, batch: int, tokens: int) -> str:
     if group.kind is LayerKind.LINEAR:
         return f"B x L x state = {batch} x {group.layers} x {group.state_bytes}"
-    kept = "min(S, W)" if group.kind is LayerKind.SLIDING else "S"
+    kept = "S" if group.window_tokens is None else "min(S, W)"
+    bits = group.bits or shape.bits
     product = f"{batch} x {group.kept_tokens(tokens)} x {group.layers}"
     if group.kind is LayerKind.LATENT:
         width = group.head_values
-        return f"B x {kept} x L x (rank + rope) x Q/8 = {product} x {width} x {shape.bits}/8"
+        return f"B x {kept} x L x (rank + rope) x Q/8 = {product} x {width} x {bits}/8"
+    if group.kind is LayerKind.INDEX:
+        return f"B x {kept} x L x D x Q/8 = {product} x {group.head_values} x {bits}/8"
     head = f"{group.heads} x {group.head_values // 2}"
-    return f"2 x B x {kept} x L x H x D x Q/8 = 2 x {product} x {head} x {shape.bits}/8"
+    return f"2 x B x {kept} x L x H x D x Q/8 = 2 x {product} x {head} x {bits}/8"

@@ -12,8 +12,11 @@ from tests.engines.vllm.hashed_model import VOCABULARY, HashedModel, answer_to, 
 from tests.engines.vllm.real.forked import VARIABLES
 from tests.pool_process import PoolProcess, running_pool, short_directory
 
+from forebay.engines.boundary import BrokenError
+from forebay.engines.copies.contract import LoadPart, Piece
 from forebay.engines.copies.pages import Pages
 from forebay.engines.geometry import FULL, Reach, ReachKind
+from forebay.engines.vllm import versions
 
 pytestmark = pytest.mark.vllm
 WINDOW, SHORT = Reach(ReachKind.WINDOW, 150), Reach(ReachKind.WINDOW, 20)
@@ -148,3 +151,23 @@ def test_t52_what_a_pool_answers_too_late_is_never_stored(
         dialogs = take_turn(model, dialogs, draw)  # sees wrong bytes, if there are any
     check_nothing_failed(model)
     model.close()
+
+
+def test_before_0_30_blocks_that_one_of_several_groups_lacks_end_the_engine(
+    config: Any, pool: PoolProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That vLLM would take them for whole. A failed load that it can be told of ends nothing."""
+    load = LoadPart("request", 1, [Piece(-1, 0, [3], 0, 1)], is_last=True)
+    for kind, ends in (("windows", True), ("full", False)):
+        model = started(config, pool, kind)
+        with monkeypatch.context() as patched:
+            patched.setattr(versions, "reports_failed_requests", lambda: False)
+            model.worker._worker.fail(load)
+            if ends:
+                with pytest.raises(BrokenError, match="several groups"):
+                    model.worker.get_block_ids_with_load_errors()
+            else:
+                assert model.worker.get_block_ids_with_load_errors() == {3}
+        model.worker._worker.fail(load)
+        assert model.worker.get_block_ids_with_load_errors() == set(), "told by its request"
+        model.close()

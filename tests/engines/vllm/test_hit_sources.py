@@ -21,7 +21,7 @@ TOKENS = CHUNKS * SHAPE.chunk_tokens
 
 
 def told_of_a_stream(pool: PoolProcess) -> dict[str, int]:
-    limits = replace(LIMITS, may_stream=True)
+    limits = replace(LIMITS, may_fail=True)
     side = SchedulerConnector(PoolSession(pool.socket, Clock(), maps_slab=False), SHAPE, limits)
     side.join()
     side.root = ROOT

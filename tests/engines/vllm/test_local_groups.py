@@ -4,6 +4,7 @@ The window is shorter than a chunk, its blocks are twice as long, and it has two
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from tests.engines.vllm.test_scheduler_side import LIMITS, Output, asked, request_of
 from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
+from forebay.decisions import Decision
 from forebay.engines.geometry import Geometry, Reach, ReachKind, Shard
+from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.vllm.metadata import ReportMetadata, StepMetadata
 from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.engines.worker import WorkerConnector
@@ -58,10 +61,10 @@ def computed_of(name: str, tables: tuple[list[int], ...], start: int, stop: int)
 class Both:
     """A scheduler's side, and workers with caches of their own."""
 
-    def __init__(self, pool: PoolProcess, ranks: int) -> None:
+    def __init__(self, pool: PoolProcess, ranks: int, limits: LoadLimits = LIMITS) -> None:
         self.pool, shape = pool, shape_of(ranks)
         session = PoolSession(pool.socket, Clock(), maps_slab=False)
-        self.side = SchedulerConnector(session, shape, LIMITS)
+        self.side = SchedulerConnector(session, shape, limits)
         self.side.join()
         self.side.root = ChainRoot(b"g" * 32, CHUNK)
         self.caches: list[dict[str, Any]] = []
@@ -111,6 +114,12 @@ class Both:
             assert worker.take_received() == ({request.request_id}, set())
         self.side.reported(None, {request.request_id}, set())
         return step
+
+    def hear(self, worker: WorkerConnector) -> None:
+        """What one worker has to tell."""
+        report = worker.take_report()
+        assert report is not None
+        self.side.reported(ReportMetadata.of(report), (), set())
 
     def _stored(self) -> int:
         return self.side.counts["stored.chunks"]
@@ -205,4 +214,56 @@ def test_t52_a_window_is_not_stored_when_its_slot_comes_a_step_late(pool: PoolPr
     both.side.add_stores(step, Output)
     assert [each.piece.group for each in step.stores] == [0, 0], "full blocks stay the request's"
     wait_until(lambda: both.pool.number("leased_slots") == 2, "the late slot to be given back")
+    both.close()
+
+
+def stored_by_another(pool: PoolProcess, ranks: int) -> None:
+    """Two chunks of a prompt, and the window at their end."""
+    both = Both(pool, ranks)
+    first = request_of([7] * (2 * CHUNK + 1), "first")
+    both.side.arrived(first)
+    both.compute(first, FIRST_TABLES, 2 * CHUNK + 1)
+    both.store()
+    both.close()
+
+
+def test_a_load_that_must_not_fail_waits_until_every_worker_has_the_slab(
+    pool: PoolProcess,
+) -> None:
+    """Before vLLM 0.30 one that fails would end an engine of several groups."""
+    stored_by_another(pool, ranks=2)
+    both = Both(pool, 2, replace(LIMITS, may_fail=False))
+    for mapped, found in ((0, 0), (1, 0), (2, 2 * CHUNK)):
+        step = both.side.begin_step(Output)
+        for worker in both.workers[:mapped]:
+            worker.begin(step)
+            both.hear(worker)
+        request = request_of([7] * (2 * CHUNK + 30), f"{mapped} workers")
+        both.side.arrived(request)
+        assert asked(both.side, request, 0) == found
+    assert both.side.counts[f"misses.{Decision.NO_POOL}"] == 2
+    tokens = 2 * CHUNK
+    both.load(request, OTHER_TABLES, tokens)
+    assert not any(worker.take_failed_blocks() for worker in both.workers)
+    both.close()
+
+
+def test_a_load_that_must_not_fail_is_told_though_the_pool_has_just_died(
+    pool: PoolProcess,
+) -> None:
+    """What was promised lies in the slab that the workers have mapped; nobody writes there."""
+    stored_by_another(pool, ranks=1)
+    both = Both(pool, 1, replace(LIMITS, may_fail=False))
+    (worker,), (cache,) = both.workers, both.caches
+    worker.begin(both.side.begin_step(Output))
+    both.hear(worker)
+    request = request_of([7] * (2 * CHUNK + 30), "request")
+    both.side.arrived(request)
+    assert asked(both.side, request, 0) == 2 * CHUNK
+    pool.kill()
+    before = cache["a"][OTHER_TABLES[0]].clone()
+    both.load(request, OTHER_TABLES, 2 * CHUNK)
+    assert not both.side.is_joined
+    assert not worker.take_failed_blocks()
+    assert not torch.equal(cache["a"][OTHER_TABLES[0]], before)
     both.close()

@@ -12,11 +12,18 @@ from forebay.engines.start.vllm_flags import VllmFlags, read_flags
 from forebay.errors import SettingsError
 from forebay.observe.doctor.facts import DoctorModel, Facts
 from forebay.observe.doctor.finding import Severity
+from forebay.plan.model.config import shape_of
 from forebay.settings import Settings
 
 FULL, WINDOWED, STATES = (
     DoctorModel(name, shape=read_model(name, None).shape)
     for name in ("Qwen3-8B", "Gemma-3-27B", "Qwen3-Next-80B-A3B")
+)
+HEADS = {"num_hidden_layers": 8, "num_attention_heads": 8}
+LATENT = dict.fromkeys(("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 64)
+CHUNKED, INDEXED = (
+    DoctorModel(name, shape=shape_of(name, "config.json", {**HEADS, **fields, "model_type": name}))
+    for name, fields in (("llama4_text", {}), ("deepseek_v32", LATENT))
 )
 OURS = ("--kv-transfer-config", '{"kv_connector": "ForebayConnector"}')
 LOCAL_ALONE = DoctorModel("Mistral-7B-v0.1", shape=read_model("Mistral-7B-v0.1", None).shape)
@@ -58,7 +65,7 @@ def test_a_model_that_is_declined(machine: Machine) -> None:
     encoder = DoctorModel("t5", is_encoder_decoder=True)
     finds("sharing.model", machine.facts(model=encoder), Severity.PROBLEM, "encoder-decoder")
     finds("sharing.model", machine.facts(model=DoctorModel("new")), Severity.NOTE, "not known")
-    for model in (FULL, WINDOWED, STATES):
+    for model in (FULL, WINDOWED, CHUNKED, INDEXED, STATES):
         is_fine("sharing.model", machine.facts(model=model))
 
 
@@ -73,6 +80,7 @@ def test_a_model_that_is_declined(machine: Machine) -> None:
         (FULL, "--speculative-config.method extract_hidden_states", "this way of speculative"),
         (FULL, "--spec-method dspark", "this way of speculative"),
         (WINDOWED, '-sc {"method":"eagle"}', "with a drafter beside local attention"),
+        (CHUNKED, '-sc {"method":"mtp"}', "with a drafter beside local attention"),
         (STATES, "-pp 2", "pipeline parallelism of models with recurrent states"),
         (STATES, '--speculative-config={"method":"ngram"}', "speculative decoding of models"),
         (STATES, "--no-enable-prefix-caching", "with prefix caching"),
@@ -90,6 +98,7 @@ def test_flags_for_which_an_engine_is_declined(
     [
         (FULL, '-tp 8 -pp 2 -sc {"method":"eagle"}'),
         (FULL, "-tp 8 -dcp 4"),
+        (INDEXED, '-tp 8 -sc {"method":"mtp"}'),
         (FULL, "-tp 2 -pcp 4 -dcp 8"),
         (WINDOWED, '-pp 2 --speculative-config={"method":"ngram"}'),
         (WINDOWED, "-tp 2 --some-switch --port 8000"),

@@ -59,7 +59,9 @@ class LoadLimits:
     lookup_deadline_ms: float
     load_deadline_ms: float
     always_load: bool = False  # whatever is known, however long it takes: to measure it
-    may_stream: bool = True  # a load of several groups that fails later can be told to the engine
+    # The engine can be told of a load of several groups that has failed. If not, only what all
+    # workers can copy at once is asked for: the engine would end.
+    may_fail: bool = True
 
     @property
     def lookup_s(self) -> float:
@@ -93,6 +95,7 @@ class Lookups:
         self._requests = requests
         self._by_number: dict[int, TrackedRequest] = {}
         self._numbers = 0
+        self._mapped: dict[int, int] = {}  # rank → the generation of its slab
         self._judgement = LoadJudgement(shape, limits.min_tokens, requests)
         # Is told what the pool has of a request: chunks, and how many of them in DRAM.
         self.when_found: Callable[[TrackedRequest, int, int], None] | None = None
@@ -108,6 +111,15 @@ class Lookups:
     def estimate(self) -> ThroughputEstimate:
         """How fast things are, as seen."""
         return self._judgement.estimate
+
+    @property
+    def must_not_fail(self) -> bool:
+        """Whether a load that fails would end the engine."""
+        return bool(self._shape.local) and not self._limits.may_fail
+
+    def mapped(self, told: Mapping[int, int]) -> None:
+        """Workers have told which slab they copy from."""
+        self._mapped.update(told)
 
     def look_up(self, tracked: TrackedRequest) -> None:
         """See how much of a request is known."""
@@ -288,6 +300,8 @@ class Lookups:
     def _promised(self, tracked: TrackedRequest, first: int, wait: Wait) -> Matched:
         load, limits = tracked.load, self._limits
         if load.state is FOUND:
+            if self.must_not_fail and not self._can_all_copy():
+                return self._missed(tracked, Decision.NO_POOL)
             if not self._may_wait(load.computed):
                 return self._missed(tracked, Decision.TOO_MANY_ASKING)
             judgement = self._judgement
@@ -328,10 +342,15 @@ class Lookups:
         for (group, _), key in zip(hit.local, keys, strict=True):
             runs.setdefault(group, []).append(short(key))
         local = [KeyRun(group, b"".join(mine)) for group, mine in runs.items()]
-        is_stream = self._limits.may_stream or not self._shape.local
+        is_stream = not self.must_not_fail
         self._pool.post(
             Ask(load.number, first, known - first, deadline_ms, stream=is_stream, local=local)
         )
+
+    def _can_all_copy(self) -> bool:
+        """Whether every rank has the slab of this pool mapped."""
+        ranks, generation = range(self._shape.ranks), self._pool.generation
+        return all(self._mapped.get(rank) == generation for rank in ranks)
 
     def _may_wait(self, computed: int) -> bool:
         """Whether one more request may be told to ask again."""

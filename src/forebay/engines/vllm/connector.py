@@ -1,7 +1,9 @@
 """The connector that vLLM loads: its hooks, each a line, behind one boundary.
 
-One class for 0.26 to 0.32. Loads are asynchronous only; nothing it does can fail a request, but for
-a device that does not copy what a forward is already built on: then the engine ends (`boundary`).
+One class for 0.26 to 0.32. Loads are asynchronous only; nothing it does can fail a request. In two
+cases the engine ends (`boundary`): where a device does not copy what a forward is already built on,
+and where, before 0.30, a worker cannot do a load of a model with several groups, of which vLLM
+cannot be told. So there only what all workers have mapped is promised; a defect of ours remains.
 Nor does it keep vLLM from starting, unless it is told to: by `strict`, by `no_pool=fail`, or by a
 setting that cannot be meant.
 """
@@ -178,7 +180,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
             max(1, wanted.min_tokens),
             *times,
             always_load=always_loads(config.kv_transfer_config),
-            may_stream=versions.reports_failed_requests(),
+            may_fail=versions.reports_failed_requests(),
         )
         # The scheduler's side never touches the slab; its workers map it.
         uids = wanted.allow_uid

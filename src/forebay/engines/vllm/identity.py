@@ -16,6 +16,7 @@ from vllm import __version__ as vllm_version
 
 from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX, Geometry, ReachKind, Shard
 from forebay.engines.sharing import EngineNamespace, Obstacle, SharingState
+from forebay.engines.vllm.configured import Configured, declined_kinds
 from forebay.engines.vllm.groups import (
     CacheGroup,
     cache_groups,
@@ -23,7 +24,7 @@ from forebay.engines.vllm.groups import (
     shaped_by,
     unsupported_groups,
 )
-from forebay.engines.vllm.kinds import DRAFTS_WITHOUT_LAYERS, KINDS, READS_FILES, SPECULATES
+from forebay.engines.vllm.kinds import KINDS, READS_FILES
 from forebay.engines.vllm.metadata import ShardMetadata
 from forebay.engines.vllm.versions import layout_of, zeroes_before_stores
 from forebay.engines.weights import local_weights
@@ -51,22 +52,19 @@ def _unsupported(config: Any, cache: Any) -> str:
     model, speculation = config.model_config, config.speculative_config
     if kind := unsupported_groups(cache):
         return kind
-    has_states = any(group.reach.kind is ReachKind.STATE for group in cache_groups(cache))
-    has_stages = int(config.parallel_config.pipeline_parallel_size) > 1
-    kinds = {
-        "stages of states": has_states and has_stages,
-        "speculation beside states": has_states and speculation is not None,
-        "drafters beside local attention": len(cache.kv_cache_groups) > 1
-        and speculation is not None
-        and speculation.method not in DRAFTS_WITHOUT_LAYERS,
-        "zeroed states": zeroes_before_stores(config, cache),
-        "replicated prefill": _pcp(config) > 1 and _dcp(config) == 1,
-        "other speculation": speculation is not None and speculation.method not in SPECULATES,
-        "run-time scales": bool(getattr(config.cache_config, "calculate_kv_scales", False)),
-        "encoder-decoder": bool(model.is_encoder_decoder),
-        "pooling": model.runner_type == "pooling",
-    }
-    return next((kind for kind, holds in kinds.items() if holds), "")
+    configured = Configured(
+        has_states=any(group.reach.kind is ReachKind.STATE for group in cache_groups(cache)),
+        zeroes_states=zeroes_before_stores(config, cache),
+        has_local=len(cache.kv_cache_groups) > 1,
+        stages=int(config.parallel_config.pipeline_parallel_size),
+        prefill_context_parallel=_pcp(config),
+        decode_context_parallel=_dcp(config),
+        speculation=None if speculation is None else str(speculation.method),
+        has_run_time_scales=bool(getattr(config.cache_config, "calculate_kv_scales", False)),
+        is_encoder_decoder=bool(model.is_encoder_decoder),
+        is_pooling=model.runner_type == "pooling",
+    )
+    return next(iter(declined_kinds(configured)), "")
 
 
 def geometry(

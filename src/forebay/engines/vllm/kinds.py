@@ -119,7 +119,8 @@ KINDS: Final[dict[str, Kind]] = {
         (*_ON_EACH, ("0.26.0", H200)),
     ),
     "ChunkedLocalAttentionSpec": _model(
-        "chunked local attention beside full attention (Llama 4)", "as sliding windows"
+        "chunked local attention beside full attention (Llama 4)",
+        "of a chunk only what a hit needs is stored; the shape of Llama 4 on one rank",
     ),
     "states": _model(
         "recurrent states beside full attention (Mamba, gated delta nets: Qwen3-Next)",
@@ -128,7 +129,10 @@ KINDS: Final[dict[str, Kind]] = {
         " would answer wrongly",
         (),
     ),
-    "several attentions": _model("several kinds of attention, one of them full", "see above"),
+    "several attentions": _model(
+        "several kinds of attention, one of them full",
+        "each of the models of the three rows before has two; none with three was run",
+    ),
     "MambaSpec": _no_engine(
         Heading.MODELS,
         "recurrent states before 0.29, or without prefix caching",
@@ -202,7 +206,8 @@ KINDS: Final[dict[str, Kind]] = {
         _ON_EACH,
     ),
     "pipeline parallelism": _way(
-        "pipeline parallelism", "two stages of unequal size, as above; not on several GPUs"
+        "pipeline parallelism",
+        "two stages of unequal size, through DRAM, restarts and NVMe; not on several GPUs",
     ),
     "data parallelism": _way(
         "data parallelism",
@@ -216,9 +221,9 @@ KINDS: Final[dict[str, Kind]] = {
         "decode context parallelism (`--decode-context-parallel-size`), also with prefill context"
         " parallelism beside it",
         "read, not run: vLLM's CPU build refuses it; vLLM's own scheduler was run with a simulated"
-        " model on two and four ranks. Every rank has a shard of its own; with MLA, ranks that"
-        " have the same tokens have one. Sizes, interleaving and ranks are in the namespace. Read"
-        " in 0.27.1 to 0.32",
+        " model on two and four ranks. Every rank has a shard of its own; with MLA, and without"
+        " prefill context parallelism beside it, ranks that have the same tokens have one. Sizes,"
+        " interleaving and ranks are in the namespace. Read in 0.27.1 to 0.32",
         (),
     ),
     "replicated prefill": _no_engine(

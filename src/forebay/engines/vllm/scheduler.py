@@ -203,6 +203,8 @@ class SchedulerConnector:
         self._steps += 1
         tokens = output.total_num_scheduled_tokens
         self._lookups.estimate.built(time.monotonic(), self._steps, tokens)
+        # What was promised is told before a lost pool would take it back.
+        told = list(self._loads.next_parts(self._requests)) if self._lookups.must_not_fail else []
         self._listen()
         self._lose(self._inputs.poll())
         for request_id in output.preempted_req_ids or ():
@@ -217,7 +219,7 @@ class SchedulerConnector:
             self._pool.generation,
             self._widest,
         )
-        step.loads = list(self._loads.next_parts(self._requests))
+        step.loads = [*told, *self._loads.next_parts(self._requests)]
         self.reporter.send()
         self._wait_left_s, self._has_listened = _STEP_WAIT_S, False  # for the stores
         return step
@@ -247,6 +249,7 @@ class SchedulerConnector:
             self._lookups.estimate.reported(time.monotonic(), report.step)
             self._stores.copied(report.stored)
             self._loads.copied(report.over)
+            self._lookups.mapped(report.mapped)
         for request_id in received:
             self._load_ended(request_id, failed)
 

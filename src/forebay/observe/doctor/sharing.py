@@ -9,14 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from forebay.engines.vllm.kinds import (
-    DRAFTS_WITHOUT_LAYERS,
-    H200,
-    KINDS,
-    READS_FILES,
-    SPECULATES,
-    Support,
-)
+from forebay.engines.vllm.configured import Configured, declined_kinds
+from forebay.engines.vllm.kinds import H200, KINDS, READS_FILES
 from forebay.engines.weights import weight_files
 from forebay.errors import SettingsError
 from forebay.observe.doctor.facts import Facts
@@ -72,25 +66,22 @@ def _configuration(facts: Facts) -> Iterator[Observation]:
         yield skipped(_NO_FLAGS)
         return
     kinds = {group.kind for group in model.shape.groups} if model and model.shape else set()
-    has_states = LayerKind.LINEAR in kinds
+    has_states, local = LayerKind.LINEAR in kinds, {LayerKind.SLIDING, LayerKind.CHUNKED}
     is_old = (0, 0) < _minor(facts.inputs.vllm_version) < _STATES_SINCE
     is_v2 = facts.inputs.environment.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
-    wanted = {
-        "stages of states": has_states and flags.pipeline_parallel > 1,
-        "speculation beside states": has_states and flags.speculation is not None,
-        "drafters beside local attention": len(kinds) > 1
-        and bool(flags.speculation)
-        and flags.speculation not in DRAFTS_WITHOUT_LAYERS,
-        "MambaSpec": has_states and (flags.prefix_caching is False or is_old),
-        "zeroed states": has_states and is_v2,
-        "replicated prefill": flags.prefill_context_parallel > 1
-        and flags.decode_context_parallel == 1,
-        "other speculation": bool(flags.speculation) and flags.speculation not in SPECULATES,
-        "run-time scales": flags.run_time_scales,
-        "pooling": flags.is_pooling,
-    }
-    found = [KINDS[kind] for kind, holds in wanted.items() if holds]
-    assert all(kind.support is Support.ENGINE_DECLINED for kind in found)
+    configured = Configured(
+        has_states=has_states,
+        keeps_states=flags.prefix_caching is not False and not is_old,
+        zeroes_states=has_states and is_v2,
+        has_local=has_states or bool(kinds & local),
+        stages=flags.pipeline_parallel,
+        prefill_context_parallel=flags.prefill_context_parallel,
+        decode_context_parallel=flags.decode_context_parallel,
+        speculation=flags.speculation,
+        has_run_time_scales=flags.run_time_scales,
+        is_pooling=flags.is_pooling,
+    )
+    found = [KINDS[kind] for kind in declined_kinds(configured)]
     for kind in found:
         yield problem(f"The engine would be declined: {kind.why}.", _COMPATIBILITY)
     if not found:

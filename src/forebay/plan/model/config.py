@@ -6,14 +6,13 @@ in the tables below, as in the model's configuration class in Transformers).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from forebay.errors import SettingsError
+from forebay.plan.model.layers import count_of, kinds_of
+from forebay.plan.model.reader import Reader
+from forebay.plan.model.recurrent import recurrent_group
 from forebay.plan.model.shape import LAYERS_MAX, VALUES_MAX, LayerGroup, LayerKind, Shape
-from forebay.plan.number import whole
-
-Config = Mapping[str, object]
 
 # K and V a head, the number of KV heads in `num_key_value_heads`.
 _GROUPED: Final = frozenset(
@@ -24,14 +23,19 @@ _GROUPED: Final = frozenset(
         "gemma",
         "gemma2",
         "gemma3_text",
+        "gemma4_text",
         "glm4",
         "glm4_moe",
         "gpt_oss",
         "granite",
         "granitemoe",
         "llama",
+        "llama4_text",
+        "minimax_m2",
+        "minimax_m3_text",
         "mistral",
         "mixtral",
+        "nemotron_h",
         "olmo2",
         "olmoe",
         "phi3",
@@ -39,6 +43,8 @@ _GROUPED: Final = frozenset(
         "qwen2",
         "qwen2_moe",
         "qwen3",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
         "qwen3_moe",
         "qwen3_next",
         "seed_oss",
@@ -49,21 +55,37 @@ _GROUPED: Final = frozenset(
 )
 # Older ones, without grouping: one K and V for each attention head, or one for all of them.
 _UNGROUPED: Final = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi"})
+_SAME: Final = {"gemma4_unified_text": "gemma4_text", "minimax_m3_vl_text": "minimax_m3_text"}
 # One compressed latent a token and layer.
-_LATENT: Final = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"})
+_LATENT: Final = frozenset(
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "kimi_k2",
+        "kimi_linear",
+    }
+)
+# Of these, those with an indexer beside the latent: one key of fewer numbers, with its scales.
+_INDEXED: Final = frozenset({"deepseek_v32", "glm_moe_dsa"})
+_SCALED: Final = 128  # numbers of 8 bits that have a scale of 4 bytes
 
-_ALIASES: Final = {
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "hidden_size": "n_embd",
-}
 # Where it is not hidden_size / num_attention_heads when the file leaves it out.
 _HEAD_DIM: Final = {
     "gemma": 256,
     "gemma2": 256,
     "gemma3_text": 256,
+    "gemma4_text": 256,
     "gpt_oss": 64,
+    "llama4_text": 128,
+    "minimax_m2": 128,
+    "minimax_m3_text": 128,
+    "nemotron_h": 128,
     "qwen3": 128,
+    "qwen3_5_moe_text": 256,
+    "qwen3_5_text": 256,
     "qwen3_next": 256,
 }
 # KV heads where the file leaves them out; elsewhere, or where it says null, each attention head has
@@ -73,15 +95,22 @@ _KV_HEADS: Final = {
     "gemma": 16,
     "gemma2": 4,
     "gemma3_text": 4,
+    "gemma4_text": 4,
     "glm4": 2,
     "glm4_moe": 8,
     "gpt_oss": 8,
+    "llama4_text": 8,
+    "minimax_m2": 8,
+    "minimax_m3_text": 4,
     "mistral": 8,
     "mixtral": 8,
+    "nemotron_h": 8,
     "phimoe": 8,
     "qwen2": 32,
     "qwen2_moe": 16,
     "qwen3": 32,
+    "qwen3_5_moe_text": 2,
+    "qwen3_5_text": 4,
     "qwen3_moe": 4,
     "qwen3_next": 2,
     "seed_oss": 8,
@@ -89,15 +118,7 @@ _KV_HEADS: Final = {
     "stablelm": 32,
     "starcoder2": 2,
 }
-# Every n-th layer is a full one, the others have a window (or, in qwen3_next, a recurrent state).
-_FULL_EVERY: Final = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "qwen3_next": 4}
-_WINDOW_IN_ALL: Final = frozenset({"mistral", "mixtral", "phi3", "phimoe", "starcoder2"})
-_WINDOW_IF_USED: Final = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-_LAYER_TYPES: Final = {
-    "full_attention": LayerKind.FULL,
-    "sliding_attention": LayerKind.SLIDING,
-    "linear_attention": LayerKind.LINEAR,
-}
+_CHUNK: Final = 8192  # tokens, of Llama 4 where the file leaves it out
 _DTYPE_BITS: Final = {
     "bfloat16": 16,
     "float16": 16,
@@ -112,38 +133,7 @@ KV_BITS: Final = {
     "fp8_e5m2": 8,
     "int8": 8,
 }
-STATE_VALUE_BYTES: Final = 2  # recurrent states stay in the model's precision
 WINDOW_MAX: Final = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """One configuration, read field by field; every complaint names field and file."""
-
-    source: str
-    fields: Config
-
-    def whole(
-        self, field: str, default: int | None = None, *, least: int = 1, most: int = VALUES_MAX
-    ) -> int:
-        """A field, its old alias, or the default; an error without any of them."""
-        names = (field, _ALIASES.get(field, field))
-        value = next((self.fields[n] for n in names if self.fields.get(n) is not None), default)
-        if value is None:
-            raise SettingsError(f"{field} is missing in {self.source}; add it.")
-        return whole(f"{field} in {self.source}", value, least=least, most=most)
-
-    def text(self, field: str, default: str | None = None) -> str:
-        value = self.fields.get(field, default)
-        if not isinstance(value, str):
-            raise SettingsError(f"{field} in {self.source} must be a name, not {value!r:.40}.")
-        return value
-
-    def flag(self, field: str, *, default: bool) -> bool:
-        value = self.fields.get(field, default)
-        if not isinstance(value, bool):
-            raise SettingsError(f"{field} in {self.source} must be true or false.")
-        return value
 
 
 def shape_of(name: str, source: str, config: object, bits: int | None = None) -> Shape:
@@ -153,12 +143,13 @@ def shape_of(name: str, source: str, config: object, bits: int | None = None) ->
     inner = config.get("text_config")
     # A multimodal model nests its language model; the precision may stand outside.
     fields = {**config, **inner} if isinstance(inner, Mapping) else config
-    reader = _Reader(source, fields)
+    reader = Reader(source, fields)
     model_type = reader.text("model_type")
-    layers = reader.whole("num_hidden_layers", most=LAYERS_MAX)
+    model_type = _SAME.get(model_type, model_type)
+    layers = count_of(reader, model_type)
     heads = reader.whole("num_attention_heads")
     if model_type in _LATENT:
-        groups, classic_values = _latent(reader, layers, heads)
+        groups, classic_values = _latent(reader, model_type, layers, heads)
     elif model_type in _GROUPED or model_type in _UNGROUPED:
         groups, classic_values = _attention(reader, model_type, layers, heads)
     else:
@@ -177,48 +168,106 @@ def shape_of(name: str, source: str, config: object, bits: int | None = None) ->
     )
 
 
-def _latent(reader: _Reader, layers: int, heads: int) -> tuple[tuple[LayerGroup, ...], int]:
+def _latent(
+    reader: Reader, model_type: str, layers: int, heads: int
+) -> tuple[tuple[LayerGroup, ...], int]:
     rope = reader.whole("qk_rope_head_dim")
     width = reader.whole("kv_lora_rank") + rope
     head_values = reader.whole("qk_nope_head_dim") + rope + reader.whole("v_head_dim")
-    group = LayerGroup(LayerKind.LATENT, layers, heads=1, head_values=width)
-    return (group,), layers * heads * head_values
+    has_states = model_type == "kimi_linear"
+    kinds = kinds_of(reader, model_type, layers) if has_states else [LayerKind.LATENT] * layers
+    latent = kinds.count(LayerKind.LATENT)
+    groups = [LayerGroup(LayerKind.LATENT, latent, heads=1, head_values=width)]
+    if count := kinds.count(LayerKind.LINEAR):
+        groups.append(recurrent_group(reader, model_type, count))
+    if model_type in _INDEXED and (count := _indexed_layers(reader, layers)):
+        width = reader.whole("index_head_dim", 128, most=10**4)
+        width += width // _SCALED * 4
+        groups.append(LayerGroup(LayerKind.INDEX, count, heads=1, head_values=width, bits=8))
+    return tuple(groups), latent * heads * head_values
+
+
+def _indexed_layers(reader: Reader, layers: int) -> int:
+    """How many layers have an indexer; the others use what the one before has found."""
+    pattern = reader.fields.get("index_topk_pattern")
+    if pattern is not None:
+        letters = "".join(map(str, pattern)) if isinstance(pattern, list) else pattern
+        if not isinstance(letters, str):
+            raise SettingsError(f"index_topk_pattern in {reader.source} must be of letters.")
+        return layers - letters[:layers].count("S")
+    every = reader.whole("index_topk_freq", 1, most=LAYERS_MAX)
+    first = reader.whole("index_skip_topk_offset", 2, least=0, most=LAYERS_MAX)
+    return sum(max(layer - first + 1, 0) % every == 0 for layer in range(layers))
 
 
 def _attention(
-    reader: _Reader, model_type: str, layers: int, heads: int
+    reader: Reader, model_type: str, layers: int, heads: int
 ) -> tuple[tuple[LayerGroup, ...], int]:
-    head_dim = _head_dim(reader, model_type, heads)
-    kv_heads = _kv_heads(reader, model_type, heads)
-    kinds = _layer_kinds(reader, model_type, layers)
+    kinds = kinds_of(reader, model_type, layers)
+    sizes: dict[tuple[LayerKind, int, int], int] = {}
+    base = _head_dim(reader, model_type, heads), _kv_heads(reader, model_type, heads)
+    for layer, kind in enumerate(kinds):
+        if kind is not None and kind is not LayerKind.LINEAR:
+            size = _own_size(reader, kind, layer, base) if model_type == "gemma4_text" else base
+            sizes[kind, *size] = sizes.get((kind, *size), 0) + 1
     groups = []
-    if count := kinds.count(LayerKind.FULL):
-        groups.append(LayerGroup(LayerKind.FULL, count, kv_heads, 2 * head_dim))
-    if count := kinds.count(LayerKind.SLIDING):
-        window = reader.whole("sliding_window", most=WINDOW_MAX)
-        groups.append(LayerGroup(LayerKind.SLIDING, count, kv_heads, 2 * head_dim, window))
+    for (kind, head_dim, kv_heads), count in sorted(sizes.items(), key=_full_first):
+        window = _window(reader, kind)
+        groups.append(LayerGroup(kind, count, kv_heads, 2 * head_dim, window))
     if count := kinds.count(LayerKind.LINEAR):
-        groups.append(_linear(reader, count))
+        groups.append(recurrent_group(reader, model_type, count))
+    if model_type == "minimax_m3_text" and (index := _minimax_index(reader, layers)):
+        groups.append(index)
+    if not groups:
+        raise SettingsError(f"No layer of {reader.source} keeps anything of a token.")
     # Recurrent layers are no attention layers: the classic estimate leaves them out.
-    classic_layers = layers - kinds.count(LayerKind.LINEAR)
-    return tuple(groups), 2 * classic_layers * heads * head_dim
+    classic = sum(count * head_dim for (_, head_dim, _), count in sizes.items())
+    return tuple(groups), 2 * heads * classic
 
 
-def _linear(reader: _Reader, layers: int) -> LayerGroup:
-    """Gated delta net: a matrix for each value head, and the last inputs of a short convolution."""
-    small = 10**4
-    value_heads = reader.whole("linear_num_value_heads", most=small)
-    key_heads = reader.whole("linear_num_key_heads", most=small)
-    key_dim = reader.whole("linear_key_head_dim", most=small)
-    value_dim = reader.whole("linear_value_head_dim", most=small)
-    kernel = reader.whole("linear_conv_kernel_dim", most=small)
-    matrix_values = value_heads * key_dim * value_dim
-    conv_values = (2 * key_heads * key_dim + value_heads * value_dim) * (kernel - 1)
-    state_bytes = (matrix_values + conv_values) * STATE_VALUE_BYTES
-    return LayerGroup(LayerKind.LINEAR, layers, value_heads, head_values=0, state_bytes=state_bytes)
+def _full_first(size: tuple[tuple[LayerKind, int, int], int]) -> tuple[bool, tuple[str, int, int]]:
+    return size[0][0] is not LayerKind.FULL, size[0]
 
 
-def _head_dim(reader: _Reader, model_type: str, heads: int) -> int:
+def _window(reader: Reader, kind: LayerKind) -> int | None:
+    """How many tokens a layer of a kind keeps at most; None: all."""
+    if kind is LayerKind.SLIDING:
+        return reader.whole("sliding_window", most=WINDOW_MAX)
+    if kind is LayerKind.CHUNKED:
+        return reader.whole("attention_chunk_size", _CHUNK, most=WINDOW_MAX)
+    return None
+
+
+def _own_size(
+    reader: Reader, kind: LayerKind, layer: int, base: tuple[int, int]
+) -> tuple[int, int]:
+    """Width and number of the heads of one layer of Gemma 4, whose full ones have others."""
+    told = reader.fields.get("per_layer_config")
+    if isinstance(told, Mapping):
+        inner = reader.inner("per_layer_config")
+        if told.get(str(layer)) is None:
+            return base
+        inner = inner.inner(str(layer))
+        return inner.whole("head_dim", base[0]), inner.whole("num_key_value_heads", base[1])
+    if kind is not LayerKind.FULL:
+        return base
+    width = reader.whole("global_head_dim", 512, most=VALUES_MAX // 2)
+    is_one = reader.flag("attention_k_eq_v", default=False)
+    heads = reader.whole("num_global_key_value_heads", base[1]) if is_one else base[1]
+    return width, heads
+
+
+def _minimax_index(reader: Reader, layers: int) -> LayerGroup | None:
+    """MiniMax-M3's indexers: one key beside K and V, in the layers that the file says."""
+    if not reader.fields.get("sparse_attention_config"):
+        return None
+    inner = reader.inner("sparse_attention_config")
+    count = sum(bool(each) for each in inner.listed("sparse_attention_freq", layers))
+    width = inner.whole("sparse_index_dim", 128, most=10**4)
+    return LayerGroup(LayerKind.INDEX, count, 1, width, bits=16) if count else None
+
+
+def _head_dim(reader: Reader, model_type: str, heads: int) -> int:
     if reader.fields.get("head_dim") is not None or model_type in _HEAD_DIM:
         return reader.whole("head_dim", _HEAD_DIM.get(model_type), most=VALUES_MAX // 2)
     width = reader.whole("hidden_size")
@@ -230,7 +279,7 @@ def _head_dim(reader: _Reader, model_type: str, heads: int) -> int:
     return width // heads
 
 
-def _kv_heads(reader: _Reader, model_type: str, heads: int) -> int:
+def _kv_heads(reader: Reader, model_type: str, heads: int) -> int:
     if model_type in _UNGROUPED:
         return 1 if reader.flag("multi_query", default=model_type == "gpt_bigcode") else heads
     is_null = "num_key_value_heads" in reader.fields
@@ -244,42 +293,7 @@ def _kv_heads(reader: _Reader, model_type: str, heads: int) -> int:
     return kv_heads
 
 
-def _layer_kinds(reader: _Reader, model_type: str, layers: int) -> list[LayerKind]:
-    if reader.fields.get("layer_types") is not None:
-        return _listed_kinds(reader, layers)
-    if model_type in _FULL_EVERY:
-        other = LayerKind.LINEAR if model_type == "qwen3_next" else LayerKind.SLIDING
-        field = "full_attention_interval" if other is LayerKind.LINEAR else "sliding_window_pattern"
-        every = reader.whole(field, _FULL_EVERY[model_type], most=LAYERS_MAX)
-        return [other if (layer + 1) % every else LayerKind.FULL for layer in range(layers)]
-    if reader.fields.get("sliding_window") is None:
-        return [LayerKind.FULL] * layers
-    if model_type in _WINDOW_IN_ALL:
-        return [LayerKind.SLIDING] * layers
-    if model_type in _WINDOW_IF_USED and reader.flag("use_sliding_window", default=False):
-        full = min(layers, reader.whole("max_window_layers", least=0, most=LAYERS_MAX))
-        return [LayerKind.FULL] * full + [LayerKind.SLIDING] * (layers - full)
-    return [LayerKind.FULL] * layers
-
-
-def _listed_kinds(reader: _Reader, layers: int) -> list[LayerKind]:
-    listed = reader.fields["layer_types"]
-    if not isinstance(listed, list) or len(listed) != layers:
-        raise SettingsError(
-            f"layer_types in {reader.source} must list one kind for each of the"
-            f" {layers} num_hidden_layers."
-        )
-    kinds = [_LAYER_TYPES.get(kind) if isinstance(kind, str) else None for kind in listed]
-    known = [kind for kind in kinds if kind is not None]
-    if len(known) != layers:
-        raise SettingsError(
-            f"layer_types in {reader.source} holds a kind of layer that is not known; known are"
-            f" {', '.join(_LAYER_TYPES)}."
-        )
-    return known
-
-
-def _model_bits(reader: _Reader) -> int:
+def _model_bits(reader: Reader) -> int:
     field = "dtype" if "dtype" in reader.fields else "torch_dtype"
     if reader.fields.get(field) is None:
         return 16
@@ -291,7 +305,7 @@ def _model_bits(reader: _Reader) -> int:
     return _DTYPE_BITS[dtype]
 
 
-def _context_tokens(reader: _Reader) -> int | None:
+def _context_tokens(reader: Reader) -> int | None:
     if reader.fields.get("max_position_embeddings") is None:
         return None
     return reader.whole("max_position_embeddings", most=WINDOW_MAX)

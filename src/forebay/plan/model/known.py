@@ -6,7 +6,7 @@ these are known. A model has a short name, and the names by which a hub has it.
 
 from typing import Final, NamedTuple
 
-from forebay.plan.model.config import Config
+from forebay.plan.model.reader import Config
 
 
 class KnownModel(NamedTuple):

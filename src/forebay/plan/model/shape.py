@@ -29,7 +29,9 @@ class LayerKind(StrEnum):
 
     FULL = "full"  # K and V of every token
     SLIDING = "sliding"  # K and V of the last `window_tokens` tokens
+    CHUNKED = "chunked"  # K and V of the tokens of its own chunk of `window_tokens`
     LATENT = "latent"  # MLA: one compressed vector a token, shared by all heads
+    INDEX = "index"  # beside another layer: a key by which that finds the tokens that matter
     LINEAR = "linear"  # a recurrent state, whatever the length
 
 
@@ -43,6 +45,7 @@ class LayerGroup:
     head_values: int  # numbers a token and head: 2 x head_dim, or the latent's width
     window_tokens: int | None = None  # only the last so many tokens are kept
     state_bytes: int = 0  # a sequence and layer, whatever its length
+    bits: int | None = None  # of one number, whatever the KV's precision; None: the shape's
 
     def __post_init__(self) -> None:
         whole("layers", self.layers, most=LAYERS_MAX)
@@ -51,6 +54,8 @@ class LayerGroup:
         whole("state_bytes", self.state_bytes, least=0)
         if self.window_tokens is not None:
             whole("window_tokens", self.window_tokens)
+        if self.bits is not None:
+            whole("bits", self.bits, most=BITS_MAX)
 
     @property
     def token_values(self) -> int:
@@ -81,23 +86,22 @@ class Shape:
     @property
     def token_bytes(self) -> int:
         """What one more token costs while it is inside every window."""
-        return self._bytes(sum(group.token_values for group in self.groups))
+        return self._bytes(*((group, 1) for group in self.groups))
 
     @property
     def growing_token_bytes(self) -> int:
         """What one more token costs once every window is full."""
-        growing = (group for group in self.groups if group.window_tokens is None)
-        return self._bytes(sum(group.token_values for group in growing))
+        return self._bytes(*((group, 1) for group in self.groups if group.window_tokens is None))
 
     @property
     def classic_token_bytes(self) -> int:
         """The MHA estimate: 2 x layers x attention heads x head_dim x bits / 8."""
-        return self._bytes(self.classic_values)
+        return math.ceil(self.classic_values * self.bits * self.stored / 8)
 
     def group_bytes(self, group: LayerGroup, tokens: int) -> int:
         """KV of one sequence in one of the groups."""
         state_bytes = group.layers * group.state_bytes if tokens else 0
-        return self._bytes(group.token_values * group.kept_tokens(tokens)) + state_bytes
+        return self._bytes((group, group.kept_tokens(tokens))) + state_bytes
 
     def sequence_bytes(self, tokens: int) -> int:
         """KV of one sequence of this many tokens, in all layers."""
@@ -108,6 +112,11 @@ class Shape:
         if self.bits != _ENCODED_BITS:
             raise SettingsError(
                 f"compress encodes KV in bfloat16 only, and this has {self.bits} bits a number;"
+                " leave it out."
+            )
+        if any(group.kind is LayerKind.INDEX for group in self.groups):
+            raise SettingsError(
+                "compress encodes no KV of layers with indexers, whose pages have several sizes;"
                 " leave it out."
             )
         return replace(self, stored=ENCODED_SHARE)
@@ -132,8 +141,12 @@ class Shape:
             groups.append(replace(group, heads=heads, state_bytes=state_bytes))
         return replace(self, groups=tuple(groups))
 
-    def _bytes(self, values: int) -> int:
-        return math.ceil(values * self.bits * self.stored / 8)
+    def _bytes(self, *kept: tuple[LayerGroup, int]) -> int:
+        """Of so many tokens of each of these groups."""
+        bits = Fraction(0)
+        for group, tokens in kept:
+            bits += group.token_values * tokens * (group.bits or self.bits * self.stored)
+        return math.ceil(bits / 8)
 
 
 def plain_shape(layers: int, heads: int, head_dim: int, bits: int) -> Shape:

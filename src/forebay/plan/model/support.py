@@ -10,19 +10,18 @@ from typing import Any, Final, NamedTuple
 from forebay.engines.vllm.kinds import KINDS, Kind, Support
 from forebay.plan.model.shape import LayerKind, Shape
 
-_ALONE: Final = {
-    LayerKind.FULL: "FullAttentionSpec",
-    LayerKind.SLIDING: "local attention alone",
-    LayerKind.LATENT: "MLAAttentionSpec",
-    LayerKind.LINEAR: "local attention alone",
-}
+_FULL: Final = {LayerKind.FULL, LayerKind.LATENT}
 # Beside full attention, by what else there is.
 _BESIDE: Final = {
     frozenset({LayerKind.SLIDING}): "SlidingWindowSpec",
+    frozenset({LayerKind.CHUNKED}): "ChunkedLocalAttentionSpec",
     frozenset({LayerKind.LINEAR}): "states",
 }
+_LOCAL: Final = ("drafters beside local attention",)
 _DECLINED_WITH: Final[Mapping[str, tuple[str, ...]]] = {
-    "SlidingWindowSpec": ("drafters beside local attention",),
+    "SlidingWindowSpec": _LOCAL,
+    "ChunkedLocalAttentionSpec": _LOCAL,
+    "several attentions": _LOCAL,
     "states": ("MambaSpec", "zeroed states", "stages of states", "speculation beside states"),
 }
 
@@ -75,12 +74,15 @@ class Outlook(NamedTuple):
 def outlook(shape: Shape) -> Outlook:
     """The row of the table for this model's attention."""
     kinds = {group.kind for group in shape.groups}
-    if len(kinds) == 1:
-        name = _ALONE[next(iter(kinds))]
-    elif LayerKind.FULL in kinds:
-        name = _BESIDE.get(frozenset(kinds - {LayerKind.FULL}), "several attentions")
+    beside = frozenset(kinds - _FULL - {LayerKind.INDEX})
+    if not kinds & _FULL:
+        name = "local attention alone"
+    elif beside:
+        name = _BESIDE.get(beside, "several attentions")
+    elif LayerKind.INDEX in kinds:
+        name = "unequal layers"
     else:
-        name = "several attentions" if LayerKind.LATENT in kinds else "local attention alone"
+        name = "MLAAttentionSpec" if LayerKind.LATENT in kinds else "FullAttentionSpec"
     return Outlook(KINDS[name], tuple(KINDS[each] for each in _DECLINED_WITH.get(name, ())))
 
 

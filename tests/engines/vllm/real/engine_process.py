@@ -90,6 +90,20 @@ def media_of(each: dict[str, Any]) -> dict[str, Any]:
     return {"multi_modal_data": {"image": made}, **names}
 
 
+def scale(worker: Any, factor: float) -> None:
+    """In a rank's process: all weights of the model times a factor."""
+    import torch
+
+    with torch.no_grad():
+        for weight in worker.model_runner.model.parameters():
+            weight.mul_(factor)
+
+
+def process_of(_worker: Any) -> int:
+    """In a rank's process: which one that is."""
+    return os.getpid()
+
+
 class Commands:
     """One engine and what can be asked of it.
 
@@ -204,11 +218,14 @@ class Commands:
             "is_joined": side._pool.is_joined,
         }
 
-    def kill_at(self, point: str, pid: int) -> bool:
-        """Kill a process when the engine next passes a point; in here, with pages recorded."""
+    def kill_at(self, point: str, pid: int, *, stops: bool = False) -> bool:
+        """Kill a process, or stop it, when the engine next passes a point.
+
+        In here, with pages recorded.
+        """
         from tests.engines.vllm.real import recording_connector
 
-        recording_connector.KILL = recording_connector.Kill(point, pid)
+        recording_connector.KILL = recording_connector.Kill(point, pid, stops)
         return True
 
     def has_killed(self) -> bool:
@@ -279,15 +296,13 @@ class Commands:
         return bool(self.engine.reset_prefix_cache(False, True))
 
     def scale_weights(self, factor: float) -> bool:
-        """New weights, in memory: all of them times a factor; with the core in here."""
-        import torch
-
-        core = self.engine.engine_core.engine_core
-        model = core.model_executor.driver_worker.worker.model_runner.model
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.mul_(factor)
+        """New weights, in memory: all of them times a factor, on every rank."""
+        self.engine.collective_rpc(scale, args=(factor,))
         return True
+
+    def ranks(self) -> list[int]:
+        """The processes of the ranks, in their order."""
+        return list(self.engine.collective_rpc(process_of))
 
     def block_size(self) -> tuple[int, int]:
         """Bytes of all KV tensors a block, and its tokens; with the core in here."""

@@ -28,10 +28,11 @@ from forebay.engines.vllm.versions import kept_states
 
 @dataclass
 class Kill:
-    """A process to be killed when a point is passed."""
+    """A process to be killed, or stopped, when a point is passed."""
 
     point: str
     pid: int
+    stops: bool = False
 
 
 KILL: Kill | None = None  # until it has happened
@@ -44,16 +45,16 @@ def passing(point: str) -> None:
     global KILL  # noqa: PLW0603 - one engine a process
     if KILL is None or KILL.point != point:
         return
-    os.kill(KILL.pid, signal.SIGKILL)
-    while not _has_ended(KILL.pid):
+    os.kill(KILL.pid, signal.SIGSTOP if KILL.stops else signal.SIGKILL)
+    while not _has_ended(KILL.pid, states="T" if KILL.stops else "ZX"):
         time.sleep(0.001)
     KILL = None
 
 
-def _has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits for its parent to hear of it."""
+def _has_ended(pid: int, states: str) -> bool:
+    """Whether a process is gone, or in one of these states."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in states
     except OSError:
         return True
 

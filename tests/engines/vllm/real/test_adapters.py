@@ -20,7 +20,7 @@ from tests.engines.vllm.real.engine import (
 )
 from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import dialogs, made_adapter
-from tests.engines.vllm.real.test_parallel import disturbed_by
+from tests.engines.vllm.real.test_parallel import check_new_weights, disturbed_by
 from tests.pool_process import PoolProcess, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.models, pytest.mark.timeout(1800)]
@@ -111,6 +111,8 @@ def test_t50_t53_two_adapters_of_one_name(
     told = with_adapter(third, adapters[0])
     assert cached_of(told) == COUNT * KNOWN
     assert tokens_of(told) != first, "the control: wrong bytes would be noticed"
+    lora = {"number": 1, "path": adapters[0]}
+    check_new_weights(third, PROMPTS, KNOWN, lora=lora)
     has_run("lora")
 
 

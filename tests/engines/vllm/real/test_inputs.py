@@ -102,7 +102,7 @@ def test_t53_images_that_are_named_by_counters_are_declined(
 
 
 def test_t50_prompt_embeddings(
-    model: Path, start_pool: StartPool, start_engine: StartEngine
+    model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
 ) -> None:
     how = {"enable_prompt_embeds": True}
     first, other = dialogs(2, 2 * CHUNK + 40, 6)
@@ -118,11 +118,12 @@ def test_t50_prompt_embeddings(
         return answer.tokens, answer.cached
 
     for cached in ((0, BLOCK), (2 * CHUNK, 2 * CHUNK)):  # of the other, vLLM has a block itself
-        engine = start_engine(model, pool, **how)
+        engine = start_engine(model, pool, recorded=pages.file, **how)
         engine.share(pool)
         before = stored_chunks(pool)
         for tokens, told in zip((first, other), zip(answers, cached, strict=True), strict=True):
             assert asked(engine, tokens) == told
+        assert not engine.do("state")["counts"].get("declined.hashing"), "nothing would be stored"
         engine.empty_cache()
         if not cached[0]:
             wait_until(lambda: stored_chunks(pool) >= before + 4, "all commits", 300)  # noqa: B023
@@ -130,5 +131,21 @@ def test_t50_prompt_embeddings(
             assert asked(engine, tokens) == (answer, 2 * CHUNK)
         engine.empty_cache()
         assert cached_of(engine.generate([first])) == cached[0], "as tokens"
-        engine.kill()
+        if not cached[0]:
+            engine.kill()
+    engine.empty_cache()
+    pool.stop()
+    pool.start()
+    engine.rejoin()
+    for tokens, answer in zip((first, other), answers, strict=True):
+        assert asked(engine, tokens) == (answer, 2 * CHUNK), "NVMe"
+    assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= 4
+    pages.check()
+    assert pages.loaded >= 3 * 2 * 2 * CHUNK // BLOCK
+    assert pages.wrong == 0
+    engine.empty_cache()
+    disturbed_by(pages).write_text("0,before load,spoil")
+    answer, loaded = asked(engine, first)
+    assert loaded == 2 * CHUNK
+    assert answer != answers[0], "the control: wrong bytes would be noticed"
     has_run("prompt embeddings")

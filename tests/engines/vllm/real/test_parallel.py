@@ -64,7 +64,7 @@ def turns_with(engine: Engine) -> list[tuple[list[Tokens], list[Tokens]]]:
 def check_equality(
     model: Path, start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages, **how: Any
 ) -> None:
-    """Through DRAM, an engine's restart, NVMe after both restarted; then wrong bytes.
+    """Through DRAM, an engine's restart, NVMe after both restarted; wrong bytes; new weights.
 
     Without `are_tokens_equal` only pages are compared: kernels for a prompt and for what is loaded
     of it differ.
@@ -120,6 +120,28 @@ def check_equality(
         assert tokens_of(told) != answers, "the control: wrong bytes would be noticed"
     pages.check()
     assert pages.wrong > 0
+    check_new_weights(second, first[0], known, are_tokens_equal=are_tokens_equal)
+
+
+def check_new_weights(
+    engine: Engine, prompts: list[Tokens], known: int, *, are_tokens_equal: bool = True, **each: Any
+) -> None:
+    """After new weights nothing that was stored before is found, and what is stored since is."""
+    engine.empty_cache()
+    before = tokens_of(engine.generate(prompts, **each))
+    assert engine.do("scale_weights", factor=1.05)
+    assert engine.do("reset")
+    after = engine.generate(prompts, **each)
+    assert cached_of(after) == 0
+    assert tokens_of(after) != before, "the control: the weights are new"
+    until = time.monotonic() + HANG_S
+    while True:
+        engine.empty_cache()
+        again = engine.generate(prompts, **each)
+        assert tokens_of(again) == tokens_of(after) or not are_tokens_equal
+        if cached_of(again) >= len(prompts) * known:
+            return
+        assert time.monotonic() < until, "it shares with itself from here on"
 
 
 def test_t50_two_tensor_parallel_ranks(
@@ -146,7 +168,10 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
     alone = start_engine(model, enable_prefix_caching=False, **TP2)
     prompts = dialogs(2, FIRST)
     answers = tokens_of(alone.generate(prompts))
-    alone.kill()
+    os.kill(alone.do("ranks")[1], signal.SIGKILL)
+    with pytest.raises(AssertionError, match="the engine ended"):
+        alone.generate(prompts)
+    assert alone.process.exitcode is not None, "the control: without Forebay it ends too"
     pool = start_pool("--dram", "64MiB")
 
     def started() -> Engine:
@@ -154,8 +179,8 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
         engine.share(pool)
         return engine
 
-    def dies(engine: Engine, point: str) -> None:
-        disturbed.write_text(f"1,{point},die")
+    def dies(engine: Engine, rank: int, point: str) -> None:
+        disturbed.write_text(f"{rank},{point},die")
         with pytest.raises(AssertionError, match="the engine ended"):
             engine.generate(prompts)
         assert not disturbed.exists()
@@ -163,7 +188,7 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
             os.killpg(engine.pid, signal.SIGKILL)
 
     engine, before = started(), stored_chunks(pool)
-    dies(engine, "before store")  # the other rank has filled its shard, or does
+    dies(engine, 1, "before store")  # the other rank has filled its shard, or does
     assert stored_chunks(pool) == before, "half a chunk is never found"
     wait_until(lambda: not pool.number("leased_slots"), "its slots to be free", HANG_S)
     engine = started()
@@ -177,7 +202,7 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
     assert (tokens_of(told), cached_of(told)) == (answers, 2 * KNOWN)
     assert not disturbed.exists()
     engine.empty_cache()
-    dies(engine, "before load")
+    dies(engine, 0, "before load")
     engine = started()
     told = engine.generate(prompts)
     assert (tokens_of(told), cached_of(told)) == (answers, 2 * KNOWN), "nothing of it was lost"
