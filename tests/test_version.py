@@ -1,5 +1,6 @@
 """The version stands in forebay/__init__.py; what repeats it agrees, and nothing stored depends on it."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from tests.pool_process import (
     short_directory,
     wait_until,
 )
+from tests.test_docs import tool
 
 from forebay import __version__
 
@@ -82,3 +84,12 @@ def test_a_pool_of_another_version_left_what_this_one_finds() -> None:
         finally:
             if pool.process is not None and pool.process.poll() is None:
                 pool.kill()
+
+
+def test_the_lines_that_the_readme_prints_are_those_that_make_wheel_tries() -> None:
+    """The tool stops at any line that it does not know; here that is noticed without a wheel."""
+    found = tool("check_wheel").printed()
+    assert found.install == ["pip", "install", ".[vllm]"]
+    assert json.loads(found.transfer)["kv_connector"] == "ForebayConnector"
+    small = " ".join(tool("check_wheel").here(found.forebay, Path("/place")))
+    assert "--dram 64MiB --disk /place/disk:64MiB" in small
