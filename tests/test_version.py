@@ -1,4 +1,4 @@
-"""The version stands in forebay/__init__.py; what repeats it agrees, and nothing stored depends on it."""
+"""The version has one place; what repeats it agrees, and nothing that is stored depends on it."""
 
 import json
 import re
