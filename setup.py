@@ -2,7 +2,8 @@
 
 FOREBAY_REPOSITORY is the repository's address, set by whoever publishes a release
 (`make wheel REPOSITORY=…`). With it, the README's links lead there, to the files of this version; without
-it they are left out, since they lead nowhere outside a clone.
+it they are left out, since they lead nowhere outside a clone. What is not a release has no tag: its links
+lead to the newest files.
 """
 
 import os
@@ -23,18 +24,23 @@ def version() -> str:
     return found[1]
 
 
+def published_at() -> str:
+    """The tag of this release."""
+    return "HEAD" if ".dev" in version() else f"v{version()}"
+
+
 def linked(link: re.Match[str]) -> str:
     is_picture, text, path = link.groups()
     if not ADDRESS:
         return "" if is_picture else text
     kind = "raw" if is_picture else "blob"
-    return f"{is_picture}[{text}]({ADDRESS}/{kind}/v{version()}/{path})"
+    return f"{is_picture}[{text}]({ADDRESS}/{kind}/{published_at()}/{path})"
 
 
 def urls() -> dict[str, str]:
     if not ADDRESS:
         return {}
-    here = f"{ADDRESS}/blob/v{version()}"
+    here = f"{ADDRESS}/blob/{published_at()}"
     return {
         "Repository": ADDRESS,
         "Issues": f"{ADDRESS}/issues",

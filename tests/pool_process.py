@@ -159,6 +159,10 @@ class PoolProcess:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
+    def is_stopped(self) -> bool:
+        """Whether it stands still after SIGSTOP."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
     def kill(self) -> None:
         """SIGKILL, at once."""
         assert self.process is not None

@@ -119,6 +119,13 @@ def test_what_cannot_be_meant_is_one_sentence(name: str, value: Any) -> None:
     assert len(sentence) < 250
 
 
+def test_a_count_is_written_as_people_write_it() -> None:
+    for written, count in {"32k": 32_000, "32Ki": 32_768, "0.6M": 600_000, "512": 512}.items():
+        assert build([from_environment({"FOREBAY_MIN_TOKENS": written})]).min_tokens == count
+    with pytest.raises(SettingsError, match="'1k' is not the number of a user"):
+        build([from_environment({"FOREBAY_ALLOW_UID": "1k"})])
+
+
 def test_typed_values_are_taken_as_they_are() -> None:
     extra = {"dram": 8 << 20, "allow_uid": [1, 2], "linger_s": 0, "keep_on_reset": False}
     found = build([settings.SettingsSource(extra, str)])

@@ -44,7 +44,8 @@ name is an error in all three. Each command accepts only the flags that concern 
 the file may hold any setting.
 
 Sizes are written as `512MiB`, `64GiB` (powers of 1024), `500GB`, `1TB` (powers of 1000) or in
-bytes. A switch is `true` or `false`; its flag is `--name` or `--no-name`.
+bytes; counts as `32768`, `32k` (32,000) or `32Ki`. A switch is `true` or `false`; its flag is
+`--name` or `--no-name`.
 
 | setting | default | what it sets |
 |---|---|---|

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from forebay.errors import SettingsError
 from forebay.files import read_regular
-from forebay.quantity import parse_size
+from forebay.quantity import parse_count, parse_size
 from forebay.tenants import TenantSetting, parse_tenants
 from forebay.urls import REMOTES_MAX, RemoteUrl, parse_url
 
@@ -86,11 +86,16 @@ def parse_dram(value: object) -> int:
 
 
 def _count(value: object) -> int:
-    if isinstance(value, str) and value.strip().isdecimal() and len(value.strip()) <= 15:
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+    count = parse_count(value) if isinstance(value, str) else value
+    if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
+        return count
     raise SettingsError(f"{_quoted(value)} is not a whole number of 0 or more.")
+
+
+def _uid(value: object) -> int:
+    if isinstance(value, str) and not value.strip().isdecimal():
+        raise SettingsError(f"{_quoted(value)} is not the number of a user.")
+    return _count(value)
 
 
 def _positive(value: object) -> int:
@@ -180,7 +185,7 @@ def _many(value: object) -> list[object]:
 
 
 def _uids(value: object) -> tuple[int, ...]:
-    return tuple(_count(part) for part in _many([value] if isinstance(value, int) else value))
+    return tuple(_uid(part) for part in _many([value] if isinstance(value, int) else value))
 
 
 def _disks(value: object) -> tuple[DiskSetting, ...]:

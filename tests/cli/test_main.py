@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cli.flags import Parser, add_settings, read_settings
-from forebay.cli.main import main
+from forebay.cli.main import build_parser, main
 from forebay.settings import NAMES
 
 COMMANDS = ["serve", "demo", "pool", "stats", "set", "clear", "check", "plan", "sim", "completion"]
@@ -140,3 +140,17 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert ended.returncode == 0
     assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "doctor --prefill-tps 38k",
+        "remote check file:///mnt/a?cap=1GiB --prefill-tps 38k",
+        "plan breakeven Qwen3-8B --prefill-tps 38k",
+        "plan remote Qwen3-8B --prefill-tps 38k",
+    ],
+)
+def test_a_rate_is_written_alike_for_every_command(command: str) -> None:
+    known = build_parser().parse_args(shlex.split(command.partition(" --store")[0]))
+    assert known.prefill_tps == 38_000

@@ -98,5 +98,5 @@ def test_a_check_says_when_a_hit_would_pay(
     assert main([*words, "--model", "Qwen3-8B", "--prefill-tps", "0.001", "--json"]) == 0
     pays = json.loads(capsys.readouterr().out)["pays"]
     assert pays["wins_from_tokens"] == 1, "any store is faster than so slow a GPU"
-    assert main([*words, "--model", "Qwen3-8B", "--prefill-tps", "1e12"]) == 0
+    assert main([*words, "--model", "Qwen3-8B", "--prefill-tps", "1000G"]) == 0
     assert "a hit pays never on an idle GPU" in capsys.readouterr().out

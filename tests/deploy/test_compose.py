@@ -70,7 +70,9 @@ def test_nothing_is_open_to_other_hosts(services: dict[str, dict[str, Any]]) -> 
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
         assert "no-new-privileges:true" in service["security_opt"]
         assert service["cap_drop"] == ["ALL"]
-        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), "an image has its version"
+        assert re.search(r":v?\d+\.\d+\.\d+(\.dev\d+)?$", service["image"]), (
+            "an image has its version"
+        )
 
 
 def test_prometheus_and_grafana_find_what_they_are_given(

@@ -21,7 +21,7 @@ def require() -> None:
         import aiohttp  # noqa: F401, PLC0415 - 0.2 s that other commands need not wait
     except ModuleNotFoundError:
         raise StartupError(
-            "the gateway needs aiohttp; install it with: pip install 'forebay[gateway]'"
+            "the gateway needs aiohttp; install it with: pip install aiohttp uvloop"
         ) from None
 
 

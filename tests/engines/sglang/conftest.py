@@ -55,7 +55,7 @@ def start_rank(request: pytest.FixtureRequest, place: Path, model: Path) -> Iter
         names = [name for name in ("pool", "shared_pool") if name in request.fixturenames]
         socket = request.getfixturevalue(names[0]).socket if names else str(place / "none.sock")
         wanted = replace(PATIENT, socket=socket, **(settings or {}))
-        rank = EngineRank(wanted)
+        rank = EngineRank(wanted, more.pop("clock", None))
         begun.append(rank)
         shape = more.pop("shape", host_memory.SHAPE)
         memory = more.pop("memory", host_memory.MEMORY)

@@ -49,7 +49,7 @@ def name_of(**more: Any) -> bytes:
         {"shape": PageShape(128, SHAPE.pieces)},
     ],
 )
-def test_whatever_shapes_the_bytes_is_in_the_namespace(unlike: dict[str, Any]) -> None:
+def test_t10_t11_whatever_shapes_the_bytes_is_in_the_namespace(unlike: dict[str, Any]) -> None:
     assert name_of(**unlike) != name_of()
 
 
@@ -58,7 +58,7 @@ def test_what_does_not_is_not(alike: dict[str, object]) -> None:
     assert name_of(arguments=alike) == name_of(arguments=dict.fromkeys(alike))
 
 
-def test_names_of_pages_are_names_of_nothing_else() -> None:
+def test_t10_names_of_pages_are_names_of_nothing_else() -> None:
     """Neither in another namespace or realm, nor where another engine uses the same digest."""
     spaces = (bytes(32), b"\1" * 32)
     chunk = KeyChain(ChainRoot(spaces[0], 16)).extend(range(16))[0]
@@ -157,7 +157,7 @@ def made_updater() -> type:
     return Updater
 
 
-def test_changes_of_the_weights_are_noticed_from_then_on() -> None:
+def test_t10_changes_of_the_weights_are_noticed_from_then_on() -> None:
     updater = made_updater()
     assert weight_updates.watch(updater)
     assert weight_updates.watch(updater), "once is enough"

@@ -3,10 +3,10 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from tests.clocks import waiting_in_vain
 from tests.engines.sglang.conftest import StartRank
 from tests.engines.sglang.host_memory import MEMORY, SHAPE, HostMemory, content, keys_of
 from tests.pool_process import HANG_S, PoolProcess, flip_records, is_written, wait_until
@@ -15,6 +15,7 @@ from forebay.engines.sglang.pages import PageShape
 from forebay.engines.sglang.rank import EngineRank
 from forebay.engines.sharing import SharingState
 from forebay.errors import StartupError
+from forebay.testing.clock import ManualClock
 
 LABELS = [f"page {number}" for number in range(8)]
 KEYS = keys_of(LABELS)
@@ -67,7 +68,7 @@ def test_a_chain_goes_on_behind_its_prefix(shared_pool: PoolProcess, start_rank:
     assert all(save(rank, memory)), "those that are there already count"
 
 
-def test_three_threads_at_once(shared_pool: PoolProcess, start_rank: StartRank) -> None:
+def test_t23_three_threads_at_once(shared_pool: PoolProcess, start_rank: StartRank) -> None:
     memory, rank = HostMemory(), start_rank()
     save(rank, memory)
     done: list[int] = []
@@ -87,7 +88,7 @@ def test_three_threads_at_once(shared_pool: PoolProcess, start_rank: StartRank) 
     assert (loaded, sorted(done)) == (160, [20, 160, 160])
 
 
-def test_a_pool_that_is_killed_is_a_miss_until_there_is_another(
+def test_t29_a_pool_that_is_killed_is_a_miss_until_there_is_another(
     pool: PoolProcess, start_rank: StartRank
 ) -> None:
     memory, rank = HostMemory(), start_rank()
@@ -100,24 +101,35 @@ def test_a_pool_that_is_killed_is_a_miss_until_there_is_another(
     assert load(rank, memory) == 8
 
 
-def test_a_stalled_pool_is_a_miss_by_the_deadline_and_then_left_alone(
+def test_t24_t29_a_stalled_pool_is_a_miss_by_the_deadline_and_then_left_alone(
     pool: PoolProcess, start_rank: StartRank
 ) -> None:
     memory = HostMemory()
-    rank = start_rank(settings={"lookup_deadline_ms": 100, "load_deadline_ms": 200})
-    wait_until(lambda: all(save(rank, memory)), "the pool")
+    clock = ManualClock()
+    rank = start_rank(clock=clock, settings={"lookup_deadline_ms": 100, "load_deadline_ms": 200})
+    assert all(save(rank, memory))
+    assert load(rank, memory) == 8
     pool.signal(signal.SIGSTOP)
-    begun = time.monotonic()
-    for _ in range(50):
-        assert rank.exists(KEYS, None) == load(rank, memory) == 0
-    assert time.monotonic() - begun < HANG_S / 2, "most of these were not asked"
+    waited: list[float] = []
+    with waiting_in_vain(clock):
+        for call in [lambda: rank.exists(KEYS, None), lambda: load(rank, memory)] * 25:
+            begun = clock.monotonic()
+            assert call() == 0
+            waited.append(clock.monotonic() - begun)
+    assert waited[:5] == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.1]), "its deadline, and no longer"
+    assert waited[5:] == [0.0] * 45, "it was not asked any more"
     assert rank.store is not None
-    assert rank.store.counts["pool.paused"] > 0
+    assert rank.store.counts["pool.paused"] == 1
     pool.signal(signal.SIGCONT)
-    wait_until(lambda: load(rank, memory) == 8, "the pool that goes on", 2 * HANG_S)
+
+    def is_back() -> bool:
+        clock.advance(60)  # longer than any pause
+        return load(rank, memory) == 8
+
+    wait_until(is_back, "the pool that goes on")
 
 
-def test_flipped_bytes_on_a_drive_are_misses(pool: PoolProcess, start_rank: StartRank) -> None:
+def test_t6_flipped_bytes_on_a_drive_are_misses(pool: PoolProcess, start_rank: StartRank) -> None:
     memory, rank = HostMemory(), start_rank()
     assert all(save(rank, memory))
     wait_until(lambda: is_written(pool), "the drive")
@@ -162,7 +174,7 @@ def test_weights_that_nobody_can_read_are_never_shared(
     assert load(start_rank(settings={"weights_id": "another"}), memory) == 0
 
 
-def test_weights_that_change_in_memory_are_not_shared_any_more(
+def test_t10_weights_that_change_in_memory_are_not_shared_any_more(
     shared_pool: PoolProcess, start_rank: StartRank
 ) -> None:
     changed = threading.Event()
@@ -190,7 +202,7 @@ def test_weights_that_change_in_memory_are_not_shared_any_more(
     ],
     ids=lambda unlike: str(next(iter(unlike))),
 )
-def test_an_engine_that_is_unlike_finds_nothing(
+def test_t10_t11_an_engine_that_is_unlike_finds_nothing(
     shared_pool: PoolProcess, start_rank: StartRank, unlike: dict[str, object]
 ) -> None:
     memory = HostMemory()
@@ -199,7 +211,7 @@ def test_an_engine_that_is_unlike_finds_nothing(
     assert load(other, memory) == other.exists(KEYS, None) == 0
 
 
-def test_other_weights_find_nothing(
+def test_t10_other_weights_find_nothing(
     shared_pool: PoolProcess, start_rank: StartRank, model: Path
 ) -> None:
     memory = HostMemory()
@@ -221,7 +233,7 @@ def test_where_ranks_have_the_same_one_stores_it_for_all(
     assert load(start_rank(ranks={"tp_size": 4}, is_shared_by_ranks=True), memory) == 0
 
 
-def test_pages_that_are_not_as_declared_are_not_touched(
+def test_t40_pages_that_are_not_as_declared_are_not_touched(
     shared_pool: PoolProcess, start_rank: StartRank
 ) -> None:
     memory, rank = HostMemory(), start_rank()
@@ -236,7 +248,7 @@ def test_pages_that_are_not_as_declared_are_not_touched(
 
 
 @pytest.mark.parametrize("odd", ["not hex", KEYS[0][:-2], KEYS[0] + "00", ""])
-def test_names_that_are_no_digests_are_misses(
+def test_t39_names_that_are_no_digests_are_misses(
     shared_pool: PoolProcess, start_rank: StartRank, odd: str
 ) -> None:
     memory, rank = HostMemory(), start_rank()

@@ -35,6 +35,7 @@ from tests.pool_process import (
     with_disk,
 )
 
+from forebay import __version__
 from forebay.observe.doctor.facts import Facts
 from forebay.observe.doctor.finding import Severity
 from forebay.pool.address import PoolAddress
@@ -155,7 +156,7 @@ def other_release(place: Path, file: str, old: str, new: str) -> Iterator[PoolPr
 
 
 def test_a_pool_of_another_version(place: Path) -> None:
-    with other_release(place, "__init__.py", '__version__ = "0.1.0"', '__version__ = "9.8.7"'):
+    with other_release(place, "__init__.py", f'"{__version__}"', '"9.8.7"'):
         finds("pool.version", facts_of(place), Severity.WARNING, "Forebay 9.8.7", "of one version")
 
 

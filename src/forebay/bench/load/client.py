@@ -110,7 +110,7 @@ def require() -> None:
         import aiohttp  # noqa: F401, PLC0415 - 0.2 s that other commands need not wait
     except ModuleNotFoundError:
         raise StartupError(
-            "asking a server needs aiohttp; install it with: pip install 'forebay[bench]'"
+            "asking a server needs aiohttp; install it with: pip install aiohttp"
         ) from None
 
 

@@ -31,7 +31,7 @@ The file names engines and keys; docs/gateway.md shows one. `check` reads it and
 without starting anything. `key` prints a new token for a client, and the lines for the file. `salt`
 prints the cache_salt of a tenant's requests, whose hash the pool's settings list. The gateway runs
 until SIGTERM or Ctrl-C; engines live on without it, those that it started too: `stop` ends them.
-Needs: pip install 'forebay[gateway]'. Exit status: 0 ended as asked, 2 could not begin.
+Needs: pip install aiohttp uvloop. Exit status: 0 ended as asked, 2 could not begin.
 """
 
 

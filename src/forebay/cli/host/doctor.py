@@ -74,7 +74,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--model", metavar="MODEL", help="a directory, a config.json, or a name")
     parser.add_argument(
         "--prefill-tps",
-        type=float,
+        type=flags.RATE,
         metavar="P",
         help=f"prompt tokens/s that the engine computes (default: {PREFILL_TPS:.0f} are assumed)",
     )

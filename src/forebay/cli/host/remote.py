@@ -76,7 +76,7 @@ def add(commands: Commands) -> None:
         "--model", metavar="MODEL", help="a model directory, a config.json, or a name of plan's"
     )
     parser.add_argument(
-        "--prefill-tps", type=float, metavar="P", help="prompt tokens/s of your GPUs, measured"
+        "--prefill-tps", type=flags.RATE, metavar="P", help="prompt tokens/s of your GPUs, measured"
     )
     flags.add_json(parser)
     parser.set_defaults(run=_run)

