@@ -45,9 +45,7 @@ def test_a_backlog_of_one_model_does_not_starve_another_of_the_same_engine() -> 
         backlog = [RoutedRequest("k0", much, prompt_bytes=400) for _ in range(BACKLOG)]
         tasks = [asyncio.create_task(dispatcher.place(each)) for each in backlog]
         await asyncio.sleep(0)
-        other = asyncio.create_task(
-            dispatcher.place(RoutedRequest("k1", once, prompt_bytes=400))
-        )
+        other = asyncio.create_task(dispatcher.place(RoutedRequest("k1", once, prompt_bytes=400)))
         await asyncio.sleep(0)
         served = 0
         while not other.done():

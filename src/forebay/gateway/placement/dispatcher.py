@@ -279,7 +279,9 @@ class Dispatcher:
         request.waiting = asyncio.get_running_loop().create_future()
         model.queue.push(request)
         self.waiting += 1
-        self._pump(model.queue)  # it may go before those that wait, as a short prompt before long ones
+        self._pump(
+            model.queue
+        )  # it may go before those that wait, as a short prompt before long ones
         self.on_change()
         placed: Placement | NotPlaced | None = None
         try:

@@ -78,9 +78,7 @@ class RequestQueue:
     def pop(self, may_start: Callable[[Needs], bool]) -> RoutedRequest | None:
         """The request that goes next, of those that may start; None: none may."""
         ready = {needs for needs in self._counts if may_start(needs)}
-        keys = {
-            key for key, lane in self._lanes.items() if not lane.heaps.keys().isdisjoint(ready)
-        }
+        keys = {key for key, lane in self._lanes.items() if not lane.heaps.keys().isdisjoint(ready)}
         if not keys:
             return None
         lane = self._lanes[self._in_turn(keys)]

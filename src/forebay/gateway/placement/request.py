@@ -59,7 +59,6 @@ class RoutedRequest:
     is_prefilled: bool = False
     tried: list[str] = field(default_factory=list)  # engines that failed it
 
-
     @property
     def needs(self) -> Needs:
         """What it needs before it can start."""

@@ -36,9 +36,7 @@ def _holder(request: RoutedRequest, dispatcher: Dispatcher) -> EngineState | Non
     return engine if engine is not None and engine.is_used else None
 
 
-def _is_for(
-    model: ServedModel, engine: EngineState, dispatcher: Dispatcher, oldest: float
-) -> bool:
+def _is_for(model: ServedModel, engine: EngineState, dispatcher: Dispatcher, oldest: float) -> bool:
     if engine.power not in RESTING:
         return True
     others = [each for each in model.engines if each is not engine and each.is_used]
