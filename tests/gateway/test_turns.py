@@ -124,8 +124,8 @@ def test_a_refused_request_gives_its_key_no_credit(is_queued: bool) -> None:
         if is_queued:
             before = asked(("x", 40), key="k1")
             await dispatcher.place(before)
-            for each in (first, waiting[0]):
-                tasks.append(asyncio.create_task(dispatcher.place(each)))
+            both = (first, waiting[0])
+            tasks += [asyncio.create_task(dispatcher.place(each)) for each in both]
             await asyncio.sleep(0)
             done(dispatcher, before)
             await asyncio.sleep(0)
