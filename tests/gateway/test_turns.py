@@ -136,7 +136,7 @@ def test_a_refused_request_gives_its_key_no_credit(is_queued: bool) -> None:
         tasks += [asyncio.create_task(dispatcher.place(each)) for each in rest]
         await asyncio.sleep(0)
         dispatcher.end(first, ServedTokens(prompt=0))
-        order = []
+        order: list[str] = []
         while len(order) < 4:
             await asyncio.sleep(0)
             running = next(each for each in waiting if each.engine)
