@@ -45,12 +45,16 @@ def stages() -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def test_the_unit_runs_a_pool_that_may_take_its_time_to_end() -> None:
+def service_of(name: str) -> configparser.SectionProxy:
     unit = configparser.ConfigParser(interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read_string((DEPLOY / "forebay-pool.service").read_text())
+    unit.read_string((DEPLOY / f"{name}.service").read_text())
     assert set(unit.sections()) == {"Unit", "Service", "Install"}
-    service = unit["Service"]
+    return unit["Service"]
+
+
+def test_the_unit_runs_a_pool_that_may_take_its_time_to_end() -> None:
+    service = service_of("forebay-pool")
     program, *words = shlex.split(service["ExecStart"])
     assert program.endswith("/forebay")
     settings = read_settings(parse_pool(words))
@@ -61,6 +65,18 @@ def test_the_unit_runs_a_pool_that_may_take_its_time_to_end() -> None:
     assert service["User"] not in {"root", "0"}
     assert service["NoNewPrivileges"] == "yes"
     assert "@sandbox" in service["SystemCallFilter"].split(), "a pool confines itself by Landlock"
+
+
+def test_a_unit_runs_a_gateway_and_ends_no_engine() -> None:
+    service = service_of("forebay-gateway")
+    program, *words = shlex.split(service["ExecStart"])
+    assert program.endswith("/forebay")
+    assert parse(words).asked == ["/etc/forebay/gateway.toml"]
+    assert service["KillMode"] == "process"
+    assert service["StateDirectoryMode"] == "0700"
+    assert service["User"] not in {"root", "0"}
+    assert service["NoNewPrivileges"] == "yes"
+    assert {"AF_INET", "AF_INET6"} <= set(service["RestrictAddressFamilies"].split())
 
 
 def test_images_are_made_of_what_is_there(stages: dict[str, dict[str, list[str]]]) -> None:

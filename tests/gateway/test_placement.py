@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -182,7 +181,7 @@ def test_keys_are_served_by_weight_while_both_wait() -> None:
                 cost = luck.randint(50, 2000)
                 queue.push(RoutedRequest(key, "m", cost=cost, arrived=0.0))
         while served["k1"] < 50_000:
-            request = queue.pop(with_long=True)
+            request = queue.pop(lambda _: True)
             assert request is not None
             served[request.key] += int(request.cost)
         assert 0.9 <= served["k1"] / served["k0"] / weight <= 1.1
@@ -193,7 +192,7 @@ def test_the_cheapest_goes_first_and_age_counts() -> None:
     for cost, arrived in ((5000, 0.0), (100, 1.0), (200, 1.0), (100, 30.0)):
         queue.push(RoutedRequest("k", "m", cost=cost, arrived=arrived))
     order = []
-    while (request := queue.pop(with_long=True)) is not None:
+    while (request := queue.pop(lambda _: True)) is not None:
         order.append((request.cost, request.arrived))
     assert order == [(100, 1.0), (200, 1.0), (5000, 0.0), (100, 30.0)]
 
@@ -311,13 +310,14 @@ def test_a_request_that_is_placed_as_its_time_ends_is_placed() -> None:
 
     async def play() -> None:
         dispatcher = Dispatcher(config(1, max_num_seqs=1, file={"queue_s": 1}), ManualClock())
-        loop = asyncio.get_running_loop()
+        loop, clock = asyncio.get_running_loop(), ManualClock()
+        loop.time = clock.monotonic  # type: ignore[method-assign]
         before, waits = asked(("x", 40)), asked(("y", 40))
         placed(dispatcher, before)
         work = asyncio.ensure_future(dispatcher.place(waits))
         await asyncio.sleep(0)
         loop.call_at(loop.time() + 0.9, done, dispatcher, before)
-        time.sleep(1.5)  # noqa: ASYNC251 - so that both are due at once
+        clock.advance(1.5)  # so that both are due at once
         assert isinstance(await work, Placement)
         assert dispatcher.engines["e0"].running == 1
         done(dispatcher, waits)

@@ -127,7 +127,7 @@ def status(dispatcher: Dispatcher) -> dict[str, Any]:
         "models": {
             model.name: {
                 "engines": [engine.setting.name for engine in model.engines],
-                "waiting": len(model.queue),
+                "waiting": model.waiting,
                 "bytes_per_token": round(model.bytes_per_token, 2),
                 "answer_tokens": round(model.answer_tokens),
             }
@@ -150,8 +150,8 @@ def status(dispatcher: Dispatcher) -> dict[str, Any]:
 
 def _waiting(dispatcher: Dispatcher) -> dict[str, int]:
     counts = dict.fromkeys(dispatcher.keys.states, 0)
-    for model in dispatcher.models.values():
-        for request in model.queue:
+    for queue in dispatcher.queues:
+        for request in queue:
             counts[request.key] += 1
     return counts
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forebay.bench.gpu.results import RowResults
-from forebay.bench.gpu.rows import cold, swap
+from forebay.bench.gpu.rows import cold, headline, shaping, swap
 from forebay.bench.gpu.rows.catalog import ROWS
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import (
@@ -246,3 +246,20 @@ def test_the_gateway_of_a_row_has_two_engines_that_share_a_gpu(
         assert "/pool.sock" in engine.command[engine.command.index("--kv-transfer-config") + 1]
     wanted = Rest.LEVEL_1 if variant == swap.SLEEP else Rest.STOP
     assert set(rests(found.gpus[0], found.engines).values()) == {wanted}
+
+
+@pytest.mark.parametrize("scale", [FULL, TINY], ids=lambda scale: scale.name)
+def test_long_prompts_wait_for_each_other_only_where_batches_are_shaped(
+    tmp_path: Path, scale: RowScale
+) -> None:
+    run = RowRun(tmp_path, time.monotonic() + 60, print)
+    run.begin_row(scale, RowResults(tmp_path / "row.json", "long-and-short", scale.name))
+    for variant, is_long in ((shaping.SHAPED, True), (shaping.UNSHAPED, False)):
+        text = shaping.config(run, variant, "http://127.0.0.1:8001", 8000)
+        found = parse_config(tomllib.loads(text))
+        tokens = shaping._LONG_TOKENS[scale.name]
+        assert (tokens >= found.long_prompt_tokens) is is_long
+        assert shaping._SHORT_TOKENS[scale.name] < found.long_prompt_tokens
+        assert found.engines[0].long_prefills == 1
+        room = shaping._KV_BYTES[scale.name] // scale.token_bytes
+        assert room > 2 * tokens, "else long prompts wait for each other in the engine"

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,17 @@ CHAT = (
 EMBED = ("--runner", "pooling", "--convert", "embed", "--max-num-seqs", "4")
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class RealEngine:
     """vLLM's API server at a port of this host."""
 
     def __init__(self, name: str, model: str, log: Path, *flags: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.name, self._log = name, log
         arguments = ["--model", model, "--served-model-name", name, "--host", "127.0.0.1"]
         arguments += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "1024"]
@@ -73,6 +78,27 @@ def client_of(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=HANG_S, max_retries=0)
 
 
+@contextmanager
+def gateway_before(
+    engines: "dict[str, RealEngine]", config: str = "", **more: "dict[str, Any]"
+) -> Iterator[GatewayProcess]:
+    """A gateway before these engines, by name, all of them up; `more` is of each one's table."""
+    tables = "".join(
+        engine_table(name, engine.url, model=engine.name, max_num_seqs=4, **more.get(name, {}))
+        for name, engine in engines.items()
+    )
+    with short_directory() as place:
+        begun = GatewayProcess(place, config + tables)
+        try:
+            for name in engines:
+                wait_until(lambda name=name: begun.is_up(name), "an engine", HANG_S)  # type: ignore[misc]
+            yield begun
+        finally:
+            if begun.process.poll() is None:
+                begun.kill()
+        assert "a bug was caught" not in begun.text(), begun.text()
+
+
 class Pair:
     """Two engines with one pool."""
 
@@ -83,6 +109,10 @@ class Pair:
         self.pool = pool
         model = demo_model.prepare()
         self.engines = [RealEngine("chat", model, place / f"{n}.log", *flags) for n in "pd"]
+
+    @property
+    def by_name(self) -> "dict[str, RealEngine]":
+        return dict(zip("pd", self.engines, strict=True))
 
     def wait(self) -> None:
         with ThreadPoolExecutor(2) as threads:
@@ -132,17 +162,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealEngin
 
 @pytest.fixture(scope="session")
 def front(engines: list[RealEngine]) -> Iterator[GatewayProcess]:
-    tables = "".join(
-        engine_table(name, engine.url, model=engine.name, max_num_seqs=4, pool=name == "a")
-        for name, engine in zip("abc", engines, strict=True)
-    )
-    with short_directory() as place:
-        begun = GatewayProcess(place, tables)
-        try:
-            for name in "abc":
-                wait_until(lambda name=name: begun.is_up(name), "an engine", HANG_S)  # type: ignore[misc]
-            yield begun
-        finally:
-            if begun.process.poll() is None:
-                begun.kill()
-        assert "a bug was caught" not in begun.text(), begun.text()
+    with gateway_before(dict(zip("abc", engines, strict=True)), a={"pool": True}) as begun:
+        yield begun
+
+
+@pytest.fixture(scope="module")
+def pooled(pair: Pair) -> Iterator[GatewayProcess]:
+    """A gateway before the pair."""
+    with gateway_before(pair.by_name, p={"pool": True}, d={"pool": True}) as begun:
+        yield begun

@@ -7,7 +7,7 @@ import anthropic
 import openai
 import pytest
 from tests.engines.vllm.real.engine import HANG_S
-from tests.gateway.real.conftest import RealEngine
+from tests.gateway.real.conftest import RealEngine, client_of
 from tests.gateway_harness import GatewayProcess
 from tests.pool_process import wait_until
 
@@ -29,7 +29,7 @@ TOOL: Any = {
 
 @pytest.fixture(scope="module")
 def client(front: GatewayProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{front.url}/v1", api_key="none", timeout=HANG_S, max_retries=0)
+    return client_of(front.url)
 
 
 def words(client: openai.OpenAI, headers: "dict[str, str] | None" = None) -> "str | None":
@@ -50,7 +50,7 @@ def streamed(client: openai.OpenAI, tokens: int = 8) -> str:
 def test_the_openai_package(
     client: openai.OpenAI, front: GatewayProcess, engines: list[RealEngine]
 ) -> None:
-    direct = openai.OpenAI(base_url=f"{engines[0].url}/v1", api_key="none", timeout=HANG_S)
+    direct = client_of(engines[0].url)
     expected = words(direct)
     for session in ("one", "two", "one"):  # hints to the engine that has the pool change nothing
         assert words(client, {"X-Session-ID": session}) == expected
@@ -111,7 +111,7 @@ def test_t64_the_gateway_may_be_killed(
     expected = words(client)
     port = front.port
     front.kill()
-    direct = openai.OpenAI(base_url=f"{engines[1].url}/v1", api_key="none", timeout=HANG_S)
+    direct = client_of(engines[1].url)
     assert words(direct) == expected
     front.file.write_text(front.file.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
     front.start()

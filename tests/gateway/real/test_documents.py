@@ -3,15 +3,14 @@
 import json
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import openai
 import pytest
 from tests.engines.vllm.real.engine import HANG_S, stored_chunks
 from tests.gateway.real.conftest import CHUNK, Pair, RealEngine, client_of
-from tests.gateway_harness import GatewayProcess, engine_table
-from tests.pool_process import short_directory, wait_until
+from tests.gateway_harness import GatewayProcess
+from tests.pool_process import wait_until
 
 from forebay.documents.bodies import MEMBER, MEMBERS, reordered
 from forebay.documents.order import DocumentOrder
@@ -52,21 +51,6 @@ def post(client: openai.OpenAI, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def front(pair: Pair) -> Iterator[GatewayProcess]:
-    tables = "".join(
-        engine_table(name, engine.url, model=engine.name, max_num_seqs=4, pool=True)
-        for name, engine in zip("pd", pair.engines, strict=True)
-    )
-    with ExitStack() as stack:
-        begun = GatewayProcess(stack.enter_context(short_directory()), tables)
-        stack.callback(lambda: begun.process.poll() is None and begun.kill())
-        for name in "pd":
-            wait_until(lambda name=name: begun.is_up(name), "an engine", HANG_S)  # type: ignore[misc]
-        yield begun
-        assert "a bug was caught" not in begun.text(), begun.text()
-
-
-@pytest.fixture(scope="module")
 def order() -> DocumentOrder:
     """Counts what the gateway counts."""
     return DocumentOrder()
@@ -76,12 +60,12 @@ def order() -> DocumentOrder:
 def test_answers_equal_those_of_the_same_prompt_without_a_pool(
     path: str,
     order: DocumentOrder,
-    front: GatewayProcess,
+    pooled: GatewayProcess,
     pair: Pair,
     engines: list[RealEngine],
 ) -> None:
     kind = MEMBERS[f"/v1/{path}"]
-    through, alone = client_of(front.url), client_of(engines[0].url)
+    through, alone = client_of(pooled.url), client_of(engines[0].url)
     changed = cached = 0
     loads = pair.pool.number("operations", tier="dram", direction="load")
     for body in requests(kind):

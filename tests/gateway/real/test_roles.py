@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import openai
 import pytest
-from tests.engines.vllm.real.engine import HANG_S
-from tests.gateway.real.conftest import CHUNK, Pair, client_of
-from tests.gateway_harness import GatewayProcess, engine_table
-from tests.pool_process import short_directory, wait_until
+from tests.gateway.real.conftest import CHUNK, Pair, client_of, gateway_before
+from tests.gateway_harness import GatewayProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 PROMPTS = 6
@@ -37,18 +34,10 @@ def ask(client: openai.OpenAI, text: str, tokens: int = 16, **more: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def front(pair: Pair) -> Iterator[GatewayProcess]:
-    roles = zip("pd", ("prefill", "decode"), pair.engines, strict=True)
-    tables = "".join(
-        engine_table(name, engine.url, model=engine.name, max_num_seqs=4, pool=True, role=role)
-        for name, role, engine in roles
-    )
-    with ExitStack() as stack:
-        begun = GatewayProcess(stack.enter_context(short_directory()), FILE + tables)
-        stack.callback(lambda: begun.process.poll() is None and begun.kill())
-        for name in "pd":
-            wait_until(lambda name=name: begun.is_up(name), "an engine", HANG_S)  # type: ignore[misc]
+    roles = {"p": "prefill", "d": "decode"}
+    more: Any = {name: {"pool": True, "role": role} for name, role in roles.items()}
+    with gateway_before(pair.by_name, FILE, **more) as begun:
         yield begun
-        assert "a bug was caught" not in begun.text(), begun.text()
 
 
 def recomputed(answer: Any) -> int:

@@ -32,6 +32,8 @@ from forebay.gateway.seen import GatewayMetrics
 ENGINE_HEADER: Final = "X-Forebay-Engine"
 REASON_HEADER: Final = "X-Forebay-Reason"
 DOCUMENTS_HEADER: Final = "X-Forebay-Documents"  # ranks of documents whose order was changed
+_RESPONSES: Final = "/v1/responses"
+_HOLDERS_MAX: Final = 100_000  # answers of which is remembered which engine holds them
 _SESSIONS_MAX: Final = 100_000  # of which is remembered how their last answer ended
 _BUSY: Final = (502, 503)  # an engine that says so may be asked again elsewhere
 _NONE_SERVED: Final = ServedTokens()
@@ -74,6 +76,7 @@ class Forwarding:
         self._dispatcher, self._client, self._metrics = dispatcher, client, metrics
         self._apart = ApartPrefill(dispatcher, client, metrics)
         self._ended: OrderedDict[tuple[str, str], str] = OrderedDict()  # key, session → why
+        self._holders: OrderedDict[str, str] = OrderedDict()  # name of an answer → engine
 
     async def forward(
         self, incoming: IncomingRequest, body: bytes, read: ReadBody, key: str
@@ -87,6 +90,7 @@ class Forwarding:
             prompt_bytes=read.prompt_bytes,
             answer_tokens_max=read.answer_tokens_max,
             session=reading.session_of(headers),
+            holder=self._holders.get(read.continues, ""),
         )
         placed = await self._dispatcher.place(request)
         if isinstance(placed, NotPlaced):
@@ -173,7 +177,7 @@ class Forwarding:
             if ended := self._ended.get((request.key, request.session)):
                 hints["ended"] = ended
         if exchange.read.priority:
-            hints["priority"] = exchange.read.priority
+            hints["priority"] = -exchange.read.priority  # to vLLM the lower is the more urgent
         if exchange.computed_tokens:
             hints["computed_tokens"] = exchange.computed_tokens
         return hints
@@ -189,7 +193,8 @@ class Forwarding:
             headers.append((PREFILL_HEADER, exchange.prefilled_by))
         if ranks := exchange.read.ranks:
             headers.append((DOCUMENTS_HEADER, ",".join(map(str, ranks))))
-        observer = AnswerObserver(is_stream=is_stream)
+        is_response = incoming.path == _RESPONSES
+        observer = AnswerObserver(is_stream=is_stream, is_response=is_response)
         self._metrics.requests.add(labels=(placed.engine, placed.reason))
         await incoming.begin(answer.status, headers)
         try:
@@ -231,8 +236,7 @@ class Forwarding:
         self._dispatcher.first_token(request)
         self._metrics.ttft_s.observe(self._dispatcher.now() - request.begun)
         self._metrics.expected_s.observe(placed.expected_s)
-        if passed := observer.passing(data):
-            await exchange.incoming.write(passed)
+        await self._write(exchange, observer, data)
         return await self._pieces(exchange, answer, observer) if data else None
 
     async def _pieces(
@@ -245,16 +249,24 @@ class Forwarding:
                 return data.why
             if not data:
                 return None
-            if passed := observer.passing(data):
-                await exchange.incoming.write(passed)
+            await self._write(exchange, observer, data)
+
+    async def _write(self, exchange: _Exchange, observer: AnswerObserver, data: bytes) -> None:
+        """Pass on what is whole of an answer, when it is known which engine holds it."""
+        was_named = bool(observer.name)
+        passed = observer.passing(data)
+        if observer.name and not was_named:
+            self._holders[observer.name] = exchange.request.engine
+            self._holders.move_to_end(observer.name)
+            if len(self._holders) > _HOLDERS_MAX:
+                self._holders.popitem(last=False)
+        if passed:
+            await exchange.incoming.write(passed)
 
     def _note(self, exchange: _Exchange, observer: AnswerObserver) -> None:
         """Keep what the next requests and the operators want to know of an answer."""
         request, served = exchange.request, exchange.served
-        uncached = request.uncached_tokens
-        if served.prompt is not None:
-            uncached = max(0, served.prompt - served.cached)
-        self._metrics.tokens.add(round(uncached), (request.key, "prompt"))
+        self._metrics.tokens.add(round(request.uncached(served)), (request.key, "prompt"))
         self._metrics.tokens.add(served.answer, (request.key, "answer"))
         if request.session and (ended := observer.ended()):
             self._ended[request.key, request.session] = ended

@@ -5,7 +5,7 @@ off ends between two; of what was passed, the last `TAIL_BYTES` are kept until i
 """
 
 import re
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -13,8 +13,11 @@ from forebay.gateway.placement.request import ServedTokens
 
 TAIL_BYTES: Final = 16 << 10  # of a stream: usage comes with the last events
 WHOLE_BYTES_MAX: Final = 4 << 20  # of an answer that is no stream; of larger ones only usage is
+_NAMED_EVENTS: Final = 4  # the first of which names the answer, even if it comes with others
 EVENT_BYTES_MAX: Final = 1 << 20  # of one event; a longer one is passed on in pieces
 _TOKENS_MAX: Final = 10**9  # that an answer is believed to have taken
+# An answer of the Responses API, or its first event, begins with its name.
+_NAME: Final = re.compile(rb'"id": ?"([^"\\]{1,128})"')
 _ENDED: Final = re.compile(rb'"(?:finish_reason|stop_reason)": ?"([a-z_]{1,32})"')
 # A member of its own: in a text its quotes would have backslashes.
 _USAGE: Final = re.compile(rb'"usage": ?(\{[^{}]{0,500}(?:\{[^{}]{0,200}\}[^{}]{0,200}){0,4}\})')
@@ -29,6 +32,7 @@ _CLASSES: Final = {
     "stop_sequence": "stop",
     "length": "length",
     "max_tokens": "length",
+    "max_output_tokens": "length",
 }
 
 
@@ -41,31 +45,72 @@ class _TokenUsage(msgspec.Struct):
     input_tokens: int | None = None
     completion_tokens: int | None = None
     output_tokens: int | None = None
+    # Of the Messages API, where `input_tokens` is neither of these.
     cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
     prompt_tokens_details: _TokenDetails | None = None
     input_tokens_details: _TokenDetails | None = None
 
+    def served(self) -> ServedTokens:
+        answer = self.completion_tokens or self.output_tokens or 0
+        prompt = self.prompt_tokens if self.input_tokens is None else self.input_tokens
+        details = self.prompt_tokens_details or self.input_tokens_details
+        cached = details.cached_tokens if details else None
+        if cached is None and self.cache_read_input_tokens is not None:
+            cached = self.cache_read_input_tokens
+            prompt = (prompt or 0) + cached + (self.cache_creation_input_tokens or 0)
+        return ServedTokens(
+            None if prompt is None else _bounded(prompt),
+            None if cached is None else _bounded(cached),
+            _bounded(answer),
+        )
 
-class _WithUsage(msgspec.Struct):
+
+class _OutputItem(msgspec.Struct):
+    type: str = ""
+
+
+class _Incomplete(msgspec.Struct):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct):
+    """What the Responses API says of an answer."""
+
     usage: _TokenUsage | None = None
+    status: str | None = None
+    output: list[_OutputItem] = []
+    incomplete_details: _Incomplete | None = None
+
+    def ended(self) -> str:
+        if self.status == "incomplete":
+            reason = self.incomplete_details.reason if self.incomplete_details else None
+            return _CLASSES.get(reason or "", "")
+        if self.status != "completed":
+            return ""
+        is_call = bool(self.output) and self.output[-1].type.endswith("_call")
+        return "tool_call" if is_call else "stop"
 
 
 class _AnswerPart(msgspec.Struct):
     usage: _TokenUsage | None = None
-    response: _WithUsage | None = None  # of an event of the Responses API
-    message: msgspec.Raw = msgspec.Raw(b"")
+    response: _Response | None = None  # of an event of the Responses API
 
 
+_Said = TypeVar("_Said")
 _decoder: Final = msgspec.json.Decoder(_AnswerPart)
+_responses: Final = msgspec.json.Decoder(_Response)
 
 
 class AnswerObserver:
     """One answer."""
 
-    __slots__ = ("_held", "_is_stream", "_late_usage", "_tail", "events")
+    __slots__ = ("_held", "_is_response", "_is_stream", "_late_usage", "_tail", "events", "name")
 
-    def __init__(self, *, is_stream: bool) -> None:
+    def __init__(self, *, is_stream: bool, is_response: bool = False) -> None:
         self._is_stream = is_stream
+        self._is_response = is_response  # of the Responses API
+        self.name = ""  # by which a later request may continue this answer; empty: by none
         self._held = b""  # of a stream: an event that is not whole yet; else what passed last
         self._late_usage = b""  # of an answer that is too large to be kept
         self._tail = b""  # of a stream: the end of what passed; else all of it
@@ -75,6 +120,7 @@ class AnswerObserver:
         """What of this, and of what was held back before, may be passed on now."""
         if not self._is_stream:
             self._keep(data)
+            self._read_name(self._tail)
             return data
         if self._held:
             data = self._held + data
@@ -87,8 +133,15 @@ class AnswerObserver:
             if cut >= 4:
                 self._held, data = data[cut:], data[:cut]
         self.events += data.count(b"\n\n") or 1
+        if self.events <= _NAMED_EVENTS:
+            self._read_name(data)
         self._tail = (self._tail + data)[-TAIL_BYTES:] if len(data) < TAIL_BYTES else data
         return data
+
+    def _read_name(self, data: bytes) -> None:
+        if self._is_response and not self.name:
+            found = _NAME.search(data, 0, TAIL_BYTES)
+            self.name = found[1].decode(errors="replace") if found else ""
 
     def _keep(self, data: bytes) -> None:
         """Keep an answer that is no stream, or what it says of its tokens if it is too large."""
@@ -113,19 +166,26 @@ class AnswerObserver:
     def served(self) -> ServedTokens:
         """What the answer took, as it says; of a stream that does not, an event is a token."""
         usage = self._usage()
-        if usage is None:
-            return ServedTokens(answer=self.events)
-        prompt = usage.prompt_tokens if usage.input_tokens is None else usage.input_tokens
-        details = usage.prompt_tokens_details or usage.input_tokens_details
-        cached = (details.cached_tokens if details else usage.cache_read_input_tokens) or 0
-        answer = usage.completion_tokens or usage.output_tokens or 0
-        told = None if prompt is None else _bounded(prompt)
-        return ServedTokens(told, _bounded(cached), _bounded(answer))
+        return ServedTokens(answer=self.events) if usage is None else usage.served()
 
     def ended(self) -> str:
         """Why the answer ended, as hints say it; empty: it does not say."""
+        if self._is_response:
+            return self._response_ended()
         found = _ENDED.findall(self._tail)
         return _CLASSES.get(found[-1].decode(), "") if found else ""
+
+    def _response_ended(self) -> str:
+        lines = reversed(self._tail.split(b"\n")) if self._is_stream else [self._tail]
+        for line in lines:
+            if self._is_stream:
+                part = _decoded(_decoder, line[5:]) if line.startswith(b"data:") else None
+                found = part.response if part is not None else None
+            else:
+                found = _decoded(_responses, line)
+            if found is not None:
+                return found.ended()
+        return ""
 
     def _usage(self) -> _TokenUsage | None:
         if self._late_usage:
@@ -144,8 +204,14 @@ def _bounded(tokens: int) -> int:
 
 
 def _usage_of(data: bytes) -> _TokenUsage | None:
-    try:
-        said = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    said = _decoded(_decoder, data)
+    if said is None:
         return None
     return said.usage or (said.response.usage if said.response else None)
+
+
+def _decoded(decoder: "msgspec.json.Decoder[_Said]", data: bytes) -> "_Said | None":
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None

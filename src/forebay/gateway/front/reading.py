@@ -57,6 +57,7 @@ class _Body(msgspec.Struct):
     max_output_tokens: _Raw = _NONE
     priority: _Raw = _NONE
     stream: _Raw = _NONE
+    previous_response_id: _Raw = _NONE
     kv_transfer_params: _Raw = _NONE
     forebay_documents: _Raw = _NONE  # the gateway's own: no engine sees it
 
@@ -72,6 +73,7 @@ class ReadBody(NamedTuple):
     is_streamed: bool
     takes_hints: bool  # it is a JSON object without hints of its own
     is_marked: bool = False  # it says which its documents are
+    continues: str = ""  # the name of an answer that an engine holds; empty: it names none
     ranks: tuple[int, ...] = ()  # of its documents, where their order was changed
 
 
@@ -117,6 +119,7 @@ def read_body(body: bytes, content_type: str, *, is_cut: bool = False) -> ReadBo
         is_streamed=bytes(said.stream) == b"true",
         takes_hints=not bytes(said.kv_transfer_params),
         is_marked=bool(bytes(said.forebay_documents)),
+        continues=_string(said.previous_response_id),
     )
 
 
@@ -171,6 +174,13 @@ def prefill_body(body: bytes, path: str) -> bytes | None:
 def _first(*members: msgspec.Raw) -> msgspec.Raw:
     """The first that the body has; an empty one if it has none."""
     return next((each for each in members if bytes(each)), _NONE)
+
+
+def _string(raw: msgspec.Raw) -> str:
+    try:
+        return _text.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def _integer(raw: msgspec.Raw) -> int:

@@ -80,4 +80,30 @@ export const PANELS = {
       read: (recent) => rates(recent, "gateway_prefilled", ["engine", "outcome"]),
     }),
   ],
+  swaps: [
+    panel({
+      id: "swaps", title: "Swaps by engine", format: rate, isByOrder: true,
+      what: "Times that an engine of a shared GPU was woken, per second.",
+      empty: "No engine was woken.",
+      read: (recent) => rates(recent, "gateway_swaps", ["engine"]),
+    }),
+    panel({
+      id: "wake", title: "Time to wake", format: seconds,
+      what: "Mean of the last minute's swaps, to the first token of the engine that was woken.",
+      empty: "No engine was woken in the last minute.",
+      read: (recent) => new Map([["wake", mean(recent, "gateway_wake_seconds")]]),
+    }),
+    panel({
+      id: "kept", title: "Answers kept", format: rate, isByOrder: true,
+      what: "Answers that were under way when their engine went to sleep, and go on when it wakes, per second.",
+      empty: "No answer was under way when its engine went to sleep.",
+      read: (recent) => rates(recent, "gateway_kept", ["engine"]),
+    }),
+    panel({
+      id: "swap-failures", title: "Swaps that failed", format: rate, isByOrder: true,
+      what: "Ways to have an engine sleep or wake that failed, per second, by step; the next way is tried.",
+      empty: "No swap has failed.",
+      read: (recent) => failures(recent, "gateway_swap_failures", ["engine", "step"], {}, () => false),
+    }),
+  ],
 };

@@ -17,7 +17,13 @@ from forebay.gateway.placement.engine_state import EngineState
 from forebay.gateway.placement.keys import KeyRing
 from forebay.gateway.placement.prefixes import LikelyPrefix, PrefixMap
 from forebay.gateway.placement.queue import RequestQueue
-from forebay.gateway.placement.request import NotPlaced, Placement, RoutedRequest, ServedTokens
+from forebay.gateway.placement.request import (
+    Needs,
+    NotPlaced,
+    Placement,
+    RoutedRequest,
+    ServedTokens,
+)
 from forebay.sys.clock import Clock
 
 MODELS_MAX: Final = 1024  # of all engines, ever listed; those of the file are the first
@@ -36,11 +42,16 @@ class ServedModel:
 
     name: str
     engines: list[EngineState]
-    queue: RequestQueue
+    queue: RequestQueue  # shared with all models of its engines, and of their GPUs
     dialogs: DialogPlaces = field(default_factory=DialogPlaces.none)
     pools: dict[str, PrefixMap] = field(default_factory=dict)  # by host
     bytes_per_token: float = _BYTES_PER_TOKEN
     answer_tokens: float = _ANSWER_TOKENS
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for it."""
+        return self.queue.count(self.name)
 
     @property
     def answering(self) -> list[EngineState]:
@@ -67,6 +78,11 @@ class Dispatcher:
         self.waiting = 0  # requests, of all models
         self.on_change: Callable[[], None] = _nothing  # a request waits, or has ended
 
+    @property
+    def queues(self) -> list[RequestQueue]:
+        """All queues, each once."""
+        return list({id(model.queue): model.queue for model in self.models.values()}.values())
+
     def listed(self, engine: EngineState) -> None:
         """An engine was heard of its models: adapters are models too."""
         for name in engine.models:
@@ -81,7 +97,8 @@ class Dispatcher:
             return refusal
         model = self.models[request.model]
         key.requests += 1
-        if not len(model.queue) and (engines := self._ready(model, request)):
+        engines = self._ready(request.needs)
+        if engines and not self._is_waited_for(engines, model.queue):
             return self._begin(request, model, engines)
         if self._is_full(request.key):
             key.requests -= 1
@@ -160,11 +177,9 @@ class Dispatcher:
             model.bytes_per_token += _LEARN_SHARE * (seen - model.bytes_per_token)
         if served.answer:
             model.answer_tokens += _LEARN_SHARE * (served.answer - model.answer_tokens)
-        uncached = request.uncached_tokens
-        if served.prompt is not None:
-            uncached = max(0, served.prompt - served.cached)
-        key.took(uncached + served.answer)
-        model.queue.correct(request.key, uncached + served.answer - request.cost)
+        took = request.uncached(served) + served.answer
+        key.took(took)
+        model.queue.correct(request, took - request.cost)
         if request.engine:
             self._leave(request)
 
@@ -178,9 +193,11 @@ class Dispatcher:
 
     def pump(self, engine: EngineState | None = None) -> None:
         """Start what can be started, where an engine has room again; None: anywhere."""
-        for model in self.models.values():
-            if len(model.queue) and (engine is None or engine in model.engines):
-                self._pump(model)
+        if engine is not None:
+            self._pump(self.models[engine.setting.model].queue)
+            return
+        for queue in self.queues:
+            self._pump(queue)
 
     def now(self) -> float:
         """The clock that requests are timed by."""
@@ -196,6 +213,21 @@ class Dispatcher:
             self.models[name] = model
         if engine not in model.engines:
             model.engines.append(engine)
+            self._share_queue(model, engine)
+
+    def _share_queue(self, model: ServedModel, engine: EngineState) -> None:
+        """Have a model wait in one queue with all others of an engine, or of its GPU."""
+        shared, gpu = model.queue, engine.setting.gpu
+        for queue in self.queues:
+            models = [each for each in self.models.values() if each.queue is queue]
+            engines = [each for other in models for each in other.engines]
+            if queue is shared or not any(
+                each is engine or (gpu and each.setting.gpu == gpu) for each in engines
+            ):
+                continue
+            shared.take(queue)
+            for other in models:
+                other.queue = shared
 
     def _expect(self, request: RoutedRequest) -> NotPlaced | None:
         """Note what a request will likely cost; a refusal if no engine can have it."""
@@ -219,21 +251,37 @@ class Dispatcher:
         room = self._config.queue_requests_max - self.waiting
         if len(self.keys.states) == 1 or room <= 0:
             return room <= 0
-        return sum(model.queue.waiting_of(key) for model in self.models.values()) >= room
+        return sum(queue.waiting_of(key) for queue in self.queues) >= room
 
     def _pools(self, model: ServedModel, request: RoutedRequest) -> dict[str, LikelyPrefix]:
         return {host: held.likely(request.chain) for host, held in model.pools.items()}
 
-    def _ready(self, model: ServedModel, request: RoutedRequest) -> list[EngineState]:
-        if request.is_long:
-            return [engine for engine in model.answering if engine.takes_long]
-        return [engine for engine in model.answering if engine.has_room]
+    def _ready(self, needs: Needs) -> list[EngineState]:
+        """The engines that can start such a request now.
+
+        If the only one that holds what it continues is lost, another can at least say so.
+        """
+        engines = self.models[needs.model].answering
+        holder = self.engines.get(needs.engine)
+        if holder is not None and holder.is_used:
+            engines = [holder]
+        if needs.is_long:
+            return [engine for engine in engines if engine.takes_long]
+        return [engine for engine in engines if engine.has_room]
+
+    def _is_waited_for(self, engines: Sequence[EngineState], queue: RequestQueue) -> bool:
+        """Whether a request waits for a model of one of these engines."""
+        return any(
+            engine in self.models[name].engines for name in queue.models for engine in engines
+        )
 
     async def _wait(self, request: RoutedRequest, model: ServedModel) -> Placement | NotPlaced:
         request.waiting = asyncio.get_running_loop().create_future()
         model.queue.push(request)
         self.waiting += 1
-        self._pump(model)  # it may go before those that wait, as a short prompt before long ones
+        self._pump(
+            model.queue
+        )  # it may go before those that wait, as a short prompt before long ones
         self.on_change()
         placed: Placement | NotPlaced | None = None
         try:
@@ -252,26 +300,22 @@ class Dispatcher:
                 self.end(request, ServedTokens())
         return placed
 
-    def _pump(self, model: ServedModel) -> None:
-        if not any(engine.is_used for engine in model.engines):
-            self._refuse_all(model)
-        while len(model.queue):
-            with_long = any(engine.takes_long for engine in model.answering)
-            if not with_long and not any(engine.has_room for engine in model.answering):
-                return
-            request = model.queue.pop(with_long=with_long)
-            if request is None:
-                return
+    def _pump(self, queue: RequestQueue) -> None:
+        for name in queue.models:
+            if not any(engine.is_used for engine in self.models[name].engines):
+                self._refuse_all(name, queue)
+        while (request := queue.pop(lambda needs: bool(self._ready(needs)))) is not None:
             self.waiting -= 1
             assert request.waiting is not None
             if not request.waiting.done():  # else its client went this moment
-                found = self._begin(request, model, self._ready(model, request))
+                engines = self._ready(request.needs)
+                found = self._begin(request, self.models[request.model], engines)
                 request.waiting.set_result(found)
 
-    def _refuse_all(self, model: ServedModel) -> None:
-        refusal = NotPlaced(503, f"no engine of {model.name} is up", RETRY_AFTER_S)
-        while (request := model.queue.pop(with_long=True)) is not None:
-            self.waiting -= 1
+    def _refuse_all(self, name: str, queue: RequestQueue) -> None:
+        refusal = NotPlaced(503, f"no engine of {name} is up", RETRY_AFTER_S)
+        for request in queue.of(name):
+            self.waiting -= queue.remove(request)
             assert request.waiting is not None
             if not request.waiting.done():
                 request.waiting.set_result(refusal)

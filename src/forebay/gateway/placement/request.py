@@ -23,6 +23,14 @@ class NotPlaced(NamedTuple):
     retry_after_s: int = 0  # 0: it does not say
 
 
+class Needs(NamedTuple):
+    """What a request needs before it can start; requests of equal needs wait for the same."""
+
+    model: str
+    is_long: bool
+    engine: str  # the only one that can answer it; empty: any of the model
+
+
 @dataclass(slots=True, eq=False)
 class RoutedRequest:
     """One request, from its arrival to its end; the event loop owns it."""
@@ -33,12 +41,14 @@ class RoutedRequest:
     prompt_bytes: int = 0
     answer_tokens_max: int = 0  # that the client asks for; 0: it does not say
     session: str = ""  # of the client's; empty: it has none
+    holder: str = ""  # the engine that holds the answer which it continues; empty: it names none
     # Set by the dispatcher.
     arrived: float = 0.0
     cost: float = 0.0  # uncached prompt and expected answer tokens, as the queue counts them
     is_long: bool = False
     bytes_per_token: float = 4.0
     waiting: "asyncio.Future[Placement | NotPlaced] | None" = None
+    charged: object = None  # where the queue charged its key for it; None: nowhere
     # Set when it is placed.
     engine: str = ""
     begun: float = 0.0
@@ -49,10 +59,24 @@ class RoutedRequest:
     is_prefilled: bool = False
     tried: list[str] = field(default_factory=list)  # engines that failed it
 
+    @property
+    def needs(self) -> Needs:
+        """What it needs before it can start."""
+        return Needs(self.model, self.is_long, self.holder)
+
+    def uncached(self, served: "ServedTokens") -> float:
+        """Prompt tokens that were computed: as the answer says, else as it was expected."""
+        if served.prompt is None:
+            return self.uncached_tokens
+        if served.cached is not None:
+            return max(0, served.prompt - served.cached)
+        share = self.uncached_tokens * self.bytes_per_token / max(1, self.prompt_bytes)
+        return served.prompt * min(1.0, share)
+
 
 class ServedTokens(NamedTuple):
     """What a request took in the end, as far as the answer says it."""
 
-    prompt: int | None = None  # None: it does not say
-    cached: int = 0
+    prompt: int | None = None  # all of it; None: it does not say
+    cached: int | None = None  # of these, that were not computed; None: it does not say
     answer: int = 0

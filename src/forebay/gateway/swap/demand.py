@@ -10,30 +10,38 @@ from collections.abc import Mapping
 from forebay.gateway.placement.dispatcher import Dispatcher, ServedModel
 from forebay.gateway.placement.engine_state import EngineState
 from forebay.gateway.placement.power import RESTING, Power
+from forebay.gateway.placement.request import RoutedRequest
 
 _COMING = frozenset({Power.AWAKE, Power.WAKING})
 
 
 def waiting_since(dispatcher: Dispatcher, engine: EngineState) -> float | None:
     """When the oldest request came that waits for this engine; None: none does."""
-    found = [
-        min(request.arrived for request in model.queue)
-        for model in dispatcher.models.values()
-        if len(model.queue) and _is_for(model, engine, dispatcher)
-    ]
+    found: list[float] = []
+    for model in dispatcher.models.values():
+        if engine not in model.engines or not engine.is_used:
+            continue
+        requests = model.queue.of(model.name)
+        name = engine.setting.name
+        found += [each.arrived for each in requests if each.holder == name]
+        free = [each.arrived for each in requests if not _holder(each, dispatcher)]
+        if free and _is_for(model, engine, dispatcher, min(free)):
+            found.append(min(free))
     return min(found, default=None)
 
 
-def _is_for(model: ServedModel, engine: EngineState, dispatcher: Dispatcher) -> bool:
-    if engine not in model.engines or not engine.is_used:
-        return False
+def _holder(request: RoutedRequest, dispatcher: Dispatcher) -> EngineState | None:
+    """The only engine that can answer a request; None: any of its model can, or that is lost."""
+    engine = dispatcher.engines.get(request.holder)
+    return engine if engine is not None and engine.is_used else None
+
+
+def _is_for(model: ServedModel, engine: EngineState, dispatcher: Dispatcher, oldest: float) -> bool:
     if engine.power not in RESTING:
         return True
     others = [each for each in model.engines if each is not engine and each.is_used]
-    if any(each.power in _COMING for each in others):
-        oldest = min(request.arrived for request in model.queue)
-        if dispatcher.now() - oldest <= engine.wake_s:
-            return False
+    if any(each.power in _COMING for each in others) and dispatcher.now() - oldest <= engine.wake_s:
+        return False
     resting = [each for each in others if each.power in RESTING]
     costs = {each.setting.name: _cost(each, dispatcher.engines) for each in (*resting, engine)}
     return min(costs, key=lambda name: (costs[name], name)) == engine.setting.name

@@ -25,7 +25,7 @@ VARIABLES = {
 }
 
 
-def serve(_: Connection, arguments: list[str], log: str, is_loud: bool) -> None:
+def serve(_: Connection, arguments: list[str], log: str, is_loud: bool = False) -> None:
     """What `python -m vllm.entrypoints.openai.api_server` does."""
     os.setsid()  # killed with all that it starts
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from forebay.bench.gpu.rows import cold, disk, headline, long_dialogs, memory, swap
+from forebay.bench.gpu.rows import cold, disk, headline, long_dialogs, memory, shaping, swap
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import MLA, WINDOWS
 
@@ -50,6 +50,7 @@ ROWS: Final[dict[str, Row]] = {
     "long-dialogs": long_dialogs.long_dialogs,
     "swap": swap.swap,
     "swap-alternating": swap.swap_alternating,
+    "long-and-short": shaping.shaping,
     **{f"{name}-compress": partial(_compressed, row) for name, row in _COMPRESSED.items()},
     **{f"dram-32k-{name}": partial(_of_model, name, memory.dram_32k) for name in (MLA, WINDOWS)},
     **{f"dialogs-{name}": partial(_of_model, name, memory.dialogs) for name in (MLA, WINDOWS)},

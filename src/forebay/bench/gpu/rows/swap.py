@@ -3,57 +3,33 @@
 import asyncio
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from statistics import median
 from typing import Any, Final
 
-from forebay.bench.gpu import model, requests, variants
+from forebay.bench.gpu import model, variants
 from forebay.bench.gpu.engine import flags
+from forebay.bench.gpu.rows.gateway import GatewayClient, running_gateway
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import FOREBAY
-from forebay.bench.load import client
-from forebay.bench.load.client import Completion, Failed, Target
-from forebay.bench.load.vocabulary import Vocabulary
-from forebay.bench.processes import HOST, ServerProcess, free_port
+from forebay.bench.processes import HOST, free_port
 from forebay.engines.start import vllm
-from forebay.errors import StartupError
-from forebay.settings import Settings
 
 SLEEP: Final = "sleep"
 STOP: Final = "stop"
 _NAMES: Final = ("one", "two")
-_ANSWER_S: Final = 400.0  # of which an engine that is started takes a part
+_SEED: Final = 500_000  # of the first prompt
 _SHORT_TOKENS: Final = 16
 _CYCLES: Final = {SLEEP: 20, STOP: 2}
 _PHASE_S: Final = {"full": 90.0, "tiny": 10.0}
 _TURN_TOKENS: Final = {"full": 5500, "tiny": 1000}
 _MEMORY: Final = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-_END_S: Final = 120.0
 
 
-class SwappedModels:
-    """A gateway that has started both engines."""
-
-    def __init__(self, run: RowRun, port: int) -> None:
-        self._run, self._vocabulary = run, Vocabulary(run.scale.config["vocab_size"])
-        self._endpoint = client.endpoint_of(f"http://{HOST}:{port}")
-        self._seed = 500_000
-
-    def prompt(self, tokens: int) -> list[int]:
-        """One that nobody has asked before."""
-        self._seed += 1
-        return requests.prompt(self._run.scale, tokens, self._seed)
-
-    async def ask(self, name: str, prompt: Sequence[int], answer_tokens: int = 1) -> Completion:
-        target = Target(self._endpoint, name, _ANSWER_S, vocabulary=self._vocabulary)
-        answer = await client.ask_tokens(target, prompt, answer_tokens)
-        if isinstance(answer, Failed):
-            raise StartupError(f"a request failed: {answer.why}.")
-        return answer
+class SwappedModels(GatewayClient):
+    """Asks both engines, that a gateway has started."""
 
     async def wake(self, name: str) -> float:
         """Seconds to the first token of a request that wakes a model."""
@@ -141,22 +117,13 @@ async def _phase(run: RowRun, both: SwappedModels, name: str) -> int:
 @contextlib.asynccontextmanager
 async def _models(run: RowRun, variant: str, socket: str) -> AsyncIterator[SwappedModels]:
     """Two engines of one shape under two names, that have answered; the second is awake."""
-    place, port = run.directory(f"gateway-{variant}"), free_port()
-    file = place / "gateway.toml"
-    file.write_text(_config(run, variant, socket, port), encoding="utf-8")
-    words = [sys.executable, "-P", "-m", "forebay.cli.main", "gateway"]
-    variables = vllm.environment(Settings(), {**os.environ, **run.scale.variables}, offline=True)
-    server = ServerProcess.start([*words, str(file)], variables, port, place / "gateway.log")
-    try:
-        await asyncio.to_thread(server.wait)
-        both = SwappedModels(run, port)
+    port = free_port()
+    text = _config(run, variant, socket, port)
+    async with running_gateway(run, f"gateway-{variant}", text, port):
+        both = SwappedModels(run, port, _SEED)
         for name in _NAMES:
             run.say(f"{variant}: {name} answers after {await both.wake(name):.1f} s")
         yield both
-    finally:
-        await asyncio.to_thread(server.end)
-        stop = [*words, "stop", str(file)]
-        await asyncio.to_thread(_run_quietly, stop)
 
 
 def _config(run: RowRun, variant: str, socket: str, port: int) -> str:
@@ -172,10 +139,6 @@ def _config(run: RowRun, variant: str, socket: str, port: int) -> str:
         lines += [f'url = "http://{HOST}:{free_port()}"', f'swap = "{variant}"', "pool = true"]
         lines += [f"command = {json.dumps(vllm.command(flags(wanted), None))}"]
     return "\n".join(lines) + "\n"
-
-
-def _run_quietly(command: Sequence[str]) -> None:
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=False, timeout=_END_S)
 
 
 def _memory_mib() -> int:
