@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forebay.bench.gpu.results import RowResults
-from forebay.bench.gpu.rows import cold, headline, shaping, swap
+from forebay.bench.gpu.rows import cold, shaping, swap
 from forebay.bench.gpu.rows.catalog import ROWS
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import (
