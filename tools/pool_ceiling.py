@@ -7,7 +7,7 @@ costs nothing. Payloads are really copied into slots by the engines, processes w
 
   in       payloads copied into slots, hashed and committed; `written`: of them, put on the drive
   out      chunks promised; `read`: of them, from the drive into DRAM, and verified
-  us       CPU microseconds of the pool for each chunk of 4 MiB in (DRAM and drive) and out
+  us       CPU microseconds of the pool for each of them; `in` until all is on the drive
   commits  chunks of 4 KiB a second      lookups   of a chain of 500 chunks a second
 
 Needs memory for --gib, the pool's DRAM, and 200 MB beside it. Ratios are to the first line of this
@@ -81,12 +81,17 @@ def commit(client: Client, until: float, _: list[Chain]) -> Done:
     return done, []
 
 
-def look_up(client: Client, until: float, _: list[Chain]) -> Done:
-    chain, done = new_chain(LOOKUP_CHUNKS), 0
-    client.store(chain, [memoryview(os.urandom(SMALL_BYTES))] * LOOKUP_CHUNKS, timeout_s=TIMEOUT_S)
+def store_small(client: Client, _until: float, _: list[Chain]) -> Done:
+    """The chain that is looked up then."""
+    chain, payloads = new_chain(LOOKUP_CHUNKS), [memoryview(bytes(SMALL_BYTES))] * LOOKUP_CHUNKS
+    return client.store(chain, payloads, timeout_s=TIMEOUT_S).stored, [chain]
+
+
+def look_up(client: Client, until: float, chains: list[Chain]) -> Done:
+    done = 0
     while time.monotonic() < until:
-        done += isinstance(client.lookup(chain, TIMEOUT_S), Known)
-    return done, []
+        done += isinstance(client.lookup(chains[0], TIMEOUT_S), Known)
+    return done, chains
 
 
 def engine(socket: str, work: Work, until: float, chains: list[Chain], told: "Queue[Done]") -> None:
@@ -127,12 +132,12 @@ def together(
     after = reading.counters(pool_stats(watch))
     settled(watch, 0.3)
     all_s, done = pool.cpu_s() - cpu_s, sum(count for count, _ in found)
-    moved = (
+    written, read = (
         (after.get(name, 0) - before.get(name, 0)) / took_s
         for name in ("moved_bytes.disk.store", "moved_bytes.disk.load")
     )
     us = 1e6 * all_s / max(1, done)
-    return Together(done / took_s, busy_s / took_s, us, *moved, [mine for _, mine in found])
+    return Together(done / took_s, busy_s / took_s, us, written, read, [mine for _, mine in found])
 
 
 def main() -> int:
@@ -148,7 +153,7 @@ def main() -> int:
     place = Path(tempfile.mkdtemp(dir=wanted.dir))
     print(
         "engines   in GB/s  written cores  us/chunk   out GB/s  read cores  us/chunk"
-        "   commits/s   lookups/s   (ratios)"
+        "   commits/s  us/each   lookups/s  us/each   (ratios)"
     )
     try:
         for count in map(int, wanted.engines.split(",")):
@@ -168,7 +173,8 @@ def main() -> int:
                 f"{count:7} {found['in']:9.2f} {found['written']:8.2f} {found['in_cores']:5.1f}"
                 f" {found['in_us']:9.0f} {found['out']:10.2f} {found['read']:5.2f}"
                 f" {found['out_cores']:5.1f} {found['out_us']:9.0f} {found['commits']:11,.0f}"
-                f" {found['lookups']:11,.0f}   ({ratios})",
+                f" {found['commit_us']:8.0f} {found['lookups']:11,.0f} {found['lookup_us']:8.0f}"
+                f"   ({ratios})",
                 flush=True,
             )
     finally:
@@ -184,7 +190,8 @@ def measured(
     moved_in = together(pool, watch, fill, seconds, nobody)
     moved_out = together(pool, watch, load, seconds, moved_in.chains)
     commits = together(pool, watch, commit, seconds / 2, nobody)
-    lookups = together(pool, watch, look_up, seconds / 2, nobody)
+    small = together(pool, watch, store_small, 0.0, nobody)
+    lookups = together(pool, watch, look_up, seconds / 2, small.chains)
     return {
         "in": moved_in.rate * PAYLOAD_BYTES / 1e9,
         "written": moved_in.written / 1e9,
@@ -195,7 +202,9 @@ def measured(
         "out_cores": moved_out.cores,
         "out_us": moved_out.cpu_us,
         "commits": commits.rate,
+        "commit_us": commits.cpu_us,
         "lookups": lookups.rate,
+        "lookup_us": lookups.cpu_us,
     }
 
 

@@ -14,7 +14,7 @@ import msgspec
 from forebay.bench.gpu import requests
 from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.run import RowRun
-from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY
+from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, WITH_POOL
 from forebay.bench.report import page
 from forebay.bench.result.compare import compare
 from forebay.bench.result.format import AbResult, LoadResult, LoadStep, RepeatOrder
@@ -82,18 +82,15 @@ class Ramp:
     def expected_s(self, variant: str, clients: int) -> float:
         """What a load takes at most, by the largest smaller one that is known; 0: nothing is.
 
-        More clients take longer in proportion. Where fewer of them found their dialogs in a cache,
-        more may not find them and have to wait for all of it to be computed.
+        More clients take longer in proportion. Where fewer of them found their dialogs in the GPU,
+        more may not find them and have to wait for all of it to be computed; memory and drive hold
+        the dialogs of every load.
         """
         smaller = [each for each in self.clients if each < clients and self.steps(variant, each)]
         if not smaller:
             return 0.0
         last = self.steps(variant, max(smaller))[-1]
-        prompts, cached = last.get("prompt_tokens") or 0, last.get("cached_tokens")
-        computed = prompts if cached is None else prompts - cached
-        slower = min(_SLOWER_MAX, prompts / computed) if computed > 0 else _SLOWER_MAX
-        if cached is None:
-            slower = _SLOWER_MAX
+        slower = 1.0 if variant in WITH_POOL else _slower_at_most(last)
         return float(_MARGIN * slower * last["seconds"] * clients / max(smaller))
 
     def may_begin(self, variant: str, clients: int, *, is_first: bool) -> bool:
@@ -192,6 +189,14 @@ class Ramp:
 
     def _keep(self) -> None:
         self.run.results.beside("bound", str(_BOUND))
+
+
+def _slower_at_most(last: _Kept) -> float:
+    """How much longer requests may take than these did, were none of them found in a cache."""
+    prompts, cached = last.get("prompt_tokens"), last.get("cached_tokens")
+    if not prompts or cached is None or cached >= prompts:
+        return _SLOWER_MAX
+    return min(_SLOWER_MAX, float(prompts / (prompts - cached)))
 
 
 def _middle(runs: Sequence[_Kept]) -> _Kept:
