@@ -298,7 +298,7 @@ def copies_for(
             _log.warning("compress: there is no GPU, so chunks are encoded by the CPU, slowly")
         return HostCopies(Pages(shape, tensors, blocks)), shape
     # Only here is there a GPU to import them for.
-    from forebay.engines.copies.checked import CheckedDriver  # noqa: PLC0415
+    from forebay.engines.codec.checked import CheckedDriver  # noqa: PLC0415
     from forebay.engines.copies.cuda import CudaDriver  # noqa: PLC0415
     from forebay.engines.copies.pointers import PageTable, PageTables  # noqa: PLC0415
     from forebay.engines.copies.streamed import StreamedCopies  # noqa: PLC0415

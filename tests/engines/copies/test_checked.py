@@ -11,7 +11,7 @@ from tests.engines.copies.test_encoded import ENCODED, fill_with_numbers, load, 
 from tests.pool_process import wait_until
 
 from forebay.engines.boundary import BrokenError
-from forebay.engines.copies.checked import CheckedDriver
+from forebay.engines.codec.checked import CheckedDriver
 from forebay.engines.copies.contract import DOES_NOT_FIT
 from forebay.engines.copies.streamed import StreamedCopies
 

@@ -197,7 +197,6 @@ KINDS: Final[dict[str, Kind]] = {
         " as they are",
         "a trained model's KV and KV that does not fit, by the reference on a CPU; the GPU's"
         " kernels under Triton's interpreter. Engines with it and without it do not share",
-        (),
     ),
     "tensor parallelism": _way(
         "tensor parallelism",

@@ -16,6 +16,8 @@ from forebay.quantity import format_size
 from forebay.sys.machine import gpus as of_pci
 from forebay.sys.machine import nodes as of_machine
 
+_SPARE: Final = 16  # one part in so many more has to be left there: others take memory as well
+
 
 class ChosenNodes(NamedTuple):
     """Where memory of one size is to be taken from."""
@@ -48,7 +50,8 @@ class NodePlacement:
         where = f"NUMA node {of_machine.list_of(near)}, near the GPU"
         if near and near != every:
             left_bytes = self._left(near, huge_pages=huge_pages)
-            if left_bytes is None or size_bytes <= left_bytes:
+            spare_bytes = 0 if huge_pages else size_bytes // _SPARE
+            if left_bytes is None or size_bytes + spare_bytes <= left_bytes:
                 return ChosenNodes(near, where)
         else:
             near = frozenset()

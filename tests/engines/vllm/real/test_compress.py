@@ -17,6 +17,7 @@ from tests.engines.vllm.real.engine import (
     cached_of,
     stored_chunks,
 )
+from tests.engines.vllm.real.kinds import has_run
 from tests.engines.vllm.real.models import HAS_BFLOAT16, Tokens, dialogs, made_model
 from tests.pool_process import PoolProcess
 
@@ -97,6 +98,7 @@ def test_kv_of_a_trained_model_is_stored_in_less_and_comes_back_equal(
     model = Path(demo_model.prepare())
     found = store_and_load(model, start_pool, start_engine, pages)
     assert 256 * token_bytes(30, 3, 64) / found >= 1.30
+    has_run("compress")
 
 
 def spread_model(place: Path) -> Path:
