@@ -21,7 +21,15 @@ from forebay.pool.policy.learned import Learned
 from forebay.settings import PrefetchMode
 from forebay.sim.replay import SimResult, Sizes, simulate
 from forebay.sim.timed import simulate_timed, with_hints
-from forebay.sim.trace import CHUNK_TOKENS, Answer, Request, capped, read_trace, schedule, turns
+from forebay.sim.trace import (
+    CHUNK_TOKENS,
+    Request,
+    TracedAnswer,
+    capped,
+    read_trace,
+    schedule,
+    turns,
+)
 
 AGENT_M = (0.3, 0.6, 1.0, 2.0, 4.0)
 CONVERSATION_M = (1.0, 2.0, 5.0)
@@ -36,7 +44,7 @@ MORE_IN_DRAM_MIN, WASTED_MAX = 0.1, 0.3
 AHEAD_USERS = 32
 LADDER_USERS, LADDER_M = 32, (0.3, 0.6, 1.0)
 LENGTHS, DURATIONS_S = (100, 400), (4.0, 10.0)  # thirds of the answers of half 0
-Told = Callable[[Ending, Answer, int], Ending | None]  # what is told of a session's answer
+Told = Callable[[Ending, TracedAnswer, int], Ending | None]  # what is told of a session's answer
 
 
 def chunks(million: float) -> int:

@@ -11,7 +11,7 @@ from forebay.pool.policy.contract import Ending
 from forebay.settings import PrefetchMode
 from forebay.sim.replay import Sizes
 from forebay.sim.timed import TimedResult, simulate_timed, with_hints
-from forebay.sim.trace import Answer, Request
+from forebay.sim.trace import Request, TracedAnswer
 
 DEPTH, CHUNK_BYTES, GAP_S = 10, 1 << 20, 100.0
 SIZES = Sizes(DEPTH, (40 * DEPTH,), CHUNK_BYTES)
@@ -20,7 +20,7 @@ FAST = 1000.0 * CHUNK_BYTES
 
 def in_turn(rounds: int) -> list[Request]:
     """Two dialogs that alternate, each as large as DRAM."""
-    ending, answer = Ending(EndingClass.TOOL_CALL), Answer(duration_s=1.0)
+    ending, answer = Ending(EndingClass.TOOL_CALL), TracedAnswer(duration_s=1.0)
     chains = [[(name << 16 | at).to_bytes(16, "big") for at in range(DEPTH)] for name in (0, 1)]
     return [Request(at * GAP_S, chains[at % 2], 512, ending, answer) for at in range(2 * rounds)]
 

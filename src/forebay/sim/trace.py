@@ -30,7 +30,7 @@ _STOPS: Final = {
 }
 
 
-class Answer(NamedTuple):
+class TracedAnswer(NamedTuple):
     """What a trace says of an answer and no policy is told."""
 
     duration_s: float = 0.0  # since its request arrived
@@ -45,7 +45,7 @@ class Request(NamedTuple):
     keys: Sequence[bytes]  # its whole chunks, root first; equal chunks are one object
     tokens: int  # in the prompt, the incomplete last chunk included
     ending: Ending | None = None  # how its answer ended; None: nobody told
-    answer: Answer = Answer()
+    answer: TracedAnswer = TracedAnswer()
     stores: bool = True  # False: it is found as others are, and nothing of it is stored
 
 
@@ -155,7 +155,7 @@ def _conversation(row: ConversationRequest, names: _Names) -> Request:
         session = b"" if row.session is None else row.session.to_bytes(SESSION_BYTES, "big")
         ending = Ending(row.ended, session, row.returns_in_s, row.keep_s, row.priority)
     keys = names.chain(blocks, b"")
-    answer = Answer((row.duration_ms or 0.0) / 1000, row.output_length, row.after)
+    answer = TracedAnswer((row.duration_ms or 0.0) / 1000, row.output_length, row.after)
     return Request(row.timestamp / 1000, keys, row.input_length, ending, answer, row.store)
 
 
@@ -172,10 +172,10 @@ def _session(row: AgentSession, names: _Names) -> list[Request]:
     return found
 
 
-def _agent_answer(request: AgentRequest) -> tuple[Ending | None, Answer]:
+def _agent_answer(request: AgentRequest) -> tuple[Ending | None, TracedAnswer]:
     """How an agent's answer ended; an engine tells by its last tokens what is a word here."""
     if request.api_time is None:
-        return None, Answer()
+        return None, TracedAnswer()
     after = EndingClass.TOOL_CALL if "tool_result" in request.input_types else EndingClass.STOP
     ending = Ending(_STOPS.get(request.stop or "", EndingClass.OTHER))
-    return ending, Answer(request.api_time, request.out_tokens, after)
+    return ending, TracedAnswer(request.api_time, request.out_tokens, after)
