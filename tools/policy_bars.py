@@ -43,7 +43,7 @@ DRIVE_BYTES_A_S, HINT_ERROR = 14e9, 0.2
 MORE_IN_DRAM_MIN, WASTED_MAX = 0.1, 0.3
 AHEAD_USERS = 32
 LADDER_USERS, LADDER_M = 32, (0.3, 0.6, 1.0)
-LENGTHS, DURATIONS_S = (100, 400), (4.0, 10.0)  # thirds of the answers of half 0
+LENGTHS, DURATIONS_S = (100, 400), (4.0, 10.0)  # where cases of one ending are told apart
 Told = Callable[[Ending, TracedAnswer, int], Ending | None]  # what is told of a session's answer
 
 
