@@ -21,7 +21,15 @@ from forebay.pool.policy.learned import Learned
 from forebay.settings import PrefetchMode
 from forebay.sim.replay import SimResult, Sizes, simulate
 from forebay.sim.timed import simulate_timed, with_hints
-from forebay.sim.trace import CHUNK_TOKENS, Request, capped, read_trace, schedule, turns
+from forebay.sim.trace import (
+    CHUNK_TOKENS,
+    Request,
+    TracedAnswer,
+    capped,
+    read_trace,
+    schedule,
+    turns,
+)
 
 AGENT_M = (0.3, 0.6, 1.0, 2.0, 4.0)
 CONVERSATION_M = (1.0, 2.0, 5.0)
@@ -35,8 +43,8 @@ DRIVE_BYTES_A_S, HINT_ERROR = 14e9, 0.2
 MORE_IN_DRAM_MIN, WASTED_MAX = 0.1, 0.3
 AHEAD_USERS = 32
 LADDER_USERS, LADDER_M = 32, (0.3, 0.6, 1.0)
-LENGTHS, DURATIONS_S = (100, 400), (4.0, 10.0)  # thirds of the answers of half 0
-Told = Callable[[Ending, int], Ending | None]  # what is told of a session's answer
+LENGTHS, DURATIONS_S = (100, 400), (4.0, 10.0)  # where cases of one ending are told apart
+Told = Callable[[Ending, TracedAnswer, int], Ending | None]  # what is told of a session's answer
 
 
 def chunks(million: float) -> int:
@@ -135,22 +143,22 @@ def split(ending: Ending, case: int) -> Ending:
 
 
 LADDER: dict[str, Told] = {
-    "keys and times alone": lambda _, __: None,
-    "when the answer ended": lambda ending, _: ending._replace(kind=EndingClass.OTHER),
-    "and why: this policy": lambda ending, _: ending,
-    "that, and how long the answer was": lambda ending, _: split(
-        ending, bisect_right(LENGTHS, ending.answer_tokens)
+    "keys and times alone": lambda *_: None,
+    "when the answer ended": lambda ending, *_: ending._replace(kind=EndingClass.OTHER),
+    "and why: this policy": lambda ending, *_: ending,
+    "that, and how long the answer was": lambda ending, answer, _: split(
+        ending, bisect_right(LENGTHS, answer.tokens)
     ),
-    "that, and how long it took": lambda ending, _: split(
-        ending, bisect_right(DURATIONS_S, ending.duration_s)
+    "that, and how long it took": lambda ending, answer, _: split(
+        ending, bisect_right(DURATIONS_S, answer.duration_s)
     ),
-    "that, and what the prompt followed": lambda ending, _: split(
-        ending, ending.after == EndingClass.TOOL_CALL
+    "that, and what the prompt followed": lambda ending, answer, _: split(
+        ending, answer.after == EndingClass.TOOL_CALL
     ),
-    "that, and which session it is of": lambda ending, session: ending._replace(
+    "that, and which session it is of": lambda ending, _, session: ending._replace(
         session=session.to_bytes(SESSION_BYTES, "big")
     ),
-    "that, and when it returns, off by a fifth": lambda ending, _: ending,
+    "that, and when it returns, off by a fifth": lambda ending, *_: ending,
 }
 
 
@@ -170,7 +178,9 @@ def ladder(folder: Path, half: int | None) -> None:
         print(f"  {LADDER_USERS} users, {LADDER_M} M of DRAM, {gaps}:", flush=True)
         for name, told in LADDER.items():
             heard = [
-                request._replace(ending=request.ending and told(request.ending, session))
+                request._replace(
+                    ending=request.ending and told(request.ending, request.answer, session)
+                )
                 for session, request in served
             ]
             heard = with_hints(heard, HINT_ERROR) if "returns" in name else heard

@@ -11,7 +11,7 @@ from forebay.pool.policy.contract import Ending
 from forebay.settings import PrefetchMode
 from forebay.sim.replay import Sizes
 from forebay.sim.timed import TimedResult, simulate_timed, with_hints
-from forebay.sim.trace import Request
+from forebay.sim.trace import Request, TracedAnswer
 
 DEPTH, CHUNK_BYTES, GAP_S = 10, 1 << 20, 100.0
 SIZES = Sizes(DEPTH, (40 * DEPTH,), CHUNK_BYTES)
@@ -20,9 +20,9 @@ FAST = 1000.0 * CHUNK_BYTES
 
 def in_turn(rounds: int) -> list[Request]:
     """Two dialogs that alternate, each as large as DRAM."""
-    ending = Ending(EndingClass.TOOL_CALL, duration_s=1.0)
+    ending, answer = Ending(EndingClass.TOOL_CALL), TracedAnswer(duration_s=1.0)
     chains = [[(name << 16 | at).to_bytes(16, "big") for at in range(DEPTH)] for name in (0, 1)]
-    return [Request(at * GAP_S, chains[at % 2], 512, ending) for at in range(2 * rounds)]
+    return [Request(at * GAP_S, chains[at % 2], 512, ending, answer) for at in range(2 * rounds)]
 
 
 def simulated(mode: PrefetchMode, bytes_a_s: float = FAST) -> TimedResult:
@@ -52,6 +52,12 @@ def test_hints_say_when_a_dialog_returns_and_nothing_of_those_that_do_not() -> N
     hinted = with_hints(in_turn(3), 0.0)
     said = [each.ending.returns_in_s for each in hinted if each.ending is not None]
     assert said == pytest.approx([2 * GAP_S - 1.0] * 4 + [0.0] * 2)
+
+
+def test_who_does_not_return_says_something_wrong_where_all_do() -> None:
+    hinted = with_hints(in_turn(3), 0.0, wrong_share=1.0)
+    said = [each.ending.returns_in_s for each in hinted if each.ending is not None]
+    assert said == pytest.approx([2 * GAP_S - 1.0] * 6)
 
 
 @pytest.mark.parametrize(

@@ -190,12 +190,12 @@ class SimulatedPool:
         self._write(now)
         return in_dram, found - in_dram
 
-    def answer(self, keys: Sequence[bytes], ending: Ending, now: float) -> None:
-        """A request was served; its answer ends later."""
-        if keys:
+    def answer(self, request: Request) -> None:
+        """A request was served; its answer ends later, if anybody tells that it does."""
+        if request.keys and request.ending is not None:
             self._answered += 1
-            at_s = now + ending.duration_s
-            heapq.heappush(self._answers, (at_s, self._answered, keys[-1], ending))
+            at_s = request.at_s + request.answer.duration_s
+            heapq.heappush(self._answers, (at_s, self._answered, request.keys[-1], request.ending))
 
     def end_answers(self, now: float) -> None:
         """Tell the policy of answers that have ended until then."""
@@ -342,8 +342,8 @@ def simulate(
         if isinstance(pool, SimulatedPool):
             pool.end_answers(request.at_s)
         in_dram, below = pool.serve(request.keys, request.at_s, stores=request.stores)
-        if isinstance(pool, SimulatedPool) and request.ending is not None:
-            pool.answer(request.keys, request.ending, request.at_s)
+        if isinstance(pool, SimulatedPool):
+            pool.answer(request)
         tokens += request.tokens
         dram_tokens += in_dram * CHUNK_TOKENS
         lower_tokens += below * CHUNK_TOKENS

@@ -142,7 +142,8 @@ def with_hints(
         before = last.pop(next(ends, b""), None)
         ending = None if before is None else hinted[before].ending
         if before is not None and ending is not None:
-            gap_s = request.at_s - requests[before].at_s - ending.duration_s
+            answered_s = requests[before].at_s + requests[before].answer.duration_s
+            gap_s = request.at_s - answered_s
             said_s = max(gap_s, SHORTEST_HINT_S) * draw.lognormvariate(0, spread)
             hinted[before] = hinted[before]._replace(ending=ending._replace(returns_in_s=said_s))
             all_said.append(said_s)
@@ -182,6 +183,5 @@ def simulate_timed(
         pool.end_answers(request.at_s)
         from_dram, from_lower = pool.serve(request.keys, request.at_s, stores=request.stores)
         in_dram, in_lower = in_dram + from_dram, in_lower + from_lower
-        if request.ending is not None:
-            pool.answer(request.keys, request.ending, request.at_s)
+        pool.answer(request)
     return TimedResult(prefetch, in_dram, in_lower, pool.written, pool.reads)

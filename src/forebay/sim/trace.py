@@ -30,13 +30,22 @@ _STOPS: Final = {
 }
 
 
+class TracedAnswer(NamedTuple):
+    """What a trace says of an answer and no policy is told."""
+
+    duration_s: float = 0.0  # since its request arrived
+    tokens: int = 0
+    after: int = 0  # the class of the answer that its prompt's new part follows; 0: not known
+
+
 class Request(NamedTuple):
     """One prompt."""
 
     at_s: float  # since the start of its session, or of the trace once scheduled
     keys: Sequence[bytes]  # its whole chunks, root first; equal chunks are one object
     tokens: int  # in the prompt, the incomplete last chunk included
-    ending: Ending | None = None  # how its answer ended, and when; None: nobody told
+    ending: Ending | None = None  # how its answer ended; None: nobody told
+    answer: TracedAnswer = TracedAnswer()
     stores: bool = True  # False: it is found as others are, and nothing of it is stored
 
 
@@ -144,11 +153,10 @@ def _conversation(row: ConversationRequest, names: _Names) -> Request:
     ending = None
     if row.duration_ms is not None:
         session = b"" if row.session is None else row.session.to_bytes(SESSION_BYTES, "big")
-        answer = (row.output_length, row.duration_ms / 1000, session)
-        hints = (row.returns_in_s, row.keep_s, row.priority)
-        ending = Ending(row.ended, row.after, *answer, *hints)
+        ending = Ending(row.ended, session, row.returns_in_s, row.keep_s, row.priority)
     keys = names.chain(blocks, b"")
-    return Request(row.timestamp / 1000, keys, row.input_length, ending, row.store)
+    answer = TracedAnswer((row.duration_ms or 0.0) / 1000, row.output_length, row.after)
+    return Request(row.timestamp / 1000, keys, row.input_length, ending, answer, row.store)
 
 
 def _session(row: AgentSession, names: _Names) -> list[Request]:
@@ -160,14 +168,14 @@ def _session(row: AgentSession, names: _Names) -> list[Request]:
         whole = range(0, len(blocks) - size + 1, size)
         groups = [tuple(blocks[first : first + size]) for first in whole]
         keys = names.chain(groups, row.id.encode())
-        found.append(Request(at_s, keys, request.tokens, _agent_ending(request)))
+        found.append(Request(at_s, keys, request.tokens, *_agent_answer(request)))
     return found
 
 
-def _agent_ending(request: AgentRequest) -> Ending | None:
+def _agent_answer(request: AgentRequest) -> tuple[Ending | None, TracedAnswer]:
     """How an agent's answer ended; an engine tells by its last tokens what is a word here."""
     if request.api_time is None:
-        return None
-    kind = _STOPS.get(request.stop or "", EndingClass.OTHER)
+        return None, TracedAnswer()
     after = EndingClass.TOOL_CALL if "tool_result" in request.input_types else EndingClass.STOP
-    return Ending(kind, after, request.out_tokens, request.api_time)
+    ending = Ending(_STOPS.get(request.stop or "", EndingClass.OTHER))
+    return ending, TracedAnswer(request.api_time, request.out_tokens, after)

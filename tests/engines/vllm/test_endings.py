@@ -78,6 +78,7 @@ def test_the_trace_has_the_classes_of_tool_calls_and_user_turns_and_no_content()
         assert {line["session"] for line in found} == {0}
         assert {line["returns_in_s"] for line in found} == {5.0}
         assert {line["priority"] for line in found} == {2}
+        assert all("store" not in line for line in found)
         for content in (path.read_text(), log):
             assert "123456" not in content
             assert "secrecy" not in content
@@ -104,4 +105,5 @@ def test_a_gateway_says_how_the_answer_before_ended_and_that_nothing_is_stored()
             wait_until(lambda: len(lines(path)) == 1, "the trace")
             assert lines(path)[0]["after"] == EndingClass.TOOL_CALL
             assert lines(path)[0]["ended"] == EndingClass.STOP
+            assert lines(path)[0]["store"] is False
             side.close()

@@ -1,10 +1,12 @@
 """Tenants in a pool's core: apart, within their quotas, and fair to one another (T37, T38)."""
 
+import itertools
 import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replaced
 from tests.core_harness import LENGTH, NAMESPACE, SECRET, Client, CoreHarness, chain
 from tests.gated_tier import GatedTier
 from tests.remote_harness import open_remote
@@ -13,6 +15,8 @@ from tests.tiers.slow_memory import StoreDone
 from forebay.identity.tenants import mask_of, masked, salt_hash, salt_key
 from forebay.pool.messages import (
     AdminReply,
+    AnswerEnd,
+    AnswersEnded,
     Lookup,
     Release,
     ReserveAnswer,
@@ -100,6 +104,49 @@ def test_a_pool_without_tenants_names_records_as_before() -> None:
     chunks = list(core.pool._dram.chunks)
     assert {chunk.name.key for chunk in chunks} == set(keys)
     assert {chunk.name.tenant for chunk in chunks} == {DEFAULT_TENANT}
+
+
+def test_t37_hostile_hints_of_one_tenant_move_no_chunk_of_another() -> None:
+    """What the other has after each of its requests is the same as without a hint."""
+    kept = [held_of_a(hint) for hint in (None, *HOSTILE)]
+    assert any(before - now for before, now in itertools.pairwise(kept[0])), "room is short"
+    assert kept == [kept[0]] * len(kept)
+
+
+HOSTILE = (
+    AnswerEnd(b"", 1, 1, 1 << 40, 0, keep_s=1e300, priority=1 << 40, returns_in_s=1e-9),
+    AnswerEnd(b"", 63, 63, -1, -1, -(1 << 40), keep_s=86_400.0, priority=2),
+    AnswerEnd(b"", -7, 99, 0, 0, priority=-(1 << 40), returns_in_s=float("inf")),
+)
+
+
+def held_of_a(hint: AnswerEnd | None) -> list[set[bytes]]:
+    """What tenant a has in DRAM, while tenant b, who knows a's keys and session, gives hints."""
+    core = CoreHarness(4 * MIB, tenants=(tenant("a"), tenant("b")))
+    a, b = client_of("a"), client_of("b")
+    mask = core.pool._tenants.mask(core.pool._tenants.of_salt(a.salt_hash).id)
+    everything, found = [chain(f"of a {number}", 5) for number in range(12)], []
+    ours = {masked(key, mask) for keys in everything for key in keys}
+    for number in range(24):
+        keys, theirs = everything[number % 12], chain(f"of b {number}", 5)
+        for client, dialog in ((a, keys), (b, theirs)):
+            core.lookup(client, dialog)
+            core.store(client, dialog)
+            said = AnswerEnd(short(dialog[-1]), 2, 0, 8, 10, salt_hash=client.salt_hash)
+            ends = [replaced(said, session=b"session")]
+            if client is b and hint is not None:
+                named = (short(dialog[-1]), short(keys[-1]), *map(short, keys))
+                ends = [
+                    replaced(hint, key=key, salt_hash=b.salt_hash, session=b"session")
+                    for key in named
+                ]
+            core.pool.handle(client, AnswersEnded(ends))
+            core.pass_time(1.0)
+        core.settle()
+        found.append({chunk.name.key for chunk in core.pool._dram.chunks} & ours)
+    assert not core.pool.violations()
+    core.pool.close(60.0)
+    return found
 
 
 @pytest.mark.parametrize("has_disk", [False, True])

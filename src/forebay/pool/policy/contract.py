@@ -37,9 +37,6 @@ class Ending(NamedTuple):
     """How an answer ended, and what its caller said of the dialog, all within bounds."""
 
     kind: int = 0  # its class
-    after: int = 0  # the class of the answer that its prompt's new part follows; 0: not known
-    answer_tokens: int = 0
-    duration_s: float = 0.0  # since its request arrived
     session: bytes = b""  # a hash of what the caller calls the dialog
     returns_in_s: float = 0.0  # the caller says so; 0: it does not
     keep_s: float = 0.0

@@ -182,7 +182,7 @@ def empty_dram(pool: PoolProcess) -> None:
 def test_a_trace_tells_tool_calls_from_user_turns(server: ApiServer, pool: PoolProcess) -> None:
     """A dialog whose every fourth answer is for a person, as the model's last token says."""
     text, markers, answers = dialogs(1, 300, 79)[0], [], 16
-    named = {"kv_transfer_params": {"forebay": {"session": SESSION}}}
+    named: dict[str, Any] = {"kv_transfer_params": {"forebay": {"session": SESSION}}}
     for turn in range(answers):
         markers.append(TURN if turn % 4 == 3 else TOOL)
         ends: dict[str, Any] = {

@@ -195,9 +195,6 @@ class Loads:
             tenant = self._tenants.of_salt(end.salt_hash)
             ending = Ending(
                 end.ending,
-                end.after,
-                end.answer_tokens,
-                end.duration_ms / 1000,
                 end.session,
                 end.returns_in_s,
                 end.keep_s,
