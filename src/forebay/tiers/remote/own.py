@@ -9,27 +9,26 @@ Owned by the tier's thread; the catalog, and the numbers for people, are read by
 """
 
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from forebay.record.header import RecordHeader, RecordName
 from forebay.record.region import ContentsEntry, short
+from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.contract import EvictionCause
 from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.index import NO_PARENT, RecordPlace
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.quotas import Quotas
 from forebay.tiers.remote.index import published
-from forebay.tiers.remote.index.others import OtherHosts
 from forebay.tiers.remote.index.published import Publication, PublishedPack
 from forebay.tiers.remote.packs import (
     PackPlace,
     Sequences,
-    entries_of,
     pack_bytes,
     pack_name,
 )
-from forebay.tiers.remote.process.chores import FoundPack
+from forebay.tiers.remote.process.recovery import FoundPack, PacksRead, UnreadPack
 
 _GENERATION_BITS: Final = 63
 _NOBODY: Final = b""  # no tenant's id
@@ -54,6 +53,7 @@ class OwnPacks:
         self.catalog = catalog
         self.used_bytes = 0  # of packs that are there, are being put, or may be there
         self.doomed: dict[str, int] = {}  # name → bytes of what is to be deleted
+        self.unread: dict[int, UnreadPack] = {}  # by sequence; counted in `used_bytes`
         self.evictions = 0
         self.quotas = Quotas()  # of packs that are not to be deleted, by tenant
         self.is_changed = False  # since `tail` was last asked for
@@ -102,54 +102,68 @@ class OwnPacks:
         namespace = headers[0].name.namespace
         region = Region(self.catalog.number(), "", sequence, -1, size_bytes)
         region.begun_at, region.tenant = begun, headers[0].name.tenant
-        pack = self._add(namespace, region, entries)
-        number = pack.region.number
+        packed = b"".join(map(published.pack_entry, entries))
+        self._add(region, PublishedPack(namespace, sequence, packed, region.tenant))
+        number = region.number
         return [
             self.catalog.settle(short(entry.key), RecordPlace(number, entry.offset, entry.length))
             for entry in entries
         ]
 
-    def restore(self, found: list[FoundPack], others: OtherHosts) -> int:
-        """Take over the packs of an earlier process; how many records have no prefix any more.
+    def expect(self, unread: Iterable[UnreadPack]) -> None:
+        """Packs of an earlier process that have to be read: they are there, and take room."""
+        for pack in unread:
+            self.unread[pack.sequence] = pack
+            self.used_bytes += pack.size_bytes
 
-        A record may continue one that another host has.
+    def restore(self, found: Iterable[FoundPack]) -> None:
+        """Take over packs of an earlier process, the oldest first.
+
+        No record continues another here: one leaves with its pack, not with its prefix, which may
+        be another host's or in a pack that is not read yet. A record that is here already, or is
+        just being stored, is one of the two.
         """
-        listed = [(pack, entries_of(pack.contents)) for pack in found]
-        keys = {short(entry.key) for _, entries in listed for entry in entries}
-
-        def rooted(entry: ContentsEntry) -> ContentsEntry:
-            parent = entry.parent
-            is_elsewhere = parent not in keys and others.has(parent)
-            return entry._replace(parent=NO_PARENT) if is_elsewhere else entry
-
         regions: list[tuple[Region, Iterable[ContentsEntry]]] = []
-        for pack, entries in listed:
+        for pack in found:
             self.used_bytes += pack.size_bytes
             self.quotas.take(pack.tenant, pack.size_bytes)
             region = Region(self.catalog.number(), "", pack.sequence, -1, pack.size_bytes)
             region.tenant = pack.tenant
-            added = self._add(pack.namespace, region, entries)
-            regions.append((added.region, [rooted(entry) for entry in entries]))
-        return self.catalog.restore(regions)
+            self._add(
+                region, PublishedPack(pack.namespace, pack.sequence, pack.entries, pack.tenant)
+            )
+            regions.append((region, _roots(pack)))
+        self.catalog.restore(regions)
 
-    def _add(
-        self,
-        namespace: bytes,
-        region: Region,
-        entries: list[ContentsEntry],
-    ) -> OwnPack:
-        sequence = region.generation
-        region.name = pack_name(namespace, self._host, sequence)
-        self.catalog.add_region(region)
-        packed = b"".join(map(published.pack_entry, entries))
-        pack = OwnPack(region, PublishedPack(namespace, sequence, packed))
-        self._packs[sequence] = pack
-        self._packs_of.setdefault(region.tenant, {})[sequence] = pack
-        self.is_changed = True
+    def read(self, told: PacksRead) -> None:
+        """What became of packs that were unread."""
+        for pack in told.found:
+            self._read(pack.sequence)
+        self.restore(told.found)
+        for sequence in told.gone:
+            self._read(sequence)
+        for sequence in told.nobodys:
+            unread = self._read(sequence)
+            if unread is not None:  # nobody can ask for it to be deleted
+                self._doom_unread(unread)
+
+    def _read(self, sequence: int) -> UnreadPack | None:
+        pack = self.unread.pop(sequence, None)
+        self.used_bytes -= 0 if pack is None else pack.size_bytes
         return pack
+
+    def _add(self, region: Region, told: PublishedPack) -> None:
+        region.name = pack_name(told.namespace, self._host, told.sequence)
+        self.catalog.add_region(region)
+        pack = OwnPack(region, told)
+        self._packs[told.sequence] = pack
+        self._packs_of.setdefault(region.tenant, {})[told.sequence] = pack
+        self.is_changed = True
 
     def make_room(self, tenant: bytes, size_bytes: int, cap_bytes: int) -> bool:
         """Let old packs go until a tenant may put one of this size; False: nobody may lose more."""
+        if self.unread and self._is_capped(tenant):  # some of these may be the tenant's
+            return False
 
         def may_lose(loser: bytes) -> bool:
             return self.quotas.may_lose(loser, self._oldest_bytes(loser), tenant)
@@ -180,6 +194,9 @@ class OwnPacks:
         """Of packs that are not to be deleted."""
         return self.used_bytes - sum(self.doomed.values())
 
+    def _is_capped(self, tenant: bytes) -> bool:
+        return self.quotas.quota_of(tenant).cap_bytes is not None
+
     def _oldest_bytes(self, tenant: bytes) -> int:
         packs = self._packs_of.get(tenant)
         return next(iter(packs.values())).region.size_bytes if packs else 0
@@ -194,7 +211,10 @@ class OwnPacks:
         return True
 
     def erase(self, namespace: bytes | None = None, tenant: bytes | None = None) -> dict[str, int]:
-        """Let all packs go, of a namespace, or of a tenant; their names, and records of each."""
+        """Let all packs go, of a namespace, or of a tenant; their names, and records of each.
+
+        Whose a pack is that is still unread is not known: of a tenant, such packs stay.
+        """
         packs = [
             pack
             for pack in self._packs.values()
@@ -203,12 +223,23 @@ class OwnPacks:
         ]
         for pack in packs:
             self._doom(pack, EvictionCause.CLEARED)
-        return {pack.region.name: pack.records for pack in packs}
+        named = {pack.region.name: pack.records for pack in packs}
+        if tenant is None:
+            for each in [*self.unread.values()]:
+                if namespace in (None, each.namespace):
+                    del self.unread[each.sequence]
+                    named[self._doom_unread(each)] = 0
+        return named
 
     def erase_forgotten(self, forgotten: Collection[bytes]) -> None:
         """Let all packs of tenants go that were forgotten before."""
         for tenant in {pack.region.tenant for pack in self._packs.values()} & set(forgotten):
             self.erase(tenant=tenant)
+
+    def _doom_unread(self, pack: UnreadPack) -> str:
+        name = pack_name(pack.namespace, self._host, pack.sequence)
+        self.doomed[name] = pack.size_bytes
+        return name
 
     def _doom(self, pack: OwnPack, cause: EvictionCause) -> None:
         self.catalog.drop_region(pack.region, cause)
@@ -269,3 +300,9 @@ class OwnPacks:
     def snapshot_put(self, snapshot: Publication, size_bytes: int) -> None:
         """Let tails continue this snapshot from now on."""
         self._snapshot, self._snapshot_bytes = snapshot, size_bytes
+
+
+def _roots(pack: FoundPack) -> Iterator[ContentsEntry]:
+    """The records of a pack, none of which continues another."""
+    for key, page, length in published.entries_in(pack.entries):
+        yield ContentsEntry(key, pack.namespace, NO_PARENT, page * PAGE_BYTES, length, 0)

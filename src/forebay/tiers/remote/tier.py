@@ -57,6 +57,9 @@ from forebay.tiers.remote.stores.opening import require_package
 from forebay.urls import REMOTE_BYTES_MIN, parse_url
 
 _OTHER_CALLS: Final = 3  # that can be under way beside reads: a put, a chore, a probe's
+_UNREAD: Final = (
+    "packs of an earlier process are still being read, and go when they are the tenant's"
+)
 _EXIT_S: Final = 5.0  # that a killed child may take; one that hangs in the kernel takes longer
 
 
@@ -280,6 +283,8 @@ class RemoteTier(Tier):
         size_bytes = self.held_by_tenants().get(tenant, 0)
         order = Order(tenant=tenant, is_erasure=True)
         count = self._ordered(order)
+        if order.is_partial:
+            return Forgotten(count, failure=_UNREAD)
         if not order.is_whole:
             return Forgotten(count, failure="the store cannot be reached")
         return Forgotten(count, size_bytes)
