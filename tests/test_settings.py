@@ -141,3 +141,10 @@ def test_a_trace_may_say_where_it_ends() -> None:
     assert parse_trace("trace.jsonl:5MiB") == ("trace.jsonl", 5 << 20)
     assert build([from_flags({"trace": "t:1KiB"})]).trace == "t:1KiB"
     assert "no space" in refused(from_flags({"trace": "t:0"}))
+
+
+def test_a_bucket_of_two_servers_is_two_stores() -> None:
+    bucket = "s3://kv/forebay?cap=1GiB"
+    urls = [bucket, *(f"{bucket}&endpoint=https://{host}:9000" for host in ("one", "two"))]
+    assert len(build([from_flags({"remote": urls})]).remote) == len(urls)
+    assert "named twice" in refused(from_flags({"remote": [*urls, urls[1]]}))

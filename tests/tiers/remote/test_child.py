@@ -41,14 +41,16 @@ class Asking:
     def send(self, request: StoreRequest, *descriptors: int) -> None:
         socket.send_fds(self.connection, [encode(request)], list(descriptors))
 
-    def chore(self, action: Action, **more: int) -> tuple[Answer, list[bytes], RequestCounts]:
+    def chore(
+        self, action: Action, at: int = 0, limit: int = 0
+    ) -> tuple[Answer, list[bytes], RequestCounts]:
         """What a chore says, and what it asked of the store."""
         if self.notes is None:
             self.notes = SharedMemory.of(4096)
             area = StoreRequest(0, Action.MAP, at=8)
             self.send(area, self.notes.segments[0].descriptor)
         self.notes.view[:] = bytes(4096)
-        answer, results = self.ask(StoreRequest(1, action, buffers=NOTES, **more))
+        answer, results = self.ask(StoreRequest(1, action, at=at, buffers=NOTES, limit=limit))
         return answer, results, counts_of(self.notes.view)
 
     def ask(self, request: StoreRequest) -> tuple[Answer, list[bytes]]:

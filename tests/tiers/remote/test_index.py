@@ -1,8 +1,10 @@
 """What hosts publish, and the table that others search: any bytes are safe, nothing is invented."""
 
+import itertools
 import os
 import random
 import shutil
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,21 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.remote_harness import PATIENT, write_pack
 
-from forebay.record.header import Damage, RecordHeader, payload_hash
+from forebay.record.header import Damage, payload_hash
 from forebay.record.region import ContentsEntry
-from forebay.sys import memory
-from forebay.testing.conformance import store
 from forebay.testing.faultdisk import FaultDisk
-from forebay.testing.samples import NAMESPACE, chain, single
+from forebay.testing.samples import NAMESPACE, single
 from forebay.tiers.remote.index import published, table
 from forebay.tiers.remote.index.others import OtherHosts
 from forebay.tiers.remote.index.published import Publication, PublishedPack
 from forebay.tiers.remote.index.table import RecordTable
 from forebay.tiers.remote.packs import (
     Sequences,
-    frame,
-    frame_bytes,
-    pack_name,
     sequence_of,
 )
 from forebay.tiers.remote.process import chores
@@ -90,6 +87,18 @@ def test_a_table_finds_every_record_and_no_other() -> None:
             assert row.place.name == f"packs/{NAMESPACE.hex()}/{row.host}/{n:012x}"
     assert not found.rows_of(single("nothing").name.key)
     assert found.size_bytes < 580 * 22 + 29 * 16 + 200, "22 bytes a record, 16 a pack"
+
+
+def test_few_rows_are_sorted_at_a_time() -> None:
+    """A child serves loads while it builds a table: one call that sorts all would hold them up."""
+    keys = array("Q", (random.Random(1).getrandbits(64) for _ in range(40_000)))
+    parts = table.parts_to_sort(keys)
+    assert sorted(row for part in parts for row in part) == [*range(40_000)]
+    assert max(map(len, parts)) < 4096
+    assert all(
+        max(keys[row] for row in before) < min(keys[row] for row in after)
+        for before, after in itertools.pairwise(parts)
+    )
 
 
 def test_what_proved_wrong_is_not_believed_for_a_while() -> None:

@@ -135,7 +135,7 @@ def test_a_tier_tells_what_is_used_and_offers_it_where_it_is_told_to(place: Path
     eventually((place / used_name("a")).exists)
     first.close(CLOSE_S)
     listener = WarmListener()
-    url = f"file://{place}?cap=1MiB&prefetch=7GiB:1MiB"
+    url = f"file://{place}?cap=1MiB&warm=7GiB:1MiB"
     second = RemoteTier.open(url, "b", PATIENT, listener=listener)
     eventually(lambda: bool(listener.offered))
     second.close(CLOSE_S)

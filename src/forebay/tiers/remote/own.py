@@ -136,21 +136,18 @@ class OwnPacks:
         self.catalog.restore(regions)
 
     def read(self, told: PacksRead) -> None:
-        """What became of packs that were unread."""
-        for pack in told.found:
-            self._read(pack.sequence)
-        self.restore(told.found)
+        """What became of packs that were unread; of those that are erased by now, nothing."""
+        self.restore([pack for pack in told.found if self._no_longer_unread(pack.sequence)])
         for sequence in told.gone:
-            self._read(sequence)
-        for sequence in told.nobodys:
-            unread = self._read(sequence)
-            if unread is not None:  # nobody can ask for it to be deleted
-                self._doom_unread(unread)
+            self._no_longer_unread(sequence)
+        for sequence in self.unread.keys() & {*told.nobodys}:
+            self._doom_unread(self.unread.pop(sequence))  # nobody can ask for it to be deleted
 
-    def _read(self, sequence: int) -> UnreadPack | None:
+    def _no_longer_unread(self, sequence: int) -> bool:
+        """Whether it was; what it takes is counted by whoever asks."""
         pack = self.unread.pop(sequence, None)
         self.used_bytes -= 0 if pack is None else pack.size_bytes
-        return pack
+        return pack is not None
 
     def _add(self, region: Region, told: PublishedPack) -> None:
         region.name = pack_name(told.namespace, self._host, told.sequence)

@@ -98,8 +98,8 @@ class RemoteTier(Tier):
         A SettingsError if the URL means no store; a StartupError if a package, memory or a thread
         is missing.
         """
-        options, world = options or RemoteOptions(), world or World()
-        listener, wanted = listener or TierListener(), parse_url(url)
+        world, listener, wanted = world or World(), listener or TierListener(), parse_url(url)
+        options = (options or RemoteOptions()).for_timeout(wanted.timeout_s)
         require_package(wanted)
         threads, entries = str(options.read_depth + _OTHER_CALLS), str(options.entries_max)
         link = Link([url, host, threads, entries])
@@ -121,7 +121,7 @@ class RemoteTier(Tier):
                 Inbox(options),
                 Ledger(wanted.prices, wanted.terms.requests_a_day, world.clock.monotonic()),
                 None if options.keyring is None else StoreKeys(options.keyring),
-                prefetch=wanted.terms.prefetch,
+                warm=wanted.terms.warm,
             )
             tier = cls(parts, name, world)
             tier._thread.start()

@@ -1,4 +1,4 @@
-"""A table of other hosts' records: sorted columns in shared memory, 22 bytes a record.
+"""A table of other hosts' records: sorted columns in shared memory.
 
 The child builds it, since sorting a million rows in the pool would keep the interpreter from the
 pool's thread; the pool maps and searches it. It is never changed. Keys are hashes: their first bits
@@ -77,19 +77,23 @@ def build(hosts: Sequence[tuple[str, Sequence[PublishedPack]]], deleted: Sequenc
     return b"".join([header, *(column.tobytes() for column in columns), blob])
 
 
+def parts_to_sort(keys: "array[int]") -> list[list[int]]:
+    """Rows, by the first bits of their keys: so many that few are sorted at a time."""
+    bits = max(0, len(keys).bit_length() - _SORTED_BITS)
+    shift = _KEY_BITS - bits
+    parts: list[list[int]] = [[] for _ in range(1 << bits)]
+    for row, key in enumerate(keys):
+        parts[key >> shift].append(row)
+    return parts
+
+
 def _in_order(rows: _Rows) -> _Rows:
     """The same rows by key.
 
-    Some are sorted at a time, those whose keys have the same first bits: a sort of all would keep
-    the interpreter for seconds, in a process that serves loads meanwhile.
+    A sort of all would keep the interpreter for seconds, in a process that serves loads meanwhile.
     """
-    bits = max(0, len(rows.keys).bit_length() - _SORTED_BITS)
-    shift = _KEY_BITS - bits
-    parts: list[list[int]] = [[] for _ in range(1 << bits)]
-    for row, key in enumerate(rows.keys):
-        parts[key >> shift].append(row)
     ordered = _Rows(array("Q"), array("Q"), array("I"))
-    for part in parts:
+    for part in parts_to_sort(rows.keys):
         part.sort(key=rows.keys.__getitem__)
         for column, target in zip(rows, ordered, strict=True):
             target.extend(map(column.__getitem__, part))

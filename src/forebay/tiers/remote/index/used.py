@@ -1,6 +1,6 @@
 """What a host publishes of its use: the records that its engines ask for most, beside its index.
 
-    hosts/HOST/used    written now and then; read by hosts that start, if they are told to prefetch
+    hosts/HOST/used    written now and then; read by hosts that start, if they are to start warm
 
 It is no part of the index: who does not know of it misses nothing. Any bytes are safe input:
 lengths are checked before they are used, and a hash at the end covers all. That a record stands

@@ -29,7 +29,7 @@ class Looking:
         self._version = -1  # of the snapshots that are known
         self._refresh_at = 0.0
         self._is_refreshing = self._is_warming = False  # hosts of a round are still to be asked
-        self._warm_tries = _WARM_TRIES if parts.prefetch.limit_bytes else 0  # that are left
+        self._warm_tries = _WARM_TRIES if parts.warm.limit_bytes else 0  # that are left
         self._requests = 0  # that this round has made
         self._round_requests = 2  # and the last one
 
@@ -76,7 +76,7 @@ class Looking:
         self._is_warming, self._warm_tries = False, 0
         records = unpack_used(results[0])
         if records and not isinstance(records, Damage):
-            self._parts.listener.warm_start(WarmStart(records, *self._parts.prefetch))
+            self._parts.listener.warm_start(WarmStart(records, *self._parts.warm))
 
     def failed(self, request: StoreRequest) -> None:
         """The round is over; a later one begins anew."""

@@ -11,7 +11,7 @@ import msgspec
 from forebay.record.keyring import RecordKeys
 from forebay.sys.clock import Clock
 from forebay.sys.memory import zero
-from forebay.terms import NO_PREFETCH, Prefetch
+from forebay.terms import NOT_WARM, WarmLimit
 from forebay.tiers.contract import MissReason, TierListener, UsedRecord
 from forebay.tiers.remote.accounting.ledger import NO_REQUESTS, Ledger, RequestCounts, counts_of
 from forebay.tiers.remote.accounting.speed import StoreSpeed
@@ -51,7 +51,7 @@ class RemoteParts:
     written_bytes: int = 0
     forgotten: frozenset[bytes] = frozenset()  # tenants of which nothing is kept nor served
     remembered: frozenset[bytes] = frozenset()  # those of them that the store has on a list
-    prefetch: Prefetch = NO_PREFETCH  # once, when the store is used for the first time
+    warm: WarmLimit = NOT_WARM  # once, when the store is used for the first time
     chore: RequestCounts = NO_REQUESTS  # what the last one asked for
     used: Sequence[UsedRecord] = ()  # to be published; any thread may leave others here
     _forgetting: threading.Lock = field(default_factory=threading.Lock)  # guards `forgotten`
