@@ -90,8 +90,7 @@ _RULES: Final[dict[str, tuple[Callable[[str], object], str]]] = {
     "region": (_REGION.fullmatch, "has a region that is none; write it as region=us-east-1"),
     "timeout": (
         _is_timeout,
-        f"has a timeout that is none; write up to {_REQUEST_S_MAX:g} seconds, as"
-        f" timeout={REQUEST_S:g}",
+        f"has a timeout that is none; write up to {_REQUEST_S_MAX:g} s, as timeout={REQUEST_S:g}",
     ),
     "user": (_USER.fullmatch, "names no user; write it as user=forebay"),
     "ttl": (_TTL.fullmatch, "has a ttl that is none; write it in seconds, as ttl=604800"),
