@@ -91,7 +91,8 @@ def test_a_table_finds_every_record_and_no_other() -> None:
 
 def test_few_rows_are_sorted_at_a_time() -> None:
     """A child serves loads while it builds a table: one call that sorts all would hold them up."""
-    keys = array("Q", (random.Random(1).getrandbits(64) for _ in range(40_000)))
+    luck = random.Random(1)
+    keys = array("Q", (luck.getrandbits(64) for _ in range(40_000)))
     parts = table.parts_to_sort(keys)
     assert sorted(row for part in parts for row in part) == [*range(40_000)]
     assert max(map(len, parts)) < 4096
