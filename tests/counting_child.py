@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,11 @@ def noted_in(place: Path) -> Path:
     return place.with_name(f"{place.name}.requests")
 
 
+def held_by(place: Path) -> Path:
+    """While there is such a file, no request ends that begins."""
+    return place.with_name(f"{place.name}.held")
+
+
 class NotingStore(DirectoryStore):
     def __init__(self, path: str, host: str) -> None:
         super().__init__(path, host)
@@ -26,6 +32,8 @@ class NotingStore(DirectoryStore):
     def note(self, kind: bytes) -> None:
         with self._notes.open("ab", buffering=0) as notes:
             notes.write(kind)
+        while held_by(Path(self._path)).exists():
+            time.sleep(0.01)
 
     def put(self, name: str, buffers: Sequence[memoryview]) -> StoreFailure | None:
         self.note(b"p")

@@ -6,10 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from forebay.record.header import HEADER_BYTES, MAGIC
+from forebay.record.header import HEADER_BYTES, MAGIC, RecordHeader, payload_hash
+from forebay.sys import memory
 from forebay.sys.world import World
+from forebay.testing.samples import NAMESPACE, single
 from forebay.tiers.contract import TierListener
 from forebay.tiers.remote.options import RemoteOptions
+from forebay.tiers.remote.packs import frame, frame_bytes, pack_name
+from forebay.tiers.remote.stores.directory import DirectoryStore
 from forebay.tiers.remote.tier import RemoteTier
 
 CAP_BYTES: Final = 3 << 20
@@ -90,3 +94,21 @@ def damaged(pack: bytes) -> bytes:
         if data[at : at + len(MAGIC)] == MAGIC:
             data[at + HEADER_BYTES] ^= 1
     return bytes(data)
+
+
+def write_pack(place: Path, records: int) -> tuple[DirectoryStore, Path]:
+    """A pack of tiny records, by the code that frames them."""
+    samples = [single(f"tiny {n}", 1) for n in range(records)]
+    headers = [RecordHeader(each.name, 1, payload_hash(each.payload)) for each in samples]
+    frames = memory.allocate(frame_bytes(records))
+    frame(headers, 1, frames)
+    parts: list[memoryview] = [frames[:4096]]
+    for at, sample in enumerate(samples):
+        payload = memory.allocate(1)
+        payload[:1] = sample.payload
+        parts += [frames[(1 + at) * 4096 : (2 + at) * 4096], payload]
+    parts.append(frames[(1 + records) * 4096 : frame_bytes(records)])
+    store_ = DirectoryStore(str(place), "a")
+    name = pack_name(NAMESPACE, "a", 1)
+    assert store_.put(name, parts) is None
+    return store_, place / name

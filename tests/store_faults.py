@@ -52,7 +52,7 @@ def check_warm_start(url: str) -> None:
         until_true(lambda: is_stored(first, sample))
         first.publish_used([used])
         until_true(lambda: not first.parts.used and first.upkeep.is_idle)
-    second = RemoteTier.open(f"{url}&prefetch=1GiB", "b", EAGER, listener=listener)
+    second = RemoteTier.open(f"{url}&warm=1GiB", "b", EAGER, listener=listener)
     until_true(lambda: bool(listener.offered))
     assert listener.offered[0].records == [used]
     until_true(lambda: is_loaded(second, sample))

@@ -17,7 +17,7 @@ from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.disk.regions import data_keys
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FIELD = re.compile(r"(\d*)([sHIQ])")
 BYTES = {"s": 1, "H": 2, "I": 4, "Q": 8}
 PAGE_HASH = (PAGE_BYTES - header.HASH_BYTES, header.HASH_BYTES)

@@ -170,3 +170,10 @@ def test_a_trace_may_say_where_it_ends() -> None:
 )
 def test_nodes_and_gpus_are_told_apart(said: object, found: NumaSetting) -> None:
     assert parse_numa(build([from_flags({"numa": said})]).numa) == found
+
+
+def test_a_bucket_of_two_servers_is_two_stores() -> None:
+    bucket = "s3://kv/forebay?cap=1GiB"
+    urls = [bucket, *(f"{bucket}&endpoint=https://{host}:9000" for host in ("one", "two"))]
+    assert len(build([from_flags({"remote": urls})]).remote) == len(urls)
+    assert "named twice" in refused(from_flags({"remote": [*urls, urls[1]]}))

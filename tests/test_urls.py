@@ -3,7 +3,8 @@
 import pytest
 
 from forebay.errors import SettingsError
-from forebay.terms import FREE, S3_STANDARD, Prefetch, StorePrices, StoreTerms
+from forebay.terms import FREE, S3_STANDARD, StorePrices, StoreTerms, WarmLimit
+from forebay.tiers.remote.options import RemoteOptions
 from forebay.urls import RemoteUrl, parse_url
 
 
@@ -110,15 +111,26 @@ def test_a_url_that_means_nothing_is_one_sentence(url: str, why: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+def test_a_timeout_is_as_long_as_calls_may_take() -> None:
+    """The process that calls a store is not killed before the store's own patience is over."""
+    with pytest.raises(SettingsError, match="up to 60 s"):
+        parse_url("s3://bucket?cap=1GiB&timeout=61")
+    for timeout_s in (0.5, 8.0, 60.0):
+        found = parse_url(f"s3://bucket?cap=1GiB&timeout={timeout_s}")
+        options = RemoteOptions().for_timeout(found.timeout_s)
+        assert options.call_s > timeout_s
+        assert options.put_s > 3 * timeout_s, "of a pack"
+        assert options.chore_s > 4 * timeout_s, "of a listing"
+    assert RemoteOptions().for_timeout(0.5) == RemoteOptions()
+
+
 def test_a_url_says_on_what_terms_a_store_is_used() -> None:
-    terms = "send=all&requests=5000&prices=0.005:0.0004:0.023&prefetch=2GiB:1MiB"
+    terms = "send=all&requests=5000&prices=0.005:0.0004:0.023&warm=2GiB:1MiB"
     found = parse_url(f"file:///mnt/a?cap=1GiB&{terms}")
-    prices, prefetch = StorePrices(0.005, 0.0004, 0.023), Prefetch(2 << 30, 1 << 20)
-    assert found.terms == StoreTerms(
-        send_all=True, requests_a_day=5000, prices=prices, prefetch=prefetch
-    )
-    slowly = parse_url("file:///mnt/a?cap=1GiB&prefetch=2GiB").terms.prefetch
-    assert slowly == Prefetch(2 << 30, 100 << 20), "unless told how fast"
+    prices, warm = StorePrices(0.005, 0.0004, 0.023), WarmLimit(2 << 30, 1 << 20)
+    assert found.terms == StoreTerms(send_all=True, requests_a_day=5000, prices=prices, warm=warm)
+    slowly = parse_url("file:///mnt/a?cap=1GiB&warm=2GiB").terms.warm
+    assert slowly == WarmLimit(2 << 30, 100 << 20), "unless told how fast"
     assert found.prices == prices
     assert parse_url(str(found)) == found
     plain = parse_url("file:///mnt/a?cap=1GiB")
@@ -138,9 +150,9 @@ def test_a_url_says_on_what_terms_a_store_is_used() -> None:
         ("prices=1:2:3:4:5", "are no prices"),
         ("prices=1:2:nan", "are no prices"),
         ("prices=1:-2:3", "are no prices"),
-        ("prefetch=much", "is not a size"),
-        ("prefetch=1GiB:fast", "is not a size"),
-        ("prefetch=1GiB:0", "is no prefetch"),
+        ("warm=much", "is not a size"),
+        ("warm=1GiB:fast", "is not a size"),
+        ("warm=1GiB:0", "is no warm start"),
     ],
 )
 def test_terms_that_mean_nothing_are_one_sentence(option: str, why: str) -> None:

@@ -201,10 +201,10 @@ def _remotes(value: object) -> tuple[RemoteUrl, ...]:
     urls = tuple(parse_url(_text(part)) for part in _many(value))
     if len(urls) > REMOTES_MAX:
         raise SettingsError(f"{len(urls)} stores are too many; name up to {REMOTES_MAX}.")
-    places = [os.path.normpath(url.path) for url in urls]
+    places = [(os.path.normpath(url.path), url.endpoint) for url in urls]
     for place in places:
         if places.count(place) > 1:
-            raise SettingsError(f"{_quoted(place)} is named twice; name each store once.")
+            raise SettingsError(f"{_quoted(place[0])} is named twice; name each store once.")
     return urls
 
 

@@ -4,7 +4,7 @@
     requests=N              requests that this host may make in a day (UTC); 0: as many as it likes
     prices=PUT:GET:MONTH    dollars for 1,000 PUTs or LISTs, for 1,000 GETs, for a GB stored for a
                             month, and behind a fourth colon for a GB read
-    prefetch=SIZE[:SIZE]    what is fetched at the start of what hosts use most, and how much of it
+    warm=SIZE[:SIZE]        what is fetched at the start of what hosts use most, and how much of it
                             a second; without it, nothing
 
 These are options of a store's URL. A SettingsError says in one sentence what is wrong with one.
@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from forebay.errors import SettingsError
 from forebay.quantity import parse_size
 
-TERM_OPTIONS: Final = ("send", "requests", "prices", "prefetch")
-PREFETCH_BYTES_A_S: Final = 100 << 20  # unless the option says otherwise
+TERM_OPTIONS: Final = ("send", "requests", "prices", "warm")
+WARM_BYTES_A_S: Final = 100 << 20  # unless the option says otherwise
 REQUESTS_MIN: Final = 1000  # a day: looking at other hosts every ten seconds takes some 17,000
 _REQUESTS_DIGITS: Final = 12
 _THOUSAND: Final = 1000
@@ -54,17 +54,17 @@ FREE: Final = StorePrices()
 S3_STANDARD: Final = StorePrices(0.005, 0.0004, 0.023, 0.0)
 
 
-class Prefetch(NamedTuple):
+class WarmLimit(NamedTuple):
     """What is fetched from a store when a pool starts, before anybody asks for it."""
 
     limit_bytes: int = 0  # 0: nothing is
-    bytes_a_s: int = PREFETCH_BYTES_A_S
+    bytes_a_s: int = WARM_BYTES_A_S
 
     def __str__(self) -> str:
         return f"{self.limit_bytes}:{self.bytes_a_s}"
 
 
-NO_PREFETCH: Final = Prefetch()
+NOT_WARM: Final = WarmLimit()
 
 
 class StoreTerms(NamedTuple):
@@ -73,14 +73,14 @@ class StoreTerms(NamedTuple):
     send_all: bool = False  # else what is reused, or long
     requests_a_day: int = 0  # 0: no limit
     prices: StorePrices | None = None  # None: those that are known for the kind of store
-    prefetch: Prefetch = NO_PREFETCH
+    warm: WarmLimit = NOT_WARM
 
     def query(self) -> str:
         """As they stand in a URL, behind other options."""
         text = "&send=all" if self.send_all else ""
         text += f"&requests={self.requests_a_day}" if self.requests_a_day else ""
         text += f"&prices={self.prices}" if self.prices is not None else ""
-        return text + (f"&prefetch={self.prefetch}" if self.prefetch.limit_bytes else "")
+        return text + (f"&warm={self.warm}" if self.warm.limit_bytes else "")
 
 
 def parse_terms(options: Mapping[str, str]) -> StoreTerms:
@@ -93,7 +93,7 @@ def parse_terms(options: Mapping[str, str]) -> StoreTerms:
         send == "all",
         _requests(options.get("requests", "0")),
         None if prices is None else _prices(prices),
-        _prefetch(options.get("prefetch", "0")),
+        _warm(options.get("warm", "0")),
     )
 
 
@@ -107,13 +107,13 @@ def _requests(text: str) -> int:
     return int(text)
 
 
-def _prefetch(text: str) -> Prefetch:
+def _warm(text: str) -> WarmLimit:
     size, colon, rate = text.partition(":")
-    found = Prefetch(parse_size(size), parse_size(rate) if colon else PREFETCH_BYTES_A_S)
+    found = WarmLimit(parse_size(size), parse_size(rate) if colon else WARM_BYTES_A_S)
     if not found.bytes_a_s:
         raise SettingsError(
-            f"'{text[:40]}' is no prefetch; write how much, and how much of it a second, as"
-            " prefetch=64GiB:100MiB."
+            f"'{text[:40]}' is no warm start; write how much, and how much of it a second, as"
+            " warm=64GiB:100MiB."
         )
     return found
 

@@ -22,7 +22,7 @@ from forebay.tiers.remote.index.used import unpack_used, used_name
 pytestmark = [pytest.mark.hosts, pytest.mark.vllm, pytest.mark.timeout(1800)]
 KNOWN: Final = 512  # tokens of a prompt of 600, in whole chunks
 SEEDS: Final = itertools.count(30_000)
-PREFETCH: Final = 800_000  # bytes: two chunks of the model, and not three
+WARM: Final = 800_000  # bytes: two chunks of the model, and not three
 
 
 class Server(NamedTuple):
@@ -119,7 +119,7 @@ def test_a_new_host_has_what_all_prompts_begin_with_before_anybody_asks(
             assert time.monotonic() < until, "nothing is told of what is used most"
             for tail in dialogs(2, 300, next(SEEDS)):
                 answered_again(here.engine, [*shared, *tail])
-        pool = start_pool(there.host, there.place, f"{url}?prefetch={PREFETCH}")
+        pool = start_pool(there.host, there.place, f"{url}?warm={WARM}")
         end.callback(pool.kill)
         wait_until(lambda: pool.number("prefetched_chunks", tier="remote") == 2, "what is used")
         assert pool.number("lookups") == 0, "nobody has asked for anything"

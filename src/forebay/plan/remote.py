@@ -2,7 +2,7 @@
 
 A hit pays when the store brings it sooner than the GPU computes it, and where the GPU's time is
 money, when its GETs cost less than the time that they save. A store is sent what is asked for
-again, in packs of `PACK_BYTES`; a hit reads one record a chunk.
+again, in packs; a hit reads one record a chunk.
 """
 
 import math
@@ -13,11 +13,10 @@ from forebay.plan.breakeven import KvSource, SourceBreakeven, breakeven
 from forebay.plan.model.shape import Shape
 from forebay.plan.number import real, whole
 from forebay.terms import StorePrices
+from forebay.tiers.remote.options import RemoteOptions
 
-PACK_BYTES: Final = 32 << 20
-LOOK_S: Final = 10.0  # between two looks at what other hosts publish
+OPTIONS: Final = RemoteOptions()  # that pools work with
 _DAY_S: Final = 86_400.0
-_PUBLISH_S: Final = 5.0  # between two puts of a host's index, if there are packs to tell of
 _PROMPTS_MAX: Final = 10**12
 _HOSTS_MAX: Final = 10_000
 
@@ -75,11 +74,11 @@ def store_plan(
     chunk_bytes = shape.token_bytes * load.chunk_tokens
     read_bytes = hit_tokens * shape.token_bytes
     sent_bytes = sent_tokens * shape.token_bytes
-    looks = load.hosts * _DAY_S / LOOK_S
+    looks = load.hosts * _DAY_S / OPTIONS.refresh_s
     hit_gets = read_bytes / chunk_bytes if chunk_bytes else 0.0
     looking_gets = looks * (load.hosts - 1)
-    packs = math.ceil(sent_bytes / PACK_BYTES)
-    puts = packs + min(packs, load.hosts * _DAY_S / _PUBLISH_S)
+    packs = math.ceil(sent_bytes / OPTIONS.pack_bytes)
+    puts = packs + min(packs, load.hosts * _DAY_S / OPTIONS.publish_s)
     stored_bytes = sent_bytes * load.days_kept
     fixed = prices.requests_dollars(puts + looks, looking_gets, 0.0)
     fixed += prices.day_dollars(stored_bytes)

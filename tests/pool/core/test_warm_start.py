@@ -36,7 +36,7 @@ FAST = 1 << 40  # bytes a second: never waited for
 def opener(
     place: Path, host: str, prefetch: str, keyring: Keyring | None = None
 ) -> Callable[[TierListener, World], Tier]:
-    url = f"file://{place}?cap=16MiB" + (f"&prefetch={prefetch}" if prefetch else "")
+    url = f"file://{place}?cap=16MiB" + (f"&warm={prefetch}" if prefetch else "")
     options = replace(PATIENT, call_s=LONG_S, put_s=LONG_S, chore_s=LONG_S, keyring=keyring)
 
     def opened(listener: TierListener, world: World) -> Tier:

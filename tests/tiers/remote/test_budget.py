@@ -32,7 +32,13 @@ from forebay.tiers.contract import (
     Stored,
     VolumeProbe,
 )
-from forebay.tiers.remote.accounting.ledger import SPENT_BYTES, Ledger, RequestCounts
+from forebay.tiers.remote.accounting.ledger import (
+    COUNTS_BYTES,
+    SPENT_BYTES,
+    Ledger,
+    RequestCounts,
+    counts_of,
+)
 from forebay.tiers.remote.process.counting import CountedStore
 from forebay.tiers.remote.process.link import Link
 from forebay.tiers.remote.store import StoreFailure
@@ -206,16 +212,20 @@ def test_without_a_budget_all_is_counted_and_nothing_is_kept(place: Path) -> Non
 
 
 def test_several_calls_of_a_store_are_counted_once_each(place: Path) -> None:
+    noted = memory.allocate(COUNTS_BYTES)
     counted = CountedStore(DirectoryStore(str(place), "a"))
+    counted.begin(noted)
     buffer = memory.allocate(100)[:100]
     assert counted.put("packs/00/a/01", [memoryview(b"ab"), memoryview(b"c")]) is None
     assert counted.get("packs/00/a/01", 0, [buffer]) == 3
     assert counted.get("packs/00/a/02", 0, [buffer]) is StoreFailure.ABSENT
-    assert counted.take() == RequestCounts(puts=1, gets=2, sent_bytes=3, received_bytes=3)
+    assert counts_of(noted) == RequestCounts(puts=1, gets=2, sent_bytes=3, received_bytes=3)
+    memory.zero(noted)
     assert counted.delete("packs/00/a/01") is None
     assert counted.listing("packs/00/a") == []
-    assert counted.take() == RequestCounts(lists=1, deletes=1)
-    assert counted.take() == RequestCounts()
+    place.chmod(0o777)
+    assert counted.listing("packs/00/a") is StoreFailure.DENIED
+    assert counts_of(noted) == RequestCounts(lists=2, deletes=1)
 
 
 # The ledger by itself.

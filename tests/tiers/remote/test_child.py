@@ -10,6 +10,7 @@ import pytest
 
 from forebay.sys import processes, shared
 from forebay.sys.shared import SharedMemory
+from forebay.tiers.remote.accounting.ledger import RequestCounts, counts_of
 from forebay.tiers.remote.index.table import RecordTable
 from forebay.tiers.remote.index.used import pack_used
 from forebay.tiers.remote.process.child import Child, main
@@ -20,12 +21,14 @@ from forebay.tiers.remote.process.messages import (
     decode_answer,
     encode,
 )
+from forebay.tiers.remote.process.recovery import PacksRead, Recovered
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
 
 # Puts, gets, listings, deletions, and bytes sent and received.
-PROBED = (1, 1, 0, 0, 64, 64)
-LISTED = (0, 0, 1, 0, 0, 0)
+PROBED = RequestCounts(1, 1, 0, 0, 64, 64)
+LISTED = RequestCounts(lists=1)
+NOTES = [(8, 0, 4096)]  # where chores note what they ask for
 
 
 class Asking:
@@ -33,9 +36,22 @@ class Asking:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+        self.notes: SharedMemory | None = None
 
     def send(self, request: StoreRequest, *descriptors: int) -> None:
         socket.send_fds(self.connection, [encode(request)], list(descriptors))
+
+    def chore(
+        self, action: Action, at: int = 0, limit: int = 0
+    ) -> tuple[Answer, list[bytes], RequestCounts]:
+        """What a chore says, and what it asked of the store."""
+        if self.notes is None:
+            self.notes = SharedMemory.of(4096)
+            area = StoreRequest(0, Action.MAP, at=8)
+            self.send(area, self.notes.segments[0].descriptor)
+        self.notes.view[:] = bytes(4096)
+        answer, results = self.ask(StoreRequest(1, action, at=at, buffers=NOTES, limit=limit))
+        return answer, results, counts_of(self.notes.view)
 
     def ask(self, request: StoreRequest) -> tuple[Answer, list[bytes]]:
         self.send(request)
@@ -73,22 +89,21 @@ def test_it_does_what_it_is_asked(asking: Asking) -> None:
     absent = Answer(4, StoreFailure.ABSENT)
     assert asking.ask(msgspec.structs.replace(get, number=4)) == (absent, [])
     asking.send(StoreRequest(0, Action.UNMAP, at=7))
-    assert asking.ask(StoreRequest(5, Action.PROBE)) == (Answer(5, requests=PROBED), [])
-    nothing = msgspec.msgpack.encode([])
-    recovered = Answer(6, requests=(0, 0, 2, 0, 0, 0))
-    assert asking.ask(StoreRequest(6, Action.RECOVER)) == (recovered, [nothing])
-    swept = Answer(7, count=0, requests=LISTED)
-    assert asking.ask(StoreRequest(7, Action.SWEEP, at=1)) == (swept, [])
-    answer, (tails, snapshots) = asking.ask(StoreRequest(8, Action.REFRESH, at=-1))
+    assert asking.chore(Action.PROBE) == (Answer(1), [], PROBED)
+    nothing = msgspec.msgpack.encode(Recovered([], []))
+    assert asking.chore(Action.RECOVER) == (Answer(1), [nothing], RequestCounts(lists=2))
+    nothing = msgspec.msgpack.encode(PacksRead([], [], []))
+    assert asking.chore(Action.READ_PACKS) == (Answer(1), [nothing], RequestCounts())
+    assert asking.chore(Action.SWEEP, at=1) == (Answer(1, count=0), [], LISTED)
+    answer, (tails, snapshots), _ = asking.chore(Action.REFRESH, at=-1, limit=9)
     assert RecordTable(memoryview(tails)).rows == RecordTable(memoryview(snapshots)).rows == 0
-    again = StoreRequest(9, Action.REFRESH, at=answer.count)
-    assert asking.ask(again) == (Answer(9, count=answer.count, requests=LISTED), [tails])
-    audit = StoreRequest(10, Action.AUDIT)
-    answer, (audited,) = asking.ask(audit)
-    assert answer == Answer(10, requests=(0, 3, 2, 0, 0, 0)), "its requests are its own"
+    again = asking.chore(Action.REFRESH, at=answer.count, limit=9)
+    assert again == (Answer(1, count=answer.count), [tails], LISTED)
+    answer, (audited,), asked = asking.chore(Action.AUDIT)
+    assert (answer, asked) == (Answer(1), RequestCounts(gets=3, lists=2)), "its own requests"
     assert msgspec.msgpack.decode(audited) == [False, False, [], False]
-    used = StoreRequest(11, Action.USED)
-    assert asking.ask(used) == (Answer(11, requests=(0, 1, 1, 0, 0, 0)), [pack_used([])])
+    used = asking.chore(Action.USED, limit=9)
+    assert used == (Answer(1), [pack_used([])], RequestCounts(gets=1, lists=1))
     memory.close()
 
 
@@ -96,7 +111,7 @@ def test_it_does_what_it_is_asked(asking: Asking) -> None:
 def test_a_bug_ends_one_call(asking: Asking) -> None:
     unmapped = StoreRequest(1, Action.PUT, "packs/00/a/x", buffers=[(99, 0, 5)])
     assert asking.ask(unmapped) == (Answer(1, StoreFailure.FAILED), [])
-    assert asking.ask(StoreRequest(2, Action.PROBE)) == (Answer(2, requests=PROBED), [])
+    assert asking.chore(Action.PROBE) == (Answer(1), [], PROBED)
 
 
 def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:

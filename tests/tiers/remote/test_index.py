@@ -1,8 +1,10 @@
 """What hosts publish, and the table that others search: any bytes are safe, nothing is invented."""
 
+import itertools
 import os
 import random
 import shutil
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,33 +12,23 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.remote_harness import PATIENT, opened_remote, packs_in
+from tests.remote_harness import PATIENT, write_pack
 
-from forebay.record.header import Damage, RecordHeader, payload_hash
+from forebay.record.header import Damage, payload_hash
 from forebay.record.region import ContentsEntry
-from forebay.sys import memory
-from forebay.testing.conformance import store
 from forebay.testing.faultdisk import FaultDisk
-from forebay.testing.samples import NAMESPACE, chain, single
+from forebay.testing.samples import NAMESPACE, single
 from forebay.tiers.remote.index import published, table
 from forebay.tiers.remote.index.others import OtherHosts
 from forebay.tiers.remote.index.published import Publication, PublishedPack
 from forebay.tiers.remote.index.table import RecordTable
 from forebay.tiers.remote.packs import (
     Sequences,
-    frame,
-    frame_bytes,
-    pack_name,
     sequence_of,
 )
 from forebay.tiers.remote.process import chores
-from forebay.tiers.remote.process.chores import (
-    KEPT_SPARE,
-    FoundPack,
-    Refreshed,
-    StoreAudit,
-    Watcher,
-)
+from forebay.tiers.remote.process.chores import StoreAudit
+from forebay.tiers.remote.process.watching import KEPT_SPARE, Refreshed, Watcher
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
 
@@ -95,6 +87,19 @@ def test_a_table_finds_every_record_and_no_other() -> None:
             assert row.place.name == f"packs/{NAMESPACE.hex()}/{row.host}/{n:012x}"
     assert not found.rows_of(single("nothing").name.key)
     assert found.size_bytes < 580 * 22 + 29 * 16 + 200, "22 bytes a record, 16 a pack"
+
+
+def test_few_rows_are_sorted_at_a_time() -> None:
+    """A child serves loads while it builds a table: one call that sorts all would hold them up."""
+    luck = random.Random(1)
+    keys = array("Q", (luck.getrandbits(64) for _ in range(40_000)))
+    parts = table.parts_to_sort(keys)
+    assert sorted(row for part in parts for row in part) == [*range(40_000)]
+    assert max(map(len, parts)) < 4096
+    assert all(
+        max(keys[row] for row in before) < min(keys[row] for row in after)
+        for before, after in itertools.pairwise(parts)
+    )
 
 
 def test_what_proved_wrong_is_not_believed_for_a_while() -> None:
@@ -185,7 +190,7 @@ def publish(store: DirectoryStore, host: str, publication: Publication, name: st
     return len(data)
 
 
-def found_by(refreshed: Refreshed | StoreFailure) -> set[str]:
+def found_by(refreshed: Refreshed | StoreFailure | None) -> set[str]:
     """Which of some labels are in the tables."""
     assert isinstance(refreshed, Refreshed)
     tables = [RecordTable(memoryview(each)) for each in refreshed[1:] if each is not None]
@@ -285,79 +290,6 @@ def test_a_probe_believes_only_what_comes_back(tmp_path: Path) -> None:
         armed = disk.arm(fault)
         assert chores.probe(store_, "a") is failure
         armed.disarm()
-
-
-def recovered(store_: DirectoryStore) -> list[FoundPack]:
-    found = chores.recover(store_, "a")
-    assert isinstance(found, bytes)
-    return msgspec.msgpack.decode(found, type=list[FoundPack])
-
-
-def test_packs_are_recovered_in_the_order_of_the_store(tmp_path: Path) -> None:
-    with opened_remote(tmp_path) as tier:
-        for link in chain("ordered", [3000] * 3):
-            store(tier, link)
-    paths = packs_in(tmp_path)
-    for at, path in enumerate(reversed(paths)):
-        os.utime(path, (at, at))
-    (paths[0].parent / "not-ours").touch()
-    (tmp_path / "packs" / "no-namespace").mkdir()
-    (tmp_path / "packs" / "file").touch()
-    found = recovered(hosts_store(tmp_path))
-    assert [pack.sequence for pack in found] == [int(path.name, 16) for path in reversed(paths)]
-    assert all(len(pack.contents) == 96 for pack in found)
-    disk = FaultDisk("open_directory:errno=EIO")
-    assert chores.recover(DirectoryStore(str(tmp_path), "a", disk), "a") is StoreFailure.FAILED
-    (tmp_path / "packs" / ("00" * 32)).mkdir()
-    (tmp_path / "packs" / ("00" * 32) / "a").touch()
-    assert chores.recover(hosts_store(tmp_path), "a") is StoreFailure.FAILED
-
-
-@pytest.mark.parametrize("records", [1, 900])
-def test_a_table_of_contents_is_believed_whole_or_not_at_all(tmp_path: Path, records: int) -> None:
-    """Nine hundred entries are more than the first read at a pack's end has."""
-    place, path = write_pack(tmp_path, records)
-    (found,) = recovered(place)
-    assert len(found.contents) == records * 96
-    whole = path.read_bytes()
-    footer_at, contents_at = len(whole) - 4096, len(whole) - 4096 - memory.padded(records * 96)
-    for at in (footer_at, footer_at + 30, contents_at):
-        changed = bytearray(whole)
-        changed[at] ^= 1
-        path.write_bytes(changed)
-        assert recovered(place)[0].contents == b""
-    for size in (0, 100, footer_at, footer_at + 4000):
-        path.write_bytes(whole[:size])
-        assert recovered(place)[0].contents == b""
-    path.write_bytes(whole)
-    path.rename(path.with_name("000000000002"))
-    assert recovered(place)[0].contents == b"", "it is another pack's"
-
-
-def write_pack(place: Path, records: int) -> tuple[DirectoryStore, Path]:
-    """A pack of tiny records, by the code that frames them."""
-    samples = [single(f"tiny {n}", 1) for n in range(records)]
-    headers = [RecordHeader(each.name, 1, payload_hash(each.payload)) for each in samples]
-    frames = memory.allocate(frame_bytes(records))
-    frame(headers, 1, frames)
-    parts: list[memoryview] = [frames[:4096]]
-    for at, sample in enumerate(samples):
-        payload = memory.allocate(1)
-        payload[:1] = sample.payload
-        parts += [frames[(1 + at) * 4096 : (2 + at) * 4096], payload]
-    parts.append(frames[(1 + records) * 4096 : frame_bytes(records)])
-    store_ = hosts_store(place)
-    name = pack_name(NAMESPACE, "a", 1)
-    assert store_.put(name, parts) is None
-    return store_, place / name
-
-
-@pytest.mark.parametrize("read", [1, 2])
-def test_a_table_that_cannot_be_read_is_not_believed(tmp_path: Path, read: int) -> None:
-    write_pack(tmp_path, 900)
-    disk = FaultDisk(f"read:errno=EIO@{read}")
-    store_ = DirectoryStore(str(tmp_path), "a", disk)
-    assert recovered(store_)[0].contents == b""
 
 
 def test_an_audit_says_what_is_there_or_nothing(tmp_path: Path) -> None:

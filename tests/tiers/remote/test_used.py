@@ -13,8 +13,8 @@ from forebay.testing.conformance.hooks import eventually
 from forebay.testing.samples import NAMESPACE
 from forebay.tiers.contract import USED_RECORDS_MAX, UsedRecord, WarmStart
 from forebay.tiers.remote.index import used
-from forebay.tiers.remote.index.used import most_used, pack_used, unpack_used, used_name
-from forebay.tiers.remote.process import chores
+from forebay.tiers.remote.index.used import Uses, pack_used, unpack_used, used_name
+from forebay.tiers.remote.process.watching import UsedByHosts
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
 from forebay.tiers.remote.tier import RemoteTier
@@ -53,10 +53,17 @@ def test_a_newer_version_is_left_alone() -> None:
     assert unpack_used(bytes(body) + bytes(16)) is Damage.NEWER_VERSION
 
 
+def most_used(*hosts: list[UsedRecord]) -> list[UsedRecord]:
+    uses = Uses()
+    for records in hosts:
+        uses.add(records)
+    return uses.most()
+
+
 def test_hosts_uses_add_up_and_equals_keep_their_order() -> None:
     first = [record("head", 3), record("tail", 3)]
     second = [record("other", 5), record("tail", 1), record("last", 4)]
-    assert [each.key.rstrip(b".") for each in most_used([first, second])] == [
+    assert [each.key.rstrip(b".") for each in most_used(first, second)] == [
         b"other",
         b"tail",
         b"last",
@@ -70,7 +77,7 @@ def test_a_host_of_too_many_records_leaves_room_for_none_but_breaks_nothing(
     monkeypatch.setattr(used, "MERGED_MAX", 3)
     monkeypatch.setattr(used, "WARM_RECORDS_MAX", 2)
     flood = [record(str(number), 1) for number in range(10)]
-    assert most_used([[record("head", 9)], flood, [record("head", 1)]]) == [
+    assert most_used([record("head", 9)], flood, [record("head", 1)]) == [
         record("head", 10),
         flood[0],
     ]
@@ -108,18 +115,18 @@ def test_what_cannot_be_read_is_passed_over(place: Path) -> None:
     put(place, "d", b"")
     (place / "hosts" / "e").mkdir()
     store = DirectoryStore(str(place), "z")
-    found = chores.used_by_hosts(store)
+    found = UsedByHosts(store).look()
     assert isinstance(found, bytes)
     assert unpack_used(found) == [record("a")]
 
 
 def test_a_store_that_fails_is_no_store_without_uses(place: Path) -> None:
     store = DirectoryStore(str(place), "z")
-    assert chores.used_by_hosts(store) == pack_used([]), "nobody has told anything"
+    assert UsedByHosts(store).look() == pack_used([]), "nobody has told anything"
     (place / used_name("a")).mkdir(parents=True)
-    assert chores.used_by_hosts(store) is StoreFailure.FAILED
+    assert UsedByHosts(store).look() is StoreFailure.FAILED
     place.chmod(0o777)
-    assert chores.used_by_hosts(store) is StoreFailure.DENIED
+    assert UsedByHosts(store).look() is StoreFailure.DENIED
 
 
 def test_a_tier_tells_what_is_used_and_offers_it_where_it_is_told_to(place: Path) -> None:
@@ -128,7 +135,7 @@ def test_a_tier_tells_what_is_used_and_offers_it_where_it_is_told_to(place: Path
     eventually((place / used_name("a")).exists)
     first.close(CLOSE_S)
     listener = WarmListener()
-    url = f"file://{place}?cap=1MiB&prefetch=7GiB:1MiB"
+    url = f"file://{place}?cap=1MiB&warm=7GiB:1MiB"
     second = RemoteTier.open(url, "b", PATIENT, listener=listener)
     eventually(lambda: bool(listener.offered))
     second.close(CLOSE_S)
@@ -144,5 +151,5 @@ def test_with_a_budget_uses_are_told_less_often(place: Path) -> None:
     tier = RemoteTier.open(url, "a", PATIENT)
     tier.publish_used([record("a")])
     eventually((place / used_name("a")).exists)
-    assert tier.upkeep._apart_s(1, 1 / 16) == 86.4
+    assert tier.parts.apart_s(1, 1 / 16) == 86.4
     tier.close(CLOSE_S)

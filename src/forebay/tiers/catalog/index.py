@@ -120,13 +120,16 @@ class Index:
     def restore(self, extent: int, entry: ContentsEntry) -> int | None:
         """Settle a record found at start; its row, or None if its parent is not here (yet).
 
-        A key that is here already moves to this record. Written out in one piece: a warm start
-        spends its time here.
+        A key that is here already moves to this record, unless it is being stored. Written out in
+        one piece: a warm start spends its time here.
         """
         full_key, namespace, parent, offset, length, _ = entry
         key = full_key[:SHORT_KEY_BYTES]
         rows = self._rows
         if key in rows:
+            row = rows[key]
+            if self._extent[row] < 0:  # a store's that is under way
+                return row
             return self.move(key, RecordPlace(extent, offset, length))
         parent_row = _NONE
         if parent != NO_PARENT:

@@ -47,12 +47,13 @@ class Order:
         self.namespace, self.tenant, self.is_erasure = namespace, tenant, is_erasure
         self.names: dict[str, int] | None = None  # packs that must be gone, and their records
         self.count = 0  # records that are
+        self.is_partial = False  # some packs were not known yet
         self._done = threading.Event()
 
     @property
     def is_whole(self) -> bool:
         """Whether all that was ordered was done, once it has ended."""
-        return self.names == {}
+        return self.names == {} and not self.is_partial
 
     def end(self) -> None:
         """It is done, or cannot be."""

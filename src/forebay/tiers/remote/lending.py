@@ -35,12 +35,13 @@ class Lending:
     """What is lent to the child of one link."""
 
     def __init__(self, link: Link, scratch_bytes: int, lanes: int) -> None:
-        """Scratch memory for frames of packs, a page for each lane, and the probe's; OSError."""
+        """Scratch memory for frames of packs, pages for lanes, probe and counts; OSError."""
         self._link = link
         self._areas = itertools.count(_COPIES)
         self._slab: SharedMemory | None = None
         self._pages_at, self._probe_at = scratch_bytes, scratch_bytes + lanes * PAGE_BYTES
-        self._scratch = SharedMemory.of(self._probe_at + PROBE_PAGES * PAGE_BYTES)
+        self._counts_at = self._probe_at + PROBE_PAGES * PAGE_BYTES
+        self._scratch = SharedMemory.of(self._counts_at + PAGE_BYTES)
         self._sealed: SharedMemory | None = None
         link.share(_SCRATCH, self._scratch.segments[0])
 
@@ -67,6 +68,11 @@ class Lending:
         size = PROBE_PAGES * PAGE_BYTES
         at = self._probe_at
         return (_SCRATCH, at, size), self._scratch.view[at : at + size]
+
+    def counts(self) -> tuple[Buffer, memoryview]:
+        """Where a chore's requests are noted: one chore at a time."""
+        at = self._counts_at
+        return (_SCRATCH, at, PAGE_BYTES), self._scratch.view[at : at + PAGE_BYTES]
 
     def sealed(self, size_bytes: int) -> memoryview:
         """Memory for the encrypted records of one pack, while no call uses it; OSError."""

@@ -1,9 +1,10 @@
 """How a remote tier works, and the limits that hold; the defaults are for stores at a distance."""
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from forebay.record.keyring import Keyring
+from forebay.urls import REQUEST_S
 
 MIB: Final = 1 << 20
 _INDEX_SHARE: Final = 64  # of the cap, this part is left for the published index
@@ -19,9 +20,11 @@ class RemoteOptions:
     write_queue_bytes: int = 256 * MIB  # stores that wait; more are dropped
     read_depth: int = 8  # reads at once
     read_queue_max: int = 4096  # loads that wait; more are misses
-    call_s: float = 10.0  # a read or a deletion that takes longer costs the child
-    put_s: float = 30.0  # and so does a put
-    chore_s: float = 60.0  # and what reads many objects: recovery, refreshing, sweeping
+    # A call that takes longer costs the child. Each is longer than the store's own patience, and
+    # rises with it: see `for_timeout`.
+    call_s: float = 10.0  # a read or a deletion
+    put_s: float = 30.0  # a put, which may take three requests' time
+    chore_s: float = 60.0  # what reads many objects: packs, other hosts, sweeping
     publish_s: float = 5.0  # between two publications, where there is something new
     refresh_s: float = 10.0  # between two looks at what other hosts have published
     audit_s: float = 300.0  # between two looks at what of this host's is still there
@@ -41,6 +44,13 @@ class RemoteOptions:
     def __post_init__(self) -> None:
         assert self.read_depth > 0
         assert self.pack_records_max > 0
+
+    def for_timeout(self, timeout_s: float) -> Self:
+        """The same for a store of which one request may take so long."""
+        factor = max(1.0, timeout_s / REQUEST_S)
+        limits = (factor * limit_s for limit_s in (self.call_s, self.put_s, self.chore_s))
+        call_s, put_s, chore_s = limits
+        return replace(self, call_s=call_s, put_s=put_s, chore_s=chore_s)
 
 
 def pack_cap_bytes(cap_bytes: int) -> int:

@@ -9,25 +9,24 @@ Owned by the tier's thread; the catalog, and the numbers for people, are read by
 """
 
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from forebay.record.header import RecordHeader, RecordName
 from forebay.record.region import ContentsEntry, short
+from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.catalog import NO_PARENT, Catalog, Extent, RecordPlace
 from forebay.tiers.contract import EvictionCause
 from forebay.tiers.quotas import Quotas
 from forebay.tiers.remote.index import published
-from forebay.tiers.remote.index.others import OtherHosts
 from forebay.tiers.remote.index.published import Publication, PublishedPack
 from forebay.tiers.remote.packs import (
     PackPlace,
     Sequences,
-    entries_of,
     pack_bytes,
     pack_name,
 )
-from forebay.tiers.remote.process.chores import FoundPack
+from forebay.tiers.remote.process.recovery import FoundPack, PacksRead, UnreadPack
 
 _GENERATION_BITS: Final = 63
 _NOBODY: Final = b""  # no tenant's id
@@ -62,6 +61,7 @@ class OwnPacks:
         self.catalog = catalog
         self.used_bytes = 0  # of packs that are there, are being put, or may be there
         self.doomed: dict[str, int] = {}  # name → bytes of what is to be deleted
+        self.unread: dict[int, UnreadPack] = {}  # by sequence; counted in `used_bytes`
         self.evictions = 0
         self.quotas = Quotas()  # of packs that are not to be deleted, by tenant
         self.is_changed = False  # since `tail` was last asked for
@@ -110,34 +110,51 @@ class OwnPacks:
         namespace = headers[0].name.namespace
         extent = self._extent(namespace, sequence, size_bytes, headers[0].name.tenant)
         extent.begun_at = begun
-        self._add(namespace, extent, entries)
+        packed = b"".join(map(published.pack_entry, entries))
+        self._add(extent, PublishedPack(namespace, sequence, packed, extent.tenant))
         number = extent.number
         return [
             self.catalog.settle(short(entry.key), RecordPlace(number, entry.offset, entry.length))
             for entry in entries
         ]
 
-    def restore(self, found: list[FoundPack], others: OtherHosts) -> int:
-        """Take over the packs of an earlier process; how many records have no prefix any more.
+    def expect(self, unread: Iterable[UnreadPack]) -> None:
+        """Packs of an earlier process that have to be read: they are there, and take room."""
+        for pack in unread:
+            self.unread[pack.sequence] = pack
+            self.used_bytes += pack.size_bytes
 
-        A record may continue one that another host has.
+    def restore(self, found: Iterable[FoundPack]) -> None:
+        """Take over packs of an earlier process, the oldest first.
+
+        No record continues another here: one leaves with its pack, not with its prefix, which may
+        be another host's or in a pack that is not read yet. A record that is here already, or is
+        just being stored, is one of the two.
         """
-        listed = [(pack, entries_of(pack.contents)) for pack in found]
-        keys = {short(entry.key) for _, entries in listed for entry in entries}
-
-        def rooted(entry: ContentsEntry) -> ContentsEntry:
-            parent = entry.parent
-            is_elsewhere = parent not in keys and others.has(parent)
-            return entry._replace(parent=NO_PARENT) if is_elsewhere else entry
-
         extents: list[tuple[PackExtent, Iterable[ContentsEntry]]] = []
-        for pack, entries in listed:
+        for pack in found:
             self.used_bytes += pack.size_bytes
             self.quotas.take(pack.tenant, pack.size_bytes)
             extent = self._extent(pack.namespace, pack.sequence, pack.size_bytes, pack.tenant)
-            self._add(pack.namespace, extent, entries)
-            extents.append((extent, [rooted(entry) for entry in entries]))
-        return self.catalog.restore(extents)
+            self._add(
+                extent, PublishedPack(pack.namespace, pack.sequence, pack.entries, pack.tenant)
+            )
+            extents.append((extent, _roots(pack)))
+        self.catalog.restore(extents)
+
+    def read(self, told: PacksRead) -> None:
+        """What became of packs that were unread; of those that are erased by now, nothing."""
+        self.restore([pack for pack in told.found if self._no_longer_unread(pack.sequence)])
+        for sequence in told.gone:
+            self._no_longer_unread(sequence)
+        for sequence in self.unread.keys() & {*told.nobodys}:
+            self._doom_unread(self.unread.pop(sequence))  # nobody can ask for it to be deleted
+
+    def _no_longer_unread(self, sequence: int) -> bool:
+        """Whether it was; what it takes is counted by whoever asks."""
+        pack = self.unread.pop(sequence, None)
+        self.used_bytes -= 0 if pack is None else pack.size_bytes
+        return pack is not None
 
     def _extent(
         self, namespace: bytes, sequence: int, size_bytes: int, tenant: bytes
@@ -147,16 +164,17 @@ class OwnPacks:
         extent.tenant = tenant
         return extent
 
-    def _add(self, namespace: bytes, extent: PackExtent, entries: list[ContentsEntry]) -> None:
+    def _add(self, extent: PackExtent, told: PublishedPack) -> None:
         self.catalog.add_extent(extent)
-        packed = b"".join(map(published.pack_entry, entries))
-        pack = OwnPack(extent, PublishedPack(namespace, extent.sequence, packed))
-        self._packs[extent.sequence] = pack
-        self._packs_of.setdefault(extent.tenant, {})[extent.sequence] = pack
+        pack = OwnPack(extent, told)
+        self._packs[told.sequence] = pack
+        self._packs_of.setdefault(extent.tenant, {})[told.sequence] = pack
         self.is_changed = True
 
     def make_room(self, tenant: bytes, size_bytes: int, cap_bytes: int) -> bool:
         """Let old packs go until a tenant may put one of this size; False: nobody may lose more."""
+        if self.unread and self._is_capped(tenant):  # some of these may be the tenant's
+            return False
 
         def may_lose(loser: bytes) -> bool:
             return self.quotas.may_lose(loser, self._oldest_bytes(loser), tenant)
@@ -187,6 +205,9 @@ class OwnPacks:
         """Of packs that are not to be deleted."""
         return self.used_bytes - sum(self.doomed.values())
 
+    def _is_capped(self, tenant: bytes) -> bool:
+        return self.quotas.quota_of(tenant).cap_bytes is not None
+
     def _oldest_bytes(self, tenant: bytes) -> int:
         packs = self._packs_of.get(tenant)
         return next(iter(packs.values())).extent.size_bytes if packs else 0
@@ -201,7 +222,10 @@ class OwnPacks:
         return True
 
     def erase(self, namespace: bytes | None = None, tenant: bytes | None = None) -> dict[str, int]:
-        """Let all packs go, of a namespace, or of a tenant; their names, and records of each."""
+        """Let all packs go, of a namespace, or of a tenant; their names, and records of each.
+
+        Whose a pack is that is still unread is not known: of a tenant, such packs stay.
+        """
         packs = [
             pack
             for pack in self._packs.values()
@@ -210,12 +234,23 @@ class OwnPacks:
         ]
         for pack in packs:
             self._doom(pack, EvictionCause.CLEARED)
-        return {pack.extent.name: pack.records for pack in packs}
+        named = {pack.extent.name: pack.records for pack in packs}
+        if tenant is None:
+            for each in [*self.unread.values()]:
+                if namespace in (None, each.namespace):
+                    del self.unread[each.sequence]
+                    named[self._doom_unread(each)] = 0
+        return named
 
     def erase_forgotten(self, forgotten: Collection[bytes]) -> None:
         """Let all packs of tenants go that were forgotten before."""
         for tenant in {pack.extent.tenant for pack in self._packs.values()} & set(forgotten):
             self.erase(tenant=tenant)
+
+    def _doom_unread(self, pack: UnreadPack) -> str:
+        name = pack_name(pack.namespace, self._host, pack.sequence)
+        self.doomed[name] = pack.size_bytes
+        return name
 
     def _doom(self, pack: OwnPack, cause: EvictionCause) -> None:
         self.catalog.drop_extent(pack.extent, cause)
@@ -276,3 +311,9 @@ class OwnPacks:
     def snapshot_put(self, snapshot: Publication, size_bytes: int) -> None:
         """Let tails continue this snapshot from now on."""
         self._snapshot, self._snapshot_bytes = snapshot, size_bytes
+
+
+def _roots(pack: FoundPack) -> Iterator[ContentsEntry]:
+    """The records of a pack, none of which continues another."""
+    for key, page, length in published.entries_in(pack.entries):
+        yield ContentsEntry(key, pack.namespace, NO_PARENT, page * PAGE_BYTES, length, 0)

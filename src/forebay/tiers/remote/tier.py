@@ -57,6 +57,9 @@ from forebay.tiers.remote.stores.opening import require_package
 from forebay.urls import REMOTE_BYTES_MIN, parse_url
 
 _OTHER_CALLS: Final = 3  # that can be under way beside reads: a put, a chore, a probe's
+_UNREAD: Final = (
+    "packs of an earlier process are still being read, and go when they are the tenant's"
+)
 _EXIT_S: Final = 5.0  # that a killed child may take; one that hangs in the kernel takes longer
 
 
@@ -95,8 +98,8 @@ class RemoteTier(Tier):
         A SettingsError if the URL means no store; a StartupError if a package, memory or a thread
         is missing.
         """
-        options, world = options or RemoteOptions(), world or World()
-        listener, wanted = listener or TierListener(), parse_url(url)
+        world, listener, wanted = world or World(), listener or TierListener(), parse_url(url)
+        options = (options or RemoteOptions()).for_timeout(wanted.timeout_s)
         require_package(wanted)
         threads, entries = str(options.read_depth + _OTHER_CALLS), str(options.entries_max)
         link = Link([url, host, threads, entries])
@@ -118,7 +121,7 @@ class RemoteTier(Tier):
                 Inbox(options),
                 Ledger(wanted.prices, wanted.terms.requests_a_day, world.clock.monotonic()),
                 None if options.keyring is None else StoreKeys(options.keyring),
-                prefetch=wanted.terms.prefetch,
+                warm=wanted.terms.warm,
             )
             tier = cls(parts, name, world)
             tier._thread.start()
@@ -280,6 +283,8 @@ class RemoteTier(Tier):
         size_bytes = self.held_by_tenants().get(tenant, 0)
         order = Order(tenant=tenant, is_erasure=True)
         count = self._ordered(order)
+        if order.is_partial:
+            return Forgotten(count, failure=_UNREAD)
         if not order.is_whole:
             return Forgotten(count, failure="the store cannot be reached")
         return Forgotten(count, size_bytes)

@@ -12,7 +12,7 @@ from tests.store_faults import until_true
 from forebay.sys import memory
 from forebay.sys.clock import Clock
 from forebay.testing.clock import ManualClock
-from forebay.tiers.remote.process import chores
+from forebay.tiers.remote.process import chores, recovery
 from forebay.tiers.remote.store import StoredObject, StoreFailure
 from forebay.tiers.remote.stores.mooncake import lists
 from forebay.tiers.remote.stores.mooncake.client import MasterAccess, MooncakeClient
@@ -176,7 +176,7 @@ def test_a_damaged_list_costs_other_hosts_nothing(
     assert put(other, "packs/01/other/01", b"1") is None
     assert client.put(f"{prefix}/lists/host", [memoryview(bytes(100))], pinned=True) is None
     assert {*listed(other, "packs")} == {"01/"}
-    for chore in (chores.audit, chores.recover):
+    for chore in (chores.audit, recovery.recover):
         assert isinstance(chore(other, "other"), bytes)
     client.close()
 

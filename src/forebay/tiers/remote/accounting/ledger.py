@@ -6,12 +6,11 @@ process: `hosts/HOST/spent` in the store holds a number that is never below it, 
 made beyond that number before a higher one is there. A process that is killed wastes the rest. A
 clock that is put back does not bring a new day's requests.
 
-Written by the tier's thread, read by all. Of a call that was cut off, one request counts.
+Written by the tier's thread, read by all.
 """
 
 import struct
 from collections import Counter, deque
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -21,6 +20,7 @@ from forebay.tiers.contract import StoreUse
 _ALL_SHARE: Final = 0.75  # of the budget, for stores, loads and upkeep alike
 _RESERVE: Final = 16  # requests for signs of life, eight a day, and what a probe has begun
 _STEPS: Final = 64  # in which the number in the store rises over a day
+_NO_LIMIT: Final = 1 << 40
 _HOUR_S: Final = 3600.0
 _HOURS: Final = 24
 _SPENT: Final = struct.Struct("<8sQQ")  # magic, day, requests
@@ -86,10 +86,14 @@ class Ledger:
 
     def fits(self, requests: int, day: int) -> bool:
         """Whether so many may be made now; where not, the store is to be told more first."""
+        return requests <= self.room(day)
+
+    def room(self, day: int) -> int:
+        """How many may be made now."""
         if not self.requests_a_day:
-            return True
+            return _NO_LIMIT
         kept = self._kept if day <= self._day else 0
-        return self.spent_on(day) + requests <= min(kept, self.requests_a_day)
+        return min(kept, self.requests_a_day) - self.spent_on(day)
 
     def to_keep(self, day: int) -> bytes | None:
         """What the store is to know before more is asked for; None: nothing now."""
@@ -159,6 +163,10 @@ class Ledger:
             self._day, self._spent, self._kept = day, 0, 0
 
 
-def counts_of(numbers: Sequence[int]) -> RequestCounts:
-    """Counts as a child tells them."""
-    return RequestCounts(*numbers[: len(RequestCounts._fields)])
+NO_REQUESTS: Final = RequestCounts()
+COUNTS_BYTES: Final = 8 * len(RequestCounts._fields)
+
+
+def counts_of(noted: memoryview) -> RequestCounts:
+    """Counts as a child notes them."""
+    return RequestCounts(*noted[:COUNTS_BYTES].cast("Q"))

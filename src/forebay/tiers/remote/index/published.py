@@ -10,11 +10,12 @@ are used, and a hash at the end covers all.
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import xxhash
 
-from forebay.record.header import HASH_BYTES, Damage
+from forebay.record.header import DEFAULT_TENANT, HASH_BYTES, Damage
 from forebay.record.region import ContentsEntry, short
 from forebay.sys.memory import PAGE_BYTES
 
@@ -22,10 +23,14 @@ HOSTS: Final = "hosts"
 TAIL_BYTES_MAX: Final = 4 << 20
 SNAPSHOT_BYTES_MAX: Final = 256 << 20
 _MAGIC: Final = b"FOREBAYI"
-_VERSION: Final = 1
+_VERSION: Final = 2
+_WITHOUT_TENANTS: Final = 1  # a version that can be read
 # magic, version, 0, packs, entries, deleted, generation, snapshot's generation, snapshot's bytes
 _HEADER: Final = struct.Struct("<8sHHIIIQQQ")
-_PACK: Final = struct.Struct("<32sQI")  # namespace, sequence, entries
+_PACKS: Final = {  # by version: namespace, sequence, entries, tenant
+    _WITHOUT_TENANTS: struct.Struct("<32sQI"),
+    _VERSION: struct.Struct("<32sQI16s"),
+}
 _ENTRY: Final = struct.Struct("<16sII")  # short key, page, payload length
 _DELETED: Final = struct.Struct("<Q")  # sequence
 ENTRY_BYTES: Final = _ENTRY.size
@@ -37,6 +42,7 @@ class PublishedPack(NamedTuple):
     namespace: bytes
     sequence: int
     entries: bytes  # packed, one a record
+    tenant: bytes = DEFAULT_TENANT  # whose records they are; empty: an older release has not said
 
 
 class Publication(NamedTuple):
@@ -74,13 +80,19 @@ def pack_entry(entry: ContentsEntry) -> bytes:
     return _ENTRY.pack(short(entry.key), entry.offset // PAGE_BYTES, entry.length)
 
 
+def entries_in(packed: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The short key, the page and the payload's length of each record."""
+    return _ENTRY.iter_unpack(packed)
+
+
 def pack(publication: Publication) -> bytes:
     """A publication as an object."""
     packs, deleted = publication.packs, publication.deleted
     entries = b"".join(each.entries for each in packs)
     count = len(entries) // ENTRY_BYTES
     numbers = (len(packs), count, len(deleted), *publication[:3])
-    rows = [_PACK.pack(each[0], each[1], len(each[2]) // ENTRY_BYTES) for each in packs]
+    row = _PACKS[_VERSION].pack
+    rows = [row(each[0], each[1], len(each[2]) // ENTRY_BYTES, each[3]) for each in packs]
     gone = map(_DELETED.pack, deleted)
     body = b"".join([_HEADER.pack(_MAGIC, _VERSION, 0, *numbers), *rows, entries, *gone])
     return body + xxhash.xxh3_128_digest(body)
@@ -92,18 +104,20 @@ def unpack(data: memoryview | bytes) -> Publication | Damage:
     if len(body) < _HEADER.size:
         return Damage.CUT
     magic, version, _, packs, entries, deleted, *numbers = _HEADER.unpack_from(body)
-    if magic != _MAGIC or version != _VERSION:
+    if magic != _MAGIC or version not in _PACKS:
         return Damage.NEWER_VERSION if magic == _MAGIC else Damage.NOT_A_RECORD
     if xxhash.xxh3_128_digest(body) != bytes(data[-HASH_BYTES:]):  # verify: publication's hash
         return Damage.HEADER_HASH
-    sizes = (packs * _PACK.size, entries * ENTRY_BYTES, deleted * _DELETED.size)
+    row = _PACKS[version]
+    sizes = (packs * row.size, entries * ENTRY_BYTES, deleted * _DELETED.size)
     first, second, third = (_HEADER.size + sum(sizes[:count]) for count in range(3))
     if third + sizes[2] != len(body):
         return Damage.LENGTH
     at, found = second, []
-    for namespace, sequence, count in _PACK.iter_unpack(body[first:second]):
+    for namespace, sequence, count, *tenant in row.iter_unpack(body[first:second]):
         end = at + count * ENTRY_BYTES
-        found.append(PublishedPack(namespace, sequence, bytes(body[at:end])))
+        whose = tenant[0] if tenant else b""
+        found.append(PublishedPack(namespace, sequence, bytes(body[at:end]), whose))
         at = end
     if at != third:
         return Damage.LENGTH

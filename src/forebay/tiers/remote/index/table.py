@@ -1,4 +1,4 @@
-"""A table of other hosts' records: sorted columns in shared memory, 22 bytes a record.
+"""A table of other hosts' records: sorted columns in shared memory.
 
 The child builds it, since sorting a million rows in the pool would keep the interpreter from the
 pool's thread; the pool maps and searches it. It is never changed. Keys are hashes: their first bits
@@ -25,6 +25,7 @@ _HEADER: Final = struct.Struct("<QQQQ")  # rows, packs, bytes of names, bits of 
 _KEY: Final = struct.Struct("<Q")
 _KEY_BITS: Final = 8 * _KEY.size
 _ENTRY_WORDS: Final = ENTRY_BYTES // 8  # of a published entry: key, key's second half, place
+_SORTED_BITS: Final = 12  # of so many rows, as a power of two, about half are sorted at a time
 _LENGTH_BIT: Final = 32  # of a place: the page lies below it, the payload's length above
 _PAGE_MASK: Final = (1 << _LENGTH_BIT) - 1
 
@@ -44,37 +45,60 @@ class TableRow(NamedTuple):
     host: str
 
 
+class _Rows(NamedTuple):
+    """Columns of which each has a number for every row."""
+
+    keys: "array[int]"
+    places: "array[int]"
+    packs: "array[int]"
+
+
 def build(hosts: Sequence[tuple[str, Sequence[PublishedPack]]], deleted: Sequence[int]) -> bytes:
     """A table of these hosts' packs."""
     namespaces: dict[bytes, int] = {}
     sequences, owners, spaces = array("Q"), array("I"), array("I")  # a pack each
-    entries: list[bytes] = []
-    numbers = array("I")  # the pack of each row
+    rows = _Rows(array("Q"), array("Q"), array("I"))
     for host, (_, published) in enumerate(hosts):
-        for namespace, sequence, packed in published:
-            numbers.extend([len(sequences)] * (len(packed) // ENTRY_BYTES))
+        for namespace, sequence, packed, _ in published:
+            words = memoryview(packed).cast("Q")
+            rows.keys.extend(words[::_ENTRY_WORDS])
+            rows.places.extend(words[2::_ENTRY_WORDS])
+            rows.packs.extend([len(sequences)] * (len(packed) // ENTRY_BYTES))
             sequences.append(sequence)
             owners.append(host)
             spaces.append(namespaces.setdefault(namespace, len(namespaces)))
-            entries.append(packed)
-    words = memoryview(b"".join(entries)).cast("Q")
-    keys, places = array("Q", words[::_ENTRY_WORDS]), array("Q", words[2::_ENTRY_WORDS])
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    keys = array("Q", map(keys.__getitem__, order))
+    keys, places, packs = _in_order(rows)
     bits = max(0, len(keys).bit_length() - 2)
-    columns = [
-        keys,
-        array("Q", map(places.__getitem__, order)),
-        sequences,
-        array("I", map(numbers.__getitem__, order)),
-        owners,
-        spaces,
-        _bucket_starts(keys, bits),
-    ]
+    starts = _bucket_starts(keys, bits)
+    columns = [keys, places, sequences, packs, owners, spaces, starts]
     names = TableNames([host for host, _ in hosts], list(namespaces), list(deleted))
     blob = msgspec.msgpack.encode(names)
     header = _HEADER.pack(len(keys), len(sequences), len(blob), bits)
     return b"".join([header, *(column.tobytes() for column in columns), blob])
+
+
+def parts_to_sort(keys: "array[int]") -> list[list[int]]:
+    """Rows, by the first bits of their keys: so many that few are sorted at a time."""
+    bits = max(0, len(keys).bit_length() - _SORTED_BITS)
+    shift = _KEY_BITS - bits
+    parts: list[list[int]] = [[] for _ in range(1 << bits)]
+    for row, key in enumerate(keys):
+        parts[key >> shift].append(row)
+    return parts
+
+
+def _in_order(rows: _Rows) -> _Rows:
+    """The same rows by key.
+
+    A sort of all would keep the interpreter for seconds, in a process that serves loads meanwhile.
+    """
+    ordered = _Rows(array("Q"), array("Q"), array("I"))
+    for part in parts_to_sort(rows.keys):
+        part.sort(key=rows.keys.__getitem__)
+        for column, target in zip(rows, ordered, strict=True):
+            target.extend(map(column.__getitem__, part))
+        part.clear()
+    return ordered
 
 
 def _bucket_starts(keys: "array[int]", bits: int) -> "array[int]":

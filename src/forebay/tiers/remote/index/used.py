@@ -1,6 +1,6 @@
 """What a host publishes of its use: the records that its engines ask for most, beside its index.
 
-    hosts/HOST/used    written now and then; read by hosts that start, if they are told to prefetch
+    hosts/HOST/used    written now and then; read by hosts that start, if they are to start warm
 
 It is no part of the index: who does not know of it misses nothing. Any bytes are safe input:
 lengths are checked before they are used, and a hash at the end covers all. That a record stands
@@ -56,13 +56,21 @@ def unpack_used(data: memoryview | bytes) -> list[UsedRecord] | Damage:
     return [UsedRecord(*row) for row in _RECORD.iter_unpack(body[_HEADER.size :])]
 
 
-def most_used(hosts: Iterable[Sequence[UsedRecord]]) -> list[UsedRecord]:
-    """What these hosts together use most, the most used first; of equals, in their own order."""
-    uses: dict[tuple[bytes, bytes, int, bytes], int] = {}
-    for records in hosts:
+class Uses:
+    """What several hosts together use."""
+
+    def __init__(self) -> None:
+        self._uses: dict[tuple[bytes, bytes, int, bytes], int] = {}
+
+    def add(self, records: Iterable[UsedRecord]) -> None:
+        """One more host's."""
+        uses = self._uses
         for each in records:
             name = each[:-1]
             if name in uses or len(uses) < MERGED_MAX:
                 uses[name] = uses.get(name, 0) + each.uses
-    order = sorted(uses.items(), key=lambda each: -each[1])[:WARM_RECORDS_MAX]
-    return [UsedRecord(*name, count) for name, count in order]
+
+    def most(self) -> list[UsedRecord]:
+        """The most used first; of equals, in their own order."""
+        order = sorted(self._uses.items(), key=lambda each: -each[1])[:WARM_RECORDS_MAX]
+        return [UsedRecord(*name, count) for name, count in order]

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from forebay.record.keyring import RecordKeys
 from forebay.sys.clock import Clock
-from forebay.terms import NO_PREFETCH, Prefetch
+from forebay.sys.memory import zero
+from forebay.terms import NOT_WARM, WarmLimit
 from forebay.tiers.contract import MissReason, TierListener, UsedRecord
-from forebay.tiers.remote.accounting.ledger import Ledger, RequestCounts, counts_of
+from forebay.tiers.remote.accounting.ledger import NO_REQUESTS, Ledger, RequestCounts, counts_of
 from forebay.tiers.remote.accounting.speed import StoreSpeed
 from forebay.tiers.remote.breaker import Breaker
 from forebay.tiers.remote.index.others import OtherHosts
@@ -21,6 +24,7 @@ from forebay.tiers.remote.own import OwnPacks
 from forebay.tiers.remote.process.link import AnswerDone, Link, Results
 from forebay.tiers.remote.process.messages import CHORES, Action, Answer, StoreRequest
 
+_DAY_S: Final = 86_400.0
 _log: Final = logging.getLogger(__name__)
 
 
@@ -47,7 +51,8 @@ class RemoteParts:
     written_bytes: int = 0
     forgotten: frozenset[bytes] = frozenset()  # tenants of which nothing is kept nor served
     remembered: frozenset[bytes] = frozenset()  # those of them that the store has on a list
-    prefetch: Prefetch = NO_PREFETCH  # once, when the store is used for the first time
+    warm: WarmLimit = NOT_WARM  # once, when the store is used for the first time
+    chore: RequestCounts = NO_REQUESTS  # what the last one asked for
     used: Sequence[UsedRecord] = ()  # to be published; any thread may leave others here
     _forgetting: threading.Lock = field(default_factory=threading.Lock)  # guards `forgotten`
 
@@ -80,27 +85,45 @@ class RemoteParts:
         """Why nothing is loaded."""
         return MissReason.BUDGET if self.breaker.is_on else MissReason.TIER_OFF
 
+    def room(self) -> int:
+        """How many requests may be made now."""
+        return self.ledger.room(self.clock.day())
+
+    def apart_s(self, requests: int, share: float) -> float:
+        """Seconds between what takes so many requests and may have this share of a day's."""
+        budget = share * self.ledger.requests_a_day
+        return _DAY_S * requests / budget if budget else 0.0
+
     def fits(self, requests: int = 1) -> bool:
         """Whether so many requests may be made now, or have to wait a little."""
         return self.ledger.fits(requests, self.clock.day())
 
     def call(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
         """Ask the child, and count what that asks of the store; see `Link.call`."""
-        now, day = self.clock.monotonic(), self.clock.day()
-        is_chore = request.action in CHORES
-        if not is_chore:
-            self.ledger.add(_counts(request), now, day)
+        if request.action in CHORES:
+            self._call_chore(request, deadline, done)
+            return
+        self.ledger.add(_counts(request), self.clock.monotonic(), self.clock.day())
 
         def ended(answer: Answer, results: Results) -> None:
-            told = counts_of(answer.requests)
-            if is_chore:
-                told = told if told.requests else RequestCounts(gets=1)  # it was cut off
-            elif request.action is Action.GET:
-                told = RequestCounts(received_bytes=answer.count)
-            self.ledger.add(told, self.clock.monotonic(), self.clock.day())
+            if request.action is Action.GET:
+                received = RequestCounts(received_bytes=answer.count)
+                self.ledger.add(received, self.clock.monotonic(), self.clock.day())
             done(answer, results)
 
         self.link.call(request, deadline, ended)
+
+    def _call_chore(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
+        """Likewise; a chore that is cut off counts with all that it has asked for."""
+        buffer, noted = self.lending.counts()
+        zero(noted)
+
+        def ended(answer: Answer, results: Results) -> None:
+            self.chore = counts_of(noted)
+            self.ledger.add(self.chore, self.clock.monotonic(), self.clock.day())
+            done(answer, results)
+
+        self.link.call(msgspec.structs.replace(request, buffers=[buffer]), deadline, ended)
 
     def failed(self) -> None:
         """A call of the store failed."""

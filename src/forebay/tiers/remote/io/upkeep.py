@@ -1,9 +1,9 @@
 """What keeps a remote tier in step with its store and with other hosts, one call at a time.
 
-A store that is left alone is probed, by a child that is started for it; at the first success other
-hosts' index is read and this host's own packs are found. From then on: publish what changed, look
-at what others published, and now and then at what is still there of this host's, and delete what
-dead hosts left.
+A store that is left alone is probed, by a child that is started for it; at the first success this
+host's own packs are found, and the store is used. From then on: look at what others have published,
+publish what changed, read own packs that no index lists, and now and then look at what is still
+there of this host's, and delete what dead hosts left.
 """
 
 import logging
@@ -19,25 +19,21 @@ from forebay.record.forgotten import (
     pack_forgotten,
     unpack_forgotten,
 )
-from forebay.record.header import Damage
 from forebay.sys.memory import allocate
-from forebay.tiers.contract import WarmStart
-from forebay.tiers.remote.accounting.ledger import SPENT_BYTES, counts_of
+from forebay.tiers.remote.accounting.ledger import SPENT_BYTES
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication
-from forebay.tiers.remote.index.table import RecordTable
-from forebay.tiers.remote.index.used import pack_used, unpack_used, used_name
+from forebay.tiers.remote.index.used import pack_used, used_name
+from forebay.tiers.remote.io.looking import Looking
 from forebay.tiers.remote.io.parts import RemoteParts
+from forebay.tiers.remote.io.recovering import Recovering
 from forebay.tiers.remote.jobs import Remembrance
-from forebay.tiers.remote.process.chores import FoundPack, StoreAudit
+from forebay.tiers.remote.process.chores import StoreAudit
 from forebay.tiers.remote.process.link import AnswerDone, Results
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
 
-_DAY_S: Final = 86_400.0
-_LOOKING_SHARE: Final = 0.25  # of a day's requests, for looking at what others have published
-_USED_SHARE: Final = 1 / 16  # likewise, for telling others what is used most
-_WARM_TRIES: Final = 3  # of finding out what hosts use most
+_USED_SHARE: Final = 1 / 16  # of a day's requests, for telling others what is used most
 _LIFE_SIGNS: Final = 8  # in the time after which a host is taken for dead
 _log: Final = logging.getLogger(__name__)
 
@@ -48,16 +44,13 @@ class Upkeep:
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
         self.begun = threading.Event()  # the store has answered for the first time, or has not
-        self._is_recovered = False
+        self._recovering, self._looking = Recovering(parts), Looking(parts)
         self._is_busy = False
         self._wishes: list[Remembrance] = []
         self._is_list_due = False  # the list of the forgotten is to be put again
-        self._version = -1  # of the snapshots that are known
-        self._publish_at = self._refresh_at = self._audit_at = self._sweep_at = 0.0
+        self._publish_at = self._audit_at = self._sweep_at = 0.0
         self._sign_at = 0.0  # when there must be a sign of life, changed or not
         self._used_at = 0.0
-        self._warm_tries = _WARM_TRIES if parts.prefetch.limit_bytes else 0  # that are left
-        self._refresh_requests = 2  # that a look at other hosts took last time
 
     @property
     def is_idle(self) -> bool:
@@ -96,41 +89,46 @@ class Upkeep:
         is_sign = now >= self._sign_at and not is_closing
         is_news = parts.own.is_changed and is_due and not parts.is_over_for_stores
         if is_news or is_sign:
-            self._publish_at = now + options.publish_s
+            is_long = self._recovering.is_long
+            self._publish_at = now + (options.chore_s if is_long else options.publish_s)
             self._sign_at = now + options.host_age_s / _LIFE_SIGNS
             self._is_list_due = is_sign and bool(parts.remembered)  # not to be too old
             self._publish()
         elif is_closing or parts.is_over:
             return
-        elif self._warm_tries and parts.fits(self._refresh_requests):
-            self._warm_tries -= 1
-            self._call(StoreRequest(0, Action.USED), self._warm_up)
-        elif now >= self._refresh_at and parts.fits(self._refresh_requests):
-            self._refresh_at = now + self._refresh_s()
-            self._call(StoreRequest(0, Action.REFRESH, at=self._version), self._learn)
+        elif (request := self._looking.request(now)) is not None:
+            self._look(request)
         elif now >= self._audit_at and not parts.is_over_for_stores:
             self._audit_at = now + options.audit_s
             self._audit()
         elif parts.used and now >= self._used_at and not parts.is_over_for_stores:
-            self._used_at = now + self._apart_s(1, _USED_SHARE)
+            self._used_at = now + parts.apart_s(1, _USED_SHARE)
             self._publish_used()
         elif now >= self._sweep_at and not parts.is_over_for_stores:
             self._sweep_at = now + options.sweep_s
             self._call(StoreRequest(0, Action.SWEEP, at=int(options.host_age_s)), self._swept)
+        elif (request := self._recovering.request(now)) is not None:
+            self._call(request, self._recovering.read, self._recovering.not_read)
 
-    def _refresh_s(self) -> float:
-        """Until the next look at other hosts: a budget is not to be used up by looking."""
-        apart_s = self._apart_s(self._refresh_requests, _LOOKING_SHARE)
-        return max(self._parts.options.refresh_s, apart_s)
+    def _look(self, request: StoreRequest) -> None:
+        def looked(answer: Answer, results: Results) -> None:
+            self._looking.answered(request, answer, results)
+            self._begin_if_known()
 
-    def _apart_s(self, requests: int, share: float) -> float:
-        """Seconds between what takes so many requests and may have this share of a day's."""
-        budget = share * self._parts.ledger.requests_a_day
-        return _DAY_S * requests / budget if budget else 0.0
+        def not_looked(_failure: StoreFailure) -> None:
+            self._looking.failed(request)
+            self._begin_if_known()
+
+        self._call(request, looked, not_looked)
+
+    def _begin_if_known(self) -> None:
+        """A pool waits at its start until it is known what the store has."""
+        if self._looking.has_looked:
+            self.begun.set()
 
     def child_ended(self) -> None:
         """Whatever was under way has been answered."""
-        self._version = -1
+        self._looking.child_ended()
         self.begun.set()
 
     def _call(
@@ -163,7 +161,7 @@ class Upkeep:
         self._call(StoreRequest(0, Action.PROBE), self._probed, self._not_yet)
 
     def _probed(self, _answer: Answer, _results: Results) -> None:
-        if self._is_recovered:
+        if self._recovering.is_listed:
             self._audit_at = 0.0  # it may have lost what it had
             self._parts.own.erase_forgotten(self._parts.forgotten)
             self._use()
@@ -217,12 +215,12 @@ class Upkeep:
             parts.remembered = found or frozenset()
             parts.forget(parts.remembered)
             parts.listener.forgotten(parts.remembered)
-            self._first_refresh()
+            self._recover()
 
         def not_read(failure: StoreFailure) -> None:
             parts.lending.give_back(lent)
             if failure is StoreFailure.ABSENT:
-                self._first_refresh()
+                self._recover()
             else:
                 self._not_yet(failure)
 
@@ -263,9 +261,8 @@ class Upkeep:
         name, data = published.forgotten_name(parts.host), pack_forgotten(tenants)
         self._put(name, data, lambda: ended(is_kept=True), lambda: ended(is_kept=False))
 
-    def _first_refresh(self) -> None:
-        request = StoreRequest(0, Action.REFRESH, at=self._version)
-        self._call(request, self._first_refreshed, self._not_yet)
+    def _recover(self) -> None:
+        self._call(StoreRequest(0, Action.RECOVER), self._recovered, self._not_yet)
 
     def _not_yet(self, failure: StoreFailure) -> None:
         if not self.begun.is_set():
@@ -274,17 +271,8 @@ class Upkeep:
         self._parts.trip("does not answer")
         self.begun.set()
 
-    def _first_refreshed(self, answer: Answer, results: Results) -> None:
-        self._learn(answer, results)
-        self._call(StoreRequest(0, Action.RECOVER), self._recovered, self._not_yet)
-
-    def _recovered(self, _answer: Answer, results: Results) -> None:
-        found = msgspec.msgpack.decode(results[0], type=list[FoundPack])
-        orphans = self._parts.own.restore(found, self._parts.others)
-        self._parts.own.erase_forgotten(self._parts.forgotten)
-        if orphans:
-            _log.info("%d remote records have lost their prefix and are forgotten", orphans)
-        self._is_recovered = True
+    def _recovered(self, answer: Answer, results: Results) -> None:
+        self._recovering.listed(answer, results)
         self._audit_at = self._parts.clock.monotonic() + self._parts.options.audit_s
         self._use()
 
@@ -293,14 +281,7 @@ class Upkeep:
         self._parts.breaker.answered()
         if self.begun.is_set():
             _log.warning("%s answers and is used", self._parts.path)
-        self.begun.set()
-
-    def _learn(self, answer: Answer, results: Results) -> None:
-        tables = [RecordTable(result) for result in results]
-        snapshots = tables[1] if len(tables) > 1 else None
-        self._parts.others.learn(tables[0], snapshots, self._parts.clock.monotonic())
-        self._version = answer.count
-        self._refresh_requests = counts_of(answer.requests).requests
+        self._begin_if_known()
 
     def _audit(self) -> None:
         known = self._parts.own.sequences()  # what is put from now on is not missing
@@ -343,13 +324,6 @@ class Upkeep:
         told, parts.used = parts.used, ()
         records = [each for each in told if each.tenant not in parts.forgotten]
         self._put(used_name(self._parts.host), pack_used(records), lambda: None)
-
-    def _warm_up(self, _answer: Answer, results: Results) -> None:
-        """Hosts use this most: let the pool fetch it, as much and as fast as it is to."""
-        self._warm_tries = 0
-        records = unpack_used(results[0])
-        if records and not isinstance(records, Damage):
-            self._parts.listener.warm_start(WarmStart(records, *self._parts.prefetch))
 
     def _put_tail(self, tail: Publication) -> None:
         self._put(published.tail_name(self._parts.host), published.pack(tail), lambda: None)

@@ -13,12 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from forebay.barrier import Barrier
 from forebay.sys import processes, shared
-from forebay.tiers.remote.process import chores
-from forebay.tiers.remote.process.chores import Refreshed, Watcher
+from forebay.tiers.remote.process import chores, recovery
 from forebay.tiers.remote.process.counting import CountedStore
 from forebay.tiers.remote.process.messages import (
     CHORES,
@@ -29,6 +26,7 @@ from forebay.tiers.remote.process.messages import (
     decode_request,
     encode,
 )
+from forebay.tiers.remote.process.watching import Refreshed, UsedByHosts, Watcher
 from forebay.tiers.remote.store import ObjectStore, StoreFailure
 from forebay.tiers.remote.stores.opening import open_store
 
@@ -45,6 +43,7 @@ class Child:
         self._connection, self._store, self._host = connection, store, host
         self._counted = CountedStore(store)  # for what takes several calls; one at a time
         self._watcher = Watcher(self._counted, host, entries)
+        self._used = UsedByHosts(self._counted)
         self._areas: dict[int, memoryview] = {}  # changed by the reading thread alone
         self._requests: queue.SimpleQueue[StoreRequest | None] = queue.SimpleQueue()
         self._barrier = Barrier()
@@ -80,22 +79,24 @@ class Child:
         while (request := self._requests.get()) is not None:
             failed = Answer(request.number, StoreFailure.FAILED), list[bytes]()
             answer, results = self._barrier.result("a call", failed, self._serve, request)
-            if request.action in CHORES:
-                answer = msgspec.structs.replace(answer, requests=self._counted.take())
             self._answer(answer, results)
 
     def _serve(self, request: StoreRequest) -> tuple[Answer, list[bytes]]:
         """Do what is asked; the answer, and what goes with it."""
+        if request.action in CHORES:
+            self._counted.begin(self._views(request)[0])
+        counted, host = self._counted, self._host
         calls: dict[Action, Callable[[], object]] = {
             Action.PUT: lambda: self._store.put(request.name, self._views(request)),
             Action.GET: lambda: self._store.get(request.name, request.at, self._views(request)),
             Action.DELETE: lambda: self._store.delete(request.name),
-            Action.PROBE: lambda: chores.probe(self._counted, self._host),
-            Action.RECOVER: lambda: chores.recover(self._counted, self._host),
-            Action.AUDIT: lambda: chores.audit(self._counted, self._host),
-            Action.USED: lambda: chores.used_by_hosts(self._counted),
-            Action.REFRESH: lambda: self._watcher.refresh(request.at),
-            Action.SWEEP: lambda: chores.sweep(self._counted, self._host, request.at),
+            Action.PROBE: lambda: chores.probe(counted, host),
+            Action.RECOVER: lambda: recovery.recover(counted, host),
+            Action.READ_PACKS: lambda: recovery.read(counted, host, request.packs),
+            Action.AUDIT: lambda: chores.audit(counted, host),
+            Action.USED: lambda: self._used.look(request.limit),
+            Action.REFRESH: lambda: self._watcher.refresh(request.at, request.limit),
+            Action.SWEEP: lambda: chores.sweep(counted, host, request.at),
         }
         match calls[request.action]():
             case StoreFailure() as failure:

@@ -1,28 +1,31 @@
-"""A store whose calls are counted: what takes several of them says afterwards how many."""
+"""A store whose calls are counted, where whoever asked for them can see it.
+
+The counts lie in memory that is shared: they are there when the process is killed meanwhile. A
+request counts when it is made, and its bytes when they have come.
+"""
 
 import threading
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.tiers.remote.accounting.ledger import RequestCounts
+from forebay.tiers.remote.accounting.ledger import COUNTS_BYTES, RequestCounts
 from forebay.tiers.remote.store import ObjectStore, StoredObject, StoreFailure
 
 _PAGE: Final = 1000  # objects that a listing of an object store has in one answer
 
 
 class CountedStore(ObjectStore):
-    """Another store, and what it was asked since the last look."""
+    """Another store, and what it was asked for since `begin`."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._lock = threading.Lock()  # guards the counts
-        self._counts = RequestCounts()
+        self._counts = memoryview(bytearray(COUNTS_BYTES)).cast("Q")
 
-    def take(self) -> RequestCounts:
-        """What was asked since the last time."""
+    def begin(self, counts: memoryview) -> None:
+        """Count here from now on."""
         with self._lock:
-            counts, self._counts = self._counts, RequestCounts()
-        return counts
+            self._counts = counts[:COUNTS_BYTES].cast("Q")
 
     def put(self, name: str, buffers: Sequence[memoryview]) -> StoreFailure | None:
         """See ObjectStore."""
@@ -31,16 +34,18 @@ class CountedStore(ObjectStore):
 
     def get(self, name: str, at: int, buffers: Sequence[memoryview]) -> int | StoreFailure:
         """See ObjectStore."""
+        self._add(RequestCounts(gets=1))
         found = self._store.get(name, at, buffers)
-        received = 0 if isinstance(found, StoreFailure) else found
-        self._add(RequestCounts(gets=1, received_bytes=received))
+        if not isinstance(found, StoreFailure):
+            self._add(RequestCounts(received_bytes=found))
         return found
 
     def listing(self, prefix: str) -> list[StoredObject] | StoreFailure:
         """See ObjectStore."""
+        self._add(RequestCounts(lists=1))
         found = self._store.listing(prefix)
-        pages = 1 if isinstance(found, StoreFailure) else max(1, -(-len(found) // _PAGE))
-        self._add(RequestCounts(lists=pages))
+        if not isinstance(found, StoreFailure):
+            self._add(RequestCounts(lists=max(0, -(-len(found) // _PAGE) - 1)))
         return found
 
     def delete(self, name: str) -> StoreFailure | None:
@@ -50,4 +55,5 @@ class CountedStore(ObjectStore):
 
     def _add(self, more: RequestCounts) -> None:
         with self._lock:
-            self._counts = RequestCounts(*map(sum, zip(self._counts, more, strict=True)))
+            for place, count in enumerate(more):
+                self._counts[place] += count

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from forebay.tiers.remote.process.recovery import UnreadPack
 from forebay.tiers.remote.store import StoreFailure
 
 MESSAGE_BYTES_MAX: Final = 64 << 10
@@ -24,15 +25,25 @@ class Action(StrEnum):
     GET = "get"
     DELETE = "delete"
     PROBE = "probe"  # put an object, read it, compare
-    RECOVER = "recover"  # find this host's packs
+    RECOVER = "recover"  # find this host's packs, and what its index says of them
+    READ_PACKS = "read_packs"  # read `packs`, of which it says nothing
     AUDIT = "audit"  # which of this host's objects are there
+    # These look at `limit` hosts in a call; who gets no result asks again.
     REFRESH = "refresh"  # find other hosts' packs; `at` is the version of the snapshots known
     USED = "used"  # find what hosts use most
     SWEEP = "sweep"  # delete what hosts left that have been dead for `at` seconds
 
 
 CHORES: Final = frozenset(
-    {Action.PROBE, Action.RECOVER, Action.AUDIT, Action.REFRESH, Action.USED, Action.SWEEP}
+    {
+        Action.PROBE,
+        Action.RECOVER,
+        Action.READ_PACKS,
+        Action.AUDIT,
+        Action.REFRESH,
+        Action.USED,
+        Action.SWEEP,
+    }
 )
 
 
@@ -43,7 +54,11 @@ class StoreRequest(msgspec.Struct, array_like=True, frozen=True):
     action: Action
     name: str = ""
     at: int = 0
-    buffers: Sequence[tuple[int, int, int]] = ()  # area, offset, length
+    # Area, offset, length; of a chore: where the child notes `RequestCounts` of what it asks for,
+    # so that they are known when it is killed.
+    buffers: Sequence[tuple[int, int, int]] = ()
+    packs: Sequence[UnreadPack] = ()
+    limit: int = 0
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
@@ -52,7 +67,6 @@ class Answer(msgspec.Struct, array_like=True, frozen=True):
     number: int
     failure: StoreFailure | None = None
     count: int = 0  # bytes, objects, or a version: as the action has it
-    requests: tuple[int, ...] = ()  # of chores: `RequestCounts` of what they asked of the store
 
 
 encode: Final = msgspec.msgpack.Encoder().encode

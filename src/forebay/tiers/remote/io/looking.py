@@ -1,0 +1,92 @@
+"""Looking at other hosts, some in one call: what they publish, and once what they use most.
+
+Between two calls whatever else is due is done, so a round of many hosts keeps nothing waiting. It
+ends when a call has results.
+"""
+
+from typing import Final
+
+from forebay.record.header import Damage
+from forebay.tiers.contract import WarmStart
+from forebay.tiers.remote.index.table import RecordTable
+from forebay.tiers.remote.index.used import unpack_used
+from forebay.tiers.remote.io.parts import RemoteParts
+from forebay.tiers.remote.process.link import Results
+from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
+
+_SHARE: Final = 0.25  # of a day's requests, for looking at what others have published
+_WARM_TRIES: Final = 3  # of finding out what hosts use most
+_HOSTS_AT_ONCE: Final = 32  # that one call asks: it ends in time on a slow store, too
+_REQUESTS_MIN: Final = 3  # of a call that asks one host: its tail, its snapshot, a listing
+
+
+class Looking:
+    """What other hosts say of themselves. Owned by the tier's thread."""
+
+    def __init__(self, parts: RemoteParts) -> None:
+        self._parts = parts
+        self.has_looked = False  # or has tried to
+        self._version = -1  # of the snapshots that are known
+        self._refresh_at = 0.0
+        self._is_refreshing = self._is_warming = False  # hosts of a round are still to be asked
+        self._warm_tries = _WARM_TRIES if parts.warm.limit_bytes else 0  # that are left
+        self._requests = 0  # that this round has made
+        self._round_requests = 2  # and the last one
+
+    def request(self, now: float) -> StoreRequest | None:
+        """What is to be asked now."""
+        parts = self._parts
+        if not parts.fits(_REQUESTS_MIN):
+            return None
+        limit = min(_HOSTS_AT_ONCE, (parts.room() - 1) // 2)
+        if self._is_refreshing or now >= self._refresh_at:
+            if not self._is_refreshing:
+                self._is_refreshing, self._requests = True, 0
+                self._refresh_at = now + self._refresh_s()
+            return StoreRequest(0, Action.REFRESH, at=self._version, limit=limit)
+        if self._is_warming or self._warm_tries:
+            self._warm_tries -= not self._is_warming
+            self._is_warming = True
+            return StoreRequest(0, Action.USED, limit=limit)
+        return None
+
+    def _refresh_s(self) -> float:
+        """Until the next round: a budget is not to be used up by looking."""
+        apart_s = self._parts.apart_s(self._round_requests, _SHARE)
+        return max(self._parts.options.refresh_s, apart_s)
+
+    def answered(self, request: StoreRequest, answer: Answer, results: Results) -> None:
+        """Some hosts were asked; with results, all."""
+        if request.action is Action.REFRESH:
+            self._requests += self._parts.chore.requests
+            if results:
+                self._learn(answer, results)
+        elif results:
+            self._warm_up(results)
+
+    def _learn(self, answer: Answer, results: Results) -> None:
+        tables = [RecordTable(result) for result in results]
+        snapshots = tables[1] if len(tables) > 1 else None
+        self._parts.others.learn(tables[0], snapshots, self._parts.clock.monotonic())
+        self._version, self._round_requests = answer.count, self._requests
+        self._is_refreshing, self.has_looked = False, True
+
+    def _warm_up(self, results: Results) -> None:
+        """Hosts use this most: let the pool fetch it, as much and as fast as it is to."""
+        self._is_warming, self._warm_tries = False, 0
+        records = unpack_used(results[0])
+        if records and not isinstance(records, Damage):
+            self._parts.listener.warm_start(WarmStart(records, *self._parts.warm))
+
+    def failed(self, request: StoreRequest) -> None:
+        """The round is over; a later one begins anew."""
+        if request.action is Action.REFRESH:
+            self._is_refreshing, self.has_looked = False, True
+        else:
+            self._is_warming = False
+        self._parts.failed()
+
+    def child_ended(self) -> None:
+        """The next child knows nothing of a round, nor of a version."""
+        self._version = -1
+        self._is_refreshing = self._is_warming = False

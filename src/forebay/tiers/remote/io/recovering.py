@@ -1,0 +1,92 @@
+"""Taking over this host's packs at a start: what its index says at once, all others by and by.
+
+The store is used meanwhile. Some packs are read in one call; which are left is known here, so a
+child that is killed loses the packs of one call, and the next one is asked for fewer.
+"""
+
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from forebay.tiers.remote.io.parts import RemoteParts
+from forebay.tiers.remote.process.link import Results
+from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
+from forebay.tiers.remote.process.recovery import (
+    PACK_GETS_MAX,
+    PacksRead,
+    Recovered,
+    UnreadPack,
+)
+from forebay.tiers.remote.store import StoreFailure
+
+PACKS_MAX: Final = 32  # that are read in one call
+_SHARE: Final = 0.25  # of a day's requests, for reading packs
+_log: Final = logging.getLogger(__name__)
+
+
+class Recovering:
+    """The packs of one store that an earlier process has put. Owned by the tier's thread."""
+
+    def __init__(self, parts: RemoteParts) -> None:
+        self._parts = parts
+        self._count = PACKS_MAX  # that the next call reads
+        self._asked: Sequence[UnreadPack] = ()
+        self._at = 0.0  # not before then
+        self.is_listed = False  # it is known which packs there are
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes a while; an index is not to be published for every few packs then."""
+        return len(self._parts.own.unread) > PACKS_MAX
+
+    def listed(self, _answer: Answer, results: Results) -> None:
+        """These packs there are, and this is known of them."""
+        parts = self._parts
+        packs = msgspec.msgpack.decode(results[0], type=Recovered)
+        parts.own.expect(packs.unread)
+        parts.own.restore(packs.found)
+        parts.own.erase_forgotten(parts.forgotten)
+        self.is_listed = True
+        if packs.unread:
+            _log.info("%d packs in %s have to be read", len(packs.unread), parts.path)
+
+    def request(self, now: float) -> StoreRequest | None:
+        """What is to be asked now, the oldest packs first."""
+        parts, unread = self._parts, self._parts.own.unread
+        if not unread or now < self._at or parts.is_over_for_stores:
+            return None
+        count = min(self._count, parts.room() // PACK_GETS_MAX)
+        self._asked = tuple(itertools.islice(unread.values(), max(0, count)))
+        return StoreRequest(0, Action.READ_PACKS, packs=self._asked) if self._asked else None
+
+    def read(self, _answer: Answer, results: Results) -> None:
+        """Some of these packs were read; the others are tried again after all that are left."""
+        parts = self._parts
+        now = parts.clock.monotonic()
+        parts.own.read(msgspec.msgpack.decode(results[0], type=PacksRead))
+        parts.own.erase_forgotten(parts.forgotten)
+        self._count = min(PACKS_MAX, 2 * self._count)
+        if self._put_off() < len(self._asked):
+            self._at = now + parts.apart_s(parts.chore.requests, _SHARE)
+        else:
+            parts.failed()
+            self._at = now + parts.options.error_window_s
+        if not parts.own.unread:
+            _log.info("all packs in %s are known", parts.path)
+
+    def not_read(self, _failure: StoreFailure) -> None:
+        """None of them, as far as can be told: the child was too slow, or died."""
+        self._put_off()
+        self._count = max(1, self._count // 2)
+        self._parts.failed()
+
+    def _put_off(self) -> int:
+        """Let the packs that are still unread be the last; how many."""
+        unread = self._parts.own.unread
+        left = [pack.sequence for pack in self._asked if pack.sequence in unread]
+        for sequence in left:
+            unread[sequence] = unread.pop(sequence)
+        return len(left)
