@@ -188,3 +188,17 @@ def test_an_answer_that_is_continued_waits_for_the_engine_that_holds_it() -> Non
         assert lost.engine == free.engine, "which says that it does not know the answer"
 
     run(play())
+
+
+def test_an_engine_of_another_model_holds_nothing() -> None:
+    async def play() -> None:
+        engines = [
+            {"name": name, "model": name, "url": f"http://127.0.0.1:{8000 + at}"}
+            for at, name in enumerate("ab")
+        ]
+        dispatcher = Dispatcher(parse_config({"engine": engines}), ManualClock())
+        request = RoutedRequest("anonymous", "b", holder="a")
+        await dispatcher.place(request)
+        assert request.engine == "b"
+
+    run(play())

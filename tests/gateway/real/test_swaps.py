@@ -23,7 +23,7 @@ from tests.engines.vllm.real import forked
 from tests.engines.vllm.real.engine import HANG_S, NO_DEADLINES
 from tests.engines.vllm.real.engine_process import transfer_config
 from tests.engines.vllm.real.kinds import has_run
-from tests.gateway.real.conftest import client_of, free_port
+from tests.gateway.real.conftest import START_S, client_of, free_port
 from tests.gateway_harness import GatewayProcess
 from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
 
@@ -34,7 +34,6 @@ SWAPS = int(os.environ.get("FOREBAY_SWAPS", "6"))
 SEED = 20251118
 PROMPTS = [f"Write down {word} and why they matter to you." for word in ("rivers", "stars", "cups")]
 TOKENS = 40
-START_S = 2700.0  # three engines, one after the other, on a machine that does other things
 GPU = 'name = "g"\nidle_s = 0\nawake_s = 0\n'
 ENGINES = ("one", "two", "three")
 IN_TURN, UNDER_WAY = 30, 12  # requests, and how many of them at a time
@@ -124,7 +123,7 @@ def front() -> Iterator[Front]:
             wait_until(
                 lambda: sorted(begun.powers().values()) == ["asleep", "asleep", "awake"],
                 "all of them",
-                START_S,
+                len(ENGINES) * START_S,
             )
             yield begun
         finally:

@@ -34,8 +34,8 @@ def dispatcher(clock: ManualClock, *engines: "tuple[str, str, Power]") -> Dispat
     return made
 
 
-def wait_for(made: Dispatcher, model: str) -> None:
-    request = RoutedRequest("anonymous", model)
+def wait_for(made: Dispatcher, model: str, holder: str = "") -> None:
+    request = RoutedRequest("anonymous", model, holder=holder)
     request.arrived = made.now()
     made.models[model].queue.push(request)
 
@@ -70,6 +70,14 @@ def test_where_another_can_answer_a_second_is_woken_only_if_waiting_costs_more(
     assert wanted(made) == {"e0", "e1"}
     made.engines["e0"].condition = Condition.DOWN
     assert wanted(made) == {"e1"}
+
+
+def test_an_answer_that_is_continued_wakes_the_engine_that_holds_it() -> None:
+    made = dispatcher(ManualClock(), ("a", "g", Power.AWAKE), ("a", "h", Power.ASLEEP))
+    wait_for(made, "a", holder="e1")
+    assert wanted(made) == {"e1"}
+    made.engines["e1"].condition = Condition.DOWN
+    assert wanted(made) == {"e0"}
 
 
 def test_of_several_the_one_is_woken_that_is_soonest_there() -> None:

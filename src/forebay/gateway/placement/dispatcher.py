@@ -199,6 +199,16 @@ class Dispatcher:
         for queue in self.queues:
             self._pump(queue)
 
+    def holder(self, needs: Needs) -> EngineState | None:
+        """The only engine that can answer such a request; None: any of its model.
+
+        If the one that holds what it continues is lost, another can at least say so.
+        """
+        engine = self.engines.get(needs.engine)
+        if engine is None or engine not in self.models[needs.model].engines:
+            return None
+        return engine if engine.is_used else None
+
     def now(self) -> float:
         """The clock that requests are timed by."""
         return self._clock.monotonic()
@@ -257,14 +267,9 @@ class Dispatcher:
         return {host: held.likely(request.chain) for host, held in model.pools.items()}
 
     def _ready(self, needs: Needs) -> list[EngineState]:
-        """The engines that can start such a request now.
-
-        If the only one that holds what it continues is lost, another can at least say so.
-        """
-        engines = self.models[needs.model].answering
-        holder = self.engines.get(needs.engine)
-        if holder is not None and holder.is_used:
-            engines = [holder]
+        """The engines that can start such a request now."""
+        holder = self.holder(needs)
+        engines = self.models[needs.model].answering if holder is None else [holder]
         if needs.is_long:
             return [engine for engine in engines if engine.takes_long]
         return [engine for engine in engines if engine.has_room]

@@ -83,30 +83,23 @@ class RequestQueue:
             return None
         lane = self._lanes[self._in_turn(keys)]
         needs = min(ready & lane.heaps.keys(), key=lambda each: lane.heaps[each][0])
-        request = lane.heaps[needs][0][2]
+        request = heapq.heappop(lane.heaps[needs])[2]
         if len(keys) > 1:  # else nobody else could have gone
             lane.left -= request.cost
             request.charged = lane
-        self.remove(request)
+        self._forget(request)
         return request
 
     def remove(self, request: RoutedRequest) -> bool:
         """It does not wait any more; whether it did."""
-        lane, needs = self._lanes.get(request.key), request.needs
-        heap = lane.heaps.get(needs, []) if lane else []
-        at = next((at for at, entry in enumerate(heap) if entry[2] is request), None)
-        if lane is None or at is None:
+        lane = self._lanes.get(request.key)
+        heap = lane.heaps.get(request.needs, []) if lane else []
+        kept = [entry for entry in heap if entry[2] is not request]
+        if len(kept) == len(heap):
             return False
-        heap[at] = heap[-1]
-        heap.pop()
+        heap[:] = kept
         heapq.heapify(heap)
-        if not heap:
-            del lane.heaps[needs]
-        if not lane.heaps:
-            del self._lanes[request.key]
-        self._counts[needs] -= 1
-        if not self._counts[needs]:
-            del self._counts[needs]
+        self._forget(request)
         return True
 
     def correct(self, request: RoutedRequest, tokens: float) -> None:
@@ -122,6 +115,17 @@ class RequestQueue:
         """What waits in another queue waits here; that one is used no more."""
         for request in sorted(other, key=lambda each: each.arrived):
             self.push(request)
+
+    def _forget(self, request: RoutedRequest) -> None:
+        """It was taken out of its heap."""
+        lane, needs = self._lanes[request.key], request.needs
+        if not lane.heaps[needs]:
+            del lane.heaps[needs]
+        if not lane.heaps:
+            del self._lanes[request.key]
+        self._counts[needs] -= 1
+        if not self._counts[needs]:
+            del self._counts[needs]
 
     def _in_turn(self, keys: Collection[str]) -> str:
         if len(keys) == 1:

@@ -2,7 +2,8 @@
 
 A request waits for its model. Where another engine of the model is awake or waking, a resting one
 is wanted only after the request has waited for longer than waking takes: until then waiting costs
-less. Of several that rest, the one that is soonest there is wanted.
+less. Of several that rest, the one that is soonest there is wanted. A request that continues an
+answer is for the engine that holds it.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,6 @@ from collections.abc import Mapping
 from forebay.gateway.placement.dispatcher import Dispatcher, ServedModel
 from forebay.gateway.placement.engine_state import EngineState
 from forebay.gateway.placement.power import RESTING, Power
-from forebay.gateway.placement.request import RoutedRequest
 
 _COMING = frozenset({Power.AWAKE, Power.WAKING})
 
@@ -21,19 +21,14 @@ def waiting_since(dispatcher: Dispatcher, engine: EngineState) -> float | None:
     for model in dispatcher.models.values():
         if engine not in model.engines or not engine.is_used:
             continue
-        requests = model.queue.of(model.name)
-        name = engine.setting.name
-        found += [each.arrived for each in requests if each.holder == name]
-        free = [each.arrived for each in requests if not _holder(each, dispatcher)]
+        waiting = [
+            (dispatcher.holder(each.needs), each.arrived) for each in model.queue.of(model.name)
+        ]
+        found += [arrived for holder, arrived in waiting if holder is engine]
+        free = [arrived for holder, arrived in waiting if holder is None]
         if free and _is_for(model, engine, dispatcher, min(free)):
             found.append(min(free))
     return min(found, default=None)
-
-
-def _holder(request: RoutedRequest, dispatcher: Dispatcher) -> EngineState | None:
-    """The only engine that can answer a request; None: any of its model can, or that is lost."""
-    engine = dispatcher.engines.get(request.holder)
-    return engine if engine is not None and engine.is_used else None
 
 
 def _is_for(model: ServedModel, engine: EngineState, dispatcher: Dispatcher, oldest: float) -> bool:
