@@ -203,7 +203,7 @@ fuzz: $(STAMP) ## hostile bytes for everything that reads bytes: make fuzz [SECO
 soak: $(STAMP) ## the long versions: 1000 kills, 200 power losses, 2000 random histories, a crowd of 5 minutes
 	@FOREBAY_KILLS=1000 FOREBAY_LOSSES=200 FOREBAY_EXAMPLES=2000 FOREBAY_SOAK_S=300 \
 	  $(BIN)/python -m pytest -q -o timeout=7200 tests/promises tests/record tests/identity tests/tiers \
-	  tests/pool/test_soak.py
+	  tests/pool/core/test_core_stateful.py tests/pool/test_soak.py
 
 soak-hostile: $(STAMP) ## 15 minutes of stopped, lying and killed clients beside honest ones: make soak-hostile [MINUTES=15]
 	@$(BIN)/python tools/hostile_soak.py --minutes $(or $(MINUTES),15)

@@ -121,6 +121,14 @@ def test_imports_point_down(path: Path) -> None:
         assert below, f"{path} imports {name}, which is not below it"
 
 
+@pytest.mark.parametrize("tier", ["dram", "disk", "remote"])
+def test_tiers_do_not_know_each_other(tier: str) -> None:
+    others = {"dram", "disk", "remote"} - {tier}
+    for path in (SOURCE / "tiers" / tier).rglob("*.py"):
+        used = {name.removeprefix("forebay.tiers.").partition(".")[0] for name in imports_of(path)}
+        assert not used & others, path
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_an_engine_is_imported_by_its_own_package_alone(engine: str) -> None:
     users = {

@@ -230,7 +230,7 @@ def assert_warm(here: set[Sample], acknowledged: list[int]) -> None:
 def test_t2_random_kills_under_load(
     executioner: Executioner, tmp_path: Path, seed: int, is_encrypted: bool
 ) -> None:
-    kills = int(os.environ.get("FOREBAY_KILLS", "100"))
+    kills = int(os.environ.get("FOREBAY_KILLS", "30"))
     random_kills(executioner, tmp_path, seed, kills, is_encrypted=is_encrypted)
 
 

@@ -14,10 +14,8 @@ from forebay.record.header import Digest, RecordHeader, RecordName, mismatch, pa
 from forebay.record.region import short
 from forebay.sys.world import World
 from forebay.tiers import contract
+from forebay.tiers.catalog import Catalog, Extent, RecordPlace
 from forebay.tiers.contract import Dropped, DropReason, Hit, Miss, MissReason, Prefix, Stored
-from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.index import RecordPlace
-from forebay.tiers.disk.regions.region import Region
 
 DELAY_S = 0.0005
 LoadDone = Callable[[contract.LoadOutcome], None]
@@ -31,8 +29,8 @@ class SlowMemoryTier(contract.Tier):
         self, listener: contract.TierListener, *, world: World, cap_bytes: int = 64 << 20
     ) -> None:
         self.records: dict[bytes, tuple[RecordHeader, bytearray]] = {}  # oldest first
-        self._catalog = Catalog(listener)
-        self._catalog.add_region(Region(1, "memory", 0, -1, cap_bytes))
+        self._catalog: Catalog[Extent] = Catalog(listener)
+        self._catalog.add_extent(Extent(1, "memory", cap_bytes))
         self._listener, self._clock = listener, world.clock
         self._cap_bytes, self._is_closed = cap_bytes, False
         self._asked: set[bytes] = set()

@@ -73,7 +73,7 @@ class EngineNamespace:
         self._rename()
 
     def name_weights(self, weights_id: str) -> None:
-        """Likewise, by an operator's name for all of them, which equals no hash: another field."""
+        """A namespace by an operator's name for the weights: a field that equals no hash."""
         self._weights = {"weights_id": weights_id}
         self._rename()
 

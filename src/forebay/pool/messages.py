@@ -194,7 +194,7 @@ class Cancel(_Message, frozen=True, tag="cancel"):
 
 
 class Settled(_Message, frozen=True, tag="settled"):
-    """Nobody reads any more what was promised to an engine, on whichever connection until now."""
+    """The engine has stopped reading all that it was promised, on any connection so far."""
 
     engine: str  # as it said in Hello, on a connection that was lost
 

@@ -110,7 +110,7 @@ class Quotas:
         return sorted(able, key=lambda each: self._rank(each, wanted_by))
 
     def above_caps(self) -> list[bytes]:
-        """Who holds more than its cap, since that was lowered."""
+        """Tenants that hold more than their caps, since those were lowered."""
         return [tenant for tenant in self._used if not self.fits(tenant, 0)]
 
     def holders(self) -> Iterable[bytes]:

@@ -32,7 +32,7 @@ class Turns:
         self._left.pop(tenant, None)
 
     def current(self) -> bytes | None:
-        """Whose turn it is; None: nobody has anything to do."""
+        """The tenant whose turn it is; None: none has anything to do."""
         if len(self._left) == 1:  # mostly: there are no tenants
             return next(iter(self._left))
         while self._left:

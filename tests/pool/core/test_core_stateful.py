@@ -38,7 +38,7 @@ from forebay.sys.world import World
 from forebay.testing.clock import ManualClock
 
 MIB = 1 << 20
-EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "30"))
 CHAINS = [chain(f"dialog {number}", 12) for number in range(3)]
 # Two dialogs that part after their sixth chunk: a forest, not a bundle of sticks.
 CHAINS.append(CHAINS[0][:6] + chain("branch", 12)[6:])

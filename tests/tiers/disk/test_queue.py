@@ -9,7 +9,7 @@ import pytest
 from tests.pool_process import wait_until
 
 from forebay.record.header import RecordName
-from forebay.tiers.disk.index import RecordPlace
+from forebay.tiers.catalog import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob
 from forebay.tiers.disk.regions.region import Region

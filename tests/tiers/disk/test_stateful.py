@@ -20,7 +20,7 @@ from forebay.tiers.disk import Directory, DiskTier, Options
 
 SMALL = Options(region_bytes=1 << 17, read_depth=2, write_depth=2, tick_s=0.01)
 CAP_BYTES = 3 << 19
-EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("FOREBAY_EXAMPLES", "40"))
 
 
 class DiskMachine(TierMachine):

@@ -17,8 +17,8 @@ from forebay.identity.keys import ChainRoot, KeyChain
 from forebay.record.header import record_bytes
 from forebay.record.region import ENTRY_BYTES
 from forebay.sys import memory
+from forebay.tiers.catalog.index import Index, RecordPlace
 from forebay.tiers.disk import Directory, DiskTier, Options
-from forebay.tiers.disk.index import Index, RecordPlace
 
 REOPEN_RECORDS: Final = 100_000
 REOPEN_PAYLOAD_BYTES: Final = 4096

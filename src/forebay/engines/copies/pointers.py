@@ -57,7 +57,7 @@ class PageTable:
     def encoded(
         cls, layers: Sequence[tuple[int, int]], page_bytes: int, blocks: int
     ) -> "PageTable":
-        """Likewise, for slots in which every page is encoded for itself."""
+        """The pointers for slots in which every page is encoded by itself."""
         bases = np.array([base for base, _ in layers], dtype=np.int64)
         strides = np.array([stride for _, stride in layers], dtype=np.int64)
         return cls(bases, strides, page_bytes, blocks, is_encoded=True)

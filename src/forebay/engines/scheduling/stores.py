@@ -374,7 +374,10 @@ class EngineStores:
         self._pool.abort(self._pool.generation, [offer.piece.offset for offer in gone])
 
     def _give_up(self, now: float) -> None:
-        """Not all workers have said what became of these copies: whoever made them is long done."""
+        """Give back slots of copies that not all workers have reported in time.
+
+        By then no copy can still be running.
+        """
         late = [serial for serial, offer in self._copying.items() if offer.deadline <= now]
         lost = [self._copying.pop(serial) for serial in late]
         self._counts["stores.unreported"] += len(lost)

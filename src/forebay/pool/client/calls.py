@@ -82,7 +82,7 @@ class Calls:
             self.session.connection.rest(until)
 
     def abandon(self, batch: int) -> None:
-        """Nobody waits for this batch's answer any more; slots that it brings go back at once."""
+        """Stop waiting for this batch's answer; slots that it brings go back at once."""
         self._abandoned.add(batch)
 
     def _put_away(self, message: PoolMessage) -> None:

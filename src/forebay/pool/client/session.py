@@ -48,7 +48,10 @@ _NAMES_MAX: Final = 16  # lost sessions; of older ones the pool hears when this 
 
 
 class PoolSession:
-    """One member of a pool, or one who would be. Owned by one thread; only `take` waits."""
+    """One connection of an engine or client to the pool, made again when it is lost.
+
+    Owned by one thread; only `take` waits.
+    """
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class PoolSession:
         reads.add(serial)
 
     def end_read(self, serial: int) -> None:
-        """Nobody reads them any more; with the last of a lost session's, the pool hears of it."""
+        """These chunks are read no more; with a lost session's last, the pool is told."""
         self._reads.discard(serial)
         for name, serials in self._lost_reads.items():
             if serial in serials:

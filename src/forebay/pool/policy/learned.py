@@ -396,7 +396,7 @@ class Learned(Policy):
         self._visits.forget(visit)
 
     def _started(self, visit: int, key: bytes | None) -> None:
-        """Nobody needs to know any more where a visit's stores begin, if they begin with `key`."""
+        """Forget where a visit's stores begin, if they begin with `key`."""
         if key is not None and self._starts.get(key) == visit:
             del self._starts[key]
             self._visits.start[visit] = None

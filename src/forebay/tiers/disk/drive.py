@@ -28,6 +28,7 @@ from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import read_whole, write_whole, zero_whole
 from forebay.sys.world import World
+from forebay.tiers.catalog import Catalog, RecordPlace
 from forebay.tiers.contract import (
     SOUND,
     Dropped,
@@ -40,10 +41,8 @@ from forebay.tiers.contract import (
     Stored,
     StoreOutcome,
 )
-from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.erasure import Eraser, wipe_header
 from forebay.tiers.disk.health import Health
-from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.probing import RecordProbe
 from forebay.tiers.disk.queue import JobQueue, LoadJob, StoreJob, drop
@@ -63,7 +62,7 @@ class Drive:
         self,
         directory: OpenDirectory,
         region_log: RegionLog,
-        catalog: Catalog,
+        catalog: Catalog[Region],
         options: Options,
         world: World,
         *,

@@ -22,8 +22,7 @@ from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import overwrite_whole, write_whole, zero_whole
-from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.index import RecordPlace
+from forebay.tiers.catalog import Catalog, RecordPlace
 from forebay.tiers.disk.regions.reader import RegionReader
 from forebay.tiers.disk.regions.region import Region, unseal
 from forebay.tiers.disk.regions.region_log import RegionLog
@@ -36,7 +35,7 @@ class Eraser:
     """Erases in one directory; on a thread that may wait for the medium."""
 
     region_log: RegionLog
-    catalog: Catalog
+    catalog: Catalog[Region]
     disk: Disk
     failed: Callable[[], None]  # hears of each record that the medium refuses to lose
     scrub: bool = False  # write zeros and flush, where else blocks may keep what they had

@@ -15,6 +15,7 @@ from typing import Final
 from forebay.record.header import KEY_BYTES, NAMESPACE_BYTES, ROOT, RecordName
 from forebay.sys import memory
 from forebay.sys.memory import PAGE_BYTES
+from forebay.tiers.catalog import RecordPlace
 from forebay.tiers.contract import (
     Dropped,
     LoadOutcome,
@@ -22,7 +23,6 @@ from forebay.tiers.contract import (
     MissReason,
     StoreOutcome,
 )
-from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.queue import LoadJob, StoreJob
 from forebay.tiers.disk.regions.directory import LOCK_NAME
 from forebay.tiers.disk.regions.region import Region

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.record.header import Digest, RecordName
+from forebay.tiers.catalog import RecordPlace
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
@@ -18,7 +19,6 @@ from forebay.tiers.contract import (
     MissReason,
     StoreOutcome,
 )
-from forebay.tiers.disk.index import RecordPlace
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.turns import FairQueue

@@ -15,6 +15,7 @@ from forebay.record.region import short
 from forebay.sys import memory
 from forebay.sys.clock import Clock
 from forebay.sys.world import World
+from forebay.tiers.catalog import Catalog
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
@@ -32,7 +33,6 @@ from forebay.tiers.contract import (
     VolumeProbe,
     VolumeStatus,
 )
-from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.drive import Drive
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.queue import LoadJob, StoreJob
@@ -44,6 +44,7 @@ from forebay.tiers.disk.regions.recovery import (
     close_directory,
     recover_directory,
 )
+from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.quotas import FLOORS, Quota, floors_bytes
 
 _log: Final = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class DiskTier(Tier):
         self,
         drives: Sequence[Drive],
         caps_bytes: list[int],
-        catalog: Catalog,
+        catalog: Catalog[Region],
         options: Options,
         clock: Clock,
     ) -> None:
@@ -91,7 +92,7 @@ class DiskTier(Tier):
         stays while the listener says that another tier has the parent's chunk, until `lost`.
         """
         options, world = options or Options(), world or World()
-        catalog = Catalog(listener)
+        catalog: Catalog[Region] = Catalog(listener)
         opened, missing = _recover(directories, catalog, options, world)
         keys = None
         if options.keyring is not None:
@@ -364,7 +365,7 @@ def _destroy_keys(keys: DataKeys | None, tenants: Iterable[bytes]) -> list[str]:
 
 
 def _finish_forgetting(
-    opened: Sequence[RecoveredDirectory], catalog: Catalog, world: World
+    opened: Sequence[RecoveredDirectory], catalog: Catalog[Region], world: World
 ) -> frozenset[bytes]:
     """Remove what is left of tenants that were forgotten before, wherever it is remembered."""
     remembered = [read_forgotten(world.disk, taken.directory) for taken in opened]
@@ -374,7 +375,7 @@ def _finish_forgetting(
         left = forgotten & {region.tenant for region, _ in taken.found}
         for region, _ in taken.found if left else ():
             if region.tenant in left:
-                catalog.add_region(region)  # as `forget` expects it
+                catalog.add_extent(region)  # as `forget` expects it
         found = [taken.region_log.forget(tenant, scrub=False) for tenant in left]
         for failure in (each.failure for each in found if each.failure):
             _log.warning("%s keeps bytes of a forgotten tenant", failure)
@@ -387,7 +388,7 @@ def _finish_forgetting(
 
 
 def _recover(
-    directories: Sequence[Directory], catalog: Catalog, options: Options, world: World
+    directories: Sequence[Directory], catalog: Catalog[Region], options: Options, world: World
 ) -> tuple[dict[Directory, RecoveredDirectory], list[str]]:
     """Open directories; also the paths of those whose medium fails. DirectoryError: none is."""
     opened: dict[Directory, RecoveredDirectory] = {}

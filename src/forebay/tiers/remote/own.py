@@ -14,10 +14,8 @@ from typing import Final, NamedTuple
 
 from forebay.record.header import RecordHeader, RecordName
 from forebay.record.region import ContentsEntry, short
+from forebay.tiers.catalog import NO_PARENT, Catalog, Extent, RecordPlace
 from forebay.tiers.contract import EvictionCause
-from forebay.tiers.disk.catalog import Catalog
-from forebay.tiers.disk.index import NO_PARENT, RecordPlace
-from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.quotas import Quotas
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.others import OtherHosts
@@ -35,10 +33,20 @@ _GENERATION_BITS: Final = 63
 _NOBODY: Final = b""  # no tenant's id
 
 
+class PackExtent(Extent):
+    """A pack as the catalog knows it."""
+
+    __slots__ = ("sequence",)
+
+    def __init__(self, number: int, name: str, size_bytes: int, sequence: int) -> None:
+        super().__init__(number, name, size_bytes)
+        self.sequence = sequence  # of this host's packs
+
+
 class OwnPack(NamedTuple):
     """A pack that is in the store."""
 
-    region: Region  # as the catalog knows it, with its tenant
+    extent: PackExtent
     published: PublishedPack
 
     @property
@@ -50,7 +58,7 @@ class OwnPack(NamedTuple):
 class OwnPacks:
     """All packs of this host."""
 
-    def __init__(self, host: str, catalog: Catalog) -> None:
+    def __init__(self, host: str, catalog: Catalog[PackExtent]) -> None:
         self.catalog = catalog
         self.used_bytes = 0  # of packs that are there, are being put, or may be there
         self.doomed: dict[str, int] = {}  # name → bytes of what is to be deleted
@@ -69,8 +77,8 @@ class OwnPacks:
         found = self.catalog.find(key)
         if found is None:
             return None
-        region, place = found
-        return PackPlace(region.name, region.generation, place.offset, place.length)
+        extent, place = found
+        return PackPlace(extent.name, extent.sequence, place.offset, place.length)
 
     def begin(self, tenant: bytes, size_bytes: int) -> int:
         """The sequence of a pack that is about to be put, and counts from now on."""
@@ -100,10 +108,10 @@ class OwnPacks:
             for header, offset in zip(headers, offsets, strict=True)
         ]
         namespace = headers[0].name.namespace
-        region = Region(self.catalog.number(), "", sequence, -1, size_bytes)
-        region.begun_at, region.tenant = begun, headers[0].name.tenant
-        pack = self._add(namespace, region, entries)
-        number = pack.region.number
+        extent = self._extent(namespace, sequence, size_bytes, headers[0].name.tenant)
+        extent.begun_at = begun
+        self._add(namespace, extent, entries)
+        number = extent.number
         return [
             self.catalog.settle(short(entry.key), RecordPlace(number, entry.offset, entry.length))
             for entry in entries
@@ -122,31 +130,30 @@ class OwnPacks:
             is_elsewhere = parent not in keys and others.has(parent)
             return entry._replace(parent=NO_PARENT) if is_elsewhere else entry
 
-        regions: list[tuple[Region, Iterable[ContentsEntry]]] = []
+        extents: list[tuple[PackExtent, Iterable[ContentsEntry]]] = []
         for pack, entries in listed:
             self.used_bytes += pack.size_bytes
             self.quotas.take(pack.tenant, pack.size_bytes)
-            region = Region(self.catalog.number(), "", pack.sequence, -1, pack.size_bytes)
-            region.tenant = pack.tenant
-            added = self._add(pack.namespace, region, entries)
-            regions.append((added.region, [rooted(entry) for entry in entries]))
-        return self.catalog.restore(regions)
+            extent = self._extent(pack.namespace, pack.sequence, pack.size_bytes, pack.tenant)
+            self._add(pack.namespace, extent, entries)
+            extents.append((extent, [rooted(entry) for entry in entries]))
+        return self.catalog.restore(extents)
 
-    def _add(
-        self,
-        namespace: bytes,
-        region: Region,
-        entries: list[ContentsEntry],
-    ) -> OwnPack:
-        sequence = region.generation
-        region.name = pack_name(namespace, self._host, sequence)
-        self.catalog.add_region(region)
+    def _extent(
+        self, namespace: bytes, sequence: int, size_bytes: int, tenant: bytes
+    ) -> PackExtent:
+        name = pack_name(namespace, self._host, sequence)
+        extent = PackExtent(self.catalog.number(), name, size_bytes, sequence)
+        extent.tenant = tenant
+        return extent
+
+    def _add(self, namespace: bytes, extent: PackExtent, entries: list[ContentsEntry]) -> None:
+        self.catalog.add_extent(extent)
         packed = b"".join(map(published.pack_entry, entries))
-        pack = OwnPack(region, PublishedPack(namespace, sequence, packed))
-        self._packs[sequence] = pack
-        self._packs_of.setdefault(region.tenant, {})[sequence] = pack
+        pack = OwnPack(extent, PublishedPack(namespace, extent.sequence, packed))
+        self._packs[extent.sequence] = pack
+        self._packs_of.setdefault(extent.tenant, {})[extent.sequence] = pack
         self.is_changed = True
-        return pack
 
     def make_room(self, tenant: bytes, size_bytes: int, cap_bytes: int) -> bool:
         """Let old packs go until a tenant may put one of this size; False: nobody may lose more."""
@@ -182,7 +189,7 @@ class OwnPacks:
 
     def _oldest_bytes(self, tenant: bytes) -> int:
         packs = self._packs_of.get(tenant)
-        return next(iter(packs.values())).region.size_bytes if packs else 0
+        return next(iter(packs.values())).extent.size_bytes if packs else 0
 
     def _evict(self, losers: Iterable[bytes], cause: EvictionCause) -> bool:
         """Let the oldest pack go of the first who has any; False: none has."""
@@ -199,25 +206,25 @@ class OwnPacks:
             pack
             for pack in self._packs.values()
             if namespace in (None, pack.published.namespace)
-            and tenant in (None, pack.region.tenant)
+            and tenant in (None, pack.extent.tenant)
         ]
         for pack in packs:
             self._doom(pack, EvictionCause.CLEARED)
-        return {pack.region.name: pack.records for pack in packs}
+        return {pack.extent.name: pack.records for pack in packs}
 
     def erase_forgotten(self, forgotten: Collection[bytes]) -> None:
         """Let all packs of tenants go that were forgotten before."""
-        for tenant in {pack.region.tenant for pack in self._packs.values()} & set(forgotten):
+        for tenant in {pack.extent.tenant for pack in self._packs.values()} & set(forgotten):
             self.erase(tenant=tenant)
 
     def _doom(self, pack: OwnPack, cause: EvictionCause) -> None:
-        self.catalog.drop_region(pack.region, cause)
-        sequence, tenant = pack.published.sequence, pack.region.tenant
+        self.catalog.drop_extent(pack.extent, cause)
+        sequence, tenant = pack.published.sequence, pack.extent.tenant
         del self._packs[sequence], self._packs_of[tenant][sequence]
         if not self._packs_of[tenant]:
             del self._packs_of[tenant]
-        self.quotas.give(tenant, pack.region.size_bytes)
-        self.doomed[pack.region.name] = pack.region.size_bytes
+        self.quotas.give(tenant, pack.extent.size_bytes)
+        self.doomed[pack.extent.name] = pack.extent.size_bytes
         self.is_changed = True
 
     def forget(self, key: bytes, place: PackPlace) -> None:

@@ -18,6 +18,7 @@ from forebay.sys import memory, processes
 from forebay.sys.processes import Wake
 from forebay.sys.shared import SharedMemory
 from forebay.sys.world import World
+from forebay.tiers.catalog import Catalog
 from forebay.tiers.contract import (
     Dropped,
     DropReason,
@@ -37,7 +38,6 @@ from forebay.tiers.contract import (
     VolumeProbe,
     VolumeStatus,
 )
-from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.quotas import FLOORS, Quota
 from forebay.tiers.remote.accounting.ledger import Ledger
 from forebay.tiers.remote.breaker import Breaker

@@ -232,7 +232,7 @@ class Loads:
         self.acquisition.pump()
 
     def settled(self, engine: str) -> None:
-        """Nobody reads what was promised to an engine, on whichever of its connections."""
+        """An engine reads no promised chunk any more, on any of its connections: unpin them."""
         for chunk in self.acquisition.orphaned_pins.end(engine):
             self._dram.unpin_for_load(engine, chunk)
         for request in self._requests.of_engine(engine):

@@ -36,5 +36,5 @@ class OrphanedPins:
                 del request.held[position]
 
     def end(self, engine: str) -> set[Chunk]:
-        """Nobody reads them any more: the caller unpins what was this engine's."""
+        """The engine reads them no more; the caller unpins them."""
         return self._by_engine.pop(engine, set())

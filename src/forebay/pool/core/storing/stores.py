@@ -101,7 +101,7 @@ class Stores:
             self._take_back(session.engine, message.offsets)
 
     def exited(self, engine: str) -> None:
-        """Nobody is left who could write into this engine's slots."""
+        """All processes of an engine have ended: nothing can write into its slots any more."""
         for chunk in self._filling.pop(engine, {}).values():
             self._dram.abandon(chunk)
 

@@ -78,7 +78,7 @@ class Tenants:
 
     @property
     def default(self) -> Tenant:
-        """Whose requests are that no other tenant's are."""
+        """The tenant of requests that belong to no other."""
         return self._by_name[DEFAULT_NAME]
 
     def replace(self, settings: Iterable[TenantSetting]) -> None:
@@ -91,7 +91,7 @@ class Tenants:
         self._index()
 
     def of_salt(self, salt_hash: bytes) -> Tenant:
-        """Whose a request is."""
+        """The tenant of a request."""
         return self._by_salt.get(salt_hash) or self.default
 
     def named(self, name: str) -> Tenant | None:
@@ -103,7 +103,7 @@ class Tenants:
         return self._by_id.get(tenant)
 
     def name_of(self, tenant: bytes) -> str:
-        """Whose an id is, for people and metrics."""
+        """The name of the tenant with this id, for people and metrics."""
         found = self._by_id.get(tenant)
         return OTHER_NAME if found is None else found.name
 

@@ -16,7 +16,7 @@ from forebay.record.header import DEFAULT_TENANT, Damage, RecordHeader
 from forebay.sys.disk import Disk, printable
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.sys.world import World
-from forebay.tiers.disk.catalog import Catalog
+from forebay.tiers.catalog import Catalog
 from forebay.tiers.disk.options import Directory, Options
 from forebay.tiers.disk.regions import region as regions
 from forebay.tiers.disk.regions.data_keys import KEYS_NAME, NEW_KEYS_NAME, KeyTable, checked_table
@@ -61,7 +61,7 @@ class _File(NamedTuple):
 
 
 def recover_directory(
-    wanted: Directory, drive: int, catalog: Catalog, options: Options, world: World
+    wanted: Directory, drive: int, catalog: Catalog[Region], options: Options, world: World
 ) -> RecoveredDirectory:
     """Open and lock one directory; a DirectoryError says in one sentence why that cannot be.
 

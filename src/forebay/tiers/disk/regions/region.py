@@ -12,18 +12,18 @@ import errno
 from collections.abc import Container
 
 from forebay.record import region as layout
-from forebay.record.header import DEFAULT_TENANT, record_bytes
+from forebay.record.header import record_bytes
 from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.transfer import overwrite_whole, write_whole, zero_whole
+from forebay.tiers.catalog import Extent
 
 
-class Region:
+class Region(Extent):
     """A region file that is open in this process."""
 
     __slots__ = (
-        "begun_at",
         "contents",
         "descriptor",
         "drive",
@@ -34,25 +34,17 @@ class Region:
         "in_flight",
         "is_sealed",
         "is_sealing",
-        "name",
-        "number",
         "placed",
-        "size_bytes",
-        "tenant",
         "users",
     )
 
     def __init__(
         self, number: int, name: str, generation: int, descriptor: int, size_bytes: int
     ) -> None:
-        self.number = number  # unique in this process; never given twice
-        self.name = name  # of the file
+        super().__init__(number, name, size_bytes)  # whole pages
         self.generation = generation  # in the header of each of its records
         self.descriptor = descriptor
-        self.tenant = DEFAULT_TENANT  # whose all of its records are
         self.drive = 0  # the number of its directory in the tier
-        self.begun_at: float | None = None  # monotonic; None: by an earlier pool
-        self.size_bytes = size_bytes  # whole pages
         self.file_bytes = size_bytes  # what it counts for; more where a file ends within a page
         self.end = layout.FIRST_RECORD  # where the next record goes
         self.placed = 0  # records that were given a place, written or not

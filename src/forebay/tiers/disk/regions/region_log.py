@@ -21,8 +21,8 @@ from forebay.record import region as layout
 from forebay.record.header import DEFAULT_TENANT, RecordHeader, record_bytes
 from forebay.sys.memory import PAGE_BYTES
 from forebay.sys.world import World
+from forebay.tiers.catalog import Catalog
 from forebay.tiers.contract import DropReason, EvictionCause, Forgotten
-from forebay.tiers.disk.catalog import Catalog
 from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions import region as regions
 from forebay.tiers.disk.regions.directory import OpenDirectory, generation_in, region_name
@@ -49,7 +49,7 @@ class RegionLog:
     def __init__(
         self,
         directory: OpenDirectory,
-        catalog: Catalog,
+        catalog: Catalog[Region],
         options: Options,
         world: World,
         limits: RegionLogLimits,
@@ -347,7 +347,7 @@ class RegionLog:
             self._unlink(oldest)
         else:
             region = self._create(tenant)
-        self._catalog.add_region(region)
+        self._catalog.add_extent(region)
         return region
 
     def _has_room(self, tenant: bytes, size_bytes: int) -> bool:
@@ -356,7 +356,7 @@ class RegionLog:
         return within and self._quotas.fits(tenant, size_bytes)
 
     def _losers(self, tenant: bytes) -> list[bytes]:
-        """Who may lose a region for a tenant."""
+        """Tenants that may lose a region for this one."""
         with self._changed:
             return self._quotas.losers(tenant, self._limits.region_bytes)
 
@@ -390,7 +390,7 @@ class RegionLog:
             if region is None or region.users:
                 continue
             if region.number:
-                self._catalog.drop_region(region, cause)
+                self._catalog.drop_extent(region, cause)
                 region.number = 0  # forgotten already, if what follows fails and is tried again
                 self.evicted_regions += 1
             return region
@@ -482,7 +482,7 @@ class RegionLog:
             is_free = self._changed.wait_for(lambda: region.users <= 1, _WRITES_S)
         if not is_free:
             raise OSError(errno.EBUSY, "a write to it does not end")
-        records = self._catalog.drop_region(region, EvictionCause.CLEARED) if region.number else 0
+        records = self._catalog.drop_extent(region, EvictionCause.CLEARED) if region.number else 0
         region.number = 0
         self._unlink(region, scrub=scrub)
         if scrub:

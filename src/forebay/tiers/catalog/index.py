@@ -21,9 +21,9 @@ from forebay.tiers.namespaces import NamespaceTable
 
 NO_PARENT: Final = bytes(SHORT_KEY_BYTES)  # short(ROOT)
 _NONE: Final = -1
-_FREE: Final = -1  # in the region column: the row holds no record
-_PENDING: Final = -2  # in the region column: the record is being written
-_GAP: Final = -3  # in the region column: the record is gone, another tier has the chunk
+_FREE: Final = -1  # in the extent column: the row holds no record
+_PENDING: Final = -2  # in the extent column: the record is being written
+_GAP: Final = -3  # in the extent column: the record is gone, another tier has the chunk
 _GROWTH: Final = 1024  # rows that are made at once
 _NONES: Final = array("i", [_NONE]) * _GROWTH
 
@@ -31,8 +31,8 @@ _NONES: Final = array("i", [_NONE]) * _GROWTH
 class RecordPlace(NamedTuple):
     """Where a record is."""
 
-    region: int  # number of the region, unique in this process
-    offset: int  # bytes from the region's start to the header
+    extent: int  # number of the extent, unique in this process
+    offset: int  # bytes from the extent's start to the header
     length: int  # payload bytes
 
 
@@ -43,7 +43,7 @@ class Index:
         self._rows: dict[bytes, int] = {}
         self._keys: list[bytes] = []
         self._made = 0  # rows ever used; those behind them are ready
-        self._region = array("i")
+        self._extent = array("i")
         self._offset = array("Q")
         self._length = array("I")
         self._namespace = array("I")
@@ -57,34 +57,34 @@ class Index:
         self._previous_sibling = array("i")
         self._free = array("i")
         self.namespaces = NamespaceTable()  # of rows; what counts there are settled records
-        self.stored_at: dict[int, float] = {}  # region → when it was begun, monotonic, where known
-        self.tenant_of: dict[int, bytes] = {}  # region → whose it is; the others are the default's
+        self.stored_at: dict[int, float] = {}  # extent → when it was begun, monotonic, where known
+        self.tenant_of: dict[int, bytes] = {}  # extent → whose it is; the others are the default's
         self.records = 0  # settled
         self.payload_bytes = 0  # of settled records
 
     def has(self, key: bytes) -> bool:
         """Whether a settled record is here; any thread may ask, without the catalog's lock."""
         row = self._rows.get(key)
-        return row is not None and self._region[row] >= 0
+        return row is not None and self._extent[row] >= 0
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a record is here or being written."""
         row = self._rows.get(key)
-        return row is not None and self._region[row] != _GAP
+        return row is not None and self._extent[row] != _GAP
 
     def find(self, key: bytes) -> RecordPlace | None:
         """Where a settled record lies."""
         row = self._rows.get(key)
-        if row is None or self._region[row] < 0:
+        if row is None or self._extent[row] < 0:
             return None
-        return RecordPlace(self._region[row], self._offset[row], self._length[row])
+        return RecordPlace(self._extent[row], self._offset[row], self._length[row])
 
     def prefix(self, keys: Sequence[bytes], unavailable: frozenset[int]) -> int:
-        """How many keys, from the first, are settled in regions that are not `unavailable`."""
-        rows, region = self._rows, self._region
+        """How many keys, from the first, are settled in extents that are not `unavailable`."""
+        rows, extent = self._rows, self._extent
         for count, key in enumerate(keys):
             row = rows.get(key[:SHORT_KEY_BYTES])
-            if row is None or region[row] < 0 or (unavailable and region[row] in unavailable):
+            if row is None or extent[row] < 0 or (unavailable and extent[row] in unavailable):
                 return count
         return len(keys)
 
@@ -92,8 +92,8 @@ class Index:
         """Make a pending row; False if the parent is not here. The key must not be here yet."""
         gap = self._rows.get(key)
         if gap is not None:
-            assert self._region[gap] == _GAP
-            self._region[gap] = _PENDING
+            assert self._extent[gap] == _GAP
+            self._extent[gap] = _PENDING
             return True
         parent_row = _NONE
         if parent is not None:
@@ -101,7 +101,7 @@ class Index:
             if parent_row == _NONE:
                 return False
         row = self._new_row(key)
-        self._region[row] = _PENDING
+        self._extent[row] = _PENDING
         self._namespace[row] = self.namespaces.refer(namespace)
         if parent_row != _NONE:
             self._link(row, parent_row)
@@ -110,14 +110,14 @@ class Index:
     def settle(self, key: bytes, place: RecordPlace) -> int | None:
         """Give a pending row its place; the row, or None if it is gone or settled already."""
         row = self._rows.get(key)
-        if row is None or self._region[row] != _PENDING:
+        if row is None or self._extent[row] != _PENDING:
             return None
-        self._region[row], self._offset[row], self._length[row] = place
+        self._extent[row], self._offset[row], self._length[row] = place
         self._count(row, 1)
         self._add_bytes(row, place.length)
         return row
 
-    def restore(self, region: int, entry: ContentsEntry) -> int | None:
+    def restore(self, extent: int, entry: ContentsEntry) -> int | None:
         """Settle a record found at start; its row, or None if its parent is not here (yet).
 
         A key that is here already moves to this record. Written out in one piece: a warm start
@@ -127,14 +127,14 @@ class Index:
         key = full_key[:SHORT_KEY_BYTES]
         rows = self._rows
         if key in rows:
-            return self.move(key, RecordPlace(region, offset, length))
+            return self.move(key, RecordPlace(extent, offset, length))
         parent_row = _NONE
         if parent != NO_PARENT:
             parent_row = rows.get(parent, _NONE)
             if parent_row == _NONE:
                 return None
         row = self._new_row(key)
-        self._region[row] = region
+        self._extent[row] = extent
         self._offset[row] = offset
         self._length[row] = length
         number = self.namespaces.refer(namespace)
@@ -150,9 +150,9 @@ class Index:
     def move(self, key: bytes, place: RecordPlace) -> int:
         """Let a settled row point to another record of the same key; the row."""
         row = self._rows[key]
-        assert self._region[row] >= 0
+        assert self._extent[row] >= 0
         self._add_bytes(row, place.length - self._length[row])
-        self._region[row], self._offset[row], self._length[row] = place
+        self._extent[row], self._offset[row], self._length[row] = place
         return row
 
     def mark_read(self, key: bytes, now: float) -> float | None:
@@ -165,14 +165,14 @@ class Index:
         return before or None
 
     def ask(self, keys: Sequence[bytes], turn: int) -> dict[int, int]:
-        """A request asked for these; regions with some of them, and the lowest depth in each."""
+        """A request asked for these; extents with some of them, and the lowest depth in each."""
         found: dict[int, int] = {}
         for key in keys:
             row = self._rows.get(key)
-            if row is not None and self._region[row] >= 0:
+            if row is not None and self._extent[row] >= 0:
                 self._turn[row] = turn
-                region, depth = self._region[row], self._depth[row]
-                found[region] = min(depth, found.get(region, depth))
+                extent, depth = self._extent[row], self._depth[row]
+                found[extent] = min(depth, found.get(extent, depth))
         return found
 
     def turn_before(self, row: int) -> int:
@@ -196,17 +196,17 @@ class Index:
         row = self._rows.get(key)
         return [] if row is None else self._remove_tree(row)
 
-    def evict(self, row: int, region: int, holds: Callable[[bytes], bool]) -> list[Removed]:
-        """Forget the record in a row, if it is still in `region`; what left the index.
+    def evict(self, row: int, extent: int, holds: Callable[[bytes], bool]) -> list[Removed]:
+        """Forget the record in a row, if it is still in `extent`; what left the index.
 
         What continues it stays where `holds` says that another tier has the chunk, and goes else.
         """
-        if self._region[row] != region:
+        if self._extent[row] != extent:
             return []
         if self._first_child[row] == _NONE or not holds(self._keys[row]):
             return self._remove_tree(row)
         removed = self._uncount(row)
-        self._region[row], self._read[row] = _GAP, 0
+        self._extent[row], self._read[row] = _GAP, 0
         return removed
 
     def abandon(self, key: bytes, holds: Callable[[bytes], bool]) -> list[Removed]:
@@ -217,7 +217,7 @@ class Index:
     def close_gap(self, key: bytes) -> list[Removed]:
         """No other tier has this chunk any more: if it is a gap, what continues it goes."""
         row = self._rows.get(key)
-        return self._remove_tree(row) if row is not None and self._region[row] == _GAP else []
+        return self._remove_tree(row) if row is not None and self._extent[row] == _GAP else []
 
     def keys_of(self, namespace: bytes | None) -> Iterator[bytes]:
         """Keys of one namespace, or of all; the index must not change meanwhile."""
@@ -255,7 +255,7 @@ class Index:
         self._turn.frombytes(bytes(_GROWTH * self._turn.itemsize))
         for column in (self._length, self._namespace, self._depth):
             column.frombytes(bytes(_GROWTH * column.itemsize))
-        for column in (self._region, *self._links()):
+        for column in (self._extent, *self._links()):
             column.extend(_NONES)
 
     def _links(self) -> tuple["array[int]", ...]:
@@ -297,12 +297,12 @@ class Index:
 
     def _uncount(self, row: int) -> list[Removed]:
         """Take a settled record out of the counts; nothing if the row has none."""
-        if self._region[row] < 0:
+        if self._extent[row] < 0:
             return []
         self._count(row, -1)
         self._add_bytes(row, -self._length[row])
-        region = self._region[row]
-        stored_at, tenant = self.stored_at.get(region), self.tenant_of.get(region, DEFAULT_TENANT)
+        extent = self._extent[row]
+        stored_at, tenant = self.stored_at.get(extent), self.tenant_of.get(extent, DEFAULT_TENANT)
         was_read = self._read[row] == 1
         cause = EvictionCause.SPACE  # the catalog knows better
         return [Removed(self._keys[row], self._length[row], was_read, cause, stored_at, tenant)]
@@ -310,7 +310,7 @@ class Index:
     def _highest(self, row: int) -> int:
         """The row, or the highest of the gaps above it that nothing else continues."""
         parent = self._parent[row]
-        while parent != _NONE and self._region[parent] == _GAP and self._is_only_child(row):
+        while parent != _NONE and self._extent[parent] == _GAP and self._is_only_child(row):
             row, parent = parent, self._parent[parent]
         return row
 
@@ -321,7 +321,7 @@ class Index:
         del self._rows[self._keys[row]]
         self.namespaces.release(self._namespace[row])
         self._keys[row] = b""
-        self._region[row] = _FREE
+        self._extent[row] = _FREE
         self._read[row], self._used_at[row] = 0, 0.0
         self._turn[row] = self._depth[row] = 0
         for column in self._links():

@@ -1,17 +1,19 @@
-"""The catalog: the index and the regions that it refers to, behind one lock.
+"""The catalog: the index and the extents that it refers to, behind one lock.
 
-The lock guards the index, the table of regions and the set of unavailable ones; no I/O happens
+The lock guards the index, the table of extents and the set of unavailable ones; no I/O happens
 under it, and no call holds it for more than `_BATCH` rows.
 """
 
 import threading
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from forebay.record.header import DEFAULT_TENANT, RecordName
 from forebay.record.region import ContentsEntry, short
 from forebay.tiers.ask_order import AskOrder
+from forebay.tiers.catalog.extent import Extent
+from forebay.tiers.catalog.index import NO_PARENT, Index, RecordPlace
 from forebay.tiers.contract import (
     DropReason,
     EvictionCause,
@@ -20,13 +22,12 @@ from forebay.tiers.contract import (
     Removed,
     TierListener,
 )
-from forebay.tiers.disk.index import NO_PARENT, Index, RecordPlace
-from forebay.tiers.disk.regions.region import Region
 
 _BATCH: Final = 512
+E = TypeVar("E", bound=Extent)
 
 
-class Catalog:
+class Catalog(Generic[E]):
     """What the tier holds and where.
 
     The listener hears, on any thread, which records left. It is asked, on any thread and under the
@@ -37,14 +38,14 @@ class Catalog:
         self._listener = listener or TierListener()
         self._lock = threading.Lock()
         self._index = Index()
-        self._regions: dict[int, Region] = {}
-        self._rows: dict[int, array[int]] = {}  # region number → rows settled in it
-        self._unavailable: frozenset[int] = frozenset()  # regions of drives that are off
+        self._extents: dict[int, E] = {}
+        self._rows: dict[int, array[int]] = {}  # extent number → rows settled in it
+        self._unavailable: frozenset[int] = frozenset()  # extents of drives that are off
         self._numbers = 0
         self._order = AskOrder()
 
     def number(self) -> int:
-        """A region number that was never given before."""
+        """An extent number that was never given before."""
         with self._lock:
             self._numbers += 1
             return self._numbers
@@ -58,11 +59,11 @@ class Catalog:
         """Whether a record can be found here; without the lock: other tiers ask under theirs."""
         return self._index.has(key)
 
-    def find(self, key: bytes) -> tuple[Region, RecordPlace] | None:
+    def find(self, key: bytes) -> tuple[E, RecordPlace] | None:
         """Where to load a record from."""
         with self._lock:
             place = self._index.find(key)
-            return None if place is None else (self._regions[place.region], place)
+            return None if place is None else (self._extents[place.extent], place)
 
     def reserve(self, name: RecordName) -> DropReason | None:
         """Announce a record that is about to be written, or say why it must not be."""
@@ -81,9 +82,9 @@ class Catalog:
             row = self._index.settle(key, place)
             if row is None:
                 return False
-            self._rows[place.region].append(row)
+            self._rows[place.extent].append(row)
             turn = self._order.turn_of_stored(self._index.turn_before(row))
-            self._order.asked(place.region, turn, self._index.stored_in(row, turn))
+            self._order.asked(place.extent, turn, self._index.stored_in(row, turn))
             return True
 
     def asked(self, keys: Sequence[bytes]) -> None:
@@ -93,12 +94,12 @@ class Catalog:
         for first in range(0, len(keys), _BATCH):
             with self._lock:
                 found = self._index.ask(keys[first : first + _BATCH], turn)
-                for region, depth in found.items():
-                    self._order.asked(region, turn, depth)
+                for extent, depth in found.items():
+                    self._order.asked(extent, turn, depth)
 
-    def first_to_go(self, regions: Sequence[Region]) -> Region | None:
-        """Which of these regions, given oldest first, is to be evicted first."""
-        by_number = {region.number: region for region in regions}
+    def first_to_go(self, extents: Sequence[E]) -> E | None:
+        """Which of these extents, given oldest first, is to be evicted first."""
+        by_number = {extent.number: extent for extent in extents}
         with self._lock:
             first = self._order.first(by_number)
         return None if first is None else by_number[first]
@@ -168,59 +169,59 @@ class Catalog:
             table = self._index.namespaces
             return LargestNamespaces(table.largest(limit), len(table))
 
-    def add_region(self, region: Region) -> None:
-        """Records may be settled in this region from now on."""
+    def add_extent(self, extent: E) -> None:
+        """Records may be settled in this extent from now on."""
         with self._lock:
-            self._regions[region.number] = region
-            self._rows[region.number] = array("i")
-            if region.begun_at is not None:
-                self._index.stored_at[region.number] = region.begun_at
-            if region.tenant != DEFAULT_TENANT:  # verify: whose a region is
-                self._index.tenant_of[region.number] = region.tenant
+            self._extents[extent.number] = extent
+            self._rows[extent.number] = array("i")
+            if extent.begun_at is not None:
+                self._index.stored_at[extent.number] = extent.begun_at
+            if extent.tenant != DEFAULT_TENANT:  # verify: whose an extent is
+                self._index.tenant_of[extent.number] = extent.tenant
 
-    def drop_region(self, region: Region, cause: EvictionCause) -> int:
-        """Forget a region's records, and what continues them unless another tier has the chunk.
+    def drop_extent(self, extent: E, cause: EvictionCause) -> int:
+        """Forget an extent's records, and what continues them unless another tier has the chunk.
 
         How many records left.
         """
         count = 0
-        rows = self._rows[region.number]
+        rows = self._rows[extent.number]
         while rows:
             removed: list[Removed] = []
             with self._lock:
                 for _ in range(min(_BATCH, len(rows))):
-                    gone = self._index.evict(rows.pop(), region.number, self._listener.holds)
+                    gone = self._index.evict(rows.pop(), extent.number, self._listener.holds)
                     removed += _because(cause, gone)
             count += len(removed)
             self._listener.removed(removed)
         with self._lock:
-            del self._rows[region.number], self._regions[region.number]
-            self._order.forget(region.number)
-            self._index.stored_at.pop(region.number, None)
-            self._index.tenant_of.pop(region.number, None)
+            del self._rows[extent.number], self._extents[extent.number]
+            self._order.forget(extent.number)
+            self._index.stored_at.pop(extent.number, None)
+            self._index.tenant_of.pop(extent.number, None)
         return count
 
-    def set_unavailable(self, regions: Iterable[int]) -> None:
-        """Count no record of these regions in a prefix, until the next call."""
+    def set_unavailable(self, extents: Iterable[int]) -> None:
+        """Count no record of these extents in a prefix, until the next call."""
         with self._lock:
-            self._unavailable = frozenset(regions)
+            self._unavailable = frozenset(extents)
 
     def counts(self) -> tuple[int, int]:
         """Records, and their payload bytes."""
         with self._lock:
             return self._index.records, self._index.payload_bytes
 
-    def restore(self, found: Iterable[tuple[Region, Iterable[ContentsEntry]]]) -> int:
-        """Fill the catalog at start, oldest region first; how many records have no prefix any more.
+    def restore(self, found: Iterable[tuple[E, Iterable[ContentsEntry]]]) -> int:
+        """Fill the catalog at start, oldest extent first; how many records have no prefix any more.
 
-        A parent may stand in a later region than its child, so a child waits for it here. Of two
-        records of one key the later region's counts.
+        A parent may stand in a later extent than its child, so a child waits for it here. Of two
+        records of one key the later extent's counts.
         """
         waiting: dict[bytes, list[tuple[int, ContentsEntry]]] = {}
         restore = self._index.restore
-        for region, entries in found:
-            self.add_region(region)
-            number = region.number
+        for extent, entries in found:
+            self.add_extent(extent)
+            number = extent.number
             with self._lock:
                 rows = self._rows[number]
                 for entry in entries:
