@@ -219,6 +219,19 @@ def test_who_may_hold_less_than_a_chunk_stores_nothing() -> None:
     assert used(core, "tiny") == 0
 
 
+def test_who_is_at_its_cap_with_slots_in_use_costs_others_no_chunk() -> None:
+    """Though it asks for slots of another size, which would need an arena of others."""
+    tenants = (tenant("capped", dram_cap=4 * SLOT), tenant("other"))
+    core = CoreHarness(4 * MIB, tenants=tenants)
+    capped, other = client_of("capped"), client_of("other")
+    assert all(answer >= 0 for answer in core.reserve(capped, chain("filling", 4)))
+    core.store(other, chain("other", 48))
+    before = used(core, "other")
+    answers = core.reserve(capped, chain("small", 1), length=SLOT // 2)
+    assert answers == [ReserveAnswer.LATER]
+    assert used(core, "other") == before
+
+
 def test_a_load_of_more_than_its_tenants_cap_has_what_fits(tmp_path: Path) -> None:
     """Though others hold DRAM too; nobody waits for a deadline, which never comes here."""
     tenants = (tenant("a", dram_cap=8 * SLOT), tenant("b"))

@@ -18,6 +18,7 @@ from tests.disk_harness import (
     regions,
 )
 
+from forebay.record.forgotten import FORGOTTEN_MAX, pack_forgotten
 from forebay.record.header import DEFAULT_TENANT
 from forebay.record.region import RegionHeader, unpack_header
 from forebay.sys import memory
@@ -26,7 +27,7 @@ from forebay.sys.world import World
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, chain, single
-from forebay.tiers.contract import DropReason, Forgotten
+from forebay.tiers.contract import DropReason, Forgotten, Removed, TierListener
 from forebay.tiers.disk import Directory, DiskTier
 from forebay.tiers.quotas import Quota
 
@@ -310,3 +311,48 @@ def test_a_chain_is_one_tenants(tmp_path: Path) -> None:
     with opened(tmp_path / "disk") as tier:
         assert store(tier, samples) == {"stored": 8}
         assert tier.prefix([each.name.key for each in samples]).chunks == 8
+
+
+def test_at_the_next_start_nothing_is_known_of_what_could_not_be_removed(tmp_path: Path) -> None:
+    place, disk = tmp_path / "disk", FaultDisk()
+    mine, theirs = some(A, 12), some(B, 12)
+    with opened(place) as tier:
+        store(tier, [*mine, *theirs])
+        assert not tier.remember_forgotten(A)
+    disk.arm("unlink+zero+write:errno=EIO")
+    with opened(place, disk) as tier:
+        assert not any(tier.has(sample.name.key) for sample in mine)
+        assert tier.usage().records == len(theirs)
+        assert hits(tier, theirs) == len(theirs)
+
+
+def test_a_list_that_is_full_forgets_nobody_more(tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    place.mkdir(mode=0o700)
+    names = [number.to_bytes(16, "little") for number in range(1, FORGOTTEN_MAX + 1)]
+    (place / "forgotten").write_bytes(pack_forgotten(names))
+    with opened(place) as tier:
+        assert f"more than {FORGOTTEN_MAX} tenants" in tier.remember_forgotten(A)
+        assert tier.forgotten() == frozenset(names)
+        assert store(tier, some(A, 1)) == {"stored": 1}
+
+
+class Leaving(TierListener):
+    """Notes whose records left."""
+
+    def __init__(self) -> None:
+        self.tenants: list[bytes] = []
+
+    def removed(self, records: list[Removed]) -> None:
+        self.tenants += [each.tenant for each in records]
+
+
+def test_of_what_leaves_it_is_told_whose_it_was(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    listener = Leaving()
+    tier = DiskTier.open([Directory(str(tmp_path), CAP_BYTES)], SMALL, None, listener)
+    for tenant in (A, DEFAULT_TENANT):
+        store(tier, some(tenant, 1))
+        tier.remove(some(tenant, 1)[0].name.key)
+    tier.close(60.0)
+    assert listener.tenants == [A, DEFAULT_TENANT]

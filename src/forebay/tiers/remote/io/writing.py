@@ -132,7 +132,7 @@ class RemoteWriting:
     def _refusal(self, tenant: bytes, size_bytes: int) -> DropReason | None:
         """Let old packs go until there is room for a new one, or say why there can be none."""
         own, cap_bytes = self._parts.own, pack_cap_bytes(self._parts.cap_bytes)
-        if size_bytes > cap_bytes:  # verify: a cap that was lowered meanwhile
+        if size_bytes > cap_bytes:  # it was lowered meanwhile
             return DropReason.TOO_LARGE
         may_have = own.quotas.ever_fits(tenant, size_bytes)
         if not (may_have and own.make_room(tenant, size_bytes, cap_bytes)):
