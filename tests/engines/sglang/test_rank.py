@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,9 @@ def test_t24_t29_a_stalled_pool_is_a_miss_by_the_deadline_and_then_left_alone(
     assert load(rank, memory) == 8
     pool.signal(signal.SIGSTOP)
     waited: list[float] = []
+    calls: list[Callable[[], int]] = [lambda: rank.exists(KEYS, None), lambda: load(rank, memory)]
     with waiting_in_vain(clock):
-        for call in [lambda: rank.exists(KEYS, None), lambda: load(rank, memory)] * 25:
+        for call in calls * 25:
             begun = clock.monotonic()
             assert call() == 0
             waited.append(clock.monotonic() - begun)
