@@ -124,10 +124,9 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "states": _model(
         "recurrent states beside full attention (Mamba, gated delta nets: Qwen3-Next)",
-        "from 0.29 on, with prefix caching; vLLM's own scheduler was run with a simulated model, no"
-        " real one; with 0.26 and prefix caching the engine refuses to start, since vLLM itself"
-        " would answer wrongly",
-        (),
+        "from 0.29 on, with prefix caching; the shape of Qwen3-Next on one rank, Mamba not; with"
+        " 0.26 and prefix caching the engine refuses to start, since vLLM itself would answer"
+        " wrongly",
     ),
     "several attentions": _model(
         "several kinds of attention, one of them full",
@@ -172,7 +171,7 @@ KINDS: Final[dict[str, Kind]] = {
         Heading.WAYS,
         "pipeline parallelism of models with recurrent states",
         "pipeline parallelism of models with recurrent states is not supported yet",
-        "no real model with states was run on a CPU, and the simulated one has one stage",
+        "the model with states that was run on a CPU has one stage, and so has the simulated one",
     ),
     "speculation beside states": _no_engine(
         Heading.WAYS,

@@ -67,7 +67,7 @@ def check_equality(
     """Through DRAM, an engine's restart, NVMe after both restarted; wrong bytes; new weights.
 
     Without `are_tokens_equal` only pages are compared: kernels for a prompt and for what is loaded
-    of it differ.
+    of it differ, or are not exact.
     """
     are_tokens_equal, block = how.pop("are_tokens_equal", True), how.pop("block", BLOCK)
     known = how.pop("known", KNOWN)
@@ -80,7 +80,8 @@ def check_equality(
     engine = start_engine(model, pool, recorded=pages.file, **how)
     engine.share(pool, max(300, block + 36))
     before = stored_chunks(pool)
-    assert tokens_of(engine.generate(first[0])) == first[1], "nothing is loaded yet"
+    told = engine.generate(first[0])
+    assert tokens_of(told) == first[1] or not are_tokens_equal, "nothing is loaded yet"
     engine.empty_cache()
     wait_until(lambda: stored_chunks(pool) >= before + COUNT * 2, "all commits", HANG_S)
     turns = itertools.cycle(later)
