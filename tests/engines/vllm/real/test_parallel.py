@@ -173,6 +173,8 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
     with pytest.raises(AssertionError, match="the engine ended"):
         alone.generate(prompts)
     assert alone.process.exitcode is not None, "the control: without Forebay it ends too"
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(alone.pid, signal.SIGKILL)
     pool = start_pool("--dram", "64MiB")
 
     def started() -> Engine:
