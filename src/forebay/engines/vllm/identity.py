@@ -16,7 +16,6 @@ from vllm import __version__ as vllm_version
 
 from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX, Geometry, ReachKind, Shard
 from forebay.engines.sharing import EngineNamespace, Obstacle, SharingState
-from forebay.engines.vllm.configured import Configured, declined_kinds
 from forebay.engines.vllm.groups import (
     CacheGroup,
     cache_groups,
@@ -24,7 +23,7 @@ from forebay.engines.vllm.groups import (
     shaped_by,
     unsupported_groups,
 )
-from forebay.engines.vllm.kinds import KINDS, READS_FILES
+from forebay.engines.vllm.kinds import KINDS, READS_FILES, Configured, declined_kinds
 from forebay.engines.vllm.metadata import ShardMetadata
 from forebay.engines.vllm.versions import layout_of, zeroes_before_stores
 from forebay.engines.weights import local_weights

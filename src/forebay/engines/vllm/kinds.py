@@ -124,10 +124,9 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "states": _model(
         "recurrent states beside full attention (Mamba, gated delta nets: Qwen3-Next)",
-        "from 0.29 on, with prefix caching; vLLM's own scheduler was run with a simulated model, no"
-        " real one; with 0.26 and prefix caching the engine refuses to start, since vLLM itself"
-        " would answer wrongly",
-        (),
+        "from 0.29 on, with prefix caching; the shape of Qwen3-Next on one rank, Mamba not; with"
+        " 0.26 and prefix caching the engine refuses to start, since vLLM itself would answer"
+        " wrongly",
     ),
     "several attentions": _model(
         "several kinds of attention, one of them full",
@@ -172,7 +171,7 @@ KINDS: Final[dict[str, Kind]] = {
         Heading.WAYS,
         "pipeline parallelism of models with recurrent states",
         "pipeline parallelism of models with recurrent states is not supported yet",
-        "no real model with states was run on a CPU, and the simulated one has one stage",
+        "the model with states that was run on a CPU has one stage, and so has the simulated one",
     ),
     "speculation beside states": _no_engine(
         Heading.WAYS,
@@ -315,3 +314,45 @@ KINDS: Final[dict[str, Kind]] = {
         "`prompt_logprobs` and others that skip vLLM's own cache", "it skips vLLM's own cache"
     ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What of an engine's configuration decides whether it is shared, as far as it is known.
+
+    The connector knows vLLM's whole configuration, `forebay doctor` flags and a model's file.
+    """
+
+    has_states: bool = False  # recurrent ones
+    keeps_states: bool = True  # and tells of them, as vLLM does from 0.29 on with prefix caching
+    zeroes_states: bool = False  # before they are stored
+    has_local: bool = False  # layers that look less far back than others
+    stages: int = 1
+    prefill_context_parallel: int = 1
+    decode_context_parallel: int = 1
+    speculation: str | None = None  # its method, empty where it is not named; None: none
+    has_run_time_scales: bool = False
+    is_encoder_decoder: bool = False
+    is_pooling: bool = False
+
+
+def declined_kinds(of: Configured) -> list[str]:
+    """The kinds, of `KINDS`, for which such an engine is declined; most have none."""
+    speculates, method = of.speculation is not None, of.speculation or ""
+    kinds = {
+        "MambaSpec": of.has_states and not of.keeps_states,
+        "stages of states": of.has_states and of.stages > 1,
+        "speculation beside states": of.has_states and speculates,
+        "drafters beside local attention": of.has_local
+        and bool(method)
+        and method not in DRAFTS_WITHOUT_LAYERS,
+        "zeroed states": of.zeroes_states,
+        "replicated prefill": of.prefill_context_parallel > 1 and of.decode_context_parallel == 1,
+        "other speculation": bool(method) and method not in SPECULATES,
+        "run-time scales": of.has_run_time_scales,
+        "encoder-decoder": of.is_encoder_decoder,
+        "pooling": of.is_pooling,
+    }
+    found = [kind for kind, holds in kinds.items() if holds]
+    assert all(KINDS[kind].support is Support.ENGINE_DECLINED for kind in found)
+    return found

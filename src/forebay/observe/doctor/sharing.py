@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from forebay.engines.vllm.configured import Configured, declined_kinds
-from forebay.engines.vllm.kinds import H200, KINDS, READS_FILES
+from forebay.engines.vllm.kinds import H200, KINDS, READS_FILES, Configured, declined_kinds
 from forebay.engines.weights import weight_files
 from forebay.errors import SettingsError
 from forebay.observe.doctor.facts import Facts

@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.errors import SettingsError
 from forebay.plan.model.layers import count_of, kinds_of
-from forebay.plan.model.reader import Reader
+from forebay.plan.model.reader import ConfigReader
 from forebay.plan.model.recurrent import recurrent_group
 from forebay.plan.model.shape import LAYERS_MAX, VALUES_MAX, LayerGroup, LayerKind, Shape
 
@@ -143,7 +143,7 @@ def shape_of(name: str, source: str, config: object, bits: int | None = None) ->
     inner = config.get("text_config")
     # A multimodal model nests its language model; the precision may stand outside.
     fields = {**config, **inner} if isinstance(inner, Mapping) else config
-    reader = Reader(source, fields)
+    reader = ConfigReader(source, fields)
     model_type = reader.text("model_type")
     model_type = _SAME.get(model_type, model_type)
     layers = count_of(reader, model_type)
@@ -169,7 +169,7 @@ def shape_of(name: str, source: str, config: object, bits: int | None = None) ->
 
 
 def _latent(
-    reader: Reader, model_type: str, layers: int, heads: int
+    reader: ConfigReader, model_type: str, layers: int, heads: int
 ) -> tuple[tuple[LayerGroup, ...], int]:
     rope = reader.whole("qk_rope_head_dim")
     width = reader.whole("kv_lora_rank") + rope
@@ -187,7 +187,7 @@ def _latent(
     return tuple(groups), latent * heads * head_values
 
 
-def _indexed_layers(reader: Reader, layers: int) -> int:
+def _indexed_layers(reader: ConfigReader, layers: int) -> int:
     """How many layers have an indexer; the others use what the one before has found."""
     pattern = reader.fields.get("index_topk_pattern")
     if pattern is not None:
@@ -201,7 +201,7 @@ def _indexed_layers(reader: Reader, layers: int) -> int:
 
 
 def _attention(
-    reader: Reader, model_type: str, layers: int, heads: int
+    reader: ConfigReader, model_type: str, layers: int, heads: int
 ) -> tuple[tuple[LayerGroup, ...], int]:
     kinds = kinds_of(reader, model_type, layers)
     sizes: dict[tuple[LayerKind, int, int], int] = {}
@@ -229,7 +229,7 @@ def _full_first(size: tuple[tuple[LayerKind, int, int], int]) -> tuple[bool, tup
     return size[0][0] is not LayerKind.FULL, size[0]
 
 
-def _window(reader: Reader, kind: LayerKind) -> int | None:
+def _window(reader: ConfigReader, kind: LayerKind) -> int | None:
     """How many tokens a layer of a kind keeps at most; None: all."""
     if kind is LayerKind.SLIDING:
         return reader.whole("sliding_window", most=WINDOW_MAX)
@@ -239,7 +239,7 @@ def _window(reader: Reader, kind: LayerKind) -> int | None:
 
 
 def _own_size(
-    reader: Reader, kind: LayerKind, layer: int, base: tuple[int, int]
+    reader: ConfigReader, kind: LayerKind, layer: int, base: tuple[int, int]
 ) -> tuple[int, int]:
     """Width and number of the heads of one layer of Gemma 4, whose full ones have others."""
     told = reader.fields.get("per_layer_config")
@@ -257,7 +257,7 @@ def _own_size(
     return width, heads
 
 
-def _minimax_index(reader: Reader, layers: int) -> LayerGroup | None:
+def _minimax_index(reader: ConfigReader, layers: int) -> LayerGroup | None:
     """MiniMax-M3's indexers: one key beside K and V, in the layers that the file says."""
     if not reader.fields.get("sparse_attention_config"):
         return None
@@ -267,7 +267,7 @@ def _minimax_index(reader: Reader, layers: int) -> LayerGroup | None:
     return LayerGroup(LayerKind.INDEX, count, 1, width, bits=16) if count else None
 
 
-def _head_dim(reader: Reader, model_type: str, heads: int) -> int:
+def _head_dim(reader: ConfigReader, model_type: str, heads: int) -> int:
     if reader.fields.get("head_dim") is not None or model_type in _HEAD_DIM:
         return reader.whole("head_dim", _HEAD_DIM.get(model_type), most=VALUES_MAX // 2)
     width = reader.whole("hidden_size")
@@ -279,7 +279,7 @@ def _head_dim(reader: Reader, model_type: str, heads: int) -> int:
     return width // heads
 
 
-def _kv_heads(reader: Reader, model_type: str, heads: int) -> int:
+def _kv_heads(reader: ConfigReader, model_type: str, heads: int) -> int:
     if model_type in _UNGROUPED:
         return 1 if reader.flag("multi_query", default=model_type == "gpt_bigcode") else heads
     is_null = "num_key_value_heads" in reader.fields
@@ -293,7 +293,7 @@ def _kv_heads(reader: Reader, model_type: str, heads: int) -> int:
     return kv_heads
 
 
-def _model_bits(reader: Reader) -> int:
+def _model_bits(reader: ConfigReader) -> int:
     field = "dtype" if "dtype" in reader.fields else "torch_dtype"
     if reader.fields.get(field) is None:
         return 16
@@ -305,7 +305,7 @@ def _model_bits(reader: Reader) -> int:
     return _DTYPE_BITS[dtype]
 
 
-def _context_tokens(reader: Reader) -> int | None:
+def _context_tokens(reader: ConfigReader) -> int | None:
     if reader.fields.get("max_position_embeddings") is None:
         return None
     return reader.whole("max_position_embeddings", most=WINDOW_MAX)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from forebay.errors import SettingsError
-from forebay.plan.model.reader import Reader
+from forebay.plan.model.reader import ConfigReader
 from forebay.plan.model.shape import LAYERS_MAX, LayerKind
 
 Kinds = list[LayerKind | None]  # of each layer; None: it keeps nothing of a token
@@ -48,7 +48,7 @@ _LETTERS: Final[dict[str, LayerKind | None]] = {
 }
 
 
-def count_of(reader: Reader, model_type: str) -> int:
+def count_of(reader: ConfigReader, model_type: str) -> int:
     """How many layers a model has, of whatever kind."""
     pattern = reader.fields.get("hybrid_override_pattern")
     listed = reader.fields.get("layers_block_type")
@@ -59,7 +59,7 @@ def count_of(reader: Reader, model_type: str) -> int:
     return reader.whole("num_hidden_layers", most=LAYERS_MAX)
 
 
-def kinds_of(reader: Reader, model_type: str, layers: int) -> Kinds:
+def kinds_of(reader: ConfigReader, model_type: str, layers: int) -> Kinds:
     """What each layer keeps."""
     if model_type == "nemotron_h":
         return _of_letters(reader, layers)
@@ -83,7 +83,7 @@ def _or_full(kind: LayerKind | None) -> LayerKind | None:
     return LayerKind.FULL if kind is LayerKind.CHUNKED else kind
 
 
-def _by_pattern(reader: Reader, model_type: str, layers: int) -> Kinds:
+def _by_pattern(reader: ConfigReader, model_type: str, layers: int) -> Kinds:
     numbers = range(1, layers + 1)
     others: LayerKind | None = LayerKind.SLIDING
     if model_type in _FULL_EVERY:
@@ -100,7 +100,7 @@ def _by_pattern(reader: Reader, model_type: str, layers: int) -> Kinds:
     return [LayerKind.FULL if number <= full else others for number in numbers]
 
 
-def _listed(reader: Reader, field: str, layers: int) -> Kinds:
+def _listed(reader: ConfigReader, field: str, layers: int) -> Kinds:
     listed = reader.listed(field, layers)
     if not all(isinstance(kind, str) and kind in _LAYER_TYPES for kind in listed):
         raise SettingsError(
@@ -110,7 +110,7 @@ def _listed(reader: Reader, field: str, layers: int) -> Kinds:
     return [_LAYER_TYPES[str(kind)] for kind in listed]
 
 
-def _of_letters(reader: Reader, layers: int) -> Kinds:
+def _of_letters(reader: ConfigReader, layers: int) -> Kinds:
     if reader.fields.get("hybrid_override_pattern") is None:
         return _listed(reader, "layers_block_type", layers)
     pattern = reader.text("hybrid_override_pattern")
@@ -122,7 +122,7 @@ def _of_letters(reader: Reader, layers: int) -> Kinds:
     return [_LETTERS[letter] for letter in pattern]
 
 
-def _of_numbers(reader: Reader, layers: int) -> Kinds:
+def _of_numbers(reader: ConfigReader, layers: int) -> Kinds:
     """Kimi-Linear numbers its layers of either kind, from 1."""
     inner = reader.inner("linear_attn_config")
     found: Kinds = [None] * layers
@@ -137,7 +137,7 @@ def _of_numbers(reader: Reader, layers: int) -> Kinds:
     return found
 
 
-def _without_shared(reader: Reader, kinds: Kinds) -> Kinds:
+def _without_shared(reader: ConfigReader, kinds: Kinds) -> Kinds:
     """Gemma 4 ends with a full layer, and its last ones may use the KV of others."""
     shared = reader.whole("num_kv_shared_layers", 0, least=0, most=LAYERS_MAX)
     own = max(0, len(kinds) - shared)

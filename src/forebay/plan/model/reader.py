@@ -18,7 +18,7 @@ _ALIASES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ConfigReader:
     """One configuration, read field by field; every complaint names field and file."""
 
     source: str
@@ -46,12 +46,12 @@ class Reader:
             raise SettingsError(f"{field} in {self.source} must be true or false.")
         return value
 
-    def inner(self, field: str) -> "Reader":
+    def inner(self, field: str) -> "ConfigReader":
         """A configuration within this one."""
         value = self.fields.get(field)
         if not isinstance(value, Mapping):
             raise SettingsError(f"{field} in {self.source} must be a JSON object.")
-        return Reader(f"{field} in {self.source}", value)
+        return ConfigReader(f"{field} in {self.source}", value)
 
     def listed(self, field: str, count: int) -> list[object]:
         """One value for each of so many layers."""

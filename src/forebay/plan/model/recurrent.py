@@ -3,7 +3,7 @@
 from typing import Final
 
 from forebay.errors import SettingsError
-from forebay.plan.model.reader import Reader
+from forebay.plan.model.reader import ConfigReader
 from forebay.plan.model.shape import LayerGroup, LayerKind
 
 _MOST: Final = 10**4  # of heads, and of numbers a head
@@ -26,7 +26,7 @@ _MAMBA: Final = {
 }
 
 
-def recurrent_group(reader: Reader, model_type: str, layers: int) -> LayerGroup:
+def recurrent_group(reader: ConfigReader, model_type: str, layers: int) -> LayerGroup:
     """So many of a model's recurrent layers."""
     if model_type == "nemotron_h":
         return _mamba(reader, layers)
@@ -35,7 +35,7 @@ def recurrent_group(reader: Reader, model_type: str, layers: int) -> LayerGroup:
     return _gated_delta(reader, model_type, layers)
 
 
-def _gated_delta(reader: Reader, model_type: str, layers: int) -> LayerGroup:
+def _gated_delta(reader: ConfigReader, model_type: str, layers: int) -> LayerGroup:
     """A matrix for each value head, and the last inputs of a short convolution."""
     known = {} if model_type == "qwen3_next" else _GATED_DELTA
 
@@ -51,7 +51,7 @@ def _gated_delta(reader: Reader, model_type: str, layers: int) -> LayerGroup:
     return _group(layers, value_heads, matrix_bytes + conv_bytes)
 
 
-def _kimi_delta(reader: Reader, layers: int) -> LayerGroup:
+def _kimi_delta(reader: ConfigReader, layers: int) -> LayerGroup:
     """Likewise, with as many heads of keys as of values; matrices in float32."""
     inner = reader.inner("linear_attn_config")
     heads, width = inner.whole("num_heads", most=_MOST), inner.whole("head_dim", most=_MOST)
@@ -60,7 +60,7 @@ def _kimi_delta(reader: Reader, layers: int) -> LayerGroup:
     return _group(layers, heads, heads * width * width * 4 + conv_bytes)
 
 
-def _mamba(reader: Reader, layers: int) -> LayerGroup:
+def _mamba(reader: ConfigReader, layers: int) -> LayerGroup:
     """Mamba-2: a matrix for each head, and the last inputs of a short convolution."""
 
     def size(field: str) -> int:
@@ -73,7 +73,7 @@ def _mamba(reader: Reader, layers: int) -> LayerGroup:
     return _group(layers, heads, heads * width * state * value_bytes + conv_bytes)
 
 
-def _value_bytes(reader: Reader, field: str, default: str) -> int:
+def _value_bytes(reader: ConfigReader, field: str, default: str) -> int:
     found = reader.text(field, default)
     if found not in _STATE_VALUE_BYTES:
         raise SettingsError(

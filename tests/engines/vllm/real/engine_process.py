@@ -99,11 +99,6 @@ def scale(worker: Any, factor: float) -> None:
             weight.mul_(factor)
 
 
-def process_of(_worker: Any) -> int:
-    """In a rank's process: which one that is."""
-    return os.getpid()
-
-
 class Commands:
     """One engine and what can be asked of it.
 
@@ -299,10 +294,6 @@ class Commands:
         """New weights, in memory: all of them times a factor, on every rank."""
         self.engine.collective_rpc(scale, args=(factor,))
         return True
-
-    def ranks(self) -> list[int]:
-        """The processes of the ranks, in their order."""
-        return list(self.engine.collective_rpc(process_of))
 
     def block_size(self) -> tuple[int, int]:
         """Bytes of all KV tensors a block, and its tokens; with the core in here."""

@@ -97,8 +97,10 @@ def test_t50_recurrent_states_and_full_attention(
 ) -> None:
     model = forked.call(made_recurrent_model, tmp_path / "model")
     how = {"block_size": 384, "kv_cache_memory_bytes": 64 << 20, "dtype": "bfloat16"}
-    compared = {"block": 384, "known": 384, "spoiled": CONTROLS}
+    # In bfloat16 a token may depend on what else a step computes: pages are compared.
+    compared = {"block": 384, "known": 384, "spoiled": CONTROLS, "are_tokens_equal": False}
     check_equality(model, start_pool, start_engine, pages, **how, **compared)
+    has_run("states")
 
 
 def test_bytes_stored_are_those_that_plan_kv_says(

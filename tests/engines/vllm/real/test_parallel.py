@@ -67,7 +67,7 @@ def check_equality(
     """Through DRAM, an engine's restart, NVMe after both restarted; wrong bytes; new weights.
 
     Without `are_tokens_equal` only pages are compared: kernels for a prompt and for what is loaded
-    of it differ.
+    of it differ, or are not exact.
     """
     are_tokens_equal, block = how.pop("are_tokens_equal", True), how.pop("block", BLOCK)
     known = how.pop("known", KNOWN)
@@ -80,7 +80,8 @@ def check_equality(
     engine = start_engine(model, pool, recorded=pages.file, **how)
     engine.share(pool, max(300, block + 36))
     before = stored_chunks(pool)
-    assert tokens_of(engine.generate(first[0])) == first[1], "nothing is loaded yet"
+    told = engine.generate(first[0])
+    assert tokens_of(told) == first[1] or not are_tokens_equal, "nothing is loaded yet"
     engine.empty_cache()
     wait_until(lambda: stored_chunks(pool) >= before + COUNT * 2, "all commits", HANG_S)
     turns = itertools.cycle(later)
@@ -168,10 +169,7 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
     alone = start_engine(model, enable_prefix_caching=False, **TP2)
     prompts = dialogs(2, FIRST)
     answers = tokens_of(alone.generate(prompts))
-    os.kill(alone.do("ranks")[1], signal.SIGKILL)
-    with pytest.raises(AssertionError, match="the engine ended"):
-        alone.generate(prompts)
-    assert alone.process.exitcode is not None, "the control: without Forebay it ends too"
+    alone.kill()
     pool = start_pool("--dram", "64MiB")
 
     def started() -> Engine:
@@ -179,8 +177,8 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
         engine.share(pool)
         return engine
 
-    def dies(engine: Engine, rank: int, point: str) -> None:
-        disturbed.write_text(f"{rank},{point},die")
+    def dies(engine: Engine, point: str) -> None:
+        disturbed.write_text(f"1,{point},die")
         with pytest.raises(AssertionError, match="the engine ended"):
             engine.generate(prompts)
         assert not disturbed.exists()
@@ -188,7 +186,7 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
             os.killpg(engine.pid, signal.SIGKILL)
 
     engine, before = started(), stored_chunks(pool)
-    dies(engine, 1, "before store")  # the other rank has filled its shard, or does
+    dies(engine, "before store")  # the other rank has filled its shard, or does
     assert stored_chunks(pool) == before, "half a chunk is never found"
     wait_until(lambda: not pool.number("leased_slots"), "its slots to be free", HANG_S)
     engine = started()
@@ -202,7 +200,7 @@ def test_t51_a_rank_that_is_late_or_dies_makes_no_torn_chunk(
     assert (tokens_of(told), cached_of(told)) == (answers, 2 * KNOWN)
     assert not disturbed.exists()
     engine.empty_cache()
-    dies(engine, 0, "before load")
+    dies(engine, "before load")
     engine = started()
     told = engine.generate(prompts)
     assert (tokens_of(told), cached_of(told)) == (answers, 2 * KNOWN), "nothing of it was lost"

@@ -37,7 +37,6 @@ class Server:
     """A server of two replicas; a header says which of them is to answer."""
 
     def __init__(self, model: Path, pool: PoolProcess, log: Path) -> None:
-        self.asked = 0  # prompts that are nobody's
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -103,65 +102,37 @@ class Server:
         details = told["usage"]["prompt_tokens_details"] or {}
         return Answer(told["choices"][0]["token_ids"], details.get("cached_tokens") or 0)
 
-    def has_shared(self, replica: int, pool: PoolProcess) -> bool:
-        """Whether what a replica computes is stored: it knows its weights."""
-        before = stored_chunks(pool)
-        self.asked += 1
-        self.answer(replica, dialogs(1, 300, 40_000 + self.asked)[0])
-        self.answer(replica, [1, 2, 3])  # what is stored of the one before goes with this step
-        return stored_chunks(pool) > before
-
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 @pytest.fixture
-def start_server(model: Path, tmp_path: Path) -> Iterator[Callable[[PoolProcess], Server]]:
-    begun: list[Server] = []
-
-    def start(pool: PoolProcess) -> Server:
-        begun.append(Server(model, pool, tmp_path / f"{len(begun)}.log"))
-        return begun[-1]
-
-    yield start
-    for server in begun:
-        if server.process.poll() is None:
-            server.kill()
+def server(
+    model: Path, start_pool: Callable[..., PoolProcess], tmp_path: Path
+) -> Iterator[tuple[Server, PoolProcess]]:
+    pool = start_pool("--dram", "64MiB")
+    begun = Server(model, pool, tmp_path / "server.log")
+    yield begun, pool
+    begun.kill()
 
 
 def test_t50_two_replicas_find_what_each_other_stored(
-    start_pool: Callable[..., PoolProcess],
-    start_server: Callable[[PoolProcess], Server],
-    without_pool: Engine,
+    server: tuple[Server, PoolProcess], without_pool: Engine
 ) -> None:
-    pool = start_pool("--dram", "64MiB")
-    replicas = start_server(pool)
+    replicas, pool = server
     until, seed = time.monotonic() + HANG_S, 20_000
     found: list[int] = []
-    prompts: list[Tokens] = []
     while found != [KNOWN, KNOWN]:
         # Weights may not be hashed yet, and a chunk that finds no slot in time is not stored.
         assert time.monotonic() < until, (found, stored_chunks(pool))
         seed += 1
-        found, prompts = [], []
+        found = []
         for storing in (0, 1):
             (prompt,) = dialogs(1, 600, seed + 1000 * storing)
-            prompts.append(prompt)
             ours = [replicas.answer(replica, prompt) for replica in (storing, 1 - storing)]
             expected = tokens_of(without_pool.generate([prompt])) * 2
             assert tokens_of(ours) == expected, "whoever answers"
             assert ours[0].cached == 0, "new to both"
             found.append(ours[1].cached)
-    replicas.kill()
-    pool.stop()
-    pool.start()
-    restarted, expected = start_server(pool), tokens_of(without_pool.generate(prompts))
-    until = time.monotonic() + HANG_S
-    for replica, prompt in enumerate(prompts):
-        while not restarted.has_shared(replica, pool):
-            assert time.monotonic() < until, "the weights are never known"
-        answer = restarted.answer(replica, prompt)
-        assert (answer.tokens, answer.cached) == (expected[replica], KNOWN), "both restarted"
-    assert pool.number("operations", tier="disk", direction="load", outcome="ok") >= 4
     has_run("data parallelism")
