@@ -1,10 +1,15 @@
 """The keys of a pool that encrypts: read when it begins, and again when it is told to rotate."""
 
+import logging
+from typing import Final
+
 from forebay.errors import SettingsError
-from forebay.record.keyring import Keyring, MasterKeys
+from forebay.record.keyring import LIBRARY_VERSION, Keyring, MasterKeys
 from forebay.sys.protection import secret_source
 
-_SHOWN_BYTES = 4  # of a key's id, for people
+_SHOWN_BYTES: Final = 4  # of a key's id, for people
+_WAITING: Final = range(43, 50)  # releases that hold the interpreter's lock while they encrypt
+_log: Final = logging.getLogger("forebay")
 
 
 class Encryption:
@@ -14,6 +19,12 @@ class Encryption:
         """Read the keys; a StartupError says in one sentence why there are none."""
         self._source = source
         self.keyring = Keyring(self._read())
+        if int(LIBRARY_VERSION.partition(".")[0]) in _WAITING:
+            _log.warning(
+                "cryptography %s lets no other thread run while it encrypts, so everything waits;"
+                " install 50 or later",
+                LIBRARY_VERSION,
+            )
 
     def reread(self) -> str:
         """Use the keys that the source gives now; the short id of the current one.

@@ -15,11 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import cryptography
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from forebay.errors import SettingsError
 from forebay.record.header import KEY_ID_BYTES, ROOT, SALT_BYTES
 
+LIBRARY_VERSION: Final = cryptography.__version__
 SECRET_BYTES: Final = 32
 MASTERS_MAX: Final = 16  # of one keyring; what older keys were for has aged out
 _BLOCK_BYTES: Final = 16
