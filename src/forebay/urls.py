@@ -28,7 +28,7 @@ SCHEMES: Final = ("file", "s3", *VALKEY, "mooncake")
 REMOTES_MAX: Final = 8  # stores of one pool: each is a tier, and a label of metrics
 REMOTE_BYTES_MIN: Final = 1 << 20
 REQUEST_S: Final = 8.0  # of one request to an object store, unless the URL says otherwise
-_REQUEST_S_MAX: Final = 60.0
+_REQUEST_S_MAX: Final = 3600.0
 _EXAMPLES: Final = {
     "file": "file:///mnt/shared/forebay?cap=1TiB",
     "s3": "s3://bucket/forebay?region=eu-central-1&cap=1TiB",
