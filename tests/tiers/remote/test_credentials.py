@@ -51,5 +51,5 @@ def test_the_environment_comes_first(tmp_path: Path) -> None:
 def test_a_package_that_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "find_spec", lambda name: None)
     opening.require_package(parse_url("file:///mnt?cap=1GiB"))
-    with pytest.raises(StartupError, match=r"needs the package obstore.*forebay\[s3\]"):
+    with pytest.raises(StartupError, match=r"needs the package obstore.*pip install obstore"):
         opening.require_package(parse_url("s3://bucket?cap=1GiB"))

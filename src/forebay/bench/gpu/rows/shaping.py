@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from forebay.bench.gpu import model, variants
 from forebay.bench.gpu.engine import flags
-from forebay.bench.gpu.rows.gateway import GatewayClient, running_gateway, variables
+from forebay.bench.gpu.gateway import GatewayClient, running_gateway, variables
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import GPU_ONLY
 from forebay.bench.processes import HOST, ServerProcess, free_port
