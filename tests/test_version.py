@@ -55,6 +55,10 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert first == (release, ", not released yet" if development else "")
 
 
+def test_the_readme_says_which_version_this_is() -> None:
+    assert f"This is version {__version__}:" in (ROOT / "README.md").read_text()
+
+
 def test_a_pool_of_another_version_left_what_this_one_finds() -> None:
     chunks, chain = made("any")
     with short_directory() as place:
