@@ -12,7 +12,7 @@ class OldestFirst(Policy):
         self._parents: dict[bytes, bytes | None] = {}
         self._children: dict[bytes, int] = {}
         self._pins: dict[bytes, int] = {}
-        self._saved: set[bytes] = set()  # some lower tier has it
+        self._saved: set[bytes] = set()  # the nearest lower tier has it
         self._unwritten: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(tiers)]
         self._offered: set[tuple[bytes, int]] = set()
 
@@ -75,7 +75,7 @@ class OldestFirst(Policy):
     def in_tiers(self, key: bytes, tiers: Collection[int]) -> None:
         if key not in self._slots:
             return
-        if tiers:
+        if 0 in tiers:
             self._saved.add(key)
         else:
             self._saved.discard(key)

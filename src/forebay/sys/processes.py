@@ -140,7 +140,8 @@ def host_name(salt: str) -> str:
         machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         machine = ""
-    digest = hashlib.blake2b(f"{name}\0{machine}\0{salt}".encode(), digest_size=4).hexdigest()
+    named = os.fsencode(f"{name}\0{machine}\0{salt}")  # a path may be any bytes
+    digest = hashlib.blake2b(named, digest_size=4).hexdigest()
     plain = re.sub("[^0-9A-Za-z-]", "-", name)[:40].strip("-") or "host"
     return f"{plain}-{digest}"
 

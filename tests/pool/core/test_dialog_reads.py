@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.core_harness import LENGTH, SECRET, Client, CoreHarness, chain
+from tests.core_harness import LENGTH, MORE_TIERS, SECRET, Client, CoreHarness, chain
 from tests.gated_tier import GatedTier
 from tests.oldest_first import OldestFirst
 
 from forebay.identity.endings import EndingClass
 from forebay.identity.tenants import masked, salt_hash, salt_key
-from forebay.pool.messages import AnswerEnd, AnswersEnded, Forget, Release
+from forebay.pool.messages import AnswerEnd, AnswersEnded, Cancel, Forget, Release
 from forebay.pool.policy.admission import LowerTier
 from forebay.pool.policy.contract import ToRead
 from forebay.pool.policy.learned import Learned
@@ -256,11 +256,12 @@ def test_a_dialog_of_which_its_caller_said_when_it_returns(
     tmp_path: Path, prefetch: PrefetchMode
 ) -> None:
     """The default policy and a real drive: what left is back where that is set, for it alone."""
-    policy = Learned([LowerTier(64 * MIB)], prefetch)
+    policy = Learned([LowerTier(64 * MIB)] * (1 + len(MORE_TIERS)), prefetch)
     core = CoreHarness(8 * MIB, tmp_path, 64 * MIB, policy=policy)
     client, said, other = Client("e"), chain("said", 4), chain("not said", 4)
     for stored, keys, returns_in_s in ((4, said, 100.0), (8, other, 0.0)):
-        core.lookup(client, keys)
+        number, _ = core.lookup(client, keys)
+        core.pool.handle(client, Cancel(number))  # or what is found late is kept for it
         core.store(client, keys)
         core.pass_time_until(
             lambda stored=stored: core.number("operations", **STORED) == stored  # type: ignore[misc]
