@@ -3,8 +3,8 @@
 Near the GPUs whose engines copy from it, where these are known and that much memory is left there;
 else wherever the kernel takes it, as it does if the pool was started with a policy that prefers or
 interleaves nodes (`numactl`). But never on a node without CPUs: on machines whose GPUs share
-their addresses with the CPUs (Grace), such a node is a GPU's own memory. Nodes that an operator
-named are taken or refused.
+their addresses with the CPUs (Grace), such a node is a GPU's own memory: there, memory that cannot
+be bound is refused. Nodes that an operator named are taken or refused.
 """
 
 from collections.abc import Collection
@@ -61,6 +61,11 @@ class NodePlacement:
             return ChosenNodes(refusal=lack)
         listed = of_machine.list_of(with_cpus)
         return ChosenNodes(with_cpus, away or f"NUMA node {listed}, all that have CPUs")
+
+    def must_bind(self) -> bool:
+        """Whether the kernel may not choose: nodes are named, or some may be a GPU's own memory."""
+        without_cpus = of_machine.allowed_nodes(self.root) - of_machine.cpu_nodes(self.root)
+        return bool(self.nodes or without_cpus)
 
     def near(self) -> frozenset[int]:
         """The nodes with CPUs that the GPUs are at, or have the shortest way to."""
