@@ -103,7 +103,8 @@ def _take(memory: SharedMemory, size_bytes: int) -> str:
         kind = "huge pages" if memory.huge_pages else "memory"
         return f"{wanted} of DRAM are asked for and there is no {kind} for it ({error.strerror})"
     seconds = max(time.monotonic() - begun, 1e-6)
-    memory.see_nodes()
+    if memory.huge_pages or len(memory.segments) == 1:  # of small ones, only before it is used
+        memory.see_nodes()
     _log.info("%s of DRAM taken: %.1f GB/s", wanted, size_bytes / seconds / 1e9)
     return ""
 
