@@ -136,8 +136,8 @@ WORDS: Final[dict[Decision, Words]] = {
     ),
     Decision.NO_POOL: Words(
         "This engine had no session with a pool when the request came: the pool had gone, had not"
-        " started yet, or had not been joined again, or (before vLLM 0.30, beside windows) not by"
-        " all workers.",
+        " started yet, or had not been joined again; or (before vLLM 0.30, beside windows) not all"
+        " workers could copy from it, or not yet what was found.",
         "See why the pool ended (its log), and let a supervisor keep it running.",
     ),
     Decision.UNANSWERED: Words(

@@ -35,7 +35,8 @@ class WorkerReport:
     # A store's serial → shard → digest of what was stored; empty: it was not, give the slot back.
     stored: dict[int, dict[int, bytes]] = field(default_factory=dict)
     over: dict[int, set[int]] = field(default_factory=dict)  # a part's serial → ranks that are done
-    mapped: dict[int, int] = field(default_factory=dict)  # rank → the slab it copies; 0: none
+    # Rank → the slab that it copies, and up to where it can, from its start; 0: none.
+    reach: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, other: "WorkerReport") -> None:
         """Take another worker's report into this one."""
@@ -44,4 +45,4 @@ class WorkerReport:
             self.stored.setdefault(serial, {}).update(digests)
         for serial, ranks in other.over.items():
             self.over.setdefault(serial, set()).update(ranks)
-        self.mapped.update(other.mapped)
+        self.reach.update(other.reach)

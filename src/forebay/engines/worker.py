@@ -21,6 +21,7 @@ from forebay.engines.slab.early import EarlySlab, PoolPlace, StartPool
 from forebay.engines.slab.view import chunk_bytes_of, warn_if_too_small, worker_slab
 from forebay.engines.step import StepPlan, WorkerReport
 from forebay.pool.client.session import PoolSession, join
+from forebay.pool.client.slab import MappedSlab
 from forebay.sys.clock import Clock
 from forebay.tiers.dram.slab import slot_bytes_for
 
@@ -50,7 +51,8 @@ class WorkerConnector:
         self._session: PoolSession | None = None
         self._generation = 0  # of its slab, which may outlive the session; 0: none
         self._is_leaving = False  # the slab of this session, for another one
-        self._report = WorkerReport()
+        self._widest: tuple[int, ...] = ()  # with which that slab is attached
+        self._report, self._reach = WorkerReport(), (0, 0)  # the latter as was told last
         # Parts of each request's load: not on the wire yet; on it, the engine not told yet; and
         # those of which the engine was told, with the step, so that forwards wait for them.
         self._under_way: Counter[str] = Counter()
@@ -150,6 +152,10 @@ class WorkerConnector:
     def take_report(self) -> WorkerReport | None:
         """What was done since the last call, and in which step."""
         self._poll()
+        copies, is_mapped = self._copies, self._is_mapped(self._generation)
+        reach = (self._generation, copies.reach_bytes) if copies and is_mapped else (0, 0)
+        if reach != self._reach:
+            self._report.reach[self._shard.rank] = self._reach = reach
         if self._report == WorkerReport():
             return None
         report, self._report = self._report, WorkerReport()
@@ -234,7 +240,10 @@ class WorkerConnector:
         assert session.slab is not None
         furthest = max((piece.offset for piece in pieces), default=-1)
         if furthest >= session.slab.size_bytes:
+            before = session.slab.size_bytes
             session.take(0.0)  # the pool said so before it named a slot there
+            if session.slab is not None and session.slab.size_bytes > before:
+                self._attach(session.slab)
         return furthest < session.slab.size_bytes
 
     def _map(self, step: StepPlan) -> None:
@@ -245,7 +254,6 @@ class WorkerConnector:
             if any(load.generation == self._generation for load in step.loads):
                 return
             self._is_leaving = True
-            self._report.mapped[self._shard.rank] = 0
             if not self._copies.detach():
                 return
             self._unmap()
@@ -267,9 +275,14 @@ class WorkerConnector:
         self._is_leaving = False
         assert session.slab is not None
         warn_if_too_small(session.slab, chunk_bytes)
-        generation, shape, shard = self._generation, self._shape, self._shard
-        self._copies.attach(worker_slab(session.slab, generation, shape, shard, step.widest))
-        self._report.mapped[shard.rank] = generation
+        self._widest = step.widest
+        self._attach(session.slab)
+
+    def _attach(self, mapped: MappedSlab) -> None:
+        """Have all of it copied to and from, as far as it is mapped now."""
+        assert self._copies is not None
+        shape, shard = self._shape, self._shard
+        self._copies.attach(worker_slab(mapped, self._generation, shape, shard, self._widest))
 
     def _leave_early(self, copies: Copies) -> bool:
         """Have a slab unregistered and unmapped that no step has named; False: not yet."""

@@ -143,7 +143,10 @@ class SharedMemory:
         return segment
 
     def see_nodes(self) -> None:
-        """Look on which memory nodes its pages lie; takes long where there are many small ones."""
+        """Look on which memory nodes its pages lie.
+
+        Where there are many small ones that takes long, and nobody can map anything meanwhile.
+        """
         start = self._range.address
         self.bytes_on_nodes = binding.bytes_on_nodes(start, start + self._range.mapped_bytes)
 

@@ -116,6 +116,7 @@ def test_a_coming_load_of_a_thread_that_was_given_up_is_copied_when_that_comes_b
     assert machine.coming(1) == [load]
     machine.step()  # waits for the store, and gives up
     assert machine.copies._is_off
+    assert not machine.copies.reach_bytes
     monkeypatch.setattr(streamed, "_SUBMIT_S", HANG_S)
     threading.Timer(0.05, goes_on.set).start()
     machine.copies.await_loads([load])

@@ -3,22 +3,36 @@
 The window is shorter than a chunk, its blocks are twice as long, and it has two block tables.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tests.engines.copies.simulated import SimulatedDriver
 from tests.engines.vllm.test_scheduler_side import LIMITS, Output, asked, request_of
-from tests.pool_process import PoolProcess, running_pool, short_directory, wait_until
+from tests.pool_process import (
+    DRAM_BYTES,
+    HANG_S,
+    PatientClient,
+    PoolProcess,
+    running_pool,
+    short_directory,
+    wait_until,
+)
 
 from forebay.decisions import Decision
+from forebay.engines.copies.pages import rows_of_tables
+from forebay.engines.copies.pointers import PageTable, PageTables
+from forebay.engines.copies.streamed import StreamedCopies
 from forebay.engines.geometry import Geometry, Reach, ReachKind, Shard
 from forebay.engines.scheduling.lookups import LoadLimits
 from forebay.engines.vllm.metadata import ReportMetadata, StepMetadata
 from forebay.engines.vllm.scheduler import SchedulerConnector
 from forebay.engines.worker import WorkerConnector
 from forebay.identity.keys import ChainRoot
+from forebay.pool.client.outcomes import AdminOutcome
 from forebay.pool.client.session import PoolSession
 from forebay.sys.clock import Clock
 
@@ -266,4 +280,80 @@ def test_a_load_that_must_not_fail_is_told_though_the_pool_has_just_died(
     assert not both.side.is_joined
     assert not worker.take_failed_blocks()
     assert not torch.equal(cache["a"][OTHER_TABLES[0]], before)
+    both.close()
+
+
+class Limited(SimulatedDriver):
+    """Registers so many spans, and no more."""
+
+    def __init__(self, spans: int) -> None:
+        super().__init__()
+        self.left, self.has_refused = spans, threading.Event()
+
+    def register(self, address: int, length: int) -> str:
+        if self.left:
+            self.left -= 1
+            return super().register(address, length)
+        self.has_refused.set()
+        return "no more"
+
+
+def copies_of(worker: WorkerConnector, cache: dict[str, Any], driver: Limited) -> StreamedCopies:
+    """What a worker copies with on a GPU."""
+    tables: list[PageTable] = []
+    numbers: list[int] = []
+    for number, rows in enumerate(rows_of_tables(worker._shape, cache, BLOCKS)):
+        tables += PageTable.all_of(
+            [(row.data_ptr(), row.stride(0), row.shape[1]) for row in rows], BLOCKS
+        )
+        numbers += [number] * (len(tables) - len(numbers))
+    return StreamedCopies(driver, PageTables(tables, worker._shape, numbers))
+
+
+@pytest.mark.parametrize(("spans", "found"), [(0, 0), (1, 0), (2, 2 * CHUNK)])
+def test_a_load_that_must_not_fail_is_of_what_every_gpu_can_reach(
+    pool: PoolProcess, spans: int, found: int
+) -> None:
+    """Chunks lie in the first arena, windows in the second; registering may be refused."""
+    stored_by_another(pool, ranks=2)
+    both, driver = Both(pool, 2, replace(LIMITS, may_fail=False)), Limited(spans)
+    worker = both.workers[1]
+    copies = worker._copies = copies_of(worker, both.caches[1], driver)
+    step = both.side.begin_step(Output)
+    for each in both.workers:
+        each.begin(step)
+    assert driver.has_refused.wait(HANG_S)
+    wait_until(lambda: copies._registration is not None and copies._registration.why, "the end")
+    for each in both.workers:
+        both.hear(each)
+    request = request_of([7] * (2 * CHUNK + 30), "request")
+    both.side.arrived(request)
+    assert asked(both.side, request, 0) == found
+    assert both.side.counts[f"misses.{Decision.NO_POOL}"] == (not found)
+    both.close()
+    driver.end()
+
+
+def test_a_load_that_must_not_fail_may_lie_in_what_was_added_once_workers_have_it(
+    pool: PoolProcess,
+) -> None:
+    both = Both(pool, 1, replace(LIMITS, may_fail=False))
+    (worker,) = both.workers
+    worker.begin(both.side.begin_step(Output))
+    both.hear(worker)
+    with PatientClient(pool.socket) as client:
+        assert isinstance(client.resize(2 * DRAM_BYTES, timeout_s=HANG_S), AdminOutcome)
+    stored_by_another(pool, ranks=1)
+    for name, found in (("before", 0), ("after", 2 * CHUNK)):
+        request = request_of([7] * (2 * CHUNK + 30), name)
+        both.side.arrived(request)
+        assert asked(both.side, request, 0) == found
+        if not found:
+            own = request_of([8] * (2 * CHUNK + 1), "own")
+            both.side.arrived(own)
+            assert asked(both.side, own, 0) == 0
+            both.compute(own, FIRST_TABLES, 2 * CHUNK + 1)
+            both.store()
+            worker.begin(both.side.begin_step(Output))
+            both.hear(worker)
     both.close()

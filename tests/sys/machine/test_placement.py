@@ -59,6 +59,8 @@ def test_memory_of_a_gpu_is_never_chosen_where_no_gpu_is_known(tmp_path: Path) -
     plant_nodes(tmp_path, {0: 60, 1: 1000}, "0")
     assert chosen(tmp_path) == ChosenNodes(frozenset({0}), "NUMA node 0, all that have CPUs")
     assert "leaves 60 MiB" in chosen(tmp_path, 61).refusal
+    assert not chosen(tmp_path, 56).refusal
+    assert chosen(tmp_path, 57).refusal.endswith("leaves 60 MiB, of which 3.6 MiB are for others")
 
 
 def test_two_superchips_have_their_memory_each_and_share_it_where_one_has_too_little(
@@ -85,6 +87,7 @@ def test_nodes_that_were_named_are_taken_or_refused(tmp_path: Path) -> None:
     for nodes, refusal in refusals.items():
         assert chosen(tmp_path, nodes=nodes) == ChosenNodes(refusal=refusal)
     assert "the memory of NUMA node 1 leaves 60 MiB" in chosen(tmp_path, 61, nodes=(1,)).refusal
+    assert "are for others" in chosen(tmp_path, 57, nodes=(1,)).refusal
 
 
 def test_a_process_that_may_not_use_what_is_near_takes_what_it_may(tmp_path: Path) -> None:

@@ -125,6 +125,11 @@ class Copies(Protocol):
         """Let go of the slab, so that it can be unmapped; False: not yet, ask again."""
         ...
 
+    @property
+    def reach_bytes(self) -> int:
+        """Up to here, from its start, all slots of the slab can be copied; 0: none."""
+        ...
+
     def begin(self, step: int, stores: Sequence[Store], *, loads: bool, freed: int) -> None:
         """A step begins, with these stores. Before its forward.
 

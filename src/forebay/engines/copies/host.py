@@ -24,6 +24,11 @@ class HostCopies:
         self._slab = None
         return True
 
+    @property
+    def reach_bytes(self) -> int:
+        """See Copies."""
+        return 0 if self._slab is None else self._slab.cap_bytes
+
     def begin(self, step: int, stores: Sequence[Store], *, loads: bool, freed: int) -> None:
         """See Copies."""
         del step, loads, freed

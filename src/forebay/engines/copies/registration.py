@@ -72,6 +72,12 @@ class Registration:
         """What is registered, with the rests of arenas, which hold no slot."""
         return self._ready_bytes
 
+    @property
+    def reach_bytes(self) -> int:
+        """Up to here, from its start, all of the slab is registered that is used."""
+        arenas, spans = divmod(self._ahead, self._per_arena or 1)
+        return arenas * self._slab.arena_bytes + spans * self._span_bytes
+
     def are_ready(self, offsets: Any) -> Any:
         """Which of these slots the device can reach."""
         spans = self._spans(offsets)
@@ -158,7 +164,7 @@ class Registration:
             self._driver.unregister(address)
         with self._changed:
             self._ready[:] = False
-            self._ready_bytes = 0
+            self._ready_bytes = self._ahead = 0
             self._changed.notify_all()
 
     def _next(self) -> range | None:

@@ -115,9 +115,11 @@ class StreamedCopies:
 
     @property
     def reach_bytes(self) -> int:
-        """What is registered of the slab."""
+        """See Copies."""
         with self._changed:
-            return 0 if self._registration is None else self._registration.ready_bytes
+            if self._is_off or self._registration is None:
+                return 0
+            return self._registration.reach_bytes
 
     # A step.
 

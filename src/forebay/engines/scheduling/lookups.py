@@ -10,7 +10,7 @@ of chunks other local records would be needed.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -95,7 +95,7 @@ class Lookups:
         self._requests = requests
         self._by_number: dict[int, TrackedRequest] = {}
         self._numbers = 0
-        self._mapped: dict[int, int] = {}  # rank → the generation of its slab
+        self._reach: dict[int, tuple[int, int]] = {}  # rank → its slab, and how far it can copy
         self._judgement = LoadJudgement(shape, limits.min_tokens, requests)
         # Is told what the pool has of a request: chunks, and how many of them in DRAM.
         self.when_found: Callable[[TrackedRequest, int, int], None] | None = None
@@ -117,9 +117,9 @@ class Lookups:
         """Whether a load that fails would end the engine."""
         return bool(self._shape.local) and not self._limits.may_fail
 
-    def mapped(self, told: Mapping[int, int]) -> None:
-        """Workers have told which slab they copy from."""
-        self._mapped.update(told)
+    def reached(self, told: Mapping[int, tuple[int, int]]) -> None:
+        """Workers have told which slab they copy from, and how much of it they can."""
+        self._reach.update(told)
 
     def look_up(self, tracked: TrackedRequest) -> None:
         """See how much of a request is known."""
@@ -319,13 +319,19 @@ class Lookups:
             load.fail()  # a pool that hangs is not asked again for this request
             self._budget.failed(time.monotonic())
             return self._missed(tracked, Decision.NO_PROMISE)
-        promise, hit = load.promise, load.asked_hit
-        tokens = 0
+        return self._usable(tracked)
+
+    def _usable(self, tracked: TrackedRequest) -> Matched:
+        """What of a promise can be loaded."""
+        load = tracked.load
+        promise, hit, tokens = load.promise, load.asked_hit, 0
         if promise is not None:
+            if self.must_not_fail and not self._can_all_copy(promise.offsets):
+                return self._missed(tracked, Decision.NO_POOL)
             records = promise.first + promise.total
             is_usable = records == hit.records or not hit.local  # verify: all that a hit needs
             tokens = min(records, hit.chunks) * self._shape.chunk_tokens if is_usable else 0
-        if tokens - load.computed < limits.min_tokens:
+        if tokens - load.computed < self._limits.min_tokens:
             is_wrong = tracked.attribution.decision is Decision.WRONG_PROMISE
             return self._missed(tracked, Decision.WRONG_PROMISE if is_wrong else Decision.NO_ROOM)
         return tokens - load.computed, True
@@ -347,10 +353,11 @@ class Lookups:
             Ask(load.number, first, known - first, deadline_ms, stream=is_stream, local=local)
         )
 
-    def _can_all_copy(self) -> bool:
-        """Whether every rank has the slab of this pool mapped."""
-        ranks, generation = range(self._shape.ranks), self._pool.generation
-        return all(self._mapped.get(rank) == generation for rank in ranks)
+    def _can_all_copy(self, offsets: Iterable[int] = ()) -> bool:
+        """Whether every rank can copy from this pool's slab, and from these slots if any."""
+        furthest = max(offsets, default=0)
+        told = [self._reach.get(rank, (0, 0)) for rank in range(self._shape.ranks)]
+        return all(each == self._pool.generation and furthest < stop for each, stop in told)
 
     def _may_wait(self, computed: int) -> bool:
         """Whether one more request may be told to ask again."""

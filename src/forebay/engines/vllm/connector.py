@@ -3,7 +3,7 @@
 One class for 0.26 to 0.32. Loads are asynchronous only; nothing it does can fail a request. In two
 cases the engine ends (`boundary`): where a device does not copy what a forward is already built on,
 and where, before 0.30, a worker cannot do a load of a model with several groups, of which vLLM
-cannot be told. So there only what all workers have mapped is promised; a defect of ours remains.
+cannot be told. So there only what all workers can copy is promised; a copy that breaks remains.
 Nor does it keep vLLM from starting, unless it is told to: by `strict`, by `no_pool=fail`, or by a
 setting that cannot be meant.
 """

@@ -44,7 +44,7 @@ class ReportMetadata(WorkerReport, KVConnectorWorkerMetadata):
     @classmethod
     def of(cls, report: WorkerReport) -> "ReportMetadata":
         """One worker's report."""
-        return cls(report.step, report.stored, report.over, report.mapped)
+        return cls(report.step, report.stored, report.over, report.reach)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "ReportMetadata":
         """Both workers' reports as one."""

@@ -249,7 +249,7 @@ class SchedulerConnector:
             self._lookups.estimate.reported(time.monotonic(), report.step)
             self._stores.copied(report.stored)
             self._loads.copied(report.over)
-            self._lookups.mapped(report.mapped)
+            self._lookups.reached(report.reach)
         for request_id in received:
             self._load_ended(request_id, failed)
 

@@ -3,8 +3,8 @@
 Near the GPUs whose engines copy from it, where these are known and that much memory is left there;
 else wherever the kernel takes it, as it does if the pool was started with a policy that prefers or
 interleaves nodes (`numactl`). But never on a node without CPUs: on machines whose GPUs share
-their addresses with the CPUs (Grace), such a node is a GPU's own memory. Nodes that an operator
-named are taken or refused.
+their addresses with the CPUs (Grace), such a node is a GPU's own memory: there, memory that cannot
+be bound is refused. Nodes that an operator named are taken or refused.
 """
 
 from collections.abc import Collection
@@ -49,20 +49,23 @@ class NodePlacement:
         near = self.near() & with_cpus
         where = f"NUMA node {of_machine.list_of(near)}, near the GPU"
         if near and near != every:
-            left_bytes = self._left(near, huge_pages=huge_pages)
-            spare_bytes = 0 if huge_pages else size_bytes // _SPARE
-            if left_bytes is None or size_bytes + spare_bytes <= left_bytes:
+            if not self._lack(near, size_bytes, huge_pages=huge_pages):
                 return ChosenNodes(near, where)
         else:
             near = frozenset()
         away = f"not all of it fits on {where}" if near else ""
         if not with_cpus or with_cpus == every:
             return ChosenNodes(why=away)
-        left_bytes = self._left(with_cpus, huge_pages=huge_pages)
-        if left_bytes is not None and size_bytes > left_bytes:
-            return _full(with_cpus, size_bytes, left_bytes)
+        lack = self._lack(with_cpus, size_bytes, huge_pages=huge_pages)
+        if lack:
+            return ChosenNodes(refusal=lack)
         listed = of_machine.list_of(with_cpus)
         return ChosenNodes(with_cpus, away or f"NUMA node {listed}, all that have CPUs")
+
+    def must_bind(self) -> bool:
+        """Whether the kernel may not choose: nodes are named, or some may be a GPU's own memory."""
+        without_cpus = of_machine.allowed_nodes(self.root) - of_machine.cpu_nodes(self.root)
+        return bool(self.nodes or without_cpus)
 
     def near(self) -> frozenset[int]:
         """The nodes with CPUs that the GPUs are at, or have the shortest way to."""
@@ -84,21 +87,24 @@ class NodePlacement:
             if wanted - allowed:
                 which = of_machine.list_of(wanted - allowed)
                 return ChosenNodes(refusal=f"NUMA node {which} {why}; change --numa")
-        left_bytes = self._left(wanted, huge_pages=huge_pages)
-        if left_bytes is not None and size_bytes > left_bytes:
-            return _full(wanted, size_bytes, left_bytes)
+        lack = self._lack(wanted, size_bytes, huge_pages=huge_pages)
+        if lack:
+            return ChosenNodes(refusal=lack)
         return ChosenNodes(wanted, f"NUMA node {of_machine.list_of(wanted)}, as asked")
 
-    def _left(self, nodes: Collection[int], *, huge_pages: bool) -> int | None:
+    def _lack(self, nodes: Collection[int], size_bytes: int, *, huge_pages: bool) -> str:
+        """Why these cannot give so much, or nothing: whoever has all of them taken is killed."""
         left = of_machine.huge_bytes_left if huge_pages else of_machine.bytes_left
-        return left(nodes, self.root)
-
-
-def _full(nodes: Collection[int], size_bytes: int, left_bytes: int) -> ChosenNodes:
-    return ChosenNodes(
-        refusal=f"{format_size(size_bytes)} of DRAM are asked for and the memory of NUMA node"
-        f" {of_machine.list_of(nodes)} leaves {format_size(left_bytes)}"
-    )
+        left_bytes = left(nodes, self.root)
+        spare_bytes = 0 if huge_pages else size_bytes // _SPARE
+        if left_bytes is None or size_bytes + spare_bytes <= left_bytes:
+            return ""
+        is_close = size_bytes <= left_bytes
+        others = f", of which {format_size(spare_bytes)} are for others" if is_close else ""
+        return (
+            f"{format_size(size_bytes)} of DRAM are asked for and the memory of NUMA node"
+            f" {of_machine.list_of(nodes)} leaves {format_size(left_bytes)}{others}"
+        )
 
 
 ANYWHERE: Final = NodePlacement(is_on=False)

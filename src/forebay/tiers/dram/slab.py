@@ -79,7 +79,7 @@ class Slab:
 
     @property
     def node_bytes(self) -> dict[int, int]:
-        """By memory node, where its pages were when memory was last taken; empty: not known."""
+        """By memory node, where its pages were when it was looked at; empty: not known."""
         return self.memory.bytes_on_nodes
 
     def view(self, offset: int, length: int) -> memoryview:

@@ -14,6 +14,7 @@ from typing import Final
 from forebay.errors import StartupError
 from forebay.quantity import format_size
 from forebay.sys.machine.binding import BindingError
+from forebay.sys.machine.nodes import list_of
 from forebay.sys.machine.placement import ANYWHERE, NodePlacement
 from forebay.sys.memory import available_memory, total_memory_bytes
 from forebay.sys.shared import SEGMENTS_MAX, SharedMemory
@@ -92,17 +93,18 @@ def _take(memory: SharedMemory, size_bytes: int) -> str:
         _log.info("%s of DRAM: %s", wanted, chosen.why)
     extend = partial(memory.extend, size_bytes, _progress(wanted, begun))
     try:
-        _extend(extend, chosen.nodes, must_be_bound=bool(memory.placement.nodes))
+        _extend(extend, chosen.nodes, must_be_bound=memory.placement.must_bind())
     except BindingError as error:
         return (
-            f"{chosen.why}, cannot be had ({error.strerror}; containers need the capability"
-            " SYS_NICE for it); change --numa"
+            f"memory of NUMA node {list_of(chosen.nodes)} cannot be had by name ({error.strerror};"
+            " containers need the capability SYS_NICE for it); change --numa"
         )
     except OSError as error:
         kind = "huge pages" if memory.huge_pages else "memory"
         return f"{wanted} of DRAM are asked for and there is no {kind} for it ({error.strerror})"
     seconds = max(time.monotonic() - begun, 1e-6)
-    memory.see_nodes()
+    if memory.huge_pages or len(memory.segments) == 1:  # of small ones, only before it is used
+        memory.see_nodes()
     _log.info("%s of DRAM taken: %.1f GB/s", wanted, size_bytes / seconds / 1e9)
     return ""
 
