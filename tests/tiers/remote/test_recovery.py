@@ -23,14 +23,23 @@ from forebay.testing.conformance import load, store
 from forebay.testing.conformance.hooks import eventually
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
+from forebay.tiers.catalog import Catalog
 from forebay.tiers.contract import Dropped, DropReason, Hit, Stored
 from forebay.tiers.quotas import Quota
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication, PublishedPack
 from forebay.tiers.remote.io import recovering
+from forebay.tiers.remote.own import OwnPacks
+from forebay.tiers.remote.packs import pack_name
 from forebay.tiers.remote.process import recovery
 from forebay.tiers.remote.process.at_once import CALLS_AT_ONCE
-from forebay.tiers.remote.process.recovery import PACK_GETS_MAX, FoundPack, PacksRead, Recovered
+from forebay.tiers.remote.process.recovery import (
+    PACK_GETS_MAX,
+    FoundPack,
+    PacksRead,
+    Recovered,
+    UnreadPack,
+)
 from forebay.tiers.remote.process.watching import Watcher
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
@@ -427,6 +436,16 @@ def test_what_is_cleared_goes_read_or_unread(place: Path, clock: ManualClock) ->
         tier.parts.own.read(PacksRead(late, [], [late[0].sequence]))
         assert not packs_in(place)
         assert tier.usage().used_bytes == 0, "what is read after that is not taken over"
+
+
+def test_what_is_gone_takes_room_until_its_deletion_is_confirmed() -> None:
+    """A mount that was away is back: what it did not have a moment ago it has again."""
+    own = OwnPacks("a", Catalog())
+    own.expect([UnreadPack(NAMESPACE, 1, 5000)])
+    own.read(PacksRead([], [1], []))
+    assert (own.used_bytes, own.unread) == (5000, {})
+    own.deleted(pack_name(NAMESPACE, "a", 1))
+    assert own.used_bytes == 0
 
 
 @pytest.mark.usefixtures("_unpublished")

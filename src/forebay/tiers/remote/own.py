@@ -145,10 +145,9 @@ class OwnPacks:
     def read(self, told: PacksRead) -> None:
         """What became of packs that were unread; of those that are erased by now, nothing."""
         self.restore([pack for pack in told.found if self._no_longer_unread(pack.sequence)])
-        for sequence in told.gone:
-            self._no_longer_unread(sequence)
-        for sequence in self.unread.keys() & {*told.nobodys}:
-            self._doom_unread(self.unread.pop(sequence))  # nobody can ask for it to be deleted
+        # Of what is nobody's, nobody can ask that it be deleted. What is gone may be back by now.
+        for sequence in self.unread.keys() & {*told.gone, *told.nobodys}:
+            self._doom_unread(self.unread.pop(sequence))
 
     def _no_longer_unread(self, sequence: int) -> bool:
         """Whether it was; what it takes is counted by whoever asks."""
