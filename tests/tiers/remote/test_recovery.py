@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import pytest
 import xxhash
-from tests.remote_harness import CLOSE_S, PATIENT, opened_remote, packs_in, write_pack
+from tests.remote_harness import CLOSE_S, PATIENT, flip, opened_remote, packs_in, write_pack
 
 from forebay.record.header import DEFAULT_TENANT
 from forebay.sys import memory
@@ -231,9 +231,12 @@ def test_what_fails_is_told_from_what_is_damaged_and_from_what_is_gone(tmp_path:
     told = recovery.read(place, "a", cut)
     assert msgspec.msgpack.decode(told, type=PacksRead).found[0].entries == b""
     data = bytearray(path.read_bytes())
-    data[9] ^= 1
+    data[19] ^= 1
     path.write_bytes(data)
     assert read(place) == PacksRead([], [], [1])
+    data[9] ^= 1
+    path.write_bytes(data)
+    assert read(place) == PacksRead([], [], [], [1]), "a later release's, perhaps"
     path.unlink()
     told = recovery.read(place, "a", unread)
     assert msgspec.msgpack.decode(told, type=PacksRead) == PacksRead([], [1], [])
@@ -458,13 +461,32 @@ def test_what_is_gone_or_nobodys_takes_no_room(place: Path, clock: ManualClock) 
         path.unlink()
         (path,) = place.glob(f"packs/*/a/{nobodys:012x}")
         data = bytearray(path.read_bytes())
-        data[9] ^= 1
+        data[19] ^= 1
         path.write_bytes(data)
         while left(tier):
             next_call(tier, clock)
         eventually(lambda: not path.exists())
         eventually(lambda: tier.usage().used_bytes == stored_bytes(place))
         assert tier.usage().records == PACKS - 2
+
+
+@pytest.mark.usefixtures("_unpublished")
+def test_t12_packs_of_another_version_are_kept_and_take_room(
+    place: Path, clock: ManualClock
+) -> None:
+    with paced(place, clock) as tier:
+        eventually(lambda: left(tier) == PACKS - PACKS_MAX)
+        eventually(lambda: not tier.upkeep._is_busy)
+        other, *_ = tier.parts.own.unread
+        (path,) = place.glob(f"packs/*/a/{other:012x}")
+        flip(path, 9)
+        while left(tier):
+            next_call(tier, clock)
+        assert tier.parts.own.other_versions == {other}
+        assert "another format version" in tier.forget(A, scrub=False).failure
+        tier.erase(None)
+        assert packs_in(place) == [path]
+        assert tier.usage().used_bytes == stored_bytes(place)
 
 
 def test_other_hosts_are_asked_some_at_a_time_and_several_at_once(tmp_path: Path) -> None:

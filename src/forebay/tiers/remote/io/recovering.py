@@ -76,6 +76,9 @@ class Recovering:
             self._at = now + parts.options.error_window_s
         if not parts.own.unread:
             _log.info("all packs in %s are known", parts.path)
+            others = len(parts.own.other_versions)
+            if others:
+                _log.warning("%d packs in %s have another format version", others, parts.path)
 
     def not_read(self, _failure: StoreFailure) -> None:
         """None of them, as far as can be told: the child was too slow, or died."""
