@@ -365,13 +365,17 @@ def test_a_call_that_dies_is_followed_by_smaller_ones(place: Path, clock: Manual
     with paced(place, clock) as tier:
         eventually(lambda: left(tier) == PACKS - PACKS_MAX)
         eventually(lambda: not tier.upkeep._is_busy)
-        calls, sizes = tier.upkeep._recovering, []
-        for _ in range(4):
-            request = calls.request(clock.monotonic() + DAY_S)
+        calls, sizes, now = recovering.Recovering(tier.parts), [], clock.monotonic()
+        for _ in range(3):
+            request = calls.request(now)
             assert request is not None
             sizes.append(len(request.packs))
             calls.not_read(StoreFailure.FAILED)
-        assert sizes == [4, 2, 1, 1]
+        assert sizes == [4, 2, 1]
+        assert calls.request(now) is None, "one that is as small as can be waits"
+        request = calls.request(now + TIMELESS.error_window_s)
+        assert request is not None
+        assert len(request.packs) == 1
 
 
 @pytest.mark.usefixtures("_unpublished")
