@@ -378,6 +378,26 @@ def test_a_call_that_dies_is_followed_by_smaller_ones(place: Path, clock: Manual
         assert len(request.packs) == 1
 
 
+def published_packs(place: Path) -> int:
+    tail = published.unpack((place / "hosts/a/tail").read_bytes())
+    assert isinstance(tail, Publication)
+    return len(tail.packs)
+
+
+@pytest.mark.usefixtures("_unpublished")
+def test_what_is_read_is_published_once_a_minute_and_at_once_when_little_is_left(
+    place: Path, clock: ManualClock
+) -> None:
+    with paced(place, clock) as tier:
+        eventually(lambda: left(tier) == PACKS - PACKS_MAX)
+        eventually(lambda: not tier.upkeep._is_busy)
+        assert published_packs(place) == 0, "a sign of life"
+        clock.advance(60.0)
+        eventually(lambda: published_packs(place) == PACKS_MAX)
+        next_call(tier, clock)
+        eventually(lambda: published_packs(place) == 2 * PACKS_MAX)
+
+
 @pytest.mark.usefixtures("_unpublished")
 def test_packs_that_cannot_be_read_wait_behind_all_others_and_are_tried_again(
     place: Path, samples: list[Sample], clock: ManualClock
