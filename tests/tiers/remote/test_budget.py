@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.counting_child import noted_in
+from tests.counting_child import held_by, noted_in
 from tests.remote_harness import CLOSE_S, PATIENT
 
 from forebay.sys import memory
@@ -190,6 +190,26 @@ def test_a_probe_of_health_says_that_requests_are_used_up(place: Path) -> None:
         tier.parts.ledger.add(RequestCounts(gets=BUDGET), 1000.0, 1)
         tier.probe(told.put)
         assert told.get(timeout=HANG_S).failure == MissReason.BUDGET
+
+
+def test_what_a_chore_may_ask_for_is_held_back_until_it_has_ended(place: Path) -> None:
+    clock = ManualClock(1000.0)
+    with budgeted(place, clock) as tier:
+        parts, ledger = tier.parts, tier.parts.ledger
+        eventually(lambda: parts.chore.lists > 1)  # a sweep has ended, the last chore of a start
+        eventually(lambda: tier.upkeep.is_idle and ledger.to_keep(clock.day()) is None)
+        before = parts.room()
+        assert before == ledger.room(clock.day()) > 2
+        held_by(place).touch()
+        clock.advance(OPTIONS.refresh_s)
+        eventually(lambda: not tier.upkeep.is_idle)
+        meanwhile, fits, uncounted = parts.room(), parts.fits(2), ledger.room(clock.day())
+        held_by(place).unlink()
+        hosts = (before - 1) // 2
+        assert meanwhile == before - 1 - 2 * hosts
+        assert not fits
+        assert uncounted == before
+        eventually(lambda: parts.room() == ledger.room(clock.day()) != before)
 
 
 def test_without_a_budget_all_is_counted_and_nothing_is_kept(place: Path) -> None:

@@ -70,6 +70,7 @@ def test_what_is_no_directory_of_ours_is_refused(tmp_path: Path) -> None:
     assert put(store, NAME, b"1") is StoreFailure.ABSENT, "a missing mount is not filled"
     assert store.listing("packs") is StoreFailure.ABSENT
     assert store.delete(NAME) is StoreFailure.ABSENT
+    assert read(store, NAME, 1) is StoreFailure.FAILED, "what is on it is not gone"
     assert not place.exists()
     place.mkdir()
     place.chmod(0o777)

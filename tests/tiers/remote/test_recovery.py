@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import pytest
 import xxhash
-from tests.remote_harness import CLOSE_S, PATIENT, opened_remote, packs_in, write_pack
+from tests.remote_harness import CLOSE_S, PATIENT, flip, opened_remote, packs_in, write_pack
 
 from forebay.record.header import DEFAULT_TENANT
 from forebay.sys import memory
@@ -23,14 +23,23 @@ from forebay.testing.conformance import load, store
 from forebay.testing.conformance.hooks import eventually
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.samples import NAMESPACE, Sample, chain, single
+from forebay.tiers.catalog import Catalog
 from forebay.tiers.contract import Dropped, DropReason, Hit, Stored
 from forebay.tiers.quotas import Quota
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import Publication, PublishedPack
 from forebay.tiers.remote.io import recovering
+from forebay.tiers.remote.own import OwnPacks
+from forebay.tiers.remote.packs import pack_name
 from forebay.tiers.remote.process import recovery
 from forebay.tiers.remote.process.at_once import CALLS_AT_ONCE
-from forebay.tiers.remote.process.recovery import PACK_GETS_MAX, FoundPack, PacksRead, Recovered
+from forebay.tiers.remote.process.recovery import (
+    PACK_GETS_MAX,
+    FoundPack,
+    PacksRead,
+    Recovered,
+    UnreadPack,
+)
 from forebay.tiers.remote.process.watching import Watcher
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
@@ -222,9 +231,12 @@ def test_what_fails_is_told_from_what_is_damaged_and_from_what_is_gone(tmp_path:
     told = recovery.read(place, "a", cut)
     assert msgspec.msgpack.decode(told, type=PacksRead).found[0].entries == b""
     data = bytearray(path.read_bytes())
-    data[9] ^= 1
+    data[19] ^= 1
     path.write_bytes(data)
     assert read(place) == PacksRead([], [], [1])
+    data[9] ^= 1
+    path.write_bytes(data)
+    assert read(place) == PacksRead([], [], [], [1]), "a later release's, perhaps"
     path.unlink()
     told = recovery.read(place, "a", unread)
     assert msgspec.msgpack.decode(told, type=PacksRead) == PacksRead([], [1], [])
@@ -353,13 +365,37 @@ def test_a_call_that_dies_is_followed_by_smaller_ones(place: Path, clock: Manual
     with paced(place, clock) as tier:
         eventually(lambda: left(tier) == PACKS - PACKS_MAX)
         eventually(lambda: not tier.upkeep._is_busy)
-        calls, sizes = tier.upkeep._recovering, []
-        for _ in range(4):
-            request = calls.request(clock.monotonic() + DAY_S)
+        calls, sizes, now = recovering.Recovering(tier.parts), [], clock.monotonic()
+        for _ in range(3):
+            request = calls.request(now)
             assert request is not None
             sizes.append(len(request.packs))
             calls.not_read(StoreFailure.FAILED)
-        assert sizes == [4, 2, 1, 1]
+        assert sizes == [4, 2, 1]
+        assert calls.request(now) is None, "one that is as small as can be waits"
+        request = calls.request(now + TIMELESS.error_window_s)
+        assert request is not None
+        assert len(request.packs) == 1
+
+
+def published_packs(place: Path) -> int:
+    tail = published.unpack((place / "hosts/a/tail").read_bytes())
+    assert isinstance(tail, Publication)
+    return len(tail.packs)
+
+
+@pytest.mark.usefixtures("_unpublished")
+def test_what_is_read_is_published_once_a_minute_and_at_once_when_little_is_left(
+    place: Path, clock: ManualClock
+) -> None:
+    with paced(place, clock) as tier:
+        eventually(lambda: left(tier) == PACKS - PACKS_MAX)
+        eventually(lambda: not tier.upkeep._is_busy)
+        assert published_packs(place) == 0, "a sign of life"
+        clock.advance(60.0)
+        eventually(lambda: published_packs(place) == PACKS_MAX)
+        next_call(tier, clock)
+        eventually(lambda: published_packs(place) == 2 * PACKS_MAX)
 
 
 @pytest.mark.usefixtures("_unpublished")
@@ -429,6 +465,16 @@ def test_what_is_cleared_goes_read_or_unread(place: Path, clock: ManualClock) ->
         assert tier.usage().used_bytes == 0, "what is read after that is not taken over"
 
 
+def test_what_is_gone_takes_room_until_its_deletion_is_confirmed() -> None:
+    """A mount that was away is back: what it did not have a moment ago it has again."""
+    own = OwnPacks("a", Catalog())
+    own.expect([UnreadPack(NAMESPACE, 1, 5000)])
+    own.read(PacksRead([], [1], []))
+    assert (own.used_bytes, own.unread) == (5000, {})
+    own.deleted(pack_name(NAMESPACE, "a", 1))
+    assert own.used_bytes == 0
+
+
 @pytest.mark.usefixtures("_unpublished")
 def test_what_is_gone_or_nobodys_takes_no_room(place: Path, clock: ManualClock) -> None:
     with paced(place, clock) as tier:
@@ -439,13 +485,32 @@ def test_what_is_gone_or_nobodys_takes_no_room(place: Path, clock: ManualClock) 
         path.unlink()
         (path,) = place.glob(f"packs/*/a/{nobodys:012x}")
         data = bytearray(path.read_bytes())
-        data[9] ^= 1
+        data[19] ^= 1
         path.write_bytes(data)
         while left(tier):
             next_call(tier, clock)
         eventually(lambda: not path.exists())
         eventually(lambda: tier.usage().used_bytes == stored_bytes(place))
         assert tier.usage().records == PACKS - 2
+
+
+@pytest.mark.usefixtures("_unpublished")
+def test_t12_packs_of_another_version_are_kept_and_take_room(
+    place: Path, clock: ManualClock
+) -> None:
+    with paced(place, clock) as tier:
+        eventually(lambda: left(tier) == PACKS - PACKS_MAX)
+        eventually(lambda: not tier.upkeep._is_busy)
+        other, *_ = tier.parts.own.unread
+        (path,) = place.glob(f"packs/*/a/{other:012x}")
+        flip(path, 9)
+        while left(tier):
+            next_call(tier, clock)
+        assert tier.parts.own.other_versions == {other}
+        assert "another format version" in tier.forget(A, scrub=False).failure
+        tier.erase(None)
+        assert packs_in(place) == [path]
+        assert tier.usage().used_bytes == stored_bytes(place)
 
 
 def test_other_hosts_are_asked_some_at_a_time_and_several_at_once(tmp_path: Path) -> None:

@@ -112,6 +112,10 @@ class Index:
         row = self._rows.get(key)
         if row is None or self._extent[row] != _PENDING:
             return None
+        return self._fill(row, place)
+
+    def _fill(self, row: int, place: RecordPlace) -> int:
+        """Let a row without a record have one; the row."""
         self._extent[row], self._offset[row], self._length[row] = place
         self._count(row, 1)
         self._add_bytes(row, place.length)
@@ -120,17 +124,18 @@ class Index:
     def restore(self, extent: int, entry: ContentsEntry) -> int | None:
         """Settle a record found at start; its row, or None if its parent is not here (yet).
 
-        A key that is here already moves to this record, unless it is being stored. Written out in
-        one piece: a warm start spends its time here.
+        A key that is here already moves to this record, unless it is being stored; a gap is filled.
+        Written out in one piece: a warm start spends its time here.
         """
         full_key, namespace, parent, offset, length, _ = entry
         key = full_key[:SHORT_KEY_BYTES]
         rows = self._rows
         if key in rows:
             row = rows[key]
-            if self._extent[row] < 0:  # a store's that is under way
+            if self._extent[row] == _PENDING:  # a store's that is under way
                 return row
-            return self.move(key, RecordPlace(extent, offset, length))
+            place = RecordPlace(extent, offset, length)
+            return self._fill(row, place) if self._extent[row] == _GAP else self.move(key, place)
         parent_row = _NONE
         if parent != NO_PARENT:
             parent_row = rows.get(parent, _NONE)

@@ -62,6 +62,7 @@ class OwnPacks:
         self.used_bytes = 0  # of packs that are there, are being put, or may be there
         self.doomed: dict[str, int] = {}  # name → bytes of what is to be deleted
         self.unread: dict[int, UnreadPack] = {}  # by sequence; counted in `used_bytes`
+        self.other_versions: set[int] = set()  # sequences of packs that we cannot read; likewise
         self.evictions = 0
         self.quotas = Quotas()  # of packs that are not to be deleted, by tenant
         self.is_changed = False  # since `tail` was last asked for
@@ -145,10 +146,17 @@ class OwnPacks:
     def read(self, told: PacksRead) -> None:
         """What became of packs that were unread; of those that are erased by now, nothing."""
         self.restore([pack for pack in told.found if self._no_longer_unread(pack.sequence)])
-        for sequence in told.gone:
-            self._no_longer_unread(sequence)
-        for sequence in self.unread.keys() & {*told.nobodys}:
-            self._doom_unread(self.unread.pop(sequence))  # nobody can ask for it to be deleted
+        # Of what is nobody's, nobody can ask that it be deleted. What is gone may be back by now.
+        for sequence in self.unread.keys() & {*told.gone, *told.nobodys}:
+            self._doom_unread(self.unread.pop(sequence))
+        for sequence in self.unread.keys() & {*told.other_versions}:
+            del self.unread[sequence]  # a release that can read it may be back
+            self.other_versions.add(sequence)
+
+    @property
+    def is_partly_known(self) -> bool:
+        """Whether there are packs of which nobody here knows whose they are."""
+        return bool(self.unread or self.other_versions)
 
     def _no_longer_unread(self, sequence: int) -> bool:
         """Whether it was; what it takes is counted by whoever asks."""

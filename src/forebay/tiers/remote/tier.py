@@ -58,7 +58,8 @@ from forebay.urls import REMOTE_BYTES_MIN, parse_url
 
 _OTHER_CALLS: Final = 3  # that can be under way beside reads: a put, a chore, a probe's
 _UNREAD: Final = (
-    "packs of an earlier process are still being read, and go when they are the tenant's"
+    "packs of an earlier process are still being read, or have another format version, and go when "
+    "they are read and are the tenant's"
 )
 _EXIT_S: Final = 5.0  # that a killed child may take; one that hangs in the kernel takes longer
 

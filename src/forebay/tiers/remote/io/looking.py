@@ -69,6 +69,13 @@ class Looking:
         snapshots = tables[1] if len(tables) > 1 else None
         self._parts.others.learn(tables[0], snapshots, self._parts.clock.monotonic())
         self._version, self._round_requests = answer.count, self._requests
+        self._end_round()
+
+    def _end_round(self) -> None:
+        """Between two rounds, however long they take, there is time for what else is due."""
+        parts = self._parts
+        earliest = parts.clock.monotonic() + parts.options.refresh_s
+        self._refresh_at = max(self._refresh_at, earliest)
         self._is_refreshing, self.has_looked = False, True
 
     def _warm_up(self, results: Results) -> None:
@@ -81,7 +88,7 @@ class Looking:
     def failed(self, request: StoreRequest) -> None:
         """The round is over; a later one begins anew."""
         if request.action is Action.REFRESH:
-            self._is_refreshing, self.has_looked = False, True
+            self._end_round()
         else:
             self._is_warming = False
         self._parts.failed()

@@ -23,6 +23,7 @@ from forebay.tiers.remote.options import RemoteOptions
 from forebay.tiers.remote.own import OwnPacks
 from forebay.tiers.remote.process.link import AnswerDone, Link, Results
 from forebay.tiers.remote.process.messages import CHORES, Action, Answer, StoreRequest
+from forebay.tiers.remote.process.recovery import PACK_GETS_MAX
 
 _DAY_S: Final = 86_400.0
 _log: Final = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class RemoteParts:
     warm: WarmLimit = NOT_WARM  # once, when the store is used for the first time
     chore: RequestCounts = NO_REQUESTS  # what the last one asked for
     used: Sequence[UsedRecord] = ()  # to be published; any thread may leave others here
+    _held_back: int = 0  # requests that a chore may make that is under way
     _forgetting: threading.Lock = field(default_factory=threading.Lock)  # guards `forgotten`
 
     def forget(self, tenants: frozenset[bytes]) -> None:
@@ -86,8 +88,8 @@ class RemoteParts:
         return MissReason.BUDGET if self.breaker.is_on else MissReason.TIER_OFF
 
     def room(self) -> int:
-        """How many requests may be made now."""
-        return self.ledger.room(self.clock.day())
+        """How many requests may be made now, beside those of a chore that is under way."""
+        return self.ledger.room(self.clock.day()) - self._held_back
 
     def apart_s(self, requests: int, share: float) -> float:
         """Seconds between what takes so many requests and may have this share of a day's."""
@@ -96,7 +98,7 @@ class RemoteParts:
 
     def fits(self, requests: int = 1) -> bool:
         """Whether so many requests may be made now, or have to wait a little."""
-        return self.ledger.fits(requests, self.clock.day())
+        return self.ledger.fits(requests + self._held_back, self.clock.day())
 
     def call(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
         """Ask the child, and count what that asks of the store; see `Link.call`."""
@@ -117,8 +119,10 @@ class RemoteParts:
         """Likewise; a chore that is cut off counts with all that it has asked for."""
         buffer, noted = self.lending.counts()
         zero(noted)
+        self._held_back = _requests_max(request)
 
         def ended(answer: Answer, results: Results) -> None:
+            self._held_back = 0
             self.chore = counts_of(noted)
             self.ledger.add(self.chore, self.clock.monotonic(), self.clock.day())
             done(answer, results)
@@ -134,6 +138,18 @@ class RemoteParts:
         """Leave the store alone until it has answered a probe."""
         if self.breaker.trip(self.clock.monotonic()):
             _log.warning("%s %s and is left alone; it is probed later", self.path, why)
+
+
+def _requests_max(chore: StoreRequest) -> int:
+    """What a chore may ask of a store; of the others that is known when they have ended."""
+    match chore.action:
+        case Action.READ_PACKS:
+            return PACK_GETS_MAX * len(chore.packs)
+        case Action.REFRESH:
+            return 1 + 2 * chore.limit  # a listing; of each host its tail and its snapshot
+        case Action.USED:
+            return 1 + chore.limit
+    return 0
 
 
 def _counts(request: StoreRequest) -> RequestCounts:

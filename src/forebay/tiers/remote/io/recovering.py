@@ -76,12 +76,18 @@ class Recovering:
             self._at = now + parts.options.error_window_s
         if not parts.own.unread:
             _log.info("all packs in %s are known", parts.path)
+            others = len(parts.own.other_versions)
+            if others:
+                _log.warning("%d packs in %s have another format version", others, parts.path)
 
     def not_read(self, _failure: StoreFailure) -> None:
         """None of them, as far as can be told: the child was too slow, or died."""
+        parts = self._parts
         self._put_off()
+        if self._count == 1:  # it cannot be smaller; let the store be used for a while
+            self._at = parts.clock.monotonic() + parts.options.error_window_s
         self._count = max(1, self._count // 2)
-        self._parts.failed()
+        parts.failed()
 
     def _put_off(self) -> int:
         """Let the packs that are still unread be the last; how many."""

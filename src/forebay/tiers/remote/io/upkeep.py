@@ -34,6 +34,7 @@ from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
 
 _USED_SHARE: Final = 1 / 16  # of a day's requests, for telling others what is used most
+_LONG_PUBLISH_S: Final = 60.0  # between two publications while many packs are to be read
 _LIFE_SIGNS: Final = 8  # in the time after which a host is taken for dead
 _log: Final = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ class Upkeep:
         self._is_busy = False
         self._wishes: list[Remembrance] = []
         self._is_list_due = False  # the list of the forgotten is to be put again
-        self._publish_at = self._audit_at = self._sweep_at = 0.0
+        self._published_at = -_LONG_PUBLISH_S
+        self._audit_at = self._sweep_at = 0.0
         self._sign_at = 0.0  # when there must be a sign of life, changed or not
         self._used_at = 0.0
 
@@ -85,12 +87,11 @@ class Upkeep:
         what this host has.
         """
         parts, options = self._parts, self._parts.options
-        is_due = is_closing or now >= self._publish_at
+        is_due = is_closing or now >= self._published_at + self._publish_s
         is_sign = now >= self._sign_at and not is_closing
         is_news = parts.own.is_changed and is_due and not parts.is_over_for_stores
         if is_news or is_sign:
-            is_long = self._recovering.is_long
-            self._publish_at = now + (options.chore_s if is_long else options.publish_s)
+            self._published_at = now
             self._sign_at = now + options.host_age_s / _LIFE_SIGNS
             self._is_list_due = is_sign and bool(parts.remembered)  # not to be too old
             self._publish()
@@ -109,6 +110,12 @@ class Upkeep:
             self._call(StoreRequest(0, Action.SWEEP, at=int(options.host_age_s)), self._swept)
         elif (request := self._recovering.request(now)) is not None:
             self._call(request, self._recovering.read, self._recovering.not_read)
+
+    @property
+    def _publish_s(self) -> float:
+        """Between two publications."""
+        publish_s = self._parts.options.publish_s
+        return max(publish_s, _LONG_PUBLISH_S) if self._recovering.is_long else publish_s
 
     def _look(self, request: StoreRequest) -> None:
         def looked(answer: Answer, results: Results) -> None:

@@ -97,7 +97,7 @@ class RemoteWriting:
             if order.names is None and order.is_erasure:
                 wanted = (order.namespace, order.tenant)
                 self._drop(self._gathering.take_all(*wanted), DropReason.ORPHAN)
-                order.is_partial = order.tenant is not None and bool(own.unread)
+                order.is_partial = order.tenant is not None and own.is_partly_known
                 # Also what is to be deleted already: whose that is, nobody has noted.
                 order.names = dict.fromkeys(own.doomed, 0) | own.erase(*wanted)
             elif order.names is None:

@@ -64,6 +64,7 @@ class PacksRead(msgspec.Struct, array_like=True, frozen=True):
     found: list[FoundPack]
     gone: list[int]  # sequences of packs that are not there
     nobodys: list[int]  # and of those whose header is damaged: whose they are nobody knows
+    other_versions: list[int] = []  # and of those of another format version
 
 
 def recover(store: ObjectStore, host: str) -> bytes | StoreFailure:
@@ -146,6 +147,8 @@ def read(store: ObjectStore, host: str, packs: Sequence[UnreadPack]) -> bytes:
     for pack, outcome in zip(packs, outcomes, strict=True):
         if isinstance(outcome, FoundPack):
             told.found.append(outcome)
+        elif outcome is Damage.NEWER_VERSION:  # verify: not ours to delete
+            told.other_versions.append(pack.sequence)
         elif isinstance(outcome, Damage):
             told.nobodys.append(pack.sequence)
         elif outcome is StoreFailure.ABSENT:

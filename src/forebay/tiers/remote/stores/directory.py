@@ -50,7 +50,9 @@ class DirectoryStore(ObjectStore):
 
     def get(self, name: str, at: int, buffers: Sequence[memoryview]) -> int | StoreFailure:
         """See ObjectStore."""
-        return self._attempt(lambda: self._get(name, at, buffers))
+        count = self._attempt(lambda: self._get(name, at, buffers))
+        is_away = count is StoreFailure.ABSENT and not self._is_there()
+        return StoreFailure.FAILED if is_away else count
 
     def listing(self, prefix: str) -> list[StoredObject] | StoreFailure:
         """See ObjectStore."""
