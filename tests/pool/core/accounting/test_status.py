@@ -54,7 +54,7 @@ def test_the_gap_at_reuse_is_the_time_that_a_chunk_rested(tmp_path: Path) -> Non
     core.pass_time(20.0)
     assert core.load(client, keys) == 4
     assert resting(core, "dram") == {30.0: 4}, "twenty seconds, by the bound of their bucket"
-    core.until(lambda: core.number("chunks", tier="disk") == 4)
+    core.pass_time_until(lambda: core.number("chunks", tier="disk") == 4)
     for number in range(20):
         core.store(client, chain(f"other {number}", 4))
         core.settle()
