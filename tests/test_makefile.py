@@ -20,6 +20,11 @@ echo "$*" >> "{log}"
 case "$*" in *--extra-index-url*) exit 0 ;; *torch==*) exit {without_index} ;; esac
 """
 DF = '#!/bin/sh\nprintf "head\\n/dev/sda 9 9 99999 9%% /\\n"\n'
+# What memory is left on this machine is not what these tests are about.
+AWK = """\
+#!/bin/sh
+case "$*" in */proc/meminfo*) echo 99999 ;; *) exec {awk} "$@" ;; esac
+"""
 GPU = {True: "#!/bin/sh\nexit 0\n", False: "#!/bin/sh\nexit 1\n"}
 
 Make = Callable[..., tuple[int, list[str]]]
@@ -35,6 +40,7 @@ def make_vllm(tmp_path: Path) -> Make:
             "venv/bin/python": PYTHON.format(log=log, without_index=without_index),
             "bin/nvidia-smi": GPU[has_gpu],
             "bin/df": DF,
+            "bin/awk": AWK.format(awk=shutil.which("awk")),
         }
         for name, text in scripts.items():
             path = tmp_path / name
