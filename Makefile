@@ -107,7 +107,7 @@ bench: $(STAMP) ## measure this machine's drive: raw O_DIRECT against Forebay's 
 	@mkdir -p -m 700 '$(BENCH_DIR)'
 	@exec $(BIN)/python -m forebay.cli.main bench pool --disk '$(BENCH_DIR):$(BENCH_SIZE)'
 
-check: $(STAMP) ## lint, types, and the fast tests (four to five minutes on two cores)
+check: $(STAMP) ## lint, types, and the fast tests (about six minutes on two cores)
 	@$(BIN)/ruff format --check --quiet src tests tools examples
 	@$(BIN)/ruff check --quiet src tests tools examples
 	@$(BIN)/python -m mypy --no-error-summary
