@@ -50,7 +50,8 @@ class Unclear(NamedTuple):
 class Tests:
     """Runs tests; several threads may."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
+        self._workers = workers  # of a traced run
         self._lock = threading.Lock()  # guards what follows
         self._running: set[int] = set()  # process groups
         self._is_over = False
@@ -73,7 +74,7 @@ class Tests:
         self, tree: Path, files: Sequence[str], python: Python, environment: Mapping[str, str]
     ) -> str:
         """Run all of these with the plugin; pytest's last line."""
-        words = ["-n", "2", "--tb=no", "-p", "tools.tests_that_ran", *files]
+        words = ["-n", str(self._workers), "--tb=no", "-p", "tools.tests_that_ran", *files]
         _, said = self._pytest(tree, words, python, environment)
         return said.strip().rpartition("\n")[2]
 
@@ -92,7 +93,8 @@ class Tests:
         python: Python,
         environment: Mapping[str, str] | None = None,
     ) -> tuple[int | str, str]:
-        path = os.pathsep.join(str(tree / name) for name in ("src", "."))
+        given = os.environ.get("PYTHONPATH")
+        path = os.pathsep.join(filter(None, (str(tree / "src"), str(tree), given)))
         elsewhere = ELSEWHERE if python.has_vllm else (*ELSEWHERE, "vllm")
         ignored = REAL if python.has_vllm else (*REAL, *NUMPY)
         command = [python.program, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -7,14 +7,13 @@ quickest before all others. A test that fails has noticed if it passes on the tr
 mutant that every test accepts, or that only makes tests hang, is a verification that no test holds:
 exit status 1.
 
-Two mutants are tried at once. What was found is kept in build/mutate.json: a run that was ended
-goes on where it was, and a later one tries only what has changed since, of a verification's file
-and of the file of the test that noticed. `--anew` forgets it.
+Two mutants are tried at once (`--at-once`). What was found is kept in build/mutate.json: a run that
+was ended goes on where it was, and a later one tries only what has changed since, of a
+verification's file and of the file of the test that noticed. `--anew` forgets it.
 """
 
 import argparse
 import hashlib
-import importlib.util
 import itertools
 import json
 import os
@@ -37,7 +36,6 @@ from tools.mutations import Verification, bad_marks, neutralised, verifications 
 from tools.tests_that_ran import DIRECTORY, TestsThatRan  # noqa: E402
 
 KEPT: Final = ROOT / "build" / "mutate.json"
-AT_ONCE: Final = 2
 TESTS: Final = {  # by layer, the quickest to notice first; other packages have their own directory
     "record": ["tests/record", "tests/tiers", "tests/promises"],
     "tiers": ["tests/tiers", "tests/promises"],
@@ -186,8 +184,9 @@ def main() -> int:
     parser.add_argument("--under", nargs="+", default=["src"], help="only files below these paths")
     parser.add_argument("--anew", action="store_true", help="forget what earlier runs have found")
     parser.add_argument(
-        "--numpy", default=str(ROOT / ".venv-vllm/bin/python"), help="a Python that has numpy"
+        "--numpy", default=str(ROOT / ".venv-vllm/bin/python"), help="a Python that has vLLM"
     )
+    parser.add_argument("--at-once", type=int, default=2, help="mutants")
     parsed = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     marked = list(verifications(ROOT))
@@ -206,9 +205,9 @@ def main() -> int:
     wanted = [(found, python) for found, python in pythons.items() if python is not None]
     for found in found_all:
         if pythons[found] is None:
-            print(f"{found.what:24} {found.path}:{found.line}  skipped: needs numpy, see --numpy")
+            print(f"{found.what:24} {found.path}:{found.line}  skipped: needs vLLM, see --numpy")
     changed = [(found, python) for found, python in wanted if not kept.noticed(found)]
-    failed = tried(kept, changed)
+    failed = tried(kept, changed, parsed.at_once)
     print(
         f"{len(wanted)} verifications, {len(wanted) - len(changed)} as before,"
         f" {failed} that no test holds; {len(found_all) - len(wanted)} skipped"
@@ -216,17 +215,17 @@ def main() -> int:
     return 1 if failed or not wanted else 0
 
 
-def tried(kept: Kept, wanted: list[tuple[Verification, Python]]) -> int:
+def tried(kept: Kept, wanted: list[tuple[Verification, Python]], at_once: int) -> int:
     """How many of these no test notices."""
     with tempfile.TemporaryDirectory(prefix="forebay-mutate-") as temporary:
-        unchanged, *trees = (Path(temporary, str(number)) for number in range(1 + AT_ONCE))
+        unchanged, *trees = (Path(temporary, str(number)) for number in range(1 + at_once))
         for tree in (unchanged, *trees):
             copy_tree(tree)
-        tests = Tests()
+        tests = Tests(at_once)
         for found, python in wanted:
             trace(kept, tests, unchanged, found, python)
         mutants = Mutants(kept, tests, unchanged, trees)
-        with ThreadPoolExecutor(AT_ONCE) as executor:
+        with ThreadPoolExecutor(at_once) as executor:
             try:
                 verdicts = list(executor.map(lambda each: mutants.tried(*each), wanted))
             finally:
@@ -251,7 +250,7 @@ def trace(kept: Kept, tests: Tests, tree: Path, found: Verification, python: Pyt
 
 def python_for(path: Path, with_numpy: str) -> Python | None:
     """What runs the tests of a file; None if it is not there."""
-    if path.parts[2] != "engines" or importlib.util.find_spec("numpy"):
+    if path.parts[2] != "engines":
         return Python(sys.executable)
     if Path(with_numpy).exists():
         return Python(with_numpy, has_vllm=True)
