@@ -17,7 +17,7 @@ from forebay.engines.copies.gather import upload
 from forebay.record.exponents import escapes_max
 
 PROGRAMS: Final = 24
-_LANES: Final = 512  # of eight values each
+_LANES: Final = 256  # of eight values each
 _WARPS: Final = 8
 
 
@@ -38,7 +38,10 @@ def _count_exponents(page, values, VALUES: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _table_of(counts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """The 16 exponents that most values have, of equals the smaller ones: two words of eight."""
+    """The 16 exponents that most values have, of equals the smaller ones: two words of eight.
+
+    And of each exponent where it stands among them; 16 if it does not.
+    """
     bins = tl.arange(0, 256)
     keys = counts * 256 + (255 - bins)
     least = tl.max(keys, 0)
@@ -49,43 +52,23 @@ def _table_of(counts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     byte = bins.to(tl.int64) << ((rank & 7) * 8).to(tl.int64)
     low = tl.sum(tl.where(is_chosen & (rank < 8), byte, 0), 0)
     high = tl.sum(tl.where(is_chosen & (rank >= 8), byte, 0), 0)
-    return low, high
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _value(first, second, k: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """Value k of a lane's eight."""
-    return ((first if k < 4 else second) >> (16 * (k % 4))).to(tl.int32) & 0xFFFF
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _ones(missed):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """How many of eight bits are set."""
-    count = missed & 1
-    for k in tl.static_range(1, 8):
-        count += (missed >> k) & 1
-    return count
+    return low, high, tl.where(is_chosen, rank, 16)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _list_escapes(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
-    first,  # noqa: ANN001
-    second,  # noqa: ANN001
     missed,  # noqa: ANN001
+    exponent,  # noqa: ANN001
     position,  # noqa: ANN001
     escapes,  # noqa: ANN001
     escaped,  # noqa: ANN001
     room,  # noqa: ANN001
 ):
     """Write the escapes of all lanes behind those before them, as far as there is room."""
-    mine = _ones(missed)
-    place = escaped + tl.cumsum(mine, 0) - mine
-    for k in tl.static_range(8):
-        is_missed = ((missed >> k) & 1) == 1
-        exponent = (_value(first, second, k) >> 7) & 0xFF
-        entry = ((position + k) << 8) | exponent
-        tl.store(escapes + place, entry, mask=is_missed & (place < room))
-        place += (missed >> k) & 1
+    of_lane = tl.sum(missed, 1)
+    before = escaped + tl.cumsum(of_lane, 0) - of_lane
+    place = before[:, None] + tl.cumsum(missed, 1) - missed
+    tl.store(escapes + place, (position << 8) | exponent, mask=(missed == 1) & (place < room))
 
 
 @triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator,unused-ignore]
@@ -100,15 +83,14 @@ def _encode_pages(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
 ):
     groups = values // 8
     lanes = tl.arange(0, LANES)
+    eight = tl.arange(0, 8)[None, :]
     job = tl.program_id(0)
     while job < count:
         source = tl.load(pages + job)
         target = tl.load(slots + job)
-        page = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
-        counts = _count_exponents(
-            tl.multiple_of(source.to(tl.pointer_type(tl.int16)), 16), values, 8 * LANES
-        )
-        low, high = _table_of(counts)
+        page = tl.multiple_of(source.to(tl.pointer_type(tl.int16)), 16)
+        counts = _count_exponents(page, values, 8 * LANES)
+        low, high, places = _table_of(counts)
         escapes = (target + 32).to(tl.pointer_type(tl.int32))
         nibbles = (target + 32 + 4 * room).to(tl.pointer_type(tl.int32))
         mantissas = (target + 32 + 4 * room + 4 * groups).to(tl.pointer_type(tl.int64))
@@ -117,28 +99,20 @@ def _encode_pages(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
         for start in range(0, groups, LANES):
             at = start + lanes
             mask = at < groups
-            first = tl.load(page + 2 * at, mask=mask, other=0)
-            second = tl.load(page + 2 * at + 1, mask=mask, other=0)
-            index = tl.zeros((LANES,), tl.int32)
-            rest = tl.zeros((LANES,), tl.int64)
-            missed = tl.zeros((LANES,), tl.int32)
-            for k in tl.static_range(8):
-                value = _value(first, second, k)
-                exponent = (value >> 7) & 0xFF
-                found = tl.full((LANES,), 16, tl.int32)
-                for i in tl.static_range(16):
-                    entry = (((low if i < 8 else high) >> (8 * (i % 8))) & 0xFF).to(tl.int32)
-                    found = tl.where(exponent == entry, i, found)
-                missed |= (found >> 4) << k
-                index |= (found & 15) << (4 * k)
-                kept = ((value >> 8) & 0x80) | (value & 0x7F)
-                rest |= kept.to(tl.int64) << (8 * k)
-            tl.store(nibbles + at, index, mask=mask)
-            tl.store(mantissas + at, rest, mask=mask)
-            missed = tl.where(mask, missed, 0)
-            if tl.max(missed, 0) > 0:
-                _list_escapes(first, second, missed, 8 * at, escapes, escaped, room)
-                escaped += tl.sum(_ones(missed), 0)
+            position = 8 * at[:, None] + eight
+            value = tl.load(page + position, mask=mask[:, None], other=0).to(tl.int32)
+            exponent = (value >> 7) & 0xFF
+            found = tl.gather(places, tl.reshape(exponent, (8 * LANES,)), 0)
+            found = tl.reshape(found, (LANES, 8))
+            kept = ((value >> 8) & 0x80) | (value & 0x7F)
+            tl.store(nibbles + at, tl.sum((found & 15) << (4 * eight), 1), mask=mask)
+            words = tl.sum(kept.to(tl.int64) << (8 * eight).to(tl.int64), 1)
+            tl.store(mantissas + at, words, mask=mask)
+            missed = tl.where(mask[:, None], found >> 4, 0)
+            of_all = tl.sum(tl.sum(missed, 1), 0)
+            if of_all > 0:
+                _list_escapes(missed, exponent, position, escapes, escaped, room)
+                escaped += of_all
         every = tl.arange(0, ROOM)
         tl.store(escapes + every, 0, mask=(every >= escaped) & (every < room))
         header = target.to(tl.pointer_type(tl.int64))

@@ -3,7 +3,8 @@
 A batch goes to the copy engines in one call: vLLM's operator where it is loaded, else the driver's
 `cuMemcpyBatchAsync` (CUDA 12.8), else one call a page. All three let go of the interpreter while
 they run. Small pages go by a kernel instead, those of loads up to a larger size: while a load of
-64 KiB pages is submitted to copy engines, 10 ms, a launch of the model's thread takes 2.5 ms.
+64 KiB pages is submitted to copy engines, 10 ms, a launch of the model's thread takes 2.5 ms. What
+is encoded is decoded by a kernel on its way in; on its way out it passes through GPU memory.
 """
 
 import ctypes
@@ -18,6 +19,7 @@ import torch
 
 from forebay.engines.copies.driver import Event, Stream
 from forebay.engines.copies.pointers import Batch
+from forebay.record.exponents import encoded_bytes
 from forebay.sys.memory import populate_taken
 
 # Measured, see docs/benchmarks.md: below the first, copy engines give less than half the wire;
@@ -29,6 +31,7 @@ GATHER_LOADS_BELOW: Final = 128 << 10
 _LOADED_A_CALL: Final = 4096
 _STORED_A_CALL: Final = 1024
 _GATHER_BYTES: Final = 256 << 20  # a launch: five milliseconds of the wire
+_ENCODED_BYTES: Final = 128 << 20  # of pages that are encoded at once, beside the KV cache
 _AT_HOST_ADDRESS: Final = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _URGENT: Final = -1
@@ -140,6 +143,8 @@ class CudaDriver:
 
     def pages_a_call(self, page_bytes: int, *, inward: bool, is_encoded: bool = False) -> int:
         """See Driver."""
+        if is_encoded and not inward:
+            return max(1, _ENCODED_BYTES // page_bytes)
         if is_encoded or self._is_gathered(page_bytes, inward=inward):
             return max(1, _GATHER_BYTES // page_bytes)
         return _LOADED_A_CALL if inward else _STORED_A_CALL
@@ -160,21 +165,41 @@ class CudaDriver:
             _log.warning("cudaHostUnregister answers %d", int(code))
 
     def _copy_encoded(self, stream: Stream, batch: Batch, *, inward: bool, by_kernel: bool) -> None:
-        if by_kernel:
+        if not inward:
+            self._copy_encoding(stream, batch)
+        elif by_kernel:
             from forebay.engines.codec import kernels  # noqa: PLC0415 - compiles
 
-            if inward:
-                kernels.decode_pages(batch.slots, batch.pages, batch.page_bytes)
-            else:
-                kernels.encode_pages(batch.pages, batch.slots, batch.page_bytes)
-            return
-        assert inward, "nobody waits for a store"
+            kernels.decode_pages(batch.slots, batch.pages, batch.page_bytes)
+        else:
+            self._copy_decoded(stream, batch)
+
+    def _copy_encoding(self, stream: Stream, batch: Batch) -> None:
+        """Encode into the GPU's memory, with all of it at once, and let copy engines do the rest.
+
+        A kernel that writes to the slab itself keeps multiprocessors from the forward pass for as
+        long as the wire takes.
+        """
+        from forebay.engines.codec import kernels  # noqa: PLC0415 - compiles
+
+        size, count, together = encoded_bytes(batch.page_bytes), len(batch.pages), batch.together
+        # Always as large, and of this stream: the next batch gets the same, behind this one's copy.
+        most = max(count, _ENCODED_BYTES // batch.page_bytes)
+        place = torch.empty(most * size, dtype=torch.uint8, device=self._device)
+        rows = place.data_ptr() + np.arange(count, dtype=np.int64) * size
+        kernels.encode_pages(batch.pages, rows, batch.page_bytes, programs=count)
+        blocks, slots = rows[::together].copy(), batch.slots[::together].copy()
+        sizes = self._sizes_of(size * together, len(blocks))
+        self._submit(blocks, slots, sizes, stream, False)
+
+    def _copy_decoded(self, stream: Stream, batch: Batch) -> None:
+        """Decode here, and let copy engines do the rest."""
         from forebay.engines.codec.slots import decode_at  # noqa: PLC0415
 
         pages = torch.from_numpy(decode_at(batch.slots, batch.page_bytes)).pin_memory()
         sources = pages.data_ptr() + np.arange(len(pages), dtype=np.int64) * batch.page_bytes
         sizes = self._sizes_of(batch.page_bytes, len(pages))
-        self._submit(sources, batch.pages, sizes, stream, inward)
+        self._submit(sources, batch.pages, sizes, stream, True)
         stream.synchronize()  # before these pages go
 
     def _is_gathered(self, page_bytes: int, *, inward: bool) -> bool:

@@ -27,6 +27,7 @@ class Batch(NamedTuple):
     slots: Any  # int64, in the slab
     page_bytes: int  # in the KV cache
     is_encoded: bool = False  # in the slab
+    together: int = 1  # so many pages lie one behind the other in the slab: those of a block
 
 
 class TableBlocks(NamedTuple):
@@ -126,7 +127,8 @@ class PageTable:
         blocks, slots = rows.blocks[start:stop, None], rows.slots[start:stop, None]
         pages = self.bases + blocks * self.strides
         places = slots + np.arange(len(self.bases)) * self.slot_page_bytes
-        return Batch(pages.ravel(), places.ravel(), self.page_bytes, self.is_encoded)
+        layers = len(self.bases)
+        return Batch(pages.ravel(), places.ravel(), self.page_bytes, self.is_encoded, layers)
 
 
 class JobBlocks(NamedTuple):
