@@ -353,7 +353,7 @@ def test_counts_are_bounded_and_the_least_used_leave(
     gated: Gated,
 ) -> None:
     core, _, keys = gated
-    uses = core.pool._loads.uses
+    uses = core.pool._uses
     hot = [short(key) for key in keys]
     for _ in range(100):
         uses.asked_for(hot)
