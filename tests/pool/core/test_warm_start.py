@@ -37,7 +37,7 @@ def opener(
     place: Path, host: str, prefetch: str, keyring: Keyring | None = None
 ) -> Callable[[TierListener, World], Tier]:
     url = f"file://{place}?cap=16MiB" + (f"&warm={prefetch}" if prefetch else "")
-    options = replace(PATIENT, call_s=LONG_S, put_s=LONG_S, chore_s=LONG_S, keyring=keyring)
+    options = replace(PATIENT, call_s=LONG_S, put_s=LONG_S, maintenance_s=LONG_S, keyring=keyring)
 
     def opened(listener: TierListener, world: World) -> Tier:
         begin = partial(RemoteTier.open, url, host, options, world)
