@@ -124,6 +124,11 @@ class CoreHarness:
         """Memory that DRAM has now."""
         return int(reading.tier_of(self.pool.stats(), "dram")["allocated_bytes"])
 
+    def wait_until_woken(self) -> None:
+        """As the server does between two rounds."""
+        assert self._woken.wait(60.0), f"nothing came: {self.pool.stats()}"
+        self._woken.clear()
+
     def turn(self) -> None:
         """One round of the server's loop."""
         self._woken.wait(0.002)

@@ -120,7 +120,7 @@ def test_a_timeout_is_as_long_as_calls_may_take() -> None:
         options = RemoteOptions().for_timeout(found.timeout_s)
         assert options.call_s > timeout_s
         assert options.put_s > 3 * timeout_s, "of a pack"
-        assert options.chore_s > 4 * timeout_s, "of a listing"
+        assert options.maintenance_s > 4 * timeout_s, "of a listing"
     assert RemoteOptions().for_timeout(0.5) == RemoteOptions()
 
 

@@ -21,7 +21,9 @@ LONG_S = 600.0  # longer than a call takes on a busy machine
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = replace(remote._OPTIONS, call_s=LONG_S, put_s=LONG_S, chore_s=LONG_S, open_s=LONG_S)
+    options = replace(
+        remote._OPTIONS, call_s=LONG_S, put_s=LONG_S, maintenance_s=LONG_S, open_s=LONG_S
+    )
     monkeypatch.setattr(remote, "_OPTIONS", options)
     monkeypatch.setattr(remote, "_WAIT_S", LONG_S)
 

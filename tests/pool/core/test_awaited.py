@@ -6,7 +6,7 @@ import pytest
 from tests.core_harness import LENGTH, NAMESPACE, Client, CoreHarness, chain, payload
 from tests.tiers.slow_memory import SlowMemoryTier
 
-from forebay.pool.core.loading.awaited import KEYS_BYTES_MAX
+from forebay.pool.core.lookups.awaited import KEYS_BYTES_MAX
 from forebay.pool.messages import AWAIT_S, KEYS_MAX, Abort, Cancel, Found, Lookup
 from forebay.record.region import SHORT_KEY_BYTES, short
 from forebay.sys.world import World

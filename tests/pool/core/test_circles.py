@@ -15,7 +15,7 @@ def test_a_chunk_that_is_its_own_ancestor_leaves_once() -> None:
     assert core.receive(client, Promise).total == 1
     damaged = core.pool._dram.chunks.get(short(parent))
     assert damaged is not None
-    core.pool._acquisition.damaged(damaged)
+    core.pool._loads.acquisition.damaged(damaged)
     (offset,) = core.reserve(client, [parent], child)
     core.fill(offset, payload(parent))
     assert core.commit(client, [offset]) == 1

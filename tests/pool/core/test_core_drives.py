@@ -253,7 +253,7 @@ def test_a_burst_of_stores_may_have_all_of_dram_but_not_the_loads_half(place: Pa
     disk.arm("write:hang")
     number, _ = core.lookup(client, old)
     came = len(core.ask(client, number, old, stream=True).offsets)
-    core.until(lambda: not core.pool._acquisition.reads_in_flight)
+    core.until(lambda: not core.pool._loads.reads_in_flight)
     came += len([message for message in client.inbox if isinstance(message, Ready)])
     assert came == 64, "of 100"
     client.inbox.clear()

@@ -44,11 +44,11 @@ def test_requests_that_have_not_asked_cost_a_tick_nothing(core: CoreHarness) -> 
         advance(core, 0.01)
     assert tick_lines(core) < LINES_MAX
     with LineCounter() as counter:
-        core.pool._acquisition.learned({bytes(16)})
+        core.pool._loads.read_ahead.learned({bytes(16)})
     assert counter.lines < LINES_MAX, "nor has a tier's answer to do with them"
     advance(core, 25.0)
     core.turn()
-    retained = core.pool._acquisition._retention._arrived
+    retained = core.pool._loads._retention._arrived
     assert 0 < len(retained) < MANY, "those that came first are retained no more"
     advance(core, 10.0)
     core.turn()
@@ -85,4 +85,4 @@ def test_deadlines_of_requests_that_are_over_are_forgotten(core: CoreHarness) ->
     for _ in range(MANY):
         core.pool.handle(client, Cancel(ask_in_vain(core, client, 30_000)))
     core.turn()
-    assert len(core.pool._acquisition._asked._deadlines) < 100
+    assert len(core.pool._loads._asks._deadlines) < 100

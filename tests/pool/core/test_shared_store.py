@@ -147,9 +147,9 @@ def test_a_store_whose_requests_are_used_up_is_named(tmp_path: Path) -> None:
     tier = core.pool._stack.tiers()[0][1]
     tier.parts.ledger.requests_a_day = 1  # type: ignore[attr-defined]
     core.pool._dram.drop(core.pool._dram.chunks.get(short(keys[1])))  # type: ignore[arg-type]
-    loads = core.pool._loads
+    lookups = core.pool._lookups
     message = Lookup(1, NAMESPACE, 0, b"".join(map(short, keys)))
     known = found(core, client, keys).known
     assert known == 1
-    assert loads._why_no_more(message, list(map(short, keys)), known) is Decision.REQUEST_BUDGET
+    assert lookups._why_no_more(message, list(map(short, keys)), known) is Decision.REQUEST_BUDGET
     close(core)

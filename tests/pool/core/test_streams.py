@@ -58,7 +58,7 @@ def test_a_stream_is_promised_before_the_drive_has_to_pause(place: Path) -> None
     promise = struck.core.receive(struck.client, Promise)
     assert promise.total == 100
     assert 32 <= len(promise.offsets) < 40, "half of what a load may have"
-    assert struck.core.pool._acquisition.reads_in_flight, "and what follows is being read"
+    assert struck.core.pool._loads.reads_in_flight, "and what follows is being read"
     struck.disk.disarm()
     came = list(range(len(promise.offsets)))
     while len(came) < 100:
@@ -119,7 +119,7 @@ def test_what_an_engine_has_itself_needs_no_room(place: Path) -> None:
     number, _ = core.lookup(client, keys)
     core.pool.handle(client, Ask(number, 40, 60, 10_000, stream=True))
     core.until(lambda: core.number("pinned_bytes") == 64 * LENGTH)
-    core.until(lambda: not core.pool._acquisition.reads_in_flight)
+    core.until(lambda: not core.pool._loads.reads_in_flight)
     assert not [each for each in client.inbox if isinstance(each, Promise)], "it fits, but for ten"
     core.pool.handle(other, Release(holds, []))
     assert len(core.receive(client, Promise).offsets) == 60

@@ -100,7 +100,7 @@ def test_t57_reads_that_nobody_waits_for_leave_an_engine_its_share(
     assert promised(again) == [4]
     hanging.core.pool.handle(again, Release(here, []))
     hanging.ask(again, "other", 4)
-    assert hanging.core.pool._acquisition.reads_in_flight == 16, "no more are begun"
+    assert hanging.core.pool._loads.reads_in_flight == 16, "no more are begun"
 
 
 def test_t57_engines_that_wait_for_one_another_are_promised_their_shares() -> None:

@@ -37,7 +37,7 @@ def opener(
     place: Path, host: str, prefetch: str, keyring: Keyring | None = None
 ) -> Callable[[TierListener, World], Tier]:
     url = f"file://{place}?cap=16MiB" + (f"&warm={prefetch}" if prefetch else "")
-    options = replace(PATIENT, call_s=LONG_S, put_s=LONG_S, chore_s=LONG_S, keyring=keyring)
+    options = replace(PATIENT, call_s=LONG_S, put_s=LONG_S, maintenance_s=LONG_S, keyring=keyring)
 
     def opened(listener: TierListener, world: World) -> Tier:
         begin = partial(RemoteTier.open, url, host, options, world)
@@ -353,7 +353,7 @@ def test_counts_are_bounded_and_the_least_used_leave(
     gated: Gated,
 ) -> None:
     core, _, keys = gated
-    uses = core.pool._loads.uses
+    uses = core.pool._uses
     hot = [short(key) for key in keys]
     for _ in range(100):
         uses.asked_for(hot)

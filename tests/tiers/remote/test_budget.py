@@ -192,11 +192,11 @@ def test_a_probe_of_health_says_that_requests_are_used_up(place: Path) -> None:
         assert told.get(timeout=HANG_S).failure == MissReason.BUDGET
 
 
-def test_what_a_chore_may_ask_for_is_held_back_until_it_has_ended(place: Path) -> None:
+def test_what_maintenance_may_ask_for_is_held_back_until_it_has_ended(place: Path) -> None:
     clock = ManualClock(1000.0)
     with budgeted(place, clock) as tier:
         parts, ledger = tier.parts, tier.parts.ledger
-        eventually(lambda: parts.chore.lists > 1)  # a sweep has ended, the last chore of a start
+        eventually(lambda: parts.last_maintenance.lists > 1)  # a sweep: the last of a start
         eventually(lambda: tier.upkeep.is_idle and ledger.to_keep(clock.day()) is None)
         before = parts.room()
         assert before == ledger.room(clock.day()) > 2

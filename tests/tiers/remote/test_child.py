@@ -28,7 +28,7 @@ from forebay.tiers.remote.stores.directory import DirectoryStore
 # Puts, gets, listings, deletions, and bytes sent and received.
 PROBED = RequestCounts(1, 1, 0, 0, 64, 64)
 LISTED = RequestCounts(lists=1)
-NOTES = [(8, 0, 4096)]  # where chores note what they ask for
+NOTES = [(8, 0, 4096)]  # where maintenance notes what they ask for
 
 
 class Asking:
@@ -41,10 +41,10 @@ class Asking:
     def send(self, request: StoreRequest, *descriptors: int) -> None:
         socket.send_fds(self.connection, [encode(request)], list(descriptors))
 
-    def chore(
+    def maintain(
         self, action: Action, at: int = 0, limit: int = 0
     ) -> tuple[Answer, list[bytes], RequestCounts]:
-        """What a chore says, and what it asked of the store."""
+        """What maintenance says, and what it asked of the store."""
         if self.notes is None:
             self.notes = SharedMemory.of(4096)
             area = StoreRequest(0, Action.MAP, at=8)
@@ -89,20 +89,20 @@ def test_it_does_what_it_is_asked(asking: Asking) -> None:
     absent = Answer(4, StoreFailure.ABSENT)
     assert asking.ask(msgspec.structs.replace(get, number=4)) == (absent, [])
     asking.send(StoreRequest(0, Action.UNMAP, at=7))
-    assert asking.chore(Action.PROBE) == (Answer(1), [], PROBED)
+    assert asking.maintain(Action.PROBE) == (Answer(1), [], PROBED)
     nothing = msgspec.msgpack.encode(Recovered([], []))
-    assert asking.chore(Action.RECOVER) == (Answer(1), [nothing], RequestCounts(lists=2))
+    assert asking.maintain(Action.RECOVER) == (Answer(1), [nothing], RequestCounts(lists=2))
     nothing = msgspec.msgpack.encode(PacksRead([], [], []))
-    assert asking.chore(Action.READ_PACKS) == (Answer(1), [nothing], RequestCounts())
-    assert asking.chore(Action.SWEEP, at=1) == (Answer(1, count=0), [], LISTED)
-    answer, (tails, snapshots), _ = asking.chore(Action.REFRESH, at=-1, limit=9)
+    assert asking.maintain(Action.READ_PACKS) == (Answer(1), [nothing], RequestCounts())
+    assert asking.maintain(Action.SWEEP, at=1) == (Answer(1, count=0), [], LISTED)
+    answer, (tails, snapshots), _ = asking.maintain(Action.REFRESH, at=-1, limit=9)
     assert RecordTable(memoryview(tails)).rows == RecordTable(memoryview(snapshots)).rows == 0
-    again = asking.chore(Action.REFRESH, at=answer.count, limit=9)
+    again = asking.maintain(Action.REFRESH, at=answer.count, limit=9)
     assert again == (Answer(1, count=answer.count), [tails], LISTED)
-    answer, (audited,), asked = asking.chore(Action.AUDIT)
+    answer, (audited,), asked = asking.maintain(Action.AUDIT)
     assert (answer, asked) == (Answer(1), RequestCounts(gets=3, lists=2)), "its own requests"
     assert msgspec.msgpack.decode(audited) == [False, False, [], False]
-    used = asking.chore(Action.USED, limit=9)
+    used = asking.maintain(Action.USED, limit=9)
     assert used == (Answer(1), [pack_used([])], RequestCounts(gets=1, lists=1))
     memory.close()
 
@@ -111,7 +111,7 @@ def test_it_does_what_it_is_asked(asking: Asking) -> None:
 def test_a_bug_ends_one_call(asking: Asking) -> None:
     unmapped = StoreRequest(1, Action.PUT, "packs/00/a/x", buffers=[(99, 0, 5)])
     assert asking.ask(unmapped) == (Answer(1, StoreFailure.FAILED), [])
-    assert asking.chore(Action.PROBE) == (Answer(1), [], PROBED)
+    assert asking.maintain(Action.PROBE) == (Answer(1), [], PROBED)
 
 
 def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:

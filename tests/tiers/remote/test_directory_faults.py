@@ -21,7 +21,7 @@ from forebay.tiers.remote.process.link import Link
 
 ROOT = Path(__file__).parent.parent.parent.parent
 # Of a call that hangs, or crawls, this is the end; on a busy machine of others too, now and then.
-HASTY = replace(EAGER, call_s=1.5, put_s=1.5, chore_s=3.0)
+HASTY = replace(EAGER, call_s=1.5, put_s=1.5, maintenance_s=3.0)
 
 
 @pytest.fixture

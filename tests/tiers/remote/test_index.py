@@ -26,8 +26,8 @@ from forebay.tiers.remote.packs import (
     Sequences,
     sequence_of,
 )
-from forebay.tiers.remote.process import chores
-from forebay.tiers.remote.process.chores import StoreAudit
+from forebay.tiers.remote.process import maintenance
+from forebay.tiers.remote.process.maintenance import StoreAudit
 from forebay.tiers.remote.process.watching import KEPT_SPARE, Refreshed, Watcher
 from forebay.tiers.remote.store import StoreFailure
 from forebay.tiers.remote.stores.directory import DirectoryStore
@@ -281,14 +281,14 @@ def test_hosts_that_publish_too_much_take_neither_memory_nor_the_place_of_others
 def test_a_probe_believes_only_what_comes_back(tmp_path: Path) -> None:
     disk = FaultDisk()
     store_ = DirectoryStore(str(tmp_path), "a", disk)
-    assert chores.probe(store_, "a") is None
+    assert maintenance.probe(store_, "a") is None
     for fault, failure in (
         ("write:errno=ENOSPC", StoreFailure.FULL),
         ("read:errno=EIO", StoreFailure.FAILED),
         ("read:flip=1", StoreFailure.FAILED),
     ):
         armed = disk.arm(fault)
-        assert chores.probe(store_, "a") is failure
+        assert maintenance.probe(store_, "a") is failure
         armed.disarm()
 
 
@@ -299,7 +299,7 @@ def test_an_audit_says_what_is_there_or_nothing(tmp_path: Path) -> None:
     publish(store_, "a", Publication(1))
 
     def audited() -> StoreAudit | StoreFailure:
-        found = chores.audit(store_, "a")
+        found = maintenance.audit(store_, "a")
         if isinstance(found, StoreFailure):
             return found
         return msgspec.msgpack.decode(found, type=StoreAudit)
@@ -329,16 +329,16 @@ def test_t62_what_dead_hosts_left_is_deleted_by_the_stores_clock_alone(tmp_path:
             store_.put(name.format(host), [memoryview(luck.randbytes(10))])
         if host != "unpublished":
             publish(store_, host, Publication(1))
-    assert chores.sweep(store_, "nobody", DAY_S) == 0, "who has no tail knows no time"
-    assert chores.sweep(store_, "reader", DAY_S) == 0
+    assert maintenance.sweep(store_, "nobody", DAY_S) == 0, "who has no tail knows no time"
+    assert maintenance.sweep(store_, "reader", DAY_S) == 0
     for where in ("hosts/dead", "packs/00/dead", "packs/00/unpublished", "packs/00/alive"):
         age(tmp_path / where, 2 * DAY_S)
     age(tmp_path / "packs/11", 2 * DAY_S)
     disk = FaultDisk("open_directory:errno=EIO@5")
     failing = DirectoryStore(str(tmp_path), "reader", disk)
-    assert chores.sweep(failing, "reader", DAY_S) is StoreFailure.FAILED
+    assert maintenance.sweep(failing, "reader", DAY_S) is StoreFailure.FAILED
     assert (tmp_path / "hosts/dead/tail").exists(), "who is not seen may be alive"
-    assert chores.sweep(store_, "reader", DAY_S) == 5
+    assert maintenance.sweep(store_, "reader", DAY_S) == 5
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*/*/*")}
     assert left == {
         "packs/00/alive/01",

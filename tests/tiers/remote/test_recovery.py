@@ -258,7 +258,7 @@ def test_several_packs_are_read_at_once_and_no_more_than_that(tmp_path: Path) ->
 
 BUDGET: Final = 16_000  # a call, and then a while nothing
 # Hours pass at once here: no call is late for that.
-TIMELESS: Final = replace(PATIENT, call_s=1e9, put_s=1e9, chore_s=1e9)
+TIMELESS: Final = replace(PATIENT, call_s=1e9, put_s=1e9, maintenance_s=1e9)
 PACKS_MAX: Final = 4
 PACKS: Final = 2 * PACKS_MAX + 2
 

@@ -20,7 +20,7 @@ from forebay.gateway.placement.power import RESTING, Power
 from forebay.gateway.seen import GatewayMetrics
 from forebay.gateway.swap import policy
 from forebay.gateway.swap.demand import waiting_since
-from forebay.gateway.swap.member import GpuMember
+from forebay.gateway.swap.lifecycle import EngineLifecycle
 from forebay.gateway.swap.plan import Rest
 from forebay.gateway.swap.policy import EngineView, Swap
 
@@ -37,19 +37,19 @@ class GpuTurns:
     def __init__(
         self,
         setting: GpuSetting,
-        members: Sequence[GpuMember],
+        engines: Sequence[EngineLifecycle],
         dispatcher: Dispatcher,
         metrics: GatewayMetrics,
         look: Callable[[EngineState], Awaitable[None]],
     ) -> None:
         self._setting = setting
-        self._members = {member.name: member for member in members}
+        self._engines = {lifecycle.name: lifecycle for lifecycle in engines}
         self._dispatcher, self._metrics, self._look = dispatcher, metrics, look
         self._changed = asyncio.Event()
         self._paused: dict[str, float] = {}  # engines that sleep with answers under way → since
-        self._swap_s = max((member.engine.wake_s for member in members), default=0.0)
-        for member in members:
-            self._turn(member, Power.UNKNOWN, "not asked yet")
+        self._swap_s = max((lifecycle.engine.wake_s for lifecycle in engines), default=0.0)
+        for lifecycle in engines:
+            self._turn(lifecycle, Power.UNKNOWN, "not asked yet")
 
     def changed(self) -> None:
         """A request waits or has ended somewhere."""
@@ -69,69 +69,69 @@ class GpuTurns:
 
     async def _check(self) -> None:
         """Learn what is not known, and notice engines that have ended."""
-        for member in self._members.values():
-            engine, owned = member.engine, member.owned
+        for lifecycle in self._engines.values():
+            engine, owned = lifecycle.engine, lifecycle.owned
             is_lost = engine.power is Power.AWAKE and engine.condition is Condition.DOWN
             if engine.power in RESTING:
                 engine.found()  # answers that broke off when it was stopped are no reason
             if engine.power is Power.UNKNOWN or (
-                engine.power is Power.BROKEN and self._dispatcher.now() >= member.retry_at
+                engine.power is Power.BROKEN and self._dispatcher.now() >= lifecycle.retry_at
             ):
-                await self._learn(member)
+                await self._learn(lifecycle)
             elif owned is not None and engine.power in {Power.AWAKE, Power.ASLEEP}:
                 if not owned.is_running:
                     await owned.stop()
-                    self._ended(member)
+                    self._ended(lifecycle)
             elif is_lost:
-                self._broken(member, engine.why)
+                self._broken(lifecycle, engine.why)
 
-    async def _learn(self, member: GpuMember) -> None:
-        power, why = await member.learn()
+    async def _learn(self, lifecycle: EngineLifecycle) -> None:
+        power, why = await lifecycle.learn()
         if power is Power.BROKEN:
-            self._broken(member, why)
+            self._broken(lifecycle, why)
             return
-        member.engine.found()
-        self._turn(member, power, "found so")
+        lifecycle.engine.found()
+        self._turn(lifecycle, power, "found so")
         if power is Power.AWAKE:
-            await self._look(member.engine)
-        self._dispatcher.pump(member.engine)
+            await self._look(lifecycle.engine)
+        self._dispatcher.pump(lifecycle.engine)
 
-    def _ended(self, member: GpuMember) -> None:
-        _log.warning("engine %s: its process has ended", member.name)
-        member.engine.take_down("its process has ended")
-        member.engine.found()  # it can be started
-        member.is_new = member.rest is not Rest.STOP
-        self._turn(member, Power.OFF, "its process has ended")
+    def _ended(self, lifecycle: EngineLifecycle) -> None:
+        _log.warning("engine %s: its process has ended", lifecycle.name)
+        lifecycle.engine.take_down("its process has ended")
+        lifecycle.engine.found()  # it can be started
+        lifecycle.is_new = lifecycle.rest is not Rest.STOP
+        self._turn(lifecycle, Power.OFF, "its process has ended")
 
-    def _broken(self, member: GpuMember, why: str) -> None:
-        wait_s = min(RETRY_S * 2.0**member.failures, RETRY_S_MAX)
-        member.failures = min(member.failures + 1, 16)
-        member.retry_at = self._dispatcher.now() + wait_s
-        if member.engine.power is not Power.BROKEN:
-            _log.warning("engine %s is not used: %s", member.name, why)
-        member.engine.take_down(why)
-        self._turn(member, Power.BROKEN, why)
-        self._dispatcher.pump(member.engine)  # who waits for nothing else is told
+    def _broken(self, lifecycle: EngineLifecycle, why: str) -> None:
+        wait_s = min(RETRY_S * 2.0**lifecycle.failures, RETRY_S_MAX)
+        lifecycle.failures = min(lifecycle.failures + 1, 16)
+        lifecycle.retry_at = self._dispatcher.now() + wait_s
+        if lifecycle.engine.power is not Power.BROKEN:
+            _log.warning("engine %s is not used: %s", lifecycle.name, why)
+        lifecycle.engine.take_down(why)
+        self._turn(lifecycle, Power.BROKEN, why)
+        self._dispatcher.pump(lifecycle.engine)  # who waits for nothing else is told
 
     def _views(self) -> list[EngineView]:
         return [
             EngineView(
                 name,
-                member.engine.power,
-                member.engine.power_since,
-                member.engine.running,
-                member.engine.idle_since,
-                self._waiting_since(member),
-                is_new=member.is_new,
+                lifecycle.engine.power,
+                lifecycle.engine.power_since,
+                lifecycle.engine.running,
+                lifecycle.engine.idle_since,
+                self._waiting_since(lifecycle),
+                is_new=lifecycle.is_new,
             )
-            for name, member in self._members.items()
+            for name, lifecycle in self._engines.items()
         ]
 
-    def _waiting_since(self, member: GpuMember) -> float | None:
+    def _waiting_since(self, lifecycle: EngineLifecycle) -> float | None:
         """Since when somebody waits for an engine: for it to begin, or to go on."""
-        engine = member.engine
+        engine = lifecycle.engine
         since = waiting_since(self._dispatcher, engine)
-        paused = self._paused.get(member.name, math.inf)
+        paused = self._paused.get(lifecycle.name, math.inf)
         if engine.power not in RESTING or not engine.running:
             paused = math.inf
         found = min(math.inf if since is None else since, paused)
@@ -147,46 +147,46 @@ class GpuTurns:
         if swap.sleeps and not await self._put_to_sleep(swap):
             return
         if swap.wakes:
-            await self._wake(self._members[swap.wakes], swap.why, begun)
+            await self._wake(self._engines[swap.wakes], swap.why, begun)
 
     async def _put_to_sleep(self, swap: Swap) -> bool:
-        member = self._members[swap.sleeps]
+        lifecycle = self._engines[swap.sleeps]
         why = f"for {swap.wakes}: {swap.why}" if swap.wakes else swap.why
-        self._turn(member, Power.DRAINING, why)
-        await member.prepare()
-        if not await self._drain(member, swap):
-            self._turn(member, Power.AWAKE, "nobody waits for another any more")
-            self._dispatcher.pump(member.engine)
+        self._turn(lifecycle, Power.DRAINING, why)
+        await lifecycle.prepare()
+        if not await self._drain(lifecycle, swap):
+            self._turn(lifecycle, Power.AWAKE, "nobody waits for another any more")
+            self._dispatcher.pump(lifecycle.engine)
             return False
-        self._turn(member, Power.FALLING_ASLEEP, why)
-        power, failed = await member.fall_asleep()
+        self._turn(lifecycle, Power.FALLING_ASLEEP, why)
+        power, failed = await lifecycle.fall_asleep()
         for each in failed:
-            self._metrics.swap_failed.add(labels=(member.name, each.partition(":")[0]))
-            _log.warning("engine %s did not sleep: %s", member.name, each)
+            self._metrics.swap_failed.add(labels=(lifecycle.name, each.partition(":")[0]))
+            _log.warning("engine %s did not sleep: %s", lifecycle.name, each)
         if power is Power.BROKEN:
-            self._broken(member, failed[-1])
+            self._broken(lifecycle, failed[-1])
             return False
         if power is Power.AWAKE:
-            self._turn(member, power, f"it did not sleep: {failed[-1]}")
-            self._dispatcher.pump(member.engine)
+            self._turn(lifecycle, power, f"it did not sleep: {failed[-1]}")
+            self._dispatcher.pump(lifecycle.engine)
             return False
-        if member.engine.running:
-            self._metrics.kept.add(member.engine.running, (member.name,))
-            self._paused[member.name] = self._dispatcher.now()
-        self._turn(member, power, why)
+        if lifecycle.engine.running:
+            self._metrics.kept.add(lifecycle.engine.running, (lifecycle.name,))
+            self._paused[lifecycle.name] = self._dispatcher.now()
+        self._turn(lifecycle, power, why)
         return True
 
-    async def _drain(self, member: GpuMember, swap: Swap) -> bool:
+    async def _drain(self, lifecycle: EngineLifecycle, swap: Swap) -> bool:
         """Let answers under way end, so long as they may take; False: it need not sleep any more.
 
         An engine that can only be stopped has as long as its answers take.
         """
         until = self._dispatcher.now() + self._setting.drain_s
-        wakes = self._members.get(swap.wakes)
+        wakes = self._engines.get(swap.wakes)
         was_wanted = wakes is not None and self._waiting_since(wakes) is not None
-        while member.engine.running:
+        while lifecycle.engine.running:
             left_s = until - self._dispatcher.now()
-            if left_s <= 0 and member.rest is not Rest.STOP:
+            if left_s <= 0 and lifecycle.rest is not Rest.STOP:
                 break
             self._changed.clear()
             await self._rest(min(left_s, LOOK_S) if left_s > 0 else LOOK_S)
@@ -194,30 +194,30 @@ class GpuTurns:
                 return False
         return True
 
-    async def _wake(self, member: GpuMember, why: str, begun: float) -> None:
-        is_asleep = member.engine.power is Power.ASLEEP
+    async def _wake(self, lifecycle: EngineLifecycle, why: str, begun: float) -> None:
+        is_asleep = lifecycle.engine.power is Power.ASLEEP
         woken = self._dispatcher.now()
-        self._turn(member, Power.WAKING, why)
-        if failure := await member.wake(is_asleep=is_asleep):
-            self._metrics.swap_failed.add(labels=(member.name, "wake"))
-            self._broken(member, failure)
+        self._turn(lifecycle, Power.WAKING, why)
+        if failure := await lifecycle.wake(is_asleep=is_asleep):
+            self._metrics.swap_failed.add(labels=(lifecycle.name, "wake"))
+            self._broken(lifecycle, failure)
             return
         now = self._dispatcher.now()
-        member.failures = 0
-        if is_asleep or member.rest is Rest.STOP:  # else it was its first start
-            member.woke(now - woken)
+        lifecycle.failures = 0
+        if is_asleep or lifecycle.rest is Rest.STOP:  # else it was its first start
+            lifecycle.woke(now - woken)
             self._swap_s = max(now - begun, self._swap_s * _FORGET)
-        self._paused.pop(member.name, None)
-        self._metrics.swaps.add(labels=(member.name,))
-        self._metrics.wake_s.observe(now - woken, (member.name,))
-        member.engine.found()
-        member.engine.succeeded()
-        self._turn(member, Power.AWAKE, why)
-        await self._look(member.engine)
-        self._dispatcher.pump(member.engine)
+        self._paused.pop(lifecycle.name, None)
+        self._metrics.swaps.add(labels=(lifecycle.name,))
+        self._metrics.wake_s.observe(now - woken, (lifecycle.name,))
+        lifecycle.engine.found()
+        lifecycle.engine.succeeded()
+        self._turn(lifecycle, Power.AWAKE, why)
+        await self._look(lifecycle.engine)
+        self._dispatcher.pump(lifecycle.engine)
 
-    def _turn(self, member: GpuMember, power: Power, why: str) -> None:
-        before = member.engine.power
-        member.engine.turn(power, why, self._dispatcher.now())
+    def _turn(self, lifecycle: EngineLifecycle, power: Power, why: str) -> None:
+        before = lifecycle.engine.power
+        lifecycle.engine.turn(power, why, self._dispatcher.now())
         if before is not power:
-            _log.info("engine %s is %s%s", member.name, power, f": {why}" if why else "")
+            _log.info("engine %s is %s%s", lifecycle.name, power, f": {why}" if why else "")

@@ -10,7 +10,7 @@ from forebay.gateway.placement.engine_state import EngineState
 from forebay.gateway.seen import GatewayMetrics
 from forebay.gateway.swap.children import OwnedEngine, StateDirectory
 from forebay.gateway.swap.gpu import GpuTurns
-from forebay.gateway.swap.member import GpuMember
+from forebay.gateway.swap.lifecycle import EngineLifecycle
 from forebay.gateway.swap.plan import rests
 
 
@@ -33,14 +33,14 @@ class SharedGpus:
     ) -> None:
         """Take charge of the engines; from now on they are given requests only while awake."""
         for gpu in self._config.gpus:
-            members = []
+            engines = []
             for name, rest in rests(gpu, self._config.engines).items():
                 engine, owned = dispatcher.engines[name], None
                 if engine.setting.command:
                     assert self._state is not None
                     owned = OwnedEngine(engine.setting, self._state)
-                members.append(GpuMember(engine, rest, client, owned))
-            self._gpus.append(GpuTurns(gpu, members, dispatcher, metrics, look))
+                engines.append(EngineLifecycle(engine, rest, client, owned))
+            self._gpus.append(GpuTurns(gpu, engines, dispatcher, metrics, look))
         dispatcher.on_change = self._changed
 
     def _changed(self) -> None:

@@ -54,11 +54,6 @@ class Budget:
         self._by_engine: dict[str, int] = {}
 
     @property
-    def limit_bytes(self) -> int:
-        """What an engine may hold that is alone."""
-        return self._limit_bytes()
-
-    @property
     def used_bytes(self) -> int:
         """What is held, by all."""
         return self._used_bytes

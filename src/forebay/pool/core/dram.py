@@ -69,13 +69,17 @@ class Dram:
         processes = self.processes = Processes()
         # By engines, for whatever purpose; pinned, or being loaded; unsettled, see Chunk.
         held = Budget(lambda: slab.cap_bytes * 3 // 4, processes)
-        self.load_budget = Budget(lambda: slab.cap_bytes // 2, processes, held)
-        self.store_budget = Budget(lambda: slab.cap_bytes // 2, processes, held)
+        self.load_budget = Budget(self.half_bytes, processes, held)
+        self.store_budget = Budget(self.half_bytes, processes, held)
         self._stack = stack
         self._metrics = metrics
         self.pinned_chunks = 0
         self._now = now
         self._condemned: set[Chunk] = set()  # cleared while in use: dropped when they are not
+
+    def half_bytes(self) -> int:
+        """What an engine that is alone may hold for loads, and for stores."""
+        return self.slab.cap_bytes // 2
 
     # The life of a slot: filled by an engine.
 

@@ -1,5 +1,6 @@
 """What the parts of a pool's core work with; made once, when the pool begins."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,23 @@ from forebay.sys.clock import Clock
 Complete = Callable[[Callable[[], None]], None]  # have something done on the pool's thread
 
 
+class Deferred:
+    """What an answer need not wait for: done when it was sent, or before the next message."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        self._barrier = barrier
+        self._work: deque[Callable[[], None]] = deque()
+
+    def add(self, work: Callable[[], None]) -> None:
+        """Have something done a little later."""
+        self._work.append(work)
+
+    def run(self) -> None:
+        """Behind a barrier of its own: what fails here was left by another message."""
+        while self._work:
+            self._barrier.call("what answers did not wait for", self._work.popleft())
+
+
 @dataclass(frozen=True, slots=True)
 class CoreParts:
     """Owned by the pool's thread, but for `complete` and `barrier`, which any thread may call."""
@@ -22,6 +40,7 @@ class CoreParts:
     metrics: PoolMetrics
     clock: Clock
     complete: Complete
+    deferred: Deferred
     barrier: Barrier
     tenants: Tenants
     generation: int  # of the slab that slots are named in

@@ -22,7 +22,8 @@ from forebay.pool.core.chunks import ChunkTable
 from forebay.pool.core.dram import Dram
 from forebay.pool.core.hashing import Hasher, Scrubber
 from forebay.pool.core.loading.loads import Loads
-from forebay.pool.core.parts import CoreParts
+from forebay.pool.core.lookups.lookups import ChainLookups
+from forebay.pool.core.parts import CoreParts, Deferred
 from forebay.pool.core.probing import Prober
 from forebay.pool.core.recent.requests import RecentRequest
 from forebay.pool.core.stack import TierNews, TierOpener, TierStack
@@ -31,6 +32,7 @@ from forebay.pool.core.storing.write_behind import WriteBehind
 from forebay.pool.core.tenants.operations import Tenancy
 from forebay.pool.core.tenants.policies import NewPolicy, Policies
 from forebay.pool.core.tenants.registry import Tenants
+from forebay.pool.core.warming.demand import ChunkDemand
 from forebay.pool.core.warming.prefetching import Prefetching
 from forebay.pool.encryption import Encryption
 from forebay.pool.messages import (
@@ -109,24 +111,7 @@ class Pool(Core):
         self.grown = lambda _message, _descriptor: None
         self.generation = secrets.randbits(62)
         chunks = ChunkTable()
-        # The tiers first: DRAM takes long, and a directory that cannot be used is told at once.
-        self._stack = TierStack(
-            chunks,
-            options.tiers,
-            TierNews(
-                self._tier_removed,
-                self._tier_learned,
-                self._tier_forgot,
-                self._tier_warm_start,
-            ),
-            clock.monotonic,
-        )
-        try:
-            self._slab = _slab(options)
-        except StartupError:
-            self._stack.close(0.0)
-            raise
-        self._stack.attach(self._slab.memory)
+        self._open(options, chunks)
         forgotten = frozenset(self._stack.forgotten())
         self._stack.delete_forgotten(forgotten)
         self._tenants = Tenants(options.tenant_secret, options.tenants, forgotten)
@@ -138,30 +123,51 @@ class Pool(Core):
         dram = self._dram = Dram(
             self._slab, chunks, self._stack, policies, metrics=metrics, now=clock.monotonic
         )
+        self._deferred = Deferred(self.barrier)
         parts = CoreParts(
             dram,
             self._stack,
             metrics,
             clock,
             self._complete,
+            self._deferred,
             self.barrier,
             tenants,
             self.generation,
         )
         hasher = self._hasher = Hasher(parts)
-        self._loads = Loads(parts, hasher if options.verify_dram else None)
-        self._acquisition = self._loads.acquisition
-        self._prefetching = Prefetching(parts, self._acquisition)
+        demand = ChunkDemand(parts)
+        self._uses = demand.uses
+        loads = self._loads = Loads(parts, demand, hasher if options.verify_dram else None)
+        self._lookups = ChainLookups(parts, demand, loads.parts, loads.read_ahead)
+        self._prefetching = Prefetching(parts, loads.read_ahead)
         self._write_behind = WriteBehind(parts)
-        loads_wait = self._acquisition.wait_for_room
-        self._stores = Stores(parts, self._write_behind, loads_wait)
-        self._scrubber = Scrubber(dram, hasher, self._acquisition.damaged)
-        self._prober = Prober(parts, hasher, self._acquisition.damaged)
+        self._stores = Stores(parts, self._write_behind, loads.read_ahead.wait_for_room)
+        self._scrubber = Scrubber(dram, hasher, loads.acquisition.damaged)
+        self._prober = Prober(parts, hasher, loads.acquisition.damaged)
         self._admin = AdminOperations(parts, self._slab_grown, options.encryption)
-        self._tenancy = Tenancy(parts, self._acquisition, self._admin)
-        self._status = Status(
-            parts, self._acquisition, self._stores, self._write_behind, options.lives
+        self._tenancy = Tenancy(parts, loads, self._admin)
+        self._status = Status(parts, loads, self._stores, self._write_behind, options.lives)
+
+    def _open(self, options: PoolOptions, chunks: ChunkTable) -> None:
+        """The tiers first: DRAM takes long, and a directory that cannot be used is told at once."""
+        self._stack = TierStack(
+            chunks,
+            options.tiers,
+            TierNews(
+                self._tier_removed,
+                self._tier_learned,
+                self._tier_forgot,
+                self._tier_warm_start,
+            ),
+            self._clock.monotonic,
         )
+        try:
+            self._slab = _slab(options)
+        except StartupError:
+            self._stack.close(0.0)
+            raise
+        self._stack.attach(self._slab.memory)
 
     def welcome(self) -> tuple[Welcome, list[int]]:
         """See Core."""
@@ -183,17 +189,18 @@ class Pool(Core):
         self, session: Session, message: ClientMessage
     ) -> Work | None:
         """See Core."""
-        self._catch_up()
+        self._deferred.run()
         self._dram.processes.join(session.engine, session.process)
         match message:
             case Lookup():
-                self._loads.lookup(session, message)
+                self._lookups.lookup(session, message)
                 self._status.models.used(session.engine, message.namespace)
             case Ask():
                 self._loads.ask(session, message)
             case Release():
                 self._loads.release(session, message)
             case Cancel():
+                self._lookups.awaited.cancel(session, message.request)
                 self._loads.cancel(session, message.request)
             case Settled():
                 self._loads.settled(message.engine)
@@ -203,10 +210,10 @@ class Pool(Core):
                 return self._stores.reserve(session, message)
             case Commit():
                 self._stores.commit(session, message)
-                self._loads.stored()
+                self._lookups.stored()
             case Abort():
                 self._stores.abort(session, message)
-                self._loads.stored()
+                self._lookups.stored()
             case Resize():
                 self._make_way()
                 self._admin.resize(session, message)
@@ -224,11 +231,11 @@ class Pool(Core):
                 if isinstance(message, Describe):
                     models, said = self._status.models, (message.namespace, message.model)
                     models.described(session.engine, *said)
-                self._loads.recent.handle(session, message, self._clock.monotonic())
+                self._lookups.recent.handle(session, message, self._clock.monotonic())
             case AnswersEnded():
-                self._loads.ended(message)
+                self._lookups.ended(message)
             case RequestsQuery():
-                return self._loads.recent.reply(session, message, self._clock.monotonic())
+                return self._lookups.recent.reply(session, message, self._clock.monotonic())
             case Hello() | StatsQuery():  # the server's own
                 self.metrics.error(ErrorKind.UNEXPECTED)
         return None
@@ -240,18 +247,19 @@ class Pool(Core):
 
     def requests(self, query: RequestsQuery) -> list[RecentRequest]:
         """The recent requests that a query names, the newest last."""
-        return self._loads.recent.found(query)
+        return self._lookups.recent.found(query)
 
     def disconnected(self, session: Session) -> None:
         """See Core."""
+        self._lookups.disconnected(session)
         self._loads.disconnected(session)
 
     def exited(self, engine: str) -> None:
         """See Core."""
         self._loads.settled(engine)
         self._stores.exited(engine)
-        self._loads.stored()
-        self._loads.recent.engines.left(engine)
+        self._lookups.stored()
+        self._lookups.recent.engines.left(engine)
         self._status.models.left(engine)
         self._dram.processes.leave(engine)
 
@@ -261,11 +269,11 @@ class Pool(Core):
 
     def answered(self) -> None:
         """See Core."""
-        self._catch_up()
+        self._deferred.run()
 
     def complete(self) -> None:
         """See Core."""
-        self._catch_up()
+        self._deferred.run()
         self._is_woken = False  # before looking: who comes later wakes us again
         for _ in range(len(self._done)):
             self.barrier.call("a finished job", self._done.popleft())
@@ -277,16 +285,17 @@ class Pool(Core):
 
     def tick(self, now: float) -> None:
         """See Core."""
-        self._catch_up()
+        self._deferred.run()
         call = self.barrier.call
+        call("awaited lookups", self._lookups.stored)
         call("deadlines", self._loads.tick, now)
         call("shrinking", self._dram.shrink)
-        call("use counts", self._loads.uses.tick, now)
+        call("use counts", self._uses.tick, now)
         call("prefetching", self._prefetch, now)
         call("accounting", self._status.tick, now)
         call("admin operations", self._admin.tick, now)
         call("forgetting", self._tenancy.tick, now)
-        idle = not (self._acquisition.reads_in_flight or self._write_behind.nearest_in_flight)
+        idle = not (self._loads.reads_in_flight or self._write_behind.nearest_in_flight)
         call("write-behind", partial(self._write_behind.run, idle=idle))
         if idle:
             call("scrubbing", self._scrubber.step, now)
@@ -294,11 +303,11 @@ class Pool(Core):
     def _prefetch(self, now: float) -> None:
         self._prefetching.step(now)
         is_writing = self._write_behind.nearest_in_flight > 0
-        self._loads.dialogs.step(now, is_writing=is_writing or self._prefetching.is_waiting)
+        self._lookups.dialogs.step(now, is_writing=is_writing or self._prefetching.is_waiting)
 
     def violations(self) -> list[str]:
         """What is wrong with the books; always empty, say the tests."""
-        return violations(self._dram, self._acquisition)
+        return violations(self._dram, self._loads)
 
     def view(self, offset: int, length: int) -> memoryview:
         """A slot's bytes, as a process that maps the slab sees them."""
@@ -307,7 +316,7 @@ class Pool(Core):
     @property
     def is_waiting(self) -> bool:
         """Whether something is due soon, so that ticks matter."""
-        is_asked = bool(self._acquisition.requests) or bool(self._loads.awaited)
+        is_asked = bool(self._loads.requests) or bool(self._lookups.awaited)
         is_due = self._has_operations or self._prefetching.is_waiting
         return self._is_moving or is_asked or is_due
 
@@ -323,11 +332,11 @@ class Pool(Core):
     @property
     def _is_moving(self) -> bool:
         """Whether tiers have reads or writes of ours in hand."""
-        return bool(self._acquisition.reads_in_flight or self._write_behind.in_flight)
+        return bool(self._loads.reads_in_flight or self._write_behind.in_flight)
 
     def stats(self) -> dict[str, Any]:
         """See Core."""
-        return self._status.snapshot(len(self._loads.recent))
+        return self._status.snapshot(len(self._lookups.recent))
 
     def probe(self, told: ProbeTold) -> list[tuple[str, int]]:
         """See Core."""
@@ -337,7 +346,7 @@ class Pool(Core):
         """See Core."""
         until = self._clock.monotonic() + timeout_s
         self._prefetching.close()
-        self._loads.dialogs.close()
+        self._lookups.dialogs.close()
         pause = threading.Event()
         while len(self._stack) and self._clock.monotonic() < until:
             self.complete()
@@ -356,10 +365,6 @@ class Pool(Core):
     def _slab_grown(self, segment: Segment) -> None:
         self.grown(Grown(self.generation, segment.size_bytes), segment.descriptor)
 
-    def _catch_up(self) -> None:
-        """Behind a barrier of its own: what fails here was left by another message."""
-        self.barrier.call("what answers did not wait for", self._loads.catch_up)
-
     def _complete(self, action: Callable[[], None]) -> None:
         """Called by I/O threads: do this on the pool's thread."""
         self._done.append(action)
@@ -377,15 +382,13 @@ class Pool(Core):
         self._complete(lambda: self._prefetching.begin(tier, offered))
 
     def _tier_learned(self, keys: Sequence[bytes]) -> None:
-        """Called by a tier's threads."""
-        self._complete(partial(self._learned, frozenset(keys)))
+        """Called by a tier's threads, perhaps before we are put together."""
+        learned = frozenset(keys)
+        self._complete(lambda: self._loads.read_ahead.learned(learned))
 
     def _tier_forgot(self, tenants: frozenset[bytes]) -> None:
         """On a tier's thread."""
         self._complete(lambda: self._tenancy.learn_forgotten(tenants))
-
-    def _learned(self, keys: frozenset[bytes]) -> None:
-        self._acquisition.learned(keys)
 
 
 def _slab(options: PoolOptions) -> Slab:

@@ -70,7 +70,7 @@ class Lending:
         return (_SCRATCH, at, size), self._scratch.view[at : at + size]
 
     def counts(self) -> tuple[Buffer, memoryview]:
-        """Where a chore's requests are noted: one chore at a time."""
+        """Where the requests of maintenance are noted: of one call at a time."""
         at = self._counts_at
         return (_SCRATCH, at, PAGE_BYTES), self._scratch.view[at : at + PAGE_BYTES]
 

@@ -24,7 +24,7 @@ class RemoteOptions:
     # rises with it: see `for_timeout`.
     call_s: float = 10.0  # a read or a deletion
     put_s: float = 30.0  # a put, which may take three requests' time
-    chore_s: float = 60.0  # what reads many objects: packs, other hosts, sweeping
+    maintenance_s: float = 60.0  # what reads many objects: packs, other hosts, sweeping
     publish_s: float = 5.0  # between two publications, where there is something new
     refresh_s: float = 10.0  # between two looks at what other hosts have published
     audit_s: float = 300.0  # between two looks at what of this host's is still there
@@ -48,9 +48,9 @@ class RemoteOptions:
     def for_timeout(self, timeout_s: float) -> Self:
         """The same for a store of which one request may take so long."""
         factor = max(1.0, timeout_s / REQUEST_S)
-        limits = (factor * limit_s for limit_s in (self.call_s, self.put_s, self.chore_s))
-        call_s, put_s, chore_s = limits
-        return replace(self, call_s=call_s, put_s=put_s, chore_s=chore_s)
+        limits = (factor * limit_s for limit_s in (self.call_s, self.put_s, self.maintenance_s))
+        call_s, put_s, maintenance_s = limits
+        return replace(self, call_s=call_s, put_s=put_s, maintenance_s=maintenance_s)
 
 
 def pack_cap_bytes(cap_bytes: int) -> int:

@@ -56,7 +56,7 @@ from forebay.tiers.remote.process.link import Link
 from forebay.tiers.remote.stores.opening import require_package
 from forebay.urls import REMOTE_BYTES_MIN, parse_url
 
-_OTHER_CALLS: Final = 3  # that can be under way beside reads: a put, a chore, a probe's
+_OTHER_CALLS: Final = 3  # that can be under way beside reads: a put, maintenance, a probe's
 _UNREAD: Final = (
     "packs of an earlier process are still being read, or have another format version, and go when "
     "they are read and are the tenant's"

@@ -12,7 +12,7 @@ from tests.store_faults import until_true
 from forebay.sys import memory
 from forebay.sys.clock import Clock
 from forebay.testing.clock import ManualClock
-from forebay.tiers.remote.process import chores, recovery
+from forebay.tiers.remote.process import maintenance, recovery
 from forebay.tiers.remote.store import StoredObject, StoreFailure
 from forebay.tiers.remote.stores.mooncake import lists
 from forebay.tiers.remote.stores.mooncake.client import MasterAccess, MooncakeClient
@@ -159,7 +159,9 @@ def test_a_damaged_list_of_another_host_is_a_failure_and_ones_own_is_begun_anew(
     assert client.put(f"{prefix}/lists/host", [memoryview(bytes(100))], pinned=True) is None
     assert other.listing("packs/00/host") is StoreFailure.FAILED
     assert put(other, "hosts/other/tail", b"1") is None
-    assert chores.sweep(other, "other", DAY_S) is StoreFailure.FAILED, "nobody is taken for dead"
+    assert maintenance.sweep(other, "other", DAY_S) is StoreFailure.FAILED, (
+        "nobody is taken for dead"
+    )
     assert {*listed(store, "packs/00/host")} == {"01"}, "it knows by itself"
     again = store_at(mooncake.url(prefix))
     assert again.listing("packs/00/host") == []
@@ -176,8 +178,8 @@ def test_a_damaged_list_costs_other_hosts_nothing(
     assert put(other, "packs/01/other/01", b"1") is None
     assert client.put(f"{prefix}/lists/host", [memoryview(bytes(100))], pinned=True) is None
     assert {*listed(other, "packs")} == {"01/"}
-    for chore in (chores.audit, recovery.recover):
-        assert isinstance(chore(other, "other"), bytes)
+    for read in (maintenance.audit, recovery.recover):
+        assert isinstance(read(other, "other"), bytes)
     client.close()
 
 
@@ -226,13 +228,13 @@ def test_a_host_that_is_long_dead_is_swept_and_no_member_any_more(
         assert put(dead, name, b"1") is None
     alive = store_at(mooncake.url(prefix), "alive", new)
     assert put(alive, "hosts/alive/tail", b"1") is None
-    assert chores.sweep(alive, "alive", DAY_S) == 0
+    assert maintenance.sweep(alive, "alive", DAY_S) == 0
     new.advance(2 * DAY_S)
     assert put(alive, "hosts/alive/tail", b"1") is None
     assert {*listed(alive, "hosts")} == {"alive/", "dead/"}, "every pool looks now and then"
     late = store_at(mooncake.url(prefix), "late", ManualClock(1e7))
     assert put(late, "hosts/late/tail", b"1") is None, "it has the time of the others from now on"
-    assert chores.sweep(alive, "alive", DAY_S) == 2
+    assert maintenance.sweep(alive, "alive", DAY_S) == 2
     assert {*listed(alive, "hosts")} == {"alive/", "late/"}
     assert read(alive, "packs/00/dead/01", 1) is StoreFailure.ABSENT
     assert read(alive, "hosts/late/tail", 1) == b"1"

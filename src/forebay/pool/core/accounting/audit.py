@@ -4,10 +4,10 @@ from collections import Counter
 
 from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.dram import Dram
-from forebay.pool.core.loading.acquisition import Acquisition
+from forebay.pool.core.loading.loads import Loads
 
 
-def violations(dram: Dram, acquisition: Acquisition) -> list[str]:
+def violations(dram: Dram, loads: Loads) -> list[str]:
     """Every broken invariant, in a sentence each; empty when all is well."""
     chunks = list(dram.chunks)
     found = [
@@ -30,12 +30,10 @@ def violations(dram: Dram, acquisition: Acquisition) -> list[str]:
     for engine in {chunk.engine for chunk in chunks} | {e for c in chunks for e in c.load_pins}:
         mine = sum(_pinned_bytes(chunk) for chunk in chunks if _charged(chunk) == engine)
         found += _compare(f"loads of {engine}", dram.load_budget.used_by(engine), mine)
-    held = Counter(id(chunk) for request in acquisition.requests for chunk in request.held.values())
-    held.update(id(chunk) for chunk in acquisition.orphaned_pins)
-    kept = Counter(
-        id(chunk) for request in acquisition.requests for chunk in request.retained.pinned
-    )
-    found += _compare("retained bytes", acquisition.retained_bytes, _retained_bytes(acquisition))
+    held = Counter(id(chunk) for request in loads.requests for chunk in request.held.values())
+    held.update(id(chunk) for chunk in loads.acquisition.orphaned_pins)
+    kept = Counter(id(chunk) for request in loads.requests for chunk in request.retained.pinned)
+    found += _compare("retained bytes", loads.retained_bytes, _retained_bytes(loads))
     for chunk in chunks:
         load_pins = sum(chunk.load_pins.values())
         found += _compare(f"load pins of slot {chunk.offset}", load_pins, held[id(chunk)])
@@ -63,10 +61,10 @@ def _unsettled_bytes(chunk: Chunk) -> int:
     return chunk.slot_bytes if chunk.is_unsettled else 0
 
 
-def _retained_bytes(acquisition: Acquisition) -> int:
+def _retained_bytes(loads: Loads) -> int:
     sizes = {
-        (request.engine, key): acquisition.retained_for(request.engine, key)
-        for request in acquisition.requests
+        (request.engine, key): loads.retained_for(request.engine, key)
+        for request in loads.requests
         for key in request.keys[: request.retained.chunks]
     }
     return sum(sizes.values())

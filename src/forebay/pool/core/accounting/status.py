@@ -21,7 +21,7 @@ from forebay.metrics.labels import (
 from forebay.metrics.tenants import TenantUsage
 from forebay.pool.core.accounting.day import DayWindow
 from forebay.pool.core.chunks import ChunkTable
-from forebay.pool.core.loading.acquisition import Acquisition
+from forebay.pool.core.loading.loads import Loads
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.recent.models import ModelNames
 from forebay.pool.core.stack import TierStatus
@@ -53,14 +53,14 @@ class Status:
     def __init__(
         self,
         parts: CoreParts,
-        acquisition: Acquisition,
+        loads: Loads,
         stores: Stores,
         write_behind: WriteBehind,
         lives: tuple[TierLife, ...],
     ) -> None:
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
         self._clock, self._barrier, self._tenants = parts.clock, parts.barrier, parts.tenants
-        self._acquisition, self._stores, self._write_behind = acquisition, stores, write_behind
+        self._loads, self._stores, self._write_behind = loads, stores, write_behind
         self._lives = lives  # by lower tier; of those behind the last nothing is known
         self._days = [DayWindow() for _ in range(len(parts.stack))]
         self._written = [0] * len(parts.stack)  # when last looked at, by tier
@@ -92,7 +92,7 @@ class Status:
         rest = [self._others(namespaces.rows, lower)] if namespaces.more else []
         self._take_namespaces([*namespaces.rows, *rest])
         uptime_s = now - self._started
-        active = len(self._acquisition.requests)
+        active = len(self._loads.requests)
         self._metrics.loads.active.set(active)
         self._metrics.server.uptime.set(uptime_s)
         self._metrics.server.errors.set_total(self._barrier.caught, (ErrorKind.BUG,))
@@ -127,7 +127,7 @@ class Status:
                 family.set(figure, (name,))
         held.pinned.set(dram.load_budget.used_bytes)
         held.pinned_chunks.set(dram.pinned_chunks)
-        held.retained.set(self._acquisition.retained_bytes)
+        held.retained.set(self._loads.retained_bytes)
         held.filling.set(dram.store_budget.used_bytes)
         self._metrics.stores.leased_slots.set(self._stores.filling)
 
@@ -171,7 +171,7 @@ class Status:
 
     def _take_queues(self) -> None:
         depth = self._metrics.tiers.depth
-        asks, reads = self._acquisition.queue_depths()
+        asks, reads = self._loads.queue_depths()
         depth.set(asks, (DRAM, Direction.LOAD))
         for tier in range(len(self._stack)):
             name = self._stack.name_of(tier)

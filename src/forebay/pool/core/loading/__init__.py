@@ -1,1 +1,1 @@
-"""From lookup to release: requests, what is kept until they ask, and what they are promised."""
+"""From a lookup to the release: reading ahead, acquiring what is asked for, promising it."""

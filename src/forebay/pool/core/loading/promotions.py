@@ -2,25 +2,31 @@
 
 A slot is taken when a read begins and counts against the load budget until it has ended: against
 its engine's share as long as anyone waits for it. The chunk is in the table as LOADING all the
-while, so that others join it instead of reading it again.
+while, so that others join it instead of reading it again. What is read for who has not asked stays
+inside what may be retained for its engine, and is `AHEAD_READS` at once.
 """
 
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import partial
 from typing import Final
 
 from forebay.decisions import Decision
+from forebay.identity.groups import rule_of
 from forebay.metrics.catalog import Ended
 from forebay.metrics.labels import OK, Direction
 from forebay.pool.core.budget import NOBODY
-from forebay.pool.core.chunks import Chunk
-from forebay.pool.core.loading.request import LoadRequest
+from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.loading.request import LoadRequest, LoadState
+from forebay.pool.core.loading.retention import Retention
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.stack import TierOperation
-from forebay.record.header import RecordName
+from forebay.record.header import ROOT, RecordName
 from forebay.tiers.contract import Hit, Miss, MissReason
+from forebay.tiers.dram.slab import slot_bytes_for
 
+AHEAD_READS: Final = 8  # in flight at once for who has not asked; who asks waits for no more
 READ_DEADLINE_S: Final = 30.0  # a read not begun by then is given up
 # What a read that gave nothing means to the requests that waited for it.
 _WHY: Final = {
@@ -36,13 +42,28 @@ _WHY: Final = {
 Waiting = list[tuple[LoadRequest, int]]  # who waits for a chunk, and which of theirs it is
 
 
+class FetchOutcome(Enum):
+    """What became of a chunk that a request wants next."""
+
+    HERE = auto()  # READY in DRAM
+    AWAITED = auto()  # LOADING; the request hears when that has ended
+    NO_ROOM = auto()  # now
+    GONE = auto()  # it cannot be had
+
+
 class Promotions:
     """All reads in flight. Owned by the pool's thread; `complete` brings them back to it."""
 
-    def __init__(self, parts: CoreParts, done: Callable[[Chunk, Waiting], None]) -> None:
+    def __init__(
+        self,
+        parts: CoreParts,
+        retention: Retention,
+        ended: Callable[[Chunk, list[TierOperation]], None],
+    ) -> None:
         self._dram, self._stack, self._metrics = parts.dram, parts.stack, parts.metrics
         self._clock, self._complete = parts.clock, parts.complete
-        self._done = done  # told of every chunk that is READY, or was dropped
+        self._retention = retention
+        self._ended = ended  # called on the pool's thread for every read; it calls `end`
         self._waiting: dict[Chunk, Waiting] = {}
         self._source: dict[Chunk, int] = {}  # the tier that each is read from, first of all
         self._ahead: set[Chunk] = set()
@@ -51,11 +72,6 @@ class Promotions:
     def in_flight(self) -> int:
         """Reads that tiers have not answered yet."""
         return len(self._waiting)
-
-    @property
-    def ahead(self) -> int:
-        """Of these, for requests that had not asked when they began."""
-        return len(self._ahead)
 
     @property
     def are_too_many_unawaited(self) -> bool:
@@ -85,12 +101,74 @@ class Promotions:
         self._source[chunk] = self._stack.load(name, target, ended, deadline)
         return chunk
 
+    def fetch(self, request: LoadRequest, position: int) -> FetchOutcome:
+        """Have a chunk come that a request wants, unless it is here."""
+        chunk = self._dram.chunks.get(request.keys[position])
+        if chunk is None:
+            chunk = self._read(request, position)
+        elif chunk.state is SlotState.FILLING:
+            chunk = None
+        if chunk is None:
+            return self._why_not(request, position)
+        if not request.is_its(chunk, request.group_at(position)):  # verify: dram namespace
+            return FetchOutcome.GONE
+        if chunk.state is SlotState.READY:
+            return FetchOutcome.HERE
+        if chunk.engine == NOBODY and not self._has_room(request, chunk.slot_bytes):
+            return FetchOutcome.NO_ROOM
+        self._join(chunk, request, position)
+        return FetchOutcome.AWAITED
+
+    def _read(self, request: LoadRequest, position: int) -> Chunk | None:
+        """Begin to read a chunk from a lower tier; None if it is not there or there is no room."""
+        key = request.keys[position]
+        length = self._stack.length_of(key)
+        if length is None or not self._fits_ever(request, length):
+            return None
+        if not self._has_room(request, slot_bytes_for(length)):
+            return None
+        previous = request.keys[position - 1] if position else ROOT
+        group = request.group_at(position)
+        parent = rule_of(group).parent_of(previous)
+        name = RecordName(request.namespace, group, key, parent, request.tenant)
+        is_ahead = request.state is LoadState.ARRIVED
+        return self.begin(request.engine, name, length, ahead=is_ahead)
+
+    def _has_room(self, request: LoadRequest, slot_bytes: int) -> bool:
+        if request.state is LoadState.ARRIVED:
+            left_bytes = self._retention.left_bytes(request.engine)
+            return len(self._ahead) < AHEAD_READS and slot_bytes <= left_bytes
+        return self._dram.load_budget.fits(request.engine, slot_bytes)
+
+    def _fits_ever(self, request: LoadRequest, length: int) -> bool:
+        """Whether DRAM, and what its tenant may hold of it, could hold so much."""
+        quotas = self._dram.quotas
+        return self._dram.slab.fits(length) and quotas.ever_fits(
+            request.tenant, slot_bytes_for(length)
+        )
+
+    def _why_not(self, request: LoadRequest, position: int) -> FetchOutcome:
+        """A chunk cannot be read: for want of room, or because it cannot be had at all."""
+        length = self._stack.length_of(request.keys[position])
+        if length is not None and self._fits_ever(request, length):
+            return FetchOutcome.NO_ROOM
+        if length is None and request.note.cut is None:  # since its lookup: nobody else says why
+            request.note.cut = self.why_gone(request.keys[position]) or Decision.EVICTED
+        return FetchOutcome.GONE
+
+    def why_gone(self, key: bytes) -> Decision | None:
+        """Why a chunk cannot be had; None: it never was here, as far as is remembered."""
+        why = self._dram.lost_keys.reason(key)
+        off = None if why is not None else self._stack.why_off(key)
+        if off is None:
+            return why
+        return Decision.REQUEST_BUDGET if off is MissReason.BUDGET else Decision.TIER_OFF
+
     def in_flight_by_tier(self) -> Counter[int]:
         """Reads that tiers have not answered yet, by tier."""
         return Counter(self._source.values())
 
-    def join(self, chunk: Chunk, request: LoadRequest, position: int) -> None:
-        """Wait for a chunk that is LOADING."""
+    def _join(self, chunk: Chunk, request: LoadRequest, position: int) -> None:
         if chunk.engine == NOBODY:
             self._dram.charge_load(chunk, request.engine)
         self._waiting[chunk].append((request, position))
@@ -105,7 +183,8 @@ class Promotions:
     def _ended_on_thread(self, chunk: Chunk, operations: list[TierOperation]) -> None:
         self._complete(partial(self._ended, chunk, operations))
 
-    def _ended(self, chunk: Chunk, operations: list[TierOperation]) -> None:
+    def end(self, chunk: Chunk, operations: list[TierOperation]) -> Waiting:
+        """A read has ended: the chunk is READY, or was dropped. Who waited for it."""
         waiting = self._waiting.pop(chunk)
         self._ahead.discard(chunk)
         del self._source[chunk]
@@ -119,7 +198,7 @@ class Promotions:
         else:
             self._note(chunk, waiting, operations[-1])
         self._dram.end_load(chunk, header)
-        self._done(chunk, waiting)
+        return waiting
 
     def _note(self, chunk: Chunk, waiting: Waiting, operation: TierOperation) -> None:
         """A chunk could not be read: whoever waits for it, and looks it up later, hears why."""

@@ -31,7 +31,7 @@ class Replies:
         self._count(held)
         offsets = [chunk.offset for chunk in held]
         lengths = [chunk.length for chunk in held]
-        proof = proof_of(map(self._key, held))
+        proof = proof_of([self._key(chunk) for chunk in held])
         sources = [chunk.take_source() for chunk in held]
         slots = offsets, lengths, proof, sources if any(sources) else []
         session.send(Promise(number, self._generation, first, total, *slots))

@@ -10,7 +10,8 @@
     ASKED → PROMISED      all is verified, no more can be had, or the deadline has come
     any → OVER            Release of everything, Cancel, Settled, or its connection is gone
 
-`Acquisition` alone changes the state; `Retention` alone changes `retained`.
+`Acquisition` alone changes the state. What is drawn below is changed by `ReadAhead` alone until the
+ask, and by `Acquisition` alone from then on; `retained` by `Retention` alone.
 
     [0, first)        the engine has these itself
     [first, next)     acquired: each is held (pinned, verified) or awaited; before the ask nothing
@@ -153,6 +154,28 @@ class LoadRequest:
         """Whether nothing more will be acquired."""
         return self.next >= self.stop and not self.awaited
 
+    def is_its(self, chunk: Chunk, group: int) -> bool:
+        """Whether a chunk that has a wanted key is what the request means by it."""
+        name = chunk.name
+        named = (name.namespace, name.group, name.tenant)
+        return named == (self.namespace, group, self.tenant)
+
+    def stop_awaiting(self, position: int, key: bytes) -> bool:
+        """A chunk has come, or will not; False: it does not wait for it any more.
+
+        What was read ahead may not have been asked for, but something else at its position.
+        """
+        if position not in self.awaited or self.keys[position] != key:
+            return False
+        self.awaited.discard(position)
+        return True
+
+    def cut_off(self, position: int) -> None:
+        """What is at a position cannot be had, and so is of no use what follows it."""
+        self.stop = min(self.stop, position)
+        self.next = min(self.next, self.stop)
+        self.awaited = {waited for waited in self.awaited if waited < position}
+
     def contiguous(self) -> int:
         """The end of the run of held chunks that begins at `first`; until a promise it grows."""
         while self.run in self.held:
@@ -213,3 +236,15 @@ class LoadRequests:
             self._keys.give(request.engine, request.keys_counted)
             if not mine:
                 del self._by_session[request.session]
+
+
+def unrepeated(keys: list[bytes]) -> list[bytes]:
+    """A chain up to its first repeated key: a true one has none, since keys name whole prefixes."""
+    if len(set(keys)) == len(keys):
+        return keys
+    seen: set[bytes] = set()
+    for at, key in enumerate(keys):
+        if key in seen:
+            return keys[:at]
+        seen.add(key)
+    return keys

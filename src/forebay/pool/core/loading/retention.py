@@ -38,7 +38,7 @@ class Retention:
         # By engine: what is retained → the bytes that were taken for it. Chunks of one chain may
         # differ in length, and are not looked at again when they are given back.
         self._taken: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
-        self._budget = Budget(lambda: dram.load_budget.limit_bytes, dram.processes)
+        self._budget = Budget(dram.half_bytes, dram.processes)
 
     @property
     def used_bytes(self) -> int:
@@ -51,8 +51,8 @@ class Retention:
 
     def left_bytes(self, engine: str) -> int:
         """What more may be retained or read ahead for an engine."""
-        loads = self._dram.load_budget
-        return loads.left_bytes(engine) + self._budget.left_bytes(engine) - loads.limit_bytes
+        loads_bytes = self._dram.load_budget.left_bytes(engine)
+        return loads_bytes + self._budget.left_bytes(engine) - self._dram.half_bytes()
 
     def turns(self) -> list[str]:
         """Every engine of which something is to be read; whose turn it is now comes last next."""
@@ -69,6 +69,11 @@ class Retention:
                 yield request
             if not request.wants_more:
                 self._is_read(request)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something may still be to be read for anyone."""
+        return bool(self._unread)
 
     def wants_more(self) -> bool:
         """Whether something is still to be read for anyone."""

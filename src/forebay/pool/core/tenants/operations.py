@@ -22,7 +22,7 @@ from forebay.errors import SettingsError
 from forebay.metrics.labels import DRAM
 from forebay.pool.core.admin import AdminOperations
 from forebay.pool.core.chunks import Chunk
-from forebay.pool.core.loading.acquisition import Acquisition
+from forebay.pool.core.loading.loads import Loads
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.tenants.registry import why_unfit
 from forebay.pool.messages import AdminReply, Forget, SetTenants, setting_of
@@ -54,12 +54,10 @@ class _Forgetting:
 class Tenancy:
     """Changes to the tenants of a pool. Owned by the pool's thread."""
 
-    def __init__(
-        self, parts: CoreParts, acquisition: Acquisition, operations: AdminOperations
-    ) -> None:
+    def __init__(self, parts: CoreParts, loads: Loads, operations: AdminOperations) -> None:
         self._dram, self._stack, self._tenants = parts.dram, parts.stack, parts.tenants
         self._clock, self._complete = parts.clock, parts.complete
-        self._acquisition, self._operations = acquisition, operations
+        self._loads, self._operations = loads, operations
         self._forgetting: list[_Forgetting] = []
         self._apply()
 
@@ -163,7 +161,7 @@ class Tenancy:
             self._tenants.renew(forgetting.name, forgetting.tenant)  # verify: a new id
         self._apply()
         for forgetting in begun:
-            self._acquisition.refuse_all_of(forgetting.tenant)  # verify: nothing more is promised
+            self._loads.refuse_all_of(forgetting.tenant)  # verify: nothing more is promised
             forgetting.deadline = self._clock.monotonic() + RELEASE_S
             self._forgetting.append(forgetting)
         self.tick(self._clock.monotonic())

@@ -1,1 +1,1 @@
-"""A warm start: hosts publish what they use most, and one that starts may fetch it ahead."""
+"""What engines ask for, and what is read before they do: for a warm start, or for dialogs."""

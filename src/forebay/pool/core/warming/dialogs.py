@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from forebay.metrics.catalog import PrefetchMetrics
 from forebay.pool.core.chunks import Chunk, SlotState
-from forebay.pool.core.loading.acquisition import Acquisition
+from forebay.pool.core.loading.read_ahead import ReadAhead
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.core.tenants.policies import NamedRead
 from forebay.record.header import ROOT, RecordName
@@ -35,10 +35,10 @@ class _ChainName(NamedTuple):
 class DialogReads:
     """All that is read back. Owned by the pool's thread."""
 
-    def __init__(self, parts: CoreParts, acquisition: Acquisition) -> None:
+    def __init__(self, parts: CoreParts, read_ahead: ReadAhead) -> None:
         self._dram, self._stack, self._tenants = parts.dram, parts.stack, parts.tenants
         self._metrics: PrefetchMetrics = parts.metrics.prefetch
-        self._acquisition = acquisition
+        self._read_ahead = read_ahead
         self._names: OrderedDict[bytes, _ChainName] = OrderedDict()  # by a chain's last key
         self._reading: dict[Chunk, int] = {}  # and the tier that each comes from
         self._look_at = 0.0
@@ -80,8 +80,8 @@ class DialogReads:
 
     def _may_begin(self) -> bool:
         """Whether this is the moment for one more: whatever engines want comes first."""
-        acquisition, own = self._acquisition, len(self._reading)
-        is_in_the_way = acquisition.reads_in_flight > own or not acquisition.may_fetch_ahead
+        read_ahead, own = self._read_ahead, len(self._reading)
+        is_in_the_way = read_ahead.reads_in_flight > own or not read_ahead.may_fetch_ahead
         if is_in_the_way:  # verify: demand first
             return False
         return own < READS_MAX
@@ -103,7 +103,7 @@ class DialogReads:
         if found.victim is not None and not self._dram.evict(found.victim, EvictionCause.SPACE):
             return False
         name = RecordName(chain.namespace, chain.group, found.key, ROOT, found.tenant)
-        chunk = self._acquisition.fetch_ahead(name, length)
+        chunk = self._read_ahead.fetch_ahead(name, length)
         if chunk is None:
             return False
         chunk.prefetched_from = tier

@@ -14,7 +14,7 @@ from typing import Final
 
 from forebay.metrics.catalog import PrefetchMetrics
 from forebay.pool.core.chunks import Chunk, SlotState
-from forebay.pool.core.loading.acquisition import Acquisition
+from forebay.pool.core.loading.read_ahead import ReadAhead
 from forebay.pool.core.parts import CoreParts
 from forebay.record.header import ROOT, RecordName
 from forebay.tiers.contract import UsedRecord, WarmStart
@@ -39,10 +39,10 @@ class _WarmOffer:
 class Prefetching:
     """All that is fetched ahead. Owned by the pool's thread."""
 
-    def __init__(self, parts: CoreParts, acquisition: Acquisition) -> None:
+    def __init__(self, parts: CoreParts, read_ahead: ReadAhead) -> None:
         self._dram, self._stack, self._tenants = parts.dram, parts.stack, parts.tenants
         self._metrics: PrefetchMetrics = parts.metrics.prefetch
-        self._acquisition = acquisition
+        self._read_ahead = read_ahead
         self._offers: deque[_WarmOffer] = deque()
         self._is_closed = False
         self._reading: dict[Chunk, int] = {}  # and the tier that each comes from
@@ -92,8 +92,8 @@ class Prefetching:
 
     def _may_begin(self, offer: _WarmOffer, now: float) -> bool:
         """Whether this is the moment for one more: an engine's loads come first."""
-        acquisition, own = self._acquisition, len(self._reading)
-        is_in_the_way = acquisition.reads_in_flight > own or not acquisition.may_fetch_ahead
+        read_ahead, own = self._read_ahead, len(self._reading)
+        is_in_the_way = read_ahead.reads_in_flight > own or not read_ahead.may_fetch_ahead
         if is_in_the_way:  # verify: loads first
             return False
         return own < READS_MAX and now >= offer.next_at
@@ -106,7 +106,7 @@ class Prefetching:
         if length > offer.left_bytes:  # verify: limit of what is fetched ahead
             return False
         name = RecordName(record.namespace, record.group, record.key, ROOT, record.tenant)
-        chunk = self._acquisition.fetch_ahead(name, length)
+        chunk = self._read_ahead.fetch_ahead(name, length)
         if chunk is None:
             return False  # DRAM is full, or too small for this
         chunk.prefetched_from = offer.tier

@@ -124,7 +124,7 @@ class Ledger:
                 self._spent += min(spent, self.requests_a_day)
 
     def add(self, counts: RequestCounts, now: float, day: int) -> None:
-        """Requests are made now, or were: those of chores are known when they are done."""
+        """Requests are made now, or were: those of maintenance are known when they are done."""
         self._turn(day)
         self._spent += counts.requests
         for kind, count in zip(RequestKind, counts, strict=False):

@@ -58,7 +58,7 @@ class Looking:
     def answered(self, request: StoreRequest, answer: Answer, results: Results) -> None:
         """Some hosts were asked; with results, all."""
         if request.action is Action.REFRESH:
-            self._requests += self._parts.chore.requests
+            self._requests += self._parts.last_maintenance.requests
             if results:
                 self._learn(answer, results)
         elif results:

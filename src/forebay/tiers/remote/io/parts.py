@@ -22,7 +22,7 @@ from forebay.tiers.remote.lending import Lending
 from forebay.tiers.remote.options import RemoteOptions
 from forebay.tiers.remote.own import OwnPacks
 from forebay.tiers.remote.process.link import AnswerDone, Link, Results
-from forebay.tiers.remote.process.messages import CHORES, Action, Answer, StoreRequest
+from forebay.tiers.remote.process.messages import MAINTENANCE, Action, Answer, StoreRequest
 from forebay.tiers.remote.process.recovery import PACK_GETS_MAX
 
 _DAY_S: Final = 86_400.0
@@ -53,9 +53,9 @@ class RemoteParts:
     forgotten: frozenset[bytes] = frozenset()  # tenants of which nothing is kept nor served
     remembered: frozenset[bytes] = frozenset()  # those of them that the store has on a list
     warm: WarmLimit = NOT_WARM  # once, when the store is used for the first time
-    chore: RequestCounts = NO_REQUESTS  # what the last one asked for
+    last_maintenance: RequestCounts = NO_REQUESTS  # what the last one asked for
     used: Sequence[UsedRecord] = ()  # to be published; any thread may leave others here
-    _held_back: int = 0  # requests that a chore may make that is under way
+    _held_back: int = 0  # requests that maintenance under way may make
     _forgetting: threading.Lock = field(default_factory=threading.Lock)  # guards `forgotten`
 
     def forget(self, tenants: frozenset[bytes]) -> None:
@@ -88,7 +88,7 @@ class RemoteParts:
         return MissReason.BUDGET if self.breaker.is_on else MissReason.TIER_OFF
 
     def room(self) -> int:
-        """How many requests may be made now, beside those of a chore that is under way."""
+        """How many requests may be made now, beside those of maintenance that is under way."""
         return self.ledger.room(self.clock.day()) - self._held_back
 
     def apart_s(self, requests: int, share: float) -> float:
@@ -102,8 +102,8 @@ class RemoteParts:
 
     def call(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
         """Ask the child, and count what that asks of the store; see `Link.call`."""
-        if request.action in CHORES:
-            self._call_chore(request, deadline, done)
+        if request.action in MAINTENANCE:
+            self._call_maintenance(request, deadline, done)
             return
         self.ledger.add(_counts(request), self.clock.monotonic(), self.clock.day())
 
@@ -115,16 +115,16 @@ class RemoteParts:
 
         self.link.call(request, deadline, ended)
 
-    def _call_chore(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
-        """Likewise; a chore that is cut off counts with all that it has asked for."""
+    def _call_maintenance(self, request: StoreRequest, deadline: float, done: AnswerDone) -> None:
+        """Likewise; maintenance that is cut off counts with all that it has asked for."""
         buffer, noted = self.lending.counts()
         zero(noted)
         self._held_back = _requests_max(request)
 
         def ended(answer: Answer, results: Results) -> None:
             self._held_back = 0
-            self.chore = counts_of(noted)
-            self.ledger.add(self.chore, self.clock.monotonic(), self.clock.day())
+            self.last_maintenance = counts_of(noted)
+            self.ledger.add(self.last_maintenance, self.clock.monotonic(), self.clock.day())
             done(answer, results)
 
         self.link.call(msgspec.structs.replace(request, buffers=[buffer]), deadline, ended)
@@ -140,15 +140,15 @@ class RemoteParts:
             _log.warning("%s %s and is left alone; it is probed later", self.path, why)
 
 
-def _requests_max(chore: StoreRequest) -> int:
-    """What a chore may ask of a store; of the others that is known when they have ended."""
-    match chore.action:
+def _requests_max(request: StoreRequest) -> int:
+    """What maintenance may ask of a store; of other calls that is known when they have ended."""
+    match request.action:
         case Action.READ_PACKS:
-            return PACK_GETS_MAX * len(chore.packs)
+            return PACK_GETS_MAX * len(request.packs)
         case Action.REFRESH:
-            return 1 + 2 * chore.limit  # a listing; of each host its tail and its snapshot
+            return 1 + 2 * request.limit  # a listing; of each host its tail and its snapshot
         case Action.USED:
-            return 1 + chore.limit
+            return 1 + request.limit
     return 0
 
 

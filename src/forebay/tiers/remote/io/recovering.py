@@ -70,7 +70,7 @@ class Recovering:
         parts.own.erase_forgotten(parts.forgotten)
         self._count = min(PACKS_MAX, 2 * self._count)
         if self._put_off() < len(self._asked):
-            self._at = now + parts.apart_s(parts.chore.requests, _SHARE)
+            self._at = now + parts.apart_s(parts.last_maintenance.requests, _SHARE)
         else:
             parts.failed()
             self._at = now + parts.options.error_window_s

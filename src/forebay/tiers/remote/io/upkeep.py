@@ -28,8 +28,8 @@ from forebay.tiers.remote.io.looking import Looking
 from forebay.tiers.remote.io.parts import RemoteParts
 from forebay.tiers.remote.io.recovering import Recovering
 from forebay.tiers.remote.jobs import Remembrance
-from forebay.tiers.remote.process.chores import StoreAudit
 from forebay.tiers.remote.process.link import AnswerDone, Results
+from forebay.tiers.remote.process.maintenance import StoreAudit
 from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
 
@@ -40,7 +40,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """The chores of one store."""
+    """The maintenance of one store."""
 
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
@@ -146,7 +146,7 @@ class Upkeep:
     ) -> None:
         """Ask the child; a failure counts, unless something else is to be done about it."""
         self._is_busy = True
-        until = self._parts.clock.monotonic() + self._parts.options.chore_s
+        until = self._parts.clock.monotonic() + self._parts.options.maintenance_s
 
         def ended(answer: Answer, results: Results) -> None:
             self._is_busy = False

@@ -15,10 +15,10 @@ from typing import Final
 
 from forebay.barrier import Barrier
 from forebay.sys import processes, shared
-from forebay.tiers.remote.process import chores, recovery
+from forebay.tiers.remote.process import maintenance, recovery
 from forebay.tiers.remote.process.counting import CountedStore
 from forebay.tiers.remote.process.messages import (
-    CHORES,
+    MAINTENANCE,
     MESSAGE_BYTES_MAX,
     Action,
     Answer,
@@ -83,20 +83,20 @@ class Child:
 
     def _serve(self, request: StoreRequest) -> tuple[Answer, list[bytes]]:
         """Do what is asked; the answer, and what goes with it."""
-        if request.action in CHORES:
+        if request.action in MAINTENANCE:
             self._counted.begin(self._views(request)[0])
         counted, host = self._counted, self._host
         calls: dict[Action, Callable[[], object]] = {
             Action.PUT: lambda: self._store.put(request.name, self._views(request)),
             Action.GET: lambda: self._store.get(request.name, request.at, self._views(request)),
             Action.DELETE: lambda: self._store.delete(request.name),
-            Action.PROBE: lambda: chores.probe(counted, host),
+            Action.PROBE: lambda: maintenance.probe(counted, host),
             Action.RECOVER: lambda: recovery.recover(counted, host),
             Action.READ_PACKS: lambda: recovery.read(counted, host, request.packs),
-            Action.AUDIT: lambda: chores.audit(counted, host),
+            Action.AUDIT: lambda: maintenance.audit(counted, host),
             Action.USED: lambda: self._used.look(request.limit),
             Action.REFRESH: lambda: self._watcher.refresh(request.at, request.limit),
-            Action.SWEEP: lambda: chores.sweep(counted, host, request.at),
+            Action.SWEEP: lambda: maintenance.sweep(counted, host, request.at),
         }
         match calls[request.action]():
             case StoreFailure() as failure:

@@ -34,7 +34,7 @@ class Action(StrEnum):
     SWEEP = "sweep"  # delete what hosts left that have been dead for `at` seconds
 
 
-CHORES: Final = frozenset(
+MAINTENANCE: Final = frozenset(
     {
         Action.PROBE,
         Action.RECOVER,
@@ -54,8 +54,8 @@ class StoreRequest(msgspec.Struct, array_like=True, frozen=True):
     action: Action
     name: str = ""
     at: int = 0
-    # Area, offset, length; of a chore: where the child notes `RequestCounts` of what it asks for,
-    # so that they are known when it is killed.
+    # Area, offset, length; of maintenance: where the child notes `RequestCounts` of what it asks
+    # for, so that they are known when it is killed.
     buffers: Sequence[tuple[int, int, int]] = ()
     packs: Sequence[UnreadPack] = ()
     limit: int = 0

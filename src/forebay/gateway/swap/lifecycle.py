@@ -27,8 +27,8 @@ _SMOOTH: Final = 0.3
 _log: Final = logging.getLogger(__name__)
 
 
-class GpuMember:
-    """One engine of a GPU."""
+class EngineLifecycle:
+    """One engine of a GPU, awake or at rest."""
 
     def __init__(
         self, engine: EngineState, rest: Rest, client: EngineClient, owned: OwnedEngine | None

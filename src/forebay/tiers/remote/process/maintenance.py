@@ -1,4 +1,4 @@
-"""What a child does that takes several calls of a store: probe, audit and sweep."""
+"""Maintenance of a store by a child, each of several calls: probe, audit and sweep."""
 
 import secrets
 from typing import Final
