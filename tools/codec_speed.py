@@ -1,8 +1,9 @@
 """The exponent code on a GPU: gigabytes of KV a second to and from registered memory, by kernel.
 
 Usage: codec_speed.py [--mib 512]. Needs a GPU and torch. Pages are normal numbers in bfloat16, in
-no order. `plain` is the kernel that copies pages as they are. Every figure is the best of five, of
-decoded bytes; ratios are to `plain` of the same size of page and number of programs.
+no order. `plain` is the kernel that copies pages as they are; `encode` is what stores do, a kernel
+of as many programs as there are pages, and copy engines behind it. Every figure is the best of
+five, of decoded bytes; ratios are to `plain` of the same size of page and number of programs.
 """
 
 import argparse
@@ -19,11 +20,13 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from forebay.engines.copies.cuda import CudaDriver  # noqa: E402
+from forebay.engines.copies.pointers import Batch  # noqa: E402
 from forebay.record.exponents import encoded_bytes  # noqa: E402
 from forebay.sys.shared import SharedMemory  # noqa: E402
 
 PAGES = (18_432, 65_536)
 PROGRAMS = (16, 24, 32, 48, 64)
+TOGETHER = 32  # pages one behind the other in memory: the layers of a block
 
 
 def main() -> int:
@@ -41,16 +44,16 @@ def main() -> int:
     print("page   programs   plain in/out     decode        encode        GB/s of KV (ratio)")
     for page_bytes in PAGES:
         for programs in PROGRAMS:
-            print(line(memory, page_bytes, programs), flush=True)
+            print(line(driver, memory, page_bytes, programs), flush=True)
     driver.unregister(memory.ctypes.data)
     return 0
 
 
-def line(memory: Any, page_bytes: int, programs: int) -> str:
+def line(driver: CudaDriver, memory: Any, page_bytes: int, programs: int) -> str:
     from forebay.engines.codec import kernels
     from forebay.engines.copies import gather
 
-    count = len(memory) // page_bytes
+    count = len(memory) // page_bytes // TOGETHER * TOGETHER
     pages = torch.randn((count, page_bytes // 2), dtype=torch.bfloat16, device="cuda")
     order = np.random.default_rng(0).permutation(count)
     rows = pages.data_ptr() + order * page_bytes
@@ -59,7 +62,9 @@ def line(memory: Any, page_bytes: int, programs: int) -> str:
     size = count * page_bytes
     outward = rate(partial(gather.copy_pages, rows, plain, page_bytes, programs), size)
     inward = rate(partial(gather.copy_pages, plain, rows, page_bytes, programs), size)
-    encode = rate(partial(kernels.encode_pages, rows, slots, page_bytes, programs), size)
+    batch = Batch(rows, slots, page_bytes, is_encoded=True, together=TOGETHER)
+    stream = torch.cuda.current_stream()
+    encode = rate(partial(driver.copy, stream, batch, inward=False), size)
     decode = rate(partial(kernels.decode_pages, slots, rows, page_bytes, programs), size)
     return (
         f"{page_bytes:>6} {programs:>7}   {inward:5.1f} / {outward:5.1f}"

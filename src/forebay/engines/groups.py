@@ -85,20 +85,29 @@ def needed_blocks(group: Geometry, chunks: int) -> range:
 
 
 def piece_of(
-    shape: Geometry, record: tuple[int, int], tables: Sequence[Sequence[int]], wanted: range
+    shape: Geometry,
+    record: tuple[int, int],
+    tables: Sequence[Sequence[int]],
+    wanted: range | None = None,
+    *,
+    is_encoded: bool = False,
 ) -> Piece | None:
     """A record's blocks, those of them that are wanted, where they lie; None: none is.
 
-    `tables` are the request's block tables, by the engine's numbers. The slot is not known yet.
+    `tables` are the request's block tables, by the engine's numbers; `wanted` is all of it if not
+    given. The slot is not known yet.
     """
     number, chunk = record
-    group = shape.groups[number]
+    group = shape.local[number - 1] if number else shape
     blocks = record_blocks(group, chunk)
-    start, stop = max(blocks.start, wanted.start), min(blocks.stop, wanted.stop)
+    start, stop = blocks.start, blocks.stop
+    if wanted is not None:
+        start, stop = max(start, wanted.start), min(stop, wanted.stop)
     if start >= stop:
         return None
     first, *others = ([*tables[table][start:stop]] for table in group.tables)
-    return Piece(-1, start - blocks.start, first, number, len(blocks), tuple(others))
+    size = len(blocks)
+    return Piece(-1, start - blocks.start, first, number, size, tuple(others), is_encoded)
 
 
 def stored_records(

@@ -17,12 +17,12 @@ ENCODED = encoded_bytes(PAGE)
 
 def store(machine: Machine, chunk: int, number: int) -> Store:
     plain = machine.store(chunk, number)
-    return replace(plain, piece=replace(plain.piece, is_encoded=True))
+    return plain._replace(piece=plain.piece._replace(is_encoded=True))
 
 
 def load(machine: Machine, chunk: int, number: int) -> LoadPart:
     plain = machine.load(chunk, number)
-    return replace(plain, pieces=[replace(plain.pieces[0], is_encoded=True)])
+    return replace(plain, pieces=[plain.pieces[0]._replace(is_encoded=True)])
 
 
 def fill_with_numbers(machine: Machine, chunk: int, seed: int = 0) -> np.ndarray:

@@ -31,14 +31,13 @@ that is not recorded yet cannot be waited for.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 Bytes: TypeAlias = Any  # a numpy array of uint8
 DOES_NOT_FIT: Final = b"raw"  # instead of a digest: it was to be encoded, and cannot be
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Part of one record: whole blocks that lie in the slab and in the engine's KV cache."""
 
     offset: int  # of the record's slot in the slab
@@ -67,8 +66,7 @@ class LoadPart:
     serial: int = 0  # by which a worker reports it as copied
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(NamedTuple):
     """One record to be copied out of the KV cache."""
 
     generation: int

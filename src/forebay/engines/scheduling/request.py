@@ -6,7 +6,7 @@ from typing import Final, Protocol, TypeAlias
 
 from forebay.engines.copies.contract import Piece
 from forebay.engines.geometry import Geometry
-from forebay.engines.groups import piece_of, record_blocks
+from forebay.engines.groups import piece_of
 from forebay.engines.reporting.attribution import Attribution
 from forebay.engines.reporting.hints import NO_HINTS, Hints
 from forebay.engines.scheduling.request_load import RequestLoad
@@ -138,12 +138,9 @@ class TrackedRequest:
         group, chunk = record
         return group_key(self.keys[chunk], group) if group else self.keys[chunk]
 
-    def piece(self, record: tuple[int, int]) -> Piece:
+    def piece(self, record: tuple[int, int], *, is_encoded: bool = False) -> Piece:
         """A whole record, where it lies in the KV cache now; it has no slot yet."""
-        group, chunk = record
-        piece = piece_of(
-            self.shape, record, self.tables, record_blocks(self.shape.groups[group], chunk)
-        )
+        piece = piece_of(self.shape, record, self.tables, is_encoded=is_encoded)
         assert piece is not None, "a record has blocks"
         return piece
 

@@ -13,7 +13,7 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum, auto
 
 from forebay.engines.copies.contract import Piece
@@ -189,7 +189,7 @@ class LoadTarget:
         record = self.hit.record_at(position)
         piece = piece_of(self.shape, record, self.tables, self._wanted(record[0]))
         is_encoded = self.shape.groups[record[0]].is_encoded and position not in self.raw
-        return replace(piece, is_encoded=True) if piece is not None and is_encoded else piece
+        return piece._replace(is_encoded=True) if piece is not None and is_encoded else piece
 
     def blocks(self, stop: int) -> list[int]:
         """Blocks that are not filled if nothing from a position on comes."""
@@ -271,7 +271,7 @@ class LoadProgress:
         for position, offset in sorted(self.arrived.items()):
             piece = self.target.piece(position) if position < self.stop else None
             if piece is not None:
-                pieces.append(replace(piece, offset=offset))
+                pieces.append(piece._replace(offset=offset))
         positions = sorted(self.arrived)
         self.told.update(positions)
         self.arrived.clear()

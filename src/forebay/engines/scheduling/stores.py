@@ -25,7 +25,7 @@ and give them to another request at once.
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import groupby
 from operator import itemgetter
@@ -179,9 +179,9 @@ class EngineStores:
                 runs.append(self._run(names, 0, self._shape.chunk_blocks, salt, is_encoded))
                 parent = keys[alike[-1]]
             for chunk, is_encoded in zip(chunks, encoded, strict=True):
-                piece = tracked.piece((0, chunk))
+                piece = tracked.piece((0, chunk), is_encoded=is_encoded)
                 assert len(piece.blocks) == self._shape.chunk_blocks, "a chunk has all its blocks"
-                offers.append(_Offer(tracked, chunk, replace(piece, is_encoded=is_encoded)))
+                offers.append(_Offer(tracked, chunk, piece))
             tracked.store.stored = tracked.store.offered
         for tracked, record, piece in local:
             is_whole = all(all(ids) and len(ids) == piece.size for ids in piece.tables)
@@ -193,7 +193,7 @@ class EngineStores:
             is_encoded = self._is_encoded(number, False)
             runs.append(self._run(names, number, piece.size, salt, is_encoded))
             offers.append(
-                _Offer(tracked, chunk, replace(piece, is_encoded=is_encoded), is_freed=True)
+                _Offer(tracked, chunk, piece._replace(is_encoded=is_encoded), is_freed=True)
             )
         if runs and self._pool.is_joined:
             self._numbers += 1
@@ -213,7 +213,7 @@ class EngineStores:
             if offer.state is DROPPED:
                 self._pool.abort(message.generation, [answer])
             elif answer >= 0:
-                offer.piece = replace(offer.piece, offset=answer)
+                offer.piece = offer.piece._replace(offset=answer)
                 offer.state = HAS_SLOT
                 self._with_slot.append(offer)
             elif answer == ReserveAnswer.LATER:
