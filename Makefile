@@ -35,8 +35,8 @@ NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=te
 # Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
 RUN := tools/run_tests.py
 # Two at a time: none of them measures.
-FAST := $(BIN)/python $(RUN) fast -q -n 2 --dist worksteal $(NO_VLLM) -m 'not slow'
-SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m slow
+FAST := $(BIN)/python $(RUN) fast -q -n 2 --dist worksteal $(NO_VLLM) -m 'not slow and not long'
+SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m 'slow and not long'
 
 # Other engines than vLLM have an environment of their own: 3 GB.
 SGLANG_VENV ?= .venv-sglang
@@ -65,7 +65,7 @@ VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
 VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies tests/engines/codec
 
-.PHONY: help install run bench test check coverage format docs mutate wheel fuzz soak soak-hostile replay clean sim vllm test-vllm test-gateway test-engines test-models test-versions test-stores coverage-stores test-hosts bench-stores gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate wheel fuzz soak soak-hostile replay clean sim vllm test-long test-vllm test-gateway test-engines test-models test-versions test-stores coverage-stores test-hosts bench-stores gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -122,6 +122,9 @@ test: $(STAMP) $(VLLM_STAMP) ## everything: lint, types, all tests, those on rea
 	@$(FAST)
 	@$(SLOW)
 	@$(VLLM_TESTS)
+
+test-long: $(STAMP) ## tests of benchmarks and of this project's tools, and what repeats for long
+	@$(BIN)/python $(RUN) long -q -n 2 --dist worksteal $(NO_VLLM) -m long
 
 test-vllm: $(VLLM_STAMP) ## the connector on real vLLM: equal answers, whatever happens to the pool
 	@$(VLLM_TESTS)
@@ -182,7 +185,7 @@ gpu-bench: $(GPU_STAMP) ## one row of docs/benchmarks.md: make gpu-bench ROW=…
 	@PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH exec $(GPU_PYTHON) -m forebay.bench.gpu $(ROW) --out '$(GPU_OUT)' --dir '$(GPU_DIR)' $(GPU_ARGS)
 
 coverage: $(STAMP) ## every branch of record/ and tiers/ must be run by a fast test
-	@$(BIN)/coverage run -m pytest -q -m 'not slow' tests/record tests/tiers tests/promises tests/cli/test_check.py
+	@$(BIN)/coverage run -m pytest -q -m 'not slow and not long' tests/record tests/tiers tests/promises tests/cli/test_check.py
 	@$(BIN)/coverage report --skip-covered --show-missing --fail-under=100 \
 	  --include='src/forebay/record/*,src/forebay/tiers/*' --omit='$(STORES_CODE)'
 

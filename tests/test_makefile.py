@@ -111,5 +111,5 @@ def test_what_ci_runs_gives_failed_tests_a_second_try() -> None:
     ).stdout
     assert "-m pytest" not in shown
     assert re.findall(r"tools/run_tests\.py (\S+) ", shown) == [
-        *("fast", "slow", "vllm", "models", "stores", "gateway", "engines")
+        *("fast", "slow", "vllm", "long", "models", "stores", "gateway", "engines")
     ]

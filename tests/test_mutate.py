@@ -62,7 +62,7 @@ def mark_in(text: str) -> Verification:
     return Verification(Path("a.py"), line, "x")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_verdicts_and_what_a_second_run_costs(tmp_path: Path) -> None:
     for place in ("tools", "src/forebay/other", "tests/other"):
         (tmp_path / place).mkdir(parents=True)

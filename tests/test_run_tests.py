@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "tools" / "run_tests.py"
 CONFTEST = "from tests.conftest import pytest_sessionfinish, pytest_testnodedown\n"

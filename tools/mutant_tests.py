@@ -16,7 +16,7 @@ import pytest
 HANG_S: Final = 240  # of one test; that all together take long says nothing about a mutant
 RUN_S: Final = 7200  # of all tests together
 # Of servers and engines that other targets install; what takes seconds each is not tried 150 times.
-ELSEWHERE: Final = ("slow", "gpu", "models", "stores", "hosts", "versions", "sglang")
+ELSEWHERE: Final = ("slow", "long", "gpu", "models", "stores", "hosts", "versions", "sglang")
 REAL: Final = (
     "engines/vllm/real",
     "engines/vllm/gpu",

@@ -184,12 +184,12 @@ def test_what_hung_or_raised_is_one_line(place: Path) -> None:
     run_all(place, KNOWN)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_command_with_any_word_ends_in_one_line(place: Path, seed: int) -> None:
     run_all(place, lines_with_hostile_words(place, seed))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

@@ -108,7 +108,10 @@ FATES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
+@pytest.mark.parametrize(
+    "is_encrypted",
+    [pytest.param(False, id="plain"), pytest.param(True, id="encrypted", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("fate", FATES)
 def test_t1_t5_kill_at_every_write_point(
     fate: str, is_encrypted: bool, swift_path: Path, crash_runner: CrashRunner

@@ -39,7 +39,9 @@ FATES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fate", FATES)
-@pytest.mark.parametrize("way", ["plain", "scrubbed", "encrypted"])
+@pytest.mark.parametrize(
+    "way", ["plain", "scrubbed", pytest.param("encrypted", marks=pytest.mark.long)]
+)
 def test_t63_killed_at_every_step_of_forgetting(
     fate: str, way: str, swift_path: Path, crash_runner: CrashRunner
 ) -> None:

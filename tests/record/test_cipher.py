@@ -108,7 +108,7 @@ def test_t45_two_writes_of_one_record_have_nothing_in_common() -> None:
     assert payload_hash(SAMPLE.payload) not in one
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_t45_a_million_records_of_a_tenant_have_a_million_keys() -> None:
     """The nonce is always zero: what must never repeat is the key, of each record and of none."""
     data_key, count = key(), 1_000_000

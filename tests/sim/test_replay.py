@@ -104,7 +104,7 @@ def test_the_page_of_the_samples_prints_a_command_for_each() -> None:
         assert any(f"{sample}-sample" in command for command in printed())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("command", printed())
 def test_the_samples_are_simulated_as_printed(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

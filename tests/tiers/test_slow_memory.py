@@ -60,10 +60,11 @@ def test_hidden_names_forget_no_method_or_attribute_of_a_tier() -> None:
         assert getattr(hidden, name) is getattr(slow, name), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_pools_own_tests_pass_with_it_beneath_the_disk() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-m", "not slow and not long"]
     third = ["--lower-tier", "tests.tiers.slow_memory:SlowMemoryTier"]
     ended = subprocess.run(
         [*command, *third, "tests/pool/core"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -140,7 +140,7 @@ def test_scratch_is_private_and_goes_even_if_interrupted(home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_directories_carry_half_each_within_their_size(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
@@ -178,7 +178,7 @@ def used_bytes(path: Path) -> int:
     return total
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "status", "after_s"),
     [(signal.SIGINT, 130, 1.5), (signal.SIGTERM, 143, 0.4), (signal.SIGHUP, 143, 0.0)],

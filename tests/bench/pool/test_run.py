@@ -63,7 +63,7 @@ def test_latency_is_the_median_of_medians_and_the_p99_of_all() -> None:
     assert (found["x_p99_ms"], found["x_longest_ms"], found["x_calls"]) == (3.0, 500.0, 300)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_has_every_figure_and_leaves_nothing(home: Path) -> None:
     command = [*COMMAND, "--disk", f"{home}:128MiB", *SIZES, "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=3000, check=True)
@@ -78,7 +78,7 @@ def test_a_run_has_every_figure_and_leaves_nothing(home: Path) -> None:
     assert mentioning(str(home)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("after_s", [0.1, 2.0])
 def test_an_interrupted_run_leaves_no_process(home: Path, after_s: float) -> None:
     command = [*COMMAND, "--disk", f"{home}:128MiB", *SIZES]

@@ -32,7 +32,7 @@ def read(directory: Path) -> AbResult:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_servers_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub("--tpot-ms", "1600") as slow, stub("--tpot-ms", "1") as fast:
         words = ["--off", slow.url, "--on", fast.url, "--also", f"third={fast.url}", *SMALL]
@@ -91,7 +91,7 @@ def test_a_pools_own_counters_are_the_evidence(tmp_path: Path) -> None:
     assert (tmp_path / "steps.csv").read_text().count("\n") == 1 + 2 * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_servers_that_it_starts_on_a_pool_that_it_starts(
     in_place_of_vllm: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
@@ -119,7 +119,7 @@ def test_servers_that_it_starts_on_a_pool_that_it_starts(
     assert list(drive.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["die", "garbage", "500"])
 def test_a_side_that_goes_wrong_in_mid_run_is_reported(
     fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

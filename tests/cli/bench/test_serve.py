@@ -80,7 +80,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "No step is within the SLA" in none
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
@@ -232,7 +232,7 @@ def test_a_key_is_read_from_a_variable(
     assert "between us" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_ctrl_c_what_was_measured_is_written(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     with stub("--fault", "hang", "--fault-from", "6") as served:

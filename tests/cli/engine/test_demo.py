@@ -28,7 +28,7 @@ def demo(environment: dict[str, str], *words: str) -> "subprocess.CompletedProce
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_measures_without_with_and_after_a_restart(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -61,7 +61,7 @@ def test_it_measures_without_with_and_after_a_restart(
     assert list(home.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_tells_what_it_does_and_what_it_found(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

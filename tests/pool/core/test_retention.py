@@ -296,7 +296,7 @@ def test_a_damaged_chunk_is_not_kept(dram: CoreHarness, client: Client) -> None:
     assert dram.ask(client, number, keys).total == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_thousands_may_wait_for_the_same_long_prompt(place: Path, client: Client) -> None:
     keys = chain("a", 500)
     core = CoreHarness(1024 * LENGTH, place, 64 * MIB)
