@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 from tests.encryption_harness import KEYS, NAMES_WORD, NEW_WORD, OLD_WORD
 
-from forebay.documents.bodies import reordered
+from forebay.documents.bodies import marked, reordered
 from forebay.documents.order import DocumentOrder
 from forebay.errors import SettingsError
 from forebay.gateway.config import read_config
@@ -207,8 +207,11 @@ def _requests() -> list[bytes]:
 
 
 def _documents(data: bytes) -> None:
+    members = marked(data)
+    if members is None or isinstance(members, str):
+        return
     for member in ("messages", "prompt"):
-        reordered(data, member, DocumentOrder(2))
+        reordered(members, member, DocumentOrder(2))
 
 
 def _bodies() -> list[bytes]:

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.document_trace import HeldPrefixes, ZipfTrace
 
-from forebay.documents.bodies import MEMBER, reordered
+from forebay.documents.bodies import MEMBER, marked, reordered
 from forebay.documents.order import DocumentOrder
-from forebay.gateway.front.reading import read_body
+from forebay.gateway.front.reading import read_reordered
 
 # Documents in all, of one request, of one topic.
 TRACES = {
@@ -73,9 +73,11 @@ def step_ms(documents: int, size: int, requests: int) -> list[float]:
         asked = {"model": "m", "messages": [{"role": "user", "content": text}], MEMBER: given}
         body = json.dumps(asked, ensure_ascii=False).encode()
         began = time.thread_time()
-        found = reordered(body, "messages", order)
+        members = marked(body)
+        assert isinstance(members, dict), members
+        found = reordered(members, "messages", order)
         assert not isinstance(found, str), found
-        read_body(found.body, "", is_cut=True)
+        read_reordered(found)
         times.append((time.thread_time() - began) * 1e3)
     return sorted(times)
 

@@ -1,12 +1,14 @@
 """Bodies that mark their documents: blocks are exchanged and nothing else; slips are refused."""
 
 import json
+import random
 from typing import Any
 
 import pytest
 
-from forebay.documents.bodies import BODY_BYTES_MAX, DOCUMENTS_MAX, MEMBER, reordered
-from forebay.documents.order import DocumentOrder
+from forebay.documents import bodies
+from forebay.documents.bodies import BODY_BYTES_MAX, DOCUMENTS_MAX, MEMBER, ReorderedBody, marked
+from forebay.documents.order import DocumentOrder, note_of
 
 A, B, C = "<doc>alpha: one</doc>", "<doc>beta</doc>", "<doc>gamma</doc>"
 
@@ -18,6 +20,12 @@ def popular(*documents: str) -> DocumentOrder:
         for _ in range(count + 1):
             order.arrange([each])
     return order
+
+
+def reordered(body: bytes, member: str, order: DocumentOrder) -> ReorderedBody | str:
+    members = marked(body)
+    assert members is not None
+    return members if isinstance(members, str) else bodies.reordered(members, member, order)
 
 
 def made(body: Any, member: str, order: DocumentOrder) -> Any:
@@ -87,9 +95,6 @@ SLIPS: tuple[tuple[Any, str], ...] = (
     ({"prompt": "a b", MEMBER: None}, "is a list of texts"),
     ({"prompt": "a b", MEMBER: ["a", 1]}, "is a list of texts"),
     ({MEMBER: ["a"]}, "beside 'prompt'"),
-    (b'{"prompt": "\\ud800", "%b": ["\\ud800"]}' % MEMBER.encode(), "is a list of texts"),
-    (b"[" * 10_000, "is a list of texts"),
-    (b'{"%b":%b' % (MEMBER.encode(), b"[" * 10_000), "is a list of texts"),
     ({"prompt": "a b", MEMBER: ["a", ""]}, "has an empty text"),
     ({"prompt": "a " * 999, MEMBER: ["a"] * (DOCUMENTS_MAX + 1)}, "at most 256 texts"),
     ({"prompt": "a b", MEMBER: ["b", "a"]}, "one after the other"),
@@ -98,7 +103,6 @@ SLIPS: tuple[tuple[Any, str], ...] = (
     ({"prompt": f"a{' ' * 65}b", MEMBER: ["a", "b"]}, "one after the other"),
     ({"prompt": ["a b"], MEMBER: ["a", "b"]}, "one message or prompt"),
     ({"prompt": [1, 2], MEMBER: ["a", "b"]}, "one message or prompt"),
-    ({"prompt": "\ud800 a b", MEMBER: ["a", "b"]}, "beside 'prompt'"),
 )
 
 
@@ -122,6 +126,49 @@ def test_messages_without_the_documents_are_refused(content: Any) -> None:
     assert isinstance(reordered(json.dumps(body).encode(), "messages", DocumentOrder()), str)
 
 
+def test_what_is_no_object_with_the_member_is_not_marked() -> None:
+    name = MEMBER.encode()
+    for body in (
+        b"[" * 10_000,
+        b'{"%b":%b' % (name, b"[" * 10_000),
+        b'{"prompt": "\\ud800 a", "%b": ["a"]}' % name,
+        b'["%b"]' % name,
+        b'{"prompt": "%b"}' % name,
+        b'{"prompt": ["%b"]}' % name,
+        b'{"prompt": ["%b", "%b"]}' % (name, b"a" * BODY_BYTES_MAX),
+        b'{"prompt": "%b"' % (b'"%b"' % name * (BODY_BYTES_MAX // len(name))),
+    ):
+        assert marked(body) is None
+
+
+# Letters that JSON writes in two ways, or that are the end of another's escape.
+ODD = ("n a", "\n a", "e4 b", "ä b", 'd"c', "\\e/", "/f", "🦆g", "\u3000h", "é\t")
+
+
+def test_letters_may_be_written_in_any_way() -> None:
+    luck = random.Random(1)
+    for _ in range(500):
+        documents = luck.sample(ODD, 3)
+        gaps = [luck.choice(("", "\n", " ", "\\", "\u00b7")) for _ in documents]
+        head, tail = "ä b. ", luck.choice(("", "\nQ", "\tQ", "\u3000Q", "Q", "ä"))
+        between = "".join(gap + each for gap, each in zip(gaps, documents, strict=True))
+        ways = [(luck.random() < 0.5, luck.choice(["/", "\\/"])) for _ in range(2)]
+        prompt, *listed = (
+            json.dumps(each, ensure_ascii=is_ascii).replace("/", slash)
+            for each, (is_ascii, slash) in zip(
+                (f"{head}{between}{tail}", *documents), (ways[0], *3 * ways[1:]), strict=True
+            )
+        )
+        body = f'{{"prompt": {prompt}, "{MEMBER}": [{", ".join(listed)}]}}'
+        ranks = DocumentOrder().ranks([each[1:-1].encode() for each in listed])
+        wanted = head + "".join(
+            gap + documents[rank - 1] for gap, rank in zip(gaps, ranks, strict=True)
+        )
+        if ranks != (1, 2, 3):
+            wanted += f"\n{note_of(ranks)}" + ("\n" if tail in {"Q", "ä"} else "")
+        assert made(body.encode(), "prompt", DocumentOrder())["prompt"] == wanted + tail, body
+
+
 def test_work_has_a_limit_however_a_body_is_made() -> None:
     order = DocumentOrder()
     size = BODY_BYTES_MAX // 2 - 1000
@@ -129,6 +176,7 @@ def test_work_has_a_limit_however_a_body_is_made() -> None:
         ("prompt", "a" * size, ["a", "b"]),
         ("prompt", "a" * size, ["a" * (size // 2), "b"]),
         ("prompt", "ab" * (size // 2), ["ab" * (size // 4), "ba" * (size // 8) + "c"]),
+        ("prompt", "\\" * (size // 4) + "n", ["n", "b"]),
         ("messages", [{"content": [{"text": "a"}] * (size // 16)}], ["a"] * 255 + ["b"]),
         ("messages", [{"content": "a b"}] * (size // 24), ["a", "c"]),
     )
@@ -138,5 +186,5 @@ def test_work_has_a_limit_however_a_body_is_made() -> None:
         found = reordered(body, member, order)
         assert isinstance(found, str)
         assert "one after the other" in found
-    found = reordered(b'{"prompt": "' + b"a" * BODY_BYTES_MAX, "prompt", order)
-    assert found == f"a body with {MEMBER} has at most 8 MiB"
+    body = json.dumps({"prompt": "a" * BODY_BYTES_MAX, MEMBER: ["a"]}).encode()
+    assert marked(body) == f"a body with {MEMBER} has at most 8 MiB"

@@ -7,13 +7,16 @@ from typing import Any
 from tests.gateway.test_tenants import file_of
 from tests.gateway_harness import MODEL, SmallEngine, answers, chat, gateway
 
+from forebay.documents import bodies
 from forebay.documents.bodies import MEMBER
 from forebay.documents.order import DocumentOrder
 from forebay.gateway.config import KeySetting
 from forebay.gateway.documents import _ALL_MAX, DocumentStep
-from forebay.gateway.front.reading import CUT_BYTES, read_body
+from forebay.gateway.front.reading import CUT_BYTES, read_body, read_reordered
 
 PAIR = DocumentOrder().arrange(["first text", "second text"]).documents  # as nobody has asked
+
+ESCAPED = MEMBER.replace("_", "\\u005f")
 
 
 def marked(documents: "list[str]", question: str = "Why?", **more: Any) -> dict[str, Any]:
@@ -32,7 +35,6 @@ def test_documents_are_ordered_and_no_engine_sees_the_mark() -> None:
         assert set(sent) == {"model", "messages", "kv_transfer_params"}
         prompt = "\n\n".join([*given, "Why?"])
         body = json.dumps({"model": MODEL, "prompt": prompt, MEMBER: given})
-        body = body.replace(MEMBER, MEMBER.replace("_", "\\u005f"))
         headers = front.fetch("/v1/completions", body.encode())[1]
         assert headers["x-forebay-documents"] == "2,1"
         sent = json.loads(engine.asked[-1].body)
@@ -59,6 +61,7 @@ def test_a_slip_is_answered_400_and_goes_nowhere() -> None:
             ("/v1/chat/completions", marked(["a"]) | {MEMBER: ["not there"]}),
             ("/v1/chat/completions", marked(["a"]) | {MEMBER: {"a": 1}}),
             ("/v1/embeddings", marked(["a", "b"])),
+            ("/v1/completions", json.dumps(marked(["a"])).replace(MEMBER, ESCAPED).encode()),
             ("/v1/messages", marked(["a", "b"])),
             ("/tokenize", marked(["a", "b"])),
         ):
@@ -95,11 +98,20 @@ def test_all_tables_together_have_a_limit() -> None:
 
 def test_placement_sees_what_two_long_messages_begin_with() -> None:
     document = "x" * 4 * CUT_BYTES
-    bodies = [json.dumps(chat(f"{document} {question}")).encode() for question in ("a", "b")]
     common = []
-    for is_cut in (False, True):
-        one, other = (read_body(each, "", is_cut=is_cut) for each in bodies)
-        assert not isinstance(one, str)
-        assert not isinstance(other, str)
-        common.append(len({*one.chain} & {*other.chain}))
+    for member in ("other", MEMBER):
+        chains = []
+        for question in ("a", "b"):
+            body = json.dumps({**chat(f"{document} {question}"), member: [document]}).encode()
+            members = bodies.marked(body)
+            if members is None:
+                read = read_body(body, "")
+            else:
+                assert not isinstance(members, str)
+                made = bodies.reordered(members, "messages", DocumentOrder())
+                assert not isinstance(made, str)
+                read = read_reordered(made)
+            assert not isinstance(read, str)
+            chains.append({*read.chain})
+        common.append(len(chains[0] & chains[1]))
     assert common == [0, 4]

@@ -4,6 +4,9 @@ The member MEMBER lists the blocks of text that are documents, by relevance, as 
 prompt one after the other; it is taken out. Promised: the prompt has the same characters, blocks
 exchanged, and one line more behind the last block; members, messages and parts that have no
 documents stay byte for byte as they are; work and memory grow with the body, up to BODY_BYTES_MAX.
+
+Texts are compared and exchanged as they are written in JSON, because reading and writing them again
+takes longer than all the rest. Where a body writes a letter in two ways, it is read after all.
 """
 
 from itertools import islice
@@ -11,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.documents.order import ArrangedDocuments, DocumentOrder
+from forebay.documents.order import DocumentOrder, note_of, written
 
 MEMBER: Final = "forebay_documents"
 MEMBERS: Final = {  # where a path's prompt is
@@ -21,48 +24,68 @@ MEMBERS: Final = {  # where a path's prompt is
 BODY_BYTES_MAX: Final = 8 << 20  # of a body with documents, in which they stand twice
 DOCUMENTS_MAX: Final = 256  # of one request
 GAP_LETTERS_MAX: Final = 64  # between two documents
-_TRIES_MAX: Final = 4  # places of a message at which its first document stands
+_GAP_BYTES_MAX: Final = 12 * GAP_LETTERS_MAX  # a letter is at most two escapes in JSON
+_ESCAPE_BYTES_MAX: Final = 6
+_USUAL_GAPS: Final = frozenset({b"", b" ", b"\\n", b"\\n\\n"})
+_TRIES_MAX: Final = 16  # places of a message at which its first document may stand
+_HEAD_BYTES: Final = 256  # of the first document, by which these are found
 _MESSAGES_MAX: Final = 256  # the last of a dialog, in which documents are looked for
 _PARTS_MAX: Final = 1024  # of a message with documents
 _NOWHERE: Final = (
     f"the texts of {MEMBER} do not stand in one message or prompt, one after the other, with"
     " nothing between them but spaces and signs"
 )
+_MARK: Final = b'"%b"' % MEMBER.encode()
 _Raw = msgspec.Raw
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _raws: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_texts: Final = msgspec.json.Decoder(list[str])
 _text: Final = msgspec.json.Decoder(str)
 _NO_JSON: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+class _Mark(msgspec.Struct):
+    forebay_documents: msgspec.Raw = _Raw(b"")
+
+
+_marks: Final = msgspec.json.Decoder(_Mark)
 
 
 class ReorderedBody(NamedTuple):
     """A body for an engine."""
 
     body: bytes
+    members: dict[str, msgspec.Raw]  # the same
+    messages: list[msgspec.Raw]  # the same; empty: its prompt is a text
     ranks: tuple[int, ...]  # of its documents in their order now; empty: it is as it was
 
 
 class _BlockExchange(NamedTuple):
-    """Which blocks are exchanged for which."""
+    """Which blocks are exchanged for which; texts are as JSON writes them, without quotes."""
 
-    given: list[str]
-    arranged: ArrangedDocuments
+    given: list[bytes]
+    ranks: tuple[int, ...]
+    note: bytes
+    is_rewritten: bool = False  # texts are compared as this process writes them
 
-    def text(self, text: str) -> str | None:
+    def text(self, text: bytes) -> bytes | None:
         """A text with its blocks exchanged; None: they do not stand in it so."""
-        begin = text.find(self.given[0])
+        first = self.given[0]
+        # A search for a long text looks at all of it first.
+        head = first[:_HEAD_BYTES]
+        begin = text.find(head)
         for _ in range(_TRIES_MAX):
             if begin < 0:
                 break
-            if (spots := self._spots(text, begin)) is not None:
-                return self._exchanged(text, spots)
-            begin = text.find(self.given[0], begin + 1)
+            if text.startswith(first, begin) and not _is_in_escape(text, begin):
+                spots = self._spots(text, begin)
+                if spots is not None:
+                    return self._exchanged(text, spots)
+            begin = text.find(head, begin + 1)
         return None
 
     def parts(self, parts: "list[msgspec.Raw]") -> "list[msgspec.Raw] | None":
         """A message's parts, of which each block is one, exchanged; None: they are not there."""
-        texts = [_part_text(each) for each in parts[:_PARTS_MAX]]
+        texts = [self._part_text(each) for each in parts[:_PARTS_MAX]]
         count = len(self.given)
         begins = (at for at, text in enumerate(texts) if text == self.given[0])
         for begin in islice(begins, _TRIES_MAX):
@@ -71,76 +94,114 @@ class _BlockExchange(NamedTuple):
                 break
         else:
             return None
-        made = [parts[begin + rank - 1] for rank in self.arranged.ranks]
-        if note := self.arranged.note:
-            made.append(_raw({"type": "text", "text": note}))
+        made = [parts[begin + rank - 1] for rank in self.ranks]
+        if self.note:
+            made.append(_Raw(b'{"type":"text","text":"%b"}' % self.note))
         return [*parts[:begin], *made, *parts[end:]]
 
-    def _spots(self, text: str, begin: int) -> list[int] | None:
+    def literal(self, raw: msgspec.Raw) -> bytes | None:
+        """A text as it is compared; None: it is none."""
+        try:
+            return _rewritten(raw) if self.is_rewritten else _literal(raw)
+        except _NO_JSON:
+            return None
+
+    def _part_text(self, raw: msgspec.Raw) -> bytes | None:
+        try:
+            return self.literal(_members.decode(raw)["text"])
+        except (*_NO_JSON, KeyError):
+            return None
+
+    def _spots(self, text: bytes, begin: int) -> list[int] | None:
         """Where each block begins."""
         spots, end = [begin], begin + len(self.given[0])
         for each in self.given[1:]:
-            at, last = end, min(end + GAP_LETTERS_MAX, len(text) - len(each))
+            at, last = end, min(end + _GAP_BYTES_MAX, len(text) - len(each))
             while not text.startswith(each, at):
-                # Words between blocks would belong to one of them, and stay behind.
-                if at >= last or text[at].isalnum():
+                if at >= last:
                     return None
                 at += 1
+            if not _is_gap(text[end:at]):
+                return None
             spots.append(at)
             end = at + len(each)
         return spots
 
-    def _exchanged(self, text: str, spots: list[int]) -> str:
+    def _exchanged(self, text: bytes, spots: list[int]) -> bytes:
         made, end = [], 0
-        for at, old, new in zip(spots, self.given, self.arranged.documents, strict=True):
-            made += [text[end:at], new]
+        for at, old, rank in zip(spots, self.given, self.ranks, strict=True):
+            made += [text[end:at], self.given[rank - 1]]
             end = at + len(old)
         tail = text[end:]
-        if note := self.arranged.note:
-            made += ["\n", note, "\n" if tail and not tail[0].isspace() else ""]
-        return "".join([*made, tail])
+        if self.note:
+            made += [b"\\n", self.note, b"\\n" if tail and not _begins_with_space(tail) else b""]
+        return b"".join([*made, tail])
 
 
-def reordered(body: bytes, member: str, order: DocumentOrder) -> ReorderedBody | str:
-    """A body that has MEMBER, without it; or in one sentence why it cannot be passed on.
+def marked(body: bytes) -> "dict[str, msgspec.Raw] | str | None":
+    """The members of a body with MEMBER, or in one sentence why it cannot be passed on.
+
+    None: it has no member of that name, written without escapes.
+    """
+    if _MARK not in body:
+        return None
+    try:
+        if len(body) <= BODY_BYTES_MAX:
+            members = _members.decode(body)
+            return members if MEMBER in members else None
+        if not bytes(_marks.decode(body).forebay_documents):
+            return None
+    except _NO_JSON:
+        return None
+    return f"a body with {MEMBER} has at most {BODY_BYTES_MAX >> 20} MiB"
+
+
+def reordered(
+    members: "dict[str, msgspec.Raw]", member: str, order: DocumentOrder
+) -> ReorderedBody | str:
+    """A body of these members without MEMBER; or in one sentence why it cannot be passed on.
 
     `member` is the one that has the prompt: `messages` or `prompt`.
     """
-    if len(body) > BODY_BYTES_MAX:
-        return f"a body with {MEMBER} has at most {BODY_BYTES_MAX >> 20} MiB"
     try:
-        members = _members.decode(body)
-        given = _texts.decode(members.pop(MEMBER))
+        listed = _raws.decode(members[MEMBER])
+        literals = [_literal(each) for each in listed]
         prompt = members[member]
     except (*_NO_JSON, KeyError):
         return f"{MEMBER} is a list of texts, beside '{member}'"
-    if len(given) > DOCUMENTS_MAX:
+    if len(literals) > DOCUMENTS_MAX:
         return f"{MEMBER} has at most {DOCUMENTS_MAX} texts"
-    if not all(given):
+    if not all(literals):
         return f"{MEMBER} has an empty text"
-    if not given:
-        return ReorderedBody(msgspec.json.encode(members), ())
-    arranged = order.arrange(given, bytes(members.get("cache_salt", b"")))
-    exchange = _BlockExchange(given, arranged)
-    made = _prompt(prompt, exchange) if member == "prompt" else _messages(prompt, exchange)
-    if made is None:
-        return _NOWHERE
-    members[member] = made
-    return ReorderedBody(msgspec.json.encode(members), arranged.ranks if arranged.note else ())
-
-
-def _prompt(raw: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
-    text = _as_text(raw)
-    found = None if text is None else exchange.text(text)
-    return None if found is None else _raw(found)
-
-
-def _messages(raw: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
-    """Messages of which the last that has the documents is written anew."""
+    made = {name: value for name, value in members.items() if name != MEMBER}
+    if not literals:
+        return ReorderedBody(msgspec.json.encode(made), made, [], ())
+    scope = bytes(members.get("cache_salt", b""))
+    ranks = order.ranks(literals, scope)
+    note = note_of(ranks)
+    exchange = _BlockExchange(literals, ranks, note.encode())
     try:
-        messages = _raws.decode(raw)
+        messages = [] if member == "prompt" else _raws.decode(prompt)
+        found = _exchanged(prompt, messages, exchange)
+        if not found and (b"\\" in bytes(prompt) or b"\\" in bytes(members[MEMBER])):
+            # The list and the prompt may write a letter in two ways.
+            given = [_rewritten(each) for each in listed]
+            exchange = exchange._replace(given=given, is_rewritten=True)
+            found = _exchanged(prompt, messages, exchange)
     except _NO_JSON:
-        return None
+        return _NOWHERE
+    if found is None:
+        return _NOWHERE
+    made[member] = found
+    return ReorderedBody(msgspec.json.encode(made), made, messages, ranks if note else ())
+
+
+def _exchanged(
+    prompt: msgspec.Raw, messages: "list[msgspec.Raw]", exchange: _BlockExchange
+) -> msgspec.Raw | None:
+    """The prompt, if there are no messages, or all messages, of which one is put in its place."""
+    if not messages:
+        return _text_exchanged(prompt, exchange)
     first = max(0, len(messages) - _MESSAGES_MAX)
     for at in range(len(messages) - 1, first - 1, -1):
         if (made := _message(messages[at], exchange)) is not None:
@@ -149,36 +210,75 @@ def _messages(raw: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
     return None
 
 
+def _text_exchanged(raw: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
+    text = exchange.literal(raw)
+    found = None if text is None else exchange.text(text)
+    return None if found is None else _Raw(b'"%b"' % found)
+
+
 def _message(raw: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
     try:
         members = _members.decode(raw)
     except _NO_JSON:
         return None
     content = members.get("content", _Raw(b""))
-    text = _as_text(content)
-    found = exchange.text(text) if text is not None else _parts(content, exchange)
+    found = _text_exchanged(content, exchange) or _parts(content, exchange)
     return None if found is None else _raw({**members, "content": found})
 
 
-def _parts(content: msgspec.Raw, exchange: _BlockExchange) -> "list[msgspec.Raw] | None":
+def _parts(content: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
     try:
-        return exchange.parts(_raws.decode(content))
+        parts = exchange.parts(_raws.decode(content))
     except _NO_JSON:
         return None
+    return None if parts is None else _raw(parts)
 
 
-def _part_text(raw: msgspec.Raw) -> str | None:
+def _is_gap(literal: bytes) -> bool:
+    """Whether it may stand between two blocks: words would belong to one of them."""
+    if literal in _USUAL_GAPS:
+        return True
     try:
-        return _as_text(_members.decode(raw)["text"])
-    except (*_NO_JSON, KeyError):
-        return None
-
-
-def _as_text(raw: msgspec.Raw) -> str | None:
-    try:
-        return _text.decode(raw)
+        gap = _text.decode(b'"%b"' % literal)
     except _NO_JSON:
-        return None
+        return False  # a block's first bytes are the end of another letter
+    return len(gap) <= GAP_LETTERS_MAX and not any(each.isalnum() for each in gap)
+
+
+def _is_in_escape(literal: bytes, at: int) -> bool:
+    """Whether a place in a text is within an escape."""
+    slash = literal.rfind(b"\\", max(0, at - _ESCAPE_BYTES_MAX + 1), at)
+    if slash < 0:
+        return False
+    before = slash
+    while before and literal[before - 1] == ord("\\"):
+        before -= 1
+    if (slash - before) % 2:
+        return False  # it ends an escape of its own
+    return at - slash < (_ESCAPE_BYTES_MAX if literal[slash + 1 : slash + 2] == b"u" else 2)
+
+
+def _begins_with_space(literal: bytes) -> bool:
+    if literal[:1] != b"\\":
+        return literal[:4].decode(errors="ignore")[:1].isspace()
+    try:
+        size = _ESCAPE_BYTES_MAX if literal[1:2] == b"u" else 2
+        return _text.decode(b'"%b"' % literal[:size]).isspace()
+    except _NO_JSON:
+        return False
+
+
+def _literal(raw: msgspec.Raw) -> bytes:
+    """A text as it is written, without quotes; DecodeError: it is none."""
+    literal = bytes(raw)
+    if literal[:1] != b'"':
+        raise msgspec.DecodeError
+    return literal[1:-1]
+
+
+def _rewritten(raw: msgspec.Raw) -> bytes:
+    """A text as `written` gives it; DecodeError: it is none."""
+    return written(_text.decode(raw))
 
 
 def _raw(value: object) -> msgspec.Raw:

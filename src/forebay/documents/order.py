@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from forebay.documents.popularity import DOCUMENTS_MAX, Popularity
@@ -24,10 +25,23 @@ class ArrangedDocuments(NamedTuple):
     @property
     def note(self) -> str:
         """One line for the prompt, behind the documents; empty if their order is unchanged."""
-        if self.ranks == tuple(range(1, len(self.ranks) + 1)):
-            return ""
-        ranks = ", ".join(map(str, self.ranks))
-        return f"Ranks of the documents above by relevance, in their order: {ranks}."
+        return note_of(self.ranks)
+
+
+def written(text: str) -> bytes:
+    """A text as JSON in UTF-8 without quotes, with the fewest escapes."""
+    try:
+        return msgspec.json.encode(text)[1:-1]
+    except UnicodeEncodeError:  # a lone surrogate is no text of UTF-8, and a document all the same
+        return text.encode(errors="surrogatepass")
+
+
+def note_of(ranks: tuple[int, ...]) -> str:
+    """The line that tells these ranks; empty if the order is unchanged."""
+    if ranks == tuple(range(1, len(ranks) + 1)):
+        return ""
+    said = ", ".join(map(str, ranks))
+    return f"Ranks of the documents above by relevance, in their order: {said}."
 
 
 class DocumentOrder:
@@ -45,12 +59,14 @@ class DocumentOrder:
 
         What was counted in one scope changes nothing in another.
         """
+        ranks = self.ranks([written(each) for each in documents], scope)
+        return ArrangedDocuments(tuple(documents[rank - 1] for rank in ranks), ranks)
+
+    def ranks(self, documents: Sequence[bytes], scope: bytes = b"") -> tuple[int, ...]:
+        """The same of documents as `written` gives them: the rank of each, in its new order."""
         popularity = self._popularity
-        # A lone surrogate is no text of UTF-8, and a document all the same. Who makes two documents
-        # of one digest has them counted as one, and nobody else's.
-        digests = [
-            xxhash.xxh3_128_digest(each.encode(errors="surrogatepass")) for each in documents
-        ]
+        # Who makes two documents of one digest has them counted as one, and nobody else's.
+        digests = [xxhash.xxh3_128_digest(each) for each in documents]
         scope = blake2b(scope, digest_size=32).digest()  # however long it is
         names = [popularity.name(each, scope) for each in digests]
         places = sorted(
@@ -58,6 +74,4 @@ class DocumentOrder:
             key=lambda at: (-popularity.score(names[at]), digests[at], at),
         )
         popularity.count(names)
-        return ArrangedDocuments(
-            tuple(documents[at] for at in places), tuple(at + 1 for at in places)
-        )
+        return tuple(at + 1 for at in places)

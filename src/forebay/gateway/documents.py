@@ -7,6 +7,8 @@ against another; memory has a limit, whatever is asked. Popularity is lost when 
 
 from typing import Final
 
+import msgspec
+
 from forebay.documents import bodies
 from forebay.documents.bodies import ReorderedBody
 from forebay.documents.order import DocumentOrder
@@ -24,12 +26,14 @@ class DocumentStep:
         limit = min(DOCUMENTS_MAX, _ALL_MAX // len(owners))
         self._orders = {each: DocumentOrder(limit) for each in owners}
 
-    def reorder(self, body: bytes, path: str, key: KeySetting) -> ReorderedBody | str:
-        """The body for an engine, or in one sentence why it cannot be passed on."""
+    def reorder(
+        self, members: dict[str, msgspec.Raw], path: str, key: KeySetting
+    ) -> ReorderedBody | str:
+        """The body of these members for an engine, or in one sentence why it has none."""
         member = bodies.MEMBERS.get(path)
         if member is None:
             return f"{bodies.MEMBER} is for {' and '.join(bodies.MEMBERS)} alone"
-        return bodies.reordered(body, member, self._orders[_owner(key)])
+        return bodies.reordered(members, member, self._orders[_owner(key)])
 
 
 def _owner(key: KeySetting) -> tuple[str, str]:

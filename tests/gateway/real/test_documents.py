@@ -12,7 +12,7 @@ from tests.gateway.real.conftest import CHUNK, Pair, RealEngine, client_of
 from tests.gateway_harness import GatewayProcess
 from tests.pool_process import wait_until
 
-from forebay.documents.bodies import MEMBER, MEMBERS, reordered
+from forebay.documents.bodies import MEMBER, MEMBERS, marked, reordered
 from forebay.documents.order import DocumentOrder
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -71,7 +71,10 @@ def test_answers_equal_those_of_the_same_prompt_without_a_pool(
     for body in requests(kind):
         stored = stored_chunks(pair.pool)
         found = post(through, path, body)
-        made = reordered(json.dumps(body).encode(), kind, order)
+        members = marked(json.dumps(body).encode())
+        assert members is not None
+        assert not isinstance(members, str), members
+        made = reordered(members, kind, order)
         assert not isinstance(made, str), made
         wanted = post(alone, path, json.loads(made.body))
         assert json.dumps(found["choices"][0]) == json.dumps(wanted["choices"][0])

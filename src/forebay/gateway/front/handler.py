@@ -7,6 +7,9 @@ logged; engines' own endpoints for operators cannot be reached through it.
 import logging
 from typing import Final
 
+import msgspec
+
+from forebay.documents import bodies
 from forebay.gateway.config import GatewayConfig, KeySetting
 from forebay.gateway.documents import DocumentStep
 from forebay.gateway.front import answers, operators, reading
@@ -88,9 +91,13 @@ class Front:
             if isinstance(salted, str):
                 return Refusal(400, salted)
             body = salted
-        read = reading.read_body(body, incoming.header("Content-Type"))
-        if not isinstance(read, str) and read.is_marked:
-            body, read = self._with_documents(body, incoming, key.setting)
+        members = bodies.marked(body)
+        if members is None:
+            read = reading.read_body(body, incoming.header("Content-Type"))
+        elif isinstance(members, str):
+            read = members
+        else:
+            body, read = self._with_documents(members, incoming.path, key.setting)
         if isinstance(read, str):
             return Refusal(400, read)
         if read.model not in self._dispatcher.models:
@@ -98,15 +105,14 @@ class Front:
         return await self._forwarding.forward(incoming, body, read, key.setting.name)
 
     def _with_documents(
-        self, body: bytes, incoming: IncomingRequest, key: KeySetting
+        self, members: dict[str, msgspec.Raw], path: str, key: KeySetting
     ) -> tuple[bytes, ReadBody | str]:
         """A body whose documents were put in their order, and what it says now."""
-        made = self._documents.reorder(body, incoming.path, key)
+        made = self._documents.reorder(members, path, key)
         if isinstance(made, str):
-            return body, made
+            return b"", made
         self._metrics.documents.add(labels=("changed" if made.ranks else "kept",))
-        read = reading.read_body(made.body, incoming.header("Content-Type"), is_cut=True)
-        return made.body, read if isinstance(read, str) else read._replace(ranks=made.ranks)
+        return made.body, reading.read_reordered(made)
 
     async def _own(self, incoming: IncomingRequest, key: KeyState) -> Refusal | None:
         if incoming.path.startswith("/v1/models"):

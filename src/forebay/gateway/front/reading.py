@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 import xxhash
 
+from forebay.documents.bodies import MEMBER, ReorderedBody
 from forebay.gateway.placement.prefixes import PromptPart
 
 BLOCK_BYTES: Final = 512  # of a prompt that is one text
@@ -72,23 +73,20 @@ class ReadBody(NamedTuple):
     priority: int
     is_streamed: bool
     takes_hints: bool  # it is a JSON object without hints of its own
-    is_marked: bool = False  # it says which its documents are
     continues: str = ""  # the name of an answer that an engine holds; empty: it names none
     ranks: tuple[int, ...] = ()  # of its documents, where their order was changed
 
 
 _decoder: Final = msgspec.json.Decoder(_Body)
+_NAMES: Final = frozenset(_Body.__struct_fields__)
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _parts: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _text: Final = msgspec.json.Decoder(str)
 _number: Final = msgspec.json.Decoder(int)
 
 
-def read_body(body: bytes, content_type: str, *, is_cut: bool = False) -> ReadBody | str:
-    """What a body says, or in one sentence why it cannot be passed on.
-
-    With `is_cut`, long messages are several parts, so that what two of them begin with counts.
-    """
+def read_body(body: bytes, content_type: str) -> ReadBody | str:
+    """What a body says, or in one sentence why it cannot be passed on."""
     if content_type.startswith("multipart/form-data"):
         found = _FORM_MODEL.search(body[:_FORM_BYTES]) or _FORM_MODEL.search(body[-_FORM_BYTES:])
         if found is None:
@@ -99,16 +97,34 @@ def read_body(body: bytes, content_type: str, *, is_cut: bool = False) -> ReadBo
         said = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return "the body is not a JSON object"
+    if bytes(said.forebay_documents):
+        return f"{MEMBER} is written without escapes"
+    return _read(said, _pieces(said), len(body))
+
+
+def read_reordered(made: ReorderedBody) -> ReadBody | str:
+    """What a body says whose documents were put in their order.
+
+    Long messages are several parts, so that what two of them begin with counts.
+    """
+    said = _Body(**{name: made.members[name] for name in made.members.keys() & _NAMES})
+    pieces = made.messages or _pieces(said)
+    cut = [block for piece in pieces for block in _blocks(bytes(piece), CUT_BYTES)]
+    read = _read(said, cut, len(made.body))
+    return read if isinstance(read, str) else read._replace(ranks=made.ranks)
+
+
+def _read(said: _Body, pieces: "list[msgspec.Raw] | list[bytes]", size: int) -> ReadBody | str:
     try:
         model = _text.decode(said.model)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "the body has no 'model' that is a text"
     if len(model) > _MODEL_LETTERS_MAX:
         return "the name of the model is too long"
-    chain = _chain(model, said, is_cut=is_cut)
-    prompt_bytes = chain[-1].end if chain else len(body)
-    if len(body) - prompt_bytes > _OTHER_BYTES_MAX:  # the engine may read a prompt in it
-        prompt_bytes = len(body)
+    chain = _chain(model, said, pieces)
+    prompt_bytes = chain[-1].end if chain else size
+    if size - prompt_bytes > _OTHER_BYTES_MAX:  # the engine may read a prompt in it
+        prompt_bytes = size
     limit = _first(said.max_completion_tokens, said.max_tokens, said.max_output_tokens)
     return ReadBody(
         model,
@@ -118,7 +134,6 @@ def read_body(body: bytes, content_type: str, *, is_cut: bool = False) -> ReadBo
         _integer(said.priority),
         is_streamed=bytes(said.stream) == b"true",
         takes_hints=not bytes(said.kv_transfer_params),
-        is_marked=bool(bytes(said.forebay_documents)),
         continues=_string(said.previous_response_id),
     )
 
@@ -190,7 +205,9 @@ def _integer(raw: msgspec.Raw) -> int:
         return 0
 
 
-def _chain(model: str, said: _Body, *, is_cut: bool) -> tuple[PromptPart, ...]:
+def _chain(
+    model: str, said: _Body, pieces: "list[msgspec.Raw] | list[bytes]"
+) -> tuple[PromptPart, ...]:
     """The prompt's parts, each with a hash over all up to it; none if it is no prompt."""
     head = [
         model.encode(errors="replace"), said.cache_salt, said.tools, said.system, said.instructions
@@ -198,9 +215,6 @@ def _chain(model: str, said: _Body, *, is_cut: bool) -> tuple[PromptPart, ...]:
     name = 0
     for part in head:
         name = xxhash.xxh3_64_intdigest(part, name)
-    pieces = _pieces(said)
-    if is_cut:
-        pieces = [block for piece in pieces for block in _blocks(bytes(piece), CUT_BYTES)]
     end = sum(len(bytes(part)) for part in head[2:])
     chain = []
     if end:
