@@ -11,9 +11,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.pool_process import PatientClient, made, serving, short_directory
 
 from forebay.bench.gpu.results import RowResults
-from forebay.bench.gpu.rows import cold, shaping, swap
+from forebay.bench.gpu.rows import cold, memory, shaping, swap
 from forebay.bench.gpu.rows.catalog import ROWS
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import (
@@ -24,6 +25,7 @@ from forebay.bench.gpu.variants import (
     WINDOWS,
     RowScale,
 )
+from forebay.bench.processes import settled
 from forebay.bench.result.machine import has_bfloat16
 from forebay.errors import StartupError
 from forebay.gateway.config import parse_config
@@ -46,6 +48,19 @@ def test_without_a_driver_a_row_says_so_at_once(tmp_path: Path) -> None:
     assert ended.stdout.count("\n") == 1, "one sentence"
     assert not ended.stderr
     assert list(tmp_path.iterdir()) == [], "and leaves nothing"
+
+
+def test_a_row_counts_what_a_pool_stored() -> None:
+    chunks, chain = made("stored", 3, 4000)
+    with (
+        short_directory() as place,
+        serving(place) as service,
+        PatientClient(service.address.path) as client,
+    ):
+        before = settled(client, 0.05)
+        client.store(chain, [chunk.payload for chunk in chunks])
+        found = memory.stored_between(before, settled(client, 0.05))
+    assert found == {"stored_chunks": 3, "stored_bytes": 3 * 4000}
 
 
 @pytest.fixture

@@ -9,9 +9,14 @@ from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.requests import DIALOG_FIGURES, milliseconds
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, VLLM_CPU
+from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX
 
 _CLIENTS_STATELESS: Final = 2  # times the clients of dialogs
 _CEILING_BYTES: Final = 40 << 30
+_STORED: Final = {
+    "stored_chunks": "operations.dram.store.ok",
+    "stored_bytes": "moved_bytes.dram.store",
+}
 
 
 async def nothing_to_reuse(run: RowRun) -> None:
@@ -24,21 +29,26 @@ async def nothing_to_reuse(run: RowRun) -> None:
         before = run.settled()
         found = await requests.stateless(engine, run.scale, clients, number)
         after = run.settled()
-        chunks, size = (
-            after.get(name, 0) - before.get(name, 0) for name in ("stored.chunks", "stored.bytes")
-        )
         # Of each request all but its last token is computed; what is no whole chunk stays.
         each = run.scale.prompt_tokens + run.scale.answer_tokens - 1
-        chunk_tokens = size // max(1, chunks) // run.scale.token_bytes
-        full = run.scale.requests * (each // max(1, chunk_tokens))
-        found |= {"stored_chunks": chunks, "stored_bytes": size, "full_chunks": full}
-        return {**found, "stored_share": round(chunks / max(1, full), 4)}
+        chunk_tokens = min(CHUNK_BYTES // run.scale.token_bytes, CHUNK_TOKENS_MAX)
+        full = run.scale.requests * (each // chunk_tokens)
+        found |= {**stored_between(before, after), "full_chunks": full}
+        return {**found, "stored_share": round(found["stored_chunks"] / full, 4)}
 
     for name in (FOREBAY, VLLM_CPU):
         run.results.ratio(f"{name}_requests_per_s", "requests_per_s", name, GPU_ONLY)
         run.results.ratio(f"{name}_ttft_mean", "ttft_mean_ms", name, GPU_ONLY)
     engines = await run.stage(run.scale.variants, run.scale.dram_bytes)
     await run.repeat(engines, measure, run.scale.repeats)
+
+
+def stored_between(before: dict[str, float], after: dict[str, float]) -> dict[str, int]:
+    """What was stored in DRAM between two readings of a pool's counters."""
+    return {
+        field: int(after.get(series, 0) - before.get(series, 0))
+        for field, series in _STORED.items()
+    }
 
 
 async def dialogs(run: RowRun) -> None:
