@@ -146,9 +146,12 @@ def test_a_new_gateway_learns_the_engines_states() -> None:
         assert front.chat()[0] == 200
         front.kill()
         front.start()
-        wait_until(lambda: front.condition("a") == "up", "the engine", HANG_S)
-        (state,) = front.status()["engines"]
-        assert state["kv_tokens"] == 16 * 99
+
+        def is_known() -> bool:
+            (state,) = front.status()["engines"]
+            return front.condition("a") == "up" and state["kv_tokens"] == 16 * 99
+
+        wait_until(is_known, "the engine and its KV cache", HANG_S)
         assert front.chat()[0] == 200
 
 
