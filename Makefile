@@ -34,9 +34,9 @@ GPU_ARGS ?=
 NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/engines/codec --ignore=tests/tiers/remote/stores --ignore=tests/hosts --ignore=tests/gateway/real --ignore=tests/engines/sglang/real
 # Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
 RUN := tools/run_tests.py
-# Two at a time: none of them measures.
-FAST := $(BIN)/python $(RUN) fast -q -n 2 --dist worksteal $(NO_VLLM) -m 'not slow and not long'
-SLOW := $(BIN)/python $(RUN) slow -q -n 2 --dist worksteal $(NO_VLLM) -m 'slow and not long'
+# Three at a time: they wait for a quarter of their time, and none of them measures.
+FAST := $(BIN)/python $(RUN) fast -q -n 3 --dist worksteal $(NO_VLLM) -m 'not slow and not long'
+SLOW := $(BIN)/python $(RUN) slow -q -n 3 --dist worksteal $(NO_VLLM) -m 'slow and not long'
 
 # Other engines than vLLM have an environment of their own: 3 GB.
 SGLANG_VENV ?= .venv-sglang
