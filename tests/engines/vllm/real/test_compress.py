@@ -90,6 +90,7 @@ def store_and_load(
     return found
 
 
+@pytest.mark.models
 def test_kv_of_a_trained_model_is_stored_in_less_and_comes_back_equal(
     start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
 ) -> None:

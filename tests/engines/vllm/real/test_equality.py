@@ -173,6 +173,7 @@ def test_t50_another_shape(
     assert pages.wrong == 0
 
 
+@pytest.mark.models
 def test_a_trained_model_in_its_own_format_answers_as_with_vllms_own_prefix_cache(
     start_pool: StartPool, start_engine: StartEngine, pages: RecordedPages
 ) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engines.vllm.real.api_server import ApiServer, cached_of
@@ -103,6 +104,18 @@ def headers(place: Path) -> list[RecordHeader]:
     return [found for found in map(unpack, pages) if isinstance(found, RecordHeader)]
 
 
+def store(server: ApiServer, pool: PoolProcess, prompt: Tokens, **more: Any) -> None:
+    """Ask until both chunks are stored: a request that ends before the pool answers stores none."""
+    before = stored_chunks(pool)
+
+    def is_stored() -> bool:
+        server.empty_cache()
+        server.ask(prompt, **more)
+        return stored_chunks(pool) >= before + 2
+
+    wait_until(is_stored, "the chunks", HANG_S)
+
+
 def spelled(tokens: Tokens) -> list[str]:
     """Five tokens in a row, as somebody might write them."""
     run = tokens[100:105]
@@ -113,9 +126,7 @@ def test_t46_nothing_private_is_on_vllms_page_nor_in_any_log(
     server: ApiServer, pool: PoolProcess, log: Path
 ) -> None:
     prompt = dialogs(1, LENGTH, 41)[0]
-    before = stored_chunks(pool)
-    server.ask(prompt, cache_salt=SALT)
-    wait_until(lambda: stored_chunks(pool) >= before + 2, "the chunks", HANG_S)
+    store(server, pool, prompt, cache_salt=SALT)
     wait_until(lambda: is_written(pool), "the drive", HANG_S)
     server.empty_cache()
     assert cached_of(server.ask(prompt, cache_salt=SALT)) == 2 * CHUNK
@@ -167,9 +178,7 @@ def switch(pool: PoolProcess, fault: str) -> None:
 def stored_on_drive(server: ApiServer, pool: PoolProcess, seed: int) -> Tokens:
     """A prompt whose chunks are on the drive alone."""
     prompt = dialogs(1, LENGTH, seed)[0]
-    before = stored_chunks(pool)
-    server.ask(prompt)
-    wait_until(lambda: stored_chunks(pool) >= before + 2, "the chunks", HANG_S)
+    store(server, pool, prompt)
     wait_until(lambda: is_written(pool), "the drive", HANG_S)
     with PatientClient(pool.socket) as operator:
         operator.resize(0, timeout_s=HANG_S)
@@ -231,7 +240,9 @@ def any_held(pool: PoolProcess) -> bool:
     return bool(held["pinned_bytes"] or held["leased_slots"] or held["requests"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.models)]
+)
 def test_t30_t48_a_server_that_is_told_to_end_ends_and_gives_all_back(
     model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -234,6 +234,7 @@ def test_a_pure_miss_loses_no_step(subject: Subject) -> None:
         assert first_step - again == subject.first_step_without_pool(prompt)
 
 
+@pytest.mark.models  # vLLM compiles for a minute what it needs for this
 def test_a_prompt_that_skips_the_cache_skips_the_pool(subject: Subject) -> None:
     prompts = subject.stored(1, 300)
     assert cached_of(subject.generate(prompts, params={"prompt_logprobs": 1})) == 0

@@ -41,6 +41,7 @@ NAMED = frozenset(EndingClass)
 BEFORE_A_MARKER_IS_KNOWN = 3  # answers that end with it
 TRACE = "trace.jsonl"  # in the pool's directory
 SESSION = "a-name-that-nobody-writes-down"
+STORED_TOKENS = 48  # of an answer: by its end the pool has said where to store its prompt
 RUN = 4  # tokens that tell what a text was
 TOOL, TURN = 1_001, 1_002  # last tokens of answers that wait for a tool, and for a person
 
@@ -100,7 +101,7 @@ def test_a_span_beneath_vllms_says_where_the_tokens_came_from(
 ) -> None:
     prompt = dialogs(1, 600)[0]
     before = stored_chunks(pool)
-    first = server.ask(prompt)
+    first = server.ask(prompt, STORED_TOKENS)
     theirs, ours = spans_of(receiver, first)
     assert theirs.parent == "", "the client does not trace"
     assert ours.attributes["forebay.prompt_tokens"] == 600
@@ -239,7 +240,7 @@ def test_metrics_add_up_to_what_clients_are_told(server: ApiServer, pool: PoolPr
     settle(server, pool)
     before, stored = CachedTokens.counted(server, pool), stored_chunks(pool)
     prompts = dialogs(6, 600, 77)
-    ask_all(prompts)
+    ask_all(prompts, STORED_TOKENS)
     wait_until(lambda: stored_chunks(pool) >= stored + 12, "the commit of all chunks", HANG_S)
     server.empty_cache()
     ask_all([prompt + prompt[:300] for prompt in prompts])  # more than the engine has room for
