@@ -170,8 +170,8 @@ coverage-stores: $(STORES_STAMP) ## every branch of the stores' code must be run
 	@$(STORES_BIN)/python -m pytest -q -n 2 --dist worksteal --cov --cov-append --cov-report= tests/tiers/remote/stores
 	@$(STORES_BIN)/coverage report --show-missing --fail-under=100 --include='$(STORES_CODE)'
 
-test-hosts: $(STORES_STAMP) $(VLLM_STAMP) ## three hosts as network namespaces, real vLLM on two of them; needs root, ip and /dev/fuse
-	@STORES_PYTHON='$(abspath $(STORES_BIN)/python)' $(VLLM_BIN)/python $(RUN) hosts -q -n 2 --dist loadfile -W default tests/hosts
+test-hosts: $(STORES_STAMP) $(VLLM_STAMP) ## three hosts as network namespaces, real vLLM on two of them, the compose file's services; needs root, ip and /dev/fuse
+	@STORES_PYTHON='$(abspath $(STORES_BIN)/python)' $(VLLM_BIN)/python $(RUN) hosts -q -n 2 --dist loadfile -W default tests/hosts tests/deploy/real/test_services.py
 
 test-definitions: $(STAMP) ## custom resources in deploy/ against their projects' own definitions, which it downloads: make test-definitions [CLONES=DIR]
 	@$(BIN)/python tools/definitions.py $(if $(CLONES),--clones '$(CLONES)')

@@ -1,8 +1,8 @@
 """Fetch the definitions of other projects that what is in deploy/ is checked against.
 
-Usage: definitions.py [--clones DIR]   (make test-definitions). Downloads each file of a named
-commit of a public repository; with --clones it is read from DIR/OWNER/NAME, a clone that has the
-commit. A file that is not the one named here is refused. What is checked with, the schema of one version
+Usage: definitions.py [--clones DIR]   (make test-definitions). Downloads each file of a release
+of a public repository; with --clones it is read from DIR/OWNER/NAME, a clone that has the commit. A
+file that is not the one named here is refused. What is checked with, the schema of one version
 without its descriptions, is written to build/definitions. Nothing of it is part of this project.
 """
 
@@ -24,94 +24,110 @@ _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # seconds instea
 _TIMEOUT_S: Final = 120.0
 
 
+class Release(NamedTuple):
+    """What is fetched from; a tag could move, a commit cannot."""
+
+    repository: str
+    version: str
+    commit: str
+
+
 class Source(NamedTuple):
     """Where the schema of a kind is."""
 
     kind: str
     version: str  # of the kind, as manifests name it; none for a chart's values
-    repository: str
-    commit: str
+    release: Release
     path: str
     sha256: str
 
     @property
     def target(self) -> Path:
-        """The schema that was fetched; another commit's has another name."""
-        return PLACE / f"{self.kind}-{self.commit[:7]}.json"
+        """The schema that was fetched; another release's has another name."""
+        return PLACE / f"{self.kind}-{self.release.version}.json"
 
 
-_KSERVE: Final = ("kserve/kserve", "aaac4e294dae2c7b1aa1886447793f3aa1c30912")
+_PROMETHEUS: Final = Release(
+    "prometheus-operator/prometheus-operator", "0.93.0", "f8fafd475f3d132e239432ae6172de60a6cb6516"
+)
+_KSERVE: Final = Release("kserve/kserve", "0.20.0", "1fb781055dd1567164358233e1125142ca6ef1fe")
+_INFERENCE: Final = Release(
+    "kubernetes-sigs/gateway-api-inference-extension",
+    "1.6.0",
+    "992e5c292afb248801ce8d9234eb5b9d28eea231",
+)
+_DYNAMO: Final = Release("ai-dynamo/dynamo", "1.4.1", "2112d6ba74da72e2715ae69f4b76458b7691380d")
+_STACK: Final = Release(
+    "vllm-project/production-stack", "0.1.12", "66b60661aa3052810859a417559e9e830772a091"
+)
 SOURCES: Final = (
     Source(
         "PodMonitor",
         "monitoring.coreos.com/v1",
-        "prometheus-operator/prometheus-operator",
-        "6adcebc5076c34f4f55f8f5f7b1e528929373ac7",
+        _PROMETHEUS,
         "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
         "45a93443daa687d3654f7e9631909ff7edcdf3ec09c5e60251b74aa2722aee5d",
     ),
     Source(
         "ServingRuntime",
         "serving.kserve.io/v1alpha1",
-        *_KSERVE,
+        _KSERVE,
         "config/crd/full/serving.kserve.io_servingruntimes.yaml",
-        "5a262831474e7bd23e7c4f76556d84e1a11fb3ad74a78a6d18cfc71fd8fca7a2",
+        "380a3e1e1444cef9b8b88819596692728868205a2147dc66423be469a4a7bbb1",
     ),
     Source(
         "InferenceService",
         "serving.kserve.io/v1beta1",
-        *_KSERVE,
+        _KSERVE,
         "config/crd/full/serving.kserve.io_inferenceservices.yaml",
         "57c3bf13f77de94678bf2ae3748056ec071ad2b9e88d6a28f44fb4710758fcff",
     ),
     Source(
         "LLMInferenceService",
         "serving.kserve.io/v1alpha2",
-        *_KSERVE,
+        _KSERVE,
         "config/crd/full/llmisvc/serving.kserve.io_llminferenceservices.yaml",
-        "fbd625c2a2ac7b79e17c9763b7a0c4acf3cd3eaa99ebf0fab06db008785b35f3",
+        "4377745d253c5c6407ccd46aecdfadcea160ba77a0976dd2d112f0ca9a1ac53f",
     ),
     Source(
         "InferencePool",
         "inference.networking.k8s.io/v1",
-        "kubernetes-sigs/gateway-api-inference-extension",
-        "84436a96b9e6ce2b59ddacd3d04c31b4fbd442de",
+        _INFERENCE,
         "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
-        "db48c012c3f8a476be1f09f9c9eb7f4a45391d423cf540214f1f0049ca10f4a9",
+        "55e0dbf39c50c4bbdd60106493a4573df4bb44479f9ce46762f1af718883e5cd",
     ),
     Source(
         "DynamoGraphDeployment",
         "nvidia.com/v1beta1",
-        "ai-dynamo/dynamo",
-        "bb3100e6114f6647494be27e1a8ba04dea410cb8",
+        _DYNAMO,
         "deploy/operator/config/crd/bases/nvidia.com_dynamographdeployments.yaml",
-        "055d7331cfbf1cca6864ee9005239de7e869dd79d69418126a52634d009c55d8",
+        "cb078c7bff9b3b751875411b466ee7369be7635ea8e8580c7a5123a1a48c38af",
     ),
     Source(
         VALUES,
         "",
-        "vllm-project/production-stack",
-        "a6c01db05f65f556235413ba8dbcfb0c01132fff",
+        _STACK,
         "helm/values.schema.json",
-        "c6f98c9146c09e4ef01609afb9a1667da1694de3ca4d84247c942d875622a86a",
+        "3dac4e2d1bd64a018e2b1a4fc10990d0d2be7d6599f5764019d2d32424f5a9ae",
     ),
 )
 
 
 def fetched(source: Source, clones: Path | None) -> bytes:
     """The file as it is at the source."""
+    release = source.release
     if clones is not None:
-        shown = [f"{source.commit}:{source.path}"]
-        command = ["git", "-C", str(clones / source.repository), "show", *shown]
+        place, shown = clones / release.repository, f"{release.commit}:{source.path}"
+        command = ["git", "-C", str(place), "show", shown]
         text = subprocess.run(command, capture_output=True, check=True).stdout
     else:
         host = "https://raw.githubusercontent.com"
-        address = f"{host}/{source.repository}/{source.commit}/{source.path}"
+        address = f"{host}/{release.repository}/{release.commit}/{source.path}"
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
             text = answer.read()
     found = hashlib.sha256(text).hexdigest()
     if found != source.sha256:
-        raise ValueError(f"{source.repository}, {source.path}: another file, {found}")
+        raise ValueError(f"{release.repository}, {source.path}: another file, {found}")
     return text
 
 
@@ -152,7 +168,8 @@ def main() -> int:
     clones = parser.parse_args().clones
     PLACE.mkdir(parents=True, exist_ok=True)
     for source in missing():
-        print(f"definitions: {source.repository} {source.commit[:7]} {source.path}", flush=True)
+        release = source.release
+        print(f"definitions: {release.repository} {release.version}, {source.path}", flush=True)
         try:
             text = fetched(source, clones)
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
