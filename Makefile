@@ -30,8 +30,8 @@ GPU_STAMP := $(if $(filter $(VLLM_BIN)/python,$(GPU_PYTHON)),$(VLLM_STAMP))
 GPU_OUT ?= build/gpu
 GPU_DIR ?= build/gpu-disk
 GPU_ARGS ?=
-# These need vLLM's environment (`make test-vllm`), that of stores (`make test-stores`), or both (`make test-hosts`).
-NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/engines/codec --ignore=tests/tiers/remote/stores --ignore=tests/hosts --ignore=tests/gateway/real --ignore=tests/engines/sglang/real
+# These need vLLM's environment (`make test-vllm`), that of stores (`make test-stores`), both (`make test-hosts`), or others' files (`make test-definitions`).
+NO_VLLM := --ignore=tests/engines/vllm --ignore=tests/engines/copies --ignore=tests/engines/codec --ignore=tests/tiers/remote/stores --ignore=tests/hosts --ignore=tests/deploy/real --ignore=tests/gateway/real --ignore=tests/engines/sglang/real
 # Takes a name for the run and pytest's arguments. In CI, what failed runs once more, alone.
 RUN := tools/run_tests.py
 # Three at a time: they wait for a quarter of their time, and none of them measures.
@@ -65,7 +65,7 @@ VERSIONS ?= 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0
 # Two at a time, each with engines of its own that the tests of a file share.
 VLLM_TESTS := $(VLLM_BIN)/python $(RUN) vllm -q -n 2 --dist loadfile -W default -m 'not gpu and not versions and not models' tests/engines/vllm tests/engines/copies tests/engines/codec
 
-.PHONY: help install run bench test check coverage format docs mutate wheel fuzz soak soak-hostile replay clean sim vllm test-long test-vllm test-gateway test-engines test-models test-versions test-stores coverage-stores test-hosts bench-stores gpu-test gpu-bench
+.PHONY: help install run bench test check coverage format docs mutate wheel fuzz soak soak-hostile replay clean sim vllm test-long test-vllm test-gateway test-engines test-models test-versions test-stores coverage-stores test-hosts test-definitions bench-stores gpu-test gpu-bench
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1 \t/' | expand -t 18
 
@@ -170,8 +170,12 @@ coverage-stores: $(STORES_STAMP) ## every branch of the stores' code must be run
 	@$(STORES_BIN)/python -m pytest -q -n 2 --dist worksteal --cov --cov-append --cov-report= tests/tiers/remote/stores
 	@$(STORES_BIN)/coverage report --show-missing --fail-under=100 --include='$(STORES_CODE)'
 
-test-hosts: $(STORES_STAMP) $(VLLM_STAMP) ## three hosts as network namespaces, real vLLM on two of them; needs root, ip and /dev/fuse
-	@STORES_PYTHON='$(abspath $(STORES_BIN)/python)' $(VLLM_BIN)/python $(RUN) hosts -q -n 2 --dist loadfile -W default tests/hosts
+test-hosts: $(STORES_STAMP) $(VLLM_STAMP) ## three hosts as network namespaces, real vLLM on two of them, the compose file's services; needs root, ip and /dev/fuse
+	@STORES_PYTHON='$(abspath $(STORES_BIN)/python)' $(VLLM_BIN)/python $(RUN) hosts -q -n 2 --dist loadfile -W default tests/hosts tests/deploy/real/test_services.py
+
+test-definitions: $(STAMP) ## custom resources in deploy/ against their projects' own definitions, which it downloads: make test-definitions [CLONES=DIR]
+	@$(BIN)/python tools/definitions.py $(if $(CLONES),--clones '$(CLONES)')
+	@$(BIN)/python $(RUN) definitions -q tests/deploy/real/test_definitions.py
 
 bench-stores: $(STORES_STAMP) ## put and get on real stores against their client libraries alone, CPU seconds a GB
 	@$(STORES_BIN)/python tools/store_speed.py

@@ -1,5 +1,6 @@
-"""What tests of manifests share: schemas, pods, and command lines that Forebay takes."""
+"""What tests of manifests share: schemas, pods, images, and command lines that Forebay takes."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +28,29 @@ CUSTOM: Final = {
     "PodMonitor",
     "ServingRuntime",
 }
+INSTRUCTIONS: Final = {
+    *("FROM", "COPY", "RUN", "ENV", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"),
+}
 VERSION: Final = kubernetes_validate.latest_version()
 
 Document = dict[str, Any]
+
+
+def images() -> dict[str, dict[str, list[str]]]:
+    """Each image's instructions by name, in order."""
+    found: dict[str, dict[str, list[str]]] = {}
+    text = re.sub(r"\\\n", " ", (DEPLOY / "Containerfile").read_text())
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        instruction, _, rest = line.partition(" ")
+        assert instruction in INSTRUCTIONS, line
+        if instruction == "FROM":
+            image, _, name = rest.partition(" AS ")
+            assert re.fullmatch(r"[a-z/-]+:v?[\d.]+(-slim)?", image), "an image has its version"
+            stage: dict[str, list[str]] = found.setdefault(name, {})
+        stage.setdefault(instruction, []).append(rest)
+    return found
 
 
 def documents(text: str) -> list[Document]:

@@ -3,18 +3,17 @@
 import argparse
 import configparser
 import json
-import re
 import shlex
 from pathlib import Path
 
 import pytest
+from tests.deploy import manifests
 from tests.deploy.manifests import DEPLOY, SOCKET, STOP_S, USER
 
 from forebay.cli.flags import read_settings
 from forebay.cli.main import build_parser
 
 ROOT = Path(__file__).parent.parent.parent
-INSTRUCTIONS = {"FROM", "COPY", "RUN", "ENV", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -29,20 +28,7 @@ def parse_pool(words: list[str]) -> argparse.Namespace:
 
 @pytest.fixture(scope="module")
 def stages() -> dict[str, dict[str, list[str]]]:
-    """Each image's instructions by name, in order."""
-    found: dict[str, dict[str, list[str]]] = {}
-    text = re.sub(r"\\\n", " ", (DEPLOY / "Containerfile").read_text())
-    for line in text.splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        instruction, _, rest = line.partition(" ")
-        assert instruction in INSTRUCTIONS, line
-        if instruction == "FROM":
-            image, _, name = rest.partition(" AS ")
-            assert re.fullmatch(r"[a-z/-]+:v?[\d.]+(-slim)?", image), "an image has its version"
-            stage: dict[str, list[str]] = found.setdefault(name, {})
-        stage.setdefault(instruction, []).append(rest)
-    return found
+    return manifests.images()
 
 
 def service_of(name: str) -> configparser.SectionProxy:

@@ -129,6 +129,11 @@ def test_a_setting_that_nobody_knows_is_an_error_of_one_sentence() -> None:
         options.settings_of({**EXTRA, "drum": "64MiB"})
 
 
+def test_host_memory_that_is_shared_is_not_taken_for_supported() -> None:
+    with pytest.raises(SettingsError, match="allocator"):
+        options.settings_of({**EXTRA, "allocator": "shm"})
+
+
 def test_what_sglang_must_be_told_is_demanded() -> None:
     options.require_batches(EXTRA)
     options.require_prefixes(are_passed=True)
