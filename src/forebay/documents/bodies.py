@@ -9,6 +9,7 @@ Texts are compared and exchanged as they are written in JSON, because reading an
 takes longer than all the rest. Where a body writes a letter in two ways, it is read after all.
 """
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -35,6 +36,7 @@ _NOWHERE: Final = (
     f"the texts of {MEMBER} do not stand in one message or prompt, one after the other, with"
     " nothing between them but spaces and signs"
 )
+_QUOTE: Final = b'"'
 _MARK: Final = b'"%b"' % MEMBER.encode()
 _Raw = msgspec.Raw
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -54,13 +56,13 @@ class ReorderedBody(NamedTuple):
     """A body for an engine."""
 
     body: bytes
-    members: dict[str, msgspec.Raw]  # the same
-    messages: list[msgspec.Raw]  # the same; empty: its prompt is a text
+    members: dict[str, msgspec.Raw]  # the same, but with the prompt as it was
+    prompt: list[msgspec.Raw]  # its messages, or the one text
     ranks: tuple[int, ...]  # of its documents in their order now; empty: it is as it was
 
 
 class _BlockExchange(NamedTuple):
-    """Which blocks are exchanged for which; texts are as JSON writes them, without quotes."""
+    """Which blocks are exchanged for which: as JSON writes them, and only texts with quotes."""
 
     given: list[bytes]
     ranks: tuple[int, ...]
@@ -86,11 +88,12 @@ class _BlockExchange(NamedTuple):
     def parts(self, parts: "list[msgspec.Raw]") -> "list[msgspec.Raw] | None":
         """A message's parts, of which each block is one, exchanged; None: they are not there."""
         texts = [self._part_text(each) for each in parts[:_PARTS_MAX]]
-        count = len(self.given)
-        begins = (at for at, text in enumerate(texts) if text == self.given[0])
+        given = [b'"%b"' % each for each in self.given]
+        count = len(given)
+        begins = (at for at, text in enumerate(texts) if text == given[0])
         for begin in islice(begins, _TRIES_MAX):
             end = begin + count
-            if texts[begin:end] == self.given:
+            if texts[begin:end] == given:
                 break
         else:
             return None
@@ -101,8 +104,13 @@ class _BlockExchange(NamedTuple):
 
     def literal(self, raw: msgspec.Raw) -> bytes | None:
         """A text as it is compared; None: it is none."""
+        written_ = bytes(raw)
+        if written_[:1] != _QUOTE:
+            return None
+        if not self.is_rewritten:
+            return written_
         try:
-            return _rewritten(raw) if self.is_rewritten else _literal(raw)
+            return msgspec.json.encode(_text.decode(raw))
         except _NO_JSON:
             return None
 
@@ -134,7 +142,8 @@ class _BlockExchange(NamedTuple):
             end = at + len(old)
         tail = text[end:]
         if self.note:
-            made += [b"\\n", self.note, b"\\n" if tail and not _begins_with_space(tail) else b""]
+            is_apart = tail == _QUOTE or _begins_with_space(tail)
+            made += [b"\\n", self.note, b"" if is_apart else b"\\n"]
         return b"".join([*made, tail])
 
 
@@ -173,47 +182,43 @@ def reordered(
         return f"{MEMBER} has at most {DOCUMENTS_MAX} texts"
     if not all(literals):
         return f"{MEMBER} has an empty text"
-    made = {name: value for name, value in members.items() if name != MEMBER}
-    if not literals:
-        return ReorderedBody(msgspec.json.encode(made), made, [], ())
-    scope = bytes(members.get("cache_salt", b""))
-    ranks = order.ranks(literals, scope)
+    others = {name: value for name, value in members.items() if name != MEMBER}
+    ranks = order.ranks(literals, bytes(members.get("cache_salt", b"")))
     note = note_of(ranks)
     exchange = _BlockExchange(literals, ranks, note.encode())
+    is_text = member == "prompt"
     try:
-        messages = [] if member == "prompt" else _raws.decode(prompt)
-        found = _exchanged(prompt, messages, exchange)
-        if not found and (b"\\" in bytes(prompt) or b"\\" in bytes(members[MEMBER])):
+        found = [prompt] if is_text else _raws.decode(prompt)
+        is_found = not literals or _exchange(found, exchange, is_text=is_text)
+        if not is_found and (b"\\" in bytes(prompt) or b"\\" in bytes(members[MEMBER])):
             # The list and the prompt may write a letter in two ways.
-            given = [_rewritten(each) for each in listed]
+            given = [written(_text.decode(each)) for each in listed]
             exchange = exchange._replace(given=given, is_rewritten=True)
-            found = _exchanged(prompt, messages, exchange)
+            is_found = _exchange(found, exchange, is_text=is_text)
     except _NO_JSON:
         return _NOWHERE
-    if found is None:
+    if not is_found:
         return _NOWHERE
-    made[member] = found
-    return ReorderedBody(msgspec.json.encode(made), made, messages, ranks if note else ())
+    pieces = found if is_text else _list(found)
+    body = _object(others, member, pieces)
+    return ReorderedBody(body, others, found, ranks if note else ())
 
 
-def _exchanged(
-    prompt: msgspec.Raw, messages: "list[msgspec.Raw]", exchange: _BlockExchange
-) -> msgspec.Raw | None:
-    """The prompt, if there are no messages, or all messages, of which one is put in its place."""
-    if not messages:
-        return _text_exchanged(prompt, exchange)
-    first = max(0, len(messages) - _MESSAGES_MAX)
-    for at in range(len(messages) - 1, first - 1, -1):
-        if (made := _message(messages[at], exchange)) is not None:
-            messages[at] = made
-            return _raw(messages)
-    return None
+def _exchange(prompt: "list[msgspec.Raw]", exchange: _BlockExchange, *, is_text: bool) -> bool:
+    """Put the text, or the last message that has the documents, in its place; False: none has."""
+    made_of = _text_exchanged if is_text else _message
+    first = max(0, len(prompt) - _MESSAGES_MAX)
+    for at in range(len(prompt) - 1, first - 1, -1):
+        if (made := made_of(prompt[at], exchange)) is not None:
+            prompt[at] = made
+            return True
+    return False
 
 
 def _text_exchanged(raw: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
     text = exchange.literal(raw)
     found = None if text is None else exchange.text(text)
-    return None if found is None else _Raw(b'"%b"' % found)
+    return None if found is None else _Raw(found)
 
 
 def _message(raw: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
@@ -223,7 +228,9 @@ def _message(raw: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
         return None
     content = members.get("content", _Raw(b""))
     found = _text_exchanged(content, exchange) or _parts(content, exchange)
-    return None if found is None else _raw({**members, "content": found})
+    if found is None:
+        return None
+    return _Raw(_object(members, "content", [found]))
 
 
 def _parts(content: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None:
@@ -231,7 +238,7 @@ def _parts(content: msgspec.Raw, exchange: _BlockExchange) -> msgspec.Raw | None
         parts = exchange.parts(_raws.decode(content))
     except _NO_JSON:
         return None
-    return None if parts is None else _raw(parts)
+    return None if parts is None else _Raw(b"".join(_list(parts)))
 
 
 def _is_gap(literal: bytes) -> bool:
@@ -281,5 +288,20 @@ def _rewritten(raw: msgspec.Raw) -> bytes:
     return written(_text.decode(raw))
 
 
-def _raw(value: object) -> msgspec.Raw:
-    return _Raw(msgspec.json.encode(value))
+def _object(
+    members: "dict[str, msgspec.Raw]", member: str, value: "Sequence[bytes | msgspec.Raw]"
+) -> bytes:
+    """As msgspec writes it, one member with another value; a long one is copied once."""
+    pieces: list[bytes | msgspec.Raw] = []
+    for name, raw in members.items():
+        pieces += [b"," if pieces else b"{", msgspec.json.encode(name), b":"]
+        pieces += value if name == member else [raw]
+    return b"".join([*pieces, b"}"])
+
+
+def _list(values: "list[msgspec.Raw]") -> "list[bytes | msgspec.Raw]":
+    """A list's pieces, as msgspec writes it."""
+    pieces: list[bytes | msgspec.Raw] = []
+    for each in values:
+        pieces += [b"," if pieces else b"[", each]
+    return [*pieces, b"]" if pieces else b"[]"]

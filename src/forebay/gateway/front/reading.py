@@ -108,8 +108,7 @@ def read_reordered(made: ReorderedBody) -> ReadBody | str:
     Long messages are several parts, so that what two of them begin with counts.
     """
     said = _Body(**{name: made.members[name] for name in made.members.keys() & _NAMES})
-    pieces = made.messages or _pieces(said)
-    cut = [block for piece in pieces for block in _blocks(bytes(piece), CUT_BYTES)]
+    cut = [block for piece in made.prompt for block in _blocks(bytes(piece), CUT_BYTES)]
     read = _read(said, cut, len(made.body))
     return read if isinstance(read, str) else read._replace(ranks=made.ranks)
 
