@@ -9,6 +9,7 @@ All sockets made here are non-blocking and close-on-exec. A path is short: the k
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import select
 import socket
@@ -45,7 +46,7 @@ _ppoll.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_vo
 class Peer(NamedTuple):
     """Who connected, as the kernel saw it at that moment."""
 
-    pid: int  # 0 where its namespace hides it
+    pid: int  # where its namespace hides it, a negative number of the process, or 0
     uid: int
 
 
@@ -111,7 +112,30 @@ def peer_of(connection: socket.socket) -> Peer:
     """The process and user at the other end when it connected."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(found)
-    return Peer(pid, uid)
+    return Peer(pid or -_pidfd_inode(connection), uid)
+
+
+def _pidfd_inode(connection: socket.socket) -> int:
+    """A number that no other process of this host ever has; 0: Linux before 6.9 has none."""
+    try:
+        pidfd = peer_pidfd(connection)
+    except OSError:
+        return 0  # before 6.5, or the process is gone
+    try:
+        found = os.fstat(pidfd)
+    finally:
+        os.close(pidfd)
+    return 0 if found.st_dev == _device_of_unnamed_files() else found.st_ino
+
+
+@functools.cache
+def _device_of_unnamed_files() -> int:
+    """Where older kernels have all pidfds, as one file."""
+    descriptor = os.eventfd(0, os.EFD_CLOEXEC)
+    try:
+        return os.fstat(descriptor).st_dev
+    finally:
+        os.close(descriptor)
 
 
 def tcp_peer_uid(connection: socket.socket) -> int | None:

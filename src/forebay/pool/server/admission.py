@@ -7,8 +7,8 @@ When every place is taken, a newcomer gets the place of a longest silent connect
 has most of them, and of the process of that user that has most, as long as these have more than the
 newcomer would have. So who opens many of them displaces itself. A few places more are for
 operators, who get through even then. Nor do many connections bring more of the pool's time: a
-process has one turn a round, through one of them. Processes whose numbers are hidden from the pool
-count as one of their user.
+process has one turn a round, through one of them. Processes in containers of their own, whose
+numbers are hidden from the pool, count as one of their user on kernels before 6.9.
 """
 
 from collections import Counter

@@ -153,7 +153,7 @@ class Engines:
         engine = self._engines.get(name)
         if engine is None or engine.uid != peer.uid:
             return False
-        if peer.pid > 0:
+        if peer.pid:
             return peer.pid in engine.processes or engine.has_hidden
         return engine.has_hidden or any(number < 0 for number in engine.processes)
 
