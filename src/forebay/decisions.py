@@ -136,8 +136,8 @@ WORDS: Final[dict[Decision, Words]] = {
     ),
     Decision.NO_POOL: Words(
         "This engine had no session with a pool when the request came: the pool had gone, had not"
-        " started yet, or had not been joined again; or (before vLLM 0.30, beside windows) not all"
-        " workers could copy from it, or not yet what was found.",
+        " started yet, or had not been joined again. With vLLM before 0.30 and sliding windows,"
+        " also: not every worker could copy what was found.",
         "See why the pool ended (its log), and let a supervisor keep it running.",
     ),
     Decision.UNANSWERED: Words(
@@ -145,7 +145,7 @@ WORDS: Final[dict[Decision, Words]] = {
         "Look at the CPU that the pool gets: it needs a core of its own.",
     ),
     Decision.NO_PROMISE: Words(
-        "The pool knew the prompt but did not answer the ask within load_deadline_ms.",
+        "The pool knew the prompt but did not promise the load within load_deadline_ms.",
         "Look whether the pool hangs, or has no CPU.",
     ),
     Decision.WRONG_PROMISE: Words(

@@ -194,8 +194,9 @@ KINDS: Final[dict[str, Kind]] = {
     "compress": _way(
         "`compress`: bfloat16 KV is stored in 0.76 of its size, exactly; fp8, float16 and float32"
         " as they are",
-        "a trained model's KV and KV that does not fit, by the reference on a CPU; the GPU's"
-        " kernels under Triton's interpreter. Engines with it and without it do not share",
+        "a trained model's KV and KV that does not fit, by the reference on a CPU; equal pages and"
+        " tokens on an H200. Engines with it and without it do not share",
+        (*_ON_0_32, ("0.26.0", H200)),
     ),
     "tensor parallelism": _way(
         "tensor parallelism",
