@@ -30,7 +30,7 @@ def open_pidfd(pid: int) -> int:
 
 def has_exited(pidfd: int) -> bool:
     """Whether the process behind a pidfd is gone."""
-    return bool(select.select([pidfd], [], [], 0)[0])
+    return is_readable(pidfd)
 
 
 def close(descriptor: int) -> None:
@@ -223,7 +223,7 @@ class SessionProcess:
 
     def has_exited(self) -> bool:
         """Whether the command itself is gone; what it started may not be."""
-        if not self._exited and select.select([self._descriptor], [], [], 0)[0]:
+        if not self._exited and is_readable(self._descriptor):
             self._exited = True
             with contextlib.suppress(ChildProcessError):  # a child of somebody who is gone
                 os.waitpid(self.pid, os.WNOHANG)
@@ -252,6 +252,13 @@ class SessionProcess:
     def close(self) -> None:
         """Give the descriptor back; the process goes on."""
         os.close(self._descriptor)
+
+
+def is_readable(descriptor: int) -> bool:
+    """Whether there is something to read now, whatever the descriptor's number."""
+    poll = select.poll()  # select takes none from 1024 on
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def wait_readable(descriptors: Sequence[int], timeout_s: float) -> None:

@@ -123,9 +123,11 @@ def _pidfd_inode(connection: socket.socket) -> int:
         return 0  # before 6.5, or the process is gone
     try:
         found = os.fstat(pidfd)
+        return 0 if found.st_dev == _device_of_unnamed_files() else found.st_ino
+    except OSError:
+        return 0  # no descriptor is left
     finally:
         os.close(pidfd)
-    return 0 if found.st_dev == _device_of_unnamed_files() else found.st_ino
 
 
 @functools.cache

@@ -33,6 +33,7 @@ from forebay.metrics.reading import count
 from forebay.pool import wire
 from forebay.pool.client import AdminOutcome, Known, Receipt
 from forebay.pool.client.session import REFUSED
+from forebay.pool.core.budget import Budget, Processes
 from forebay.pool.messages import (
     NAMESPACE_RULE,
     PROTOCOL,
@@ -222,6 +223,22 @@ def connections(*peers: tuple[int, int]) -> list[Connection]:
     """One for each (pid, uid), heard of in this order."""
     with socket.socket(socket.AF_UNIX) as link:
         return [Connection(link, Peer(*peer), at, 0) for at, peer in enumerate(peers)]
+
+
+def test_t57_a_process_has_one_share_though_its_number_is_hidden() -> None:
+    """A kernel that tells hidden processes apart gives them negative numbers."""
+    processes, budget_bytes = Processes(), 1000
+    budget = Budget(lambda: budget_bytes, processes)
+    *greedy, honest, unknown = connections(*[(-5, 0)] * 20, (-6, 0), (0, 0))
+    assert not unknown.process
+    for number, connection in enumerate(greedy):
+        processes.join(f"e{number}", connection.process)
+    processes.join("honest", honest.process)
+    for number in [*range(len(greedy))] * budget_bytes:
+        if budget.fits(f"e{number}", 1):
+            budget.take(f"e{number}", 1)
+    left = next(size for size in range(budget_bytes, 0, -1) if budget.fits("honest", size))
+    assert left >= budget_bytes // 5
 
 
 def test_who_may_say_what() -> None:

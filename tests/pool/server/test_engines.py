@@ -1,6 +1,8 @@
 """Leases belong to processes: when an engine is gone for good, and when it is not (T47)."""
 
 import json
+import os
+import resource
 import signal
 import socket
 import subprocess
@@ -25,6 +27,7 @@ GRACE_S, HIDDEN_S = LIMITS.grace_s, LIMITS.hidden_s
 
 
 STRANGER = Peer(0, 0)
+FAR = 1024  # a descriptor that select() does not take
 
 
 class EnginesHarness:
@@ -208,6 +211,25 @@ def test_the_peers_own_pidfd_is_taken_where_the_kernel_has_one() -> None:
             assert not any(map(processes.has_exited, watched))
         engines.close()
         assert pool_process.open_files("pidfd") == before
+
+
+def test_a_process_joins_again_whatever_the_number_of_its_descriptor(
+    harness: EnginesHarness, living: list[subprocess.Popen[bytes]]
+) -> None:
+    """A pool has one descriptor for each region file: thousands, with large drives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(FAR)]
+    try:
+        harness.join("e", living[0].pid, 0)
+        assert min(harness.watched) >= FAR
+        harness.join("e", living[0].pid, 0)
+        harness.look(0)
+        assert len(harness.watched) == 1
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_name_is_its_users_and_its_processes_own(

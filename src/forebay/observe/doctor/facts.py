@@ -171,7 +171,8 @@ class Facts:
             return "self"
         try:
             with sockets.connect(self.pool.address.path) as connection:
-                return sockets.peer_of(connection).pid or "self"
+                pid = sockets.peer_of(connection).pid
+                return pid if pid > 0 else "self"
         except OSError:  # it is gone, or has no place for another connection
             return "self"
 

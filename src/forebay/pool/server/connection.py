@@ -47,6 +47,7 @@ class Connection(Session):
     def __init__(self, link: socket.socket, peer: Peer, opened: float, output_max: int) -> None:
         self.engine = ""  # until Hello
         self.peer = peer
+        self.process = str(peer.pid) if peer.pid else ""
         self.opened = self.heard_at = opened  # monotonic
         self.is_operator = False  # it said so in Hello
         self.is_onlooker = False  # an engine that has said that it shares nothing

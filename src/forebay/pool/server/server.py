@@ -287,7 +287,6 @@ class PoolServer:
             connection.refuse("the pool is short of descriptors; come again.")
             return
         connection.engine, connection.is_operator = message.engine, message.is_operator
-        connection.process = str(connection.peer.pid) if connection.peer.pid > 0 else ""
         level = logging.DEBUG if message.is_operator else logging.INFO
         _log.log(level, "process %d of user %d joined", *connection.peer)
         welcome, descriptors = self._core.welcome()

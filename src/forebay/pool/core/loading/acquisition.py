@@ -52,7 +52,6 @@ class Acquisition:
         request.first = request.next = request.run = max(0, first)
         wanted = range(request.first, min(len(request.keys), request.first + max(0, count)))
         request.stop = len(request.keys) if request.local else wanted.stop
-        request.awaited = {waited for waited in request.awaited if waited in wanted}
         self._asks.add(request)
         self._answering = request
         self.advance(request)
@@ -297,7 +296,7 @@ class Acquisition:
 
     def _fail(self, request: LoadRequest, position: int) -> None:
         """A chunk cannot be had: what follows it is cut off."""
-        request.cut_off(position)
+        self._promotions.cut_off(request, position)
         if request.state is LoadState.PROMISED:
             # What was handed out behind it stays pinned until released: it may be being copied.
             self._replies.failed(request, position)
@@ -317,7 +316,8 @@ class Acquisition:
         request.next = min(request.contiguous(), request.stop)
         for behind in [held for held in request.held if held >= request.next]:
             self._dram.unpin_for_load(request.engine, request.held.pop(behind))
-        request.awaited.clear()
+        if request.awaited:
+            self._promotions.leave(request)
         self._hand_out(request)
 
     def _hand_out(self, request: LoadRequest) -> None:
@@ -348,12 +348,10 @@ class Acquisition:
         self._copied(request, len(request.held))
         self._dram.unpin_for_load(request.engine, *request.held.values())
         request.held.clear()
-        had_awaited = bool(request.awaited)
-        request.awaited.clear()
+        if request.awaited:
+            self._promotions.leave(request)
         request.stop = request.next = 0
         request.state = LoadState.OVER
         self._retention.end(request)
         self._asks.remove(request)
         self._requests.remove(request)
-        if had_awaited:
-            self._promotions.disown()

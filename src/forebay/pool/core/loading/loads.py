@@ -16,7 +16,7 @@ from typing import Final
 
 from forebay.decisions import Decision
 from forebay.identity.tenants import masked
-from forebay.pool.core.chunks import Chunk
+from forebay.pool.core.chunks import Chunk, SlotState
 from forebay.pool.core.hashing import Hasher
 from forebay.pool.core.loading.acquisition import Acquisition
 from forebay.pool.core.loading.asks import Asks
@@ -39,7 +39,7 @@ class Loads:
 
     def __init__(self, parts: CoreParts, demand: ChunkDemand, hasher: Hasher | None) -> None:
         self._clock, self._tenants, self._barrier = parts.clock, parts.tenants, parts.barrier
-        self._metrics, self._demand = parts.metrics.loads, demand
+        self._metrics, self._demand, self._dram = parts.metrics.loads, demand, parts.dram
         self.requests, self._asks = LoadRequests(parts.dram.processes), Asks()
         self._retention = Retention(parts.dram)
         self._promotions = Promotions(parts, self._retention, self._read_ended)
@@ -57,6 +57,9 @@ class Loads:
         wait_s = min(wait_s, DEADLINE_S_MAX)
         request.half_time, request.deadline = now + wait_s / 2, now + wait_s
         request.stream = message.stream
+        if request.awaited:
+            wanted = range(max(0, message.first), message.first + max(0, message.count))
+            self._promotions.asked(request, wanted)
         local = self._add_local(request, message) if message.local else []
         if local is None:
             self.acquisition.refuse(session, message.request, message.first)
@@ -114,7 +117,6 @@ class Loads:
             self._metrics.promises_cut.add()
             request.note.cut = request.note.cut or Decision.DEADLINE
             self._guarded(request, partial(self.acquisition.promise_what_is_here, request))
-            self._promotions.disown()
         for request in self._retention.due(now):
             self._guarded(request, partial(self.read_ahead.stop_retaining, request))
         self._take_turns()
@@ -134,10 +136,16 @@ class Loads:
                 self._guarded(request, partial(self.acquisition.cut, request))
 
     def _read_ended(self, chunk: Chunk, operations: list[TierOperation]) -> None:
-        for request, position in self._promotions.end(chunk, operations):
+        waiting = list(self._promotions.end(chunk, operations))
+        is_here = chunk.state is SlotState.READY
+        if is_here:  # verify: what one of them makes room for leaves the others their chunk
+            self._dram.pin(chunk)
+        for request, position in waiting:
             has_asked = request.state is not LoadState.ARRIVED
             owner = self.acquisition if has_asked else self.read_ahead
-            owner.received(request, position, chunk)
+            self._guarded(request, partial(owner.received, request, position, chunk))
+        if is_here:
+            self._dram.unpin(chunk)
         self._take_turns()
 
     def _take_turns(self) -> None:

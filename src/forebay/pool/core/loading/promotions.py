@@ -39,7 +39,7 @@ _WHY: Final = {
     MissReason.DEADLINE: Decision.DEADLINE,
     MissReason.BUSY: Decision.DEADLINE,
 }
-Waiting = list[tuple[LoadRequest, int]]  # who waits for a chunk, and which of theirs it is
+Waiting = dict[tuple[LoadRequest, int], None]  # who waits for a chunk, and which of theirs it is
 
 
 class FetchOutcome(Enum):
@@ -92,7 +92,7 @@ class Promotions:
         chunk = self._dram.begin_load(engine, name, length, only_free=only_free)
         if chunk is None:
             return None
-        self._waiting[chunk] = []
+        self._waiting[chunk] = {}
         if ahead:
             self._ahead.add(chunk)
         deadline = self._clock.monotonic() + READ_DEADLINE_S
@@ -171,13 +171,41 @@ class Promotions:
     def _join(self, chunk: Chunk, request: LoadRequest, position: int) -> None:
         if chunk.engine == NOBODY:
             self._dram.charge_load(chunk, request.engine)
-        self._waiting[chunk].append((request, position))
+        self._waiting[chunk][request, position] = None
+        if request.state is not LoadState.ARRIVED:
+            self._ahead.discard(chunk)
 
-    def disown(self) -> None:
-        """Charge nobody with reads that nobody waits for any more: a tier may hang for long."""
-        for chunk, waiting in self._waiting.items():
-            is_awaited = any(position in request.awaited for request, position in waiting)
-            if not is_awaited and chunk.engine != NOBODY:
+    def asked(self, request: LoadRequest, wanted: range) -> None:
+        """A request asks for these of its chunks: it waits for no other, and those are due."""
+        self._leave(request, [position for position in request.awaited if position not in wanted])
+        for position in request.awaited:
+            chunk = self._dram.chunks.get(request.keys[position])
+            if chunk is not None:
+                self._ahead.discard(chunk)
+
+    def cut_off(self, request: LoadRequest, position: int) -> None:
+        """What is at a position cannot be had: a request waits for nothing that follows."""
+        self._leave(request, [waited for waited in request.awaited if waited >= position])
+        request.cut_off(position)
+
+    def leave(self, request: LoadRequest) -> None:
+        """A request waits for nothing any more."""
+        self._leave(request, list(request.awaited))
+
+    def _leave(self, request: LoadRequest, positions: list[int]) -> None:
+        """It does not wait for these: nobody is charged with what nobody waits for.
+
+        A tier may hang for long, and meanwhile nothing grows with those who have gone.
+        """
+        for position in positions:
+            request.awaited.discard(position)
+            chunk = self._dram.chunks.get(request.keys[position])
+            waiting = None if chunk is None else self._waiting.get(chunk)
+            if chunk is None or waiting is None:
+                continue  # it is here, and only hashed again
+            waiting.pop((request, position), None)
+            if not waiting and chunk.engine != NOBODY:
+                self._ahead.discard(chunk)
                 self._dram.charge_load(chunk, NOBODY)
 
     def _ended_on_thread(self, chunk: Chunk, operations: list[TierOperation]) -> None:
@@ -207,8 +235,8 @@ class Promotions:
         why = _WHY.get(reason, Decision.EVICTED)
         if why in (Decision.CORRUPT, Decision.IO_ERROR):
             self._dram.lost_keys.note(chunk.key, why)
-        for request, position in waiting:
-            if position in request.awaited and request.note.cut is None:
+        for request, _ in waiting:
+            if request.note.cut is None:
                 request.note.cut = why
 
     def _count(self, chunk: Chunk, operation: TierOperation) -> None:

@@ -76,7 +76,7 @@ class ReadAhead:
         if not request.stop_awaiting(position, chunk.key):
             return
         if chunk.state is not SlotState.READY:
-            request.cut_off(position)
+            self._promotions.cut_off(request, position)
         self._retain(request)
         self._retention.retain_early(request, position)
 
@@ -84,8 +84,7 @@ class ReadAhead:
         """Retain nothing for a request; what it holds since it asked stays."""
         self._retention.end(request)
         if request.state is LoadState.ARRIVED and request.awaited:
-            request.awaited.clear()
-            self._promotions.disown()
+            self._promotions.leave(request)
 
     def _read_for(self, engine: str) -> None:
         chunks = self._dram.chunks
@@ -109,7 +108,7 @@ class ReadAhead:
             if outcome is FetchOutcome.NO_ROOM:
                 return False
             if outcome is FetchOutcome.GONE:
-                request.cut_off(position)
+                self._promotions.cut_off(request, position)
                 return True
             request.awaited.add(position)
         request.next = position + 1

@@ -174,7 +174,6 @@ class LoadRequest:
         """What is at a position cannot be had, and so is of no use what follows it."""
         self.stop = min(self.stop, position)
         self.next = min(self.next, self.stop)
-        self.awaited = {waited for waited in self.awaited if waited < position}
 
     def contiguous(self) -> int:
         """The end of the run of held chunks that begins at `first`; until a promise it grows."""

@@ -7,7 +7,6 @@ are kept for the next call if a reply ended where it said it would, and nothing 
 
 import io
 import re
-import select
 import socket
 import ssl
 import threading
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from forebay.sys.clock import Clock
+from forebay.sys.processes import is_readable
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -61,7 +61,7 @@ class _Connection:
     def is_quiet(self) -> bool:
         """Whether the server has neither closed it nor said anything unasked."""
         pending = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()
-        return not (self.has_more or pending) and not select.select([self.socket], [], [], 0)[0]
+        return not (self.has_more or pending) and not is_readable(self.socket.fileno())
 
     def close(self) -> None:
         """Give the descriptor back."""
