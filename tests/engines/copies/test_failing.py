@@ -10,6 +10,7 @@ from tests.pool_process import HANG_S, wait_until
 from forebay.engines.boundary import Boundary, BrokenError
 from forebay.engines.copies import streamed
 from forebay.engines.copies.contract import FinishedCopies, LoadPart
+from forebay.engines.copies.pointers import PageTables
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 
@@ -122,6 +123,71 @@ def test_a_coming_load_of_a_thread_that_was_given_up_is_copied_when_that_comes_b
     machine.copies.await_loads([load])
     machine.driver.settle()
     assert machine.chunk(3) == {9}
+
+
+def test_nothing_is_copied_for_what_was_given_up_while_it_was_prepared(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "_SUBMIT_S", 0.2)
+    monkeypatch.setattr(streamed, "_AGAIN_S", 0.1)
+    machine = make()
+    machine.fill(5, 9)
+    begun, goes_on, blocks_of = threading.Event(), threading.Event(), PageTables.blocks_of
+
+    def slow(*of: Any) -> Any:
+        begun.set()
+        goes_on.wait(HANG_S)
+        return blocks_of(*of)
+
+    monkeypatch.setattr(PageTables, "blocks_of", slow)
+    load = machine.load(3, 5)
+    machine.step(loads=(load,))
+    assert begun.wait(HANG_S)
+    machine.step(machine.store(1, 7))
+    machine.step()  # waits for that store, and gives up
+    early = machine.copies.take_done()
+    assert (early.failed, len(early.missed)) == ([], 1)
+    assert not machine.copies.detach(), "its thread may still use the slab"
+    goes_on.set()
+    assert machine.done(1).failed == [load]
+    machine.driver.settle()
+    assert not machine.driver.submitted
+    wait_until(machine.copies.detach, "the slab to be left")
+
+
+def test_a_thread_that_was_only_stopped_for_a_while_is_not_given_up(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after SIGSTOP and SIGCONT: the limit is over before anyone has run again."""
+    monkeypatch.setattr(streamed, "_SUBMIT_S", 0.0)
+    monkeypatch.setattr(streamed, "_AGAIN_S", HANG_S)
+    machine = make()
+    machine.step(machine.store(3, 1))
+    machine.step()
+    assert not machine.copies._is_off
+    assert len(machine.done(1).stored) == 1
+
+
+def test_a_store_that_waited_for_too_long_is_missed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then its slot may have been given back, and be another's."""
+    machine = make()
+    copy, begun, goes_on = machine.driver.copy, threading.Event(), threading.Event()
+
+    def slow(*to: Any, **how: Any) -> None:
+        begun.set()
+        goes_on.wait(HANG_S)
+        copy(*to, **how)
+
+    monkeypatch.setattr(machine.driver, "copy", slow)
+    machine.step(machine.store(3, 1))
+    assert begun.wait(HANG_S)
+    monkeypatch.setattr(streamed, "_STORE_S", -1.0)
+    machine.copies._queue_stores(1, [machine.store(4, 2)])
+    goes_on.set()
+    done = machine.done(2)
+    assert (len(done.stored), len(done.missed)) == (1, 1)
 
 
 def test_a_load_that_hangs_half_submitted_is_over_when_the_device_is_done_with_it(

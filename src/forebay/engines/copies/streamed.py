@@ -25,6 +25,8 @@ from forebay.engines.copies.registration import Registration
 from forebay.engines.digests import StoreDigests
 
 _SUBMIT_S: Final = 5.0  # a thread that has not submitted by then is given up, and the tier with it
+_AGAIN_S: Final = 1.0  # not at once: after this process was stopped, all limits of time have passed
+_STORE_S: Final = 20.0  # a store not begun by then is missed; its slot is given back after 30 s
 _REACH_S: Final = 20.0  # a load whose memory is not registered by then has failed
 _CLOSE_S: Final = 5.0
 # Not landed, up to which a load is coming. A forward that is built on it begins two steps later;
@@ -37,9 +39,9 @@ _log: Final = logging.getLogger("forebay")
 class _Job:
     """Stores of one step, or one part of a load, on their way to the device.
 
-    Queued while `blocks` is None; then submitted batch by batch; submitted once `event` is set;
-    over when that event has come. A job that fails while it is queued is over at once, one that is
-    half submitted when the device is done with it, and one that `is_coming` is copied again.
+    Queued until `is_taken`; then submitted batch by batch; submitted once `event` is set; over when
+    that event has come. A job that fails while it is queued is over at once, one that is taken when
+    the device is done with it, and one that `is_coming` is copied again.
     """
 
     stores: list[Store]
@@ -49,6 +51,7 @@ class _Job:
     deadline: float  # likewise
     offsets: list[int]  # of its slots
     step: int = 0  # of stores
+    is_taken: bool = False  # by the thread that submits
     blocks: JobBlocks | None = None  # once it is being submitted
     next_block: int = 0
     begun: Event | None = None  # before its first page
@@ -236,7 +239,7 @@ class StreamedCopies:
 
     def _queue_stores(self, step: int, stores: list[Store]) -> None:
         now = time.monotonic()
-        job = _Job(stores, None, [self._computed], now, now + _SUBMIT_S, [], step)
+        job = _Job(stores, None, [self._computed], now, now + _STORE_S, [], step)
         with self._changed:
             self._stores.append(job)
             self._changed.notify_all()
@@ -245,7 +248,9 @@ class StreamedCopies:
         """Wait for the thread that submits; where it does not get on, it is given up."""
         until = time.monotonic() + _SUBMIT_S
         while not done() and not self._is_off:
-            if not self._changed.wait(until - time.monotonic()) and not done():
+            if self._changed.wait(until - time.monotonic()) or done():
+                continue
+            if not self._changed.wait(_AGAIN_S) and not done():
                 self._give_up()
 
     def _copy_broken(self, job: _Job, compute: Stream) -> None:
@@ -278,7 +283,7 @@ class StreamedCopies:
         for queue in (self._stores, self._loads):
             for job in list(queue):
                 job.failed = True
-                if job.blocks is None:
+                if not job.is_taken:
                     queue.remove(job)
                     self._count(job)
 
@@ -340,18 +345,29 @@ class StreamedCopies:
     def _next(self) -> _Job | None:
         """The job of which the next batch is due; None at the end."""
         with self._changed:
-            while True:
-                self._fail_unreachable()
-                if self._stores and self._is_waited_for:
-                    return self._stores[0]
-                for job in self._loads:
-                    if job.blocks is not None or self._is_within_reach(job):
-                        return job
-                if self._stores:
-                    return self._stores[0]
+            while (job := self._due()) is None:
                 if self._is_closing:
                     return None
                 self._changed.wait(1.0 if self._loads else None)
+            job.is_taken = True
+            return job
+
+    def _due(self) -> _Job | None:
+        """Of the queued jobs the one that is next; None: none can be submitted now."""
+        self._fail_unreachable()
+        self._miss_late()
+        if self._stores and self._is_waited_for:
+            return self._stores[0]
+        near = (job for job in self._loads if job.is_taken or self._is_within_reach(job))
+        return next(near, None) or next(iter(self._stores), None)
+
+    def _miss_late(self) -> None:
+        """Stores that were not begun in time: their slots may soon be another's."""
+        now = time.monotonic()
+        for job in [job for job in self._stores if not job.is_taken and now > job.deadline]:
+            self._stores.remove(job)
+            self._done.missed += job.stores
+            self._changed.notify_all()  # a forward may wait for them
 
     def _is_within_reach(self, job: _Job) -> bool:
         registration = self._registration
@@ -363,7 +379,7 @@ class StreamedCopies:
         is_hopeless = registration is None or registration.why
         for job in list(self._loads):
             late = is_hopeless or now > job.deadline
-            if job.blocks is None and late and not self._is_within_reach(job):
+            if not job.is_taken and late and not self._is_within_reach(job):
                 assert job.load is not None
                 self._loads.remove(job)
                 self._done.failed.append(job.load)
@@ -398,6 +414,8 @@ class StreamedCopies:
                 job.failed = True  # and the engine has not heard of it
                 return True
             job.blocks = blocks
+            if job.failed:  # verify: it was not given up while its blocks were looked for
+                return True
             for event in job.after:
                 self._driver.wait(stream, event)
             job.begun = self._driver.record(stream)
