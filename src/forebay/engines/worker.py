@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
-from forebay.engines.boundary import Boundary
+from forebay.engines.boundary import Boundary, BrokenError
 from forebay.engines.copies.contract import Copies, LoadPart, Piece, Store
 from forebay.engines.copies.host import HostCopies
 from forebay.engines.copies.pages import Pages, rows_of_tables
@@ -27,6 +27,7 @@ from forebay.tiers.dram.slab import slot_bytes_for
 
 _JOIN_S: Final = 1.0
 ONLY_SHARD: Final = Shard()
+_FAILED: Final = object()
 _NOT_ENCODED: Final = "compress is off, since %s: chunks are stored as they are."
 _log: Final = logging.getLogger("forebay")
 
@@ -99,18 +100,20 @@ class WorkerConnector:
             return
         self._begun = step
         begun = self._clock.monotonic()
-        self._await_loads(step.reported)
-        self._report.step = step.number
-        if step.generation:
-            self._map(step)
-        stores = []
-        for store in step.stores if self._shard.is_stored else ():
-            if self._is_mapped(store.generation) and self._reaches([store.piece]):
-                stores.append(store)
-            else:
-                self._missed(store)
-        if self._copies is not None and self._session is not None:
-            self._copies.begin(step.number, stores, loads=bool(step.loads), freed=step.freed)
+        stores: list[Store] = []
+        try:
+            self._await_loads(step.reported)
+            self._report.step = step.number
+            if step.generation:
+                self._map(step)
+            for store in step.stores if self._shard.is_stored else ():
+                if self._is_mapped(store.generation) and self._reaches([store.piece]):
+                    stores.append(store)
+                else:
+                    self._missed(store)
+        finally:  # whatever happens, the forward waits for what still reads its blocks
+            if self._copies is not None and self._session is not None:
+                self._copies.begin(step.number, stores, loads=bool(step.loads), freed=step.freed)
         self.counts["begin_us"] += round((self._clock.monotonic() - begun) * 1e6)
 
     def load(self, load: LoadPart) -> None:
@@ -203,8 +206,11 @@ class WorkerConnector:
         """A step built after the engine was told of loads may use them: its forward waits."""
         while self._announced and self._announced[0][0] <= reported:
             _, loads = self._announced.popleft()
-            if self._copies is not None:
-                self._copies.await_loads(loads)
+            if self._copies is None:
+                continue
+            wait = partial(self._copies.await_loads, loads)
+            if Boundary().call(lambda: _FAILED, wait) is _FAILED:
+                raise BrokenError("nobody knows whether a forward has what it is built on")
 
     def _settle(self, load: LoadPart) -> None:
         """A part is coming, or has failed; with a request's last one the engine is told of it."""

@@ -119,10 +119,13 @@ def test_an_encoded_page_has_a_size_and_parts_that_a_kernel_can_take() -> None:
 def test_the_page_that_a_gpu_is_tried_with_has_everything(page_bytes: int) -> None:
     page = exponents.sample_page(page_bytes)
     values = page.view("<u2")
-    assert set(((values >> 7) & 0xFF).tolist()) == {*range(16), 0xFF}
+    assert {*range(16), 0xFF} <= set(((values >> 7) & 0xFF).tolist())
     assert set((values >> 15).tolist()) == {0, 1}
     encoded = exponents.encode(page[None])
-    assert encoded[0, COUNT_AT : COUNT_AT + 4].view("<u4")[0] == 1
+    escapes = encoded[0, COUNT_AT : COUNT_AT + 4].view("<u4")[0]
+    assert 1 <= escapes <= escapes_max(page_bytes)
+    if page_bytes >= 1 << 14:
+        assert escapes > 4, "in one group of eight, and in each run of the kernel's loop"
     assert (exponents.decode(encoded, page_bytes) == page).all()
 
 

@@ -14,6 +14,7 @@ from forebay.engines.boundary import BrokenError
 from forebay.engines.codec.checked import CheckedDriver
 from forebay.engines.copies.contract import DOES_NOT_FIT
 from forebay.engines.copies.streamed import StreamedCopies
+from forebay.record.exponents import VALUES_AT
 
 pytestmark = pytest.mark.vllm  # the environment that has numpy
 PAGES = 2 * LAYERS  # of a chunk
@@ -23,13 +24,14 @@ class Wrong(SimulatedDriver):
     """A GPU that gets one bit wrong, where it is told to."""
 
     encodes_wrong = decodes_wrong = False
+    wrong_at = ENCODED - 1  # of an encoded page
 
     def _copy_encoded(self, page: int, slot: int, page_bytes: int, *, inward: bool) -> None:
         super()._copy_encoded(page, slot, page_bytes, inward=inward)
         if self.decodes_wrong and inward:
             flip(page + page_bytes - 1)
         if self.encodes_wrong and not inward:
-            flip(slot + ENCODED - 1)
+            flip(slot + self.wrong_at)
 
 
 def flip(address: int) -> None:
@@ -91,9 +93,11 @@ def test_pages_that_do_not_fit_are_none_of_a_gpus_faults(machine: Machine) -> No
     assert compared(machine) == PAGES - 1
 
 
-def test_a_page_that_is_encoded_wrongly_ends_the_engine(machine: Machine) -> None:
+@pytest.mark.parametrize("at", [ENCODED - 1, VALUES_AT], ids=["a value", "not decodable"])
+def test_a_page_that_is_encoded_wrongly_ends_the_engine(machine: Machine, at: int) -> None:
     fill_with_numbers(machine, 3)
     machine.driver.encodes_wrong = True  # type: ignore[attr-defined]
+    machine.driver.wrong_at = at  # type: ignore[attr-defined]
     machine.step(store(machine, 3, 5))
     fails(machine, "encoded pages wrongly")
 

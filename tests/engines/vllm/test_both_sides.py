@@ -32,6 +32,7 @@ from tests.pool_process import (
     wait_until,
 )
 
+from forebay.engines.boundary import BrokenError
 from forebay.engines.copies.contract import LoadPart
 from forebay.engines.copies.pointers import PageTable, PageTables
 from forebay.engines.copies.streamed import StreamedCopies
@@ -185,6 +186,39 @@ def test_a_step_of_which_nothing_is_known_waits_for_everything(pool: PoolProcess
             StepMetadata()
         )  # what the engine gets where the scheduler's side has failed
         assert both.seen_by_a_forward() == {VALUE}
+
+
+def broken(*_: object) -> None:
+    raise OSError
+
+
+def test_an_engine_ends_that_cannot_wait_for_what_it_was_told_of(
+    pool: PoolProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Both(pool) as both:
+        both.load()
+        monkeypatch.setattr(both.worker._copies, "await_loads", broken)
+        with pytest.raises(BrokenError, match="nobody knows"):
+            both.worker.begin(StepMetadata())
+
+
+def test_a_forward_waits_for_stores_though_its_step_could_not_begin(
+    pool: PoolProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Both(pool) as both:
+        both.load()
+        begun: list[int] = []
+        copies = both.worker._copies
+        assert copies is not None
+
+        def begin(step: int, *_: object, freed: int, **__: object) -> None:
+            begun.extend((step, freed))
+
+        monkeypatch.setattr(copies, "begin", begin)
+        monkeypatch.setattr(both.worker, "_map", broken)
+        with pytest.raises(OSError):  # noqa: PT011 - ours
+            both.worker.begin(StepMetadata(7, generation=1, freed=5))
+        assert begun == [7, 5]
 
 
 def test_a_forward_waits_for_every_part_of_a_load(pool: PoolProcess) -> None:

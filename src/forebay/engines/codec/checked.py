@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from forebay.engines.boundary import BrokenError
-from forebay.engines.codec.exponents import are_fit
-from forebay.engines.codec.slots import decode_at, encoded_at
+from forebay.engines.codec.exponents import are_fit, decode
+from forebay.engines.codec.slots import encoded_at
 from forebay.engines.copies.driver import Driver, Event, Stream
 from forebay.engines.copies.pointers import Batch
 from forebay.record.header import payload_hash
@@ -79,14 +79,17 @@ class CheckedDriver:
         self._driver.unregister(copied.pages.ctypes.data)
         page_bytes = copied.pages.shape[1]
         # A page with too many escapes was encoded in vain, and is stored as it is.
-        is_fit = are_fit(encoded_at(copied.slots, page_bytes), page_bytes)
-        wanted, slots = copied.pages[is_fit], copied.slots[is_fit]
-        self.compared_pages += len(slots)
-        if not len(slots):
+        encoded = encoded_at(copied.slots, page_bytes)
+        is_fit = are_fit(encoded, page_bytes)
+        wanted = copied.pages[is_fit]
+        self.compared_pages += len(wanted)
+        if not len(wanted):
             return
-        found = payload_hash(decode_at(slots, page_bytes).data)
+        pages = decode(encoded[is_fit], page_bytes)
+        found = b"" if pages is None else payload_hash(pages.data)
         if found != payload_hash(wanted.data):  # verify: decoded bytes
             done = "decoded" if copied.inward else "encoded"
             raise BrokenError(
-                f"verify_compress: a GPU has {done} pages wrongly (digest {found.hex()[:_HEX]})"
+                f"verify_compress: a GPU has {done} pages wrongly"
+                f" (digest {found.hex()[:_HEX] or 'none: they cannot be decoded'})"
             )

@@ -67,8 +67,15 @@ def decode(encoded: Bytes, page_bytes: int) -> Bytes | None:
 
 
 def sample_page(page_bytes: int) -> Bytes:
-    """A page to try an encoder with: 16 exponents, both signs, all mantissas, and one escape."""
-    values = (np.arange(page_bytes // 2) * 40_503 & 0x87FF).astype("<u2")
+    """A page to try an encoder with: 16 exponents, both signs, all mantissas, and escapes.
+
+    Of these some are in one group of eight values, and others far apart, where the page has room.
+    """
+    count = page_bytes // 2
+    values = (np.arange(count) * 40_503 & 0x87FF).astype("<u2")
+    places = [count - 1, 8, 9, 11, *range(2047, count - 1, 2048)]
+    places = places[: max(1, min(escapes_max(page_bytes), count // 64))]
+    values[places] = np.arange(0x80, 0x80 + len(places)) << 7 | 0x41
     values[-1] = 0x7FC1  # not a number
     return values.view(np.uint8)
 

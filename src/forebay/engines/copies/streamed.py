@@ -403,8 +403,8 @@ class StreamedCopies:
     def _submit(self, job: _Job) -> bool:
         """Whether that was the last batch."""
         assert self._slab is not None
-        if job.failed:
-            return True  # given up meanwhile
+        if self._was_given_up(job):
+            return True
         is_load = job.load is not None
         stream = self._load_stream if is_load else self._store_stream
         if job.blocks is None:
@@ -414,7 +414,7 @@ class StreamedCopies:
                 job.failed = True  # and the engine has not heard of it
                 return True
             job.blocks = blocks
-            if job.failed:  # verify: it was not given up while its blocks were looked for
+            if self._was_given_up(job):  # verify: not while its blocks were looked for
                 return True
             for event in job.after:
                 self._driver.wait(stream, event)
@@ -430,6 +430,9 @@ class StreamedCopies:
         self._driver.copy(stream, table.batch(rows, start, stop), inward=is_load)
         job.next_block = before + stop
         return job.next_block == job.blocks.total
+
+    def _was_given_up(self, job: _Job) -> bool:
+        return job.failed
 
     def _mark_failed(self, job: _Job) -> bool:
         job.failed = True

@@ -394,7 +394,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
         metadata, worker = self._get_connector_metadata(), self._worker
         if worker is None or not isinstance(metadata, StepMetadata):
             return
-        worker.begin(metadata)
+        self.boundary.call(lambda: None, partial(worker.begin, metadata))
         loads, metadata.loads = metadata.loads, []
         for load in loads:
             # Whatever happens, the engine must hear that the load has ended.
