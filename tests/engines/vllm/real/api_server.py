@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import runpy
+import signal
 import socket
 import sys
 import threading
@@ -108,10 +109,28 @@ class ApiServer:
         assert self._process.pid is not None
         return self._process.pid
 
-    def wait(self, timeout_s: float) -> None:
-        """Until it has ended by itself."""
-        self._process.join(timeout_s)
-        assert self._process.exitcode is not None, self.log.read_text(errors="replace")[-4000:]
+    def end(self, number: int, timeout_s: float) -> None:
+        """Send it a signal, or its whole group with SIGINT; until its engine has ended.
+
+        The HTTP server of a busy machine may stay for ever then: vLLM does not always tell a
+        request that its engine is gone, and waits until the client has closed the connection.
+        """
+        assert self._engines(), "the control: it is found while it lives"
+        (os.killpg if number == signal.SIGINT else os.kill)(self.pid, number)
+        try:
+            wait_until(lambda: not self._engines(), "the engine's end", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(self.log.read_text(errors="replace")[-4000:]) from error
+
+    def _engines(self) -> list[int]:
+        """Its engine's processes, by the titles that vLLM gives them."""
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_ours = os.getsid(int(place.name)) == self.pid
+                if is_ours and (place / "cmdline").read_bytes().startswith(b"VLLM::"):
+                    found.append(int(place.name))
+        return found
 
     def kill(self) -> None:
         """With all of its processes, at once; of one that has ended, whatever is left."""

@@ -250,11 +250,8 @@ def test_t30_t48_a_server_that_is_told_to_end_ends_and_gives_all_back(
     with faulty_pool() as pool, served(model, pool, tmp_path / "log", 50_000) as server:
         prompt = stored_on_drive(server, pool, 43)
         with hanging(pool), waiting(server, pool, prompt):
-            if number == signal.SIGINT:
-                os.killpg(server.pid, number)
-            else:
-                os.kill(server.pid, number)
-            server.wait(HANG_S)
+            server.end(number, HANG_S)
+            server.kill()
         wait_until(lambda: not any_held(pool), "everything to be given back", HANG_S)
         pool.check_alive()
         check_others(pool, f"after {number.name}")
