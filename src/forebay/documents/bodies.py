@@ -125,7 +125,7 @@ class _BlockExchange(NamedTuple):
         spots, end = [begin], begin + len(self.given[0])
         for each in self.given[1:]:
             at, last = end, min(end + _GAP_BYTES_MAX, len(text) - len(each))
-            while not text.startswith(each, at):
+            while not text.startswith(each, at) or _is_in_escape(text, at):
                 if at >= last:
                     return None
                 at += 1
@@ -257,12 +257,10 @@ def _is_in_escape(literal: bytes, at: int) -> bool:
     slash = literal.rfind(b"\\", max(0, at - _ESCAPE_BYTES_MAX + 1), at)
     if slash < 0:
         return False
-    before = slash
-    while before and literal[before - 1] == ord("\\"):
-        before -= 1
-    if (slash - before) % 2:
-        return False  # it ends an escape of its own
-    return at - slash < (_ESCAPE_BYTES_MAX if literal[slash + 1 : slash + 2] == b"u" else 2)
+    if at - slash >= 2 and literal[slash + 1 : slash + 2] != b"u":
+        return False
+    ended = literal[: slash + 1]
+    return (len(ended) - len(ended.rstrip(b"\\"))) % 2 == 1  # else it ends an escape of its own
 
 
 def _begins_with_space(literal: bytes) -> bool:
