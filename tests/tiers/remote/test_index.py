@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.remote_harness import PATIENT, write_pack
 
-from forebay.record.header import Damage, payload_hash
+from forebay.record.header import PAYLOAD_BYTES_MAX, Damage, payload_hash
 from forebay.record.region import ContentsEntry
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.samples import NAMESPACE, single
@@ -63,6 +63,14 @@ def test_a_changed_publication_says_nothing() -> None:
         changed[at] ^= 1
         assert isinstance(published.unpack(bytes(changed)), Damage), at
         assert isinstance(published.unpack(data[:at]), Damage), at
+
+
+@pytest.mark.parametrize("length", [0, PAYLOAD_BYTES_MAX + 1, (1 << 32) - 1])
+def test_a_record_that_cannot_be_says_nothing(length: int) -> None:
+    """Of a host that lies, behind a hash that is right."""
+    packed = pack_of(1, "a").entries + entry("b", 2)[:-4] + length.to_bytes(4, "little")
+    lie = Publication(7, packs=(PublishedPack(NAMESPACE, 1, packed),))
+    assert published.unpack(published.pack(lie)) is Damage.LENGTH
 
 
 @pytest.mark.parametrize("at", [12, 16, 20, 48 + 40])

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from forebay.record.header import DEFAULT_TENANT, HASH_BYTES, Damage
+from forebay.record.header import DEFAULT_TENANT, HASH_BYTES, PAYLOAD_BYTES_MAX, Damage
 from forebay.record.region import ContentsEntry, short
 from forebay.sys.memory import PAGE_BYTES
 
@@ -34,6 +34,8 @@ _PACKS: Final = {  # by version: namespace, sequence, entries, tenant
 _ENTRY: Final = struct.Struct("<16sII")  # short key, page, payload length
 _DELETED: Final = struct.Struct("<Q")  # sequence
 ENTRY_BYTES: Final = _ENTRY.size
+_ENTRY_WORDS: Final = ENTRY_BYTES // 4
+_LENGTH_WORD: Final = 5
 
 
 class PublishedPack(NamedTuple):
@@ -116,8 +118,12 @@ def unpack(data: memoryview | bytes) -> Publication | Damage:
     at, found = second, []
     for namespace, sequence, count, *tenant in row.iter_unpack(body[first:second]):
         end = at + count * ENTRY_BYTES
-        whose = tenant[0] if tenant else b""
-        found.append(PublishedPack(namespace, sequence, bytes(body[at:end]), whose))
+        whose, packed = tenant[0] if tenant else b"", bytes(body[at:end])
+        lengths = memoryview(packed).cast("I")[_LENGTH_WORD::_ENTRY_WORDS]
+        longest = max(lengths, default=1)
+        if min(lengths, default=1) < 1 or longest > PAYLOAD_BYTES_MAX:  # verify: published lengths
+            return Damage.LENGTH
+        found.append(PublishedPack(namespace, sequence, packed, whose))
         at = end
     if at != third:
         return Damage.LENGTH
