@@ -1,5 +1,6 @@
 """Tenants on a drive: regions of their own, quotas, turns, and forgetting."""
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -11,11 +12,13 @@ from tests.disk_harness import (
     CAP_BYTES,
     REGION_BYTES,
     SMALL,
+    UNTIL_S,
     flip,
     open_tier,
     opened,
     overwrite,
     regions,
+    until,
 )
 
 from forebay.record.forgotten import FORGOTTEN_MAX, pack_forgotten
@@ -356,3 +359,48 @@ def test_of_what_leaves_it_is_told_whose_it_was(tmp_path: Path) -> None:
         tier.remove(some(tenant, 1)[0].name.key)
     tier.close(60.0)
     assert listener.tenants == [A, DEFAULT_TENANT]
+
+
+class GatedReads(Disk):
+    """A drive that reads nothing until it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def read(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        self.begun.set()
+        assert self.goes_on.wait(UNTIL_S)
+        return super().read(descriptor, buffers, offset)
+
+
+def removed_files(place: Path) -> int:
+    """Files of this directory that are removed and still have their blocks: they are open."""
+    targets = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            targets.append(str(each.readlink()))
+    return sum(target.startswith(str(place)) and "(deleted)" in target for target in targets)
+
+
+def test_removed_files_are_closed_once_nobody_reads_them(tmp_path: Path) -> None:
+    """Else they would take blocks beyond the cap for as long as the pool runs."""
+    disk = GatedReads()
+    with opened(tmp_path, disk) as tier:
+        tier.set_quotas({A: Quota(), B: Quota()})
+        first = [owned(A, f"first {number}") for number in range(5)]
+        store(tier, first)
+        disk.begun.clear()
+        disk.goes_on.clear()
+        outcomes = Outcomes(tier)
+        outcomes.load(first[0])
+        assert disk.begun.wait(UNTIL_S)
+        tier.set_quotas({A: Quota(cap_bytes=0), B: Quota()})
+        until(lambda: removed_files(tmp_path) == 1)
+        for turn in range(4):  # a tenant's file is never another's
+            store(tier, [owned((B, DEFAULT_TENANT)[turn % 2], f"{turn} {at}") for at in range(60)])
+        until(lambda: removed_files(tmp_path) == 1)
+        assert not tier.has(first[0].name.key), "the control: what is read was removed"
+        disk.goes_on.set()
+        outcomes.wait()
+        until(lambda: removed_files(tmp_path) == 0)

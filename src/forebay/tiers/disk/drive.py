@@ -143,6 +143,8 @@ class Drive:
 
     def _tick(self, now: float) -> None:
         self._queue.expire(now)
+        for descriptor in self.region_log.take_unread(self._queue.read_descriptors):
+            self._disk.close(descriptor)
         oldest = self._queue.oldest()
         if oldest is not None and now - oldest > self._options.hang_s:
             self._switch_off(now, "does not answer")
@@ -198,6 +200,8 @@ class Drive:
             return Miss(MissReason.IO_ERROR)
         found = _verify(page, job, count, self._keys)
         if isinstance(found, Damage):
+            if job.region.is_gone:
+                return Miss(MissReason.ABSENT)  # zeros, or what another file has
             if found not in SOUND:  # verify: a claim costs nobody a record
                 key = short(job.name.key)
                 self._catalog.forget(key, job.place, EvictionCause.DAMAGED)

@@ -81,6 +81,8 @@ class JobQueue:
         with self._lock:
             if self._closed:
                 return MissReason.TIER_OFF
+            if job.region.is_gone:  # verify: its descriptor may be another file's soon
+                return MissReason.ABSENT
             if len(self._loads) >= self._options.read_queue_max:
                 return MissReason.BUSY
             self._loads.put(job, job.place.length, job.name.tenant)
@@ -149,6 +151,11 @@ class JobQueue:
             started = [job.started for job in self._loading]
             started += [job.started for job in self._storing]
             return min(started, default=None)
+
+    def read_descriptors(self) -> set[int]:
+        """Of what loads are reading, or wait for."""
+        with self._lock:
+            return {job.region.descriptor for job in (*self._loads, *self._loading)}
 
     def expire(self, now: float) -> None:
         """Answer loads whose deadline passed while they waited."""

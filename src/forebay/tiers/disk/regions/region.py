@@ -32,6 +32,7 @@ class Region(Extent):
         "full",
         "generation",
         "in_flight",
+        "is_gone",
         "is_sealed",
         "is_sealing",
         "placed",
@@ -50,6 +51,7 @@ class Region(Extent):
         self.placed = 0  # records that were given a place, written or not
         self.users = 0  # writes and erasures under way: while there are any it is not evicted
         self.full = False  # takes no more records
+        self.is_gone = False  # its file is removed, about to be, or another region's
         self.is_sealing = False  # its table of contents is being written
         self.is_sealed = False  # it has been
         self.in_flight: dict[int, int] = {}  # offset → bytes of records that are being written

@@ -13,7 +13,7 @@ next region (rolling) happens outside it, by one writer thread at a time, while 
 import errno
 import logging
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -67,7 +67,7 @@ class RegionLog:
         self._forgotten: frozenset[bytes] = frozenset()  # tenants that nothing is stored of
         self._generation = 0
         self._pause = (DropReason.NO_SPACE, 0.0)  # why, and until when, no region is opened
-        self._unlinked: list[int] = []  # descriptors of files that are gone
+        self._unlinked: list[int] = []  # descriptors of files that are gone, and maybe being read
         self._to_remove: list[tuple[str, int]] = []  # files to remove, and what they count for
         self._taken_names: set[str] = set()  # of files found at the start; never given away
         self._pins = 0  # regions that are being erased in
@@ -517,6 +517,7 @@ class RegionLog:
         self._disk.rename(self._directory.descriptor, oldest.name, name)
         oldest.name = name
         region = self._begin(name, oldest.descriptor, oldest.tenant)
+        oldest.is_gone = True
         with self._changed:
             self._full.remove(oldest)
         return region
@@ -526,16 +527,35 @@ class RegionLog:
 
         A tenant's is wiped before: its bytes must not be what another file finds in its blocks.
         """
-        if scrub or oldest.tenant != DEFAULT_TENANT:
-            regions.wipe(self._disk, oldest, scrub=scrub)  # verify: wiped file
-        if scrub:
-            self._disk.sync(oldest.descriptor)
-        self._disk.unlink(self._directory.descriptor, oldest.name)
+        oldest.is_gone = True  # from here on no read begins
+        try:
+            if scrub or oldest.tenant != DEFAULT_TENANT:
+                regions.wipe(self._disk, oldest, scrub=scrub)  # verify: wiped file
+            if scrub:
+                self._disk.sync(oldest.descriptor)
+            self._disk.unlink(self._directory.descriptor, oldest.name)
+        except OSError:
+            oldest.is_gone = False
+            raise
         with self._changed:
             self._full.remove(oldest)
             self._unlinked.append(oldest.descriptor)
             self._quotas.give(oldest.tenant, oldest.file_bytes)
         self.allocated_bytes -= oldest.file_bytes
+
+    def take_unread(self, read: Callable[[], Collection[int]]) -> list[int]:
+        """Descriptors of removed files that nobody reads any more; the caller closes them.
+
+        Until then a file has its blocks. `read` says which of them are being read, or will be.
+        """
+        with self._changed:
+            removed, self._unlinked = self._unlinked, []
+        if not removed:
+            return []
+        in_use = read()
+        with self._changed:
+            self._unlinked += [each for each in removed if each in in_use]
+        return [each for each in removed if each not in in_use]
 
     def _next_name(self) -> str:
         self._generation += 1
