@@ -297,6 +297,9 @@ def test_what_is_read_of_a_body() -> None:
     text = read_body(b'{"model":"m","prompt":"' + b"x" * 2000 + b'"}', "")
     assert not isinstance(text, str)
     assert len(text.chain) == 4
+    most = read_body(b'{"model":"m","messages":[' + b"1," * 10**6 + b"1]}", "")
+    assert not isinstance(most, str)
+    assert not most.chain, "memory would grow to forty times the body"
     many = read_body(b'{"model":"m","messages":[' + b"1," * 9000 + b"1]}", "")
     assert not isinstance(many, str)
     assert len(many.chain) == 4097

@@ -17,6 +17,7 @@ from forebay.gateway.placement.prefixes import PromptPart
 BLOCK_BYTES: Final = 512  # of a prompt that is one text
 CUT_BYTES: Final = 2048  # of a message that is cut
 PARTS_MAX: Final = 4096  # of one prompt; what is behind them is one more
+_COMMAS_MAX: Final = 64 * PARTS_MAX  # of a list; one of more may have as many members
 SESSION_HEADERS: Final = ("x-session-id", "x-claude-code-session-id", "thread-id")
 SESSION_LETTERS_MAX: Final = 256
 _MODEL_LETTERS_MAX: Final = 256
@@ -231,8 +232,10 @@ def _chain(
 
 
 def _pieces(said: _Body) -> "list[msgspec.Raw] | list[bytes]":
+    listed = _first(said.messages, said.input)
     try:
-        return _parts.decode(_first(said.messages, said.input))
+        if bytes(listed).count(b",") <= _COMMAS_MAX:
+            return _parts.decode(listed)
     except msgspec.DecodeError:
         pass  # it is one text, or a list of tokens, or there is none
     return _blocks(bytes(_first(said.prompt, said.input)), BLOCK_BYTES)
