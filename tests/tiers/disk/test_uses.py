@@ -32,6 +32,10 @@ def forget(tier: DiskTier) -> None:
     tier.forget(A, scrub=False)
 
 
+def scrub(tier: DiskTier) -> None:
+    tier.forget(A, scrub=True)
+
+
 def resize(tier: DiskTier) -> None:
     tier.resize(tier.volumes()[0].path, 8 * REGION_BYTES)
 
@@ -46,6 +50,7 @@ def lower(tier: DiskTier) -> None:
 
 WORK = [
     (forget, "zero:hang@1"),
+    (scrub, "sync:hang@2"),  # of the directory
     (resize, "unlink:hang@1"),
     (remember, "rename:hang@1"),
     (lower, "zero:hang@1"),
@@ -126,8 +131,7 @@ def test_a_closing_directory_ends_what_removes_many_regions(swift_path: Path) ->
     until(lambda: hanging.fired == 1)
     closing = threading.Thread(target=tier.close, args=[WAIT_S])
     closing.start()
-    uses = tier._drives[0].region_log.uses
-    until(lambda: uses._is_closed)
+    until(lambda: tier._drives[0].region_log.uses._is_closed)
     hanging.disarm()
     thread.join(WAIT_S)
     closing.join(WAIT_S)
@@ -137,6 +141,27 @@ def test_a_closing_directory_ends_what_removes_many_regions(swift_path: Path) ->
     with opened(swift_path) as tier:
         assert not hits(tier, some(A, 20))
     assert not is_on(swift_path, some(A, 20))
+
+
+@pytest.mark.parametrize("work", [resize, lower])
+def test_a_closing_directory_is_above_its_cap_until_the_next_start(
+    swift_path: Path, work: Callable[[DiskTier], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FaultDisk()
+    tier = open_tier(swift_path, disk)
+    store(tier, some(A, 50))
+    hanging = disk.arm("unlink:hang@1")
+    thread = threading.Thread(target=work, args=[tier])
+    thread.start()
+    until(lambda: hanging.fired == 1)
+    closing = threading.Thread(target=tier.close, args=[WAIT_S])
+    closing.start()
+    until(lambda: tier._drives[0].region_log.uses._is_closed)
+    hanging.disarm()
+    thread.join(WAIT_S)
+    closing.join(WAIT_S)
+    assert disk.calls[Operation.UNLINK] == 1
+    assert "cap (it is being closed)" in caplog.text
 
 
 def test_nothing_begins_in_what_is_closed(swift_path: Path) -> None:
@@ -207,6 +232,25 @@ def test_work_for_which_no_thread_can_be_had_is_done_the_next_time(
     assert done.wait(WAIT_S)
 
 
+def test_work_is_done_once_at_a_time() -> None:
+    begun: list[threading.Thread] = []
+    going_on = threading.Event()
+    uses = Uses()
+
+    def wait() -> None:
+        begun.append(threading.current_thread())
+        going_on.wait(WAIT_S)
+
+    work = SideWork("test", wait, uses, Barrier())
+    work.begin()
+    until(lambda: len(begun) == 1)
+    work.begin()
+    going_on.set()
+    begun[0].join(WAIT_S)
+    assert uses.close(WAIT_S)
+    assert len(begun) == 1
+
+
 def test_a_drive_is_probed_again_after_there_was_no_memory_for_it(
     swift_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,3 +274,4 @@ def test_a_drive_is_probed_again_after_there_was_no_memory_for_it(
             assert refused.wait(WAIT_S)
             assert not tier.volumes()[0].is_on
         until(lambda: tier.volumes()[0].is_on)
+        assert not tier._drives[0]._barrier.caught, "it is no bug"
