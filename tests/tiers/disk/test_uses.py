@@ -22,7 +22,7 @@ from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.faults import Operation
 from forebay.testing.samples import single
 from forebay.tiers.disk import DiskTier
-from forebay.tiers.disk.uses import SideWork, Uses
+from forebay.tiers.disk.uses import DirectoryUses, SideWork
 from forebay.tiers.quotas import Quota
 
 WAIT_S = 60.0
@@ -219,7 +219,7 @@ def test_work_for_which_no_thread_can_be_had_is_done_the_next_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = threading.Event()
-    work = SideWork("test", done.set, Uses(), Barrier())
+    work = SideWork("test", done.set, DirectoryUses(), Barrier())
 
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -235,7 +235,7 @@ def test_work_for_which_no_thread_can_be_had_is_done_the_next_time(
 def test_work_is_done_once_at_a_time() -> None:
     begun: list[threading.Thread] = []
     going_on = threading.Event()
-    uses = Uses()
+    uses = DirectoryUses()
 
     def wait() -> None:
         begun.append(threading.current_thread())

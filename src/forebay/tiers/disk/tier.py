@@ -3,8 +3,8 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from fractions import Fraction
 from functools import partial
 from typing import Final, Self
@@ -295,13 +295,12 @@ class DiskTier(Tier):
             with self._in_use():
                 self._keys.rotate()
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
+    def _in_use(self) -> ExitStack:
         """Until it ends no directory is closed; an OSError if one is closing."""
         with ExitStack() as uses:
             for drive in self._drives:
                 uses.enter_context(drive.region_log.uses.one())
-            yield
+            return uses.pop_all()
 
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:
         """See Tier."""
@@ -377,7 +376,7 @@ def _tell(done: Callable[[VolumeProbe], None], volume: int, failure: str) -> Non
 def _destroy_keys(
     keys: DataKeys | None,
     tenants: Iterable[bytes],
-    use: Callable[[], AbstractContextManager[None]] = nullcontext,
+    use: Callable[[], ExitStack] = ExitStack,
 ) -> list[str]:
     """Destroy the data keys of tenants, each within a use of the directories; why one is left."""
     failures: list[str] = []

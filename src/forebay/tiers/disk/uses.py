@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from forebay.barrier import Barrier
 
 
-class Uses:
+class DirectoryUses:
     """The uses of one directory. Any thread may call."""
 
     def __init__(self) -> None:
@@ -52,7 +52,9 @@ class Uses:
 class SideWork:
     """Work that may wait for a directory's medium, on a thread of its own, one at a time."""
 
-    def __init__(self, name: str, work: Callable[[], None], uses: Uses, barrier: Barrier) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], None], uses: DirectoryUses, barrier: Barrier
+    ) -> None:
         self._name = name
         self._work = work
         self._uses, self._barrier = uses, barrier

@@ -27,7 +27,7 @@ from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions import region as regions
 from forebay.tiers.disk.regions.directory import OpenDirectory, generation_in, region_name
 from forebay.tiers.disk.regions.region import Region
-from forebay.tiers.disk.uses import Uses
+from forebay.tiers.disk.uses import DirectoryUses
 from forebay.tiers.quotas import Quota, Quotas
 
 _log: Final = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class RegionLog:
         self._forgetting: set[bytes] = set()  # tenants whose regions are being removed
         self._erasures = 0  # under way
         self._waiting_to_place = 0  # writers
-        self.uses = Uses()  # erasures, and whatever else works on files here
+        self.uses = DirectoryUses()  # erasures, and whatever else works on files here
         self.allocated_bytes = 0
         self.evicted_regions = 0
         self.left_alone = 0  # files that are not ours, or not of this version
