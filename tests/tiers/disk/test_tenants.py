@@ -32,6 +32,7 @@ from forebay.testing.outcomes import Outcomes
 from forebay.testing.samples import Sample, chain, single
 from forebay.tiers.contract import DropReason, Forgotten, Removed, TierListener
 from forebay.tiers.disk import Directory, DiskTier
+from forebay.tiers.disk.regions import region_log
 from forebay.tiers.quotas import Quota
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
@@ -257,6 +258,77 @@ def test_what_cannot_be_remembered_is_not_forgotten(tmp_path: Path) -> None:
         disk.disarm()
         assert hits(tier, some(A, 3)) == 3
         assert not tier.forgotten()
+
+
+def test_of_two_tenants_forgotten_at_once_both_are_remembered(tmp_path: Path) -> None:
+    """One list lacked the other tenant, which the next start served again."""
+    place, disk = tmp_path / "disk", FaultDisk()
+    with opened(place, disk) as tier:
+        store(tier, [*some(A, 5), *some(B, 5)])
+        hanging = disk.arm("sync:hang@2")  # of the directory, when A's list is there
+        threads = [threading.Thread(target=tier.remember_forgotten, args=[t]) for t in (A, B)]
+        threads[0].start()
+        until(lambda: hanging.fired == 1)
+        threads[1].start()
+        threads[1].join(0.1)
+        hanging.disarm()
+        for thread in threads:
+            thread.join(60)
+        assert tier.forgotten() == {A, B}
+        assert store(tier, [*some(A, 1, "late"), *some(B, 1, "late")]) == {DropReason.FORGOTTEN: 2}
+    with opened(place) as tier:
+        assert tier.forgotten() == {A, B}
+        assert not hits(tier, [*some(A, 5), *some(B, 5)])
+
+
+def test_a_tenant_forgotten_twice_at_once_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waited for the other to let the regions go, and removed none."""
+    monkeypatch.setattr(region_log, "_WRITES_S", 0.5)
+    place, disk = tmp_path / "disk", FaultDisk()
+    with opened(place, disk) as tier:
+        store(tier, some(A, 12))
+        tier.remember_forgotten(A)
+        hanging = disk.arm("zero:hang@1")
+        found: list[Forgotten] = []
+
+        def forget() -> None:
+            found.append(tier.forget(A, scrub=False))
+
+        threads = [threading.Thread(target=forget) for _ in range(2)]
+        threads[0].start()
+        until(lambda: hanging.fired == 1)
+        threads[1].start()
+        threads[1].join(0.1)
+        hanging.disarm()
+        for thread in threads:
+            thread.join(60)
+        assert set(found) == {Forgotten(12, 3 * REGION_BYTES), Forgotten()}
+        assert not regions(place)
+
+
+def test_a_tenant_that_one_could_not_forget_is_forgotten_by_whoever_waits(tmp_path: Path) -> None:
+    place, disk = tmp_path / "disk", FaultDisk()
+    with opened(place, disk) as tier:
+        store(tier, some(A, 5))
+        tier.remember_forgotten(A)
+        hanging = disk.arm("zero:hang@1")
+        disk.arm("unlink:errno=EIO@1")
+        found: list[Forgotten] = []
+
+        def forget() -> None:
+            found.append(tier.forget(A, scrub=False))
+
+        threads = [threading.Thread(target=forget) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(lambda: hanging.fired == 1)
+        hanging.disarm()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(bool(each.failure) for each in found) == [False, True]
+        assert not regions(place)
 
 
 def test_what_one_directory_cannot_remember_no_other_does(tmp_path: Path) -> None:

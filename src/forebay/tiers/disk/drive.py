@@ -50,6 +50,7 @@ from forebay.tiers.disk.regions.directory import OpenDirectory, refuse_too_large
 from forebay.tiers.disk.regions.forgotten import write_forgotten
 from forebay.tiers.disk.regions.region import Region
 from forebay.tiers.disk.regions.region_log import FULL_ERRNOS, RegionLog
+from forebay.tiers.disk.uses import SideWork
 from forebay.tiers.quotas import Quota
 
 _log: Final = logging.getLogger(__name__)
@@ -80,7 +81,8 @@ class Drive:
         self._keys = keys
         self._disk, self._clock, self._barrier = world.disk, world.clock, world.barrier
         self._queue = JobQueue(options)
-        self._is_probing = False
+        self._probing = SideWork("probe", self._probe, region_log.uses, world.barrier)
+        self._trimming = SideWork("trim", region_log.trim, region_log.uses, world.barrier)
         self._probe_record = RecordProbe(directory.lock)
         self._threads = [
             *self._workers("read", options.read_depth, self._read_forever),
@@ -130,7 +132,8 @@ class Drive:
     def remember_forgotten(self, tenants: frozenset[bytes]) -> str:
         """Write down that nothing of these tenants is served; why that cannot be done, if so."""
         try:
-            write_forgotten(self._disk, self.directory, tenants)
+            with self.region_log.uses.one():
+                write_forgotten(self._disk, self.directory, tenants)
         except OSError as error:
             self._failed()
             return f"{self.directory.path} cannot remember it ({error.strerror or error})"
@@ -138,7 +141,7 @@ class Drive:
         return ""
 
     def tick(self, now: float) -> None:
-        """Look at deadlines; called every `tick_s`."""
+        """Look at deadlines, and begin what is due; called every `tick_s`, must not wait."""
         self._barrier.call("a drive's timers", self._tick, now)
 
     def _tick(self, now: float) -> None:
@@ -150,9 +153,10 @@ class Drive:
             self._switch_off(now, "does not answer")
         if not self.health.is_on:
             self._answer_waiting()
-            if not self._is_probing and self.health.probe_due(now):
-                self._is_probing = True
-                threading.Thread(target=self._probe, name="forebay-probe", daemon=True).start()
+            if self.health.probe_due(now):
+                self._probing.begin()
+        if self.region_log.is_to_trim:
+            self._trimming.begin()
 
     def close(self, timeout_s: float) -> None:
         """Finish what was accepted, seal, and close what no thread can touch any more."""
@@ -164,8 +168,8 @@ class Drive:
             return  # hung threads still use the descriptors; the kernel closes them with us
         for thread in self._threads:
             thread.join(timeout_s)
-        if not self.region_log.stop_erasures(timeout_s):
-            _log.warning("%s: an erasure did not end in time", self.directory.path)
+        if not self.region_log.uses.close(timeout_s):
+            _log.warning("%s: an erasure or the like did not end in time", self.directory.path)
             return
         for descriptor in (
             *self.region_log.close(),
@@ -297,8 +301,8 @@ class Drive:
 
     def _probe(self) -> None:
         """Try one write and one read of the lock file's first page."""
-        page = memory.allocate(PAGE_BYTES)
         try:
+            page = memory.allocate(PAGE_BYTES)
             write_whole(self._disk, self.directory.lock, [page], 0)
             read_whole(self._disk, self.directory.lock, [page], 0)
         except OSError:
@@ -307,8 +311,6 @@ class Drive:
             if self._queue.oldest() is None:
                 self.health.switch_on()
                 _log.warning("%s answers again and is switched on", self.directory.path)
-        finally:
-            self._is_probing = False
 
 
 class WriteBuffers:

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from fractions import Fraction
 from functools import partial
 from typing import Final, Self
@@ -68,6 +69,7 @@ class DiskTier(Tier):
         self._missing: list[str] = []  # directories that could not be opened
         self._keys: DataKeys | None = None  # of encrypted records
         self._forgotten: frozenset[bytes] = frozenset()  # tenants, by id
+        self._remembering = threading.Lock()  # held while another is written down
         self._caps_bytes = caps_bytes
         self._catalog = catalog
         self._options = options
@@ -217,6 +219,10 @@ class DiskTier(Tier):
 
     def remember_forgotten(self, tenant: bytes) -> str:
         """See Tier."""
+        with self._remembering:  # else each of two would leave out the other's
+            return self._remember_one_more(tenant)
+
+    def _remember_one_more(self, tenant: bytes) -> str:
         forgotten = self._forgotten | {tenant}
         if len(forgotten) > FORGOTTEN_MAX:  # verify: how many are forgotten
             return f"more than {FORGOTTEN_MAX} tenants were forgotten here; empty the directories"
@@ -237,7 +243,7 @@ class DiskTier(Tier):
     def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:
         """See Tier."""
         failures = [f"{path} is not open" for path in self._missing]
-        failures += _destroy_keys(self._keys, [tenant])
+        failures += _destroy_keys(self._keys, [tenant], self._in_use)
         found = [drive.region_log.forget(tenant, scrub=scrub) for drive in self._drives]
         failures += [each.failure for each in found if each.failure]
         records, size_bytes = sum(each.records for each in found), sum(e.size_bytes for e in found)
@@ -262,22 +268,39 @@ class DiskTier(Tier):
         """See Tier."""
         for number, drive in enumerate(self._drives):
             if drive.directory.path == path:
-                drive.check_cap(cap_bytes)
-                lost_bytes = self._caps_bytes[number] - cap_bytes
-                left_bytes = sum(self._caps_bytes) - lost_bytes
-                if lost_bytes > 0 and left_bytes < floors_bytes(self._quotas):
-                    raise DirectoryError(f"{path} cannot be so small: {FLOORS}.")
-                size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
-                drive.region_log.resize(usable_bytes(cap_bytes), size)
-                self._caps_bytes[number] = cap_bytes
-                self.set_quotas(self._quotas)
+                try:
+                    with drive.region_log.uses.one():
+                        self._resize(number, cap_bytes)
+                except OSError as error:
+                    raise DirectoryError(f"{path} keeps its cap: {error.strerror}.") from None
                 return True
         return False
+
+    def _resize(self, number: int, cap_bytes: int) -> None:
+        drive = self._drives[number]
+        path = drive.directory.path
+        drive.check_cap(cap_bytes)
+        lost_bytes = self._caps_bytes[number] - cap_bytes
+        left_bytes = sum(self._caps_bytes) - lost_bytes
+        if lost_bytes > 0 and left_bytes < floors_bytes(self._quotas):
+            raise DirectoryError(f"{path} cannot be so small: {FLOORS}.")
+        size = region_bytes(Directory(path, cap_bytes), self._options.region_bytes)
+        drive.region_log.resize(usable_bytes(cap_bytes), size)
+        self._caps_bytes[number] = cap_bytes
+        self.set_quotas(self._quotas)
 
     def rotate(self) -> None:
         """See Tier."""
         if self._keys is not None:
-            self._keys.rotate()
+            with self._in_use():
+                self._keys.rotate()
+
+    def _in_use(self) -> ExitStack:
+        """Until it ends no directory is closed; an OSError if one is closing."""
+        with ExitStack() as uses:
+            for drive in self._drives:
+                uses.enter_context(drive.region_log.uses.one())
+            return uses.pop_all()
 
     def probe(self, done: Callable[[VolumeProbe], None]) -> int:
         """See Tier."""
@@ -338,7 +361,6 @@ class DiskTier(Tier):
             now = self._clock.monotonic()
             for drive in self._drives:
                 drive.tick(now)
-                drive.region_log.trim()
             off = [drive for drive in self._drives if not drive.health.is_on]
             if off or unavailable:
                 unavailable = [
@@ -351,14 +373,19 @@ def _tell(done: Callable[[VolumeProbe], None], volume: int, failure: str) -> Non
     done(VolumeProbe(volume, failure))
 
 
-def _destroy_keys(keys: DataKeys | None, tenants: Iterable[bytes]) -> list[str]:
-    """Destroy the data keys of tenants; why one is left, if so."""
+def _destroy_keys(
+    keys: DataKeys | None,
+    tenants: Iterable[bytes],
+    use: Callable[[], ExitStack] = ExitStack,
+) -> list[str]:
+    """Destroy the data keys of tenants, each within a use of the directories; why one is left."""
     failures: list[str] = []
     if keys is None:
         return failures
     for tenant in tenants:
         try:
-            keys.forget(tenant)
+            with use():
+                keys.forget(tenant)
         except OSError as error:
             failures.append(f"a forgotten tenant's key is left ({error.strerror})")
     return failures

@@ -36,7 +36,10 @@ def read_forgotten(disk: Disk, directory: OpenDirectory) -> frozenset[bytes]:
 
 
 def write_forgotten(disk: Disk, directory: OpenDirectory, tenants: Collection[bytes]) -> None:
-    """Remember these ids, all of them, from now on and after any crash; OSError: it cannot be."""
+    """Remember these ids, all of them, from now on and after any crash; OSError: it cannot be.
+
+    By one thread at a time.
+    """
     place = directory.descriptor
     data = pack_forgotten(tenants)
     if _NEW_NAME in disk.names(place):

@@ -27,6 +27,7 @@ from forebay.tiers.disk.options import Options
 from forebay.tiers.disk.regions import region as regions
 from forebay.tiers.disk.regions.directory import OpenDirectory, generation_in, region_name
 from forebay.tiers.disk.regions.region import Region
+from forebay.tiers.disk.uses import DirectoryUses
 from forebay.tiers.quotas import Quota, Quotas
 
 _log: Final = logging.getLogger(__name__)
@@ -70,10 +71,10 @@ class RegionLog:
         self._unlinked: list[int] = []  # descriptors of files that are gone, and maybe being read
         self._to_remove: list[tuple[str, int]] = []  # files to remove, and what they count for
         self._taken_names: set[str] = set()  # of files found at the start; never given away
-        self._pins = 0  # regions that are being erased in
+        self._forgetting: set[bytes] = set()  # tenants whose regions are being removed
         self._erasures = 0  # under way
         self._waiting_to_place = 0  # writers
-        self._is_closed = False
+        self.uses = DirectoryUses()  # erasures, and whatever else works on files here
         self.allocated_bytes = 0
         self.evicted_regions = 0
         self.left_alone = 0  # files that are not ours, or not of this version
@@ -250,27 +251,18 @@ class RegionLog:
         with self._changed:
             while self._is_rolling or region.is_sealing:
                 self._changed.wait()
-            if self._is_closed or not (self._is_open(region) or region in self._full):
+            if not (self._is_open(region) or region in self._full) or not self.uses.begin():
                 return False
             region.users += 1
-            self._pins += 1
             return True
 
     def unpin(self, region: Region) -> None:
         """End a pin; the region is sealed if it is full and has no table of contents."""
         self.end_use(region)
-        with self._changed:
-            self._pins -= 1
-            self._changed.notify_all()
-
-    def stop_erasures(self, timeout_s: float) -> bool:
-        """Allow no further erasure and wait for those under way; False if they last too long."""
-        with self._changed:
-            self._is_closed = True
-            return self._changed.wait_for(lambda: not self._pins, timeout_s)
+        self.uses.end()
 
     def close(self) -> list[int]:
-        """Seal the open region, after the last write; the descriptors, which the caller closes."""
+        """Seal open regions, after the last write and use; descriptors, for the caller to close."""
         with self._changed:
             ended = self._end_open_regions()
         for region in ended:
@@ -430,6 +422,12 @@ class RegionLog:
         with self._changed:
             return {tenant: self._quotas.used_bytes(tenant) for tenant in self._quotas.holders()}
 
+    @property
+    def is_to_trim(self) -> bool:
+        """Whether `trim` has something to do now; does not wait for the medium."""
+        with self._changed:
+            return not self._is_rolling and bool(self._quotas.above_caps())
+
     def trim(self) -> None:
         """Evict what tenants have above their caps, since these were lowered; waits."""
         with self._changed:
@@ -459,17 +457,27 @@ class RegionLog:
     def forget(self, tenant: bytes, *, scrub: bool) -> Forgotten:
         """Wipe and remove all regions of a tenant that is refused by now; waits for the medium."""
         with self._changed:
-            while self._is_rolling:
+            while self._is_rolling or tenant in self._forgetting:
                 self._changed.wait()
+            self._forgetting.add(tenant)
             if (open_region := self._end_open_region(tenant)) is not None:
                 _end_sealing(open_region)
             doomed = [region for region in self._full if region.tenant == tenant]
             for region in doomed:
                 region.users += 1  # so that nobody else evicts it
+        try:
+            return self._forget_regions(doomed, scrub=scrub)
+        finally:
+            with self._changed:
+                self._forgetting.remove(tenant)
+                self._changed.notify_all()
+
+    def _forget_regions(self, doomed: list[Region], *, scrub: bool) -> Forgotten:
         records, size_bytes, failure = 0, 0, ""
         for region in doomed:
             try:
-                records += self._forget_region(region, scrub=scrub)
+                with self.uses.one():
+                    records += self._forget_region(region, scrub=scrub)
                 size_bytes += region.file_bytes
             except OSError as error:
                 failure = f"{self._directory.path}/{region.name}: {error.strerror}"
@@ -526,21 +534,23 @@ class RegionLog:
         """Remove a file that is not used again; reads in flight may still use its descriptor.
 
         A tenant's is wiped before: its bytes must not be what another file finds in its blocks.
+        While the directory is closing an OSError: whoever removes several need not end.
         """
         oldest.is_gone = True  # from here on no read begins
         try:
-            if scrub or oldest.tenant != DEFAULT_TENANT:
-                regions.wipe(self._disk, oldest, scrub=scrub)  # verify: wiped file
-            if scrub:
-                self._disk.sync(oldest.descriptor)
-            self._disk.unlink(self._directory.descriptor, oldest.name)
+            with self.uses.one():
+                if scrub or oldest.tenant != DEFAULT_TENANT:
+                    regions.wipe(self._disk, oldest, scrub=scrub)  # verify: wiped file
+                if scrub:
+                    self._disk.sync(oldest.descriptor)
+                self._disk.unlink(self._directory.descriptor, oldest.name)
+                with self._changed:
+                    self._full.remove(oldest)
+                    self._unlinked.append(oldest.descriptor)
+                    self._quotas.give(oldest.tenant, oldest.file_bytes)
         except OSError:
             oldest.is_gone = False
             raise
-        with self._changed:
-            self._full.remove(oldest)
-            self._unlinked.append(oldest.descriptor)
-            self._quotas.give(oldest.tenant, oldest.file_bytes)
         self.allocated_bytes -= oldest.file_bytes
 
     def take_unread(self, read: Callable[[], Collection[int]]) -> list[int]:
