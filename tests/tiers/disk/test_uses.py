@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.disk_harness import REGION_BYTES, SMALL, TickedClock, open_tier, opened, regions, until
 from tests.encryption_harness import opened_disk
-from tests.tiers.disk.test_tenants import A, hits, is_on, some, store
+from tests.tiers.disk.test_tenants import A, hits, is_on, removed_files, some, store
 
 from forebay.barrier import Barrier
 from forebay.errors import DirectoryError
@@ -68,6 +68,7 @@ def test_a_file_is_not_closed_while_something_works_on_it(
     thread = threading.Thread(target=work, args=[tier])
     thread.start()
     until(lambda: hanging.fired == 1)
+    until(lambda: not removed_files(swift_path))  # they are closed meanwhile, as ever
     closed = disk.calls[Operation.CLOSE]
     closing = threading.Thread(target=tier.close, args=[WAIT_S])
     closing.start()
