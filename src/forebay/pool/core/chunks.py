@@ -6,7 +6,8 @@ slot; `Dram` alone changes its state:
     FILLING   an engine writes into the slot         → READY (commit) or dropped (abort, exit)
     LOADING   a lower tier writes into the slot      → READY (verified) or dropped (miss)
     READY     can be read; may be pinned, and may be being written to lower tiers
-              → dropped (evicted, damaged, cleared, its prefix is gone), if nobody uses it
+              → dropped (evicted, damaged, cleared, its prefix is gone), if nobody uses it;
+              what is damaged or cleared while it is in use is leaving: nobody finds it any more
 
 Promised: no chunk that can be found has a hole before it; the record before it (its parent) is in
 some tier, and when the last copy of that one goes, what continues it in DRAM goes too. Not
@@ -115,7 +116,9 @@ class ChunkTable:
         self._by_key: dict[bytes, Chunk] = {}
         self._by_offset: dict[int, Chunk] = {}
         self._children: dict[bytes, set[Chunk]] = {}  # parent → children in DRAM
-        self._ready: set[bytes] = set()  # keys of chunks that are READY: lookups need no more
+        # Keys of chunks that are READY and not leaving: lookups need no more.
+        self._ready: set[bytes] = set()
+        self._leaving: set[bytes] = set()  # keys of chunks that go when nobody uses them
         self._namespaces = NamespaceTable()
         self.payload_bytes = 0
 
@@ -126,13 +129,15 @@ class ChunkTable:
         return iter(self._by_key.values())
 
     def get(self, key: bytes) -> Chunk | None:
-        """The chunk of a short key, in whatever state."""
+        """The chunk of a short key, in whatever state, leaving or not."""
         return self._by_key.get(key)
 
     def is_coming_or_ready(self, key: bytes) -> bool:
         """Whether a chunk is READY or LOADING: it can be looked up."""
         chunk = self._by_key.get(key)
-        return chunk is not None and chunk.state is not SlotState.FILLING
+        if chunk is None or key in self._leaving:
+            return False
+        return chunk.state is not SlotState.FILLING
 
     def is_filling(self, key: bytes) -> bool:
         """Whether an engine is storing a chunk."""
@@ -153,6 +158,16 @@ class ChunkTable:
     def is_ready(self, key: bytes) -> bool:
         """Whether this chunk is READY; the one question that any thread may ask."""
         return key in self._ready
+
+    def is_leaving(self, key: bytes) -> bool:
+        """Whether a chunk goes as soon as nobody uses it; until then its key has no other."""
+        return key in self._leaving
+
+    def before_leaving(self, keys: list[bytes]) -> list[bytes]:
+        """The keys before the first that is leaving."""
+        if self._leaving.isdisjoint(keys):  # mostly
+            return keys
+        return list(takewhile(lambda key: key not in self._leaving, keys))
 
     def at(self, offset: int) -> Chunk | None:
         """The chunk in a slot."""
@@ -184,6 +199,11 @@ class ChunkTable:
         chunk.state = SlotState.READY
         self._ready.add(chunk.key)
 
+    def set_leaving(self, chunk: Chunk) -> None:
+        """A chunk that is in use is not to be found from now on."""
+        self._ready.discard(chunk.key)
+        self._leaving.add(chunk.key)
+
     def rename(self, chunk: Chunk, name: RecordName) -> None:
         """A loaded chunk's record says what it is in full."""
         self._unlink(chunk)
@@ -196,6 +216,7 @@ class ChunkTable:
         """The slot is no longer this chunk's."""
         del self._by_key[chunk.key]
         self._ready.discard(chunk.key)
+        self._leaving.discard(chunk.key)
         del self._by_offset[chunk.offset]
         self._unlink(chunk)
         self._leave(chunk)

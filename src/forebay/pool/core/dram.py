@@ -75,7 +75,8 @@ class Dram:
         self._metrics = metrics
         self.pinned_chunks = 0
         self._now = now
-        self._condemned: set[Chunk] = set()  # cleared while in use: dropped when they are not
+        # Cleared or damaged while in use: dropped for that when they are not.
+        self._condemned: dict[Chunk, EvictionCause] = {}
 
     def half_bytes(self) -> int:
         """What an engine that is alone may hold for loads, and for stores."""
@@ -104,7 +105,7 @@ class Dram:
         self._metrics.tiers.seconds.observe(self._now() - chunk.since, _STORED)
         chunk.digest = digest
         if chunk in self._condemned or not self.is_known(chunk.name.parent):
-            self._condemned.discard(chunk)
+            self._condemned.pop(chunk, None)
             self.drop(chunk)
             return False
         self._set_ready(chunk)
@@ -155,10 +156,16 @@ class Dram:
         return chunk
 
     def end_load(self, chunk: Chunk, header: RecordHeader | None) -> None:
-        """A lower tier has filled a slot with this record, verified; None: it has not."""
+        """A lower tier has filled a slot with this record, verified; None: it has not.
+
+        What was cleared meanwhile is dropped, as in `commit`.
+        """
         assert chunk.state is SlotState.LOADING
         self.load_budget.give(chunk.engine, chunk.slot_bytes)
-        if header is None:
+        is_condemned = self._condemned.pop(chunk, None) is not None
+        if is_condemned:
+            zero(self.slab.payload(chunk.offset, chunk.slot_bytes))
+        if header is None or is_condemned:
             self.drop(chunk)
             return
         self.chunks.rename(chunk, header.name)
@@ -247,7 +254,8 @@ class Dram:
 
     def has(self, key: bytes) -> bool:
         """Whether a chunk of this short key is in any tier, or on its way into DRAM."""
-        return self.chunks.get(key) is not None or self._stack.has(key)
+        is_here = self.chunks.get(key) is not None and not self.chunks.is_leaving(key)
+        return is_here or self._stack.has(key)
 
     def is_known(self, parent: bytes) -> bool:
         """Whether a record with this parent (full key, or ROOT) can be reached."""
@@ -316,21 +324,26 @@ class Dram:
 
     def drop_damaged(self, chunk: Chunk) -> None:
         """A slot does not hold what it should; copies below are verified when they are loaded."""
-        if not chunk.is_busy and self.chunks.get(chunk.key) is chunk:
-            self.drop(chunk, EvictionCause.DAMAGED)
-            if not chunk.tiers:
-                self._drop_descendants(chunk.key)
+        self.condemn([chunk], EvictionCause.DAMAGED)
 
-    def condemn(self, chunks: Iterable[Chunk]) -> int:
-        """Drop these chunks, those in use as soon as nobody uses them; how many these are."""
+    def condemn(self, chunks: Iterable[Chunk], cause: EvictionCause = EvictionCause.CLEARED) -> int:
+        """Drop these chunks, those in use as soon as nobody uses them; how many these are.
+
+        Until then nobody finds them, and who asks for them hears that they are gone.
+        """
         condemned = set(chunks)
-        self._condemned |= condemned
+        for chunk in condemned:
+            self._condemned.setdefault(chunk, cause)
         for chunk in condemned:
             self._drop_condemned(chunk, wipe=False)
-        return len(condemned & self._condemned)
+        kept = condemned & self._condemned.keys()
+        for chunk in kept:
+            self.chunks.set_leaving(chunk)
+            self.lost_keys.left(chunk.key, self._condemned[chunk])
+        return len(kept)
 
     def is_condemned(self, chunk: Chunk) -> bool:
-        """Whether a chunk was cleared while it was in use."""
+        """Whether a chunk was cleared, or found damaged, while it was in use."""
         return chunk in self._condemned
 
     def sweep(self) -> None:
@@ -353,12 +366,15 @@ class Dram:
         is_here = self.chunks.get(chunk.key) is chunk
         if is_here and chunk.is_busy:
             return 0
-        self._condemned.discard(chunk)
+        cause = self._condemned.pop(chunk)
         if not is_here:
             return 0
         if wipe:
             zero(self.slab.payload(chunk.offset, chunk.slot_bytes))
-        self.drop(chunk, EvictionCause.CLEARED)
+        self.drop(chunk, cause)
+        # What continues a cleared one was cleared as well.
+        if cause is EvictionCause.DAMAGED and not chunk.tiers:
+            self._drop_descendants(chunk.key)
         return chunk.slot_bytes if wipe else 0
 
     def shrink(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
-from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.dram import Dram
 from forebay.pool.core.parts import CoreParts
 from forebay.record.header import payload_hash
@@ -100,7 +100,7 @@ class Scrubber:
         size = 0
         while self._round and size < _STEP_BYTES and len(chunks) < _STEP_CHUNKS_MAX:
             chunk = self._round.pop()
-            if self._dram.chunks.get(chunk.key) is chunk and chunk.state is SlotState.READY:
+            if self._is_ready(chunk):
                 chunks.append(chunk)
                 size += chunk.length
         if chunks:
@@ -113,6 +113,10 @@ class Scrubber:
     def _checked(self, chunks: list[Chunk], digests: list[bytes]) -> None:
         self.checked += len(chunks)
         for chunk, digest in zip(chunks, digests, strict=False):
-            is_here = self._dram.chunks.get(chunk.key) is chunk  # else its slot may be another's
+            is_here = self._is_ready(chunk)  # else its slot may be another's
             if is_here and digest != chunk.digest:  # verify: scrubbed hash
                 self._damaged(chunk)
+
+    def _is_ready(self, chunk: Chunk) -> bool:
+        chunks = self._dram.chunks
+        return chunks.get(chunk.key) is chunk and chunks.is_ready(chunk.key)

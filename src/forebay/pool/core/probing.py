@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from forebay.metrics.labels import DRAM
-from forebay.pool.core.chunks import Chunk, SlotState
+from forebay.pool.core.chunks import Chunk
 from forebay.pool.core.hashing import Hasher, payload_of
 from forebay.pool.core.parts import CoreParts
 from forebay.pool.session import ProbeResult, ProbeTold
@@ -46,7 +46,8 @@ class Prober:
             self._dram.slab.give(offset)
             told(ProbeResult(DRAM, 0, "" if is_exact else MissReason.CORRUPT))
             return
-        ready = (each for each in islice(self._dram.chunks, _LOOKED_AT) if _is_ready(each))
+        chunks = self._dram.chunks
+        ready = (each for each in islice(chunks, _LOOKED_AT) if chunks.is_ready(each.key))
         chunk = next(ready, None)
         if chunk is None:  # every slot is being filled or loaded: engines are at work there
             told(ProbeResult(DRAM, 0, ""))
@@ -70,10 +71,6 @@ class Prober:
         if not is_exact:
             self._damaged(chunk)
         told(ProbeResult(DRAM, 0, "" if is_exact else MissReason.CORRUPT))
-
-
-def _is_ready(chunk: Chunk) -> bool:
-    return chunk.state is SlotState.READY
 
 
 def _tell(told: ProbeTold, tier: str, probed: VolumeProbe) -> None:

@@ -148,6 +148,7 @@ class TierStack:
 
     def prefix(self, keys: list[bytes], ready: int) -> KnownPrefix:
         """How many keys, from the first, are in DRAM or below; the first `ready` are in DRAM."""
+        keys = self._chunks.before_leaving(keys)  # a copy below is of no use until its slot is free
         at = ready
         is_unknown = False
         by_tier = [0] * len(self._tiers)

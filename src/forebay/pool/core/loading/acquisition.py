@@ -96,11 +96,19 @@ class Acquisition:
             self.end(request)
 
     def damaged(self, chunk: Chunk) -> None:
-        """A slot does not hold what it should: forget it."""
+        """A slot does not hold what it should: forget it, and promise it to nobody."""
         self._metrics.error(ErrorKind.DRAM_CORRUPT)
         for request in [each for each in self._requests if chunk in each.retained.pinned]:
             self._read_ahead.stop_retaining(request)
+        asked = [each for each in self._requests if each.state is LoadState.ASKED]
+        waiting = [request for request in asked if chunk in request.held.values()]
+        for request in waiting:
+            position = next(at for at, held in request.held.items() if held is chunk)
+            self._dram.unpin_for_load(request.engine, request.held.pop(position))
+            self._fail(request, position)
         self._dram.drop_damaged(chunk)
+        for request in waiting:
+            self.advance(request)
 
     def cut(self, request: LoadRequest) -> None:
         """Of a stream, no more comes than has come without a hole."""

@@ -103,10 +103,11 @@ class Promotions:
 
     def fetch(self, request: LoadRequest, position: int) -> FetchOutcome:
         """Have a chunk come that a request wants, unless it is here."""
-        chunk = self._dram.chunks.get(request.keys[position])
+        key = request.keys[position]
+        chunk = self._dram.chunks.get(key)
         if chunk is None:
             chunk = self._read(request, position)
-        elif chunk.state is SlotState.FILLING:
+        elif not self._dram.chunks.is_coming_or_ready(key):  # verify: damaged, in use
             chunk = None
         if chunk is None:
             return self._why_not(request, position)
@@ -149,11 +150,13 @@ class Promotions:
 
     def _why_not(self, request: LoadRequest, position: int) -> FetchOutcome:
         """A chunk cannot be read: for want of room, or because it cannot be had at all."""
-        length = self._stack.length_of(request.keys[position])
+        key = request.keys[position]
+        is_leaving = self._dram.chunks.is_leaving(key)  # another copy has to wait for its slot
+        length = None if is_leaving else self._stack.length_of(key)
         if length is not None and self._fits_ever(request, length):
             return FetchOutcome.NO_ROOM
         if length is None and request.note.cut is None:  # since its lookup: nobody else says why
-            request.note.cut = self.why_gone(request.keys[position]) or Decision.EVICTED
+            request.note.cut = self.why_gone(key) or Decision.EVICTED
         return FetchOutcome.GONE
 
     def why_gone(self, key: bytes) -> Decision | None:

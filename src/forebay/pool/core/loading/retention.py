@@ -16,7 +16,6 @@ from itertools import takewhile
 from typing import Final
 
 from forebay.pool.core.budget import Budget
-from forebay.pool.core.chunks import SlotState
 from forebay.pool.core.dram import Dram
 from forebay.pool.core.loading.request import LoadRequest, Retained
 
@@ -110,7 +109,7 @@ class Retention:
         if not retained.ready <= position < retained.chunks or position in retained.early:
             return
         chunk = self._dram.chunks.get(request.keys[position])
-        if chunk is not None and chunk.state is SlotState.READY:
+        if chunk is not None and self._dram.chunks.is_ready(chunk.key):
             self._dram.pin(chunk)
             retained.early[position] = chunk
 

@@ -145,6 +145,8 @@ class Stores:
             if self._dram.has(short(key)):
                 self._refused(RefusalReason.HAVE, 1)
                 answer = ReserveAnswer.HAVE
+            elif self._dram.chunks.is_leaving(short(key)):
+                answer = ReserveAnswer.LATER
             else:
                 above = run.parent if rule is GroupRule.LOCAL else name.parent
                 newcomer = newcomer or Newcomer(short(key), _short_or_none(above))

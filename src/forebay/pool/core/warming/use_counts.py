@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from forebay.pool.core.chunks import SlotState
 from forebay.pool.core.parts import CoreParts
 from forebay.tiers.contract import USED_RECORDS_MAX, UsedRecord
 
@@ -54,7 +53,7 @@ class UseCounts:
             if uses < USES_MIN or len(records) == USED_RECORDS_MAX:
                 break
             chunk = self._chunks.get(key)
-            if chunk is not None and chunk.state is SlotState.READY and tier in chunk.tiers:
+            if chunk is not None and self._chunks.is_ready(key) and tier in chunk.tiers:
                 name = chunk.name
                 records.append(UsedRecord(name.namespace, name.tenant, name.group, key, uses))
         if records:
