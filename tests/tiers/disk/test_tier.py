@@ -1,13 +1,17 @@
 """What the disk tier does beyond the contract: ask, resize, report what left."""
 
+import errno
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.disk_harness import CAP_BYTES, SMALL, allocated, open_tier, opened, until
+from tests.encryption_harness import encrypted
 
 from forebay.errors import DirectoryError
+from forebay.record.header import DEFAULT_TENANT
+from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
 from forebay.testing.conformance import load, store
@@ -216,3 +220,30 @@ def test_a_drive_that_answers_a_probe_stays_off_while_a_call_still_hangs(swift_p
         hanging.disarm()
         outcomes.wait()
         until(lambda: tier.volumes()[0].is_on)
+
+
+@pytest.mark.expects_faults
+def test_what_fails_before_it_is_written_keeps_neither_its_key_nor_its_region(
+    swift_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory can be had for what a record is encrypted into."""
+    allocate = memory.allocate
+
+    def refuse(size: int) -> memoryview:
+        if threading.current_thread().name.startswith("forebay-write"):
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return allocate(size)
+
+    sample = single("large", 90_000)
+    with opened(swift_path, options=encrypted()) as tier:
+        assert store(tier, single("first")) == Stored()
+        with monkeypatch.context() as patched:
+            patched.setattr(memory, "allocate", refuse)
+            outcomes = Outcomes(tier)
+            outcomes.store(sample)
+            outcomes.wait()
+        assert outcomes.dropped == {DropReason.IO_ERROR: 1}
+        assert store(tier, sample) == Stored()
+        assert load(tier, sample)[0] == Hit(90_000)
+        assert not tier.remember_forgotten(DEFAULT_TENANT)
+        assert tier.forget(DEFAULT_TENANT, scrub=False).records == 2, "no write is waited for"
