@@ -14,7 +14,7 @@ import errno
 import logging
 import threading
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from forebay.record import region as layout
@@ -319,8 +319,11 @@ class RegionLog:
         try:
             opened = self._next_region(tenant)
         except OSError as error:
-            opened = DropReason.NO_SPACE if error.errno in FULL_ERRNOS else DropReason.IO_ERROR
-            self._pause = (opened, self._clock.monotonic() + self._options.full_pause_s)
+            is_full = error.errno in FULL_ERRNOS
+            opened = DropReason.NO_SPACE if is_full else DropReason.IO_ERROR
+            # It failed once: who comes during the pause is no further error of the drive's.
+            reason = DropReason.NO_SPACE if is_full else DropReason.BUSY
+            self._pause = (reason, self._clock.monotonic() + self._options.full_pause_s)
         finally:
             with self._changed:
                 self._is_rolling = False
@@ -512,11 +515,19 @@ class RegionLog:
         return region
 
     def _recycle(self, oldest: Region) -> Region:
-        """The oldest region's file under a new name: no block is freed, none allocated."""
+        """The oldest region's file under a new name: no block is freed, none allocated.
+
+        One whose first page cannot be written is removed, or the next roll would take it again.
+        """
         name = self._next_name()
         self._disk.rename(self._directory.descriptor, oldest.name, name)
         oldest.name = name
-        region = self._begin(name, oldest.descriptor, oldest.tenant)
+        try:
+            region = self._begin(name, oldest.descriptor, oldest.tenant)
+        except OSError:
+            with suppress(OSError):
+                self._unlink(oldest)
+            raise
         with self._changed:
             self._full.remove(oldest)
         return region
