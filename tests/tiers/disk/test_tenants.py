@@ -13,6 +13,7 @@ from tests.disk_harness import (
     REGION_BYTES,
     SMALL,
     UNTIL_S,
+    BadSectors,
     flip,
     open_tier,
     opened,
@@ -23,7 +24,7 @@ from tests.disk_harness import (
 
 from forebay.record.forgotten import FORGOTTEN_MAX, pack_forgotten
 from forebay.record.header import DEFAULT_TENANT
-from forebay.record.region import RegionHeader, unpack_header
+from forebay.record.region import RegionHeader, pack_header, unpack_header
 from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
@@ -33,6 +34,8 @@ from forebay.testing.samples import Sample, chain, single
 from forebay.tiers.contract import DropReason, Forgotten, Removed, TierListener
 from forebay.tiers.disk import Directory, DiskTier
 from forebay.tiers.disk.regions import region_log
+from forebay.tiers.disk.regions.audit import audit, lock_directory, unlock_directory
+from forebay.tiers.disk.regions.repair import repair
 from forebay.tiers.quotas import Quota
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
@@ -99,6 +102,51 @@ def test_a_region_with_a_damaged_header_is_still_its_tenants(tmp_path: Path) -> 
     with opened(place) as tier:
         assert hits(tier, some(A, 5)) == 5
         assert tier.held_by_tenants() == {A: REGION_BYTES}
+
+
+def repaired(place: Path) -> list[str]:
+    """What is wrong with a directory; it is not, afterwards."""
+    disk = Disk()
+    locked = lock_directory(disk, str(place))
+    try:
+        found = audit(disk, locked, lambda _, __: None)
+        repair(disk, locked, found)
+    finally:
+        unlock_directory(disk, locked)
+    return [str(each) for each in found.findings]
+
+
+@pytest.mark.parametrize("at", [100, 4096 + 4096 + 5])
+def test_t63_a_repaired_region_is_still_its_tenants_and_forgotten_with_it(
+    tmp_path: Path, at: int
+) -> None:
+    """Whether its header was damaged or a record."""
+    place = tmp_path / "disk"
+    with opened(place) as tier:
+        store(tier, some(A, 5))
+    overwrite(regions(place)[0], at, b"damage")
+    assert len(repaired(place)) == 1
+    assert [each.tenant for each in headers(place)] == [A]
+    with opened(place) as tier:
+        assert tier.held_by_tenants() == {A: REGION_BYTES}
+        assert not tier.remember_forgotten(A)
+        assert tier.forget(A, scrub=True).records == 5 - (at > 4096)
+        assert not hits(tier, some(A, 5))
+    assert not regions(place)
+
+
+def test_t63_a_region_whose_header_names_another_tenant_is_its_records(tmp_path: Path) -> None:
+    """As a repair by an older release left it."""
+    place = tmp_path / "disk"
+    with opened(place) as tier:
+        store(tier, some(A, 5))
+    overwrite(regions(place)[0], 0, pack_header(headers(place)[0]._replace(tenant=B)))
+    with opened(place, BadSectors(1)) as tier:
+        assert tier.held_by_tenants() == {A: REGION_BYTES}
+    why = "bad region header at byte 0 (it names another tenant than its records)"
+    assert repaired(place) == [f"{regions(place)[0].name}: {why}"]
+    assert [each.tenant for each in headers(place)] == [A]
+    assert not repaired(place)
 
 
 def test_t37_caps_are_exact_and_floors_hold_while_another_floods(tmp_path: Path) -> None:

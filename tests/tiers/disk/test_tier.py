@@ -1,15 +1,22 @@
 """What the disk tier does beyond the contract: ask, resize, report what left."""
 
+import errno
+import os
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.disk_harness import CAP_BYTES, SMALL, allocated, open_tier, opened, until
+from tests.disk_harness import CAP_BYTES, SMALL, allocated, open_tier, opened, regions, until
+from tests.encryption_harness import encrypted
 
 from forebay.errors import DirectoryError
+from forebay.record.header import DEFAULT_TENANT
+from forebay.sys import memory
 from forebay.sys.disk import Disk
 from forebay.sys.world import World
+from forebay.testing.clock import ManualClock
 from forebay.testing.conformance import load, store
 from forebay.testing.faultdisk import FaultDisk
 from forebay.testing.outcomes import Outcomes, RecordingListener
@@ -216,3 +223,75 @@ def test_a_drive_that_answers_a_probe_stays_off_while_a_call_still_hangs(swift_p
         hanging.disarm()
         outcomes.wait()
         until(lambda: tier.volumes()[0].is_on)
+
+
+class BadFirstPages(Disk):
+    """A drive that cannot write the first page of regions: of the next few, or of one for ever."""
+
+    def __init__(self) -> None:
+        self.refusals = 0  # still to come
+        self.bad_file = 0  # its inode
+
+    def write(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        is_refused = not offset and self.refusals > 0
+        self.refusals -= is_refused
+        if is_refused or (not offset and os.fstat(descriptor).st_ino == self.bad_file):
+            raise OSError(errno.EIO, "bad sector")
+        return super().write(descriptor, buffers, offset)
+
+
+def test_t16_a_region_that_cannot_be_begun_is_one_error(swift_path: Path) -> None:
+    """Though nothing is stored for a moment."""
+    disk, clock = BadFirstPages(), ManualClock()
+    with opened(swift_path, disk, clock) as tier:
+        store(tier, single("kept"))
+        disk.refusals = 1
+        came = [store(tier, single(f"large {n}", 200_000)) for n in range(3 * SMALL.errors_max)]
+        dropped = [each for each in came if isinstance(each, Dropped)]
+        busy = Dropped(DropReason.BUSY)
+        assert dropped[:2] == [Dropped(DropReason.IO_ERROR), busy]
+        assert set(dropped[1:]) == {busy}
+        assert (tier.volumes()[0].errors, tier.volumes()[0].is_on) == (1, True)
+        assert load(tier, single("kept"))[0] == Hit(5000)
+        clock.advance(SMALL.full_pause_s)
+        assert store(tier, single("large", 200_000)) == Stored()
+
+
+def test_a_region_whose_first_page_is_bad_is_put_aside(swift_path: Path) -> None:
+    disk, options = BadFirstPages(), replace(SMALL, full_pause_s=0.0)
+    with opened(swift_path, disk, options=options) as tier:
+        for n in range(60):
+            store(tier, single(f"filling {n}", 60_000))
+        disk.bad_file = regions(swift_path)[0].stat().st_ino
+        came = [store(tier, single(f"after it {n}", 60_000)) for n in range(60)]
+        assert came.count(Dropped(DropReason.IO_ERROR)) == 1
+        assert came.count(Stored()) == 59
+        assert disk.bad_file not in {path.stat().st_ino for path in regions(swift_path)}
+        assert allocated(swift_path) <= CAP_BYTES
+
+
+@pytest.mark.expects_faults
+def test_what_fails_before_it_is_written_keeps_neither_its_key_nor_its_region(
+    swift_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory can be had for what a record is encrypted into."""
+    allocate = memory.allocate
+
+    def refuse(size: int) -> memoryview:
+        if threading.current_thread().name.startswith("forebay-write"):
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return allocate(size)
+
+    sample = single("large", 90_000)
+    with opened(swift_path, options=encrypted()) as tier:
+        assert store(tier, single("first")) == Stored()
+        with monkeypatch.context() as patched:
+            patched.setattr(memory, "allocate", refuse)
+            outcomes = Outcomes(tier)
+            outcomes.store(sample)
+            outcomes.wait()
+        assert outcomes.dropped == {DropReason.IO_ERROR: 1}
+        assert store(tier, sample) == Stored()
+        assert load(tier, sample)[0] == Hit(90_000)
+        assert not tier.remember_forgotten(DEFAULT_TENANT)
+        assert tier.forget(DEFAULT_TENANT, scrub=False).records == 2, "no write is waited for"

@@ -237,13 +237,17 @@ class Drive:
                 self._failed()
             return Dropped(placed)
         region, offset = placed
-        header, written = buffers.fill(job, Position(region.generation, offset), data_key)
-        refused = self._write(written, region, offset)
-        if refused is None:
-            refused = self._settle(region, header, offset)
-        else:
-            self._catalog.abandon(key)
-        self.region_log.end_use(region, offset)
+        is_settled = False
+        try:
+            header, written = buffers.fill(job, Position(region.generation, offset), data_key)
+            refused = self._write(written, region, offset)
+            if refused is None:
+                refused = self._settle(region, header, offset)
+                is_settled = True
+        finally:  # whatever goes wrong, for want of memory for example: both are free again
+            if not is_settled:
+                self._catalog.abandon(key)
+            self.region_log.end_use(region, offset)
         return Stored() if refused is None else Dropped(refused)
 
     def _store_at(

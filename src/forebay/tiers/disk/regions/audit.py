@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from forebay.errors import DirectoryError
 from forebay.record import region as layout
-from forebay.record.header import Damage, RecordHeader, record_bytes
+from forebay.record.header import DEFAULT_TENANT, Damage, RecordHeader, record_bytes
 from forebay.sys.disk import Disk, printable
 from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.disk.regions.data_keys import KEYS_NAME, NEW_KEYS_NAME
@@ -65,6 +65,7 @@ class RegionAudit:
     name: str
     size_bytes: int = 0
     generation: int = 0
+    tenant: bytes = DEFAULT_TENANT  # whose it is: its sound records', or as its header says
     is_ours: bool = True  # neither foreign nor of another version
     records: int = 0  # sound
     erased: int = 0  # deleted on purpose
@@ -79,6 +80,8 @@ class RegionAudit:
 
     def add_record(self, header: RecordHeader, offset: int) -> None:
         """Note a sound record."""
+        if not self.records:
+            self.tenant = header.name.tenant
         self.records += 1
         self.payload_bytes += header.length
         self.contents += layout.pack_entry(header, offset)
@@ -235,7 +238,7 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
         found.add(FindingKind.NEWER, "written by another Forebay, left alone")
         return
     if not isinstance(header, Damage):
-        found.generation = header.generation
+        found.generation, found.tenant = header.generation, header.tenant
         if header.size_bytes != found.size_bytes:
             found.add(
                 FindingKind.SIZE,
@@ -246,6 +249,8 @@ def _inspect(disk: Disk, descriptor: int, found: RegionAudit) -> None:
         _records(reader, found)
     if isinstance(header, Damage):
         _judge_header(found, header, head)
+    elif header.tenant != found.tenant:
+        found.add(FindingKind.HEADER, "it names another tenant than its records", 0)
 
 
 def _judge_header(found: RegionAudit, damage: Damage, head: memoryview) -> None:

@@ -8,6 +8,7 @@ hash, generation and offset, so that one of an earlier generation of the file is
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Final, NamedTuple
 
 import xxhash
@@ -32,6 +33,7 @@ from forebay.sys.transfer import read_whole
 _WINDOW_BYTES: Final = 4 << 20
 _SMALL_STEP_BYTES: Final = 64 << 10  # once something in the region was unreadable
 _UNREADABLE_MAX: Final = 32  # reads of one walk that may fail before the rest is given up
+_ASKED_MAX: Final = 64  # records that are asked whose they are
 _NO_RECORD: Final = {Damage.NOT_A_RECORD, Damage.PLACE}  # nothing of this generation begins here
 
 # A sound record's header; why it is not sound; why it cannot be read; or None: it was erased.
@@ -105,6 +107,19 @@ class RegionReader:
             return damage
         packed = bytes(contents[:used])
         return RegionContents(generation, packed, footer.contents_offset, is_sealed=True)
+
+    def tenant(self, found: RegionContents) -> bytes | None:
+        """Whose the region's records are: the first whose header is sound says; None: none does."""
+        page = memory.allocate(PAGE_BYTES)
+        for entry in islice(found.entries(), _ASKED_MAX):
+            try:
+                count = read_whole(self._disk, self._descriptor, [page], entry.offset)
+            except OSError:
+                continue
+            header = layout.unpack_record(page[:count], Position(found.generation, entry.offset))
+            if isinstance(header, RecordHeader):
+                return header.name.tenant
+        return None
 
     def records(
         self, generation: int, table: RegionContents | None = None

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from forebay.errors import DirectoryError
 from forebay.quantity import format_size
 from forebay.record import region as layout
-from forebay.record.header import DEFAULT_TENANT, Damage, RecordHeader
+from forebay.record.header import DEFAULT_TENANT, Damage
 from forebay.sys.disk import Disk, printable
 from forebay.sys.memory import PAGE_BYTES, padded
 from forebay.sys.world import World
@@ -276,21 +276,14 @@ def recover(reader: RegionReader, named: int) -> RegionContents | Damage | None:
         is_possible and reader.size_bytes >= layout.FIRST_RECORD + PAGE_BYTES
     ):  # room for a footer at least
         found = reader.contents(generation)
-        tenant = _tenant_in(reader, found) if isinstance(header, Damage) else header.tenant
-        found = found._replace(tenant=tenant)
+        named_tenant = DEFAULT_TENANT if isinstance(header, Damage) else header.tenant
+        # Whose the records are, they know themselves: a header may have been repaired wrongly.
+        found = found._replace(tenant=reader.tenant(found) or named_tenant)
         if found.packed or found.is_sealed or not isinstance(header, Damage):
             return found
     if unreadable is not None:
         raise unreadable
     return _judge(header, head)
-
-
-def _tenant_in(reader: RegionReader, found: RegionContents) -> bytes:
-    """Whose a region is that does not say it itself: its records do."""
-    for _, header in reader.records(found.generation, found):
-        if isinstance(header, RecordHeader):
-            return header.name.tenant
-    return DEFAULT_TENANT
 
 
 def _judge(header: layout.RegionHeader | Damage, head: memoryview) -> Damage | None:

@@ -62,6 +62,16 @@ class Region(Extent):
         """Whether the file has fewer blocks than it is long: writing to it may take more."""
         return self.file_bytes < self.size_bytes
 
+    def begin_sealing(self) -> None:
+        """Until it is sealed nothing else may use the file."""
+        self.users += 1
+        self.is_sealing = True
+
+    def end_sealing(self) -> None:
+        """It goes without a table of contents."""
+        self.users -= 1
+        self.is_sealing = False
+
     def place(self, length: int) -> int | None:
         """Give a record of this payload a place; None if the region is too full for it."""
         size = record_bytes(length)

@@ -14,7 +14,7 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from forebay.record import region as layout
@@ -207,7 +207,7 @@ class RegionLog:
         with self._changed:
             sealable = region.end_use(offset)
             if sealable:
-                _begin_sealing(region)
+                region.begin_sealing()
             elif region.full:
                 self._changed.notify_all()  # somebody may wait to remove it
         if sealable:
@@ -287,7 +287,7 @@ class RegionLog:
         self._full.sort(key=lambda each: each.generation)
         if region.users:
             return None
-        _begin_sealing(region)
+        region.begin_sealing()
         return region
 
     def _seal(self, region: Region) -> None:
@@ -311,8 +311,11 @@ class RegionLog:
         try:
             opened = self._next_region(tenant)
         except OSError as error:
-            opened = DropReason.NO_SPACE if error.errno in FULL_ERRNOS else DropReason.IO_ERROR
-            self._pause = (opened, self._clock.monotonic() + self._options.full_pause_s)
+            is_full = error.errno in FULL_ERRNOS
+            opened = DropReason.NO_SPACE if is_full else DropReason.IO_ERROR
+            # It failed once: who comes during the pause is no further error of the drive's.
+            reason = DropReason.NO_SPACE if is_full else DropReason.BUSY
+            self._pause = (reason, self._clock.monotonic() + self._options.full_pause_s)
         finally:
             with self._changed:
                 self._is_rolling = False
@@ -397,7 +400,7 @@ class RegionLog:
         with self._changed:
             full = [each for each in self._full if each.tenant == tenant]
             if not full and (sealable := self._end_open_region(tenant)) is not None:
-                _end_sealing(sealable)
+                sealable.end_sealing()
                 return sealable
             if self._erasures:
                 return full[0] if full else None
@@ -461,7 +464,7 @@ class RegionLog:
                 self._changed.wait()
             self._forgetting.add(tenant)
             if (open_region := self._end_open_region(tenant)) is not None:
-                _end_sealing(open_region)
+                open_region.end_sealing()
             doomed = [region for region in self._full if region.tenant == tenant]
             for region in doomed:
                 region.users += 1  # so that nobody else evicts it
@@ -520,11 +523,19 @@ class RegionLog:
         return region
 
     def _recycle(self, oldest: Region) -> Region:
-        """The oldest region's file under a new name: no block is freed, none allocated."""
+        """The oldest region's file under a new name: no block is freed, none allocated.
+
+        One whose first page cannot be written is removed, or the next roll would take it again.
+        """
         name = self._next_name()
         self._disk.rename(self._directory.descriptor, oldest.name, name)
         oldest.name = name
-        region = self._begin(name, oldest.descriptor, oldest.tenant)
+        try:
+            region = self._begin(name, oldest.descriptor, oldest.tenant)
+        except OSError:
+            with suppress(OSError):
+                self._unlink(oldest)
+            raise
         oldest.is_gone = True
         with self._changed:
             self._full.remove(oldest)
@@ -580,15 +591,3 @@ class RegionLog:
         region.tenant = tenant
         regions.write_header(self._disk, region)
         return region
-
-
-def _begin_sealing(region: Region) -> None:
-    """Until it is sealed nothing else may use the file."""
-    region.users += 1
-    region.is_sealing = True
-
-
-def _end_sealing(region: Region) -> None:
-    """It goes without a table of contents."""
-    region.users -= 1
-    region.is_sealing = False

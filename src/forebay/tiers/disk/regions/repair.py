@@ -56,6 +56,7 @@ def _repair_region(disk: Disk, directory: int, found: RegionAudit) -> str:
 def _rewrite(disk: Disk, descriptor: int, found: RegionAudit) -> str:
     """Wipe the footer, write the header and the table, then the footer that proves the table."""
     region = Region(0, found.name, found.generation, descriptor, found.size_bytes)
+    region.tenant = found.tenant
     region.end = found.end
     region.contents = found.contents
     regions.unseal(disk, region)
