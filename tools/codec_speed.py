@@ -63,8 +63,9 @@ def line(driver: CudaDriver, memory: Any, page_bytes: int, programs: int) -> str
     outward = rate(partial(gather.copy_pages, rows, plain, page_bytes, programs), size)
     inward = rate(partial(gather.copy_pages, plain, rows, page_bytes, programs), size)
     batch = Batch(rows, slots, page_bytes, is_encoded=True, together=TOGETHER)
-    stream = torch.cuda.current_stream()
-    encode = rate(partial(driver.copy, stream, batch, inward=False), size)
+    stream = driver.stream(is_urgent=False)  # copy engines take no batch on the default one
+    with torch.cuda.stream(stream):
+        encode = rate(partial(driver.copy, stream, batch, inward=False), size)
     decode = rate(partial(kernels.decode_pages, slots, rows, page_bytes, programs), size)
     return (
         f"{page_bytes:>6} {programs:>7}   {inward:5.1f} / {outward:5.1f}"

@@ -20,8 +20,13 @@ from typing import Final
 from forebay.engines.copies.contract import Piece
 from forebay.record.exponents import can_encode, encoded_bytes
 
-CHUNK_BYTES: Final = 4 << 20  # what a chunk should have: a good size for a drive and for DMA
-CHUNK_TOKENS_MAX: Final = 256
+_CHUNK_BYTES: Final = 4 << 20  # what a chunk should have: a good size for a drive and for DMA
+_CHUNK_TOKENS_MAX: Final = 256
+
+
+def chunk_blocks(block_bytes: int, block_tokens: int) -> int:
+    """How many blocks a chunk has where nobody says otherwise."""
+    return max(1, min(_CHUNK_BYTES // block_bytes, _CHUNK_TOKENS_MAX // block_tokens))
 
 
 class ReachKind(StrEnum):

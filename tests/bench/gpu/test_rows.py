@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from tests.pool_process import PatientClient, made, serving, short_directory
 
+from forebay.bench.gpu import variants
 from forebay.bench.gpu.results import RowResults
 from forebay.bench.gpu.rows import cold, memory, shaping, swap
 from forebay.bench.gpu.rows.catalog import ROWS
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import (
+    FOREBAY,
     FULL,
     MLA,
     TINY,
@@ -125,6 +127,28 @@ def test_with_mla_an_engine_holds_as_many_tokens_as_without() -> None:
     token_bytes = 2 * (rank + rope) * latent.config["num_hidden_layers"]
     held = latent.arguments["kv_cache_memory_bytes"] // token_bytes
     assert held == FULL.arguments["kv_cache_memory_bytes"] // FULL.token_bytes
+
+
+def test_a_model_with_weights_has_caches_for_as_many_tokens(tmp_path: Path) -> None:
+    shape = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
+    shape |= {"num_hidden_layers": 30, "vocab_size": 49_152, "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    scale = FULL.with_weights(str(tmp_path))
+    assert scale.token_bytes == 2 * 3 * 64 * 30 * 2
+    for name in ("dram_bytes", "small_dram_bytes"):
+        held = getattr(scale, name) // scale.token_bytes
+        assert held == getattr(FULL, name) // FULL.token_bytes
+    assert scale.arguments["load_format"] == "auto"
+    assert scale.arguments["max_model_len"] == 8192
+    assert scale.long_tokens + scale.answer_tokens == 8192
+    told = variants.arguments(FOREBAY, scale, scale.directory, "pool.sock")
+    extra = told["kv_transfer_config"]["kv_connector_extra_config"]
+    assert "weights_id" not in extra, "its weights are hashed"
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="no model that rows can run"):
+        FULL.with_weights(str(tmp_path))
 
 
 def test_a_side_that_failed_is_no_ratio(path: Path) -> None:

@@ -26,6 +26,9 @@ def main() -> int:
     parser.add_argument("rows", nargs="+", choices=sorted(ROWS), metavar="ROW")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="where JSON goes")
     parser.add_argument("--dir", default="/tmp", help="where chunks go")  # noqa: S108
+    parser.add_argument(
+        "--weights", default="", metavar="DIR", help="a model with weights; else made up"
+    )
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
     parser.add_argument("--repeats", type=int, default=0, help="at most; 0: as the row has them")
     parser.add_argument("--seconds", type=float, default=ROW_S, help="when it ends")
@@ -66,12 +69,15 @@ async def _run(run: RowRun, wanted: argparse.Namespace) -> int:
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    status = 0
+    scale, status = SCALES[wanted.scale], 0
+    if wanted.weights:
+        scale = scale.with_weights(wanted.weights)
     try:
         for row in wanted.rows:
             run.say(f"row {row}")
-            results = RowResults(wanted.out / f"{row}.json", row, wanted.scale)
-            run.begin_row(SCALES[wanted.scale], results)
+            name = f"{row}-weights" if wanted.weights else row
+            results = RowResults(wanted.out / f"{name}.json", name, wanted.scale)
+            run.begin_row(scale, results)
             try:
                 async with asyncio.timeout(run.until - time.monotonic()):
                     await ROWS[row](run)

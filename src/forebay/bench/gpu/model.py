@@ -5,6 +5,8 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.errors import StartupError
+
 _COMMON: Final[dict[str, Any]] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -114,6 +116,22 @@ def write(parent: Path, config: dict[str, Any]) -> str:
     place.mkdir(mode=0o700, exist_ok=True)
     (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return str(place)
+
+
+def read(directory: str) -> dict[str, Any]:
+    """What the configuration of a model says that rows must know; a StartupError if it does not."""
+    try:
+        found = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+        heads = found["num_attention_heads"]
+        return {
+            "head_dim": found["hidden_size"] // heads,
+            "num_key_value_heads": heads,
+            **found,
+            "vocab_size": int(found["vocab_size"]),
+            "max_position_embeddings": int(found["max_position_embeddings"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"{directory} has no model that rows can run: {error}.") from None
 
 
 def token_bytes(config: dict[str, Any]) -> int:

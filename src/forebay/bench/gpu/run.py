@@ -178,7 +178,7 @@ class RowRun:
     ) -> TokenEngine:
         """One engine; `more` are arguments of this row's own, `scale` is the row's if not given."""
         scale = scale or self.scale
-        directory = model.write(self.place.parent, scale.config)
+        directory = scale.directory or model.write(self.place.parent, scale.config)
         wanted = {**variants.arguments(variant, scale, directory, socket), **(more or {})}
         log = self.place / f"{variant}.log"
         begun = time.monotonic()

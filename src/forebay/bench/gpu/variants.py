@@ -4,6 +4,7 @@ Also how large everything is: as the bars want it, or tiny, so that a row can be
 """
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from forebay.bench.gpu import model
@@ -44,6 +45,7 @@ class RowScale:
     variants: tuple[str, ...] = (GPU_ONLY, FOREBAY, VLLM_CPU)
     repeats: int = 3
     shapes: dict[str, "ModelShape"] = field(default_factory=dict)  # other models, by name
+    directory: str = ""  # of a model with weights of its own; "": weights are made up
 
     @property
     def token_bytes(self) -> int:
@@ -62,6 +64,33 @@ class RowScale:
         arguments["kv_cache_memory_bytes"] //= 2
         config = {**self.config, "torch_dtype": "bfloat16"}
         return replace(self, config=config, arguments=arguments)
+
+    def with_weights(self, directory: str) -> "RowScale":
+        """The same work, as far as its context goes, for the model that lies in a directory.
+
+        The engine's own cache holds as many tokens, and so does DRAM.
+        """
+        config = {**model.read(directory), "torch_dtype": self.arguments["dtype"]}
+        tokens = config["max_position_embeddings"]
+        arguments = {**self.arguments, "load_format": "auto"}
+        arguments["max_model_len"] = min(tokens, self.arguments["max_model_len"])
+        scale = replace(
+            self,
+            config=config,
+            directory=str(Path(directory).absolute()),
+            long_tokens=min(self.long_tokens, tokens - self.answer_tokens),
+        )
+
+        def as_many(size_bytes: int) -> int:
+            return size_bytes * scale.token_bytes // self.token_bytes
+
+        arguments["kv_cache_memory_bytes"] = as_many(arguments["kv_cache_memory_bytes"])
+        return replace(
+            scale,
+            arguments=arguments,
+            dram_bytes=as_many(self.dram_bytes),
+            small_dram_bytes=as_many(self.small_dram_bytes),
+        )
 
     def of_model(self, name: str) -> "RowScale":
         """The same work for another kind of model, with fewer repeats."""
@@ -160,7 +189,8 @@ def arguments(variant: str, scale: RowScale, directory: str, socket: str) -> dic
     """What an engine of this variant is started with."""
     plain = {**scale.arguments, "model": directory}
     if variant in WITH_POOL:
-        settings = Settings(no_pool="fail", weights_id="made-up", **scale.settings)
+        made_up = "" if scale.directory else "made-up"
+        settings = Settings(no_pool="fail", weights_id=made_up, **scale.settings)
         transfer = vllm.transfer_config(settings, socket)
         extra = transfer["kv_connector_extra_config"]
         assert isinstance(extra, dict)

@@ -32,6 +32,10 @@ _LOADED_A_CALL: Final = 4096
 _STORED_A_CALL: Final = 1024
 _GATHER_BYTES: Final = 256 << 20  # a launch: five milliseconds of the wire
 _ENCODED_BYTES: Final = 128 << 20  # of pages that are encoded at once, beside the KV cache
+_NO_SCRATCH: Final = (
+    f"the GPU has no {_ENCODED_BYTES >> 20} MiB left to encode in; a smaller"
+    " gpu_memory_utilization leaves more"
+)
 _AT_HOST_ADDRESS: Final = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _URGENT: Final = -1
@@ -50,6 +54,7 @@ class CudaDriver:
         self._device = torch.device(device)
         self._submit, self.by = _batch_copy(with_operator=with_operator)
         self._sizes: dict[int, Any] = {}
+        self._scratch: Any = None  # where stores are encoded: one stream's
         self._libcuda = _libcuda()
         self._gather_loads_below = GATHER_LOADS_BELOW if gather_below is None else gather_below
         self._gather_stores_below = GATHER_STORES_BELOW if gather_below is None else gather_below
@@ -76,6 +81,10 @@ class CudaDriver:
         from forebay.engines.codec import kernels  # noqa: PLC0415 - compiles
         from forebay.engines.codec.exponents import encode, sample_page  # noqa: PLC0415
 
+        try:
+            self._scratch = torch.empty(_ENCODED_BYTES, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError:
+            return _NO_SCRATCH
         sample = sample_page(page_bytes)
         expected = encode(sample[None])[0]
         pages = torch.zeros((3, page_bytes), dtype=torch.uint8, device=self._device)
@@ -183,9 +192,10 @@ class CudaDriver:
         from forebay.engines.codec import kernels  # noqa: PLC0415 - compiles
 
         size, count, together = encoded_bytes(batch.page_bytes), len(batch.pages), batch.together
-        # Always as large, and of this stream: the next batch gets the same, behind this one's copy.
-        most = max(count, _ENCODED_BYTES // batch.page_bytes)
-        place = torch.empty(most * size, dtype=torch.uint8, device=self._device)
+        # The next batch of this stream gets the same place, behind this one's copy.
+        place = self._scratch
+        if place is None or len(place) < count * size:
+            place = torch.empty(count * size, dtype=torch.uint8, device=self._device)
         rows = place.data_ptr() + np.arange(count, dtype=np.int64) * size
         kernels.encode_pages(batch.pages, rows, batch.page_bytes, programs=count)
         blocks, slots = rows[::together].copy(), batch.slots[::together].copy()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from vllm import __version__ as vllm_version
 
-from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX, Geometry, ReachKind, Shard
+from forebay.engines.geometry import Geometry, ReachKind, Shard, chunk_blocks
 from forebay.engines.sharing import EngineNamespace, Obstacle, SharingState
 from forebay.engines.vllm.groups import (
     CacheGroup,
@@ -83,8 +83,7 @@ def geometry(
     unit = math.lcm(*(group.block_tokens for group in groups))
     blocks_of = [unit // group.block_tokens for group in groups]
     unit_bytes = max(size * count for size, count in zip(widest, blocks_of, strict=True)) * shards
-    wanted = min(CHUNK_BYTES // unit_bytes, CHUNK_TOKENS_MAX // unit)
-    units = max(1, chunk_tokens // unit if chunk_tokens else wanted)
+    units = max(1, chunk_tokens // unit) if chunk_tokens else chunk_blocks(unit_bytes, unit)
 
     def shape_of(number: int, local: tuple[Geometry, ...] = ()) -> Geometry:
         group = groups[number]

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX
+from forebay.engines.geometry import chunk_blocks
 from forebay.observe.doctor.facts import Facts
 from forebay.observe.doctor.finding import (
     Check,
@@ -74,8 +74,8 @@ def _model(facts: Facts) -> Iterator[Observation]:
         return
     block_tokens = facts.inputs.vllm.block_tokens if facts.inputs.vllm else 16
     block_bytes = max(1, *(shape.group_bytes(group, block_tokens) for group in shape.groups))
-    wished = min(CHUNK_BYTES // block_bytes, CHUNK_TOKENS_MAX // block_tokens)
-    blocks = max(1, facts.settings.chunk_tokens // block_tokens or wished)
+    wished = chunk_blocks(block_bytes, block_tokens)
+    blocks = facts.settings.chunk_tokens // block_tokens or wished
     need_bytes = cap_bytes_for(slot_bytes_for(blocks * block_bytes))
     said = f"A chunk of {shape.name} has {format_size(blocks * block_bytes)}"
     if need_bytes > facts.settings.dram:

@@ -96,3 +96,13 @@ def test_any_bytes_are_decoded_into_their_page_alone(slab: Any, count: int) -> N
     driver.copy(stream, only, inward=True)
     stream.synchronize()
     assert (around.cpu().numpy()[[0, 2]] == 0xAB).all()
+
+
+def test_a_gpu_without_memory_for_it_does_not_encode_and_says_so() -> None:
+    torch.cuda.empty_cache()
+    try:
+        torch.cuda.set_per_process_memory_fraction((64 << 20) / torch.cuda.mem_get_info()[1])
+        assert "MiB left to encode in" in CudaDriver("cuda:0").warm_codec(SIZES[0])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert CudaDriver("cuda:0").warm_codec(SIZES[0]) == ""

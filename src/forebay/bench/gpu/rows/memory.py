@@ -9,9 +9,10 @@ from forebay.bench.gpu.engine import TokenEngine
 from forebay.bench.gpu.requests import DIALOG_FIGURES, milliseconds
 from forebay.bench.gpu.run import RowRun
 from forebay.bench.gpu.variants import FOREBAY, GPU_ONLY, VLLM_CPU
-from forebay.engines.geometry import CHUNK_BYTES, CHUNK_TOKENS_MAX
+from forebay.engines.geometry import chunk_blocks
 
 _CLIENTS_STATELESS: Final = 2  # times the clients of dialogs
+_BLOCK_TOKENS: Final = 16  # of vLLM, on a GPU
 _CEILING_BYTES: Final = 40 << 30
 _STORED: Final = {
     "stored_chunks": "operations.dram.store.ok",
@@ -31,7 +32,8 @@ async def nothing_to_reuse(run: RowRun) -> None:
         after = run.settled()
         # Of each request all but its last token is computed; what is no whole chunk stays.
         each = run.scale.prompt_tokens + run.scale.answer_tokens - 1
-        chunk_tokens = min(CHUNK_BYTES // run.scale.token_bytes, CHUNK_TOKENS_MAX)
+        blocks = chunk_blocks(_BLOCK_TOKENS * run.scale.token_bytes, _BLOCK_TOKENS)
+        chunk_tokens = blocks * _BLOCK_TOKENS
         full = run.scale.requests * (each // chunk_tokens)
         found |= {**stored_between(before, after), "full_chunks": full}
         return {**found, "stored_share": round(found["stored_chunks"] / full, 4)}
