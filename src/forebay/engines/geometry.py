@@ -12,10 +12,11 @@ same have one shard together, which one of them stores and all of them load.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from itertools import chain, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.engines.copies.contract import Piece
 from forebay.record.exponents import can_encode, encoded_bytes
@@ -83,11 +84,17 @@ class Geometry:
     local: tuple["Geometry", ...] = ()  # groups 1, 2, …; of group 0 only
     layer_bytes: tuple[int, ...] = ()  # of each layer of one block; empty: all are equal
     is_encoded: bool = False  # its records are, but for those that do not fit
+    # What follows from these; looked at for every chunk.
+    groups: tuple["Geometry", ...] = field(init=False, repr=False, compare=False)  # by number
+    block_bytes: int = field(init=False, repr=False, compare=False)  # of one worker, all tables
+    table_bytes: tuple[int, ...] = field(init=False, repr=False, compare=False)  # by table
 
-    @property
-    def groups(self) -> tuple["Geometry", ...]:
-        """All groups, by number."""
-        return (self, *self.local)
+    def __post_init__(self) -> None:
+        block_bytes = sum(self.layer_bytes) or self.page_bytes * len(self.layers)
+        by_table = tuple(map(sum, self.table_pages)) if self.table_layers else (block_bytes,)
+        object.__setattr__(self, "groups", (self, *self.local))
+        object.__setattr__(self, "block_bytes", block_bytes)
+        object.__setattr__(self, "table_bytes", by_table)
 
     @property
     def table_count(self) -> int:
@@ -100,18 +107,6 @@ class Geometry:
         sizes = iter(self.layer_bytes or (self.page_bytes,) * len(self.layers))
         counts = self.table_layers or (len(self.layers),)
         return tuple(tuple(islice(sizes, count)) for count in counts)
-
-    @property
-    def block_bytes(self) -> int:
-        """All layers of one block, in every table, of one worker."""
-        return sum(self.layer_bytes) or self.page_bytes * len(self.layers)
-
-    @property
-    def table_bytes(self) -> tuple[int, ...]:
-        """All layers of one block of each table."""
-        if not self.table_layers:
-            return (self.block_bytes,)
-        return tuple(map(sum, self.table_pages))
 
     @property
     def shard_block_bytes(self) -> int:
@@ -180,27 +175,54 @@ class ShardPlaces:
     shape: Geometry  # of this worker
     shard: int = 0  # its number
     widest: tuple[int, ...] = ()  # by group, a block in the largest shard; empty: one shard
+    _blocks: dict[tuple[int, bool], "_BlockPlaces"] = field(default_factory=dict, compare=False)
 
     def shard_of(self, piece: Piece) -> tuple[int, int, int]:
         """Offset of a record's shard, the bytes in it, and those with its padding."""
-        group = self.shape.groups[piece.group]
-        blocks, is_encoded = piece.size or group.chunk_blocks, piece.is_encoded
-        size = group.in_slot(group.block_bytes, is_encoded=is_encoded) * blocks
-        widest = self.widest[piece.group] if self.widest else group.block_bytes
-        padded = group.in_slot(widest, is_encoded=is_encoded) * blocks
-        return piece.offset + self.shard * padded, size, padded
+        block = self._block_of(piece)
+        blocks = piece.size or block.chunk_blocks
+        padded = block.padded_bytes * blocks
+        return piece.offset + self.shard * padded, block.size_bytes * blocks, padded
 
     def runs_of(self, piece: Piece) -> Iterator[tuple[int, int, list[int]]]:
         """For each block table: its number here, where the first of these blocks lies, their ids.
 
         Tables are numbered through all groups.
         """
+        block = self._block_of(piece)
+        count = piece.size or block.chunk_blocks
+        start = piece.offset + self.shard * block.padded_bytes * count
+        runs = zip(block.table_bytes, piece.tables, strict=True)
+        for table, (block_bytes, ids) in enumerate(runs, block.first_table):
+            yield table, start + piece.first * block_bytes, ids
+            start += block_bytes * count
+
+    def _block_of(self, piece: Piece) -> "_BlockPlaces":
+        """Computed once for all pieces of a kind."""
+        kind = (piece.group, piece.is_encoded)
+        found = self._blocks.get(kind)
+        if found is None:
+            found = self._blocks[kind] = self._places_of(*kind)
+        return found
+
+    def _places_of(self, number: int, is_encoded: bool) -> "_BlockPlaces":
         groups = self.shape.groups
-        table = sum(len(group.table_bytes) for group in groups[: piece.group])
-        group = groups[piece.group]
-        start, _, _ = self.shard_of(piece)
-        for table_bytes, blocks in zip(group.table_bytes, piece.tables, strict=True):
-            block_bytes = group.in_slot(table_bytes, is_encoded=piece.is_encoded)
-            yield table, start + piece.first * block_bytes, blocks
-            start += block_bytes * (piece.size or group.chunk_blocks)
-            table += 1
+        group = groups[number]
+        in_slot = partial(group.in_slot, is_encoded=is_encoded)
+        return _BlockPlaces(
+            sum(len(each.table_bytes) for each in groups[:number]),
+            tuple(map(in_slot, group.table_bytes)),
+            in_slot(group.block_bytes),
+            in_slot(self.widest[number] if self.widest else group.block_bytes),
+            group.chunk_blocks,
+        )
+
+
+class _BlockPlaces(NamedTuple):
+    """A block of a group's records, encoded or not, as it lies in a slot."""
+
+    first_table: int  # numbered through all groups
+    table_bytes: tuple[int, ...]  # by table
+    size_bytes: int  # in all tables
+    padded_bytes: int  # in the largest shard
+    chunk_blocks: int

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from forebay.engines.copies.contract import Piece
-from forebay.engines.geometry import Geometry, ReachKind
+from forebay.engines.geometry import FULL, Geometry, ReachKind
 
 Has = Callable[[int, int], bool]  # whether the pool has a group's record of a chunk
 
@@ -74,6 +74,8 @@ def needed_chunks(group: Geometry, chunks: int) -> range:
 def record_blocks(group: Geometry, chunk: int) -> range:
     """The blocks, counted from the request's first, that the record of a chunk holds."""
     first, stop = chunk * group.chunk_blocks, (chunk + 1) * group.chunk_blocks
+    if group.reach.kind is FULL.kind:
+        return range(first, stop)
     start = group.reach.start(stop * group.block_tokens) // group.block_tokens
     return range(min(stop, max(first, start)), stop)
 
@@ -91,23 +93,29 @@ def piece_of(
     wanted: range | None = None,
     *,
     is_encoded: bool = False,
+    offset: int = -1,
 ) -> Piece | None:
     """A record's blocks, those of them that are wanted, where they lie; None: none is.
 
     `tables` are the request's block tables, by the engine's numbers; `wanted` is all of it if not
-    given. The slot is not known yet.
+    given. The slot at `offset` may not be known yet.
     """
     number, chunk = record
-    group = shape.local[number - 1] if number else shape
+    group = shape.groups[number]
     blocks = record_blocks(group, chunk)
     start, stop = blocks.start, blocks.stop
+    size = stop - start
+    first = 0
     if wanted is not None:
-        start, stop = max(start, wanted.start), min(stop, wanted.stop)
+        first = max(0, wanted.start - start)
+        start, stop = start + first, min(stop, wanted.stop)
     if start >= stop:
         return None
-    first, *others = ([*tables[table][start:stop]] for table in group.tables)
-    size = len(blocks)
-    return Piece(-1, start - blocks.start, first, number, size, tuple(others), is_encoded)
+    ids = [*tables[group.tables[0]][start:stop]]
+    others: tuple[list[int], ...] = ()
+    if len(group.tables) > 1:
+        others = tuple([*tables[table][start:stop]] for table in group.tables[1:])
+    return Piece(offset, first, ids, number, size, others, is_encoded)
 
 
 def stored_records(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class _Job:
     after: list[Event]
     queued: float  # monotonic
     deadline: float  # likewise
-    offsets: list[int]  # of its slots
+    offsets: Any  # int64, of its slots; of loads
     step: int = 0  # of stores
     is_taken: bool = False  # by the thread that submits
     blocks: JobBlocks | None = None  # once it is being submitted
@@ -59,6 +59,8 @@ class _Job:
     submitted: float = 0.0  # monotonic
     failed: bool = False
     is_coming: bool = False  # and the engine hears of it: from then on it may not fail
+    size_bytes: int = 0  # of loads
+    is_encoded: bool = False  # a piece of it is
 
 
 class StreamedCopies:
@@ -148,9 +150,12 @@ class StreamedCopies:
     def load(self, load: LoadPart) -> None:
         """See Copies."""
         after = [self._computed] if self._fence is None else [self._computed, self._fence]
-        offsets = [piece.offset for piece in load.pieces]
+        count = len(load.pieces)
+        offsets = np.fromiter((piece.offset for piece in load.pieces), np.int64, count)
         now = time.monotonic()
         job = _Job([], load, after, now, now + _REACH_S, offsets)
+        job.size_bytes = self._page_tables.bytes_of(load.pieces)
+        job.is_encoded = any(piece.is_encoded for piece in load.pieces)
         with self._changed:
             if self._is_off or self._registration is None:
                 self._done.failed.append(load)
@@ -298,12 +303,10 @@ class StreamedCopies:
         """Loads are coming that are on the wire, or will be at once, with little before them."""
         left_bytes = 0
         for job in (*self._loading, *self._loads):
-            assert job.load is not None
-            is_checked = not any(piece.is_encoded for piece in job.load.pieces)
-            is_ready = job.blocks is not None or (is_checked and self._is_within_reach(job))
+            is_ready = job.blocks is not None or (not job.is_encoded and self._is_within_reach(job))
             if job.failed or not is_ready:
                 continue
-            size_bytes = self._page_tables.bytes_of(job.load.pieces)
+            size_bytes = job.size_bytes
             if job.event is None and job.blocks is not None:  # the wire keeps up with these
                 size_bytes -= size_bytes * job.next_block // max(1, job.blocks.total)
             left_bytes += size_bytes

@@ -195,7 +195,15 @@ def _tokens_by_tier(progress: LoadProgress, sources: Mapping[int, int]) -> Count
     size = target.shape.chunk_tokens
     if progress.failed and target.shape.local:
         return found
-    for chunk in range(progress.first, min(progress.stop, target.hit.chunks)):
-        first, end = max(chunk * size, target.computed), min((chunk + 1) * size, target.stop)
-        found[sources.get(chunk, 0)] += max(0, end - first)
+
+    def tokens_in(first: int, stop: int) -> int:
+        return max(0, min(stop * size, target.stop) - max(first * size, target.computed))
+
+    chunks = range(progress.first, min(progress.stop, target.hit.chunks))
+    found[0] = tokens_in(chunks.start, chunks.stop)
+    for chunk, tier in sources.items():
+        if tier and chunk in chunks:
+            tokens = tokens_in(chunk, chunk + 1)
+            found[tier] += tokens
+            found[0] -= tokens
     return found

@@ -89,6 +89,7 @@ class Lookups:
     ) -> None:
         self._pool = pool
         self._shape = shape
+        self._chunk_lengths = _lengths_of(shape, shape.chunk_blocks)
         self._limits = limits
         self._budget = budget
         self._counts = counts
@@ -386,30 +387,40 @@ class Lookups:
 
     def _checked(self, tracked: TrackedRequest, promise: Promise) -> Promise:
         """A promise, cut to nothing if it is not for exactly these chunks."""
-        positions = enumerate(promise.lengths, promise.first)
         is_sound = (
             is_promise_for(promise, tracked.load.keys, self._pool.generation)
             and promise.first == tracked.load.first  # verify: promise begins where asked
-            and all(length in self._lengths_at(tracked, at) for at, length in positions)
+            and self._take_lengths(tracked, promise)
         )
         if is_sound:
-            for at, length in enumerate(promise.lengths, promise.first):
-                self._note_raw(tracked, at, length)
             return promise
         self._missed(tracked, Decision.WRONG_PROMISE)
         self._budget.failed(time.monotonic())
         return Promise(promise.request, promise.generation, promise.first, 0, [], [], b"")
 
+    def _take_lengths(self, tracked: TrackedRequest, promise: Promise) -> bool:
+        """Note which records are raw; False: one has no length that it may have."""
+        chunks = max(0, tracked.load.asked_hit.chunks - promise.first)
+        of_chunks, of_local = {*promise.lengths[:chunks]}, promise.lengths[chunks:]
+        local = enumerate(of_local, promise.first + chunks)
+        is_sound = of_chunks <= {*self._chunk_lengths} and all(
+            length in self._lengths_at(tracked, at) for at, length in local
+        )
+        if is_sound and (of_local or of_chunks - {self._chunk_lengths[0]}):
+            for at, length in enumerate(promise.lengths, promise.first):
+                self._note_raw(tracked, at, length)
+        return is_sound
+
     def _lengths_at(self, tracked: TrackedRequest, position: int) -> tuple[int, ...]:
         """The payloads that a record of what was asked for may have, the second of them raw."""
         hit = tracked.load.asked_hit
+        if position < hit.chunks:
+            return self._chunk_lengths
         if position >= hit.records:
             return ()
         number, chunk = hit.record_at(position)
         group = self._shape.groups[number]
-        blocks = len(record_blocks(group, chunk)) if number else group.chunk_blocks
-        whole = group.record_bytes(blocks)
-        return (whole, group.record_bytes(blocks, is_raw=True)) if group.is_encoded else (whole,)
+        return _lengths_of(group, len(record_blocks(group, chunk)))
 
     def _note_raw(self, tracked: TrackedRequest, position: int, length: int) -> None:
         """Only its length tells that a record could not be encoded."""
@@ -420,6 +431,12 @@ class Lookups:
         self._judgement.forget(tracked.load.number)
         self._by_number.pop(tracked.load.number, None)
         tracked.load.forget()
+
+
+def _lengths_of(group: Geometry, blocks: int) -> tuple[int, ...]:
+    """The payloads that a record of so many blocks may have, the second of them raw."""
+    whole = group.record_bytes(blocks)
+    return (whole, group.record_bytes(blocks, is_raw=True)) if group.is_encoded else (whole,)
 
 
 def _awaited(tracked: TrackedRequest) -> int:

@@ -11,7 +11,7 @@
 `RequestLoad`, which alone writes its state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import IntEnum, auto
@@ -184,12 +184,23 @@ class LoadTarget:
     stop: int  # where the load ends, in tokens
     raw: AbstractSet[int] = frozenset()  # positions whose records could not be encoded
 
-    def piece(self, position: int) -> Piece | None:
-        """What is wanted of a record; None: nothing."""
-        record = self.hit.record_at(position)
-        piece = piece_of(self.shape, record, self.tables, self._wanted(record[0]))
-        is_encoded = self.shape.groups[record[0]].is_encoded and position not in self.raw
-        return piece._replace(is_encoded=True) if piece is not None and is_encoded else piece
+    def pieces(self, arrived: Iterable[tuple[int, int]]) -> Iterator[Piece]:
+        """What is wanted of records, given their positions and slots."""
+        groups, wanted = self.shape.groups, [*map(self._wanted, range(len(self.shape.groups)))]
+        for position, offset in arrived:
+            record = self.hit.record_at(position)
+            number = record[0]
+            is_encoded = groups[number].is_encoded and position not in self.raw
+            piece = piece_of(
+                self.shape,
+                record,
+                self.tables,
+                wanted[number],
+                is_encoded=is_encoded,
+                offset=offset,
+            )
+            if piece is not None:
+                yield piece
 
     def blocks(self, stop: int) -> list[int]:
         """Blocks that are not filled if nothing from a position on comes."""
@@ -267,12 +278,9 @@ class LoadProgress:
 
     def take_pieces(self) -> tuple[list[Piece], list[int]]:
         """What has arrived since the last call, and which records of the hit these are."""
-        pieces = []
-        for position, offset in sorted(self.arrived.items()):
-            piece = self.target.piece(position) if position < self.stop else None
-            if piece is not None:
-                pieces.append(piece._replace(offset=offset))
-        positions = sorted(self.arrived)
+        arrived = sorted(self.arrived.items())
+        pieces = [*self.target.pieces(each for each in arrived if each[0] < self.stop)]
+        positions = [position for position, _ in arrived]
         self.told.update(positions)
         self.arrived.clear()
         return pieces, positions

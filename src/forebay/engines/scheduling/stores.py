@@ -27,7 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Final, TypeAlias
 
@@ -97,6 +97,7 @@ class EngineStores:
         self._shape = shape
         self._counts = counts
         self._batches: deque[_Batch] = deque()  # not answered yet: OFFERED or DROPPED
+        self._has_freed = False  # maybe: an offer is not answered whose blocks are free
         self._numbers = 0  # of batches
         self._with_slot: list[_Offer] = []  # HAS_SLOT
         self._copying: dict[int, _Offer] = {}  # COPYING, by serial
@@ -119,8 +120,10 @@ class EngineStores:
     @property
     def must_wait(self) -> bool:
         """Whether an answer is wanted before this step, or its chunk is lost."""
-        offers = (offer for batch in self._batches for offer in batch.offers)
-        return any(offer.is_freed and offer.state is OFFERED for offer in offers)
+        if self._has_freed:  # seldom; offers may be many
+            offers = (offer for batch in self._batches for offer in batch.offers)
+            self._has_freed = any(offer.is_freed and offer.state is OFFERED for offer in offers)
+        return self._has_freed
 
     def completed(self, computed: Iterable[tuple[TrackedRequest, int]]) -> Iterator[TrackedRequest]:
         """Requests with a new whole chunk, given those of a step and the tokens they have then."""
@@ -195,6 +198,7 @@ class EngineStores:
             offers.append(
                 _Offer(tracked, chunk, piece._replace(is_encoded=is_encoded), is_freed=True)
             )
+            self._has_freed = True
         if runs and self._pool.is_joined:
             self._numbers += 1
             deadline = time.monotonic() + _ANSWER_S
@@ -225,7 +229,7 @@ class EngineStores:
 
     def next_stores(self, step: int) -> list[Store]:
         """What the workers have to copy in this step; what can no longer be copied is dropped."""
-        for batch in self._batches:
+        for batch in self._batches if self.must_wait else ():
             for offer in batch.offers:
                 if offer.is_freed and offer.state is OFFERED:
                     offer.state = DROPPED
@@ -272,7 +276,7 @@ class EngineStores:
         for offers in (self._with_slot, *(batch.offers for batch in self._batches)):
             for offer in offers:
                 if offer.tracked.request.request_id == request_id:
-                    offer.is_freed = True
+                    offer.is_freed = self._has_freed = True
 
     def copied(self, stored: Mapping[int, Mapping[int, bytes]]) -> None:
         """Workers are done with these stores, each with its shard, and say what it has become.
@@ -378,7 +382,8 @@ class EngineStores:
 
         By then no copy can still be running.
         """
-        late = [serial for serial, offer in self._copying.items() if offer.deadline <= now]
+        each = self._copying.items()  # the oldest first
+        late = [serial for serial, _ in takewhile(lambda item: item[1].deadline <= now, each)]
         lost = [self._copying.pop(serial) for serial in late]
         self._counts["stores.unreported"] += len(lost)
         generation = self._pool.generation
