@@ -107,7 +107,8 @@ class Upkeep:
             self._publish_used()
         elif now >= self._sweep_at and not parts.is_over_for_stores:
             self._sweep_at = now + options.sweep_s
-            self._call(StoreRequest(0, Action.SWEEP, at=int(options.host_age_s)), self._swept)
+            age_s, watched_s = int(options.host_age_s), int(options.watched_s)
+            self._call(StoreRequest(0, Action.SWEEP, at=age_s, limit=watched_s), self._swept)
         elif (request := self._recovering.request(now)) is not None:
             self._call(request, self._recovering.read, self._recovering.not_read)
 
