@@ -291,6 +291,18 @@ def test_nothing_is_asked_for_before_the_store_knows() -> None:
     assert ahead.spent_on(6) == 100, "a clock that was put back brings no new budget"
 
 
+def test_t47_a_clock_that_was_a_year_ahead_ends_one_day() -> None:
+    ledger = Ledger(S3_STANDARD, 6400, now=0.0)
+    ledger.keeps(ledger.to_keep(371) or b"")
+    ledger.add(RequestCounts(gets=6400), 0.0, 371)
+    assert ledger.to_keep(6) is None
+    assert ledger.is_over(6), "no new budget for a clock that is put back"
+    kept = ledger.to_keep(7)
+    assert kept is not None
+    ledger.keeps(kept)
+    assert ledger.room(7) == 100
+
+
 def test_t47_a_clock_that_is_put_back_brings_no_new_day() -> None:
     ledger = Ledger(S3_STANDARD, 6400, now=0.0)
     ledger.restore(b"", 7)
