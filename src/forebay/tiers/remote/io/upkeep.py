@@ -296,7 +296,7 @@ class Upkeep:
 
         def audited(_answer: Answer, results: Results) -> None:
             found = msgspec.msgpack.decode(results[0], type=StoreAudit)
-            missing = known - {*found.sequences}
+            missing = known - {pack.sequence for pack in found.packs}
             is_lost = bool(self._parts.remembered) and not found.has_forgotten
             self._is_list_due = is_lost or self._is_list_short
             self._parts.own.audited(
@@ -304,6 +304,8 @@ class Upkeep:
             )
             if missing:
                 _log.info("%d packs of this host are not there any more", len(missing))
+            if came := self._parts.own.came_late(found.packs):
+                _log.info("%d packs of this host are there that were given up", came)
 
         self._call(StoreRequest(0, Action.AUDIT), audited)
 

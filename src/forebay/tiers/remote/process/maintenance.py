@@ -12,7 +12,7 @@ from forebay.sys.memory import PAGE_BYTES
 from forebay.tiers.remote.index import published
 from forebay.tiers.remote.index.published import HOSTS
 from forebay.tiers.remote.packs import PACKS
-from forebay.tiers.remote.process.recovery import own_packs
+from forebay.tiers.remote.process.recovery import UnreadPack, own_packs
 from forebay.tiers.remote.store import ObjectStore, StoredObject, StoreFailure
 
 SWEPT_MAX: Final = 10_000  # objects that one sweep deletes
@@ -39,7 +39,7 @@ class StoreAudit(msgspec.Struct, array_like=True, frozen=True):
 
     has_tail: bool
     has_snapshot: bool
-    sequences: list[int]  # of packs
+    packs: list[UnreadPack]
     has_forgotten: bool  # the list of forgotten tenants
 
 
@@ -59,8 +59,8 @@ def audit(store: ObjectStore, host: str) -> bytes | StoreFailure:
             return count
         has.append(count is not StoreFailure.ABSENT)
     has_tail, has_snapshot, has_forgotten = has
-    sequences = [sequence for _, sequence, _ in listed]
-    return msgspec.msgpack.encode(StoreAudit(has_tail, has_snapshot, sequences, has_forgotten))
+    packs = [UnreadPack(name, sequence, each.size_bytes) for name, sequence, each in listed]
+    return msgspec.msgpack.encode(StoreAudit(has_tail, has_snapshot, packs, has_forgotten))
 
 
 class HostWatch:
