@@ -34,6 +34,7 @@ from forebay.tiers.remote.process.messages import Action, Answer, StoreRequest
 from forebay.tiers.remote.store import StoreFailure
 
 _USED_SHARE: Final = 1 / 16  # of a day's requests, for telling others what is used most
+_LOOK_SHARE: Final = 1 / 16  # likewise, for audits, and as many for sweeps
 _LONG_PUBLISH_S: Final = 60.0  # between two publications while many packs are to be read
 _LIFE_SIGNS: Final = 8  # in the time after which a host is taken for dead
 _log: Final = logging.getLogger(__name__)
@@ -295,6 +296,7 @@ class Upkeep:
         known = self._parts.own.sequences()  # what is put from now on is not missing
 
         def audited(_answer: Answer, results: Results) -> None:
+            self._audit_at = max(self._audit_at, self._next_look())
             found = msgspec.msgpack.decode(results[0], type=StoreAudit)
             missing = known - {pack.sequence for pack in found.packs}
             is_lost = bool(self._parts.remembered) and not found.has_forgotten
@@ -309,7 +311,14 @@ class Upkeep:
 
         self._call(StoreRequest(0, Action.AUDIT), audited)
 
+    def _next_look(self) -> float:
+        """Not before then again what has just been done, by the requests that it took."""
+        parts = self._parts
+        apart_s = parts.apart_s(parts.last_maintenance.requests, _LOOK_SHARE)
+        return parts.clock.monotonic() + apart_s
+
     def _swept(self, answer: Answer, _results: Results) -> None:
+        self._sweep_at = max(self._sweep_at, self._next_look())
         if answer.count:
             _log.info("%d objects of hosts that are gone were deleted", answer.count)
 
